@@ -134,6 +134,12 @@ def of_mix(home: Path, make: Make, **changes: Any) -> Mix:
     return replace(make(home), **changes)
 
 
+def ended(opened: Any, target_responses: str = "all") -> Make:
+    """Chats by that tokenizer, all of whose answers are trained unless `target_responses` says otherwise."""
+    card = OF_TURNS | MESSAGES | {"target_responses": target_responses}
+    return of_mix(finetuning(CHAT(card=card), target_responses=target_responses), opened=opened)
+
+
 def tokenized(make: Make, **changes: Any) -> Make:
     """The run's tokenizer is another."""
     return of_mix(make, tokenizer=replace(CARD, **changes))

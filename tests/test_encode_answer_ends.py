@@ -20,7 +20,18 @@ from mdsmix.recipe import TokenizerSpec
 from mdsmix.record import Conversation
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.storage import locate
-from tests.converting import Web, chats, done, files, manifest_of, mdsmix, refused, samples, tokens
+from tests.converting import (
+    Web,
+    chats,
+    done,
+    files,
+    manifest_of,
+    mdsmix,
+    pairs,
+    refused,
+    samples,
+    tokens,
+)
 from tests.styles import chats as encoder_of
 from tests.styles import in_turn, lists, with_tokens
 from tests.tool_styles import as_objects, called
@@ -310,14 +321,50 @@ def test_of_an_answer_that_nothing_stops_it_is_told(web: Web, tokenizer_folder: 
 
 def test_init_says_how_answers_end(web: Web, tokenizer_folder: Path) -> None:
     """That EOS is trained twice too, and it shows the EOS that the loader appends."""
-    web.holds([{"messages": each} for each in TALKS])
-    doubled = with_tokens(tokenizer_folder, web.folder / "two", CHATML, eos_token="<|im_end|>")
-    told = done("init", web.folder / "a.jsonl", "--tokenizer", doubled)
-    assert "<|im_end|> is" not in told.out
-    assert "it is trained twice there" in told.out + told.err
-    last = glm(tokenizer_folder, web.folder / "glm", ["<|user|>"])
-    told = done("init", web.folder / "a.jsonl", "--tokenizer", last)
-    assert "WARNING: a: the last answer of a row ends in <|endoftext|>" in told.err
+    web.holds([{"messages": TALKS[0]}])
+    ends = {}
+    for name, template, stops in (("twice", CHATML, None), ("next", GLM, ["<|user|>"])):
+        folder = web.folder / name
+        eos = "<|im_end|>" if name == "twice" else "<|endoftext|>"
+        with_tokens(tokenizer_folder, folder, template, ROLES, stops=stops, eos_token=eos)
+        told = done("init", web.folder / "a.jsonl", "--tokenizer", folder)
+        ends[name] = told.out + told.err
+    assert "⟦So.⟨<|im_end|>⟩\n⟧⟦⟨<|im_end|>⟩⟧" in ends["twice"]
+    assert "<|im_end|> to the last one of a row: it is trained twice there" in ends["twice"]
+    assert "WARNING: a: the last answer of a row ends in <|endoftext|>" in ends["next"]
+    assert "⟦So.⟧⟦⟨<|endoftext|>⟩⟧" in ends["next"]
+
+
+def test_inspect_shows_the_eos_that_a_loader_appends(web: Web, tokenizer_folder: Path) -> None:
+    """To a row that has room and does not end in it, of chats and of pairs; never to a packed row."""
+    web.tokenizer = with_tokens(tokenizer_folder, web.folder / "t", CHATML, eos_token="<|im_end|>")
+    eos = open_tokenizer(TokenizerSpec(name=str(web.tokenizer))).eos_id
+    web.holds([{"messages": TALKS[0]}])
+    web.holds([{"prompt": "Why?", "response": "So."}], "b.jsonl")
+    length = len(tokens_of(web, chats("a.jsonl")))
+    for stream, longest, appended in (
+        (chats("a.jsonl"), length, 0),
+        (chats("a.jsonl"), length + 1, 1),
+        (chats("a.jsonl", columns="compact"), length + 1, 1),
+        (pairs("b.jsonl"), 64, 1),
+        (pairs("b.jsonl", pack=True), 64, 0),
+    ):
+        web.says(stream, max_seq_len=longest).runs(reencode=True)
+        [shown] = json.loads(done("inspect", web.train, "--json").out)["shown"]
+        segments = shown["sample"]
+        assert [part["ids"] for part in segments if part["appended"]] == [[eos]] * appended
+        assert sum(part["trained"] for part in segments if part["appended"]) == appended
+        told = done("inspect", web.train).out
+        assert ("the EOS that the loader appends" in told) == bool(appended)
+        is_chat = "messages" in stream["source"]
+        assert ("EOS is trained twice" in told) == bool(is_chat and appended)
+
+
+def tokens_of(web: Web, stream: dict[str, Any]) -> list[int]:
+    """The tokens of the one row of a stream."""
+    web.says(stream, max_seq_len=256).run()
+    [row] = samples(web.train)
+    return tokens(row)
 
 
 def test_stop_tokens_of_a_recipe_are_tokens_of_the_tokenizer(

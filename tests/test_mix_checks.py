@@ -43,10 +43,10 @@ from tests.mixes import (
     second,
 )
 from tests.mixes import own_place, text, theirs, tokenized, tokenizer, totals, two_sided
-from tests.mixes import evaluated, with_mask
+from tests.mixes import ended, evaluated, with_mask
 
 # isort: on
-from tests.published import CARD, CONCAT, LENGTH, edit
+from tests.published import CARD, CONCAT, LENGTH, TOKENIZER, edit
 
 A = {"a": 0}
 HALTED = WEB(card={"index_hash": "0" * 32})
@@ -64,6 +64,9 @@ AGAIN = placed(lambda local: {"local": local.replace("again", "web"), "split": "
 CACHED = placed(lambda local: {"remote": local, "local": "/none", "split": "train"})
 UNCACHED = placed(lambda local: {"remote": local, "split": "train"})
 WITHOUT_SPLIT = placed(lambda local: {"local": local})
+CHATML = replace(
+    TOKENIZER, special_tokens=["<|im_end|>"], special_ids=[9], added_tokens={"<|im_end|>": 9}
+)
 OTHER_TEMPLATE = MESSAGES | {"tokenizer": replace(CARD, chat_template_hash="c")}
 ONCE = StreamFault(rule="shard-contents", file="a.mds", problem="its xxh128 is 1")
 CUTS = {"cut_rows": 3, "cut_tokens": 16, "tokens": 160, "longest": LENGTH + 9}
@@ -111,6 +114,8 @@ CASES: dict[str, tuple[Make, Make]] = {
     "tokenizer-unseen": (of_mix(text(), tokenizer_problem="not here"), text()),
     "tokenizer-lone-file": (text(**tokenizer("none/tokenizer.json")), text(**tokenizer(""))),
     "tokenizer-unpublished": (fetched_by_nodes(".tokenizer.old"), fetched_by_nodes(".tokenizer")),
+    "answer-end-untrained": (ended(TOKENIZER), ended(TOKENIZER, target_responses="last")),
+    "answer-end-unknown": (ended(CHATML), ended(replace(CHATML, stop_ids=[9]))),
     "mask-missing": (with_mask(None), with_mask("<mask>")),
     "eos-missing": (tokenized(text(), eos_id=None), text()),
     "pad-eos-text": (tokenized(text(), pad_id=0), text()),

@@ -132,7 +132,8 @@ def _shown(begun: "FirstRecipe", decoder: "Decoder") -> "Iterator[Item]":
 
     for draft in begun.live[:MOST_SAMPLES]:
         yield Title(f"{draft.name}, the first record")
-        yield SampleText(runs_of(shortened(segments(draft.pieces or ()), MOST_TOKENS), decoder))
+        first = segments(draft.pieces or (), draft.eos)
+        yield SampleText(runs_of(shortened(first, MOST_TOKENS), decoder))
 
 
 def _json(begun: "FirstRecipe", decoder: "Decoder") -> "Tree":
@@ -146,7 +147,7 @@ def _json(begun: "FirstRecipe", decoder: "Decoder") -> "Tree":
             "filtered": draft.tried.filtered,
             "quarantined": draft.tried.quarantined,
             "unread": draft.tried.unread,
-            "first": draft.pieces and sample_json(segments(draft.pieces), decoder),
+            "first": draft.pieces and sample_json(segments(draft.pieces, draft.eos), decoder),
         }
         for draft in begun.drafts
     }

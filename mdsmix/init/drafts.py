@@ -55,6 +55,8 @@ class Draft:
     "Counts of the first records: read, written, filtered, quarantined."
     pieces: Sequence[Piece] | None = None
     "The first sample: runs of its tokens, each with whether it is trained."
+    eos: int | None = None
+    "The EOS that the loader appends to it."
     ends: list[str] = field(default_factory=list)
     "Sentences on the ends of its answers: whether a model stops there."
     refused: str = ""

@@ -99,7 +99,9 @@ def _try(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
     if doubled := opened.doubled_eos(tokenizer):
         draft.ends.append(f"{draft.name}: {doubled}")
     if draft.tried.written:
-        draft.pieces = list(kind(encoding).pieces(_first_row(encoded, encoding.columns)))
+        first = _first_row(encoded, encoding.columns)
+        draft.pieces = list(opened.pieces(first))
+        draft.eos = opened.appended_eos(first, tokenizer.eos_id)
     details = map(detail_of, rejected.values())
     said = (detail["template"] for detail in details if "template" in detail)
     return printable(str(next(said, "")))

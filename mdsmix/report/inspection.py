@@ -15,7 +15,14 @@ from typing import Any
 from mdsmix.encode.pretrained import Decoder, find_decoder
 from mdsmix.errors import Unreachable
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
-from mdsmix.report.shown_samples import Choice, Chosen, choose, runs_of, sample_json
+from mdsmix.report.shown_samples import (
+    Choice,
+    Chosen,
+    choose,
+    doubles_eos,
+    runs_of,
+    sample_json,
+)
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.published import (
     QUARANTINE,
@@ -63,11 +70,25 @@ def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
         yield Title(f"sample {chosen.number:,}{ids * bool(chosen.ids)}")
         yield SampleText(runs_of(chosen.sample, found.decoder))
         yield from (f"image {number}: {picture}" for number, picture in enumerate(chosen.pictures))
+    yield from _of_appended(found)
     if choice.is_first and len(found.samples) < min(choice.count, count):
         yield (
             f"{len(found.samples):,} of {plural(count, 'sample')}: the first are read from the first mebibyte of the first "
             "shard; --sample N shows any other, --random some from anywhere"
         )
+
+
+def _of_appended(found: Inspection) -> Iterator[str]:
+    """Sentences on the EOS that the loader appends to the samples shown."""
+    shown = [chosen.sample for chosen in found.samples if isinstance(chosen.sample, list)]
+    ends = [parts[-1] for parts in shown if parts and parts[-1].is_appended]
+    if ends:
+        eos = found.decoder.text(ends[0].ids) if found.decoder else ends[0].ids[0]
+        yield (
+            f"the last token, {printable(str(eos))}, is the EOS that the loader appends: trained, not stored, and not in the counts above"
+        )
+    if any(map(doubles_eos, shown)):
+        yield "the answer ends in EOS already, with white space behind it, so EOS is trained twice at the end of a row, as by LLM-Foundry"
 
 
 def inspection_json(found: Inspection) -> Tree:

@@ -34,6 +34,8 @@ from mdsmix.words import WRITTEN, plural, printable
 TRAINED, CONTROL, DOCUMENT = "⟦⟧", "⟨⟩", "⟪⟫"
 "Brackets around trained tokens, around a control token, and around the heading of a document of a packed row."
 _MARKS = str.maketrans({mark: ascii(mark)[1:-1] for mark in TRAINED + CONTROL + DOCUMENT})
+DOUBLED_WITHIN = 3
+"An EOS among the last 3 tokens of an answer has white space behind it at most."
 FORMATS = {
     b"\xff\xd8": "JPEG",
     b"\x89PNG": "PNG",
@@ -59,6 +61,8 @@ class Segment:
     "The token in front of the segment, which a decoder may need."
     gap: int = 0
     "Tokens that are left out in front of the segment."
+    is_appended: bool = False
+    "It is the EOS that the loader appends, and is not stored."
 
 
 Shown = list[Segment] | Sample
@@ -78,18 +82,28 @@ def as_shown(sample: Sample, manifest: Manifest | None) -> Shown:
         ]
     if manifest is None:  # by LLM-Foundry's default policies
         return segments(stored_pieces(sample))
-    return segments(kind_of(manifest.encoding).pieces(sample))
+    kind = kind_of(manifest.encoding)
+    return segments(kind.pieces(sample), kind.appended_eos(sample, manifest.tokenizer.eos_id))
 
 
-def segments(pieces: Iterable[Piece]) -> list[Segment]:
-    """The segments of the pieces of a stored sample."""
+def segments(pieces: Iterable[Piece], eos: int | None = None) -> list[Segment]:
+    """The segments of the pieces of a stored sample, and of the EOS that the loader appends."""
     tokens = [(int(token), trained) for ids, trained in pieces for token in ids]
     tokens[:1] = [(token, False) for token, _ in tokens[:1]]
     found, before = list[Segment](), None
     for flag, run in groupby(tokens, lambda pair: pair[1]):
         found.append(Segment([token for token, _ in run], flag, before=before))
         before = found[-1].ids[-1]
+    if eos is not None:
+        found.append(Segment([eos], True, before=before, is_appended=True))
     return found
+
+
+def doubles_eos(sample: Shown) -> bool:
+    """Tell whether the loader appends EOS to a sample whose last answer ends in EOS and white space."""
+    if isinstance(sample, Mapping) or len(sample) < 2 or not sample[-1].is_appended:
+        return False
+    return sample[-1].ids[0] in sample[-2].ids[-DOUBLED_WITHIN:]
 
 
 def shortened(parts: Sequence[Segment], most: int) -> list[Segment]:
@@ -157,6 +171,7 @@ def _segment_json(part: Segment, decoder: Decoder | None) -> Tree:
         "document": part.document,
         "ids": part.ids,
         "trained": part.is_trained,
+        "appended": part.is_appended,
         "text": decoder.text(part.ids, part.before) if decoder else None,
         "control": control if decoder else None,
     }
