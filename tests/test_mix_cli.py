@@ -157,6 +157,68 @@ def test_an_evaluation_that_is_not_here_is_named_and_can_be_kept(recipe: Path) -
     assert before.strip() in config.read_text()
 
 
+STOCK = """
+variables:
+  data_local: ./my-copy-c4
+  max_seq_len: 2048
+max_seq_len: ${variables.max_seq_len}
+tokenizer:
+  name: gpt2
+  kwargs: {model_max_length: "${variables.max_seq_len}"}
+train_loader:
+  name: finetuning
+  dataset:
+    local: ${variables.data_local}
+    split: train
+    max_seq_len: ${variables.max_seq_len}  # as the model
+  drop_last: true
+  num_workers: 8
+eval_loader:
+  name: finetuning
+  dataset: {local: "${variables.data_local}", split: val, max_seq_len: "${variables.max_seq_len}", decoder_only_format: true}
+  drop_last: false
+  num_workers: 8
+seed: 17
+"""
+"Written as LLM-Foundry's own examples are: the evaluation reads data that the recipe replaces."
+
+
+def test_a_stock_config_takes_the_mix_and_keeps_its_variables(recipe: Path) -> None:
+    config = recipe.with_name("stock.yaml")
+    config.write_text(STOCK)
+    command = ("render-yaml", recipe, "--into", config)
+    assert "--drop-evals" in refused(4, "is not at ", *command)
+    done(*command, "--drop-evals")
+    text = config.read_text()
+    assert "eval_loader" not in text
+    assert text.count("max_seq_len: ${variables.max_seq_len}") == 2
+    assert yaml.safe_load(text)["tokenizer"]["kwargs"] == {
+        "model_max_length": "${variables.max_seq_len}"
+    }
+    assert "  max_seq_len: 8\n" in text
+    assert "seed: 17\n" in text
+    done("check", config)
+    refused(2, "contradict each other", *command, "--drop-evals", "--keep-evals")
+
+
+def test_an_evaluation_kept_unseen_is_judged_by_its_keys(recipe: Path) -> None:
+    """LLM-Foundry refuses a key that no loader reads, whether its streams are here or not."""
+    config = recipe.with_name("stock.yaml")
+    config.write_text(STOCK.replace("${variables.data_local}", "s3://nowhere-there/c4"))
+    local = STOCK.replace('local: "${variables.data_local}", split: val,', "LOCAL")
+    stream = "streams: {c4: {local: ./my-copy-c4, split: val}},"
+    config.write_text(local.replace("LOCAL", stream))
+    command = ("render-yaml", recipe, "--into", config, "--keep-evals")
+    assert "kept unseen: eval_loader\n" in done(*command).err
+    assert "kept unseen: eval_loader\n" in done("check", config, "--keep-evals").out
+    refused(4, "is not at ", "check", config)
+    done("check", config, "--drop-evals")
+    config.write_text(
+        local.replace("LOCAL", stream).replace("split: val}},", "split: val}}, odd: 1,")
+    )
+    assert "key-rejected" in refused(3, "nothing was rendered", *command)
+
+
 CONFIG = """
 variables: {length: 8}
 max_seq_len: ${variables.length}

@@ -5,10 +5,12 @@ import typer
 from mdsmix.cli.options import (
     AS_JSON,
     ESTIMATE,
+    KEEP_EVALS,
     MIXES,
     echo,
     echo_json,
     flag,
+    own_evals_of,
 )
 from mdsmix.errors import MixRefused
 
@@ -24,6 +26,8 @@ def check(
     accept_changed: bool = flag(
         "--accept-changed", "As --lock, but differences are only told and refuse nothing."
     ),
+    keep_evals: bool = KEEP_EVALS,
+    drop_evals: bool = flag("--drop-evals", "Leave a TRAIN.yaml's evaluations out of the check."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Say whether streams may be mixed, from indexes, manifests and first samples. Exit code 3: they may not."""
@@ -35,7 +39,7 @@ def check(
     from mdsmix.report.show import print_findings, show
     from mdsmix.table import as_json as rows_of
 
-    mix = resolve(targets, estimate)
+    mix = resolve(targets, estimate, own_evals=own_evals_of(keep_evals, drop_evals))
     if deep:
         with watching() as watcher:
             mix = checks.with_bytes_read(mix, watcher)
@@ -51,6 +55,7 @@ def check(
         if mix.shares:
             show(title(mix.shares), shares_table(mix.shares))
         echo(checks.verdict(mix, findings), checks.looked(mix))
+        echo(*(f"kept unseen: {label}" for label in checks.unseen(mix)))
         show(*filter(None, [locked]))
     if checks.is_refused(findings):
         raise typer.Exit(MixRefused.exit_code)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Literal, Optional
 
 import typer
 
@@ -75,6 +75,21 @@ AS_JSON = flag("--json", "Print the result as JSON, for programs.")
 GPUS = "Devices of a node."
 ROWS = "Rows of a step, of all devices together."
 BATCH = "global_train_batch_size of the YAML"
+
+
+KEEP_EVALS = flag(
+    "--keep-evals",
+    "Judge evaluations that are not the recipe's by their keys alone if their streams are not here.",
+)
+
+
+def own_evals_of(keep: bool, drop: bool) -> Literal["look", "keep", "drop"]:
+    """Return what --keep-evals and --drop-evals say; raises RecipeError if both are given."""
+    if keep and drop:
+        raise RecipeError("--keep-evals and --drop-evals contradict each other: give one of them.")
+    if drop:
+        return "drop"
+    return "keep" if keep else "look"
 
 
 def decoder_option(whose: str) -> Any:

@@ -5,6 +5,7 @@ import typer
 from mdsmix.cli.options import (
     AS_JSON,
     ESTIMATE,
+    KEEP_EVALS,
     OVERRIDES,
     RECIPE,
     Text,
@@ -13,6 +14,7 @@ from mdsmix.cli.options import (
     echo_json,
     flag,
     option,
+    own_evals_of,
 )
 from mdsmix.errors import MixRefused
 
@@ -32,8 +34,9 @@ def render_yaml(
         "--validate",
         "Also build LLM-Foundry's real loaders from it and draw two batches of each.",
     ),
-    keep_evals: bool = flag(
-        "--keep-evals", "With --into: keep the config's own evaluations without looking at them."
+    keep_evals: bool = KEEP_EVALS,
+    drop_evals: bool = flag(
+        "--drop-evals", "With --into: take the config's own evaluations out of it."
     ),
     estimate: bool = ESTIMATE,
     as_json: bool = AS_JSON,
@@ -42,7 +45,7 @@ def render_yaml(
     from mdsmix.mix.checking import findings, is_refused, report, unseen, verdict
     from mdsmix.mix.lock_check import lock_of, place_of
     from mdsmix.mix.render import before_training, refuse_recipe, render, require_place, write
-    from mdsmix.report.show import print_briefly
+    from mdsmix.report.show import print_briefly, print_findings
 
     target = out or into
     locked = place_of(target) if target else None
@@ -50,10 +53,14 @@ def render_yaml(
         require_place(file)
     refuse_recipe(out or "", "--out")
     refuse_recipe(into or "", "--into")
-    mix, text = render(recipe, overrides or [], into, keep_evals, estimate)
+    own_evals = own_evals_of(keep_evals, drop_evals)
+    mix, text = render(recipe, overrides or [], into, own_evals, estimate)
     found = findings(mix)
-    if not as_json:
-        print_briefly(found, [recipe, *(overrides or [])])
+    if into and is_refused(found) and not as_json:
+        print_findings(found, to_stderr=True)  # no file is written that `mdsmix check` could judge
+    elif not as_json:
+        # `mdsmix check` of the recipe does not see the config of --into.
+        print_briefly(found, [str(target)] if into else [recipe, *(overrides or [])])
     if is_refused(found):
         if as_json:
             echo_json(report(mix, found))

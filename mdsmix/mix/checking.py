@@ -58,6 +58,10 @@ def _by_loader(check: Check, mix: Mix) -> Iterator[tuple[str, Finding]]:
             yield from (
                 (loader.label, f) for f in check.found(loader.streams, mix=mix, loader=loader)
             )
+        if check.of.endswith("Section"):
+            for section in mix.unseen:
+                found = check.found(section.stream_sections, loader=section)
+                yield from ((section.label, each) for each in found)
 
 
 def in_order(found: Sequence[Finding]) -> list[Finding]:
@@ -113,9 +117,8 @@ def looked(mix: Mix) -> str:
 
 
 def unseen(mix: Mix) -> list[str]:
-    """The evaluations of the config that were not looked at."""
-    seen = {loader.label for loader in mix.evals}
-    return [section.label for section in mix.yaml.evals if section.label not in seen]
+    """Return the labels of the config's evaluations whose streams were not looked at."""
+    return [section.label for section in mix.unseen]
 
 
 def verdict(mix: Mix, found: Sequence[Finding]) -> str:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from mdsmix.errors import MdsmixError
+from mdsmix.mix.into import LENGTH, LINK
 from mdsmix.recipe import Recipe, StreamSpec, WeightSpec
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import TokenizerCard, processor_folder
@@ -21,6 +22,7 @@ from mdsmix.training.training_yaml import TRAIN, Settings, StreamSection
 Section = dict[str, Any]
 "Keys and values of a config, as YAML holds them."
 VARIABLE = "${max_seq_len}"
+EVALS = "eval_loader"
 LONE_LABEL = "eval"
 NUM_WORKERS = 8
 "As in Foundry's own example configs."
@@ -105,7 +107,29 @@ def sections(
         "tokenizer": _tokenizer(recipe),
         TRAIN: loader_section(recipe, train, trained),
     }
-    return tree | ({"eval_loader": by_label(config.get("eval_loader"), evals)} if evals else {})
+    if evals:
+        tree[EVALS] = by_label(config.get(EVALS), evals)
+    return _with_own_links(tree, config)
+
+
+def _with_own_links(tree: Section, config: Settings) -> Section:
+    """Keep a link of the config to its length, such as `${variables.max_seq_len}`, where VARIABLE would replace it.
+
+    Both mean the same, since the config's own `max_seq_len` is that link.
+    """
+    own = config.get(LENGTH)
+    if not isinstance(own, str) or not LINK.fullmatch(own):
+        return tree
+    return {key: _relinked(value, config.get(key), own) for key, value in tree.items()}
+
+
+def _relinked(new: Any, old: Any, own: str) -> Any:
+    """Return the new value, with `own` for VARIABLE wherever the old value is `own`."""
+    if new == VARIABLE and old == own:
+        return own
+    if isinstance(new, Mapping) and isinstance(old, Mapping):
+        return {key: _relinked(value, old.get(key), own) for key, value in new.items()}
+    return new
 
 
 def _keys(section: Any) -> Section:

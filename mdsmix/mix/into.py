@@ -10,7 +10,7 @@ Nothing that a user wrote is replaced in silence: `changes` names every key whos
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from operator import itemgetter
 from pprint import pformat
@@ -53,9 +53,17 @@ def without_head(text: str) -> str:
     return re.sub(rf"\A(?:{MARK}.*\n)+", "", text)
 
 
-def set_into(text: str, was: Settings, tree: Settings, origin: str) -> tuple[str, list[str]]:
-    """The config `text` with the sections of `tree` set, and a line for each changed key; RecipeError where that would change anything
-    else. `was`: the keys and values of the text."""
+def set_into(
+    text: str, was: Settings, tree: Settings, origin: str, without: Set[str] = frozenset()
+) -> tuple[str, list[str]]:
+    """Return the config `text` with the sections of `tree` set, and a line for each changed key.
+
+    Args:
+        was: the keys and values of the text.
+        without: keys at the top of the text that are taken out, unless `tree` has them.
+
+    Raises RecipeError if anything else would change.
+    """
     import yaml
     from omegaconf import OmegaConf
 
@@ -68,12 +76,14 @@ def set_into(text: str, was: Settings, tree: Settings, origin: str) -> tuple[str
         )
     # A max_seq_len that refers to a variable (`${...}`) still does; the variable gets the new length.
     link = LINK.fullmatch(str(was.get(LENGTH)))
-    config = OmegaConf.create({**was, **tree, LENGTH: was.get(LENGTH)})
+    rest = {key: value for key, value in was.items() if key not in without}
+    config = OmegaConf.create({**rest, **tree, LENGTH: was.get(LENGTH)})
     is_linked = link and OmegaConf.select(config, link[1])
     OmegaConf.update(config, link[1] if link and is_linked else LENGTH, tree[LENGTH])
     wanted: Any = OmegaConf.to_container(config)
     odd = {name.value: None for name, _ in root.value}  # a merge, or a number: such keys stay
-    edits = sorted(_edits(text, odd | wanted, {**odd, **was}, root, len(text)), key=itemgetter(0))
+    kept = {key: value for key, value in odd.items() if key not in without}
+    edits = sorted(_edits(text, kept | wanted, {**odd, **was}, root, len(text)), key=itemgetter(0))
     for start, stop, new in reversed(edits):  # from the end, so that every place is the old text's
         text = text[:start] + new + text[stop:]
     with suppress(RecipeError):

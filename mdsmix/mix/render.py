@@ -25,9 +25,9 @@ from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.apportion import shares_table, title
 from mdsmix.mix.epoch import epoch_of, epoch_table
-from mdsmix.mix.foundry_config import is_train, sections
+from mdsmix.mix.foundry_config import EVALS, sections
 from mdsmix.mix.into import MARK, dump, set_into
-from mdsmix.mix.resolve import is_recipe, mix_of, streams_of
+from mdsmix.mix.resolve import OwnEvals, is_recipe, mix_of, streams_of
 from mdsmix.mix.streams import Mix
 from mdsmix.recipe.read import read_text
 from mdsmix.storage import locate
@@ -102,23 +102,27 @@ def render(
     path: str,
     overrides: Sequence[str],
     into: str | None,
-    keep_evals: bool = False,
+    own_evals: OwnEvals = "look",
     may_estimate: bool = False,
 ) -> tuple[Mix, str]:
     """The mix of a recipe and its YAML, a file of its own or set into the config `into`. Nothing is checked or written.
 
     Args:
-        keep_evals: the config's own evaluations stay as they are and are not looked at.
+        own_evals: what becomes of the config's own evaluations.
         may_estimate: shares may be worked out from first samples of streams whose tokens were not counted.
     """
     recipe = open_recipe(path, overrides)
     streams, shares = streams_of(recipe, may_estimate)
     before = read_text(into) if into else ""
     config = unresolved(before, into) if into else {}
-    tree = sections(recipe, streams, config)
-    text, changed = set_into(before, config, tree, into) if into else (dump(tree), [])
-    ours = [name for name in streams if not is_train(recipe.streams[name])] if keep_evals else None
-    mix = mix_of(text if into else tree, path, streams, recipe, into, ours, shares)
+    kept = config
+    if own_evals == "drop":
+        kept = {key: value for key, value in config.items() if key != EVALS}
+    tree = sections(recipe, streams, kept)
+    text, changed = dump(tree), list[str]()
+    if into:
+        text, changed = set_into(before, config, tree, into, without=config.keys() - kept.keys())
+    mix = mix_of(text if into else tree, path, streams, recipe, into, own_evals, shares)
     return replace(mix, changed=changed), epoch_comment(mix) + text
 
 

@@ -5,9 +5,9 @@ a check asks. A stream is read at its remote, or in its local folder where it ha
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mdsmix.errors import MdsmixError, NotPublished, RecipeError
 from mdsmix.kinds import is_data, kind_of, open_recipe
@@ -45,7 +45,10 @@ from mdsmix.training.training_yaml import (
 if TYPE_CHECKING:
     from mdsmix.encode.pretrained import Tokenizer
 
-KEEP = " (evaluations that are not the recipe's: `render-yaml --into FILE --keep-evals` keeps them unseen)"
+KEEP = "; of an evaluation that is not the recipe's, --keep-evals judges the keys alone, and --drop-evals leaves it out"
+OwnEvals = Literal["look", "keep", "drop"]
+"""What becomes of evaluations that are not the recipe's: their streams are looked at, the evaluations whose streams cannot
+be opened are judged by their keys alone, or they are left out."""
 Surveyor = Callable[[Recipe, StreamSpec], tuple[Stream, str]]
 "A function from an unpublished stream to its estimate as a Stream, and a sentence on how far its source was read."
 
@@ -55,6 +58,7 @@ def resolve(
     may_estimate: bool = False,
     has_evals: bool = True,
     survey: Surveyor | None = None,
+    own_evals: OwnEvals = "look",
 ) -> Mix:
     """The Mix of a recipe (with overrides), a training YAML, or streams; the contents of the targets decide which.
 
@@ -62,12 +66,13 @@ def resolve(
         may_estimate: a recipe's shares may be worked out from first samples of streams whose tokens were not counted.
         has_evals: evaluations are looked at too.
         survey: reads the source of a recipe's unpublished stream; without `survey` such streams are refused.
+        own_evals: what becomes of a training YAML's evaluations.
     """
     if (found := named_yaml(targets)) is None:
         return mix_of_streams(stream_places(targets))
     path, overrides = found
     if not overrides and not is_recipe(path):
-        return mix_of(read_text(path), path, evals=None if has_evals else ())
+        return mix_of(read_text(path), path, own_evals=own_evals if has_evals else "drop")
     recipe = open_recipe(path, overrides)
     recipe = recipe if has_evals else training(recipe, path)
     return mix_of_recipe(recipe, path, may_estimate, survey)
@@ -205,7 +210,7 @@ def mix_of(
     known: Mapping[str, StreamInMix] | None = None,
     recipe: Recipe | None = None,
     into: str | None = None,
-    evals: Collection[str] | None = None,
+    own_evals: OwnEvals = "look",
     shares: Apportioned | None = None,
 ) -> Mix:
     """A Mix from a config, given as text or as a tree.
@@ -214,21 +219,19 @@ def mix_of(
         origin: the file that is asked about; with a `recipe`, the recipe's path.
         known: streams that are open already, by name; they are not opened again.
         into: the config that the recipe's sections were set into.
-        evals: labels of the evaluations to look at; None for all.
+        own_evals: what becomes of evaluations whose streams are not among the known ones.
         shares: the recipe's shares as samples.
     """
     yaml = parse(config, into or origin)
     opened, problem = _tokenizer(yaml, recipe)
+    evals, unseen = _evaluations(yaml, known or {}, own_evals)
     return Mix(
         yaml=yaml,
         recipe=origin if recipe else None,
         wanted=recipe,
         train=_loader(yaml.train, known or {}),
-        evals=tuple(
-            _loader(section, known or {})
-            for section in yaml.evals
-            if evals is None or section.section.get("label") in evals
-        ),
+        evals=tuple(evals),
+        unseen=tuple(unseen),
         tokenizer=TokenizerCard.of(opened) if opened else None,
         tokenizer_problem=problem,
         opened=opened,
@@ -237,11 +240,34 @@ def mix_of(
     )
 
 
+def _evaluations(
+    yaml: TrainingYaml, known: Mapping[str, StreamInMix], own_evals: OwnEvals
+) -> tuple[list[Loader], list[LoaderSection]]:
+    """Open the evaluations of a training YAML; return them, and the sections of those kept unseen."""
+    opened = list[Loader]()
+    unseen = list[LoaderSection]()
+    for section in yaml.evals:
+        streams = section.stream_sections
+        is_known = bool(streams) and all(_is_known(each, known) for each in streams)
+        if own_evals == "drop" and not is_known:
+            continue
+        try:
+            opened.append(_loader(section, known))
+        except MdsmixError:
+            if own_evals == "look" or is_known:
+                raise
+            unseen.append(section)
+    return opened, unseen
+
+
+def _is_known(section: StreamSection, known: Mapping[str, StreamInMix]) -> bool:
+    stream = known.get(section.name)
+    return stream is not None and stream.settings == section.settings
+
+
 def _loader(section: LoaderSection, known: Mapping[str, StreamInMix]) -> Loader:
     def opened(found: StreamSection) -> StreamInMix:
-        stream = known.get(found.name)
-        is_known = stream and stream.settings == found.settings
-        return stream if stream and is_known else _of_section(section, found)
+        return known[found.name] if _is_known(found, known) else _of_section(section, found)
 
     elsewhere = {stream.name for stream in section.unopened}
     sections = [found for found in section.stream_sections if found.name not in elsewhere]

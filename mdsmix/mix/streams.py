@@ -161,6 +161,8 @@ class Mix:
     "The recipe itself, which may have changed since its streams were converted."
     train: Loader
     evals: tuple[Loader, ...] = ()
+    unseen: tuple[LoaderSection, ...] = ()
+    "Evaluations whose streams nobody looked at, as was asked for. Only the rules of sections judge them."
     is_bare: bool = False
     "Streams were named alone, so there is no loader's section to judge."
     tokenizer: TokenizerCard | None = None

@@ -260,9 +260,13 @@ def id_vocabulary(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
                 "write token ids alone; a token that is not trained belongs to a prompt, not to labels of -100.",
             )
     run, model = mix.tokenizer and mix.tokenizer.vocab_size, mix.yaml.at("model", "vocab_size")
-    for whose, limit in (("the tokenizer", run), ("the model", model)):
+    fixes = {
+        "the tokenizer": "name the tokenizer of the conversion, or convert again.",
+        "the model": f"set model.vocab_size to at least {top + 1}, or convert again with the model's tokenizer.",
+    }
+    for (whose, fix), limit in zip(fixes.items(), (run, model), strict=True):
         if isinstance(limit, int) and top >= limit:
             yield Finding(
                 f"the largest id of {{streams}} is {top}, and the vocabulary of {whose} ends at {limit - 1}.",
-                "name the tokenizer of the conversion, or convert again; a model's vocab_size must cover it.",
+                fix,
             )
