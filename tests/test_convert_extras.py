@@ -3,6 +3,7 @@ under unknown keys, and what is not read. The oracle of a row is transformers on
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,79 @@ def test_placeholders_in_preferences_are_told(web: Web, styles: dict[str, Path])
     web.holds([{"prompt": "<ref-object>?", "response": "<bbox>"}])
     told = web.says(pairs("a.jsonl")).done("--reencode").out
     assert "WARNING: <ref-object> of 1 record is trained as text" in told
+
+
+def test_trl_s_completion_alone_is_trained(web: Web, styles: dict[str, Path]) -> None:
+    """What transformers renders for prompt and completion, less what it renders for the prompt."""
+    said = talk("user", "assistant", "user", "assistant")["messages"]
+    calls = [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}]
+    called = {"role": "assistant", "content": "", "tool_calls": calls}
+    long = [called, {"role": "tool", "name": "weather", "content": "rain"}, said[1]]
+    records = [
+        {"prompt": said[:3], "completion": said[3:], "tools": []},
+        {"prompt": said[:1], "completion": long, "tools": TOOLS},
+    ]
+    web.holds(records)
+    stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "shape": "prompt_completion"}}
+    web.tokenizer = styles["tools"]
+    web.says(stream, max_seq_len=1024, target_responses="all", special_tokens_in_text="allow").run()
+    shown = re.sub("[⟨⟩]", "", done("inspect", web.train).out)
+    for record, row in zip(records, texts(web), strict=True):
+        tools = record["tools"] or None
+        assert row == theirs(
+            QWEN_2_5, [*record["prompt"], *record["completion"]], False, tools=tools
+        )
+    trained = re.findall("⟦(.*?)⟧", shown, re.DOTALL)
+    before = theirs(QWEN_2_5, said[:3], True)
+    assert trained[0] == theirs(QWEN_2_5, said, False).removeprefix(before)
+    assert len(trained) == 3, "one answer of the first record, a call and an answer of the other"
+    web.holds(
+        [{"prompt": [said[0], said[1] | {"train": 1}, said[2]], "completion": said[3:]}, records[0]]
+    )
+    web.done("--reencode")
+    assert web.manifest.records.quarantined == {}
+
+
+def test_finevision_s_images_come_before_its_first_question(web: Web, tmp_path: Path) -> None:
+    """The same rows as those of OpenAI's parts."""
+    web.tokenizer = seeing_tokenizer(web.tokenizer, tmp_path / "seeing")
+    content = [drawing(seed=number) for number in range(2)]
+    for number in range(2):
+        (web.folder / f"{number}.jpg").write_bytes(content[number])
+    asked, answer = talk("user", "assistant")["messages"]
+    parts = [{"type": "image", "image": f"{n}.jpg"} for n in range(2)]
+    more = [asked | {"content": "v"}, answer]
+    web.holds(
+        [
+            {
+                "messages": [
+                    asked | {"content": [*parts, {"type": "text", "text": "u"}]},
+                    answer,
+                    *more,
+                ]
+            }
+        ]
+    )
+    web.says(
+        chats("a.jsonl", images={}) | {"source": {"path": "a.jsonl", "shape": "openai"}},
+        max_seq_len=400,
+    ).run()
+    (wanted,) = samples(web.train)
+    rounds = [{"user": said, "assistant": "a", "source": "x"} for said in "uv"]
+    held = [{"bytes": each, "path": None} for each in content]
+    parquet.write_table(
+        pa.Table.from_pylist([{"images": held, "texts": rounds}]), web.folder / "b.parquet"
+    )
+    web.says(
+        chats("b.parquet", images={}) | {"source": {"path": "b.parquet", "texts": "texts"}},
+        max_seq_len=400,
+    )
+    said = web.done("--reencode").out
+    (row,) = samples(web.train)
+    assert {key: row[key] for key in ("turns", "images")} == {
+        key: wanted[key] for key in ("turns", "images")
+    }
+    assert "fields not read: messages.source (1 of 1 not empty)" in said
+    drafted = done("init", web.folder / "b.parquet", "--tokenizer", web.tokenizer).out
+    assert "texts: texts" in drafted
+    assert "images: {}" in drafted

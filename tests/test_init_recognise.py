@@ -93,6 +93,9 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
     "messages and tools": ({"messages": SAYS, "tools": []}, "openai", {"messages": "messages", "tools": "tools"}),
     "sharegpt": ({"conversations": SHARED, "system": "s"}, "sharegpt", {"conversations": "conversations", "system": "system"}),
     "rounds": ({"conversation": [{"human": "a", "assistant": "b"}]}, "rounds", {"conversation": "conversation"}),
+    "finevision": ({"texts": [{"user": "a", "assistant": "b", "source": "x"}]}, "finevision", {"texts": "texts"}),
+    "trl's messages": ({"prompt": SAYS[:1], "completion": SAYS[1:]}, "prompt_completion", {"prompt": "prompt", "completion": "completion"}),
+    "trl's texts": ({"prompt": "a", "completion": "b"}, "prompt_response", {"prompt": "prompt", "response": "completion"}),
     "a list under the other name": ({"conversations": SAYS}, "messages", {"messages": "conversations"}),
 }  # fmt: skip
 

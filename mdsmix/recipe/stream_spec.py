@@ -12,7 +12,8 @@ from typing import Any, Literal
 from mdsmix.recipe.amounts import read_share
 
 FIELDS = (
-    *("text", "prompt", "response", "messages", "tools", "conversations", "conversation"),
+    *("text", "prompt", "response", "completion", "messages", "tools", "conversations"),
+    *("conversation", "texts"),
     *("instruction", "input", "output", "history", "system"),
     *("chosen", "rejected", "chosen_reward", "rejected_reward"),
 )
@@ -61,8 +62,10 @@ class SourceSpec:
     "Pretraining: the field with the document."
     prompt: str | None = key(None, "question", "query")
     "Finetuning: the field with a pair's prompt; preference: the prompt, unless the answers begin with it."
-    response: str | None = key(None, "completion", "answer", "target")
+    response: str | None = key(None, "answer", "target")
     "Finetuning: the field with a pair's response."
+    completion: str | None = None
+    "Finetuning: TRL's field with the messages that answer those of `prompt`. A text is a `response`."
     messages: str | None = key(None, "chat", "turns")
     "Finetuning: the field with a list of `{role, content}`."
     tools: str | None = key(None, "functions")
@@ -71,6 +74,8 @@ class SourceSpec:
     "Finetuning: ShareGPT's field with a list of `{from, value}`."
     conversation: str | None = None
     "Finetuning: the field with a list of `{human, assistant}`."
+    texts: str | None = None
+    "Finetuning: FineVision's field with a list of `{user, assistant}`."
     instruction: str | None = None
     "Finetuning: the field with the instruction of an Alpaca record."
     input: str | None = None

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 from mdsmix.extensions import extension, version_of
 from mdsmix.shapes.functions import function_shape, is_function
-from mdsmix.shapes.messages import MESSAGES, OPENAI
+from mdsmix.shapes.messages import MESSAGES, OPENAI, PROMPT_COMPLETION
 from mdsmix.shapes.preference import PREFERENCE, PREFERENCE_ALPACA, PREFERENCE_SHAREGPT
 from mdsmix.shapes.shape import Fields, Shape
-from mdsmix.shapes.sharegpt import LLAVA, QWEN_VL, ROUNDS, SHAREGPT
+from mdsmix.shapes.sharegpt import FINEVISION, LLAVA, QWEN_VL, ROUNDS, SHAREGPT
 from mdsmix.shapes.texts import ALPACA, PROMPT_RESPONSE, TEXT
 
 _ALL = (
@@ -24,6 +24,8 @@ _ALL = (
     ALPACA,
     LLAVA,
     QWEN_VL,
+    FINEVISION,
+    PROMPT_COMPLETION,
     PREFERENCE,
     PREFERENCE_ALPACA,
     PREFERENCE_SHAREGPT,

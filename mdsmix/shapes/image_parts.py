@@ -67,7 +67,18 @@ def _parse(shape: Shape, names: Sequence[str], raw: RawRecord) -> Conversation:
     flat = {name: [_flat(message, parts) for message in lists[name]] for name in lists}
     if parts:
         mark, images = MARK, [*_images_of_parts(parts, images)]
-    return placed(shape.parse(raw._replace(record={**raw.record, **flat})), images, mark)
+    conversation = shape.parse(raw._replace(record={**raw.record, **flat}))
+    if shape.images_first and not any(mark in text for text in conversation.texts):
+        conversation = _begun(conversation, mark * len(images))
+    return placed(conversation, images, mark)
+
+
+def _begun(conversation: Conversation, marks: str) -> Conversation:
+    """The conversation with these marks before the text of its first question."""
+    messages = [*conversation.messages]
+    first = next(at for at, message in enumerate(messages) if message["role"] == "user")
+    messages[first] = messages[first] | {"content": marks + messages[first]["content"]}
+    return conversation._replace(messages=messages)
 
 
 def placed(conversation: Conversation, images: Sequence[Image], mark: str) -> Conversation:

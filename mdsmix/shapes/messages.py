@@ -6,6 +6,8 @@ exactly `role` and `content`, no role twice in a row, the last message the assis
 OpenAI's records have `tools` beside the messages, and messages with calls, names and flags. Messages go to the chat template as they are,
 with two exceptions: `weight` and its like, which say whether a message is trained, are taken out, and the texts of content in parts are
 joined.
+
+TRL writes `{"prompt": [...], "completion": [...]}`, both lists of such messages, and trains the completion alone.
 """
 
 from collections.abc import Sequence
@@ -21,6 +23,7 @@ from mdsmix.shapes.content_parts import (
     result_text,
 )
 from mdsmix.shapes.conversation_rules import (
+    FLAGS,
     MARK,
     ROLES,
     TRIES,
@@ -71,8 +74,21 @@ def _plain(records: Sequence[Any], fields: Fields) -> list[Any] | None:
 
 
 def parse_openai(raw: RawRecord) -> Conversation:
+    return _openai(raw, list_of(raw, "messages"))
+
+
+def parse_prompt_completion(raw: RawRecord) -> Conversation:
+    prompt, completion = list_of(raw, "prompt"), list_of(raw, "completion")
+    for at, message in enumerate(prompt):
+        is_answer = isinstance(message, dict) and message.get("role") == "assistant"
+        if is_answer and all(message.get(key) is None for key in FLAGS):
+            prompt[at] = message | {"train": 0}
+    return _openai(raw, [*prompt, *completion])
+
+
+def _openai(raw: RawRecord, given_messages: Sequence[Any]) -> Conversation:
     messages = list[Message]()
-    for given in list_of(raw, "messages"):
+    for given in given_messages:
         messages += _messages(given)
     has_system = bool(messages) and messages[0]["role"] in ("system", "developer")
     before = [] if has_system else _system_of(raw)
@@ -144,4 +160,13 @@ OPENAI = replace(
     structured=("messages", "tools"),
     parse=with_extras(parse_openai),
     plain=None,
+)
+PROMPT_COMPLETION = replace(
+    OPENAI,
+    name="prompt_completion",
+    version=1,
+    fields=("prompt", "completion"),
+    structured=("prompt", "completion", "tools"),
+    also_called={},
+    parse=with_extras(parse_prompt_completion),
 )

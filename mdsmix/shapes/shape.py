@@ -72,6 +72,8 @@ class Shape:
     "Place of images in records of a shape that always has images: beside the texts, or inside, where the shape itself reads them."
     extras: tuple[str, ...] = ()
     "Fields that are read by their own names wherever a record has them; a recipe does not name them."
+    images_first: bool = False
+    "Images that no text places come before the first question."
     image_fields: tuple[str, ...] | None = None
     "The fields of a record that may hold its images; None where none are read."
     parse: Callable[[RawRecord], Any]

@@ -8,7 +8,8 @@ call or several as JSON: `{"name": ..., "arguments": ...}`. A message from `obse
 LLaVA and the finetuning scripts of Qwen2.5-VL and Qwen3-VL write `image` beside these messages, a path or a list of paths, and
 `<image>` in a text for each image; a record without `image` is one of text. In Qwen-VL's records the path stands in the text, `Picture 1:
 <img>a.jpg</img>`, and Qwen-VL itself hands the path to the tokenizer (its issue 147). Here an image takes the place of the tags and the
-path. ms-swift also reads rounds, `{"conversation": [{"human": "...", "assistant": "..."}, ...]}`.
+path. ms-swift also reads rounds, `{"conversation": [{"human": "...", "assistant": "..."}, ...]}`, and FineVision and the_cauldron write
+`{"images": [...], "texts": [{"user": "...", "assistant": "...", "source": "..."}, ...]}`, where no text places the images.
 """
 
 import re
@@ -154,16 +155,32 @@ def parse_qwen_vl(raw: RawRecord) -> Conversation:
 
 
 def parse_rounds(raw: RawRecord) -> Conversation:
-    messages, marks = system_of(raw), FLAGS | {raw.options.get(MARK)}
-    before = len(messages)
-    for each in list_of(raw, "conversation"):
+    marks = FLAGS | {raw.options.get(MARK)}
+    rounds = list_of(raw, "conversation")
+    for each in rounds:
         if not isinstance(each, dict) or each.keys() - marks != {"human", "assistant"}:
             raise RecordRefused("bad_message_keys")
-        question, answer = each["human"], each["assistant"]
+    return _of_rounds(raw, rounds, "human")
+
+
+def parse_finevision(raw: RawRecord) -> Conversation:
+    rounds = list_of(raw, "texts")
+    if not all(isinstance(each, dict) and each.keys() >= {"user", "assistant"} for each in rounds):
+        raise RecordRefused("bad_message_keys")
+    return _of_rounds(raw, rounds, "user")
+
+
+def _of_rounds(raw: RawRecord, rounds: Sequence[Message], asker: str) -> Conversation:
+    """The conversation of questions, under the key `asker`, and their answers. Other keys of a round are those of its answer."""
+    messages = system_of(raw)
+    before = len(messages)
+    for each in rounds:
+        question, answer = each[asker], each["assistant"]
         if not (isinstance(question, str) and isinstance(answer, str)):
             raise RecordRefused("content_not_text")
+        more = {key: each[key] for key in each if key not in (asker, "assistant", "role")}
         asked, answered = exchange(question, answer)
-        messages += [asked, answered | {key: each[key] for key in each.keys() & marks}]
+        messages += [asked, more | answered]
     return conversation_of(raw, messages, before)
 
 
@@ -210,4 +227,16 @@ ROUNDS = Shape(
     options=(MARK,),
     also_called={"conversation": ("conversations", "history", "dialogue")},
     parse=with_extras(parse_rounds),
+)
+FINEVISION = Shape(
+    name="finevision",
+    gives=Conversation,
+    fields=("texts",),
+    optional=("system",),
+    structured=("texts",),
+    extras=EXTRAS,
+    options=(MARK,),
+    also_called={"texts": ("conversation", "conversations")},
+    images_first=True,
+    parse=with_extras(parse_finevision),
 )

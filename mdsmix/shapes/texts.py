@@ -78,7 +78,7 @@ PROMPT_RESPONSE = _of_texts(
     "prompt_response",
     Pair,
     prompt=("instruction", "input"),
-    response=("output", "summary"),
+    response=("output", "summary", "completion"),
 )
 ALPACA = Shape(
     name="alpaca",
