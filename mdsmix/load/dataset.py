@@ -7,7 +7,7 @@ keys. A resume on other data is refused, or goes on with a warning that says wha
 
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+import torch
 from streaming import Stream
 from streaming.base.format import FileInfo, Reader
 from streaming.base.hashing import get_hash
@@ -25,12 +26,22 @@ from mdsmix.load.internals import ShardKeeper, drop_connection
 from mdsmix.load.training_rows import RowRules, row_of
 from mdsmix.training.loader_keys import OtherLoader
 from mdsmix.training.lock import LoaderLock, Shard, differences, locked_stream, parse_lock
-from mdsmix.words import in_line
+from mdsmix.words import in_line, plural
 
 log = logging.getLogger(__name__)
 KEY = "mdsmix_lock"
 "The key of a state that holds the lock, as text."
 ACCEPT = "accept_changed: true (train_loader of name: mdsmix; build_loader(..., accept_changed=True)) goes on all the same"
+EXACT = "random"
+"The batching method that goes on in the middle of an epoch exactly on other devices, if they have the same batch together."
+DEVICES = "devices"
+"The setting of a lock that names the devices, under the other batching methods."
+RESOLVED = ("num_canonical_nodes", "shuffle_seed", "shuffle_block_size")
+SKIPPED_TWICE = (
+    "A state was given to this loader, and another loader that was built around its dataset reads it, as Trainer does to skip the "
+    "batches of an epoch: the state skips them too, so they would be skipped twice. Give TrainingArguments(ignore_data_skip=True), "
+    "and read batches from what build_loader returned."
+)
 BEST_HASH = "best"
 "`validate_hash` when the YAML does not say: the fastest algorithm that every shard of the index holds, else none."
 
@@ -152,10 +163,24 @@ class MixDataset(ShardKeeper):
     "Settings that a state is locked to, beside the streams (mdsmix.training.lock)."
     accept_changed = False
     "Whether to go on from a state of other data, and log what differs."
+    starts = 0
+    "How many times a place to begin at was given."
+    is_resumed = False
+    "Whether a state was given."
 
     def __init__(self, rules: RowRules, **settings: Any):
         super().__init__(**settings)
         self.rules = rules
+        self._named = {key: getattr(self, key) for key in RESOLVED}
+        "Settings that Streaming fills in as an epoch begins."
+        self.is_read_by_loader = torch.zeros(1, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
+        "Shared with the workers of this rank."
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.is_resumed and not self.is_read_by_loader[0]:
+            raise RecipeError(SKIPPED_TWICE)
+        rows: Iterator[Any] = super().__iter__()
+        return rows
 
     @cached_property
     def lock(self) -> LoaderLock:
@@ -166,9 +191,17 @@ class MixDataset(ShardKeeper):
             locked_stream(stream.name, int(stream.choose), islice(shards, count))
             for stream, count in zip(self.streams, self.shards_per_stream, strict=True)
         ]
-        return LoaderLock(
-            streams=streams, settings={**self.locked, "batch": (self.batch_size or 0) * ranks}
-        )
+        settings = {**self.locked, "batch": (self.batch_size or 0) * ranks}
+        if self.batching_method != EXACT:
+            settings[DEVICES] = self.devices
+        return LoaderLock(streams=streams, settings=settings)
+
+    @property
+    def devices(self) -> str:
+        """Name the devices that divide an epoch, as a part of a sentence."""
+        world = self._parallel_rank_world
+        nodes, devices = plural(world.num_nodes, "node"), plural(world.ranks_per_node, "device")
+        return f"{nodes} of {devices} with batches of {plural(self.batch_size or 0, 'sample')}"
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
         """Streaming's state and the lock of the data, for rank 0.
@@ -204,16 +237,70 @@ class MixDataset(ShardKeeper):
                     f"What load_state_dict was given is no state of a loader: {key} is {state.get(key)!r}, and must be a whole number; "
                     "give it what state_dict() of a loader returned, out of the checkpoint that holds it."
                 )
+        was = None
         if obj.get(KEY) is None:
             log.warning(
                 "The checkpoint holds no lock of its data, as one of another loader: whether its samples are those of this run is not known."
             )
         else:
-            self._compare_lock(str(obj[KEY]), state["num_canonical_nodes"])
-        super().load_state_dict(state)
+            was = self._compare_lock(str(obj[KEY]), state["num_canonical_nodes"])
+        if self.batching_method != EXACT and state["sample_in_epoch"]:
+            recorded = was.settings.get(DEVICES) if was else None
+            self._compare_devices(recorded, state.get("initial_physical_nodes"))
+        self.is_resumed = True
+        self._begin_at(state)
 
-    def _compare_lock(self, text: str, canonical_nodes: int) -> None:
-        """Compares the lock of a state with that of this data. `canonical_nodes`: those of the state."""
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that of `epoch`, from its first sample, if it would be an earlier one."""
+        if epoch > self.next_epoch:
+            self._begin_at(self._place() | {"epoch": epoch, "sample_in_epoch": 0})
+
+    def begin_next_epoch(self) -> None:
+        """Make the next pass the epoch after the one that was read last, with the seed and nodes of its state."""
+        self._begin_at(self._place() | {"epoch": self.next_epoch, "sample_in_epoch": 0})
+
+    @property
+    def last_place(self) -> int:
+        """Give the last sample of an epoch that Streaming begins at. An epoch is longer if canonical nodes round it up, by repeats."""
+        ranks: int = self._parallel_rank_world.num_ranks
+        return int(self.epoch_size) // ranks * ranks + ranks
+
+    def _place(self) -> dict[str, Any]:
+        place: dict[str, Any] = super().state_dict(0, True)
+        return place
+
+    def _begin_at(self, state: dict[str, Any]) -> None:
+        """Give the next pass its place. Streaming alone takes a place of an epoch that was begun for an old one."""
+        self.__dict__.update(self._named, initial_physical_nodes=None)
+        super().load_state_dict(state)
+        self.next_epoch = state["epoch"]
+        self.starts += 1
+
+    def _compare_devices(self, recorded: str | None, nodes: int | None) -> None:
+        """Compare the devices of a state in the middle of an epoch with those of this run. `recorded`: those of its lock, which earlier
+        commits did not write; `nodes`: those of the state."""
+        now, method = self.devices, f"batching_method: {self.batching_method}"
+        before = recorded or plural(nodes or 0, "node")
+        if not recorded and now.startswith(f"{before} "):
+            log.warning(
+                "The checkpoint does not say on which devices of its nodes it was written: under %s only the same ones go on exactly.",
+                method,
+            )
+            return
+        if before == now:
+            return
+        change = f"was written on {before}, and this run has {now}"
+        if not self.accept_changed:
+            raise MixRefused(
+                f"The checkpoint {change}: under {method} its epoch is divided in another way here, so samples would come twice and others never (only "
+                f"batching_method: {EXACT} goes on exactly on other devices). Fix: resume on the devices of the checkpoint; {ACCEPT}."
+            )
+        if World.detect().is_local_leader:
+            log.warning("accept_changed: the checkpoint %s, under %s.", change, method)
+
+    def _compare_lock(self, text: str, canonical_nodes: int) -> LoaderLock | None:
+        """Compare the lock of a state, which is returned if it can be read, with that of this data. `canonical_nodes`: those of the
+        state."""
         try:
             was = parse_lock(
                 LoaderLock, text, "the lock in the checkpoint", "use the one that wrote it"
@@ -222,12 +309,13 @@ class MixDataset(ShardKeeper):
             if not self.accept_changed:
                 raise RecipeError(f"{in_line(error)}; {ACCEPT}.") from None
             log.warning("%s", error)
-            return
+            return None
         # Streaming found out the canonical nodes at the start: they are compared where this run names a number too.
         is_named = self.lock.settings.get("num_canonical_nodes") is not None
         nodes = {"num_canonical_nodes": canonical_nodes if is_named else None}
-        was = replace(was, settings=was.settings | nodes)
-        changes = "; ".join(sentence for sentence, _ in differences(was, self.lock))
+        known = replace(was, settings={**was.settings, **nodes})
+        known.settings.pop(DEVICES, None)  # compared apart: they are no data
+        changes = "; ".join(sentence for sentence, _ in differences(known, self.lock))
         if changes and not self.accept_changed:
             raise MixRefused(
                 f"The checkpoint was written on other data: {changes}. Resumed on this data, samples would come twice and "
@@ -235,6 +323,7 @@ class MixDataset(ShardKeeper):
             )
         if changes and World.detect().is_local_leader:
             log.warning("accept_changed: the checkpoint was written on other data: %s.", changes)
+        return was
 
     def has_columns(self, names: Collection[str]) -> bool:
         """Whether rows of some stream have all of these columns."""

@@ -42,23 +42,46 @@ PROFILED = 100
 class MixLoader(StreamingDataLoader):  # type: ignore[misc]
     """Iterating gives batches: a dict of int64 tensors [batch, max_seq_len]. One pass is one epoch.
 
-    `state_dict()` between two batches says where the epoch is; `load_state_dict(state)` on a new loader of the same
-    config makes its next pass go on after the batches that were yielded, not those that were prefetched.
+    `state_dict()` between two batches says where the epoch is; after `load_state_dict(state)` the next pass goes on after the
+    batches that were yielded, not those that were prefetched. If none are left, it is the next epoch.
     """
 
     _iterator: Any
+    _is_accelerate_prepared = True
+    "Accelerator.prepare would wrap the loader and divide its batches a second time; so it leaves the loader as it is."
+    use_stateful_dataloader = True
+    "Accelerator.save_state and load_state keep the state of a prepared loader with this mark."
+
+    def __init__(self, dataset: MixDataset, **keys: Any) -> None:
+        super().__init__(dataset, **keys)
+        # Lightning looks for it there.
+        self.sampler.set_epoch = dataset.set_epoch
+        self._reader: Any = None
+        "Torch's iterator of the pass that is read."
+        self._passes = 0
+        self._starts = dataset.starts
+        self._may_be_over = False
+        "Whether the next pass goes on from a state, which may be that of the end of an epoch."
 
     def __iter__(self) -> Iterator[Batch]:
-        drawn = 0
-        try:
-            for batch in super().__iter__():
-                if self.collate_fn.packer:
-                    # Streaming has counted packed rows. Rows that still wait in bins are lost on resuming.
-                    drawn = min(drawn + (self.batch_size or 0), len(self.dataset))
-                    self.num_samples_yielded = drawn
-                yield batch
-        except MdsmixError as error:
+        self._follow()
+        if self._reader is not self._iterator:
             self._stop_workers()
+        self._passes += 1
+        number = self._passes
+        self.dataset.is_read_by_loader[0] = True
+        try:
+            for batch in self._this_epoch_or_next():
+                yield batch
+                self._follow()
+                if number != self._passes:
+                    raise RecipeError(
+                        "This pass was begun before another one, or before load_state_dict was called, and only the last pass can "
+                        "be read: take the batches of the new one."
+                    )
+        except MdsmixError as error:
+            if number == self._passes:
+                self._stop_workers()
             # The text of a worker's error is a whole traceback that ends in our sentence; that of this process is the sentence alone.
             *traceback, last = str(error).strip().splitlines()
             if not traceback:
@@ -66,17 +89,72 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
             # Torch's own frames hold the error that holds them, and with it the workers of this pass. Collected as a cycle, their
             # queues go before they are told to stop, and torch waits 5 s for each.
             raise type(error)(last.partition(": ")[2]) from error.with_traceback(None)
+        finally:
+            if number == self._passes:
+                self._reader = None
+                self.dataset.is_read_by_loader[0] = False
+
+    def _this_epoch_or_next(self) -> Iterator[Batch]:
+        """Read the batches that a state left of its epoch; if it left none, those of the next one."""
+        is_over, self._may_be_over = self._may_be_over, False
+        for batch in self._batches():
+            is_over = False
+            yield batch
+        if is_over:
+            self.dataset.begin_next_epoch()
+            self._starts = self.dataset.starts
+            yield from self._batches()
+
+    def _batches(self) -> Iterator[Batch]:
+        drawn = 0
+        for batch in super().__iter__():
+            if self.collate_fn.packer:
+                # Streaming has counted packed rows. Rows that still wait in bins are lost on resuming.
+                drawn = min(drawn + (self.batch_size or 0), len(self.dataset))
+                self.num_samples_yielded = drawn
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the place in the epoch, for rank 0."""
+        self._follow()
+        state: dict[str, Any] = super().state_dict()
+        return state
+
+    def load_state_dict(self, obj: dict[str, Any]) -> None:
+        """Make the next pass go on from a state, also on a loader that was iterated."""
+        super().load_state_dict(obj)
+        if obj["sample_in_epoch"] > self.dataset.last_place:
+            self.dataset.set_epoch(obj["epoch"] + 1)
+        self._follow()
+        self._may_be_over = True
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that of `epoch`, if it would be an earlier one. Trainer calls it as it begins an epoch."""
+        self.dataset.set_epoch(epoch)
 
     def end(self) -> None:
         """Ends the workers and the threads of an epoch that nobody reads on."""
         self._stop_workers()
         self.dataset.end()
 
+    def _follow(self) -> None:
+        """End the pass that is read, if the dataset was given another place to begin at since."""
+        if self._starts != self.dataset.starts:
+            self._starts = self.dataset.starts
+            self._passes += 1
+            self.num_samples_yielded = 0
+            self._stop_workers()
+
+    def _get_iterator(self) -> Any:
+        self._reader = super()._get_iterator()
+        return self._reader
+
     def _stop_workers(self) -> None:
-        """Workers that live from epoch to epoch end with an error; the next pass starts others."""
-        if self._iterator is not None:
-            self._iterator._shutdown_workers()
-            self._iterator = None
+        """End the workers of a pass, and those that live from epoch to epoch; the next pass starts others."""
+        for reader in (self._reader, self._iterator):
+            if hasattr(reader, "_shutdown_workers"):
+                reader._shutdown_workers()
+        self._reader = self._iterator = None
 
 
 def build_loader(

@@ -36,6 +36,24 @@ def test_a_mix_of_both_kinds_trains_is_evaluated_and_resumes(lab: Lab, foundry: 
     assert second["time/token"][:3] == whole["time/token"][5:8]
 
 
+def test_from_the_end_of_an_epoch_the_next_one_begins(lab: Lab, foundry: Foundry) -> None:
+    """Composer writes a checkpoint with the last batch, or after the epoch."""
+    streams = lab.demo("docs faq")
+    loader = {"name": "mdsmix", "num_workers": 1, "dataset": {**ORDER, "eos_token_id": 0}}
+    drawn = {"mix": {name: {"choose": 12} for name in streams}, "max_seq_len": LENGTH}
+    config = str(lab.rendered(streams=streams, train_loader=loader, **drawn))
+    whole = []
+    for interval, name in (("1ep", "ep1-ba3"), ("3ba", "ep0-ba3")):
+        saving = [f"save_folder={lab.folder}/{interval}", f"save_interval={interval}"]
+        saving.append("save_num_checkpoints_to_keep=-1")
+        whole = whole or foundry("train.losses", path=config, steps=7, settings=saving)
+        if interval == "3ba":
+            foundry("train.losses", path=config, steps=3, settings=saving)
+        resuming = [f"load_path={lab.folder}/{interval}/{name}-rank0.pt"]
+        more = foundry("train.losses", path=config, steps=7, settings=resuming)
+        assert more == whole[3:], name
+
+
 def test_a_lost_shard_ends_a_run_and_changed_data_is_refused(
     lab: Lab, tmp_path: Path, foundry: Foundry
 ) -> None:

@@ -168,3 +168,48 @@ def test_an_epoch_that_composer_has_ended_is_not_begun_again(tmp_path: Path) -> 
     resumed.load_state_dict(state)
     assert resumed.dataset.state_dict(0, True) == state, "saved again before a row is read"
     assert first_tokens(resumed) == second
+
+
+def test_other_devices_are_refused_where_they_divide_an_epoch_differently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the same batch of all devices together. What is exact by Streaming's own layout: test_load_worlds.py."""
+    mixed = {"a": publish(tmp_path / "a"), "b": publish(tmp_path / "b", range(200, 240))}
+
+    def on(world: World, batch: int, method: str) -> MixLoader:
+        loader = opened(mixed, batch, batching_method=method)
+        loader.dataset._parallel_rank_world = world
+        monkeypatch.setattr(World, "detect", lambda: world)
+        return loader
+
+    two, four, apart = World(1, 2, 1, 0), World(1, 4, 1, 0), World(2, 1, 1, 0)
+    for method in ("random", "stratified", "per_stream", "device_per_stream"):
+        state = on(two, 8, method).dataset.state_dict(32, True)
+        on(two, 8, method).load_state_dict(state)
+        for world, batch, now in (
+            (four, 4, "1 node of 4 devices"),
+            (apart, 8, "2 nodes of 1 device"),
+        ):
+            loader = on(world, batch, method)
+            if method == "random":
+                loader.load_state_dict(state)
+                continue
+            loader.load_state_dict(state | {"sample_in_epoch": 0})
+            told = f"written on 1 node of 2 devices with batches of 8 samples, and this run has {now} .*batching_method: {method}.*Fix"
+            with pytest.raises(MixRefused, match=told):
+                loader.load_state_dict(state)
+            earlier = json.loads(state[KEY])
+            del earlier["settings"]["devices"]
+            caplog.clear()
+            if world is apart:
+                with pytest.raises(MixRefused, match="written on 1 node, and this run has 2 nodes"):
+                    loader.load_state_dict(state | {KEY: json.dumps(earlier)})
+            else:
+                loader.load_state_dict(state | {KEY: json.dumps(earlier)})
+                assert "only the same ones go on exactly" in caplog.text
+            loader.dataset.accept_changed = True
+            loader.load_state_dict(state)
+            assert (
+                f"accept_changed: the checkpoint was written on 1 node of 2 devices with batches of 8 samples, and this run has {now}"
+                in caplog.text
+            )
