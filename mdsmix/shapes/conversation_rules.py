@@ -124,10 +124,8 @@ def _flags(raw: RawRecord) -> frozenset[str]:
 
 def _listed_marks(raw: RawRecord, messages: Sequence[Message], before: int) -> list[Any]:
     """The mark of each message in the record's list, None for a message without one; empty if the record has no list."""
-    if MASK not in raw.record and MARK not in raw.options:
-        return []
-    named = raw.record.get(raw.options[MARK]) if MARK in raw.options else None
-    lists = [raw.record.get(MASK), named if isinstance(named, list) else None]
+    named = raw.extra(raw.options[MARK]) if MARK in raw.options else None
+    lists = [raw.extra(MASK), named if isinstance(named, list) else None]
     given = [decoded(each) for each in lists if each not in (None, "")]
     if not given:
         return []

@@ -35,14 +35,12 @@ def with_extras(parse: Callable[[RawRecord], Any]) -> Callable[[RawRecord], Any]
 
     def parse_with_extras(raw: RawRecord) -> Any:
         found = parse(raw)
-        if NAMES.isdisjoint(raw.record):
+        if NAMES.isdisjoint(raw.record) and not any("." in path for path in raw.fields.values()):
             return found
-        variables = variables_of(raw.record.get(VARIABLES))
+        variables = variables_of(raw.extra(VARIABLES))
         is_one = isinstance(found, Conversation)
         said = [found] if is_one else [half for half in found if isinstance(half, Conversation)]
-        if raw.record.get(OBJECTS) and any(
-            word in each.said for word in FILLED_IN for each in said
-        ):
+        if raw.extra(OBJECTS) and any(word in each.said for word in FILLED_IN for each in said):
             raise RecordRefused("objects_not_filled")
         if not variables or not said:
             return found

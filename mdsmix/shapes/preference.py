@@ -138,7 +138,7 @@ def parse_alpaca(raw: RawRecord) -> Preference:
 def _half(raw: RawRecord, messages: list[Message]) -> Conversation:
     """Return the conversation of a prompt and an answer. Raises RecordRefused if the answer is marked not
     to be trained, or the messages break a rule together."""
-    if MASK in raw.record:  # a list of marks cannot be that of both answers
+    if raw.extra(MASK) is not None:  # a list of marks cannot be that of both answers
         raw = raw._replace(record={**raw.record, MASK: None})
     conversation = conversation_of(raw, messages)
     if conversation.trained and not conversation.trained[-1]:

@@ -6,6 +6,7 @@ from itertools import filterfalse
 from typing import Any, Literal, NamedTuple
 
 from mdsmix.record import RecordRefused, is_encodable
+from mdsmix.shapes.fields import value_at
 
 Fields = Mapping[str, str]
 "A shape's key in the recipe (`text`, `prompt`, ...) -> the record's field."
@@ -27,6 +28,17 @@ class RawRecord(NamedTuple):
     def value(self, key: str) -> Any:
         """The value of an optional key's field; None where the recipe names no field or the record lacks it."""
         return self.record.get(self.fields[key]) if key in self.fields else None
+
+    def extra(self, name: str) -> Any:
+        """The value of a field that no key of the recipe names; None if the record lacks it. It is at the top of the record, or
+        beside a field that a path leads to: `json.loss_mask` for `json.messages`."""
+        if name in self.record:
+            return self.record[name]
+        beside = (
+            f"{path.rpartition('.')[0]}.{name}" for path in self.fields.values() if "." in path
+        )
+        found = (value_at(path, self.record) for path in beside if "{" not in path)
+        return next((value for value in found if value is not None), None)
 
     def held(self, key: str) -> Any:
         """The value of a key's field; RecordRefused (missing_field) where the record lacks it."""

@@ -37,7 +37,7 @@ def parse_alpaca(raw: RawRecord) -> Conversation:
     messages, answer = alpaca_messages(raw), raw.text("output")
     has_past = len(messages) > 1
     messages.append({"role": "assistant", "content": answer})
-    if not answer or raw.value("tools") or raw.record.get(MASK) is not None:
+    if not answer or raw.value("tools") or raw.extra(MASK) is not None:
         has_system = messages[0]["role"] == "system"
         return conversation_of(raw, messages, int(has_system))
     if has_past and not is_encodable("\n".join([message["content"] for message in messages])):
