@@ -12,7 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from mdsmix.convert.bad_records import described, refuse_too_many_bad
 from mdsmix.convert.job import make_job
@@ -21,7 +23,7 @@ from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.counts import Records
 from mdsmix.sources.format import Item
-from tests.converting import Answer, Web, chats, documents, files
+from tests.converting import Answer, Web, chats, documents, files, pairs
 
 GOOD = [f"a document, number {n}" for n in range(20)]
 LINES = [json.dumps({"text": f"document {n}"}) for n in range(20)]
@@ -267,3 +269,17 @@ def test_fields_that_are_not_there_are_shown_beside_those_that_are(web: Web) -> 
         answer = web.says({"kind": "finetuning", "source": {"path": "it.csv", **source}}).convert()
         assert answer.code == 5, answer.err
         assert "not one sample came of its source" in answer.err
+
+
+def test_of_a_field_that_is_missing_the_nearest_one_is_named(web: Web) -> None:
+    """Of lines and of tables, whose records are kept by their fields; a path into a field is none of it."""
+    rows = [{"prompts": "a", "response": "b", "meta": {"id": "1"}}] * 3
+    web.holds(rows)
+    parquet.write_table(pa.Table.from_pylist(rows), web.folder / "a.parquet")
+    for path in ("a.jsonl", "a.parquet"):
+        said = web.says(pairs(path)).convert().err
+        assert "The recipe names prompt: did you mean prompts?" in said
+    fields = {"path": "a.jsonl", "prompt": "meta.text", "response": "response"}
+    said = web.says({"kind": "finetuning", "source": fields}).convert().err
+    assert "missing_field" in said
+    assert "did you mean" not in said

@@ -198,3 +198,13 @@ def test_a_template_has_what_transformers_gives_it_and_draws_nothing_at_random()
     for source in ("{{ [1, 2] | random }}", "{{ lipsum() }}"):
         with pytest.raises(TemplateError):
             template_sandbox().from_string(source).render()
+
+
+def test_arguments_of_tojson_have_the_order_of_transformers() -> None:
+    """Of which jinja2's own filter has the indent first: `tojson(2)` is ASCII without an indent."""
+    messages = [{"role": "user", "content": "é", "b": {"z": 1, "a": [2]}}]
+    calls = ("", "2", "false, 2", "true, none", "indent=4", "separators=(',', ':')", "false, 1, none, true")  # fmt: skip
+    for call in calls:
+        source = f"{{{{ messages | tojson({call}) }}}}"
+        printed = open_template(source, VARIABLES).render(messages, False)
+        assert printed == theirs(source, messages, False)

@@ -10,11 +10,12 @@ The recipe's `max_bad` limits the share of bad records in all; a refusal says wh
 import base64
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fractions import Fraction
 from heapq import merge
 from io import BufferedReader
 from itertools import islice
+from typing import Any
 
 import orjson
 
@@ -33,7 +34,7 @@ from mdsmix.shards.shard_files import write_if_new
 from mdsmix.sources import BadRecord, RecordBatch
 from mdsmix.storage import Location, together
 from mdsmix.table import grouped
-from mdsmix.words import counted, printable
+from mdsmix.words import counted, nearest, printable
 
 MOST_FIELDS = 64
 "At most so many names of a record's fields are kept with it."
@@ -214,12 +215,44 @@ def shown_share(job: Job) -> str:
     return f"{float(100 * job.max_bad):.4f}".rstrip("0").rstrip(".") + "%"
 
 
+def _nearest(bad: Mapping[str, Any]) -> str:
+    """Return a question that names the field most like the missing one of a bad record; empty without
+    such a field."""
+    missing = _missing_field(bad)
+    fields = _fields_of(bad)
+    if not missing or missing.partition(".")[0] in fields:
+        return ""
+    near = nearest(missing, fields)
+    return (
+        f" The recipe names {printable(missing)}: did you mean {printable(near)}?" if near else ""
+    )
+
+
+def _missing_field(bad: Mapping[str, Any]) -> str:
+    """Return the name of the field that a bad record lacks; empty if its reason is another."""
+    detail = bad.get("detail") or {}
+    return str(detail.get("missing", ""))
+
+
+def _fields_of(bad: Mapping[str, Any]) -> list[str]:
+    """Return the names of the fields of a record in the quarantine, if they are known."""
+    if fields := bad.get("fields"):
+        return [*map(str, fields)]
+    try:
+        record = orjson.loads(bad.get("raw") or "")
+    except ValueError:
+        return []
+    return [*record] if isinstance(record, dict) else []
+
+
 def advice(job: Job, records: Records) -> str:
     """Sentences on what most likely has to change, with the first record of some reasons as examples."""
     first = dict[str, str]()
     for bad in islice(read_quarantine(job.folder), MOST_LOOKED_AT):
         told = [bad.get("detail"), bad.get("fields") or bad.get("raw")]
         about = " in ".join(printable(grouped(of)[:MOST_SHOWN])[:MOST_SHOWN] for of in told if of)
-        first.setdefault(bad["reason"], f"The first {bad['reason']}, of {bad['file']}: {about}.")
+        first.setdefault(
+            bad["reason"], f"The first {bad['reason']}, of {bad['file']}: {about}.{_nearest(bad)}"
+        )
     said = dict.fromkeys(ADVICE[reason] for reason in records.quarantined if reason in ADVICE)
     return " ".join([*said, *islice(first.values(), MOST_EXAMPLES)])

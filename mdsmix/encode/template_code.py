@@ -9,7 +9,6 @@ were spent on rendering. This file imports jinja2 at the top, so it is imported 
 import json
 import secrets
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from jinja2 import Environment, Template, TemplateError, nodes
@@ -107,10 +106,27 @@ def template_sandbox() -> Environment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     del sandbox.globals["lipsum"], sandbox.filters["random"]
-    # Plain JSON, where jinja2's own filter would escape for HTML.
-    sandbox.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    sandbox.filters["tojson"] = _to_json
     sandbox.globals["raise_exception"] = _raise_exception
     return sandbox
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return plain JSON, where jinja2's own filter would escape for HTML. The arguments have the order
+    of transformers' filter, in which `tojson(2)` asks for ASCII and not for an indent of 2."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise_exception(message: str) -> None:
