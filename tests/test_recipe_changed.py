@@ -59,6 +59,7 @@ CHANGES = [
     # No row depends on these.
     Change("compression=zstd", set()),
     Change("max_bad=50%", set()),
+    Change("train_loader.name=mdsmix", set()),
     Change("mix.web.repeat=2", set()),
     Change("mix.web.share=30%", set()),
     Change("train_loader.num_workers=4", set()),
@@ -132,7 +133,7 @@ def test_every_command_that_takes_a_recipe_says_so(recipe: Path) -> None:
     ):
         answer = mdsmix(*command)
         assert (answer.code, said in answer.err) == (3, True), command
-        assert "mdsmix convert" in answer.err
+        assert f"mdsmix convert {recipe} {override}" in answer.err
     assert config.read_bytes() == before
     page = recipe.parent / "page.html"
     done("report", recipe, override, "-o", page, "--no-preview")

@@ -60,7 +60,7 @@ def mix(
     if tmp:
         require_local(tmp)
     loaded, path = open_recipe(recipe, overrides or ()), str(recipe)
-    streams = mix_of_recipe(training(loaded, path), path, estimate)
+    streams = mix_of_recipe(training(loaded, path), path, estimate, overrides=overrides or ())
     refuse_sources(loaded, locate(out))
     findings = findings_on_streams(streams)
     print_briefly(findings, [path, *(overrides or ())])

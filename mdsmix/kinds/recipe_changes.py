@@ -10,8 +10,9 @@ from mdsmix.shards.manifest import Encoding
 from mdsmix.words import listed, spelled
 
 OF_SOURCE = {each.name for each in fields(SourceSpec)}
-NO_ROWS = frozenset({"compression", "source.id"})
-"Settings that shape shards and the names of records, and no row."
+NO_ROWS = frozenset({"compression", "source.id", "loader", "columns"})
+"""Settings that shape shards, the names of records and the columns of a row, and not what it holds.
+Whether a loader reads the columns is judged by a check of its own."""
 SAMPLE = "sample"
 STOPS = "tokenizer.stop_tokens (ids)"
 DERIVED = "columns"

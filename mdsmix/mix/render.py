@@ -123,7 +123,8 @@ def render(
     if into:
         text, changed = set_into(before, config, tree, into, without=config.keys() - kept.keys())
     mix = mix_of(text if into else tree, path, streams, recipe, into, own_evals, shares)
-    return replace(mix, changed=changed), epoch_comment(mix) + text
+    mix = replace(mix, changed=changed, overrides=overrides)
+    return mix, epoch_comment(mix) + text
 
 
 def before_training(mix: Mix) -> str | None:

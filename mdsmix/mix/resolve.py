@@ -75,7 +75,7 @@ def resolve(
         return mix_of(read_text(path), path, own_evals=own_evals if has_evals else "drop")
     recipe = open_recipe(path, overrides)
     recipe = recipe if has_evals else training(recipe, path)
-    return mix_of_recipe(recipe, path, may_estimate, survey)
+    return mix_of_recipe(recipe, path, may_estimate, survey, overrides)
 
 
 def named_yaml(words: Sequence[str]) -> tuple[str, list[str]] | None:
@@ -135,12 +135,12 @@ def mix_of_recipe(
     path: str,
     may_estimate: bool,
     survey: Surveyor | None = None,
+    overrides: Sequence[str] = (),
 ) -> Mix:
     """The mix that a recipe renders; MixRefused where its streams cannot fill their shares."""
     streams, shares = streams_of(recipe, may_estimate, survey)
-    return mix_of(
-        foundry_config.sections(recipe, streams, {}), path, streams, recipe, shares=shares
-    )
+    mix = mix_of(foundry_config.sections(recipe, streams, {}), path, streams, recipe, shares=shares)
+    return replace(mix, overrides=overrides)
 
 
 def streams_of(

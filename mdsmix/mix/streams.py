@@ -3,6 +3,7 @@
 A mix from a recipe, from a training YAML or from bare folders has this one shape, so that a check is
 written once. A stream's index and manifest are read at once, its stored files and first samples only when a check asks."""
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -157,6 +158,8 @@ class Mix:
     "The training YAML, resolved; of a recipe, the YAML that it renders."
     recipe: str | None = None
     "The recipe's path, for the commands in findings."
+    overrides: Sequence[str] = ()
+    "The recipe's overrides, for the same."
     wanted: Recipe | None = None
     "The recipe itself, which may have changed since its streams were converted."
     train: Loader
@@ -204,7 +207,7 @@ class Mix:
         spec = self.wanted.streams.get(stream.name) if self.wanted else None
         if self.wanted is None or spec is None or spec.source is None or stream.survey:
             return None
-        is_here = locate(self.wanted.published(spec)) == stream.folder.parent
+        is_here = locate(self.wanted.published(spec)).url == stream.folder.parent.url
         return spec if is_here else None
 
     @cached_property
@@ -230,7 +233,8 @@ class Mix:
 
     def again(self, options: str = "") -> str:
         """The words of a fix that say how to publish a stream again."""
-        command = f"mdsmix convert {self.recipe or 'RECIPE'}{options}"
+        words = ["mdsmix", "convert", self.recipe or "RECIPE", *self.overrides]
+        command = f"{shlex.join(words)}{options}"
         return f"publish it again, with mdsmix by `{command}`"
 
 
