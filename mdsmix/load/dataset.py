@@ -7,7 +7,7 @@ keys. A resume on other data is refused, or goes on with a warning that says wha
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -89,7 +89,22 @@ class CheckedStream(Stream):  # type: ignore[misc]
             ) from error
         drop_connection(self)
         self.validate_hash = self._settled_hash(files)
+        self._refuse_to_empty(shards)
         return shards
+
+    def _refuse_to_empty(self, shards: Sequence[Reader]) -> None:
+        """Raise RecipeError if Streaming would delete the unpacked shards: it does so if their packed form is not there and must be kept."""
+        if not self.remote or self.remote == self.local:
+            folder = Path(self.local, self.split)
+            pairs = [pair for shard in shards for pair in shard.file_pairs if pair[1]]
+            unpacked = [raw for raw, packed in pairs if not (folder / packed.basename).exists()]
+            count = sum((folder / raw.basename).exists() for raw in unpacked)
+            if count:
+                raise RecipeError(
+                    f"Stream {self.name}: {folder} holds {count:,} of its {plural(len(shards), 'shard')} unpacked alone, as the cache of a "
+                    "remote does, and its index.json lists packed ones. Without the remote Streaming deletes such shards as it opens the "
+                    "stream, so nothing was opened or changed; give the stream the remote again that it was fetched from."
+                )
 
     def _settled_hash(self, files: list[FileInfo]) -> str | None:
         """The algorithm to check with; RecipeError where one was asked for that a shard lacks."""

@@ -1,6 +1,7 @@
 """What a YAML and an index say is judged when the loader is built: what no one would read, and a stream that is missing or hostile, is
 refused. A shard that fails reaches the training loop, named, with and without workers; nothing ends early, nothing hangs."""
 
+import gc
 import json
 import multiprocessing
 import pickle
@@ -90,6 +91,27 @@ def test_a_damaged_shard_that_is_no_copy_stays_where_it_is(tmp_path: Path) -> No
     truncate(packed)
     assert f"shard {SHARD}" in first_error(loader_of(tmp_path / "zip"))[1]
     assert packed.exists()
+
+
+def test_a_cache_of_packed_shards_without_its_remote_keeps_its_files(tmp_path: Path) -> None:
+    """Streaming would delete what it unpacked, and then miss it."""
+    settings: dict[str, Any] = {"size_limit": 600, "compression": "zstd:3"}
+    remote = write_tokens(tmp_path / "remote", 60, **settings)
+    cached = {"remote": str(remote), "local": f"{tmp_path}/local"}
+    assert len(first_tokens(loaded({"a": cached}))) == 60
+    gc.collect()
+    before = sorted(path.name for path in (tmp_path / "local").iterdir())
+    assert len(before) > 2
+    assert not any(name.endswith(".zstd") for name in before)
+    for alone in ({"local": cached["local"]}, cached | {"remote": cached["local"]}):
+        told = rf"local holds {len(before) - 1} of its {len(before) - 1} shards unpacked alone.*give the stream the remote"
+        with pytest.raises(RecipeError, match=told):
+            loaded({"b": {"local": str(write_tokens(tmp_path / "b", 4))}, "a": alone})
+        assert sorted(path.name for path in (tmp_path / "local").iterdir()) == before
+        shutil.rmtree(tmp_path / "b")
+    assert len(first_tokens(loaded({"a": cached}))) == 60
+    gc.collect()
+    assert len(first_tokens(loaded({"a": {"local": str(remote)}}))) == 60, "packed, as published"
 
 
 def test_no_row_is_read_of_a_shard_that_another_worker_has_not_checked_yet(tmp_path: Path) -> None:
