@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import kind_of
+from mdsmix.kinds.preferences import Preferences
 from mdsmix.load import build_loader
 from mdsmix.ragged import Ragged
 from mdsmix.shapes.preference import REWARDS
@@ -226,6 +227,20 @@ def test_batches_are_those_of_composerl(
     )
     told = done("check", tmp_path / "train.yaml").out
     assert ("pad-eos-preference" in told) == (pad is not None)
+
+
+def test_older_preferences_are_read_and_named_outdated(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Preferences, "version", 1)
+        recipe, _ = converted(tmp_path, tokenizer_folder, PAIRS)
+    done("render-yaml", recipe, "-o", tmp_path / "train.yaml")
+    assert len(list(build_loader(str(tmp_path / "train.yaml"), 1))) == 2
+    told = "rule kind.preferences was version 1 when likes was converted, and is 2"
+    assert told in " ".join(done("check", tmp_path / "train.yaml").out.split())
+    done("convert", recipe)
+    assert "rows-outdated" not in done("check", tmp_path / "train.yaml").out
 
 
 def test_an_odd_length_is_refused_as_composerl_refuses_it(
