@@ -52,6 +52,7 @@ LATE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 PLAIN = "{% for m in messages %}{{ '\n' + m.role }}: {{ m.content }}{% endfor %}{{ '\nassistant: ' if add_generation_prompt }}"
+VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 TALKS = [
     in_turn("Why?", "So."),
     in_turn("Why?", "So.", "And?", "Now."),
@@ -317,6 +318,27 @@ def test_of_an_answer_that_nothing_stops_it_is_told(web: Web, tokenizer_folder: 
             name_stops(web, json.loads(fix))
             assert "stop_tokens" not in done("convert", web.recipe).out
             assert "answer-end" not in mdsmix("check", web.recipe).out
+
+
+def test_answers_and_calls_are_told_once_with_all_tokens_to_name(lettered: Tokenizer) -> None:
+    calls = CHATML.replace(
+        "{{ m.content }}",
+        "{{ m.content or '' }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ tools | tojson if tools }}",
+    )
+    for template, stops, level in (
+        (GLM, ["<|user|>", "<|observation|>"], "warning"),
+        (calls, ["<|im_end|>"], "note"),
+    ):
+        added = {"</s>": 1} | {token: 2 + place for place, token in enumerate(stops)}
+        special = {"special_tokens": [*added], "special_ids": [*added.values()]}
+        known = replace(lettered, added_tokens=added, chat_template=template, **special)
+        encoder = encoder_of(known, template, VARIABLES, target_responses="all")
+        encoder.encoding = replace(encoder.encoding, fields={"messages": "m", "tools": "t"})
+        notes = encoder.end_notes(replace(known, template_variables=VARIABLES))
+        assert [note.level for note in notes] == [level] * len(stops)
+        for note, token in zip(notes, stops, strict=True):
+            assert token in note.sentence
+            assert f"stop_tokens: {json.dumps(['</s>', *stops])}" in note.fix
 
 
 def test_init_says_how_answers_end(web: Web, tokenizer_folder: Path) -> None:

@@ -187,57 +187,55 @@ def lead_of(end: AnswerEnd, stops: Stops) -> str | None:
 
 def end_notes(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[EndNote]:
     """Yield what a user of a stream of conversations should know of the ends of its answers."""
-    stops, seen = Stops.of(tokenizer, encoding.stop_ids), set[str]()
-    for end in ends_of(encoding, tokenizer):
-        notes = [
-            *_notes_before_a_message(end, stops, encoding, tokenizer),
-            *_notes_at_last(end, stops, tokenizer),
-        ]
-        for note in notes:
-            if note.sentence not in seen:
-                seen.add(note.sentence)
-                yield note
+    stops, ends = Stops.of(tokenizer, encoding.stop_ids), ends_of(encoding, tokenizer)
+    if encoding.target_responses == "all":
+        yield from _notes_before_a_message(ends, stops, encoding, tokenizer)
+    for end in ends[:1]:
+        yield from _notes_at_last(end, stops, tokenizer)
 
 
 def _notes_before_a_message(
-    end: AnswerEnd, stops: Stops, encoding: Encoding, tokenizer: Tokenizer
+    ends: Sequence[AnswerEnd], stops: Stops, encoding: Encoding, tokenizer: Tokenizer
 ) -> Iterator[EndNote]:
-    """Yield a note on an answer that another message follows, if such answers are trained."""
-    if encoding.target_responses != "all" or end.following is None or stops.ends(end.ending):
-        return
-    ended = _last_token(end.ending, tokenizer.special_tokens)
-    following = _first_token(end.following.lstrip(), [*tokenizer.added_tokens])
-    where = f"{end.what} before another message"
-    if following in stops.tokens:
-        if trains_earlier_answers(encoding):  # else it is trained as a part of the prompt
-            sentence = (
-                f"{following} of the next message stops {end.what}, and is trained as its end"
-            )
-            yield EndNote(sentence=sentence, level="fact")
-    elif ended and not stops.source:
-        yield EndNote(
-            sentence=f"{where} ends in {ended}, and nothing says whether a model stops there: no {GENERATION} is beside the tokenizer",
-            fix=f"name the tokens that stop: tokenizer.stop_tokens: [{_quoted(*stops.tokens, ended)}]",
-            level="note",
-        )
-    elif ended:
-        yield EndNote(
-            sentence=f"{where} ends in {ended}, which is none of the tokens that stop a generation ({stops})",
-            fix=f"name all that do: tokenizer.stop_tokens: [{_quoted(*stops.tokens, ended)}]",
-        )
-    elif following:
-        known = f"is none of those that stop a generation ({stops})"
-        unknown = f"is not known to stop a generation (no {GENERATION} is beside the tokenizer)"
-        yield EndNote(
-            sentence=f"no token ends {where}: the template prints {following} of that message behind it, which {known if stops.source else unknown}, "
-            "and is not trained there",
-            fix=f"if the model stops there, name it: tokenizer.stop_tokens: [{_quoted(*stops.tokens, following)}]",
-        )
-    else:
-        yield EndNote(
-            sentence=f"no token ends {where}, so the model learns no stop there: the text goes on with {end.following[:20]!r}",
-            fix="take a chat template that prints EOS, or another token that stops, behind an answer",
-        )
+    """Yield a note for each token by which answers end that another message follows."""
+    open_ends = dict[tuple[str, str], AnswerEnd]()
+    for end in ends:
+        if end.following is not None and not stops.ends(end.ending):
+            ended = _last_token(end.ending, tokenizer.special_tokens)
+            following = _first_token(end.following.lstrip(), [*tokenizer.added_tokens])
+            open_ends.setdefault((ended, following), end)
+    unnamed = [ended or following for ended, following in open_ends if ended or following]
+    fix = (
+        f"name all tokens that stop it: tokenizer.stop_tokens: [{_quoted(*stops.tokens, *unnamed)}]"
+    )
+    for (ended, following), end in open_ends.items():
+        where = f"{end.what} before another message"
+        if following in stops.tokens:
+            if trains_earlier_answers(encoding):  # else it is trained as a part of the prompt
+                told = (
+                    f"{following} of the next message stops {end.what}, and is trained as its end"
+                )
+                yield EndNote(sentence=told, level="fact")
+        elif ended and not stops.source:
+            told = f"{where} ends in {ended}, and nothing says whether a model stops there: no {GENERATION} is beside the tokenizer"
+            yield EndNote(sentence=told, fix=fix, level="note")
+        elif ended:
+            told = f"{where} ends in {ended}, which is none of the tokens that stop a generation ({stops})"
+            yield EndNote(sentence=told, fix=fix)
+        elif following and encoding.target_prompts == "all":
+            continue  # it is trained as a part of the prompt
+        elif following:
+            known = f"is none of those that stop a generation ({stops})"
+            if not stops.source:
+                known = (
+                    f"is not known to stop a generation (no {GENERATION} is beside the tokenizer)"
+                )
+            told = f"no token ends {where}: the template prints {following} of that message behind it, which {known}, and is not trained there"
+            yield EndNote(sentence=told, fix=fix)
+        else:
+            told = f"no token ends {where}, so the model learns no stop there: the text goes on with {(end.following or '')[:20]!r}"
+            way = "take a chat template that prints EOS, or another token that stops, behind an answer"
+            yield EndNote(sentence=told, fix=way)
 
 
 def _notes_at_last(end: AnswerEnd, stops: Stops, tokenizer: Tokenizer) -> Iterator[EndNote]:

@@ -85,7 +85,7 @@ def _of_appended(found: Inspection) -> Iterator[str]:
     if ends:
         eos = found.decoder.text(ends[0].ids) if found.decoder else ends[0].ids[0]
         yield (
-            f"the last token, {printable(str(eos))}, is the EOS that the loader appends: trained, not stored, and not in the counts above"
+            f"the last token, {printable(str(eos))}, is the EOS that the loader appends to a row: trained, not stored"
         )
     if any(map(doubles_eos, shown)):
         yield "the answer ends in EOS already, with white space behind it, so EOS is trained twice at the end of a row, as by LLM-Foundry"
