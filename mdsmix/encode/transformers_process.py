@@ -69,7 +69,8 @@ def _stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
 
     if os.path.isfile(name):
         return []
-    place = {key: kwargs[key] for key in ("revision", "subfolder", "token") if key in kwargs}
+    keys = ("revision", "subfolder", "token", "cache_dir", "local_files_only")
+    place = {key: kwargs[key] for key in keys if key in kwargs}
     path = None
     with suppress(OSError):  # the hub cannot be reached
         path = cached_file(
