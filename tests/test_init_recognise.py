@@ -77,6 +77,17 @@ def test_the_paths_of_files_find_them_and_no_other_that_is_known(names: list[str
 SAYS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}]
 SHARED = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
 WEIGHED = [SAYS[0], {**SAYS[1], "weight": 1}]
+CALLED = [
+    SAYS[0],
+    {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+]
+IN_PARTS = [
+    SAYS[0],
+    {
+        "role": "assistant",
+        "content": [{"type": "reasoning", "value": "hm"}, {"type": "text", "value": "b"}],
+    },
+]
 KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
     "text": ({"text": "a", "id": 1}, "text", {"text": "text"}),
     "another word": ({"Content": "a", "url": "b"}, "text", {"text": "Content"}),
@@ -96,6 +107,8 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
     "finevision": ({"texts": [{"user": "a", "assistant": "b", "source": "x"}]}, "finevision", {"texts": "texts"}),
     "trl's messages": ({"prompt": SAYS[:1], "completion": SAYS[1:]}, "prompt_completion", {"prompt": "prompt", "completion": "completion"}),
     "trl's texts": ({"prompt": "a", "completion": "b"}, "prompt_response", {"prompt": "prompt", "response": "completion"}),
+    "functions": ({"messages": CALLED, "functions": [{"name": "f", "parameters": {}}]}, "openai", {"messages": "messages", "tools": "functions"}),
+    "llama-factory's parts": ({"messages": IN_PARTS}, "openai", {"messages": "messages"}),
     "a list under the other name": ({"conversations": SAYS}, "messages", {"messages": "conversations"}),
 }  # fmt: skip
 

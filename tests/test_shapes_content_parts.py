@@ -183,3 +183,38 @@ def test_a_greeting_is_a_part_of_the_first_prompt() -> None:
     assert openai([greeting], None) == "too_few_messages"
     strict = SHAPES["messages"].read({"messages": [greeting, USER, SAID]}, {"messages": "messages"})
     assert strict == "starts_with_assistant"
+
+
+def test_calls_of_llama_factory_and_of_openai_s_older_interface_are_printed_as_todays() -> None:
+    function = {"name": "add", "arguments": {"of": [2, 3]}}
+    calling = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+    named = {"role": "tool", "name": "add", "content": "5"}
+    thought = {"type": "reasoning", "value": "hm"}
+    so = {"type": "text", "value": "So."}
+    in_part = {"type": "tool_call", "value": json.dumps(function)}
+    older = {"role": "function", "name": "add", "content": "5"}
+    of_text = function | {"arguments": json.dumps(function["arguments"])}
+    both = calling | {"tool_calls": calling["tool_calls"] * 2, "content": "So."}
+    for written, plain in (
+        (
+            [USER, said("assistant", thought, so, in_part), said("tool", {"type": "text", "value": "5"}), SAID],
+            [USER, calling | {"content": "So.", "reasoning_content": "hm"}, {"role": "tool", "content": "5"}, SAID],
+        ),
+        ([USER, said("assistant", so, in_part, in_part), named, named, SAID], [USER, both, named, named, SAID]),
+        (
+            [USER | {"function_call": None}, {"role": "assistant", "content": None, "function_call": of_text}, older, SAID],
+            [USER, calling | {"content": None}, named, SAID],
+        ),
+    ):  # fmt: skip
+        found = openai(written)
+        assert printed(QWEN_3, found) == theirs(QWEN_3, plain, False, tools=TOOLS)
+        with_pictures = with_images(SHAPES["openai"], ())
+        record = {"messages": written, "tools": TOOLS}
+        assert with_pictures.read(record, with_pictures.own_fields) == found
+    for wrong, reason in (
+        (said("assistant", in_part, so), "content_not_text"),
+        (said("assistant", {"type": "tool_call", "value": "{"}), "bad_tool_call"),
+        (said("assistant", {"type": "reasoning", "value": 3}), "content_not_text"),
+        ({"role": "assistant", "content": None, "function_call": {"name": "f"}}, "arguments_not_json"),
+    ):  # fmt: skip
+        assert openai([USER, wrong]) == reason

@@ -49,7 +49,7 @@ OF_MESSAGES: dict[str, list[list[Any]]] = {
     "bad_tool_call": [[ASKED, call("{}", tool_calls=calls)] for calls in ([{"id": "c1"}], "f()")],
     "bad_message_keys": [
         *([ASKED, call("{}", role="user"), ANSWERED], [ASKED, {"content": "x"}]),
-        [ASKED, {"role": "assistant", "content": None, "function_call": {"name": "f"}}],
+        [ASKED, call() | {"function_call": {"name": "f", "arguments": "{}"}}],
     ],
     "unknown_tool_call": [
         [ASKED, RESULT, ANSWERED],

@@ -43,6 +43,7 @@ RENAME = (
 TELLING = (
     "system",
     "tools",
+    "functions",
     "images",
     "image",
     "videos",

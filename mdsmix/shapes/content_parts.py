@@ -1,7 +1,8 @@
-"""Contents that are lists of parts, as the interfaces of OpenAI and Anthropic write them.
+"""Contents that are lists of parts, as the interfaces of OpenAI and Anthropic and LLaMA-Factory 1 write them.
 
 Parts of text are joined. Anthropic's parts become what chat templates take: `thinking` the key
-`reasoning_content`, `tool_use` a call, and each `tool_result` a message of the role `tool`. A part that
+`reasoning_content`, `tool_use` a call, and each `tool_result` a message of the role `tool`.
+LLaMA-Factory's `reasoning` and `tool_call`, the call as JSON text, become the first two. A part that
 has no such form makes the record a bad one: nothing of a content is dropped but what holds no text.
 """
 
@@ -13,8 +14,10 @@ from mdsmix.record import Message, RecordRefused
 
 TEXTS = ("text", "input_text", "output_text")
 "Types of parts with a text."
-ANTHROPIC = frozenset({"thinking", "tool_use", "tool_result"})
-"Types of parts that only Anthropic's messages have."
+THOUGHTS = {"thinking": "thinking", "reasoning": "value"}
+"Type of a part with a thought, Anthropic's and LLaMA-Factory's -> the key that holds it."
+ANTHROPIC = frozenset({*THOUGHTS, "tool_use", "tool_call", "tool_result"})
+"Types of parts that only Anthropic's and LLaMA-Factory's messages have."
 WITHOUT_TEXT = frozenset({"annotations", "cache_control", "citations", "logprobs", "signature"})
 "Keys of a part that no template prints: what is stored of it by a service, and notes on its text."
 RESULT_KEYS = frozenset({"type", "tool_use_id", "content", "cache_control"})
@@ -102,15 +105,18 @@ def _answer(message: Message) -> Message:
     """
     thoughts = list[str]()
     texts = list[Any]()
-    calls = list[Message]()
+    calls = list[Any]()
     for part in message["content"]:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "tool_use" and not _unknown(part, {"type", "id", "name", "input"}):
             calls.append(_call(part))
-        elif kind == "thinking" and not texts and not calls:
-            if not isinstance(part.get("thinking"), str) or _unknown(part, {"type", "thinking"}):
+        elif kind == "tool_call" and not _unknown(part, {"type", "value"}):
+            calls.append(part.get("value"))
+        elif isinstance(kind, str) and kind in THOUGHTS and not texts and not calls:
+            thought = part.get(THOUGHTS[kind])
+            if not isinstance(thought, str) or _unknown(part, {"type", THOUGHTS[kind]}):
                 raise RecordRefused("content_not_text")
-            thoughts.append(part["thinking"])
+            thoughts.append(thought)
         elif not calls:
             texts.append(part)
         else:

@@ -285,7 +285,8 @@ def calls_of(value: Any) -> list[Message]:
         RecordRefused: a call has no name (bad_tool_call), or its arguments are no JSON object (arguments_not_json).
     """
     value = decoded(value)
-    calls = [_wrapped(x, "bad_tool_call") for x in (value if isinstance(value, list) else [value])]
+    each = value if isinstance(value, list) else [value]
+    calls = [_wrapped(decoded(call), "bad_tool_call") for call in each]
     if not calls:
         raise RecordRefused("bad_tool_call")
     calls = [_without_arguments(call) if _is_blank(call) else call for call in calls]

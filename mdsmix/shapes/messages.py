@@ -116,10 +116,25 @@ def _messages(given: Any) -> list[Message]:
     return [_message(given)]
 
 
+def _of_today(given: Message) -> Message:
+    """Return a message of OpenAI's older interface in the words of today: `function_call` is one of
+    `tool_calls`, and the role `function` is `tool`."""
+    message = {key: value for key, value in given.items() if key != "function_call"}
+    if message["role"] == "function":
+        message["role"] = "tool"
+    if call := given.get("function_call"):
+        if message.get("tool_calls"):
+            raise RecordRefused("bad_message_keys")
+        message["tool_calls"] = [call]
+    return message
+
+
 def _message(given: Any) -> Message:
     """The message as a template takes it."""
-    if not isinstance(given, dict) or "role" not in given or given.get("function_call"):
+    if not isinstance(given, dict) or "role" not in given:
         raise RecordRefused("bad_message_keys")
+    if "function_call" in given or given["role"] == "function":
+        given = _of_today(given)
     if given["role"] not in (*ROLES, "developer"):
         raise RecordRefused("unknown_role")
     message, content, calls = {**given}, given.get("content"), given.get("tool_calls")
