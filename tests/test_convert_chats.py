@@ -16,7 +16,18 @@ from mdsmix.shards.shard_samples import read_whole
 from mdsmix.shards.token_ids import tokens_of
 from mdsmix.shards.verification import decode
 from mdsmix.storage import locate
-from tests.converting import Web, chats, documents, done, manifest_of, pairs, refused, samples
+from tests.converting import (
+    Web,
+    chats,
+    documents,
+    done,
+    encoder,
+    manifest_of,
+    mdsmix,
+    pairs,
+    refused,
+    samples,
+)
 from tests.published import PACKED, PACKED_ROW, publish
 from tests.styles import QWEN_3, train_style
 from tests.tool_styles import QWEN_2_5
@@ -216,3 +227,69 @@ def test_what_cannot_be_packed_is_one_sentence(web: Web) -> None:
     web.holds(records())
     for stream, more, said in UNPACKABLE:
         refused(web.says(stream | {"pack": True}, **more).convert(), 2, *said)
+
+
+LONG = " ".join(f"word{n}" for n in range(400))
+
+
+def test_cut_tokens_are_told_with_their_rows_whatever_the_kind(web: Web) -> None:
+    """10 of 20 answers are longer than a row; the tokens that are cut off are counted by Hugging Face's tokenizer."""
+    answers = [f"{n} {LONG}" for n in range(10)] + [f"answer {n}" for n in range(10)]
+    asked = [{"prompt": "Which?", "response": answer} for answer in answers]
+    talked = [
+        {"messages": [{"role": r, "content": t} for r, t in zip(("user", "assistant"), each.values(), strict=True)]}
+        for each in asked
+    ]  # fmt: skip
+    web.holds(asked, "asked.json")
+    web.holds(talked, "talked.json")
+    encode = encoder(web.tokenizer)
+    sizes = [len(encode(each["prompt"])) + len(encode(each["response"])) for each in asked]
+    cut = sum(max(0, size - 128) for size in sizes)
+    whole = {"pairs": pairs("asked.json"), "packed": pairs("asked.json", pack=True)}
+    for name, stream in (*whole.items(), ("chats", chats("talked.json"))):
+        loader = {"name": "mdsmix", "dataset": {"shuffle": True, "eos_token_id": 0}}
+        web.says(streams={name: stream}, max_seq_len=128, train_loader=loader)
+        told = web.done().out
+        (line,) = [line for line in told.splitlines() if "max_seq_len)" in line or "longer" in line]
+        assert "WARNING: " in line
+        assert f"10 of 20 {'documents' if name == 'packed' else 'rows'}" in line
+        checked, plan = mdsmix("check", web.recipe).out, done("plan", web.recipe, "--batch", 1, "--gpus", 1).out  # fmt: skip
+        assert f"rows-cut [{name}]: 10 of 20 samples" in checked
+        assert "tokens an epoch are cut off at max_seq_len" in plan
+        if name in whole:
+            assert f"{cut:,} tokens truncated" in line
+            # The ten short documents of packed rows hold the EOS that the loader appends to pairs.
+            of_all = sum(sizes) + (10 if name == "packed" else 0)
+            assert f"by {cut:,} of {of_all:,} tokens ({cut / of_all:.1%})" in checked
+            assert f"{cut:,} tokens an epoch are cut off at max_seq_len, " in plan
+        assert "partial" not in told
+
+
+def test_tokens_of_a_last_partial_row_are_not_cut_off(web: Web) -> None:
+    texts = [LONG, f"{LONG} and more", "short"]
+    web.holds(texts)
+    web.says(documents("*.jsonl"), max_seq_len=128)
+    told = web.done().out
+    lost = sum(len(encoder(web.tokenizer)(text)) + 1 for text in texts) % 128
+    assert lost
+    assert f"  {lost} tokens dropped (last partial row)\n" in told
+    assert "truncated" not in told
+    assert "rows-cut" not in mdsmix("check", web.recipe).out
+
+
+def test_left_out_turns_and_cut_preferences_are_told_with_their_rows(web: Web) -> None:
+    turns = [("user", "Which?"), ("assistant", "This."), ("user", "And?"), ("assistant", LONG)]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    web.holds([{"messages": messages}] * 3 + [{"messages": messages[:2]}] * 2, "talked.json")
+    web.says(chats("talked.json", too_long="first_turns"), max_seq_len=128)
+    told = web.done().out
+    assert re.search(r"[\d,]+ tokens truncated in 3 of 5 rows \(too_long: first_turns\)", told)
+    assert "rows-cut" not in mdsmix("check", web.recipe).out, "as the recipe asks for"
+    long, longer = LONG[:300], LONG[:700]
+    web.holds([{"prompt": "Which?", "chosen": long, "rejected": longer}] * 3, "preferred.json")
+    source = {"path": "preferred.json", **{key: key for key in ("prompt", "chosen", "rejected")}}
+    preferred = {"kind": "preference", "source": source}
+    web.says(preferred, max_seq_len=256, train_loader={"name": "pairwise_preference"})
+    told = web.done(f"local={web.folder / 'preferred'}").out
+    assert "3 of 3 rows are longer than max_seq_len" in told
+    assert "tokens truncated in" in told

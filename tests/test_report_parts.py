@@ -193,7 +193,7 @@ def test_each_sentence_is_there_with_its_counts_and_warns_where_they_are_many() 
     *_, dropped, bad, lost, special, note = summed(outcome("web", records, **more))
     assert dropped == "filtered: 2 empty, 5 one_token"
     assert bad == "quarantined: 3 not_json, in /mix/web/train/quarantine/"
-    assert lost.startswith("in no sample: 1,234 tokens")
+    assert lost == "1,234 tokens dropped (last partial row)"
     assert special == "2 records hold the text of a special token; rule: escape"
     assert note == "a note [with] brackets"
     for kind, reason, count, warned in (

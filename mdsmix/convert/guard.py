@@ -128,7 +128,7 @@ def refuse_replacing(
         raise RecipeError(
             f"stream {job.name} is published for the {old.encoding.loader} loader with the columns "
             f"{listed(old.encoding.columns)}; the recipe now wants {listed(job.encoding.columns)} for the "
-            f"{job.encoding.loader} loader: all {old.records.read:,} records, {old.totals.tokens:,} tokens, "
+            f"{job.encoding.loader} loader: all {old.records.read:,} records, {old.totals.seen_tokens:,} tokens, "
             "are to be encoded again; pass --reencode if that is meant."
         )
 

@@ -211,7 +211,7 @@ def _do_part(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:
         units=len(units),
         units_in_all=len(plan.units),
         reused=sum(len(result.reused) for result in results),
-        tokens=sum(record.totals.tokens for result in results for record in result.records),
+        tokens=sum(record.totals.seen_tokens for result in results for record in result.records),
         records=sum((result.total for result in results), Records()),
         seconds=time.monotonic() - began,
         peak=engine.peak,

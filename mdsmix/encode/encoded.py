@@ -56,6 +56,8 @@ def encoded(
     lost_tokens: int = 0,
     cut: Lengths | None = None,
     specials: int = 0,
+    truncated: Lengths | None = None,
+    appended: Flags | None = None,
     **said: Any,
 ) -> Encoded:
     """Samples with their totals.
@@ -66,10 +68,14 @@ def encoded(
         lost_tokens: tokens of these records that no sample holds.
         cut: int64 [n], the tokens of each sample that the loader cuts off.
         specials: records whose text holds the string of a special token.
+        truncated: int64 [n], the tokens of each sample that were cut off, which are among `lost_tokens`.
+        appended: bool [n], whether the loader appends EOS to each sample; None if that is not counted for the kind.
         said: other fields of Encoded.
     """
     lengths = np.asarray(sum(rows.lengths for rows in ids))
-    beyond = np.zeros(0, np.int64) if cut is None else cut
+    beyond = np.zeros(len(lengths), np.int64) if cut is None else cut
+    off = np.zeros(len(lengths), np.int64) if truncated is None else truncated
+    given_eos = 0 if appended is None else int(np.count_nonzero(appended))
     totals = Totals(
         samples=len(lengths),
         tokens=int(lengths.sum()),
@@ -81,6 +87,10 @@ def encoded(
         cut_rows=int(np.count_nonzero(beyond)),
         cut_tokens=int(beyond.sum()),
         specials=specials,
+        truncated_rows=int(np.count_nonzero((off > 0) & (beyond == 0))),
+        truncated_tokens=int(off.sum()),
+        given_eos=given_eos,
+        not_given_eos=0 if appended is None else len(lengths) - given_eos,
     )
     positions = np.asarray(positions, np.int64)
     return Encoded(columns=columns, lengths=lengths, positions=positions, totals=totals, **said)
@@ -89,7 +99,8 @@ def encoded(
 def as_turns(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
     """Column `turns`: the JSON `[{"input_ids": [...], "labels": [...]}, ...]` of each sample. `positions`: of each sample's record."""
     columns, losses = {"turns": _as_json(labels.turns)}, int(labels.losses().sum())
-    return encoded(columns, [labels.turns.samples], positions, losses, cut=labels.cut())
+    ids = [labels.turns.samples]
+    return encoded(columns, ids, positions, losses, cut=labels.cut(), appended=labels.appended())
 
 
 def as_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
@@ -102,12 +113,16 @@ def as_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
     halves = whole.first(most)
     if not labels.targets.decoder_only_format and tokenizer.eos_id is not None:
         _end_contexts(halves, whole.lengths > longest, tokenizer.eos_id)
+    pairs = Ragged(halves.values, halves.offsets[::2])
+    truncated = labels.turns.samples.lengths - pairs.lengths
     return encoded(
         Interleaved(SIDES, halves),
-        [Ragged(halves.values, halves.offsets[::2])],
+        [pairs],
         positions,
         int(labels.losses().sum()),
-        lost_tokens=len(whole.values) - len(halves.values),
+        lost_tokens=int(truncated.sum()),
+        truncated=truncated,
+        appended=labels.appended(),
     )
 
 
@@ -121,8 +136,15 @@ def as_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encode
         Ragged.from_lengths(values, lengths).first(longest) for values in (ids, mask)
     )
     trained.values[trained.offsets[:-1]] = 0  # no token stands before the first one to predict it
-    columns, lost = {"input_ids": documents, "loss_mask": trained}, int(labels.cut().sum())
-    return encoded(columns, [documents], positions, int(trained.values.sum()), lost)
+    columns, truncated = {"input_ids": documents, "loss_mask": trained}, labels.cut()
+    return encoded(
+        columns,
+        [documents],
+        positions,
+        int(trained.values.sum()),
+        lost_tokens=int(truncated.sum()),
+        truncated=truncated,
+    )
 
 
 def _halves(turns: Turns, dtype: str) -> Ragged:

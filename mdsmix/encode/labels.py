@@ -115,8 +115,13 @@ class Labels:
         longest = self.targets.max_seq_len
         if not self.targets.decoder_only_format:
             return np.asarray(np.minimum(self._last_responses + self.gets_eos, longest))
-        has_room = self.turns.samples.lengths < longest
-        return np.asarray(self._trained_from(1) + (self.gets_eos & has_room))
+        return np.asarray(self._trained_from(1) + self.appended())
+
+    def appended(self) -> Flags:
+        """Return bool [n]: to which samples the collator appends an EOS that stays. An encoder-decoder's target gets it."""
+        is_whole = self.targets.decoder_only_format
+        lengths = self.turns.samples.lengths if is_whole else self._last_responses
+        return np.asarray(self.gets_eos & (lengths < self.targets.max_seq_len))
 
     def cut(self) -> Lengths:
         """int64 [n]: how many tokens of each sample the collator cuts off. An encoder-decoder's context and target are cut separately."""

@@ -22,6 +22,7 @@ from mdsmix.encode.encoded import (
 )
 from mdsmix.encode.labels import (
     USABLE,
+    Flags,
     Labels,
     Lengths,
     Targets,
@@ -104,6 +105,11 @@ class Finetuning(Kind):
     def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
         return Labels(self.targets, _turns(tokens), eos, self.untrained).losses()
 
+    def appended(self, tokens: Tokens, eos: int | None) -> Flags | None:
+        if not self.gets_eos:
+            return None
+        return Labels(self.targets, _turns(tokens), eos).appended()
+
     def cut(self, tokens: Tokens) -> Lengths:
         return Labels(self.targets, _turns(tokens), None).cut()
 
@@ -126,6 +132,13 @@ class Finetuning(Kind):
         in_stream = np.isin(positions, positions[keep])  # one of several rows may be dropped alone
         lost = int(whole[in_stream].sum()) - len(turns.ids.values) + made.totals.lost_tokens
         totals = replace(made.totals, lost_tokens=lost, specials=len(rows.marked))
+        if targets.too_long == "first_turns":
+            left_out = whole[keep] - turns.samples.lengths
+            totals = replace(
+                totals,
+                truncated_rows=int(np.count_nonzero(left_out)),
+                truncated_tokens=int(left_out.sum()) + made.totals.truncated_tokens,
+            )
         out = zip(positions[~in_stream].tolist(), verdicts[~in_stream], strict=True)
         images: Sequence[Sequence[Any]] = ()
         if self.untrained is not None:

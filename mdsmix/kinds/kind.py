@@ -151,6 +151,15 @@ class Kind(ABC):
         is_full = sum(map(len, counted)) >= self.encoding.max_seq_len
         return None if is_full or not len(last) or last[-1] == eos else eos
 
+    @property
+    def gets_eos(self) -> bool:
+        """Whether the loader appends EOS to rows of the stream that end without it."""
+        return self.has_targets and not self.encoding.pack
+
+    def appended(self, tokens: Tokens, eos: int | None) -> Flags | None:
+        """Return bool [n]: to which stored samples the loader appends EOS. None for a kind whose rows get none."""
+        return None
+
     def pieces(self, sample: Sample) -> Iterator[Piece]:
         """A stored sample as pieces in order: neighbouring tokens that are all trained, or all not. `sample`: its decoded columns."""
         policies = self.encoding.target_prompts, self.encoding.target_responses

@@ -207,6 +207,7 @@ class Preferences(Conversations):
             loss_tokens=int((answers - cut).sum()),
             lost_tokens=int((whole - answers).sum()),
             cut=cut,
+            truncated=whole - answers,
             specials=len(marked),
             unread=unread,
             placeholders=placeholders_in(texts, wholes),

@@ -11,7 +11,7 @@ from fractions import Fraction
 from mdsmix.errors import MixRefused
 from mdsmix.mix.apportion import Apportioned, StreamShare, asked, drawn
 from mdsmix.mix.draws import delivered_of, draws_of
-from mdsmix.mix.stream_counts import eos_of, row_length, tokens_of, trained_of
+from mdsmix.mix.stream_counts import row_length, stored_tokens_of, tokens_of, trained_of
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.amounts import Unit
@@ -32,17 +32,15 @@ class StreamInEpoch:
     delivered: float
     "Drawn samples that reach the training loop: all, unless the batching method drops some."
     tokens: float
-    "Tokens of the delivered samples, without padding and without tokens that the loader cuts off."
+    "Tokens of the delivered samples as they are trained: cut, with the EOS that the loader appends, without padding."
     trained: float
     "Positions of the delivered samples that give a loss."
     cut: float
-    "Tokens of the delivered samples that the loader cuts off."
+    "Tokens of the delivered samples that were cut off when converting, or that the loader cuts off."
 
 
-def in_epoch(
-    stream: StreamInMix, loader: Loader, drawn: int, delivered: int, eos: float = 0
-) -> StreamInEpoch:
-    """The figures of a stream. `eos`: EOS tokens that the loader adds to all samples of the stream together."""
+def in_epoch(stream: StreamInMix, loader: Loader, drawn: int, delivered: int) -> StreamInEpoch:
+    """The figures of a stream."""
     samples, is_counted = stream.index.samples, stream.survey is None
     # Chance decides which rows a part of a pass draws: unless rows are equally long, their tokens are a mean.
     is_exact = row_length(stream) is not None or not delivered % (samples or 1)
@@ -53,7 +51,7 @@ def in_epoch(
         samples=about(samples, is_counted),
         drawn=about(drawn, is_counted),
         delivered=about(delivered, is_counted),
-        tokens=(tokens + eos) * times,
+        tokens=tokens * times,
         trained=trained_of(stream, loader) * times,
         cut=cut * times,
     )
@@ -146,9 +144,14 @@ def _mean(
     samples = stream.index.samples
     if unit == "samples" or not samples:
         return Fraction(bool(samples)), True
-    held = tokens_of(stream, loader)[0] if unit == "tokens" else trained_of(stream, loader)
-    is_exact = not isinstance(held, Estimate)
-    if not is_exact and not (may_estimate and is_known(held)):
+    if unit == "tokens":
+        held = tokens_of(stream, loader).kept
+        # Earlier commits did not count the EOS that the loader appends, and such a stream is not refused for that.
+        is_counted = not isinstance(stored_tokens_of(stream, loader).kept, Estimate)
+    else:
+        held = trained_of(stream, loader)
+        is_counted = not isinstance(held, Estimate)
+    if not is_counted and not (may_estimate and is_known(held)):
         guess = "the loader itself tokenizes it"
         if is_known(held):
             guess = f"its first samples suggest {held / samples:,.1f} a sample, which --estimate takes for all of them"
@@ -156,5 +159,4 @@ def _mean(
             f"the {unit} of {stream.name} were not counted (it has no manifest, or one that is of another index, another max_seq_len, other "
             f"targets, or a padding token that is not EOS), and {guess}: convert the stream, or write count: samples and a budget of samples."
         )
-    added = eos_of(stream, loader) if unit == "tokens" else 0
-    return (Fraction(held) + Fraction(added)) / samples, is_exact
+    return Fraction(held) / samples, not isinstance(held, Estimate)

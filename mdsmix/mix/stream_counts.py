@@ -7,12 +7,14 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.encode.labels import Labels, Turns
 from mdsmix.errors import MixRefused
+from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.ragged import Ragged
@@ -69,24 +71,41 @@ def mean_longest(streams: Sequence[tuple[Lengths, float]], rows: int, multiple: 
     return float(multiple * np.ceil(lengths[order] / multiple) @ np.diff(as_short, prepend=0))
 
 
-def tokens_of(stream: StreamInMix, loader: Loader) -> tuple[float, float]:
-    """Tokens of all samples that the model sees, and tokens that the loader cuts off. An EOS that the loader adds is not counted. UNKNOWN
-    where the loader itself tokenizes."""
+class TokenCount(NamedTuple):
+    """Tokens of all samples of a stream."""
+
+    kept: float
+    "Tokens that the model sees."
+    cut: float
+    "Tokens that were cut off when converting, or that the loader cuts off."
+
+
+def tokens_of(stream: StreamInMix, loader: Loader) -> TokenCount:
+    """Count the tokens of all samples as they are trained: cut to max_seq_len, and with the EOS that the loader appends. UNKNOWN if the
+    loader itself tokenizes."""
+    stored = stored_tokens_of(stream, loader)
+    return stored._replace(kept=stored.kept + eos_of(stream, loader))
+
+
+def stored_tokens_of(stream: StreamInMix, loader: Loader) -> TokenCount:
+    """Count the same tokens without the EOS that the loader appends."""
     samples, limit, is_counted = stream.index.samples, loader.limit, not stream.survey
     if (fixed := row_length(stream)) is not None:
         kept, cut = samples * min(fixed, limit), samples * max(0, fixed - limit)
-        return about(kept, is_counted), about(cut, is_counted)
+        return TokenCount(about(kept, is_counted), about(cut, is_counted))
     if stream.trusted_manifest is None:
         lengths = head_turns(stream, loader).samples.lengths
         mean = np.minimum(lengths, limit).mean() if len(lengths) else UNKNOWN
-        return Estimate(samples * mean), UNKNOWN
+        return TokenCount(Estimate(samples * mean), UNKNOWN)
     totals = stream.trusted_manifest.totals
     if is_seen_alike(stream, loader):
-        return about(totals.seen_tokens, is_counted), about(totals.cut_tokens, is_counted)
+        cut = totals.cut_tokens + totals.truncated_tokens
+        kept = totals.seen_tokens - totals.given_eos
+        return TokenCount(about(kept, is_counted), about(cut, is_counted))
     sizes, counts = spread(totals)
     part = float(np.minimum(sizes, limit) @ counts) / max(1.0, float(sizes @ counts))
     within = totals.tokens * part
-    return Estimate(within), Estimate(totals.tokens - within)
+    return TokenCount(Estimate(within), Estimate(totals.tokens + totals.truncated_tokens - within))
 
 
 def trained_of(stream: StreamInMix, loader: Loader) -> float:
@@ -105,19 +124,27 @@ def trained_of(stream: StreamInMix, loader: Loader) -> float:
 
 
 def eos_of(stream: StreamInMix, loader: Loader) -> float:
-    """EOS tokens that the finetuning loader adds to all samples: one to each that ends without EOS and is not full.
+    """Count the EOS tokens that the finetuning loader appends to all samples: one to each that ends without EOS and is not full.
 
-    The template or the tokenizer decides whether samples end in EOS, so the first samples stand for all.
+    Manifests of earlier commits do not count them. Then the first samples stand for all, since the template or the tokenizer decides
+    whether samples end in EOS.
     """
-    manifest = stream.trusted_manifest
-    if loader.is_text or manifest is None or not stream.has_targets:
+    manifest, encoding = stream.trusted_manifest, stream.encoding
+    if loader.is_text or manifest is None or encoding is None:
         return 0
-    heads, totals = head_turns(stream, loader).samples, manifest.totals
+    totals, limit, made = manifest.totals, loader.limit, encoding.max_seq_len
+    has_same_room = limit == made or totals.longest < min(limit, made)
+    if not kind_of(encoding).gets_eos:
+        # Pieces of a long document, and rows of joined ones, are full, but for a loader of longer rows.
+        is_plain = "labels" in encoding.columns and totals.longest == made < limit
+        return Estimate(0) if is_plain else 0
+    if totals.is_eos_counted:
+        return about(totals.given_eos, has_same_room and not stream.survey)
+    heads = head_turns(stream, loader).samples
     ends = heads.values[heads.offsets[1:][heads.lengths > 0] - 1]
     without = float((ends != manifest.tokenizer.eos_id).mean()) if len(ends) else 0.0
     added = (totals.samples - totals.cut_rows) * without
-    # Manifests do not count the rows that are full to the last token.
-    return about(added, not without or (without == 1 and totals.longest < loader.limit))
+    return about(added, not without or (without == 1 and totals.longest < limit))
 
 
 def is_seen_alike(stream: StreamInMix, loader: Loader) -> bool:
@@ -154,7 +181,8 @@ def lengths_of(stream: StreamInMix, loader: Loader) -> Lengths | None:
         lengths, counts = np.array([fixed], np.float64), np.array([samples], np.float64)
     elif manifest and not manifest.totals.image_tokens:
         lengths, counts = spread(manifest.totals)
-    elif samples and is_known(tokens := tokens_of(stream, loader)[0]):
+        lengths = lengths + float(eos_of(stream, loader)) / max(1, samples)
+    elif samples and is_known(tokens := tokens_of(stream, loader).kept):
         # Not counted: lengths are spread evenly from 0 to twice the mean.
         lengths, counts = np.linspace(0, 2 * tokens / samples, POINTS), np.ones(POINTS)
     else:

@@ -28,7 +28,7 @@ def sample_tokens(stream: StreamInMix, loader: Loader) -> float:
     """Mean tokens of a sample as the model sees them, exact where all samples are equally long. UNKNOWN where the loader tokenizes."""
     if not has_ids(stream):
         return UNKNOWN
-    tokens = tokens_of(stream, loader)[0] / max(1, stream.index.samples)
+    tokens = tokens_of(stream, loader).kept / max(1, stream.index.samples)
     return about(tokens, row_length(stream) is not None)
 
 

@@ -16,7 +16,7 @@ from mdsmix.encode.forms import possible_marks
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.mix.offline.mix_streams import MixOutcome
-from mdsmix.report.inspection import untrained
+from mdsmix.report.inspection import trained_tokens, untrained
 from mdsmix.report.show import Item
 from mdsmix.shapes.extras import VARIABLES
 from mdsmix.shapes.image_parts import FIELDS
@@ -118,7 +118,7 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
 
 def _row(name: str, outcomes: Sequence[Outcome]) -> Row:
     each = [
-        (r.read, r.written, r.dropped, r.bad, m.totals.seen_tokens, sum(p.shards for p in m.parts), o.bytes, o.done, o.new_tokens, o.seconds)
+        (r.read, r.written, r.dropped, r.bad, trained_tokens(m), sum(p.shards for p in m.parts), o.bytes, o.done, o.new_tokens, o.seconds)
         for o in outcomes
         for m, r in [(o.manifest, o.manifest.records)]
     ]  # fmt: skip
@@ -191,7 +191,7 @@ def _samples(manifest: Manifest) -> Iterator[str]:
     encoding = manifest.encoding
     if kind_of(encoding).has_template and manifest.tokenizer.chat_template_hash is None:
         yield f"WARNING: {NO_TEMPLATE}"
-    yield from untrained(manifest.totals)
+    yield from untrained(manifest)
     if rewritten := manifest.records.quarantined.get("not_prefix_stable"):
         remedy = "rewritten_history: last, or each, makes rows of them"
         remedy = remedy if encoding.rewritten_history == "reject" else "the detail has both texts"

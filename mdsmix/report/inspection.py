@@ -14,6 +14,7 @@ from typing import Any
 
 from mdsmix.encode.pretrained import Decoder, find_decoder
 from mdsmix.errors import Unreachable
+from mdsmix.kinds import kind_of
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import (
     Choice,
@@ -24,6 +25,7 @@ from mdsmix.report.shown_samples import (
     sample_json,
 )
 from mdsmix.shards.counts import Records, Totals
+from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import (
     QUARANTINE,
     Stream,
@@ -33,11 +35,12 @@ from mdsmix.shards.published import (
     working_folder,
 )
 from mdsmix.storage import Location, locate
-from mdsmix.table import Column, Table, Tree, grouped
+from mdsmix.table import Column, Table, Tree, about, cell_text, grouped
 from mdsmix.words import does, listed, plural, printable
 
 MOST_SOURCES = 5
-LENGTHS = (Column("tokens", "text"), Column("samples"), Column("share", "share"))
+_NOT_SHOWN = ("samples", "lengths", "given_eos", "not_given_eos")
+LENGTHS = (Column("stored tokens", "text"), Column("samples"), Column("share", "share"))
 
 
 @dataclass(frozen=True)
@@ -146,8 +149,13 @@ def card_rows(stream: Stream) -> Iterator[tuple[str, str]]:
     records = manifest.records
     yield from ((key, grouped(value)) for key, value in manifest.encoding.stated.items())
     yield "tokenizer", grouped(asdict(manifest.tokenizer))
+    tokens = Column("tokens")
     for key, count in asdict(manifest.totals).items():
-        if count and key not in ("samples", "lengths"):
+        if key == "tokens":
+            appended = manifest.totals.given_eos
+            more = f", with {appended:,} EOS that the loader appends" if appended else ""
+            yield key, cell_text(tokens, trained_tokens(manifest)) + more
+        elif count and key not in _NOT_SHOWN:
             yield key, f"{count:,}"
     if manifest.encoding.pack:
         places = index.samples * manifest.encoding.max_seq_len
@@ -174,15 +182,50 @@ def by_length(totals: Totals) -> Iterator[tuple[str, int, float]]:
         yield f"{1 << power:,}-{most:,}", count, count / samples
 
 
-def untrained(totals: Totals) -> Iterator[str]:
-    """A sentence on tokens that the loader cuts off, and one on tokens that no sample holds."""
+CUT_SHARE = 0.05
+"A warning is given if a larger share of the tokens is cut off."
+
+
+def trained_tokens(manifest: Manifest) -> float:
+    """Count the tokens of all samples as they are trained; an Estimate if an earlier commit did not count the EOS that the loader
+    appends."""
+    is_counted = manifest.totals.is_eos_counted or not kind_of(manifest.encoding).gets_eos
+    return about(manifest.totals.seen_tokens, is_counted)
+
+
+def untrained(manifest: Manifest) -> Iterator[str]:
+    """Yield a sentence on tokens that are cut off at max_seq_len, by the loader or when converting, and one on other tokens that no sample
+    holds."""
+    totals, encoding = manifest.totals, manifest.encoding
     if totals.cut_rows:
+        share = totals.cut_tokens / max(1, totals.tokens)
         yield (
-            f"{totals.cut_rows:,} of {plural(totals.samples, 'row')} are longer than max_seq_len: the loader cuts off "
-            f"{totals.cut_tokens:,} tokens, {totals.cut_tokens / totals.tokens:.1%} of all, which are not counted above"
+            f"{'WARNING: ' if share > CUT_SHARE else ''}{totals.cut_rows:,} of {plural(totals.samples, 'row')} are longer than max_seq_len: "
+            f"the loader cuts off {totals.cut_tokens:,} tokens, {share:.1%} of all, which are not counted above"
         )
-    if lost := totals.lost_tokens:
-        yield f"in no sample: {plural(lost, 'token')}, less than a row, or cut off"
+    if totals.truncated_tokens:
+        share = totals.truncated_tokens / (totals.tokens + totals.truncated_tokens)
+        rows = plural(totals.documents or totals.samples, "document" if encoding.pack else "row")
+        is_asked = encoding.too_long == "first_turns"
+        why = "too_long: first_turns" if is_asked else "longer than max_seq_len"
+        yield (
+            f"{'WARNING: ' if share > CUT_SHARE and not is_asked else ''}{plural(totals.truncated_tokens, 'token')} truncated in "
+            f"{totals.truncated_rows:,} of {rows} ({why}), {share:.1%} of all, which are not counted above"
+        )
+    if lost := totals.lost_tokens - totals.truncated_tokens:
+        yield f"{plural(lost, 'token')} dropped ({_lost_as(manifest)})"
+
+
+def _lost_as(manifest: Manifest) -> str:
+    """Say what tokens that no sample holds, and that are not counted as truncated, were."""
+    encoding = manifest.encoding
+    if kind_of(encoding).joins_units:
+        return "last partial row"
+    if encoding.kind == "pretraining":
+        return "last pieces of one token, which train nothing"
+    if encoding.rewritten_history == "each":
+        return "in rows that train nothing, or cut off"
+    return "cut off, in rows that an earlier commit did not count"
 
 
 def fate(records: Records) -> str:

@@ -93,7 +93,11 @@ class Totals(Counts):
     loss_tokens: int = 0
     "Positions that give a loss, after the shift by one."
     lost_tokens: int = 0
-    "Tokens that no sample holds: the last part of a concat stream, less than one row."
+    "Tokens of written records that no sample holds: those in `truncated_tokens`, and the rest that fills no row."
+    truncated_rows: int = 0
+    "Samples of which tokens were cut off when converting, and of which the loader cuts off no more."
+    truncated_tokens: int = 0
+    "Tokens that were cut off when converting, of all samples."
     largest_id: int = -1
     longest: int = 0
     "Tokens of the longest sample."
@@ -112,13 +116,22 @@ class Totals(Counts):
     "Tokens that the recipe's processor makes of the images; 0 without one. `tokens` counts one for each image."
     documents: int = 0
     "Documents, pairs or conversations in packed rows; 0 for other rows."
+    given_eos: int = 0
+    "Finetuning samples to which the loader appends EOS: they end without it, and have room for it. Packed rows hold theirs."
+    not_given_eos: int = 0
+    "Finetuning samples to which it appends none. Earlier commits counted neither."
+
+    @property
+    def is_eos_counted(self) -> bool:
+        """Whether it is known to how many of the finetuning samples the loader appends EOS."""
+        return self.given_eos + self.not_given_eos == self.samples
 
     @property
     def seen_tokens(self) -> int:
-        """Tokens that the model sees in one pass over all samples. An image counts as the tokens that the recipe's processor makes
-        of it, or as one token without a processor."""
+        """Tokens that the model sees in one pass over all samples, as they are trained: cut to max_seq_len, and with the EOS that the
+        loader appends. An image counts as the tokens that the recipe's processor makes of it, or as one token without a processor."""
         in_place_of_images = self.image_tokens - self.images if self.image_tokens else 0
-        return self.tokens - self.cut_tokens + in_place_of_images
+        return self.tokens - self.cut_tokens + self.given_eos + in_place_of_images
 
 
 def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:

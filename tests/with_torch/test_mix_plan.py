@@ -2,12 +2,16 @@
 
 import itertools
 import json
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
+import yaml
 from streaming import Stream, StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.world import World
@@ -19,7 +23,16 @@ from mdsmix.mix.plan.make import Plan, PlanOptions, make_plan, resolve_for_plan
 from mdsmix.mix.plan.nodes import chance
 from mdsmix.mix.render import render
 from mdsmix.table import Estimate
-from tests.converting import chats, run_recipe, write_jsonl, write_recipe
+from tests.converting import (
+    chats,
+    documents,
+    done,
+    manifest_of,
+    pairs,
+    run_recipe,
+    write_jsonl,
+    write_recipe,
+)
 from tests.published import PAIR, TURNS, publish
 from tests.with_torch.load_streams import IDS, write_tokens
 
@@ -225,13 +238,13 @@ def test_steps_tokens_and_padding_are_those_of_the_loader(tmp_path: Path) -> Non
 
 def test_an_eos_that_the_loader_adds_counts_once(tmp_path: Path, tokenizer_folder: Path) -> None:
     """Answers of a ChatML template end without an EOS: it is a token more, and among those with a loss when they are counted. A row that is
-    full has no room for it, and how many are full to the last token no manifest counts."""
+    full has no room for it."""
     said = [(("user", f"{n}?"), ("assistant", "so " * n)) for n in range(1, 25)]
     talks = [[{"role": role, "content": text} for role, text in each] for each in said]
     data = write_jsonl(tmp_path / "a.jsonl", [{"messages": messages} for messages in talks])
     loader = {"num_workers": 0, "drop_last": False, "dataset": {"shuffle": False}}
     made = {"streams": {"chat": chats(data)}, "max_seq_len": 96, "train_loader": loader}
-    for is_full in (False, True):
+    for _ in range(2):  # in the second conversion a row is full to its last token
         recipe, config = write_recipe(tmp_path, tokenizer_folder, **made), tmp_path / "train.yaml"
         (outcome,) = run_recipe(recipe)
         config.write_text(render(str(recipe), [], None)[1])
@@ -239,8 +252,121 @@ def test_an_eos_that_the_loader_adds_counts_once(tmp_path: Path, tokenizer_folde
         batches = list(build_loader(str(config), 4))
         seen = sum(int(batch["attention_mask"].sum()) for batch in batches)
         trained = sum(int((batch["labels"] != -100).sum()) for batch in batches)
-        assert (run.tokens, isinstance(run.tokens, Estimate)) == (seen + is_full, is_full)
-        assert is_full or run.trained == trained
+        assert (run.tokens, isinstance(run.tokens, Estimate)) == (seen, False)
+        assert run.trained == trained
         budgeted = render(str(recipe), [f"budget={seen} tokens"], None)[1]
-        assert is_full or "choose: 24" in budgeted, "the EOS is in the budget"
+        assert "choose: 24" in budgeted, "the EOS is in the budget"
         made["max_seq_len"] = outcome.manifest.totals.longest
+
+
+WORDS = [" ".join(f"word{n % 7}" for n in range(size)) for size in range(1, 60)]
+ASKED = [{"prompt": "Say it.", "response": text} for text in WORDS]
+TALKED = [
+    {"messages": [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": text}]}
+    for text in WORDS
+]
+
+
+def _one_loader(folder: Path, loader: str) -> dict[str, Any]:
+    """Streams of all kinds that the loader reads: rows that are cut, full to the last token, one token short, and short."""
+    asked, talked = write_jsonl(folder / "a.jsonl", ASKED), write_jsonl(folder / "t.jsonl", TALKED)
+    texts = write_jsonl(folder / "d.jsonl", [{"text": text} for text in WORDS])
+    streams = {
+        "pairs": pairs(asked),
+        "chats": chats(talked),
+        "compact": chats(talked, columns="compact"),
+        "first": chats(talked, too_long="first_turns"),
+        "web": documents(texts),
+        "docs": documents(texts, layout="document"),
+    }
+    if loader == "mdsmix":
+        streams["packed"] = pairs(asked, pack=True)
+        streams["packed-chats"] = chats(talked, pack=True)
+        streams["packed-docs"] = documents(texts, layout="document", pack=True)
+    return streams
+
+
+@pytest.mark.parametrize("loader", ["finetuning", "mdsmix", "sides"])
+def test_every_command_counts_the_tokens_of_a_pass_of_the_loader(
+    tmp_path: Path, tokenizer_folder: Path, loader: str
+) -> None:
+    """One count, of the row as it is trained: of each stream alone, and exact."""
+    streams = _one_loader(tmp_path, loader)
+    dataset: dict[str, Any] = {"shuffle": False}
+    if loader == "mdsmix":
+        dataset["eos_token_id"] = 0
+    if loader == "sides":
+        streams = {"pairs": streams["pairs"], "chats": streams["chats"]}
+    name = "mdsmix" if loader == "mdsmix" else "finetuning"
+    section = {"name": name, "num_workers": 0, "drop_last": False, "dataset": dataset}
+    made = {"streams": streams, "max_seq_len": 48, "train_loader": section}
+    if loader == "sides":
+        made["decoder_only_format"] = False
+    recipe = write_recipe(tmp_path, tokenizer_folder, **made)
+    told = orjson.loads(done("convert", recipe, "--json").out)
+    converted = {row["stream"]: row["tokens"] for row in told["rows"]}
+    rendered = tmp_path / "train.yaml"
+    done("render-yaml", recipe, "-o", rendered)
+    tree = yaml.safe_load(rendered.read_text())
+    seen = dict[str, int]()
+    for each, settings in tree["train_loader"]["dataset"]["streams"].items():
+        one = json.loads(json.dumps(tree))
+        one["train_loader"]["dataset"]["streams"] = {each: settings}
+        seen[each] = _tokens_of_a_pass(one)
+    assert converted == seen
+    checked = orjson.loads(done("check", recipe, "--json").out)["epoch"]
+    assert {row["stream"]: row["tokens"] for row in checked} == seen
+    for line in rendered.read_text().splitlines()[1:]:
+        _, _, row = line.partition("# mdsmix:   ")
+        cells = row.split()
+        if cells and cells[0] in seen:
+            assert cells[-2] == f"{seen[cells[0]]:,}", "exact, without ~"
+    plan = _plan_of(rendered)
+    assert {stream.stream: stream.tokens for stream in plan.streams} == seen
+    assert not any(isinstance(stream.tokens, Estimate) for stream in plan.streams)
+    for each, tokens in seen.items():
+        out = done("inspect", tmp_path / "out" / each, "-n", 0).out
+        (line,) = [line for line in out.splitlines() if line.split()[:1] == ["tokens"]]
+        assert line.split()[1].rstrip(",") == f"{tokens:,}", each
+
+
+def test_a_manifest_that_counts_no_eos_gives_a_marked_number(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """As earlier commits wrote them."""
+    talked = write_jsonl(tmp_path / "t.jsonl", TALKED)
+    made = {"streams": {"chats": chats(talked)}, "max_seq_len": 48}
+    recipe = write_recipe(tmp_path, tokenizer_folder, **made)
+    done("convert", recipe)
+    forget_eos(tmp_path / "out/chats/train")
+    header = done("render-yaml", recipe).out
+    plan = make_plan(resolve_for_plan([str(recipe)]), PlanOptions(gpus=1, batch=4))
+    assert isinstance(plan.streams[0].tokens, Estimate)
+    assert f"~{plan.streams[0].tokens:,.0f}" in header
+    assert "~" in done("convert", recipe).out.splitlines()[3]
+    (line,) = [
+        line
+        for line in done("inspect", tmp_path / "out/chats", "-n", 0).out.splitlines()
+        if line.split()[:1] == ["tokens"]
+    ]
+    assert "~" in line
+
+
+def _tokens_of_a_pass(config: dict[str, Any]) -> int:
+    """Count the tokens of one epoch's batches, of encoder and decoder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batches = [*build_loader(config, 4)]
+    masks = ("attention_mask", "decoder_attention_mask")
+    return sum(int(batch[mask].sum()) for batch in batches for mask in masks if mask in batch)
+
+
+def _plan_of(config: Path) -> Plan:
+    return make_plan(resolve_for_plan([str(config)]), PlanOptions(gpus=1, batch=4))
+
+
+def forget_eos(split: Path) -> None:
+    """Rewrite a manifest without its counts of appended EOS."""
+    manifest = manifest_of(split)
+    totals = replace(manifest.totals, given_eos=0, not_given_eos=0)
+    (split / "mdsmix.manifest").write_bytes(replace(manifest, totals=totals).to_bytes())

@@ -118,7 +118,8 @@ def canonical_nodes(loader: Loader) -> Findings:
     samples = sum(stream.index.samples for stream in loader.streams)
     algorithm = loader.dataset.get("shuffle_algo", "py1e")
     is_py1e = loader.dataset.get("shuffle") is True and algorithm == "py1e"
-    if nodes and (loader.name == "finetuning" or is_py1e) and samples < nodes:
+    is_known = not loader.unopened
+    if is_known and nodes and (loader.name == "finetuning" or is_py1e) and samples < nodes:
         yield Finding(
             f"{{loader}} has {samples} samples and num_canonical_nodes: {nodes}.",
             f"set num_canonical_nodes to at most {samples}.",

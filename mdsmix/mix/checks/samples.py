@@ -59,6 +59,14 @@ def _long(loader: Loader, stream: StreamInMix) -> tuple[str, str] | None:
             f"{counts.cut_rows:,} of {plural(counts.samples, 'sample')} of {{streams}} are cut, by {counts.cut_tokens:,} of "
             f"{plural(counts.tokens, 'token')} ({counts.cut_tokens / counts.tokens:.1%})"
         )
+    if manifest and manifest.totals.truncated_rows and manifest.encoding.too_long == "cut":
+        counts = manifest.totals
+        tokens = counts.tokens + counts.truncated_tokens
+        of = plural(counts.documents or counts.samples, "sample")
+        return "rows-cut", (
+            f"{counts.truncated_rows:,} of {of} of {{streams}} were cut when converting, by {counts.truncated_tokens:,} of "
+            f"{plural(tokens, 'token')} ({counts.truncated_tokens / tokens:.1%})"
+        )
     if top <= loader.limit:
         return None
     told = f"the longest sample of {{streams}} has {top:,} tokens"

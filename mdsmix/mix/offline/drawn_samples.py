@@ -188,12 +188,17 @@ def count(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
     if manifest is None or not drawn.any():
         return plain
     kind = kind_of(manifest.encoding)
+    appended = None
     if tokens.trained is None:
         losses, cut = kind.losses(tokens, manifest.tokenizer.eos_id), kind.cut(tokens)
+        appended = kind.appended(tokens, manifest.tokenizer.eos_id)
     else:  # a packed row names its trained tokens, and none of it is cut
         losses, cut = tokens.trained, np.zeros_like(tokens.trained)
+    given_eos = 0 if appended is None else int(appended @ copies)
     return replace(
         plain,
+        given_eos=given_eos,
+        not_given_eos=0 if appended is None else plain.samples - given_eos,
         loss_tokens=int(losses @ copies),
         largest_id=int(tokens.largest[drawn].max()),
         longest=int(lengths[drawn].max()),

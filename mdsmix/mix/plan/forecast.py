@@ -35,7 +35,10 @@ LEAST_WINDOW = 1 << 16
 "Bytes of a split of a small source, 64 KiB: 32 splits are the whole of 2 MiB."
 BYTES, OF_IMAGES = 1 << 22, 1 << 18
 "Bytes of records that are decoded: 4 MiB, or 256 KiB (some 1,000 records) where records name images, which are read too."
-SCALED = ("tokens", "loss_tokens", "cut_rows", "cut_tokens", "images", "image_tokens")
+SCALED = (
+    *("tokens", "loss_tokens", "cut_rows", "cut_tokens", "truncated_rows", "truncated_tokens"),
+    *("given_eos", "images", "image_tokens"),
+)
 OFFSET_BYTES = 4
 "Bytes of each sample in a shard's table of offsets."
 
@@ -136,6 +139,9 @@ def _stream(
         "samples": index.samples,
         **{key: round(scale * getattr(seen, key)) for key in SCALED},
     }
+    if kind.gets_eos:
+        counts["given_eos"] = min(counts["given_eos"], index.samples)
+        counts["not_given_eos"] = index.samples - counts["given_eos"]
     if kind.joins_units:
         n = index.samples
         counts |= {"tokens": n * width, "loss_tokens": n * (width - 1)}

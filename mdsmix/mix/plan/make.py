@@ -31,7 +31,6 @@ from mdsmix.mix.plan.steps import (
     step_plan,
 )
 from mdsmix.mix.resolve import resolve
-from mdsmix.mix.stream_counts import eos_of
 from mdsmix.mix.streams import Loader, Mix
 from mdsmix.table import Estimate, is_known
 from mdsmix.training.findings import Finding
@@ -150,7 +149,7 @@ def _streams(loader: Loader, drawn: Sequence[int], world: World) -> list[StreamI
             "before the first step: take a larger batch for stratified, a smaller one for the others, or batching_method: random."
         )
     counts = zip(loader.streams, drawn, came, strict=True)
-    return [in_epoch(stream, loader, n, m, eos_of(stream, loader)) for stream, n, m in counts]
+    return [in_epoch(stream, loader, n, m) for stream, n, m in counts]
 
 
 def _notes(
@@ -171,7 +170,7 @@ def _notes(
             )
         if is_known(of.cut) and of.cut:
             share = of.cut / max(1, of.cut + of.tokens)
-            yield f"{of.stream}: the loader cuts off {of.cut:,.0f} tokens an epoch at max_seq_len, {share:.1%} of all"
+            yield f"{of.stream}: {of.cut:,.0f} tokens an epoch are cut off at max_seq_len, {share:.1%} of all"
     if world.packing > 1 and step.tokens == step.positions:
         yield (
             f"packing_ratio {world.packing:g} draws more tokens than the {step.positions:,.0f} positions of a step hold: what does not fit "

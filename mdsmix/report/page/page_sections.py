@@ -5,13 +5,20 @@ from dataclasses import dataclass
 
 from mdsmix.mix.apportion import shares_table, title
 from mdsmix.mix.checking import looked
-from mdsmix.report.inspection import LENGTHS, bad_records_shown, by_length, fate, untrained
+from mdsmix.report.inspection import (
+    LENGTHS,
+    bad_records_shown,
+    by_length,
+    fate,
+    trained_tokens,
+    untrained,
+)
 from mdsmix.report.named_streams import TRAINED
 from mdsmix.report.page.gather import MOST_BAD, ROWS, UNSEEN, Gathered, StreamOnPage
 from mdsmix.report.planned_run import plan_shown
 from mdsmix.report.show import Item, SampleText, Title, alike_shown
 from mdsmix.shards.counts import Records
-from mdsmix.table import Column, Table, is_known
+from mdsmix.table import Column, Table, cell_text, is_known
 from mdsmix.words import plural
 
 MEASURES = (("delivered", "samples"), ("tokens", "tokens"), ("trained", "trained tokens"))
@@ -104,8 +111,8 @@ def _lengths(page: Gathered) -> Items:
             yield "No manifest counts its lengths." if stream.found else UNSEEN
             continue
         totals, css = manifest.totals, page.colours[stream.named.name]
-        yield f"{plural(totals.samples, 'sample')}, {totals.tokens:,} tokens, the longest {totals.longest:,}, max_seq_len {manifest.encoding.max_seq_len:,}"
-        yield from untrained(totals)
+        yield f"{plural(totals.samples, 'sample')}, {cell_text(Column('tokens'), trained_tokens(manifest))} tokens, the longest {totals.longest:,}, max_seq_len {manifest.encoding.max_seq_len:,}"
+        yield from untrained(manifest)
         most = max(totals.lengths.values(), default=0)
         yield Table(
             columns=(LENGTHS[0], Column("bar", "bar"), *LENGTHS[1:]),
