@@ -145,6 +145,7 @@ CASES: dict[str, tuple[Make, Make]] = {
     "batching-infeasible": (batched("per_stream", 8, 40, 7), batched("per_stream", 8, 40, 8)),
     "batching-drops": (batched("per_stream", 8, 41), batched("per_stream", 8, 40)),
     "batching-unknown": (batched("stratified", 0, 30, 10), batched("random", 0, 30, 10)),
+    "remote-cut": (text(WEB | {"remote": "gs://bucket/c#/mix"}), text()),
     "remote-unseen": (text(ELSEWHERE, DOCS), text(WEB, DOCS)),
     "shard-damaged": (text(FAR_OFFSET), text(BARE)),
     "validate-hash": (text(validate_hash="sha1"), text(validate_hash="xxh128")),

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlparse
 
 import pytest
 
@@ -203,3 +204,15 @@ def test_unfinished_finds_what_a_killed_write_left_and_nothing_else(tmp_path: Pa
     (root / name).delete()
     assert list(root.unfinished()) == []
     assert len(list(root.list(recursive=True))) == 3
+
+
+def test_a_place_at_which_streaming_would_end_the_key_is_refused(web: Web) -> None:
+    """`#` and `?`, in remote, in the name of a stream's split, and in the place of a mix."""
+    for sign in "#?":
+        for override in (f"remote=s3://bucket/c{sign}/mix", f"local=file:///tmp/c{sign}"):
+            refused(mdsmix("convert", web.recipe, override), 2, f"has a `{sign}`")
+        refused(mdsmix("mix", web.recipe, "-o", f"s3://bucket/c{sign}/mix"), 2, f"has a `{sign}`")
+        text = f"https://bucket/c{sign}/mix/shard.mds"
+        assert urlparse(text).path != "/c" + sign + "/mix/shard.mds", "as Streaming parses it"
+        web.holds(["a text of more tokens than a row holds, which is sixteen of them"] * 3)
+        done("convert", web.recipe, f"local={web.folder / sign}")

@@ -14,7 +14,7 @@ from mdsmix.cli.options import (
     flag,
     option,
 )
-from mdsmix.errors import MixRefused
+from mdsmix.errors import MixRefused, RecipeError
 
 
 def mix(
@@ -54,11 +54,15 @@ def mix(
     from mdsmix.report.conversions import mixture
     from mdsmix.report.progress import watching
     from mdsmix.report.show import print_briefly, show
-    from mdsmix.storage import locate, require_local
+    from mdsmix.storage import locate, require_local, sign_that_ends
     from mdsmix.table import as_json as as_json_of
 
     if tmp:
         require_local(tmp)
+    if sign := sign_that_ends(out):
+        raise RecipeError(
+            f"{out} has a `{sign}`, at which Streaming ends a key: name another place."
+        )
     loaded, path = open_recipe(recipe, overrides or ()), str(recipe)
     streams = mix_of_recipe(training(loaded, path), path, estimate, overrides=overrides or ())
     refuse_sources(loaded, locate(out))

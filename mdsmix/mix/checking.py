@@ -15,6 +15,7 @@ from mdsmix.mix.streams import Mix, distinct
 from mdsmix.shards.verification import ReadingWatcher, verify
 from mdsmix.table import Tree, as_json
 from mdsmix.training.findings import CHECKS, Check, Finding, Severity
+from mdsmix.training.training_yaml import StreamSection
 from mdsmix.words import plural
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -55,9 +56,11 @@ def _by_loader(check: Check, mix: Mix) -> Iterator[tuple[str, Finding]]:
         yield from (("", each) for each in check.found(mix=mix))
     elif not (mix.is_bare and check.of.endswith("Section")):  # streams named alone have no section
         for loader in mix.loaders:
-            yield from (
-                (loader.label, f) for f in check.found(loader.streams, mix=mix, loader=loader)
-            )
+            streams: list[StreamSection] = [*loader.streams]
+            if check.of == "StreamSection":
+                streams += loader.unopened
+            for finding in check.found(streams, mix=mix, loader=loader):
+                yield loader.label, finding
         if check.of.endswith("Section"):
             for section in mix.unseen:
                 found = check.found(section.stream_sections, loader=section)

@@ -11,6 +11,7 @@ from fractions import Fraction
 from mdsmix.recipe.amounts import Budget, read_budget, read_share
 from mdsmix.recipe.spec import Recipe, WeightSpec
 from mdsmix.recipe.stream_spec import BY_BUDGET, UNSOURCED, StreamSpec, foreign_keys
+from mdsmix.storage import sign_that_ends
 from mdsmix.typed import brief
 from mdsmix.words import hint, listed
 
@@ -60,6 +61,12 @@ def target_contradictions(prompts: str, responses: str, decoder_only_format: boo
 
 
 def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+    place = f"{recipe.published(stream)}/{stream.split}"
+    if sign := sign_that_ends(place):
+        yield (
+            f"its place {place} has a `{sign}`, and Streaming, which reads URLs as browsers do, would ask the store for what stands before it: "
+            "take it out of remote, the stream's name or its split."
+        )
     if not STREAM_NAME.fullmatch(stream.name) or is_folder_beside(stream.name):
         yield (
             "a stream's name becomes a folder: use letters, digits, '.', '_' and '-'; tokenizer- and processor- with 8 hex digits are "

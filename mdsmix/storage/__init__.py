@@ -34,6 +34,7 @@ __all__ = [
     "is_url",
     "locate",
     "require_local",
+    "sign_that_ends",
     "together",
 ]
 
@@ -119,6 +120,12 @@ def require_local(folder: str | os.PathLike[str]) -> None:
     text = os.fspath(folder)
     if _SCHEME.match(text):
         raise RecipeError(f"{text} is not a folder of this machine; name one that is.")
+
+
+def sign_that_ends(url: str) -> str:
+    """Return the first `#` or `?` of a URL, at which Streaming's parser of URLs ends the key; blank if there is none, and for a path."""
+    found = re.search("[#?]", url) if "://" in url else None
+    return found[0] if found else ""
 
 
 def is_for_streaming_alone(text: str) -> bool:

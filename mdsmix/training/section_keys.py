@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from mdsmix.storage import sign_that_ends
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import DATASETS, LOADER_NEEDS, PASSED_TWICE, STREAM_KEYS, Types
 from mdsmix.training.training_yaml import LoaderSection, Settings, StreamSection
@@ -127,6 +128,19 @@ def local_duplicate(loader: LoaderSection) -> Findings:
                 "give each stream a local folder of its own.",
                 [first, name],
             )
+
+
+@check(
+    "error",
+    "Streaming takes what is behind `#` or `?` for no part of the key, and asks the store for another object.",
+)
+def remote_cut(stream: StreamSection) -> Findings:
+    remote = "/".join(str(stream.settings.get(key) or "") for key in ("remote", "split"))
+    if sign := sign_that_ends(remote):
+        yield Finding(
+            f"the remote of {{streams}}, {remote}, has a `{sign}`.",
+            "publish the stream under a name without it.",
+        )
 
 
 @check(
