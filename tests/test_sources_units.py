@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from mdsmix.errors import RecipeError
 from mdsmix.sources import Digests, RecordBatch, SourceFile, content_of, find, plan, read
 from mdsmix.sources import format as formats
+from mdsmix.sources.inflate import other_sort
 from mdsmix.sources.units import Span
 from mdsmix.storage import Stat, locate
 from tests.formats import PACKED, bad, digests, origins, read_file, records, units, write
@@ -24,9 +25,17 @@ from tests.formats import PACKED, bad, digests, origins, read_file, records, uni
 FUZZ = settings(max_examples=60)
 PACK = {"": bytes, **PACKED}
 PIECE, BLOCK = "mdsmix.sources.jsonl.PIECE_BYTES", "mdsmix.sources.record_batches.BLOCK_BYTES"
+
+
+def is_of_its_sort(content: bytes) -> bool:
+    """Whether the bytes do not begin as those of another sort of file, which is refused."""
+    return not other_sort(content[:8], "")
+
+
 NAMES = st.from_regex(r"[a-d]{1,6}\.jsonl(\.gz)?", fullmatch=True)
 TREES = st.dictionaries(NAMES, st.integers(0, 250), max_size=60)
 LINES = st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), min_size=1)
+LINES = LINES.filter(lambda lines: is_of_its_sort(b"\n".join(lines)))
 
 
 def names(paths: list[str], base: Path) -> list[str]:
@@ -182,6 +191,7 @@ LINE = st.one_of(
     st.binary(max_size=5),
 )
 FILE = st.tuples(st.booleans(), st.lists(LINE, max_size=30), st.booleans())
+FILE = FILE.filter(lambda file: file[0] or is_of_its_sort(b"\n".join(file[1])))
 
 
 @FUZZ
@@ -234,7 +244,10 @@ def decode_alone(text: bytes) -> object:
 
 
 @FUZZ
-@given(st.lists(st.binary(max_size=60), min_size=1, max_size=8), st.integers(61, 200))
+@given(
+    st.lists(st.binary(max_size=60).filter(is_of_its_sort), min_size=1, max_size=8),
+    st.integers(61, 200),
+)
 def test_a_unit_is_its_files_in_order(tmp_path: Path, contents: list[bytes], window: int) -> None:
     alone = list[RecordBatch]()
     for i, content in enumerate(contents):

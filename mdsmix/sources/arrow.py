@@ -11,6 +11,7 @@ name of their type, so that they are not taken for texts. JSON texts and maps ar
 """
 
 import base64
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from mdsmix.record import RecordRefused
 from mdsmix.sources.arrow_values import Decode, decode_record, decoders_of
 from mdsmix.sources.format import ROWS, Block, Format, Item, Splits, item_blocks
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
-from mdsmix.words import in_line
+from mdsmix.words import in_line, listed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -265,7 +266,33 @@ def begins_as(file: SourceFile) -> str:
 
 
 def no_such_file(file: SourceFile, what: str, error: Exception) -> Unreachable:
-    """The error for a file that is cut off, or of another format than it is read as."""
+    """Return the error for a file that is cut off, of another format than it is read as, or of types that pyarrow does not read."""
+    if "64 bits" in str(error):
+        return Unreachable(_of_wide_integers(file))
     return Unreachable(
         f"{file.location.url} is no whole {what} ({in_line(error)[:200]}), so none of its records can be read: copy it again, or name it by what it is"
+    )
+
+
+_WIDE_COLUMN = re.compile(rb"\x15\x0e\x15\x20\x15[\x00\x02\x04]\x18([\x01-\x7f])")
+"A column of 16 bytes in the footer of a parquet file, up to the length of its name: type, length, repetition."
+
+
+def _of_wide_integers(file: SourceFile) -> str:
+    """Return a sentence on a file with integers of more than 64 bits, and their columns, as far as its footer tells."""
+    with file.open_random() as stored:
+        stored.seek(max(0, file.stat.size - 8))
+        end = stored.read()
+        footer = b""
+        if end[4:] == b"PAR1":
+            stored.seek(max(0, file.stat.size - 8 - int.from_bytes(end[:4], "little")))
+            footer = stored.read()[:-8]
+    found = _WIDE_COLUMN.finditer(footer)
+    names = [
+        footer[each.end() : each.end() + each[1][0]].decode(errors="replace") for each in found
+    ]
+    which = f"the column {listed(names)}" if names else "a column"
+    return (
+        f"{file.location.url} has integers of more than 64 bits in {which}, as polars' Int128 writes them, and pyarrow opens no such file: "
+        "cast the column to Int64 or String, or leave it out, and write the file again"
     )

@@ -17,6 +17,7 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.record import is_encodable
 from mdsmix.shards.index import INDEX
 from mdsmix.sources.formats import FORMATS, format_of
+from mdsmix.sources.inflate import PACKINGS
 from mdsmix.sources.units import BY_NAME, ReadAs, SourceFile
 from mdsmix.storage import Found, Location, has_pattern, is_url, locate, together
 from mdsmix.words import listed
@@ -131,6 +132,11 @@ def _nothing(path: str, place: Location) -> RecipeError:
         return RecipeError(
             f"the source {path} is a folder: name the files in it, as in {path.rstrip('/')}/*{next(iter(FORMATS))}"
         )
+    for packing in PACKINGS:
+        if locate(place.url + packing).expand():
+            return RecipeError(
+                f"the source {path} matches no file, but {path}{packing} does: name that"
+            )
     return RecipeError(
         f"the source {path} matches no file: there is none at {place.url}; correct the path, which is relative to the recipe's folder"
     )

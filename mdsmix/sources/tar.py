@@ -14,7 +14,7 @@ import xxhash
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources import format
-from mdsmix.sources.format import BLANK, TOO_LONG, Block, Format, Item, item_blocks, parsed
+from mdsmix.sources.format import TOO_LONG, Block, Format, Item, item_blocks, parsed
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.jsonl import is_utf8
 from mdsmix.sources.units import SourceFile, Span, Unit
@@ -29,9 +29,14 @@ _FORGET = 1000
 class Tar(Format):
     """`*.tar`, packed or not. Its ordinals are the uncompressed bytes at which a record's first member begins."""
 
+    version = 2  # hidden members are passed over
     size_factor = 2  # not 1: members that are not wanted are not read
     reads_fields = True
     cells_are_texts = True
+
+    def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
+        """Return 1: hidden members were part of an archive's content, and are not, so the digests of such archives changed, and no others."""
+        return 1
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         with _opened(file, self.packing, span.memory) as archive:
@@ -84,15 +89,20 @@ def _files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     for number, member in enumerate(archive):
         if number % _FORGET == 0:
             archive.members = []  # type: ignore[attr-defined]
-        if member.isfile():
+        if member.isfile() and not _is_hidden(member.name):
             yield member
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether a member is hidden, as those that a Mac adds (`._0001.jpg`, `.DS_Store`): such a one is passed over, also between
+    two members of a record, as WebDataset does it."""
+    *folders, last = name.split("/")
+    return last.startswith(".") or "__MACOSX" in folders
 
 
 def _named(name: str) -> tuple[str, str, str]:
     """The key of a member's record; the reason code of a member that belongs to no record, else empty; the member's field."""
     *folders, last = name.split("/")
-    if last.startswith("."):
-        return name, BLANK, ""
     if name.startswith("/") or ".." in folders:
         return name, "unsafe_name", ""
     first, dot, rest = last.partition(".")
