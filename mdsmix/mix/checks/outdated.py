@@ -30,7 +30,7 @@ def rows_outdated(mix: Mix, stream: StreamInMix) -> Findings:
         unseen = " (its tokenizer is not at hand, so it may not concern this template)"
         is_unsure = change.rule.startswith("template.") and tokenizer is None
         yield Finding(
-            f"the rule {change.rule} was version {change.made} when {{streams}} was converted, and is {change.now} here"
+            f"{{streams}}: the rule {change.rule} was version {change.made} at the conversion, and is {change.now} here"
             f"{unseen if is_unsure else ''}.",
             f"look the rule up in docs/changelog.md, and {mix.again()}: it makes what the rule shapes again, and nothing else."
             if is_older

@@ -57,7 +57,7 @@ def recipe_differs(mix: Mix, stream: StreamInMix) -> Findings:
         )
     elif sources.told:
         yield Finding(
-            f"{{streams}}: its source files have changed since it was converted: {sources.told}.",
+            f"{{streams}}: the source files have changed since the conversion: {sources.told}.",
             f"{mix.again()}: it reads what is new, and nothing else.",
             id="sources-changed",
         )
@@ -67,7 +67,7 @@ def recipe_differs(mix: Mix, stream: StreamInMix) -> Findings:
         )
     for why in unseen:
         yield Finding(
-            f"{{streams}} was not compared in all with its recipe: {why}.",
+            f"{{streams}}: not compared in all with the recipe: {why}.",
             "leave it, if that is meant; else check where the recipe's tokenizer and sources are.",
             id="recipe-unseen",
         )
