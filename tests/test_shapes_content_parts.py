@@ -218,3 +218,36 @@ def test_calls_of_llama_factory_and_of_openai_s_older_interface_are_printed_as_t
         ({"role": "assistant", "content": None, "function_call": {"name": "f"}}, "arguments_not_json"),
     ):  # fmt: skip
         assert openai([USER, wrong]) == reason
+
+
+def test_parallel_calls_that_are_written_one_a_message_are_one_message() -> None:
+    """In the form of OpenAI, ms-swift and ShareGPT, with content null or empty."""
+    other = {"id": "c2", "type": "function", "function": {"name": "add", "arguments": {"of": [1]}}}
+    first = CALLING | {"content": "Both."}
+    result = {"role": "tool", "tool_call_id": "c2", "content": "1"}
+    plain = [USER, first | {"tool_calls": [ADD, other]}, RESULT, result, SAID]
+    for content in ("", None):
+        second = {"role": "assistant", "content": content, "tool_calls": [other]}
+        found = openai([USER, first, second, RESULT, result, SAID])
+        assert found.messages == plain
+        assert printed(QWEN_3, found) == theirs(QWEN_3, plain, False, tools=TOOLS)
+    bare = [{"type": "function", "function": each["function"]} for each in (ADD, other)]
+    texts = [json.dumps(each["function"]) for each in bare]
+    said = [("user", "2+3?"), *(("tool_call", each) for each in texts), ("tool_response", "5"), ("tool_response", "1"), ("assistant", "5")]  # fmt: skip
+    plain = [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": bare},
+        *({"role": "tool", "content": text} for text in "51"),
+        SAID,
+    ]
+    found = openai([{"role": role, "content": content} for role, content in said])
+    assert found.messages == plain
+    tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool_response", "function_tag": "tool_call"}  # fmt: skip
+    shape = SHAPES["sharegpt"]
+    record = {"conversations": [{"role": r, "content": c} for r, c in said], "tools": TOOLS}
+    assert shape.read(record, shape.own_fields, tags=tags) == found
+    second = {"role": "assistant", "content": "And.", "tool_calls": [other]}
+    for told in (second, second | {"content": "", "reasoning_content": "hm"}):
+        assert openai([USER, CALLING, told, RESULT, result, SAID]) == "repeated_role"
+    untrained = second | {"content": "", "weight": 0}
+    assert openai([USER, CALLING, untrained, RESULT, result, SAID]) == "repeated_role"

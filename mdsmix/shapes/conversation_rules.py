@@ -53,6 +53,7 @@ def conversation_of(raw: RawRecord, said: Sequence[Message], before: int = 0) ->
     trained = are_trained(raw, said, before)
     messages = [_with_tools(m) if "tools" in m else m for m in without_marks(raw, said)]
     tools = _tools_of(raw, messages)
+    messages, trained = _with_parallel_calls(messages, trained)
     if raw.merges:
         messages, trained = merged(messages, trained)
     for message in messages:
@@ -205,6 +206,27 @@ def merged(
         if one.get("role") == message["role"] != apart and keys and not one.get("tool_calls"):
             texts = [m["content"] for m in (one, message) if m.get("content")]
             joined[-1] = message | {"content": BETWEEN.join(texts)}
+        else:
+            joined.append(message)
+            flags.append(flag)
+    return joined, flags
+
+
+def _with_parallel_calls(
+    messages: list[Message], trained: list[bool]
+) -> tuple[list[Message], list[bool]]:
+    """Join calls that are written one a message: [call A, call B, result, result] has one message with
+    two calls. The later message must hold nothing but calls, and be trained as the first one is."""
+    if sum("tool_calls" in message for message in messages) < 2:
+        return messages, trained
+    joined = list[Message]()
+    flags = list[bool]()
+    for message, flag in zip(messages, trained, strict=True):
+        calls = message.get("tool_calls")
+        holds_more = message.keys() - {"role", "content", "tool_calls"} or message.get("content")
+        before = joined[-1].get("tool_calls") if joined and flags[-1] == flag else None
+        if calls and before and not holds_more:
+            joined[-1] = joined[-1] | {"tool_calls": [*before, *calls]}
         else:
             joined.append(message)
             flags.append(flag)

@@ -129,8 +129,21 @@ def _of_today(given: Message) -> Message:
     return message
 
 
+def _without_roles_of_swift(given: Any) -> Any:
+    """Return ms-swift's messages of the roles `tool_call` and `tool_response` as those of OpenAI; any
+    other value as it is."""
+    role = given.get("role") if isinstance(given, dict) else None
+    if role == "tool_response":
+        return given | {"role": "tool"}
+    if role == "tool_call" and not given.get("tool_calls"):
+        calls = calls_of(given.get("content"))
+        return given | {"role": "assistant", "content": "", "tool_calls": calls}
+    return given
+
+
 def _message(given: Any) -> Message:
     """The message as a template takes it."""
+    given = _without_roles_of_swift(given)
     if not isinstance(given, dict) or "role" not in given:
         raise RecordRefused("bad_message_keys")
     if "function_call" in given or given["role"] == "function":
