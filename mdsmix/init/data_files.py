@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.shapes.shape import key_of_list
 from mdsmix.shards.index import INDEX, read_index
 from mdsmix.shards.manifest import MANIFEST
 from mdsmix.sources import ReadAs, SourceFile, plan, read
@@ -167,6 +168,12 @@ def head_of(file: SourceFile) -> FirstRecords:
     batches = list(read(plan([file], MOST_BYTES)[0], limit=RECORDS))
     return FirstRecords(
         file=file,
-        records=[record for batch in batches for record in batch.records],
+        records=[_as_object(record) for batch in batches for record in batch.records],
         bad=Counter(each.reason for batch in batches for each in batch.bad),
     )
+
+
+def _as_object(record: Any) -> Any:
+    """Return a record that is a bare list of messages as the object that a shape takes it for."""
+    key = key_of_list(record)
+    return {key: record} if key else record

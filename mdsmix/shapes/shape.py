@@ -104,10 +104,13 @@ class Shape:
         return bool(self.fields) and set(self.fields) <= keys <= self.own_fields.keys()
 
     def read(self, record: Any, fields: Fields, **options: Any) -> Any:
-        """The record, or a `NoRecord` with the reason why it is none. A list of objects counts as a whole file in one array."""
+        """The record, or a `NoRecord` with the reason why it is none. A bare list of messages is the record's messages; a list of other
+        objects counts as a whole file in one array."""
         try:
             if isinstance(record, dict):
                 return self.parse(RawRecord(record, fields, options))
+            if (key := key_of_list(record)) in fields:
+                return self.parse(RawRecord({fields[key]: record}, fields, options))
             is_array = isinstance(record, list) and record and isinstance(record[0], dict)
             raise RecordRefused("json_array" if is_array else "not_an_object")
         except RecordRefused as refused:
@@ -120,6 +123,20 @@ class Shape:
             return self.plain(records, fields) if self.plain else None
         except (LookupError, TypeError):
             return None
+
+
+_KEYS_OF_LISTS = {"role": "messages", "from": "conversations"}
+"A key that each message has -> the key of a recipe that names such messages."
+
+
+def key_of_list(record: Any) -> str:
+    """Return the key of a recipe that names the messages of a record which is nothing but their list; empty for any other."""
+    if not isinstance(record, list) or not record:
+        return ""
+    shared = set[str](record[0]) if isinstance(record[0], dict) else set[str]()
+    for message in record:
+        shared &= message.keys() if isinstance(message, dict) else set()
+    return next((key for mark, key in _KEYS_OF_LISTS.items() if mark in shared), "")
 
 
 def are_texts(values: Sequence[Any]) -> bool:
