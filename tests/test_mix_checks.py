@@ -197,6 +197,7 @@ CASES: dict[str, tuple[Make, Make]] = {
     "workers": (text(loader={"num_workers": 0}), text(loader=NO_WORKERS)),
     "targets-invalid": (finetuning(target_prompts="some"), finetuning(target_prompts="all")),
     "packing-invalid": (finetuning(max_leftover_bins_to_keep=2), finetuning(packing_ratio="auto")),
+    "packing-high": (finetuning(packing_ratio=5), finetuning(packing_ratio=2)),
     "unsafe-types": (own(WEB, allow_unsafe_types=True), text(allow_unsafe_types=True)),
     "changed-accepted": (own(WEB, loader={"accept_changed": True}), own(WEB)),
     "separators-both": (text(eos_token_id=0, bos_token_id=0), text(bos_token_id=0)),
@@ -255,7 +256,11 @@ MORE: list[tuple[Make, str, str]] = [
     (finetuning(CUT), "rows-cut", "3 of 40 samples of chat are cut, by 16 of 160 tokens (10.0%"),
     (finetuning(CUT, max_seq_len=LENGTH + 1), "length-differs rows-cut", "sample of chat has 17"),
     # Packed and unpacked streams beside each other, as the loaders read them.
-    (own(WEB, CHUNKS("split"), CHAT, **OWN_LOADER, packing_ratio=2), "documents-unseparated", ""),
+    (
+        own(WEB, CHUNKS("split"), CHAT, **OWN_LOADER, packing_ratio=2),
+        "documents-unseparated packing-high",
+        "",
+    ),
     (own(PACKS, **model("hf_causal_lm", pretrained=False)), "documents-unmasked", ""),
     (own(PACKS, WEB, FAQ), "documents-unmarked documents-unseparated", ""),
     (finetuning(CHAT(card=SIDES), **SIDES, **model("hf_t5")), "", ""),

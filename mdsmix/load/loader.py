@@ -21,13 +21,14 @@ from mdsmix.load.dataset import CheckedStream, MixDataset, reason
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
 from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 from mdsmix.load.vision import vision_of
+from mdsmix.mix.draws import METHODS, World, delivered
 from mdsmix.shards.token_ids import IMAGES, PACKED
 from mdsmix.training.findings import refusal
 from mdsmix.training.loader_keys import LOADER_DEFAULTS, OTHERS
 from mdsmix.training.lock import settings_of as lock_settings
 from mdsmix.training.section_values import separator_differs
 from mdsmix.training.training_yaml import Config
-from mdsmix.words import plural
+from mdsmix.words import listed, plural
 
 log = logging.getLogger(__name__)
 IN_USE = (
@@ -216,6 +217,7 @@ def open_loader(
             f"{section.label}: an epoch gives each device {plural(len(dataset), 'sample')}, which fill no batch of {drawn:,}, so "
             "training would never take a step; give a smaller batch_size, or raise the weights."
         )
+    _refuse_unfilled(dataset, section.label)
     if vision := vision_of(settings, dataset.has_columns(IMAGES)):
         dataset.rules = rules = replace(rules, image=vision.processor.token_id)
     collate = collate_of(settings, rules, bins)
@@ -301,6 +303,29 @@ def _packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -
         found = min(every)
     log.info("Using packing ratio %s", found)
     return found
+
+
+def _refuse_unfilled(dataset: MixDataset, label: str) -> None:
+    """Raise RecipeError if the batching method cannot put a batch together, which Streaming finds out in its first worker."""
+    method, devices = dataset.batching_method, dataset._parallel_rank_world
+    if method not in METHODS:
+        return
+    world = World(
+        batch=dataset.batch_size * devices.num_ranks,
+        nodes=devices.num_nodes,
+        gpus=devices.ranks_per_node,
+        num_canonical_nodes=dataset.num_canonical_nodes or 0,
+        algo=dataset.shuffle_algo if dataset.shuffle else "none",
+    )
+    streams = dataset.streams
+    drawn, parts = [int(s.choose) for s in streams], [float(s.proportion) for s in streams]
+    counts = zip(streams, delivered(method, drawn, parts, world), strict=True)
+    if empty := [stream.name for stream, count in counts if not count]:
+        size = "larger" if method == "stratified" else "smaller"
+        raise RecipeError(
+            f"{label}: batching_method: {method} puts no batch of {plural(world.batch, 'sample')} of all devices together, since an epoch "
+            f"draws too little of {listed(empty)}; take a {size} batch, raise the weight, or use batching_method: random."
+        )
 
 
 def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int) -> MixDataset:

@@ -1,6 +1,7 @@
 """Streams of every column layout in one loader, drawn by weight, stopped and resumed without losing or repeating a row."""
 
 import gc
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,8 @@ from mdsmix.load import TokenIds, build_loader, loader
 from mdsmix.load.collate import Packer
 from mdsmix.load.loader_settings import read_settings
 from mdsmix.load.training_rows import RowRules, TrainingRow
-from tests.converting import done
+from mdsmix.mix.plan.make import PlanOptions, make_plan, resolve_for_plan
+from tests.converting import done, pairs, write_jsonl, write_recipe
 from tests.test_house_extensions import converted  # noqa: F401
 from tests.with_torch.load_streams import (
     EOS,
@@ -163,6 +165,51 @@ def test_an_epoch_that_fills_no_batch_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(RecipeError, match=rf"60 samples, which fill no batch of {drawn}\b"):
             loaded(streams, size, **dataset)
+
+
+def test_a_batch_that_a_batching_method_cannot_fill_is_one_sentence(tmp_path: Path) -> None:
+    """Streaming raises a bare ValueError in a worker as the first epoch begins."""
+    few, many = (str(write_tokens(tmp_path / str(n), n)) for n in (3, 60))
+    streams = {"few": {"local": few}, "many": {"local": many}}
+    for method, size, word in (
+        ("stratified", 4, "larger"),
+        ("per_stream", 4, "smaller"),
+        ("device_per_stream", 4, "smaller"),
+    ):
+        told = f"{method} puts no batch of {size} samples .* too little of few; take a {word} batch"
+        with pytest.raises(RecipeError, match=told):
+            loaded(streams, size, batching_method=method)
+    for method, size in (("stratified", 16), ("per_stream", 2), ("device_per_stream", 2)):
+        assert list(loaded(streams, size, batching_method=method, drop_last=True)), method
+
+
+def test_a_packing_ratio_that_no_row_can_hold_is_a_warning(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """The least that `check` counts as untrained is untrained, and nearly all of it."""
+    texts = [f"{n} " + "one two three four " * (n % 4 + 2) for n in range(400)]
+    records = [{"prompt": text, "response": text[:20]} for text in texts]
+    streams = {"faq": pairs(write_jsonl(tmp_path / "faq.jsonl", records))}
+    given = {"streams": streams, "max_seq_len": 64, "train_loader": {"num_workers": 0}}
+    recipe, train = write_recipe(tmp_path, tokenizer_folder, **given), tmp_path / "train.yaml"
+    done("convert", recipe)
+    keys = ("train_loader.name=mdsmix", "train_loader.dataset.packing_ratio=4.0")
+    done("render-yaml", recipe, "-o", train, *keys)
+    answer = done("check", train)
+    found = re.search(r"packing-high.* at least ([\d,]+) of 400 samples", answer.out)
+    assert found, answer.out
+    least = int(found[1])
+    plan = make_plan(resolve_for_plan([str(train)]), PlanOptions(gpus=1, batch=8))
+    loader = build_loader(str(train), batch_size=8)
+    batches = list(loader)
+    trained = sum(int(row.max()) + 1 for batch in batches for row in batch["sequence_id"])
+    positions = sum(batch["input_ids"].numel() for batch in batches)
+    assert plan.epoch.tokens <= 1.000001 * positions, "no more than there is room for"
+    assert sum(stream.tokens for stream in plan.streams) <= 1.000001 * 64 * 400 / 4
+    assert "packing_ratio 4 draws more tokens" in " ".join(plan.notes)
+    assert 100 < least <= 400 - trained <= least * 1.2
+    done("render-yaml", recipe, "-o", train, keys[0], "train_loader.dataset.packing_ratio=1.2")
+    assert "packing-high" not in done("check", train).out
 
 
 def test_a_cache_folder_in_use_is_refused_until_its_loader_is_gone(tmp_path: Path) -> None:

@@ -1,12 +1,17 @@
 """Whether weights draw the samples that they seem to draw, and whether batches can be built from these."""
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 from mdsmix.mix.draws import METHODS, batching, delivered_of, draws_of
 from mdsmix.mix.epoch import StreamInEpoch, epoch_of, share_of
-from mdsmix.mix.streams import Loader, Mix, names
+from mdsmix.mix.stream_counts import row_length
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
+from mdsmix.table import is_known
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import is_number, whole
+from mdsmix.words import plural
 
 SKEW = 2.0
 "A note is given where the shares in tokens and in samples differ by more than this factor."
@@ -124,6 +129,43 @@ def canonical_nodes(loader: Loader) -> Findings:
             f"{{loader}} has {samples} samples and num_canonical_nodes: {nodes}.",
             f"set num_canonical_nodes to at most {samples}.",
         )
+
+
+@check(
+    "warning",
+    "What fits into no row waits for a later batch, and what waits when the epoch ends is never trained.",
+)
+def packing_high(mix: Mix) -> Findings:
+    """Compare packing_ratio with the most samples that a row can hold: by the mean length, and by the samples longer than half a row, of
+    which no two share one."""
+    loader, epoch = mix.train, _epoch(mix)
+    ratio: Any = loader.dataset.get("packing_ratio")
+    limit = loader.max_seq_len
+    samples = float(sum(each.delivered for each in epoch))
+    tokens = sum(each.tokens for each in epoch)
+    if not (loader.reads_turns and is_number(ratio) and limit and samples and is_known(tokens)):
+        return
+    streams = {stream.name: stream for stream in loader.streams}
+    long = sum(_share_above(streams[s.stream], limit / 2) * float(s.delivered) for s in epoch)
+    most = min(limit * samples / max(1.0, float(tokens)), samples / max(1.0, long))
+    if ratio > max(1.0, most):
+        left = int(samples * (1 - max(1.0, most) / ratio))
+        yield Finding(
+            f"packing_ratio of train_loader is {ratio:g}, and a row of {plural(limit, 'token')} holds {most:.2f} samples on average at "
+            f"best: at least {left:,} of {samples:,.0f} samples of an epoch are not trained.",
+            f"set packing_ratio to at most {max(1.0, math.floor(10 * most) / 10):g}, or to auto.",
+        )
+
+
+def _share_above(stream: StreamInMix, length: float) -> float:
+    """Give the share of a stream's samples that are certainly longer than this."""
+    if (fixed := row_length(stream)) is not None:
+        return float(fixed > length)
+    manifest, samples = stream.trusted_manifest, stream.index.samples
+    if not manifest or not samples:
+        return 0.0
+    counts = manifest.totals.lengths.items()
+    return sum(count for power, count in counts if 2 ** int(power[2:]) > length) / samples
 
 
 def _undelivered(epoch: Sequence[StreamInEpoch]) -> list[str]:

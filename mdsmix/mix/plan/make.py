@@ -25,6 +25,7 @@ from mdsmix.mix.plan.steps import (
     StepPlan,
     StreamInRun,
     epoch_plan,
+    fitted,
     in_run,
     is_even,
     run_plan,
@@ -105,7 +106,8 @@ def make_plan(mix: Mix, asked: PlanOptions) -> Plan:
         raise MixRefused(
             f"the weights of {mix.yaml.origin} draw nothing that Streaming would take: `mdsmix check {mix.yaml.origin}` says why."
         )
-    streams = _streams(loader, drawn, world)
+    whole = _streams(loader, drawn, world)
+    streams = fitted(whole, loader, world)
     epoch = epoch_plan(streams, loader, world)
     step = step_plan(epoch, streams, loader, world)
     run = run_plan(_duration(mix, asked.tokens), epoch, step, is_even(loader), asked.speed)
@@ -171,7 +173,7 @@ def _notes(
         if is_known(of.cut) and of.cut:
             share = of.cut / max(1, of.cut + of.tokens)
             yield f"{of.stream}: {of.cut:,.0f} tokens an epoch are cut off at max_seq_len, {share:.1%} of all"
-    if world.packing > 1 and step.tokens == step.positions:
+    if world.packing > 1 and step.tokens > (1 - 1e-9) * step.positions:
         yield (
             f"packing_ratio {world.packing:g} draws more tokens than the {step.positions:,.0f} positions of a step hold: what does not fit "
             "waits for later steps, and is dropped at the end of the epoch; take a smaller ratio"

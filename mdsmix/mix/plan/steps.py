@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from mdsmix.errors import RecipeError
 from mdsmix.mix.draws import METHODS, World, batching, per_device
@@ -81,6 +81,19 @@ def is_even(loader: Loader) -> bool:
     return len(lengths) == 1 and lengths != {None}
 
 
+def fitted(
+    streams: Sequence[StreamInEpoch], loader: Loader, world: World
+) -> Sequence[StreamInEpoch]:
+    """Take the tokens for which packed rows have no room off the figures of the streams, in equal parts."""
+    tokens = sum(each.tokens for each in streams)
+    rows = sum(each.delivered for each in streams) * world.rows / world.drawn
+    positions = float(rows) * (loader.max_seq_len or 0)
+    if world.packing == 1 or not is_known(tokens) or tokens <= positions:
+        return streams
+    part = Estimate(positions / float(tokens))
+    return [replace(s, tokens=s.tokens * part, trained=s.trained * part) for s in streams]
+
+
 def epoch_plan(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> EpochPlan:
     """The figures of an epoch: the delivered samples that are in steps of all devices. RecipeError where no step is filled."""
     drawn = samples = int(sum(s.delivered for s in streams))
@@ -112,8 +125,6 @@ def step_plan(
     steps, (width, how) = float(epoch.steps), _width(streams, loader, world)
     rows = float(epoch.samples) * world.batch / (steps * world.drawn_together)
     positions, tokens, trained = width * rows, epoch.tokens / steps, epoch.trained / steps
-    if world.packing > 1 and tokens > positions:
-        tokens, trained = Estimate(positions), trained * (positions / float(tokens))
     return StepPlan(
         global_batch=world.batch,
         device_batch=world.rows,
