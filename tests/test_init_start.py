@@ -95,6 +95,27 @@ def test_without_a_file_the_recipe_goes_to_stdout(data: Path, tokenizer_folder: 
     assert "faq:" in written(tokenizer_folder, "data/faq.jsonl", "--replace")[1]
 
 
+def test_media_that_are_not_read_are_not_trained_as_text(
+    home: Path, tokenizer_folder: Path
+) -> None:
+    """A stream of audio is left out; a rare placeholder is a warning with its number."""
+
+    def chat(question: str) -> dict[str, Any]:
+        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": "Yes."}]
+        return {"messages": turns}
+
+    write_jsonl(home / "heard.jsonl", [chat("<audio>Who speaks?") | {"audios": ["a.wav"]}] * 9)
+    write_jsonl(home / "mixed.jsonl", [chat("Who?")] * 19 + [chat("<video>Who?")])
+    answer, text = written(tokenizer_folder, "heard.jsonl", "mixed.jsonl")
+    assert [*open_recipe("recipe.yaml").streams] == ["mixed"]
+    assert "# left out: records looked at: 9, written: 9; 9 of these contain <audio>" in text
+    assert "heard is left out: " in answer.err
+    warning = (
+        "of the first 20 records of mixed, placeholders of media are trained as text: 1 <video>"
+    )
+    assert f"WARNING: {warning}" in answer.err
+
+
 def test_files_of_odd_names_and_without_a_suffix(home: Path, tokenizer_folder: Path) -> None:
     name = "a: [x] ${y} #1*.jsonl"
     write_jsonl(home / name, [{"text": "some words"}] * 9)

@@ -102,6 +102,11 @@ def begin(
         elif tried.quarantined:
             first, bad = plural(tried.read, "record"), counted(tried.quarantined)
             said.append(f"of the first {first} of {draft.name}, conversion sets aside {bad}")
+        if tried.placeholders and not draft.refused:
+            said.append(
+                f"WARNING: of the first {plural(tried.read, 'record')} of {draft.name}, placeholders of media are trained as text: "
+                f"{counted(tried.placeholders)}"
+            )
         if unread := [name for name in tried.unread if name != OF_TAR]:
             said.append(f"not read of {draft.name}: {named(unread)}")
         said += [f"WARNING: {draft.name}: {each}" for each in possible_marks(tried.unread)]

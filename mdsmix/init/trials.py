@@ -92,6 +92,7 @@ def _try(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
         quarantined=head.bad
         + Counter(str(why) for why in rejected.values() if why not in FILTERED),
         unread=reading.oddities.counts.get("unread", {}),
+        placeholders=reading.oddities.counts.get("placeholders", {}),
     )
     opened = kind(encoding)
     notes = opened.end_notes(tokenizer)
@@ -131,8 +132,14 @@ def _decide(draft: Draft, says: str) -> None:
         told = f"; the chat template: {says}" if says else ""
         mend = OTHER_TEMPLATE if NO_TOOLS in tried.quarantined else MEND
         draft.refused = f"{looked}{told}; {TENTH}: {mend}"
+    unsupported = {name: tried.placeholders.get(name, 0) for name in UNSUPPORTED_MEDIA}
+    for name, many in unsupported.items():
+        if _is_much(many, draft) and not draft.refused:
+            draft.refused = f"{looked}; {many:,} of these contain {name}, which would be trained as text: audio and video are not supported"
 
 
+UNSUPPORTED_MEDIA = ("<audio>", "<video>")
+"Placeholders of media that mdsmix does not read."
 TOKENS = ("<|image_pad|>", "<image>", "<|image|>", "<image_soft_token>", "[IMG]")
 "Image tokens of known models, for tokenizers that declare no image_token."
 MOST_ROOTS = 64
