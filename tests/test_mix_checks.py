@@ -85,6 +85,7 @@ ELSEWHERE = WEB | {"remote": "gs://bucket/mix"}
 LONGER = text(bytes_changed(WEB, lambda data: data + b"x"))
 MASKED_LABELS = Sort("hf", INT32_PAIR, {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, THEIRS)
 OTHER_ANSWER = replace(MASKED_LABELS, row={"input_ids": [5, 6, 7], "labels": [5, 6, 8]})
+BATCH_OF_8: dict[str, Any] = {"top": {"global_train_batch_size": 8}}
 CASES: dict[str, tuple[Make, Make]] = {
     "columns-loader": (finetuning(WEB, CHAT), finetuning(CHUNKS, CHAT)),
     "columns-text-and-tokens": (text(WEB, TEXT(card={})), text(WEB, WEB("raw"))),
@@ -197,6 +198,10 @@ CASES: dict[str, tuple[Make, Make]] = {
     "workers": (text(loader={"num_workers": 0}), text(loader=NO_WORKERS)),
     "targets-invalid": (finetuning(target_prompts="some"), finetuning(target_prompts="all")),
     "packing-invalid": (finetuning(max_leftover_bins_to_keep=2), finetuning(packing_ratio="auto")),
+    "resume-devices": (
+        text(WEB, DOCS, batching_method="per_stream", **BATCH_OF_8),
+        own(WEB, DOCS, batching_method="per_stream", **BATCH_OF_8),
+    ),
     "packing-high": (finetuning(packing_ratio=5), finetuning(packing_ratio=2)),
     "unsafe-types": (own(WEB, allow_unsafe_types=True), text(allow_unsafe_types=True)),
     "changed-accepted": (own(WEB, loader={"accept_changed": True}), own(WEB)),
@@ -210,7 +215,6 @@ AS_INT16 = "the bytes of old are uint16, and train_loader reads all bytes column
 OWN_LOADER: dict[str, Any] = {"eos_token_id": 0}
 PADDED = tokenized(own(WEB, CHUNKS("split"), **OWN_LOADER), pad_id=0)
 SIDES = {"decoder_only_format": False}
-BATCH_OF_8 = {"top": {"global_train_batch_size": 8}}
 MORE: list[tuple[Make, str, str]] = [
     (text(CHUNKS("split")), "columns-loader", NAMED.format("finetuning")),
     (finetuning(WEB), "columns-loader", NAMED.format("text")),
@@ -238,14 +242,14 @@ MORE: list[tuple[Make, str, str]] = [
     (text(shuffle_seed=-1), "setting-value", "shuffle_seed is -1. "),
     (
         batched("stratified", 10, 100, 9),
-        "batching-drops",
+        "batching-drops resume-devices",
         "90 of the epoch's 109 samples in batches of 10",
     ),
     (text(ELSEWHERE, DOCS, num_canonical_nodes=99), "remote-unseen", "gs://bucket/mix, which"),
     # Streaming draws nothing of a stream of weight 0, and under these methods it then fails.
     (
         text(WEB | {"repeat": 0}, DOCS, batching_method="per_stream", **BATCH_OF_8),
-        "batching-infeasible weights-off",
+        "batching-infeasible resume-devices weights-off",
         "draws too little of web for a part",
     ),
     (text(WEB | {"repeat": 0}, DOCS | {"choose": 0}), "weights-none weights-off", "no sample"),

@@ -10,7 +10,7 @@ from mdsmix.mix.stream_counts import row_length
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
 from mdsmix.table import is_known
 from mdsmix.training.findings import Finding, Findings, check
-from mdsmix.training.loader_keys import is_number, whole
+from mdsmix.training.loader_keys import OWN, is_number, whole
 from mdsmix.words import plural
 
 SKEW = 2.0
@@ -128,6 +128,20 @@ def canonical_nodes(loader: Loader) -> Findings:
         yield Finding(
             f"{{loader}} has {samples} samples and num_canonical_nodes: {nodes}.",
             f"set num_canonical_nodes to at most {samples}.",
+        )
+
+
+@check(
+    "note",
+    "A run that is resumed in the middle of an epoch on other devices loses samples and repeats others, and LLM-Foundry's loaders do not look "
+    "at it.",
+)
+def resume_devices(mix: Mix) -> Findings:
+    if batching(mix.train) in METHODS and not mix.train.is_own:
+        yield Finding(
+            f"train_loader sets batching_method: {batching(mix.train)}, under which only the same nodes, devices and batch of a device go on "
+            "exactly from a checkpoint.",
+            f"resume on the devices of the checkpoint, or use batching_method: random; name: {OWN} refuses other devices.",
         )
 
 
