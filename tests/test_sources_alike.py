@@ -46,6 +46,10 @@ CELLS: dict[str, tuple[dict[str, Any], st.SearchStrategy[Any]]] = {
     "llava": ({"conversations": "c"}, st.fixed_dictionaries({"c": talk("from", "value", "human", "gpt"), "image": st.just("0.jpg")})),
     "qwen_vl": ({"conversations": "c", "system": "s"}, st.fixed_dictionaries({"c": st.tuples(TEXT).map(lambda said: [{"from": "user", "value": f"Picture 1: <img>{said[0].strip('<>') or 'a'}.jpg</img>"}, {"from": "assistant", "value": said[0]}]), "s": EMPTY})),
     "alpaca": ({"instruction": "i", "input": "more", "output": "o", "history": "past"}, st.fixed_dictionaries({"i": TEXT, "more": EMPTY, "o": TEXT, "past": st.lists(st.lists(TEXT, min_size=2, max_size=2), max_size=2)})),
+    "finevision": ({"texts": "t", "system": "s"}, st.fixed_dictionaries({"t": st.lists(st.fixed_dictionaries({"user": TEXT, "assistant": TEXT}), min_size=1, max_size=3), "s": EMPTY})),
+    "prompt_completion": ({"shape": "prompt_completion", "prompt": "p", "completion": "c"}, st.fixed_dictionaries({"p": talk("role", "content", "user"), "c": talk("role", "content", "assistant")})),
+    "preference_alpaca": ({"instruction": "i", "input": "more", "chosen": "c", "rejected": "r"}, st.fixed_dictionaries({"i": TEXT, "more": EMPTY, "c": TEXT, "r": TEXT})),
+    "preference_sharegpt": ({"conversations": "c", "chosen": "y", "rejected": "n"}, st.fixed_dictionaries({"c": talk("from", "value", "human"), "y": st.fixed_dictionaries({"from": st.just("gpt"), "value": TEXT}), "n": st.fixed_dictionaries({"from": st.just("gpt"), "value": TEXT})})),
     "preference": ({"prompt": "p", "chosen": "c", "rejected": "r"}, st.fixed_dictionaries({"p": talk("role", "content", "user"), "c": talk("role", "content", "assistant"), "r": talk("role", "content", "assistant")})),
 }  # fmt: skip
 "Shape -> the recipe's keys, and records of it. Another shape joins by one line."

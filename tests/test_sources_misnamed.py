@@ -39,7 +39,11 @@ MISNAMED: list[tuple[str, bytes, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "what", "cure"), MISNAMED)
+NUMBERS = [str(number) for number in range(len(MISNAMED))]
+"Names of the cases: packed bytes have the time in them."
+
+
+@pytest.mark.parametrize(("name", "content", "what", "cure"), MISNAMED, ids=NUMBERS)
 def test_a_file_of_another_sort_is_named_by_what_it_is(
     tmp_path: Path, tokenizer_folder: Path, name: str, content: bytes, what: str, cure: str
 ) -> None:

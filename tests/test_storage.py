@@ -209,7 +209,7 @@ def test_unfinished_finds_what_a_killed_write_left_and_nothing_else(tmp_path: Pa
 def test_a_place_at_which_streaming_would_end_the_key_is_refused(web: Web) -> None:
     """`#` and `?`, in remote, in the name of a stream's split, and in the place of a mix."""
     for sign in "#?":
-        for override in (f"remote=s3://bucket/c{sign}/mix", f"local=file:///tmp/c{sign}"):
+        for override in (f"remote=s3://bucket/c{sign}/mix", f"local=file:///mix/c{sign}"):
             refused(mdsmix("convert", web.recipe, override), 2, f"has a `{sign}`")
         refused(mdsmix("mix", web.recipe, "-o", f"s3://bucket/c{sign}/mix"), 2, f"has a `{sign}`")
         text = f"https://bucket/c{sign}/mix/shard.mds"
