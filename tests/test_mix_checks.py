@@ -62,6 +62,7 @@ COMPACT = CHAT(card={"compact": True})
 PROCESSOR = {"processor": "./none"}
 AGAIN = placed(lambda local: {"local": local.replace("again", "web"), "split": "train"}, "again")
 CACHED = placed(lambda local: {"remote": local, "local": "/none", "split": "train"})
+BY_URL = placed(lambda local: {"remote": f"file://{local}", "local": "/none", "split": "train"})
 UNCACHED = placed(lambda local: {"remote": local, "split": "train"})
 WITHOUT_SPLIT = placed(lambda local: {"local": local})
 CHATML = replace(
@@ -184,6 +185,7 @@ CASES: dict[str, tuple[Make, Make]] = {
     "streams-none": (text(streams={}), text(streams=...)),
     "split-inherited": (text(WITHOUT_SPLIT, split="train"), text(split="train")),
     "local-duplicate": (text(WEB, AGAIN), text(WEB, WEB("again"))),
+    "remote-file": (text(BY_URL), text(CACHED)),
     "local-unset": (text(UNCACHED), text()),
     "cache-limit-local": (text(cache_limit="1gb"), text(CACHED, cache_limit="1gb")),
     "length-invalid": (text(max_seq_len=...), text()),

@@ -143,6 +143,16 @@ def remote_cut(stream: StreamSection) -> Findings:
         )
 
 
+@check("error", "Streaming reads no URL of this form, and fails when the run starts (ValueError).")
+def remote_file(stream: StreamSection) -> Findings:
+    remote = str(stream.settings.get("remote") or "")
+    if remote.startswith("file:"):
+        yield Finding(
+            f"the remote of {{streams}} is {remote}.",
+            "write the folder's path without file://.",
+        )
+
+
 @check(
     "warning",
     "Streaming caches it in the temporary folder and refuses that folder when the run starts again (FileExistsError).",
