@@ -3,8 +3,8 @@
 `prompt`, `chosen` and `rejected` are int64 ids (little endian) as plain bytes. Answers end in EOS and
 are stored without the prompt: that dataset puts the prompt before each, and cuts both sides to
 max_seq_len. Its collator joins the two sides to one sequence. If they have more than max_seq_len
-tokens together, it takes equally many tokens off each (`cut_of`). Batches are compared with those of
-ComposeRL's own code in `tests/with_torch/test_preferences.py`.
+tokens together, it takes equally many tokens off each (`cut_of`). `tests/with_torch/test_preferences.py`
+compares batches with those recorded from ComposeRL.
 """
 
 from collections import Counter

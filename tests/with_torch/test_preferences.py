@@ -1,7 +1,7 @@
-"""`kind: preference`: ComposeRL's own dataset and collator read what is converted; so does mdsmix.load, and nothing mixes it."""
+"""`kind: preference`: mdsmix.load gives the batches that ComposeRL's own dataset and collator made of the same rows, as
+`composerl_batches.json` records them (`record_composerl.py`); and nothing mixes it."""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from mdsmix.kinds import kind_of
 from mdsmix.kinds.preferences import Preferences
 from mdsmix.load import build_loader
 from mdsmix.ragged import Ragged
-from mdsmix.shapes.preference import REWARDS
 from mdsmix.shards.token_ids import Tokens
 from tests.converting import (
     chats,
@@ -30,11 +29,12 @@ from tests.converting import (
     write_recipe,
 )
 from tests.forked import Standing
-from tests.with_torch.composerl import preference_data as theirs
 
 EOS = 0
 LENGTH = 96
-NAMED = {key: key for key in ("prompt", "chosen", "rejected", *REWARDS)}
+SIDES = ("prompt", "chosen", "rejected")
+RECORDED = json.loads(Path(__file__).with_name("composerl_batches.json").read_text())
+"""Rows, and ComposeRL's batches of them."""
 PAIRS: list[dict[str, Any]] = [
     {"prompt": "How many hens?", "chosen": " Fourteen hens.", "rejected": " Nobody knows."},
     {"prompt": "Why?", "chosen": " Because of it," * 13, "rejected": " Why not, " * 14},
@@ -82,16 +82,26 @@ def stored(folder: Path) -> list[dict[str, Any]]:
     return [{key: read(value) for key, value in row.items()} for row in dataset]
 
 
-def composed(folder: Path, tokenizer: Any, length: int) -> dict[str, torch.Tensor]:
-    """All samples of a stream in one batch, by ComposeRL's own dataset and collator."""
-    if tokenizer.pad_token_id is None:  # as compose_rl/data/dataloader.py does
-        tokenizer.pad_token_id = tokenizer.eos_token_id
-    local = str(folder / "out/likes")
-    dataset = theirs.PairwisePreferenceStreamingDataset(
-        length, local=local, split="train", batch_size=1
-    )
-    rows = [dataset[number] for number in range(dataset.num_samples)]
-    return dict(theirs.pairwise_preference_dataset_collate_fn(tokenizer, length, rows))
+def tensors_of(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return a recorded batch as it was."""
+    return {
+        key: torch.tensor(of["values"], dtype=getattr(torch, of["dtype"])).reshape(of["shape"])
+        for key, of in batch.items()
+    }
+
+
+def records_of(rows: list[dict[str, Any]], tokenizer_folder: Path) -> list[dict[str, Any]]:
+    """Return the records whose tokens are these rows: texts without the EOS that ends each answer."""
+    decode = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json")).decode
+    return [row | {side: decode(row[side]) for side in SIDES} for row in rows]
+
+
+def equal(made: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    """Fail unless all tensors are equal, dtypes too."""
+    assert made.keys() == wanted.keys()
+    for key, values in wanted.items():
+        assert made[key].dtype == values.dtype, key
+        assert torch.equal(made[key], values), key
 
 
 def test_texts_are_tokenized_and_end_in_eos(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -171,53 +181,51 @@ def test_a_process_that_imports_the_loader_reads_it(likes: Path, programs: Stand
     assert programs.start(code).wait().stdout.strip() == "6", "a process that imports the loader"
 
 
-def texts_of(number: int) -> dict[str, str]:
-    """A prompt and two answers of a few tokens to many, so that sums of all sizes around a row occur."""
-    draw = random.Random(number)
-    return {
-        side: " a" * draw.choice((1, 2, draw.randrange(1, most)))
-        for side, most in zip(("prompt", "chosen", "rejected"), (30, 120, 120), strict=True)
-    }
-
-
-@pytest.mark.parametrize("length", [96, 90])
-@pytest.mark.parametrize("pad", [None, "<|endoftext|>"])
+@pytest.mark.parametrize("pad", [1, EOS])
+@pytest.mark.parametrize("case", RECORDED["cases"], ids=lambda case: str(case["max_seq_len"]))
 def test_batches_are_those_of_composerl(
-    tmp_path: Path, tokenizer_folder: Path, length: int, pad: str | None
+    tmp_path: Path, tokenizer_folder: Path, case: dict[str, Any], pad: int
 ) -> None:
     """With padding of its own and EOS as padding. If the length is not a multiple of 8, ComposeRL's dataset fails on a longer answer."""
-    texts = [texts_of(number) for number in range(300)]
-    texts += [{"prompt": " a", "chosen": " a" * n, "rejected": " a" * 40} for n in range(40, 60)]
-    scored = {"chosen_reward": 1.5, "rejected_reward": -0.25}
-    recipe, _ = converted(tmp_path, tokenizer_folder, [of | scored for of in texts], **NAMED)
-    kwargs = {"pad_token": pad} if pad else {}
+    length, rows = case["max_seq_len"], case["rows"]
+    (recorded,) = [of for of in case["batches"] if (of["eos"], of["pad"]) == (EOS, pad)]
+    named = {key: key for key in rows[0]}
+    recipe, _ = converted(tmp_path, tokenizer_folder, records_of(rows, tokenizer_folder), **named)
+    kwargs = {"pad_token": "<|endoftext|>"} if pad == EOS else {}
     changes = [f"max_seq_len={length}", f"tokenizer.kwargs={json.dumps(kwargs)}"]
     done("convert", recipe, *changes)
     done("render-yaml", recipe, *changes, "-o", tmp_path / "train.yaml")
+
+    batched = [row for n, row in enumerate(rows) if str(n) not in recorded["failing"]]
+    whole = tensors_of(recorded["batch"])
+    shorter = torch.minimum(whole["chosen_len"], whole["rejected_len"])
+    trained = shorter > whole["prompt_len"]
+    wanted = {key: values[trained] for key, values in whole.items()}
+    kept = [row for row, is_trained in zip(batched, trained.tolist(), strict=True) if is_trained]
+    assert stored(tmp_path) == [
+        row | {side: row[side][: length - len(row["prompt"])] for side in SIDES[1:]} for row in kept
+    ]
+    manifest = manifest_of(tmp_path / "out/likes/train")
+    left_out = len(rows) - len(kept)
+    assert manifest.records.filtered == {"no_loss_tokens": left_out}
+    assert left_out > len(recorded["failing"]) > 0, "rows that ComposeRL refuses, and others"
+
     config = yaml.safe_load((tmp_path / "train.yaml").read_text())
     config["train_loader"]["dataset"]["shuffle"] = False
-    known = AutoTokenizer.from_pretrained(tokenizer_folder, **kwargs)
-    manifest = manifest_of(tmp_path / "out/likes/train")
-    (made,) = build_loader(config, manifest.totals.samples)
-    wanted = composed(tmp_path, known, length)
-    assert made.keys() == wanted.keys()
-    for key, values in wanted.items():
-        assert made[key].dtype == values.dtype, key
-        assert torch.equal(made[key], values), key
-    sums = [
-        2 * len(of["prompt"]) + len(of["chosen"]) + len(of["rejected"]) for of in stored(tmp_path)
-    ]
-    assert {length, length + 1, length + 2} <= {*sums}, "lengths at which a rule could be wrong"
-    kept = wanted["chosen_len"] + wanted["rejected_len"]
-    assert manifest.totals.cut_tokens == sum(sums) - int(kept.sum())
-    assert manifest.totals.loss_tokens == int((kept - 2 * wanted["prompt_len"]).sum())
-    assert manifest.records.filtered["no_loss_tokens"] > 0
-    assert (kept - 2 * wanted["prompt_len"]).min() > 0
-    turns = [
-        [len(of[side]) for side in ("prompt", "chosen", "rejected")] for of in stored(tmp_path)
-    ]
-    prompts = np.array([[prompt, 0] for prompt, *_ in turns]).ravel()
-    answers = np.array([answers for _, *answers in turns]).ravel()
+    (made,) = build_loader(config, len(kept))
+    equal(made, wanted)
+    for number, few in enumerate(build_loader(config, 7)):
+        part = slice(7 * number, 7 * number + 7)
+        equal(few, {key: values[part] for key, values in wanted.items()})
+
+    lengths = [[len(of[side]) for side in SIDES] for of in stored(tmp_path)]
+    sums = [2 * prompt + chosen + rejected for prompt, chosen, rejected in lengths]
+    assert {*range(length - 1, length + 4)} <= {*sums}, "lengths at which a rule could be wrong"
+    taken = wanted["chosen_len"] + wanted["rejected_len"]
+    assert manifest.totals.cut_tokens == sum(sums) - int(taken.sum())
+    assert manifest.totals.loss_tokens == int((taken - 2 * wanted["prompt_len"]).sum())
+    prompts = np.array([[prompt, 0] for prompt, *_ in lengths]).ravel()
+    answers = np.array([answers for _, *answers in lengths]).ravel()
     firsts = np.arange(0, len(prompts) + 1, 2)
     tokens = Tokens(Ragged.from_lengths(np.zeros(0), []), prompts, answers, firsts)
     kind = kind_of(manifest.encoding)
@@ -226,7 +234,24 @@ def test_batches_are_those_of_composerl(
         manifest.totals.cut_tokens,
     )
     told = done("check", tmp_path / "train.yaml").out
-    assert ("pad-eos-preference" in told) == (pad is not None)
+    assert ("pad-eos-preference" in told) == (pad == EOS)
+
+
+@pytest.mark.parametrize("case", RECORDED["cases"], ids=lambda case: str(case["max_seq_len"]))
+def test_rows_stored_for_a_longer_length_are_cut_alike(
+    tmp_path: Path, tokenizer_folder: Path, case: dict[str, Any]
+) -> None:
+    """The dataset cuts each answer first: rows that are stored whole give the same batch."""
+    recorded = case["batches"][0]
+    rows = [row for n, row in enumerate(case["rows"]) if str(n) not in recorded["failing"]]
+    named = {key: key for key in rows[0]}
+    recipe, _ = converted(tmp_path, tokenizer_folder, records_of(rows, tokenizer_folder), **named)
+    assert stored(tmp_path) == rows
+    done("render-yaml", recipe, "-o", tmp_path / "train.yaml")
+    config = yaml.safe_load((tmp_path / "train.yaml").read_text())
+    config["train_loader"]["dataset"] |= {"shuffle": False, "max_seq_len": case["max_seq_len"]}
+    (made,) = build_loader(config, len(rows))
+    equal(made, tensors_of(recorded["batch"]))
 
 
 def test_older_preferences_are_read_and_named_outdated(
@@ -243,12 +268,9 @@ def test_older_preferences_are_read_and_named_outdated(
     assert "rows-outdated" not in done("check", tmp_path / "train.yaml").out
 
 
-def test_an_odd_length_is_refused_as_composerl_refuses_it(
-    likes: Path, tokenizer_folder: Path
-) -> None:
-    known = AutoTokenizer.from_pretrained(tokenizer_folder)
-    with pytest.raises(ValueError, match="max_seq_len must be even"):
-        theirs.pairwise_preference_dataset_collate_fn(known, 95, [])
+def test_an_odd_length_is_refused_as_composerl_refuses_it(likes: Path) -> None:
+    odd = RECORDED["odd"]
+    assert (odd["max_seq_len"] % 2, odd["raises"]) == (1, "ValueError")
     for command in ("convert", "render-yaml", "plan"):
         refused = mdsmix(command, likes / "recipe.yaml", "max_seq_len=95")
         assert (refused.code, "takes only multiples of 2" in refused.err) == (2, True), command
