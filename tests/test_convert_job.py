@@ -117,7 +117,7 @@ def says(web: Web, **source: Any) -> Web:
 
 def test_a_template_a_condition_and_a_name_make_rows_counts_and_a_quarantine(web: Web) -> None:
     says(web, text="{title}\n\n{body}", where="meta.lang >= 'en'", id="meta.id")
-    warned = "WARNING: 28.6% of the records are filtered"
+    warned = "WARNING: 33.3% of the records are filtered"
     assert warned in web.done().out, "a false one is asked for"
     records = web.manifest.records
     assert (records.adds_up, records.read) == (True, len(RECORDS))

@@ -162,8 +162,8 @@ LINES: dict[str, tuple[bytes, str]] = {
     "a mark inside": (b"\xef\xbb\xbf" + GOOD.strip(), "not_json"),
     "not a number": (b'{"text": NaN}', "not_json"),
     "without end": (b'{"text": Infinity}', "not_json"),
-    "a million digits": (b'{"text": ' + b"9" * 1_000_000 + b"}", "not_json"),
-    "an exponent without end": (b'{"text": 1e999999}', "not_json"),
+    "a million digits": (b'{"text": ' + b"9" * 1_000_000 + b"}", "unreadable_value"),
+    "an exponent without end": (b'{"text": 1e999999}', "unreadable_value"),
     "a NUL": (b"\0", "not_json"),
     "two on a line": (GOOD.strip() + b"," + GOOD.strip(), "not_json"),
     "a code": (b'__import__("os").system("true")', "not_json"),
@@ -188,7 +188,7 @@ def test_each_line_that_is_no_record_is_set_aside_with_its_place(arena: Arena) -
 
 
 def test_a_file_without_a_record_is_a_sentence(arena: Arena) -> None:
-    for content in (b"", b"\n" * 99, b"\xef\xbb\xbf", b"\0" * 4096, b"[]", b"\xff\xfe"):
+    for content in (b"", b"\n" * 99, b"\xef\xbb\xbf", b"\0" * 4096, b"[]", b"\xff"):
         (arena.home / "a.jsonl").write_bytes(content)
         said = arena.refused("convert", arena.recipe())
         assert "not one sample came of its source" in said, content
