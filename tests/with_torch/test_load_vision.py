@@ -81,8 +81,9 @@ def test_a_batch_is_what_the_processor_makes_of_it(family: str, published: Any) 
     assert trained.any(dim=1).all()
     assert torch.equal(batch["labels"][trained], batch["input_ids"][trained])
     totals = manifest_of(recipe.parent / "out/see/train").totals
-    assert totals.seen_tokens == int(masks.sum()) - 4, "each row gets an EOS"
-    assert totals.seen_tokens == totals.tokens + totals.image_tokens - totals.images
+    assert totals.given_eos == 4, "each row gets an EOS"
+    assert totals.seen_tokens == int(masks.sum())
+    assert totals.seen_tokens == totals.tokens + totals.image_tokens - totals.images + 4
 
     # Microbatches are what the loader makes of their rows, but for zeros up to the largest image of the whole batch.
     drawn_rows, collate = list(loader.dataset), loader.collate_fn
