@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from mdsmix.encode.transformers_five import readable_folder
 from mdsmix.words import in_line
 
 PROBES = ((56, 56), (100, 333), (700, 250))
@@ -60,7 +61,8 @@ class LoadedProcessor:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         from transformers import AutoProcessor
 
-        self.processor = AutoProcessor.from_pretrained(name)
+        with readable_folder(name) as folder:
+            self.processor = AutoProcessor.from_pretrained(folder)
         self.tokenizer: Any = getattr(self.processor, "tokenizer", None)
         if self.tokenizer is None or not hasattr(self.processor, "image_processor"):
             raise ValueError(

@@ -29,6 +29,7 @@ import orjson
 import xxhash
 
 from mdsmix.encode.loaded_processor import LoadedProcessor, texts_in
+from mdsmix.encode.transformers_five import readable_folder
 from mdsmix.errors import MdsmixError, Unreachable
 
 GENERATION = "generation_config.json"
@@ -159,7 +160,8 @@ def _load(name: str, kwargs: dict[str, Any]) -> Any:
 
     if os.path.isfile(name):
         return PreTrainedTokenizerFast(tokenizer_file=name, **kwargs)
-    return AutoTokenizer.from_pretrained(name, **kwargs)
+    with readable_folder(name) as folder:
+        return AutoTokenizer.from_pretrained(folder, **kwargs)
 
 
 def _unread(of: type, kwargs: dict[str, Any]) -> list[str]:

@@ -1,0 +1,80 @@
+"""Folders in the form in which transformers 5 saves them open to the same processor and tokenizer as in the form of transformers 4."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.encode.loaded_processor import LoadedProcessor
+from mdsmix.encode.transformers_five import readable_folder
+from mdsmix.encode.transformers_process import take
+from tests.processors import FAMILIES
+
+Folders = dict[str, tuple[Path, Path]]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_bytes()) if path.exists() else {}
+
+
+def as_five(old: Path, new: Path) -> Path:
+    """The folder as transformers 5.24 saves it: written by hand after what it wrote of these."""
+    shutil.copytree(old, new)
+    processor = _read(new / "processor_config.json")
+    files = {"image": "preprocessor_config.json", "video": "video_preprocessor_config.json"}
+    for section, file in files.items():
+        path = new / file
+        if settings := _read(path):
+            processor["processor_class"] = settings.pop("processor_class")
+            processor[f"{section}_processor"] = settings
+            path.unlink()
+    if processor:
+        (new / "processor_config.json").write_text(json.dumps(processor))
+    tokenizer = _read(new / "tokenizer_config.json")
+    named = tokenizer.pop("extra_special_tokens", {})
+    tokenizer |= {key: tokenizer[key] for key in named if key in tokenizer}
+    tokenizer["model_specific_special_tokens"] = named
+    tokenizer["extra_special_tokens"] = tokenizer.pop("additional_special_tokens", [])
+    tokenizer.pop("added_tokens_decoder", None)
+    if tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast":
+        tokenizer["tokenizer_class"] = "TokenizersBackend"
+    else:
+        del tokenizer["extra_special_tokens"]
+    (new / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    for file in ("special_tokens_map.json", "added_tokens.json"):
+        (new / file).unlink(missing_ok=True)
+    return new
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_processor_is_the_same(family: str, tmp_path: Path, processors: Folders) -> None:
+    _, folder = processors[family]
+    new = as_five(folder, tmp_path / "five")
+    assert not (new / "preprocessor_config.json").exists()
+    before = {path.name for path in new.iterdir()}
+    old, five = LoadedProcessor(str(folder)), LoadedProcessor(str(new))
+    assert (five.digest, five.token_id, five.around) == (old.digest, old.token_id, old.around)
+    assert five.learned((100, 333)) == old.learned((100, 333))
+    saved = five.card()["files"]
+    assert "preprocessor_config.json" in saved, "so that a loader opens it by any transformers 4"
+    assert {path.name for path in new.iterdir()} == before, "the user's folder stays as it is"
+    with readable_folder(str(new)) as copy:
+        settings = _read(Path(copy) / "preprocessor_config.json")
+        assert settings == _read(folder / "preprocessor_config.json")
+
+
+def test_a_tokenizer_is_the_same_and_other_names_stay(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    new = as_five(tokenizer_folder, tmp_path / "five")
+    assert _read(new / "tokenizer_config.json")["tokenizer_class"] == "TokenizersBackend"
+    old, five = take(str(tokenizer_folder), {}), take(str(new), {})
+    assert five["hash"] == old["hash"]
+    assert {key: five[key] for key in five.keys() - {"files"}} == {
+        key: old[key] for key in old.keys() - {"files"}
+    }
+    for name in (str(tokenizer_folder), "some/hub-name"):
+        with readable_folder(name) as same:
+            assert same == name
