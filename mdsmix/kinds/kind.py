@@ -21,7 +21,15 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.shards.shard_samples import Sample
-from mdsmix.shards.token_ids import PACKED, SIDES, STARTS, Tokens, documents_of, layout_of, turns_of
+from mdsmix.shards.token_ids import (
+    PACKED,
+    STARTS,
+    Tokens,
+    documents_of,
+    layout_of,
+    tokens_in,
+    turns_of,
+)
 from mdsmix.sources import WINDOW_BYTES
 from mdsmix.training.loader_keys import OTHERS, OtherLoader
 
@@ -29,8 +37,6 @@ if TYPE_CHECKING:
     from mdsmix.encode.answer_ends import EndNote
     from mdsmix.encode.chat import ChatTemplate
 
-APPENDED_TO = (("turns",), SIDES)
-"Columns of samples to which the finetuning loader appends EOS."
 Piece = tuple[Sequence[int], bool]
 "Token ids of a stored sample, and whether they are trained."
 
@@ -142,14 +148,8 @@ class Kind(ABC):
         """Return the EOS that the finetuning loader appends to a stored sample, and trains; None if it
         appends none: the sample ends in EOS, fills the row, or is read by a loader that appends nothing.
         """
-        is_text = self.encoding.loader == "text"
-        if eos is None or is_text or self.loader or layout_of(sample) not in APPENDED_TO:
-            return None
-        sides = [side for turn in turns_of(sample) for side in turn]
-        counted = sides if self.encoding.decoder_only_format else sides[-1:]
-        last = sides[-1]
-        is_full = sum(map(len, counted)) >= self.encoding.max_seq_len
-        return None if is_full or not len(last) or last[-1] == eos else eos
+        flags = self.appended(tokens_in(sample), eos)
+        return eos if flags is not None and flags[0] else None
 
     @property
     def gets_eos(self) -> bool:

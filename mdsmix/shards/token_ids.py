@@ -152,6 +152,14 @@ def tokens_of(shard: Shard, samples: Ragged) -> Tokens | None:
     return Tokens(Ragged.zip(parts), prompts, parts[-1].lengths, np.arange(len(samples) + 1))
 
 
+def tokens_in(sample: Sample) -> Tokens:
+    """Return the ids of one decoded sample. MixRefused if its columns hold no ids."""
+    turns = turns_of(sample)
+    sides = Ragged.of([side for turn in turns for side in turn], np.int64)
+    ids = Ragged.from_lengths(sides.values, np.array([len(sides.values)]))
+    return Tokens(ids, sides.lengths[0::2], sides.lengths[1::2], np.array([0, len(turns)]))
+
+
 def _of_packed(rows: Ragged, begins: Ragged, trained: Ragged | None = None) -> Tokens:
     """The ids of packed rows; ValueError where the starts of a row's documents do not ascend from 0 inside the row, or its mask has
     another length."""
