@@ -74,6 +74,24 @@ def test_overrides_and_interpolation(tmp_path: Path) -> None:
     assert (other.tokenizer.name, other.tokenizer.kwargs) == ("llama", {})
 
 
+def test_an_override_names_a_stream_that_has_a_dot(tmp_path: Path) -> None:
+    """By its name as it is, of which the longest counts, or by OmegaConf's brackets."""
+    one = "kind: pretraining, source: {path: a, text: t}"
+    names = ("a", "a.b", "a.b.c")
+    streams = ", ".join(f"{name}: {{{one}}}" for name in names)
+    more = f"{{tokenizer: gpt2, max_seq_len: 8, local: m, streams: {{{streams}}}}}"
+    for number, name in enumerate(names, 1):
+        for written in (f"streams.{name}.max_tokens", f"streams[{name}].max_tokens"):
+            made = load(tmp_path, f"{written}={number}", f"mix.{name}.repeat={number}", text=more)
+            changed = {each.name: each.max_tokens for each in made.streams.values()}
+            assert changed == dict.fromkeys(made.streams, None) | {name: number}
+            assert made.mix.keys() == {name}
+            assert made.mix[name].repeat == number
+    made = load(tmp_path, "streams.a.b.source.path=[x,y]", text=more)
+    assert made.streams["a.b"].source.path == [f"{tmp_path}/x", f"{tmp_path}/y"]
+    assert_refused("streams.a.b.knd", lambda: load(tmp_path, "streams.a.b.knd=x", text=more))
+
+
 REFUSED = {
     "max_seq_lem=1": "max_seq_lem is not a known key; did you mean max_seq_len?",
     "streams.web.source.txt=x": "streams.web.source.txt is not a known key; did you mean text?",

@@ -28,6 +28,8 @@ from mdsmix.words import in_line
 
 Section = TypeVar("Section", Recipe, StreamSpec, ImagesSpec)
 OVERRIDE = re.compile(r"[\w.\-\[\]]+=")
+BY_STREAM = ("streams", "mix")
+"Sections of a recipe whose keys are names of streams."
 LONGEST = 1 << 20
 "Bytes of a recipe or a training YAML: 1 MiB is some 5,000 streams."
 SECRET_NAME = re.compile(
@@ -93,7 +95,9 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
     with readable(path, "recipe"):
         _refuse_secrets("\n".join([text, *overrides]))
         loaded = config_of(text)
-        changes = OmegaConf.from_dotlist(list(overrides))
+        names = loaded.get("streams")
+        dotted = [str(name) for name in names or () if "." in str(name)]
+        changes = OmegaConf.from_dotlist([_with_whole_name(each, dotted) for each in overrides])
         if isinstance(changes.get("tokenizer"), str):
             loaded["tokenizer"] = {}  # the file's arguments are those of the other tokenizer
         for config in (loaded, changes):
@@ -104,6 +108,21 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
         tree = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
         _refuse_secrets(json.dumps(tree, default=str))
     return tree
+
+
+def _with_whole_name(override: str, dotted: Sequence[str]) -> str:
+    """Return the override with the name of a stream in brackets, if that has a dot: OmegaConf would
+    take `streams.a.b.kind` for a stream `a`. Of several names that fit the longest counts.
+
+    Args:
+        dotted: the names of the recipe's streams that have a dot.
+    """
+    for name in sorted(dotted, key=len, reverse=True):
+        for section in BY_STREAM:
+            begin = f"{section}.{name}"
+            if override.startswith((f"{begin}.", f"{begin}[", f"{begin}=")):
+                return f"{section}[{name}]{override[len(begin) :]}"
+    return override
 
 
 @contextmanager
