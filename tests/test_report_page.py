@@ -196,6 +196,15 @@ def test_a_recipe_is_planned_however_much_of_it_is_converted(web: Web) -> None:
     for command in ("check", "render-yaml"):
         assert mdsmix(command, recipe) == Answer(4, "", f"{said}\n")
     assert "Nothing is published yet." in page.text
+    web.done("--limit", 3, "--only", "a")
+    for command in ("check", "render-yaml"):
+        answer = mdsmix(command, recipe)
+        assert answer.code == 4
+        start, _, rest = answer.err.partition(", without --limit; ")
+        assert start == said.removesuffix(".")
+        looks = f"`mdsmix check {web.out}/a/limit-3`"
+        assert rest == f"to look at what --limit converted, {looks}.\n"
+    assert mdsmix("check", web.out / "a/limit-3").code == 0
     made["b"] = documents("b.jsonl", layout="document")
     web.says(streams=made).done("--only", "a")
     page, _ = report(recipe, *NUMBERS, "-n", 2, out=out, code=4)

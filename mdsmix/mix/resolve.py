@@ -5,6 +5,7 @@ a check asks. A stream is read at its remote, or in its local folder where it ha
 """
 
 import os
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +25,7 @@ from mdsmix.shards.published import (
     Stream,
     current,
     find_published,
+    limited,
     nothing_published,
     read_in,
     read_published,
@@ -153,8 +155,10 @@ def streams_of(
         f"{s.name} at {locate(recipe.published(s)) / s.split}" for s, found in pairs if not found
     ]
     if told and not survey:
+        missing = [spec for spec, found in pairs if not found]
         raise NotPublished(
-            f"not published: {'; '.join(told)}: run `mdsmix convert` on this recipe first."
+            f"not published: {'; '.join(told)}: run `mdsmix convert` on this recipe first"
+            f"{_of_limited(recipe, missing)}."
         )
     # One after the other: chat templates are rendered under an alarm signal, which only the main thread gets.
     streams = {
@@ -168,6 +172,17 @@ def streams_of(
         stream = streams[part.stream]
         streams[part.stream] = replace(stream, settings={**stream.settings, "choose": part.choose})
     return streams, shares
+
+
+def _of_limited(recipe: Recipe, missing: Iterable[StreamSpec]) -> str:
+    """Return what to do if conversions with `--limit` are there of streams that are not published;
+    empty if none is there.
+    """
+    there = [place for spec in missing for place in limited(locate(recipe.published(spec)))]
+    if not there:
+        return ""
+    named = shlex.join(place.url for place in there)
+    return f", without --limit; to look at what --limit converted, `mdsmix check {named}`"
 
 
 def _trained(recipe: Recipe, streams: Iterable[StreamInMix]) -> Loader:

@@ -232,6 +232,12 @@ def find_published(at: Location) -> Location:
     return next(iter(chosen.values()))
 
 
+def limited(at: Location) -> list[Location]:
+    """Return the folders of conversions with `--limit` that are published in the folder of a stream."""
+    names = sorted(name for name in at.folders() if LIMITED.fullmatch(name))
+    return [at / name for name in names if current(at / name)]
+
+
 def nothing_published(at: Location) -> NotPublished:
     """The error for a place without a stream."""
     return NotPublished(
