@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from mmap import mmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -223,8 +224,16 @@ def _cut_ended(tokens: Tokens, rules: RowRules) -> Tokens:
     return np.append(tokens[: rules.max_seq_len - 1], rules.ids.eos)
 
 
+_warned = mmap(-1, 8)
+"The max_seq_len that was warned of last. Forked processes share it: workers, and the passes of `mdsmix bench`."
+
+
 def _warn_of_cuts(max_seq_len: int) -> None:
-    # The text is the same for every row, so Python shows it once a process.
+    """Warn that rows are cut: once a run, not once in each of its workers."""
+    said = max_seq_len.to_bytes(8, "little")
+    if _warned[:] == said:
+        return
+    _warned[:] = said
     warnings.warn(
         f"Rows longer than max_seq_len {max_seq_len} are cut; `mdsmix check` counts them.",
         stacklevel=2,

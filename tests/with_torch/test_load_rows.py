@@ -1,6 +1,8 @@
 """A sample becomes the row that LLM-Foundry's collators would make of it, rows are packed, and become one padded batch: by hand."""
 
 import warnings
+from mmap import mmap
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 import torch
 
 from mdsmix.errors import MixRefused
-from mdsmix.load import document_mask
+from mdsmix.load import document_mask, training_rows
 from mdsmix.load.collate import Collate, Packer, best_ratio
 from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow, row_of
 from tests.with_torch.load_streams import EOS, IDS, PAD
@@ -18,6 +20,11 @@ LEFT = TokenIds(eos=EOS, pad=PAD, padding_side="left")
 FIRST = {"input_ids": [10, 11, 12], "labels": [20, 21]}
 CHAT = {"turns": [FIRST, {"input_ids": [13], "labels": [22, 23]}]}
 IDS_OF_CHAT = [10, 11, 12, 20, 21, 13, 22, 23, EOS]
+
+
+@pytest.fixture(autouse=True)
+def nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_rows, "_warned", mmap(-1, 8))
 
 
 def rules(max_seq_len: int = 16, ids: TokenIds = IDS, **settings: Any) -> RowRules:
@@ -64,6 +71,21 @@ def test_only_the_last_response_is_ended_and_a_row_loses_only_the_eos_that_was_a
         assert row(pair([10], [11, 12, 13, 14]), max_seq_len=4)[0] == [10, 11, 12, 13]
     with pytest.raises(MixRefused, match="nothing left to train on"):
         row(pair([10, 11, 12, 13, 14], [20]), max_seq_len=4)
+
+
+def _warnings_of_cuts(max_seq_len: int) -> int:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            row(pair([10], [11, 12, 13, 14, 15]), max_seq_len=max_seq_len)
+    return len(caught)
+
+
+def test_one_process_of_many_warns_that_rows_are_cut() -> None:
+    """Workers of a loader are forks, and so are the passes of a bench, each with workers of its own."""
+    with get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+        assert sorted(pool.map(_warnings_of_cuts, [3] * 4, chunksize=1)) == [0, 0, 0, 1]
+    assert (_warnings_of_cuts(3), _warnings_of_cuts(4)) == (0, 1)
 
 
 def test_every_integer_dtype_is_read_and_bytes_as_the_encoding_that_the_config_names() -> None:
