@@ -152,6 +152,11 @@ def test_the_command_shows_what_is_trained(recipe: Path, monkeypatch: pytest.Mon
     assert found[1]["id"] == "q47"
     assert found[1]["shared"].removesuffix("<|endoftext|>").strip() == text(47)
     said = mdsmix("leaks", recipe, "-n", 1).out
+    first = tree["leaks"][0]["shared"].lstrip()
+    assert said.count(f"⟮{first[:40]}") == 2, "once in each passage"
+    assert "⟦" not in said, "the tokens are shared, whether or not they are trained"
+    assert "in ⟮ ⟯ is the longest run of tokens that both passages share" in said
+    assert "⟮" not in mdsmix("leaks", recipe, "-n", 0).out
     assert "7 samples of quiz" in said
     assert "skipped 1 sample of fewer than 13 tokens" in said
     assert re.search(r"left out as common are \d+ grams in more than 10 samples", said)

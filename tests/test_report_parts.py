@@ -250,8 +250,8 @@ def test_a_log_gets_a_line_each_half_minute(capsys: Any, monkeypatch: pytest.Mon
     out, err = capsys.readouterr()
     first = [f"web: {n}%, 0.8 MB/s, 0.50 M tokens/s, about 1 min left" for n in (30, 60)]
     assert (out, err.splitlines()[:2]) == ("", first)
-    rest = [line.partition(" of 4 streams, ")[0] for line in err.splitlines()[2:]]
-    assert rest == ["web: 0%", "web: 60%", "docs: 90%"]
+    rest = [line.partition("%, ")[0] for line in err.splitlines()[2:]]
+    assert rest == [f"4 streams, now {done}" for done in ("web: 0", "web: 60", "docs: 90")]
 
 
 def test_a_bar_for_all_streams_with_the_name_of_the_present_one_and_a_rate() -> None:
@@ -265,6 +265,10 @@ def test_a_bar_for_all_streams_with_the_name_of_the_present_one_and_a_rate() -> 
             for done in steps:
                 bar.on_progress(done, 10)
         bar.say("docs: a [sentence]")
-        assert [(t.description, t.completed, t.total) for t in shown.tasks] == [("docs", 85, 110)]
+        (task,) = shown.tasks
+        assert (task.description, task.completed, task.total) == ("2 streams, now docs", 85, 110)
+        bar.begin("alone", 7)  # was not expected
+        bar.on_progress(7, 10)
+        assert (task.description, task.completed, task.total) == ("alone", 7, 7)
     assert "docs: a [sentence]" in out.getvalue()
     assert "M tokens/s" in out.getvalue()

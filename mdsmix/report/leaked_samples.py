@@ -7,7 +7,7 @@ from mdsmix.leaks.audit import Audit, Leak, passage
 from mdsmix.leaks.evaluation_grams import LENGTH, Int
 from mdsmix.mix.streams import names_listed
 from mdsmix.report.show import Item, SampleText, Title
-from mdsmix.report.shown_samples import Segment, runs_of, shortened
+from mdsmix.report.shown_samples import SHARED, Segment, runs_of, shortened
 from mdsmix.table import Column, Row, Table, Tree
 from mdsmix.words import plural
 
@@ -34,6 +34,8 @@ def leaks_shown(found: Audit, decoder: Decoder | None, samples: int) -> Iterator
         yield Table(columns=COLUMNS, rows=[_row(found, leak) for leak in found.leaks[:ROWS]])
     for leak in found.leaks[:samples]:
         yield from _passages(found, leak, decoder)
+    if found.leaks[:samples]:
+        yield f"in {' '.join(SHARED)} is the longest run of tokens that both passages share"
     yield from summary(found)
 
 
@@ -44,7 +46,7 @@ def _row(found: Audit, leak: Leak) -> Row:
 
 
 def _passages(found: Audit, leak: Leak, decoder: Decoder | None) -> Iterator[Item]:
-    """Both passages of a leak, each under a headline. The shared tokens stand in ⟦ ⟧."""
+    """Both passages of a leak, each under a headline. The shared tokens are in ⟮ ⟯."""
     where, each = leak.places[0], passage(found, leak)
     mine, its = found.evaluations[leak.stream], found.streams[where.stream]
     for stream, sample, around, said in (
@@ -62,7 +64,7 @@ def _text(around: tuple[Int, Int], shared: Int, decoder: Decoder | None) -> Samp
     ids: list[int] = shared.tolist()
     run = shortened([Segment(ids, True, before=next(reversed(before), None))], LONGEST)
     parts = [Segment(before, False), *run, Segment(behind, False, before=ids[-1])]
-    return SampleText(runs_of([part for part in parts if part.ids], decoder))
+    return SampleText(runs_of([part for part in parts if part.ids], decoder, SHARED))
 
 
 def summary(found: Audit) -> Iterator[str]:

@@ -81,8 +81,14 @@ class PlainLines:
             self._said = time.monotonic()
             share = min(self._done / max(self._size, 1), 1)
             left = self._seconds * (1 - share) / max(share, 1e-3) / 60
-            of = f" of {len(self._expected)} streams" * (len(self._expected) > 1)
-            self.say(f"{self._stream}: {share:.0%}{of}, {self._rate}, about {left:,.0f} min left")
+            self.say(f"{self._counted}: {share:.0%}, {self._rate}, about {left:,.0f} min left")
+
+    @property
+    def _counted(self) -> str:
+        """What the share and the rate are of: the stream, or all streams and the one that is being done."""
+        if len(self._expected) == 1:
+            return self._stream
+        return f"{len(self._expected)} streams, now {self._stream}"
 
     @property
     def _seconds(self) -> float:
@@ -105,7 +111,7 @@ class Bar(PlainLines):
     def _show(self) -> None:
         self._progress.update(
             self._task,
-            description=printable(self._stream),
+            description=printable(self._counted),
             total=max(self._size, 1),
             completed=self._done,
             rate=self._rate,

@@ -33,7 +33,9 @@ from mdsmix.words import WRITTEN, plural, printable
 
 TRAINED, CONTROL, DOCUMENT = "⟦⟧", "⟨⟩", "⟪⟫"
 "Brackets around trained tokens, around a control token, and around the heading of a document of a packed row."
-_MARKS = str.maketrans({mark: ascii(mark)[1:-1] for mark in TRAINED + CONTROL + DOCUMENT})
+SHARED = "⟮⟯"
+"Brackets around tokens that a sample shares with another one."
+_MARKS = str.maketrans({mark: ascii(mark)[1:-1] for mark in TRAINED + CONTROL + DOCUMENT + SHARED})
 DOUBLED_WITHIN = 3
 "An EOS among the last 3 tokens of an answer has white space behind it at most."
 FORMATS = {
@@ -125,10 +127,12 @@ def shortened(parts: Sequence[Segment], most: int) -> list[Segment]:
     ]
 
 
-def runs_of(sample: Shown, decoder: Decoder | None) -> Iterator[Run]:
-    """The sample as text: trained tokens in ⟦ ⟧, each control token in ⟨ ⟩. Ids are shown where no tokenizer is known.
+def runs_of(sample: Shown, decoder: Decoder | None, marks: str = TRAINED) -> Iterator[Run]:
+    """Give the sample as text: trained tokens in ⟦ ⟧, each control token in ⟨ ⟩; ids if no tokenizer
+    is known.
 
     Escape codes in a text are escaped, since samples come from anyone, and so are these brackets.
+    `marks`: the brackets around segments with `is_trained`, if that means something else.
     """
     if isinstance(sample, Mapping):
         yield printable(str(sample), WRITTEN), "text"
@@ -145,7 +149,7 @@ def runs_of(sample: Shown, decoder: Decoder | None) -> Iterator[Run]:
             ids = " ".join(map(str, part.ids))
             inside = _decoded(part, decoder) if decoder else [(f"{ids} ", "text")]
             yield from (
-                [(TRAINED[0], "mark"), *inside, (TRAINED[1], "mark")] if part.is_trained else inside
+                [(marks[0], "mark"), *inside, (marks[1], "mark")] if part.is_trained else inside
             )
 
 
