@@ -100,6 +100,13 @@ def test_an_entry_is_a_stream_or_is_told_by_name(info: Path) -> None:
         read_dataset_info("gone.json", [], info.parent, said)
 
 
+def test_the_file_alone_is_as_the_option(info: Path, tokenizer_folder: Path) -> None:
+    more = ("--tokenizer", tokenizer_folder)
+    alone, option = mdsmix("init", info, *more), mdsmix("init", "--dataset-info", info, *more)
+    assert (alone.code, alone) == (0, option)
+    assert "  alpaca:" in alone.out
+
+
 def test_one_recipe_converts_all_files(info: Path, tokenizer_folder: Path) -> None:
     """By a tokenizer whose template prints tools; by one that prints none these streams are comments with the reason."""
     command = ("init", *INFO, "--dataset-info", info, "--tokenizer")

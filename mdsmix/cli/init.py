@@ -42,7 +42,7 @@ def init(
     ),
     files: Texts = argument(
         "FILES...",
-        "Files, folders, patterns or s3:// URLs of data; with --dataset-info names of its entries.",
+        "Files, folders, patterns or s3:// URLs of data, or a dataset_info.json; with --dataset-info names of its entries.",
         None,
     ),
     out: Text = option(None, "Write the recipe here.", "FILE", "-o", "--out", shown="stdout"),

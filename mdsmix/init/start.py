@@ -11,7 +11,7 @@ from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.encode.forms import possible_marks
 from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.init.data_files import Said, find_data
+from mdsmix.init.data_files import THEIRS, Said, find_data
 from mdsmix.init.drafts import WHY, Draft, name_apart, sort_out, text_of
 from mdsmix.init.other_tools import match, read_dataset_info
 from mdsmix.init.recognise import named
@@ -63,6 +63,7 @@ def begin(
         folder: where the recipe will lie.
         place: where to publish, written as in a recipe.
         dataset_info: path of LLaMA-Factory's dataset_info.json. `files` are then names of its entries; none means all.
+            It may also be the only one of `files`.
         mixture: path of FlagEmbedding's mixture file, whose sources are the streams, with their shares.
         budget: the whole of which the mixture gives percents, written as in a recipe.
         max_seq_len: tokens of a row; None: the tokenizer's limit.
@@ -72,6 +73,8 @@ def begin(
         Unreachable: a file or the tokenizer cannot be read.
     """
     said: Said = []
+    if not dataset_info and not mixture and [os.path.basename(name) for name in files] == [THEIRS]:
+        dataset_info, files = files[0], ()
     if dataset_info:
         drafts = read_dataset_info(dataset_info, files, folder, said)
     elif mixture:
