@@ -22,6 +22,7 @@ from tests import published as hand
 from tests.converting import done, mdsmix
 from tests.corpus import train_tokenizer
 from tests.published import SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish, write_mix
+from tests.test_cli_streams import without_colours
 
 
 def refused(code: int, words: str, *arguments: object) -> str:
@@ -54,6 +55,19 @@ def test_a_target_is_folder_split_or_index(streams: Path, monkeypatch: pytest.Mo
         assert [s.name for s in resolve(targets).streams] == targets
     shutil.copytree(streams / "web/train", streams / "elsewhere/web/val")
     assert [s.url for s in named_streams(["elsewhere", "flat"])] == ["elsewhere/web/train", "flat"]
+
+
+def test_no_number_is_broken_in_a_narrow_terminal(
+    streams: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`check` folds its last lines between words, as it does its findings."""
+    whole = done("check", streams / "web", streams / "chat").out.splitlines()[-2:]
+    for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", "32")):
+        monkeypatch.setenv(name, value)
+    said = without_colours(done("check", streams / "web", streams / "chat").out)
+    folded = said[said.index(whole[0].split(",")[0][:20]) :]
+    assert folded.split() == " ".join(whole).split()
+    assert max(map(len, folded.splitlines())) <= 32
 
 
 def test_deep_reads_what_check_alone_does_not_and_two_kinds_are_refused(streams: Path) -> None:

@@ -7,7 +7,6 @@ from mdsmix.cli.options import (
     ESTIMATE,
     KEEP_EVALS,
     MIXES,
-    echo,
     echo_json,
     flag,
     own_evals_of,
@@ -54,8 +53,8 @@ def check(
         print_findings(findings)
         if mix.shares:
             show(title(mix.shares), shares_table(mix.shares))
-        echo(checks.verdict(mix, findings), checks.looked(mix))
-        echo(*(f"kept unseen: {label}" for label in checks.unseen(mix)))
+        show(checks.verdict(mix, findings), checks.looked(mix))
+        show(*(f"kept unseen: {label}" for label in checks.unseen(mix)))
         show(*filter(None, [locked]))
     if checks.is_refused(findings):
         raise typer.Exit(MixRefused.exit_code)
