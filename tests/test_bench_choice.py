@@ -90,6 +90,7 @@ def test_what_cannot_be_measured_is_one_sentence_before_torch_is_imported(
     loader = {"dataset": {"streams": {"web": {"local": "web"}}}}
     train = {"global_train_batch_size": 8, "train_loader": loader}
     Path("train.yaml").write_text(json.dumps(train))
+    Path("seven.yaml").write_text(json.dumps(train | {"global_train_batch_size": 7}))
     indivisible = "global_train_batch_size 8 of train.yaml cannot be divided by --gpus 3"
     for arguments, said in (
         ("gone.yaml", "cannot be read as YAML"),
@@ -97,6 +98,7 @@ def test_what_cannot_be_measured_is_one_sentence_before_torch_is_imported(
         ("train.yaml --workers 1,x", "--workers 1,x"),
         ("train.yaml --workers 9999", "--workers 9999: a rank has"),
         ("train.yaml --gpus 3", indivisible),
+        ("seven.yaml", "7 of seven.yaml cannot be divided by --gpus 8"),  # as plan and preview
         ("train.yaml --loader eval_loader.x", "eval_loader.x is not one loader"),
         ("train.yaml --tmp nowhere", "--tmp nowhere is no folder"),
         ("train.yaml -o nowhere/x.json", "there is no folder"),

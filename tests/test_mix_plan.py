@@ -205,7 +205,7 @@ def test_a_remote_that_streaming_alone_reads_is_named_and_not_taken_for_a_folder
         assert f"web is at {remote}, which Streaming reads and mdsmix does not" in answer.out
         for command in (
             ("plan", yaml, "--gpus", 1),
-            ("preview", yaml, "--batch", 4),
+            ("preview", yaml, "--gpus", 1, "--batch", 4),
             ("leaks", yaml, "--eval", tmp_path / "web"),
             ("check", yaml, "--lock"),
         ):

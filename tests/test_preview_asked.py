@@ -45,7 +45,8 @@ def test_the_command_refuses_in_a_sentence_without_importing_streaming(tmp_path:
         ([*eight, "--read", "much"], "--read much is no size"),
         ([*eight, "--state", "none"], "--state none is no state"),
         ([*eight, "--state", "none", "--epoch", "1"], "leave --epoch"),
-        ([web, "--batch", "4"], "streams alone have no batches"),
+        ([eight[0], "--batch", "4"], "take a multiple of 8,"),  # as plan, bench and report
+        ([web, "--batch", "8"], "streams alone have no batches"),
     ):
         answer = mdsmix("preview", *arguments)
         assert (answer.code, answer.out, len(answer.err.splitlines())) == (2, "", 1), told

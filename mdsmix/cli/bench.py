@@ -27,7 +27,7 @@ def bench(
     ),
     prefetch: Text = option(None, "Batches that each worker makes in advance.", "2,4", shown="2,4"),
     gpus: int = option(
-        1, "Ranks that share this machine; one is measured, on its part of the cores.", least=1
+        8, "Ranks that share this machine; one is measured, on its part of the cores.", least=1
     ),
     batch: Number = option(
         None, "Rows of a device and step.", least=1, shown="global_train_batch_size / gpus, else 8"

@@ -72,7 +72,7 @@ QUIET = typer.Option(
 )
 NODES = option(1, "Nodes of the run.", "N", least=1)
 AS_JSON = flag("--json", "Print the result as JSON, for programs.")
-GPUS = "Devices of a node."
+GPUS = option(8, "Devices of a node.", "N", least=1)
 ROWS = "Rows of a step, of all devices together."
 BATCH = "global_train_batch_size of the YAML"
 

@@ -24,7 +24,7 @@ def plan(
         "A recipe (key=value overrides may follow), converted or not, or a training YAML.",
     ),
     nodes: int = NODES,
-    gpus: int = option(8, GPUS, "N", least=1),
+    gpus: int = GPUS,
     batch: Number = option(None, ROWS, "N", least=1, shown=BATCH),
     tokens: Text = option(
         None,

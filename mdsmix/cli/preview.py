@@ -22,7 +22,7 @@ def preview(
     ),
     steps: int = option(3, "Global batches to show.", "N", least=0),
     nodes: int = NODES,
-    gpus: int = option(1, GPUS, "N", least=1),
+    gpus: int = GPUS,
     workers: Number = option(
         None, "Workers of each GPU's loader.", "N", least=0, shown="num_workers of the YAML"
     ),

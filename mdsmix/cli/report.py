@@ -30,7 +30,7 @@ def report(
         0, "Which samples: those of inspect --random with this --seed.", "N", least=0
     ),
     nodes: int = NODES,
-    gpus: int = option(8, GPUS, "N", least=1),
+    gpus: int = GPUS,
     batch: Number = option(None, ROWS, "N", least=1, shown=f"{BATCH}, else 8 a device"),
     tokenizer: Text = decoder_option("the streams"),
     preview: bool = typer.Option(

@@ -115,7 +115,18 @@ def test_a_preview_shows_one_token_an_image(published: Any) -> None:
     """And has the lengths of the loader's rows."""
     processor, recipe, _ = published("idefics")
     (batch,) = build_loader(rendered(recipe), 4)
-    asked = ("preview", rendered(recipe), "--batch", "4", "--steps", "1", "--samples", "4")
+    asked = (
+        "preview",
+        rendered(recipe),
+        "--gpus",
+        "1",
+        "--batch",
+        "4",
+        "--steps",
+        "1",
+        "--samples",
+        "4",
+    )
     answer = done(*asked, "--json")
     (step,) = json.loads(answer.out)["steps"]
     assert step["streams"][0]["tokens"] == batch["attention_mask"].sum()
@@ -128,7 +139,7 @@ def test_a_preview_shows_one_token_an_image(published: Any) -> None:
     assert f"\nimage 1: height: 40, width: 70, tokens: {tokens}\n" in mdsmix(*asked).out
     short = Path(unnamed(recipe))
     short.write_text(short.read_text().replace(f"max_seq_len: {LENGTH}", "max_seq_len: 30"))
-    answer = mdsmix("preview", short, "--batch", "4")
+    answer = mdsmix("preview", short, "--gpus", "1", "--batch", "4")
     assert answer.code == 3
     assert re.search(r"Step 0, .*, row 0: its images end at token \d+ of at most 30", answer.err)
 

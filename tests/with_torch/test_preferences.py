@@ -292,7 +292,7 @@ def test_every_command_knows_it(likes: Path) -> None:
     assert "How many hens?⟦ Fourteen hens.⟨<|endoftext|>⟩ Nobody knows.⟨<|endoftext|>⟩" in shown
     planned = json.loads(done("plan", recipe, "--batch", "2", "--gpus", "1", "--json").out)
     assert planned["streams"][0]["tokens"] > 0
-    refused = mdsmix("preview", recipe, "--batch", "2")
+    refused = mdsmix("preview", recipe, "--gpus", "1", "--batch", "2")
     assert (refused.code, "is the loader of ComposeRL" in refused.err) == (2, True)
 
 

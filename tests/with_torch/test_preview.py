@@ -223,7 +223,7 @@ def ids(answer: dict[str, Any]) -> list[list[int]]:
 
 
 def test_programs_get_ids_and_a_state_of_the_loader_goes_on(recipe: Path, tmp_path: Path) -> None:
-    whole = told(recipe, "--batch", 8, "--steps", 5, "--windows", 3)
+    whole = told(recipe, "--gpus", 1, "--batch", 8, "--steps", 5, "--windows", 3)
     assert [*map(len, ids(whole))] == [8] * 5
     assert sum(row["samples"] for row in whole["epoch"]["rows"]) == 8 * whole["steps_an_epoch"]
     assert len(whole["epoch"]["windows"]) == 3
@@ -234,11 +234,15 @@ def test_programs_get_ids_and_a_state_of_the_loader_goes_on(recipe: Path, tmp_pa
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
     del loader
     gc.collect()
-    rest = told(rendered, "--batch", 8, "--steps", 3, "--state", tmp_path / "state.json")
+    rest = told(
+        rendered, "--gpus", 1, "--batch", 8, "--steps", 3, "--state", tmp_path / "state.json"
+    )
     assert [step["step"] for step in rest["steps"]] == [2, 3, 4]
     assert ids(rest) == ids(whole)[2:]
-    assert rest["steps"] == told(rendered, "--batch", 8, "--from-step", 2)["steps"]
-    seed, epoch = (told(recipe, "--batch", 8, *more) for more in (("--seed", 5), ("--epoch", 1)))
+    assert rest["steps"] == told(rendered, "--gpus", 1, "--batch", 8, "--from-step", 2)["steps"]
+    seed, epoch = (
+        told(recipe, "--gpus", 1, "--batch", 8, *more) for more in (("--seed", 5), ("--epoch", 1))
+    )
     assert (seed["shuffle_seed"], epoch["epoch"]["epoch"]) == (5, 1)
     assert ids(whole)[:3] not in (ids(seed), ids(epoch))
 

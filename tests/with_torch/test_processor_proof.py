@@ -198,7 +198,7 @@ def test_a_loader_finds_the_processor_beside_the_streams_as_it_was_published(
     (home / "mdsmix.processor").unlink()
     with pytest.raises(MixRefused, match="no processor turns them into what a model sees"):
         list(build_loader(path, 3))
-    assert "name the processor" in mdsmix("preview", path, "--batch", "3").err
+    assert "name the processor" in mdsmix("preview", path, "--gpus", "1", "--batch", "3").err
 
 
 def test_the_processor_is_fetched_from_a_store(
