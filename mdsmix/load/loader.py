@@ -12,6 +12,7 @@ from itertools import islice
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from streaming import StreamingDataLoader
 
@@ -21,6 +22,7 @@ from mdsmix.load.dataset import CheckedStream, MixDataset, reason
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
 from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 from mdsmix.load.vision import vision_of
+from mdsmix.mix.cache_window import CachedStream, Window, cache_need
 from mdsmix.mix.draws import METHODS, World, delivered
 from mdsmix.shards.token_ids import IMAGES, PACKED
 from mdsmix.training.findings import refusal
@@ -205,6 +207,7 @@ def open_loader(
     ratio = _packing_ratio(settings, rules, batch_size)
     drawn, bins = int(batch_size * ratio), batch_size if ratio > 1 else None
     dataset = _dataset(settings, rules, drawn)
+    _refuse_evicting(dataset, settings, drawn, int(own["num_workers"]))
     dataset.bins, dataset.other = bins, OTHERS.get(section.name)
     dataset.accept_changed = accept_changed or own.get("accept_changed", False)
     # The parts of the tokenizer that the loader reads.
@@ -292,6 +295,9 @@ def _packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -
     if len(tried) > 1:  # read by a dataset of its own: the loader's begins its epoch untouched
         count = PROFILED * max(tried)
         dataset = _dataset(settings, rules, count)
+        # By default it would prepare 8 such batches ahead, of which it reads one.
+        dataset.predownload = min(dataset.predownload, batch_size)
+        _refuse_evicting(dataset, settings, batch_size, 0)
         try:
             rows = [*islice(dataset, count)]
         finally:
@@ -305,18 +311,62 @@ def _packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -
     return found
 
 
-def _refuse_unfilled(dataset: MixDataset, label: str) -> None:
-    """Raise RecipeError if the batching method cannot put a batch together, which Streaming finds out in its first worker."""
-    method, devices = dataset.batching_method, dataset._parallel_rank_world
-    if method not in METHODS:
+def _refuse_evicting(
+    dataset: MixDataset, settings: LoaderSettings, drawn: int, workers: int
+) -> None:
+    """Raise RecipeError if the cache_limit makes Streaming evict shards that a worker waits for. `drawn`: samples of a device's batch."""
+    if not dataset.cache_limit:
         return
-    world = World(
-        batch=dataset.batch_size * devices.num_ranks,
+    streams, start = list[CachedStream](), 0
+    for stream, count in zip(dataset.streams, dataset.shards_per_stream, strict=True):
+        shards = dataset.shards[start : start + count]
+        start += count
+        streams.append(
+            CachedStream(
+                samples=np.array([*map(len, shards)], np.int64),
+                raw=np.array([shard.get_raw_size() for shard in shards], np.int64),
+                packed=np.array([shard.get_zip_size() or 0 for shard in shards], np.int64),
+                drawn=int(stream.choose),
+                keeps_packed=stream.safe_keep_zip,
+            )
+        )
+    window = Window(
+        world=replace(_world_of(dataset, drawn), workers=workers),
+        predownload=dataset.predownload,
+        prefetch_factor=settings.loader["prefetch_factor"] or LOADER_DEFAULTS["prefetch_factor"],
+        method=dataset.batching_method,
+        partition=dataset.partition_algo,
+        block_size=dataset.shuffle_block_size,
+        granularity=dataset.sampling_granularity,
+    )
+    index = sum(stream.get_index_size() for stream in dataset.streams)
+    need, limit = cache_need(streams, index, window), int(dataset.cache_limit)
+    if limit < need.bytes:
+        label, given = settings.section.label, settings.streaming["cache_limit"]
+        raise RecipeError(
+            f"{label}: {need.sentence(given, limit)}; set cache_limit to {need.bytes} or more, or take it out, or set a smaller predownload or "
+            "fewer num_workers."
+        )
+
+
+def _world_of(dataset: MixDataset, drawn: int) -> World:
+    """The devices that a dataset was opened for. `drawn`: samples that each of them draws for a batch."""
+    devices = dataset._parallel_rank_world
+    return World(
+        batch=drawn * devices.num_ranks,
         nodes=devices.num_nodes,
         gpus=devices.ranks_per_node,
         num_canonical_nodes=dataset.num_canonical_nodes or 0,
         algo=dataset.shuffle_algo if dataset.shuffle else "none",
     )
+
+
+def _refuse_unfilled(dataset: MixDataset, label: str) -> None:
+    """Raise RecipeError if the batching method cannot put a batch together, which Streaming finds out in its first worker."""
+    method = dataset.batching_method
+    if method not in METHODS:
+        return
+    world = _world_of(dataset, dataset.batch_size)
     streams = dataset.streams
     drawn, parts = [int(s.choose) for s in streams], [float(s.proportion) for s in streams]
     counts = zip(streams, delivered(method, drawn, parts, world), strict=True)

@@ -240,7 +240,7 @@ def machines_of(
             "(global_train_batch_size of a training YAML)."
         )
     loader = mix.train
-    return _world(
+    return world_of(
         loader,
         batch=batch,
         nodes=nodes,
@@ -250,7 +250,7 @@ def machines_of(
     )
 
 
-def _world(loader: Loader, **given: Any) -> World:
+def world_of(loader: Loader, **given: Any) -> World:
     """The machines in `given`, with the loader's settings of canonical nodes and shuffling."""
     dataset = loader.dataset
     return World(
@@ -276,4 +276,4 @@ def delivered_of(loader: Loader, batch: int | None) -> list[int] | None:
         return drawn
     if not sum(drawn) or not batch or batch < 1 or not is_number(ratio) or ratio < 1:
         return None
-    return delivered_in(loader, drawn, _world(loader, batch=batch, packing=float(ratio)))
+    return delivered_in(loader, drawn, world_of(loader, batch=batch, packing=float(ratio)))

@@ -1,7 +1,15 @@
 """Whether each stream is one whole publication, by the rules of `verify`, that training nodes can find and cache."""
 
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
 import xxhash
 
+from mdsmix.errors import RecipeError
+from mdsmix.mix.cache_window import CacheNeed, need_of
+from mdsmix.mix.draws import World, world_of
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
 from mdsmix.shards.counts import BAD_SHARE
 from mdsmix.shards.index import INDEX
@@ -16,11 +24,12 @@ from mdsmix.shards.published import (
 from mdsmix.shards.verification import BAD_RECORDS, CONTENTS
 from mdsmix.storage import locate
 from mdsmix.training.findings import Finding, Findings, Severity, check
-from mdsmix.training.loader_keys import BYTE_UNITS, in_units
+from mdsmix.training.loader_keys import BYTE_UNITS, in_units, is_number, whole
 from mdsmix.words import plural
 
-SHARDS_CACHED = 4
-"The largest shards that a cache must hold: Streaming refuses a cache that holds fewer."
+DEVICES_OF_A_NODE = 8
+"The devices that a node is taken to have at most, if a YAML says how many the run has."
+SMALLER = "or set a smaller predownload or fewer num_workers."
 
 
 @check("error", "Samples of this shard cannot be decoded.")
@@ -58,21 +67,81 @@ def index_stale(stream: StreamInMix) -> Findings:
         )
 
 
-@check("error", "Streaming refuses the limit (ValueError).")
-def cache_limit_small(loader: Loader) -> Findings:
+EVICTED = "Streaming evicts shards that a worker still waits for, and may wait for ever; far smaller limits it refuses (ValueError)."
+
+
+@check("error", EVICTED)
+def cache_limit_small(mix: Mix, loader: Loader) -> Findings:
+    rows, gpus = _device_rows(mix, loader), _devices(mix, loader)
+    least, where = "", f"a node of {plural(gpus or 1, 'device')}"
+    if not gpus:
+        least, where = "at least ", f"one device that draws {plural(rows, 'row')}"
+    for need, limit, given in _lacks(loader, rows, gpus or 1):
+        yield Finding(
+            f"{{loader}}, on {where}: {need.sentence(given, limit, least)}.",
+            f"set cache_limit to {need.bytes} or, better, much more; {SMALLER}",
+        )
+
+
+@check("warning", EVICTED)
+def cache_limit_tight(mix: Mix, loader: Loader) -> Findings:
+    """Judge the limit for one node that draws the whole batch, if the devices are not known."""
+    rows, batch = _device_rows(mix, loader), mix.yaml.batch_size or 0
+    if loader is not mix.train or batch < 1 or _devices(mix, loader) or [*_lacks(loader, rows, 1)]:
+        return
+    for need, limit, given in _lacks(loader, batch, 1):
+        yield Finding(
+            f"{{loader}}, if one node draws the whole batch of {batch:,}: {need.sentence(given, limit)}.",
+            "ask `mdsmix plan` with --nodes and --gpus what a node of the run needs, and set cache_limit to that or more; "
+            f"{SMALLER}",
+        )
+
+
+class Lack(NamedTuple):
+    """A limit that is too small."""
+
+    need: CacheNeed
+    limit: int
+    given: object
+    "The limit as it is written."
+
+
+def _lacks(loader: Loader, rows: int, gpus: int) -> Iterator[Lack]:
+    """What the loader's limit lacks on a node of these devices, of so many rows each; nothing if it is enough."""
     given = loader.dataset.get("cache_limit")
     limit = in_units(given, BYTE_UNITS) if given else None
-    sizes = [
-        s.raw_data.bytes + (s.zip_data.bytes if s.zip_data else 0)
-        for stream in loader.streams
-        for s in stream.shards
-    ]
-    least = max(SHARDS_CACHED * max(sizes, default=0), loader.index_bytes + 1)
-    if limit is not None and limit < least:
-        yield Finding(
-            f"cache_limit of {{loader}} is {given} ({limit} bytes), and four of the largest shard and all indexes need {least}.",
-            f"set cache_limit to {least} or, better, much more.",
-        )
+    if limit is None:
+        return
+    ratio, replication = (
+        loader.dataset.get("packing_ratio"),
+        whole(loader.dataset.get("replication")),
+    )
+    packing = max(1.0, float(ratio)) if ratio is not None and is_number(ratio) else 1.0
+    workers = max(0, whole(loader.section.get("num_workers")) or 0)
+    world = World(batch=rows * gpus, gpus=gpus, workers=workers, packing=packing)
+    with suppress(RecipeError):  # canonical nodes that fit no such node: other checks say so
+        world = world_of(loader, batch=rows * gpus, gpus=gpus, workers=workers, packing=packing)
+        if replication and replication > 1:
+            world = replace(world, batch=world.batch // replication, replication=replication)
+    need = need_of(loader, world)
+    if limit < need.bytes:
+        yield Lack(need, limit, given)
+
+
+def _device_rows(mix: Mix, loader: Loader) -> int:
+    """Rows of one device's batch; 1 if the YAML does not say."""
+    key = "device_train_batch_size" if loader is mix.train else "device_eval_batch_size"
+    return max(1, whole(mix.yaml.at(key)) or 1)
+
+
+def _devices(mix: Mix, loader: Loader) -> int | None:
+    """The devices of a node, as far as the YAML says: those of the run, 8 of them at most; None if it does not say."""
+    batch, rows = mix.yaml.batch_size, whole(mix.yaml.at("device_train_batch_size"))
+    if not batch or not rows or min(batch, rows) < 1 or batch % rows:
+        return None
+    if loader is not mix.train and not whole(mix.yaml.at("device_eval_batch_size")):
+        return None
+    return min(DEVICES_OF_A_NODE, batch // rows)
 
 
 AGAIN = "{again}; or copy the files again."

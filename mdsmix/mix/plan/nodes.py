@@ -10,6 +10,7 @@ high, since orders of different epochs have something in common.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mdsmix.mix.cache_window import need_of
 from mdsmix.mix.draws import World, batching
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.table import about, size_of
@@ -114,7 +115,7 @@ def settings_for(
 
     `disk`: bytes that a node has for its cache; None where not given.
     """
-    limit, why = _cache_limit(loader, node, disk)
+    limit, why = _cache_limit(loader, node, world, disk)
     return (
         Setting(
             key="num_canonical_nodes",
@@ -125,7 +126,9 @@ def settings_for(
     )
 
 
-def _cache_limit(loader: Loader, node: NodePlan, disk: int | None) -> tuple[str | None, str]:
+def _cache_limit(
+    loader: Loader, node: NodePlan, world: World, disk: int | None
+) -> tuple[str | None, str]:
     """The cache_limit to write (None: leave it out), and the reason."""
     if local := [stream.name for stream in loader.streams if not is_fetched(stream)]:
         return None, (
@@ -133,15 +136,18 @@ def _cache_limit(loader: Loader, node: NodePlan, disk: int | None) -> tuple[str 
             "only copy"
         )
     keeps, given = node.kept_bytes + node.largest_shard, loader.dataset.get("cache_limit")
-    least = 4 * node.largest_shard + loader.index_bytes
+    need = need_of(loader, world)
     why = (
-        f"a node keeps {size_of(keeps)} over the run; below {size_of(least)}, 4 of the largest shard, shards are fetched again and again "
-        "within an epoch"
+        f"a node keeps {size_of(keeps)} over the run; below {size_of(need.bytes)}, the {need.shards:,} shards in which the samples that its "
+        "workers prepare ahead and read can lie, Streaming evicts shards that a worker waits for, and may wait for ever"
     )
-    if (in_units(given, BYTE_UNITS) or 0) >= least:
+    if (in_units(given, BYTE_UNITS) or 0) >= need.bytes:
         return str(given), why
     if disk is None or keeps <= ROOM * disk:
         return None, why
-    if least > ROOM * disk:
-        return None, f"{why}: {size_of(disk)} are too few; take more nodes or a larger disk"
-    return f"{int(ROOM * disk) >> 20}mb", f"{why}; {size_of(disk)} hold less, so shards are evicted"
+    limit = int(ROOM * disk) >> 20
+    if limit << 20 < need.bytes:
+        return None, (
+            f"{why}: {size_of(disk)} are too few; take a larger disk, more nodes, a smaller predownload or fewer num_workers"
+        )
+    return f"{limit}mb", f"{why}; {size_of(disk)} hold less, so shards are evicted"

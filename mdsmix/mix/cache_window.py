@@ -1,0 +1,200 @@
+"""The bytes that a node's cache must hold so that no shard is evicted while a worker still waits for it or reads it.
+
+The rule, read in Streaming 0.12 and 0.13 (StreamingDataset._prepare_thread, _ready_thread and prepare_shard). With p the `predownload` (8
+device batches by default), a worker that reads sample i prepares the shards of samples i to i + p. To make room Streaming evicts the shard
+that was used longest ago, needed or not. Between the time when a sample's shard is prepared and the time when the sample is read, its
+worker reads p other samples and prepares p more. So the shard survives only if the cache holds the shards of 2p + 1 samples of the worker.
+Other workers of the node read in that time too, and are at most `prefetch_factor` batches and a step ahead or behind. A thread that waits for an
+evicted shard may wait for ever.
+
+The samples are known in number. The shards that hold them depend on the order, so their bytes are an upper bound: no more shards than
+samples, the largest ones, and, if batches are drawn at random from shuffled blocks, no more than the blocks hold.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdsmix.mix.draws import World, batching, draws_of
+from mdsmix.mix.streams import Loader, StreamInMix
+from mdsmix.training.loader_keys import LOADER_DEFAULTS, whole
+
+LEAST_SHARDS = 4
+"The largest shards that a limit must hold in any case: Streaming refuses one that holds fewer (ValueError)."
+BATCHES_AHEAD = 8
+"Device batches of Streaming's default `predownload`."
+BLOCKS = {"none": 0.0, "py1e": 2.5, "py1br": 2.5}
+"""shuffle_algo -> the blocks by which a place in the shuffled order and the place in the order of shards may differ, both sides together.
+A block varies by a quarter, and other shuffles have no such limit."""
+SIGMAS = 6
+"Standard deviations by which the samples that an epoch draws from a shard are taken to fall short of the mean: once in 10^9 shards."
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedStream:
+    """The shards of one stream, one entry a shard in each array."""
+
+    samples: NDArray[np.int64]
+    raw: NDArray[np.int64]
+    "Bytes unpacked."
+    packed: NDArray[np.int64]
+    "Bytes packed; 0 if the stream is not compressed."
+    drawn: int
+    "Samples that an epoch draws from the stream."
+    keeps_packed: bool = False
+    "keep_zip: the packed file is kept beside the unpacked one."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """How far the workers of a node read ahead."""
+
+    world: World
+    predownload: int | None = None
+    "Samples that a worker prepares ahead; None: Streaming's default."
+    prefetch_factor: int = 2
+    method: str = "random"
+    "batching_method."
+    partition: str = "orig"
+    "partition_algo."
+    block_size: int | None = None
+    "shuffle_block_size; None: Streaming's default."
+    granularity: int = 1
+    "sampling_granularity."
+
+    @property
+    def ahead(self) -> int:
+        """Samples that a worker prepares ahead of the one that it reads."""
+        if self.predownload is None:
+            return BATCHES_AHEAD * self.world.drawn
+        return max(0, self.predownload)
+
+    @property
+    def workers(self) -> int:
+        """Workers of a node that read samples of their own."""
+        return self.world.layout_ranks * max(1, self.world.workers)
+
+    @property
+    def span(self) -> int:
+        """Samples of each worker whose shards must be in the cache together."""
+        apart = 0
+        if self.workers > 1:
+            prefetched = self.prefetch_factor if self.world.workers else 0
+            # A batch that is begun, one of difference between workers and one between devices.
+            apart = 2 * (prefetched + 3) * self.world.drawn
+        return 2 * self.ahead + 1 + apart
+
+    @property
+    def samples(self) -> int:
+        """Samples of all workers of a node whose shards must be in the cache together."""
+        return self.workers * self.span
+
+    @property
+    def parts(self) -> int:
+        """Parts of the order that a node reads side by side."""
+        return max(1, self.world.canonical // self.world.layout_nodes)
+
+    @property
+    def positions(self) -> float:
+        """Samples, in the order of shards, among which a node's window lies; infinite if the order is not known to be local."""
+        if self.method != "random" or self.partition != "orig" or self.world.algo not in BLOCKS:
+            return math.inf
+        canonical = self.world.canonical
+        # The windows of workers begin anywhere in a batch, so that together they take up a batch more on either side.
+        taken = self.workers * (self.span + 2 * self.world.drawn)
+        taken *= max(1, self.world.layout_nodes // canonical)
+        block = self.block_size or max(4_000_000 // canonical, 1 << 18)
+        return self.parts * (taken / self.parts + 2 + BLOCKS[self.world.algo] * block)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheNeed:
+    """The least cache_limit with which no shard of a node's window is evicted."""
+
+    bytes: int
+    shards: int
+    "Shards that it holds at most."
+    samples: int
+    "Samples that the workers of a node prepare ahead and have just read."
+
+    def sentence(self, given: object, limit: int, least: str = "") -> str:
+        """Say what a limit lacks. `given`: the limit as it was written; `least`: words before the needed bytes, with a space at the end."""
+        return (
+            f"cache_limit is {given} ({limit:,} bytes), and the shards that workers of a node read and prepare ahead need {least}{self.bytes:,}: "
+            f"{self.samples:,} samples, which can lie in {self.shards:,} of the shards, and the indexes; below that Streaming evicts shards that a "
+            "worker still waits for, and may wait for ever"
+        )
+
+
+def need_of(loader: Loader, world: World) -> CacheNeed:
+    """The cache that a loader of a training YAML needs on a node of these machines."""
+    drawn = draws_of(loader) or [stream.index.samples for stream in loader.streams]
+    streams = [_cached(of, loader, n) for of, n in zip(loader.streams, drawn, strict=True)]
+    given = loader.dataset.get
+    prefetched = whole(loader.section.get("prefetch_factor"))
+    window = Window(
+        world=world,
+        predownload=whole(given("predownload")),
+        prefetch_factor=prefetched or LOADER_DEFAULTS["prefetch_factor"],
+        method=batching(loader),
+        partition=str(given("partition_algo") or "orig"),
+        block_size=whole(given("shuffle_block_size")),
+        granularity=whole(given("sampling_granularity")) or 1,
+    )
+    return cache_need(streams, loader.index_bytes, window)
+
+
+def _cached(stream: StreamInMix, loader: Loader, drawn: int) -> CachedStream:
+    shards, keeps = stream.index.shards, stream.settings.get("keep_zip")
+    return CachedStream(
+        samples=np.array([shard.samples for shard in shards], np.int64),
+        raw=np.array([shard.raw_data.bytes for shard in shards], np.int64),
+        packed=np.array([s.zip_data.bytes if s.zip_data else 0 for s in shards], np.int64),
+        drawn=drawn,
+        keeps_packed=bool(loader.dataset.get("keep_zip") if keeps is None else keeps),
+    )
+
+
+def cache_need(streams: Sequence[CachedStream], index_bytes: int, window: Window) -> CacheNeed:
+    """The cache that a loader needs on a node. `index_bytes`: of the indexes of all streams."""
+    drawn = [stream for stream in streams if stream.drawn and stream.samples.sum()]
+    whole = _joined([stream.raw + stream.packed for stream in streams])
+    kept = _joined([of.raw + of.packed * of.keeps_packed for of in drawn])
+    fewest = _joined([_fewest(stream, window.granularity) for stream in drawn])
+    kept, fewest = kept[fewest > 0], fewest[fewest > 0]
+    largest = np.sort(kept)[::-1]
+    held, count = int(largest[: window.samples].sum()), min(len(largest), window.samples)
+    if window.positions < math.inf:
+        dense = np.argsort(-kept / np.maximum(1, fewest), kind="stable")
+        inner = int(np.searchsorted(fewest[dense].cumsum(), window.positions)) + 1
+        # Each part has a shard at either end of the window, and two that the cuts between parts divided.
+        ends = 4 * window.parts
+        within = int(kept[dense][:inner].sum() + largest[:ends].sum())
+        if within < held:
+            held, count = within, min(count, inner + ends)
+    # Streaming makes room for both forms of a shard before it fetches and unpacks it.
+    unpacked = max(
+        (int(of.packed.max(initial=0)) for of in drawn if not of.keeps_packed), default=0
+    )
+    least = max(LEAST_SHARDS * int(whole.max(initial=0)), index_bytes + 1)
+    return CacheNeed(
+        bytes=max(least, index_bytes + held + unpacked), shards=count, samples=window.samples
+    )
+
+
+def _fewest(stream: CachedStream, granularity: int) -> NDArray[np.float64]:
+    """The fewest samples that lie together in the order, of each shard that an epoch draws from."""
+    samples = stream.samples.astype(np.float64)
+    part = stream.drawn / float(samples.sum()) % 1
+    if not part:
+        return samples
+    mean = part * samples
+    fewest = np.maximum(1, np.floor(mean - SIGMAS * np.sqrt(mean * granularity)))
+    return np.where(samples > 0, fewest, 0)
+
+
+def _joined(arrays: Sequence[NDArray[np.float64] | NDArray[np.int64]]) -> NDArray[np.float64]:
+    return np.concatenate([np.zeros(0), *arrays]).astype(np.float64)
