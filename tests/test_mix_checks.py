@@ -87,6 +87,10 @@ LONGER = text(bytes_changed(WEB, lambda data: data + b"x"))
 MASKED_LABELS = Sort("hf", INT32_PAIR, {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, THEIRS)
 OTHER_ANSWER = replace(MASKED_LABELS, row={"input_ids": [5, 6, 7], "labels": [5, 6, 8]})
 BATCH_OF_8: dict[str, Any] = {"top": {"global_train_batch_size": 8}}
+MANY = CACHED(n=40, shards=40)
+"Shards of 218 bytes, and an index of 13,666."
+ALL_OF_MANY, MANY_26 = 13_666 + 40 * 218, 13_666 + 26 * 218
+TWO_OF_2 = {"global_train_batch_size": 4, "device_train_batch_size": 2}
 CASES: dict[str, tuple[Make, Make]] = {
     "columns-loader": (finetuning(WEB, CHAT), finetuning(CHUNKS, CHAT)),
     "columns-text-and-tokens": (text(WEB, TEXT(card={})), text(WEB, WEB("raw"))),
@@ -153,6 +157,10 @@ CASES: dict[str, tuple[Make, Make]] = {
     "validate-hash": (text(validate_hash="sha1"), text(validate_hash="xxh128")),
     "index-stale": (cached(b'{"version": 2, "shards": []}'), cached(None)),
     "cache-limit-small": (text(cache_limit=4 * 998 - 1), text(cache_limit=4 * 998)),
+    "cache-limit-tight": (
+        text(MANY, cache_limit=ALL_OF_MANY - 1, predownload=1, **BATCH_OF_8),
+        text(MANY, cache_limit=ALL_OF_MANY, predownload=1, **BATCH_OF_8),
+    ),
     "shard-missing": (text(ONE_GONE), text(TWO)),
     "shard-size": (LONGER, text()),
     "shard-contents": (damaged(b"!"), damaged(b"")),
@@ -218,6 +226,21 @@ OWN_LOADER: dict[str, Any] = {"eos_token_id": 0}
 PADDED = tokenized(own(WEB, CHUNKS("split"), **OWN_LOADER), pad_id=0)
 SIDES = {"decoder_only_format": False}
 MORE: list[tuple[Make, str, str]] = [
+    # One sample ahead, one behind and the one that is read, and 5 batches of 1 on either side: 13 for each of 2 workers.
+    (
+        text(MANY, cache_limit=MANY_26 - 1, predownload=1),
+        "cache-limit-small",
+        f"need at least {MANY_26:,}: 26 samples, which can lie in 26 of the shards",
+    ),
+    (text(MANY, cache_limit=MANY_26, predownload=1), "", ""),
+    # 23 samples for each worker of two devices with batches of 2.
+    (
+        text(MANY, cache_limit=ALL_OF_MANY - 1, predownload=1, top=TWO_OF_2),
+        "cache-limit-small",
+        f"on a node of 2 devices: cache_limit is {ALL_OF_MANY - 1} ({ALL_OF_MANY - 1:,} bytes), and the shards that workers of a node read and "
+        f"prepare ahead need {ALL_OF_MANY:,}: 92 samples, which can lie in 40",
+    ),
+    (text(MANY, cache_limit=ALL_OF_MANY, predownload=1, top=TWO_OF_2), "", ""),
     (text(CHUNKS("split")), "columns-loader", NAMED.format("finetuning")),
     (finetuning(WEB), "columns-loader", NAMED.format("text")),
     (own(WEB, RAW), "columns-loader documents-unmarked", "for this stream in a run of its own"),

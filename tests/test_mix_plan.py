@@ -85,13 +85,21 @@ def test_nodes_fetch_the_shards_of_their_part_and_each_the_index(tmp_path: Path)
 
 
 def test_the_cache_limit_is_what_the_disk_holds(tmp_path: Path) -> None:
-    """Shards of a quarter of a MB, of which 4 must fit; of a stream that lies on the node's disk alone none may be deleted."""
-    _publish(tmp_path, 90_000, 6)
+    """60 shards of 35 kB. The window of 16 workers, of 53 samples each, lies in 5 of them if nothing is shuffled, else in all. Of a stream
+    that lies on the node's disk alone none may be deleted."""
+    stored, index = _publish(tmp_path, 90_000, 60)
     alone = {"remote": None, "local": str(tmp_path / "web")}
+    need = index + 5 * stored // 60
+    in_order = {"shuffle": False}
     for disk, settings, use, why in (
         ("1gb", {}, None, ""),
-        ("2mb", {}, "1mb", ""),
-        ("100kb", {}, None, "too few"),
+        ("1.9mb", {"dataset": in_order}, "1mb", "the 5 shards"),
+        ("1.9mb", {}, None, "too few"),
+        ("100kb", {"dataset": in_order}, None, "too few"),
+        ("1kb", {"dataset": in_order | {"cache_limit": need}}, str(need), "the 5 shards"),
+        ("1kb", {"dataset": in_order | {"cache_limit": need - 1}}, None, "too few"),
+        ("1kb", {"dataset": {"cache_limit": index + stored}}, str(index + stored), "the 60 shards"),
+        ("1kb", {"dataset": {"cache_limit": index + stored - 1}}, None, "too few"),
         ("1kb", {"dataset": {"cache_limit": "2gb"}}, "2gb", ""),
         ("1kb", {"stream": alone}, None, "only copy"),
     ):
