@@ -206,8 +206,7 @@ def open_loader(
     section, own, rules = settings.section, settings.loader, rules_of(settings, ids)
     ratio = _packing_ratio(settings, rules, batch_size)
     drawn, bins = int(batch_size * ratio), batch_size if ratio > 1 else None
-    dataset = _dataset(settings, rules, drawn)
-    _refuse_evicting(dataset, settings, drawn, int(own["num_workers"]))
+    dataset = _dataset(settings, rules, drawn, int(own["num_workers"]))
     dataset.bins, dataset.other = bins, OTHERS.get(section.name)
     dataset.accept_changed = accept_changed or own.get("accept_changed", False)
     # The parts of the tokenizer that the loader reads.
@@ -294,10 +293,8 @@ def _packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -
     tried, rows = ratios(rules.max_seq_len, batch_size), list[TrainingRow]()
     if len(tried) > 1:  # read by a dataset of its own: the loader's begins its epoch untouched
         count = PROFILED * max(tried)
-        dataset = _dataset(settings, rules, count)
         # By default it would prepare 8 such batches ahead, of which it reads one.
-        dataset.predownload = min(dataset.predownload, batch_size)
-        _refuse_evicting(dataset, settings, batch_size, 0)
+        dataset = _dataset(settings, rules, count, 0, batch_size)
         try:
             rows = [*islice(dataset, count)]
         finally:
@@ -378,9 +375,12 @@ def _refuse_unfilled(dataset: MixDataset, label: str) -> None:
         )
 
 
-def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int) -> MixDataset:
+def _dataset(
+    settings: LoaderSettings, rules: RowRules, drawn: int, workers: int, ahead: int | None = None
+) -> MixDataset:
+    """Open the streams. `ahead`: the most samples that a worker prepares ahead; None: as `predownload` says."""
     try:
-        return MixDataset(
+        dataset = MixDataset(
             rules,
             streams=[CheckedStream(name=name, **keys) for name, keys in settings.streams.items()],
             batch_size=drawn,
@@ -391,6 +391,10 @@ def _dataset(settings: LoaderSettings, rules: RowRules, drawn: int) -> MixDatase
         if "Reused local directory" in why:
             why = IN_USE
         raise RecipeError(f"{settings.section.label}: {why}") from error
+    if ahead is not None:
+        dataset.predownload = min(dataset.predownload, ahead)
+    _refuse_evicting(dataset, settings, ahead or drawn, workers)
+    return dataset
 
 
 def collate_of(settings: LoaderSettings, rules: RowRules, bins: int | None) -> Collate:

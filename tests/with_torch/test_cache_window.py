@@ -13,9 +13,18 @@ from streaming.base.batching import generate_work
 from streaming.base.world import World as Devices
 
 from mdsmix.errors import RecipeError
+from mdsmix.load import build_loader
 from mdsmix.mix.cache_window import CachedStream, Window, cache_need
 from mdsmix.mix.draws import World
-from tests.with_torch.load_streams import loaded, write_tokens
+from tests.with_torch.load_streams import (
+    IDS,
+    PAIR,
+    config,
+    loaded,
+    pair,
+    write_stream,
+    write_tokens,
+)
 from tests.with_torch.test_mix_plan import dataset_of
 
 pytestmark = pytest.mark.usefixtures("_release_loaders")
@@ -165,3 +174,16 @@ def test_a_loader_refuses_a_limit_below_its_window(tmp_path: Path) -> None:
     assert not [*(tmp_path / "cache").glob("*.mds")], "no shard was fetched"
     streams["web"]["local"] = str(tmp_path / "other")
     assert loaded(streams, cache_limit=least, **keys)
+
+
+def test_a_limit_is_refused_before_a_packing_ratio_is_tried(tmp_path: Path) -> None:
+    """A ratio is tried by one device that prepares a batch of 2 ahead: 5 samples."""
+    rows = [pair(i) for i in range(60)]
+    remote = write_stream(tmp_path / "remote", PAIR, rows, size_limit=1)
+    index = (remote / "index.json").stat().st_size
+    streams = {"web": {"remote": str(remote), "local": str(tmp_path / "cache")}}
+    keys = {"shuffle": True, "packing_ratio": "auto", "batching_method": "per_stream"}
+    settings = config(streams, cache_limit=index + 900, **keys) | {"max_seq_len": 400}
+    with pytest.raises(RecipeError, match="5 samples, which can lie in 5 of the shards"):
+        build_loader(settings, 2, ids=IDS)
+    assert not [*(tmp_path / "cache").glob("*.mds")], "no shard was fetched"
