@@ -165,6 +165,27 @@ def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path, cache: Path) -> No
     assert not list(cache.glob("tokenizers/*/card.json"))
 
 
+def test_a_hub_name_that_transformers_5_saved_is_told_apart(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the hub's cache, since no hub is reached: the folder itself is read, its hub name is not."""
+    home = tmp_path / "hub/models--org--five"
+    folder = shutil.copytree(tokenizer_folder, home / "snapshots" / "c0ffee")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    five = config | {"tokenizer_class": "TokenizersBackend"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(five))
+    (home / "refs").mkdir()
+    (home / "refs/main").write_text("c0ffee")
+    monkeypatch.setenv("HF_HUB_CACHE", str(home.parent))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(Unreachable) as caught:
+        opened("org/five")
+    sentence = str(caught.value)
+    assert "transformers 5 saved it: download it (`hf download org/five --local-dir" in sentence
+    assert "no such repository" not in sentence
+    assert opened(folder).hash == opened(tokenizer_folder).hash
+
+
 def test_code_of_a_tokenizer_is_not_run(tmp_path: Path, tokenizer_folder: Path) -> None:
     folder = shutil.copytree(tokenizer_folder, tmp_path / "folder")
     path = folder / "tokenizer_config.json"

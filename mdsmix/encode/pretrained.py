@@ -23,6 +23,7 @@ import xxhash
 
 from mdsmix import typed
 from mdsmix.encode import transformers_process
+from mdsmix.encode.transformers_five import NEW_CLASS
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.storage import is_url
@@ -39,7 +40,7 @@ WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".
 "Suffixes of files that are left out of a folder's key: weights shape no token and take minutes to hash."
 NEEDED: Mapping[What, str] = {
     "tokenizer": "name a folder with a tokenizer.json, a lone tokenizer.json, or a hub name that this machine can reach",
-    "processor": "name a folder with a preprocessor_config.json and a tokenizer, or a hub name that this machine can reach, where torch and "
+    "processor": "name a folder with a processor_config.json or preprocessor_config.json and a tokenizer, or a hub name that this machine can reach, where torch and "
     "torchvision are installed",
 }
 
@@ -233,9 +234,14 @@ def ask(what: What, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     why = " ".join(error.split()).partition(". ")[0][:300].rstrip(".")
     if why.startswith("HFValidationError"):
         why = "a hub's names are written NAME or OWNER/NAME"
-    lost = "there is no such folder or file (a recipe's paths are relative to its folder), and no such repository: "
-    lost = "" if os.path.exists(name) else lost
-    raise Unreachable(f"the {what} {name} could not be loaded: {lost}{why}: {NEEDED[what]}.")
+    lost, cure = "", NEEDED[what]
+    if (
+        NEW_CLASS in error
+    ):  # a folder of transformers 5 is read, and the hub is not asked for its files
+        cure = f"transformers 5 saved it: download it (`hf download {name} --local-dir FOLDER`) and name that folder, which can be read"
+    elif not os.path.exists(name):
+        lost = "there is no such folder or file (a recipe's paths are relative to its folder), and no such repository: "
+    raise Unreachable(f"the {what} {name} could not be loaded: {lost}{why}: {cure}.")
 
 
 def _look(asked: str) -> subprocess.CompletedProcess[str]:
