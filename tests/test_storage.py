@@ -118,6 +118,21 @@ REFUSED = {
     "C:\\data": "such as /mnt/c/data",
     "dbfs:/Volumes/a/b/c": "or write ./dbfs:/Volumes/a/b/c if it is a local path",
     "gs://bucket/x": "copy the data to one of these",
+    "s3:bucket/x": "did you mean s3://bucket/x? Or write ./s3:bucket/x if it is a local path",
+    "S3A:bucket/x": "did you mean s3://bucket/x?",
+    "s3//bucket/x": "did you mean s3://bucket/x? Or write ./s3//bucket/x if it is a local path",
+    "hf:datasets/a/b/c": "did you mean hf://datasets/a/b/c?",
+    "hf//datasets/a/b/c": "did you mean hf://datasets/a/b/c?",
+    "file:data/x": "did you mean file:///data/x?",
+    "gs:bucket/x": "did you mean gs://bucket/x, which",
+    "gs//bucket/x": "did you mean gs://bucket/x, which",
+    "oci:bucket/x": "did you mean oci://bucket/x, which",
+    "azure:x": "did you mean azure://x, which",
+    "azure-dl:x": "did you mean azure-dl://x, which",
+    "dbfs:Volumes/a": "did you mean dbfs:/Volumes/a, which",
+    "sftp:host/x": "did you mean sftp://host/x, which",
+    "http:host/x": "did you mean http://host/x, which",
+    "https:host/x": "or write ./https:host/x if it is a local path",
 }
 
 
@@ -126,17 +141,18 @@ def test_a_name_that_begins_like_a_url_is_one_or_is_refused(tmp_path: Path) -> N
         with pytest.raises(RecipeError, match=f"^{re.escape(name)} cannot be opened: ") as error:
             locate(name)
         assert words in str(error.value)
-    for name in ("./s3:/bucket/x", "/data/dbfs:/x", "a/b:/c", "a:b", "12:/x"):
+    here = ("./s3:/bucket/x", "./s3:x", "./s3//x", "s3/x", "s3", "/data/dbfs:/x")
+    for name in (*here, "a/s3:x", "a/b:/c", "a:b", "s3x:b", "12:/x"):
         assert locate(name).url == os.path.abspath(name)
     assert locate("file:///data/a%20b").url == "/data/a b"
 
 
-def test_no_command_takes_a_mistyped_url_for_a_folder(web: Web) -> None:
+@pytest.mark.parametrize("place", ["s3:/bucket/x", "s3:bucket/x", "s3//bucket/x", "dbfs:Volumes"])
+def test_no_command_takes_a_mistyped_url_for_a_folder(web: Web, place: str) -> None:
     web.holds(["a text of more tokens than a row of the stream holds, which is sixteen"] * 3)
     done("convert", web.recipe)
     web.patch.chdir(web.folder)
     before = files(web.folder)
-    place = "s3:/bucket/x"
     stream, recipe = web.train, web.recipe
     for command in (
         ("convert", recipe, f"local={place}"),
@@ -145,6 +161,7 @@ def test_no_command_takes_a_mistyped_url_for_a_folder(web: Web) -> None:
         ("convert", recipe, f"streams.web.source.path={place}/a.jsonl"),
         ("check", recipe, f"local={place}"),
         ("check", place),
+        ("check", f"{place}/recipe.yaml"),
         ("plan", place, "--batch", 8),
         ("leaks", recipe, "--eval", place),
         ("init", place, "--tokenizer", web.tokenizer),
@@ -165,6 +182,13 @@ def test_no_command_takes_a_mistyped_url_for_a_folder(web: Web) -> None:
     ):
         refused(mdsmix(*command), 2, place)
     assert files(web.folder) == before
+
+
+def test_every_key_says_that_a_url_names_no_bucket(web: Web) -> None:
+    web.holds(["a text of some words"])
+    for key in ("local", "remote", "tokenizer", "streams.web.source.path"):
+        refused(mdsmix("convert", web.recipe, f"{key}=s3:///x"), 2, "s3:///x", " names no bucket")
+    refused(mdsmix("check", "s3:/bucket/recipe.yaml"), 2, "is not a file of this machine")
 
 
 def test_create_writes_where_nothing_is_and_replace_what_was_looked_at(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ def fetch(
         "SOURCE",
         "The tokenizer or processor beside the streams: s3://bucket/mix/tokenizer-0f3a9c21.",
     ),
-    folder: Path = argument("FOLDER", "Where the training YAML looks for it."),
+    folder: str = argument("FOLDER", "Where the training YAML looks for it."),
     endpoint_url: Text = option(
         None, "The store, where it is not AWS.", "URL", shown="S3_ENDPOINT_URL"
     ),
@@ -28,5 +28,5 @@ def fetch(
 
     if endpoint_url:
         os.environ["S3_ENDPOINT_URL"] = endpoint_url
-    names = copy_folder(locate(source), folder)
+    names = copy_folder(locate(source), Path(folder))
     echo(f"{folder}: {plural(len(names), 'file')}, as published")

@@ -1,12 +1,12 @@
 """`mdsmix inspect`: the settings, counts and samples of published streams."""
 
 import random
+from pathlib import Path
 from typing import Any, Optional
 
 from mdsmix.cli.options import (
     AS_JSON,
     STREAMS,
-    File,
     Number,
     Text,
     decoder_option,
@@ -35,7 +35,7 @@ def inspect(
         shown="another each time",
     ),
     tokenizer: Text = decoder_option("it"),
-    images: File = option(None, "Write the images of the samples here, as stored.", "DIR"),
+    images: Text = option(None, "Write the images of the samples here, as stored.", "DIR"),
     as_json: bool = AS_JSON,
 ) -> None:
     """Show the manifest of each STREAM as a table and its first samples, trained tokens in ⟦ ⟧, control tokens in ⟨ ⟩.
@@ -58,7 +58,7 @@ def inspect(
 
     def one(stream: str) -> Any:
         found = inspect_stream(stream, choice, tokenizer)
-        written = write_images(found, images) if images else 0
+        written = write_images(found, Path(images)) if images else 0
         if as_json:
             return inspection_json(found) | {"seed": choice.seed}
         show(*inspection_shown(found, choice))

@@ -8,7 +8,7 @@ from mdsmix.cli.options import (
     OVERRIDES,
     QUIET,
     RECIPE,
-    File,
+    Text,
     Texts,
     echo_json,
     flag,
@@ -32,7 +32,7 @@ def mix(
     replace: bool = flag(
         "--replace", "Allow replacing another stream, or another draw, that lies at STREAM."
     ),
-    tmp: File = option(
+    tmp: Text = option(
         None,
         "The folder where all drawn samples lie meanwhile.",
         "FOLDER",
@@ -72,7 +72,13 @@ def mix(
         raise MixRefused(f"{verdict(streams, findings)}; nothing was mixed.")
     plan = make_plan(streams, loaded.compression, seed)
     with watching(quiet) as watcher:
-        outcome = mix_offline(plan, locate(out), replace=replace, temporary=tmp, watcher=watcher)
+        outcome = mix_offline(
+            plan,
+            locate(out),
+            replace=replace,
+            temporary=Path(tmp) if tmp else None,
+            watcher=watcher,
+        )
     if as_json:
         whose = {"target": outcome.target, "seed": outcome.record.seed}
         echo_json(as_json_of(mixture(outcome)) | whose)

@@ -26,7 +26,7 @@ from mdsmix.encode import transformers_process
 from mdsmix.encode.transformers_five import NEW_CLASS
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.storage import is_url
+from mdsmix.storage import is_url, locate
 from mdsmix.words import Say, hint
 
 What = Literal["tokenizer", "processor"]
@@ -179,7 +179,9 @@ def _of_hash(digest: str | None, *patterns: str) -> Path | None:
 
 def _snapshot(what: What, name: str, kwargs: Mapping[str, Any], say: Say | None) -> Path:
     """The folder of the snapshot, taken now where there is none. Its card is written last: a folder with a card is complete."""
-    is_url(name)  # refuses a name such as s3:/bucket/tokenizer, for which a hub would be asked
+    # A name such as s3:/bucket/tokenizer is refused, for which a hub would be asked.
+    if is_url(name) and name.startswith("s3://"):
+        locate(name)
     folder = _folder(what, name, kwargs)
     if not (folder / CARD).exists():
         if say:

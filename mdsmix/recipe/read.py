@@ -23,7 +23,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.recipe.rules import contradictions, with_held_out
 from mdsmix.recipe.spec import Recipe
 from mdsmix.recipe.stream_spec import ImagesSpec, StreamSpec
-from mdsmix.storage import is_url
+from mdsmix.storage import begins_like_url, is_url
 from mdsmix.words import in_line
 
 Section = TypeVar("Section", Recipe, StreamSpec, ImagesSpec)
@@ -55,6 +55,10 @@ def read_text(path: str | os.PathLike[str]) -> str:
             content = file.read(LONGEST + 1)
         text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
+        if begins_like_url(path):
+            raise RecipeError(
+                f"{path} is not a file of this machine: a YAML is read from a local path alone; copy it here and name the copy."
+            ) from None
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise RecipeError(f"{path} cannot be read as YAML: {why}; name a YAML file.") from None
     if len(content) > LONGEST:

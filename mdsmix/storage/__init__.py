@@ -28,6 +28,7 @@ __all__ = [
     "Found",
     "Location",
     "Stat",
+    "begins_like_url",
     "fixed_prefix",
     "has_pattern",
     "is_for_streaming_alone",
@@ -41,14 +42,20 @@ __all__ = [
 T = TypeVar("T")
 R = TypeVar("R")
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//|[/\\\\])")
-"The scheme at the beginning of a name, such as `s3` of `s3://bucket`, with what follows its colon."
 _OPENED = ("s3", "hf", "file")
 "The schemes that mdsmix opens."
 _MEANT = {"s3": "s3", "s3a": "s3", "s3n": "s3", "hf": "hf", "file": "file"}
 "A scheme in lower case, as other tools or slips of the pen write it -> the one that mdsmix opens."
 _STREAMING = ("gs", "oci", "azure", "azure-dl", "dbfs", "sftp", "alipan")
 "The schemes that Streaming 0.12 and 0.13 read and mdsmix does not (CloudDownloader in streaming/base/storage/download.py)."
+_KNOWN = "|".join([*_MEANT, *_STREAMING, "https", "http"])
+_SCHEME = re.compile(
+    rf"((?i:{_KNOWN})(?=:)|(?i:s3|gs|hf)(?=//)|[A-Za-z][A-Za-z0-9+.-]*(?=:[/\\\\]))(:?(?://|[/\\\\])?)"
+)
+"""The scheme at the beginning of a name, such as `s3` of `s3://bucket`, with the signs that follow it. A known scheme is one too if its
+slashes are left out (`s3:bucket`), and `s3`, `gs` and `hf` also if the colon is (`s3//bucket`)."""
+_SLIPS = (":", "//")
+"What follows a known scheme if its slashes or its colon are left out."
 
 THREADS = 16
 "Requests at a time. Each waits some 20 ms for the store, and costs this machine next to nothing."
@@ -90,36 +97,45 @@ def locate(url: str | os.PathLike[str]) -> Location:
 def is_url(text: str) -> bool:
     """Whether the text is a URL that mdsmix opens; False for a path.
 
-    Raises RecipeError for another URL, a URL without one of its slashes (`s3:/bucket`), and a path that begins with a drive
-    (`C:/data`). A folder that is really named so can be written `./s3:/bucket`.
+    Raises RecipeError for another URL, a URL without its colon or one of its slashes (`s3:/bucket`, `s3:bucket`, `s3//bucket`), and a
+    path that begins with a drive (`C:/data`). A folder that is really named so can be written `./s3:/bucket`.
     """
     found = _SCHEME.match(text)
     if found is None:
         return False
-    scheme, slashes = found.groups()
+    scheme, signs = found.groups()
     rest = text[found.end() :].lstrip("/\\")
     has_host = scheme == "file" and bool(urlsplit(text).netloc)
-    if scheme in _OPENED and slashes == "//" and not has_host:
+    if scheme in _OPENED and signs == "://" and not has_host:
         return True
     if len(scheme) == 1:
         remedy = f"a path has no drive here; write it as this machine names it, such as /mnt/{scheme.lower()}/{rest}"
     elif meant := _MEANT.get(scheme.lower()):
         remedy = f"did you mean {meant}://{'/' if meant == 'file' else ''}{rest}?"
+        if signs in _SLIPS:
+            remedy += f" Or write ./{text} if it is a local path"
     else:
         remedy = (
             "mdsmix reads and writes local paths, file:///path and s3://bucket/key, and reads hf://datasets/org/name/file; copy the data to "
             "one of these"
         )
-        if slashes != "//":
+        if signs in _SLIPS:
+            nearest = f"{scheme.lower()}:{'/' if scheme.lower() == 'dbfs' else '//'}{rest}"
+            remedy = f"did you mean {nearest}, which mdsmix does not open? {remedy}"
+        if signs != "://":
             remedy += f", or write ./{text} if it is a local path"
     raise RecipeError(f"{text} cannot be opened: {remedy}")
 
 
+def begins_like_url(name: str | os.PathLike[str]) -> bool:
+    """Whether the name is a URL, or one that lacks a colon or slashes."""
+    return _SCHEME.match(os.fspath(name)) is not None
+
+
 def require_local(folder: str | os.PathLike[str]) -> None:
     """Raise RecipeError if the name of a local folder is a URL, or begins like one."""
-    text = os.fspath(folder)
-    if _SCHEME.match(text):
-        raise RecipeError(f"{text} is not a folder of this machine; name one that is.")
+    if begins_like_url(folder):
+        raise RecipeError(f"{os.fspath(folder)} is not a folder of this machine; name one that is.")
 
 
 def sign_that_ends(url: str) -> str:
@@ -133,4 +149,4 @@ def is_for_streaming_alone(text: str) -> bool:
     found = _SCHEME.match(text)
     if found is None or found[1] not in _STREAMING:
         return False
-    return found[2] == "//" or (found[1] == "dbfs" and found[2] == "/")
+    return found[2] == "://" or (found[1] == "dbfs" and found[2] == ":/")
