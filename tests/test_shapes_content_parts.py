@@ -185,6 +185,40 @@ def test_a_greeting_is_a_part_of_the_first_prompt() -> None:
     assert strict == "starts_with_assistant"
 
 
+@pytest.mark.parametrize("leading", ["system", "developer"])
+def test_a_greeting_after_a_system_message_is_not_trained_either(leading: str) -> None:
+    first = {"role": leading, "content": "Be kind."}
+    greeting = {"role": "assistant", "content": "Hello!", "weight": 1}
+    plain = {"role": "assistant", "content": "Hello!"}
+    template = open_template(QWEN_3, VARIABLES)
+    found = openai([first, greeting, USER, SAID], None)
+    assert found[:2] == ([first, plain, USER, SAID], [True, False, True, True])
+    [[(prompt, answer)]] = rendered_rows(template, found, "reject")
+    assert prompt == theirs(QWEN_3, [first, plain, USER], True)
+    assert answer == "5<|im_end|>\n"
+    # A call before the first question, with its result and the greeting after it, opens too.
+    opened = openai([first, CALLING, RESULT, greeting, USER, SAID])
+    assert opened.trained == [True, False, True, False, True, True]
+    # Without a question the answer is one to the system message.
+    assert openai([first, SAID], None).trained is None
+
+
+def test_a_greeting_after_a_system_message_of_sharegpt_is_not_trained_either() -> None:
+    greeted = [
+        {"from": "gpt", "value": "Hello!"},
+        {"from": "human", "value": "2+3?"},
+        {"from": "gpt", "value": "5"},
+    ]
+    in_list = {"conversations": [{"from": "system", "value": "Be kind."}, *greeted]}
+    in_field = {"conversations": greeted, "system": "Be kind."}
+    for record in (in_list, in_field):
+        found = SHAPES["sharegpt"].read(
+            record, {**SHAPES["sharegpt"].own_fields, "system": "system"}
+        )
+        assert [m["role"] for m in found.messages] == ["system", "assistant", "user", "assistant"]
+        assert found.trained == [True, False, True, True]
+
+
 def test_calls_of_llama_factory_and_of_openai_s_older_interface_are_printed_as_todays() -> None:
     function = {"name": "add", "arguments": {"of": [2, 3]}}
     calling = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}

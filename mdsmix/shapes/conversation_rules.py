@@ -62,10 +62,14 @@ def conversation_of(raw: RawRecord, said: Sequence[Message], before: int = 0) ->
             raise RecordRefused("empty_answer")
     roles = ["system" if m["role"] == "developer" else m["role"] for m in messages]
     fault = roles_fault(tuple(roles), "tool")
-    if fault == GREETS:
-        trained[0] = False  # it has no prompt, and becomes part of the next one
-    elif fault:
+    if fault and fault != GREETS:
         raise RecordRefused(fault)
+    # What comes before the first question becomes part of its prompt. Without a question an answer to
+    # the system message is trained; the first message of all has no prompt.
+    opening = roles.index("user") if "user" in roles else int(fault == GREETS)
+    for at in range(opening):
+        if roles[at] == "assistant":
+            trained[at] = False
     is_rich = bool(tools) or any(
         len(m) != 2 or "content" not in m or m["role"] not in PLAIN_ROLES for m in messages
     )
