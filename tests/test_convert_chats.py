@@ -90,6 +90,35 @@ def test_nulls_of_arrow_are_told_and_dropped_where_asked(web: Web, styles: dict[
         assert printed in done("inspect", web.train).out
 
 
+TAGGED = (
+    "{% for m in messages %}{{ m.role }}{% if m.refusal is defined %}{{ m.refusal }}{% endif %}: "
+)
+TAGGED += "{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
+
+
+def test_nulls_of_openai_s_sdk_are_told_only_if_they_are_printed(
+    web: Web, styles: dict[str, Path], tmp_path: Path
+) -> None:
+    dumped = {"refusal": None, "audio": None, "function_call": None, "tool_calls": None}
+    asked, answered = talk("user", "assistant")["messages"]
+    called = {"type": "function", "function": {"name": "weather", "arguments": {"n": None}}}
+    result = {"role": "tool", "content": "Rain."}
+    calling = {"role": "assistant", "content": None, "tool_calls": [called]}
+    plain = {"messages": [asked | {"name": None}, answered | dumped]}
+    deep = {"messages": [asked, calling, result, answered | dumped]}
+    printing = train_style(tmp_path / "printing", "plain", TAGGED)
+    for tokenizer, record, warning in (
+        (styles["tools"], plain, ""),
+        (styles["tools"], deep, "1 record has null entries inside messages"),
+        (printing, plain, "1 record has null entries inside messages"),
+    ):
+        web.holds([record])
+        out = says(web, tokenizer, shape="openai").done("--reencode").out
+        assert ("null entries" in out) == bool(warning), out
+        assert warning in out
+    assert "assistantNone: a" in done("inspect", web.train).out.replace("⟦", "")
+
+
 def test_of_records_of_another_shape_it_is_said_what_to_do(web: Web) -> None:
     alpaca = {"instruction": "Name a colour.", "output": "Red."}
     rounds = {"messages": [{"human": "Hi", "assistant": "Hello."}]}

@@ -233,6 +233,29 @@ def _prints(template: ChatTemplate, role: str, key: str) -> bool:
     return "probe_extra" in text
 
 
+@lru_cache(maxsize=256)
+def prints_null(template: ChatTemplate, role: str, key: str) -> bool:
+    """Return whether the template prints a role's messages otherwise if this key of them is null than
+    without the key. True too if the template fails on each probe without the key."""
+    if role == "developer" and role not in template.source:
+        role = "system"
+    system: list[Message] = [{"role": role, "content": "probe_text"}] if role in _OF_SYSTEM else []
+    calling = calling_probe(template) or [_ASKED]
+    differ = []
+    for probe in (
+        [*system, _ASKED, _ANSWERED],
+        [*system, *calling, _ANSWERED, _ASKED, _ANSWERED],
+    ):
+        if not any(message["role"] == role for message in probe):
+            continue
+        marked = [m | {key: None} if m["role"] == role else m for m in probe]
+        without = [{k: m[k] for k in m if k != key or m["role"] != role} for m in probe]
+        text, why = _rendered(template, *without)
+        if not why:
+            differ.append(_rendered(template, *marked) != (text, ""))
+    return any(differ) or not differ
+
+
 def _calling(arguments: str, content: str, calls: int = 1) -> Message:
     function = {"name": "probe_tool", "arguments": ARGUMENTS[arguments]}
     call = {"id": _ID, "type": "function", "function": function}

@@ -112,6 +112,10 @@ class Conversations(Finetuning):
     def chat(self) -> ChatTemplate:
         return self.template(self.tokenizer)
 
+    def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
+        template = self.chat.for_tools(conversation.tools)
+        return forms.prints_null(with_variables(template, conversation.variables), role, key)
+
     @property
     def controls(self) -> Sequence[str]:
         """The strings that the tokenizer takes for tokens of its own."""

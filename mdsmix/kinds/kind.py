@@ -18,6 +18,7 @@ from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.assemble import Assembler, JoinedRows, PackedRows, SampleRows
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.record import RichConversation
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.shards.shard_samples import Sample
@@ -107,6 +108,11 @@ class Kind(ABC):
     def template(self, tokenizer: Tokenizer) -> "ChatTemplate | None":
         """The chat template that renders the stream's records; None for a kind without one."""
         return None
+
+    def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
+        """Return whether the template of a conversation may print a key of a role's messages if it is
+        null."""
+        return True
 
     def end_notes(self, tokenizer: Tokenizer) -> "list[EndNote]":
         """Return what a user should know of the ends of answers: whether a model stops there."""

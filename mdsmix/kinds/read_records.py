@@ -124,13 +124,43 @@ class Reading:
         return [read(record) for record in records]
 
     def _look_at_nulls(self, records: Sequence[Any], found: Sequence[Any]) -> None:
-        """Counts records with null entries inside messages and tools. Templates print these, unless the option `nulls` says otherwise."""
+        """Count records with null entries inside messages and tools. Templates print these, unless the
+        option `nulls` says otherwise. Null under a key of a message counts only if it is printed."""
         for key in self.shape.structured:
             if key in self.fields and "nulls" not in self.options:
                 each = zip(records, found, strict=True)
-                rich = (r for r, said in each if type(said) is RichConversation and not said.images)
-                count = sum(holds_null(value_at(self.fields[key], record)) for record in rich)
+                rich = (
+                    (value_at(self.fields[key], record), conversation)
+                    for record, conversation in each
+                    if type(conversation) is RichConversation and not conversation.images
+                )
+                count = sum(
+                    holds_null(value) and (key == "tools" or self._prints_null(value, conversation))
+                    for value, conversation in rich
+                )
                 self.oddities.add("nulls", {key: count})
+
+    def _prints_null(self, value: Any, conversation: RichConversation) -> bool:
+        """Return whether the template may print a null of these raw messages: one inside a value, or
+        one under a key of a message that the shape keeps and the template prints."""
+        if self.kind is None or not isinstance(value, list):
+            return True
+        nulls = set[str]()
+        for item in value:
+            if not isinstance(item, dict):
+                if holds_null(item):
+                    return True
+            elif any(map(holds_null, item.values())):
+                return True
+            else:
+                nulls.update(key for key, inner in item.items() if inner is None)
+        nulls.discard("content")
+        return any(
+            key in nulls and self.kind.prints_null(conversation, message["role"], key)
+            for message in conversation.messages
+            for key, inner in message.items()
+            if inner is None
+        )
 
     def _named(self, made: Encoded, records: Sequence[Any]) -> Encoded:
         """The samples with the names of their records in `ids`, and with `id` in the detail of rejected records."""

@@ -227,7 +227,7 @@ def _unread(records: Records) -> Iterator[str]:
     yield from map("WARNING: {}".format, possible_marks(filled))
     for key, n in records.nulls.items():
         yield (
-            f"WARNING: {n:,} records have null entries inside {key}, as Arrow adds them where objects differ, and the chat template "
+            f"WARNING: {plural(n, 'record')} {'has' if n == 1 else 'have'} null entries inside {key}, as Arrow adds them where objects differ, and the chat template "
             "is given them: nulls: drop takes them out"
         )
     for name, n in records.placeholders.items():

@@ -52,7 +52,7 @@ class Records(Counts):
     placeholders: dict[str, int] = field(default_factory=dict)
     "Placeholder of a medium, such as <image> -> finetuning records that hold it as text."
     nulls: dict[str, int] = field(default_factory=dict)
-    "Field of messages or tools -> records with null entries inside, which are rendered."
+    "Field of messages or tools -> records with null entries inside, which the template may print."
     duplicates: int = 0
     "Written records that equal an earlier written record of the stream."
 
