@@ -109,6 +109,88 @@ def test_a_row_has_the_tokens_of_the_whole_text(
     assert tried > 8
 
 
+THOUGHT, PLAIN = "<think>hm</think>r", "c"
+OPENED = [
+    [THOUGHT, PLAIN],
+    [PLAIN, THOUGHT],
+    ["<think>\nso\n</think>\nc d", "c e"],
+    ["c", "<think></think>c"],
+]
+BOTH_ALIKE = [[THOUGHT, "<think>so</think>d"], [PLAIN, "d"]]
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False}], ids=["thinks", "not"])
+@pytest.mark.parametrize("are_tokens", [True, False], ids=["tokens", "texts"])
+@pytest.mark.parametrize("source", SIGNS)
+def test_a_preference_of_which_one_answer_thinks_has_the_tokens_of_both_texts(
+    source: str, are_tokens: bool, kwargs: Any, web: Web, tokenizer_folder: Path
+) -> None:
+    """Each side by transformers, after one question and after an earlier answer with reasoning. The
+    prompt is all that the template prints before any answer."""
+    from transformers import AutoTokenizer
+
+    opens, ends = SIGNS[source]
+    ordinary = SIGNS[source] if are_tokens else []
+    folder = with_tokens(tokenizer_folder, web.folder / "t", source, ROLES, ordinary)
+    web.tokenizer = folder
+    known = AutoTokenizer.from_pretrained(folder)
+    pasts = [in_turn("Why?"), in_turn("Why?", THOUGHT, "And?"), in_turn("Why?", PLAIN, "And?")]
+    answers = OPENED if kwargs else [*OPENED, *BOTH_ALIKE]
+    talks = [
+        [
+            [
+                m | {"content": m["content"].replace("<think>", opens).replace("</think>", ends)}
+                for m in [*past, {"role": "assistant", "content": answer}]
+            ]
+            for answer in sides
+        ]
+        for past in pasts
+        for sides in answers
+    ]
+    records = [{"chosen": chosen, "rejected": rejected} for chosen, rejected in talks]
+    web.holds([each | {"chat_template_kwargs": kwargs} for each in records], "b.jsonl")
+    like = {"kind": "preference", "source": {"path": "b.jsonl", "shape": "preference"}}
+    web.says(like, max_seq_len=256, train_loader={"name": "pairwise_preference"}).runs()
+
+    def ids(text: str) -> list[int]:
+        found: list[int] = known(text, add_special_tokens=False).input_ids
+        return found
+
+    rows = samples(web.train)
+    assert len(rows) == len(talks)
+    for row, sides in zip(rows, talks, strict=True):
+        prompt, *stored = (
+            np.frombuffer(row[key], "<i8").tolist() for key in ("prompt", "chosen", "rejected")
+        )
+        texts = [known.apply_chat_template(each, tokenize=False, **kwargs) for each in sides]
+        if are_tokens:
+            assert [[*prompt, *each[:-1]] for each in stored] == [*map(ids, texts)]
+        assert [known.decode([*prompt, *each[:-1]]) for each in stored] == texts
+        before = known.apply_chat_template(sides[0][:-1], tokenize=False) + "<|assistant|>"
+        begins = [text.removeprefix(before).startswith(opens) for text in texts]
+        shown = known.decode(prompt)
+        assert shown == before if are_tokens and len({*begins}) > 1 else shown.startswith(before)
+
+
+def test_prompts_that_part_in_the_history_are_shown(web: Web, tokenizer_folder: Path) -> None:
+    """Also if the answers differ in their reasoning."""
+    folder = with_tokens(tokenizer_folder, web.folder / "t", GLM_4_7, ROLES, SIGNS[GLM_4_7])
+    web.tokenizer = folder
+    first, second = in_turn("Which?", THOUGHT), in_turn("What?", PLAIN)
+    others = [second, in_turn("Which?", PLAIN)]
+    web.holds([{"chosen": first, "rejected": other} for other in others])
+    like = {"kind": "preference", "source": {"path": "a.jsonl", "shape": "preference"}}
+    web.says(like, max_seq_len=256, train_loader={"name": "pairwise_preference"}, max_bad=0.9).run()
+    [bad] = quarantined(web.train)
+    assert (bad["reason"], bad["detail"]) == (
+        "prompts_differ",
+        {
+            "before_chosen": "<|user|>Which?<|assistant|><think>",
+            "before_rejected": "<|user|>What?<|assistant|>",
+        },
+    )
+
+
 def test_a_prompt_that_inference_ends_inside_a_token_is_refused(
     web: Web, tokenizer_folder: Path
 ) -> None:

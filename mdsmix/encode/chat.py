@@ -190,9 +190,14 @@ def answers(conversation: Conversation) -> list[int]:
 
 def parting(printed: str, later: str) -> dict[str, Any]:
     """Excerpts of both texts around their first difference."""
-    at = len(common_start([printed, later]))
-    around = slice(max(0, at - SHOWN_BEFORE), at + SHOWN)
+    around = around_difference([printed, later])
     return {"printed": printed[around], "printed_later": later[around]}
+
+
+def around_difference(texts: Sequence[str]) -> slice:
+    """Return the part of each text around the first difference of the texts, as a detail shows it."""
+    at = len(common_start(texts))
+    return slice(max(0, at - SHOWN_BEFORE), at + SHOWN)
 
 
 def common_start(texts: Sequence[str]) -> str:
@@ -356,10 +361,7 @@ def _turn(
         return prompt, full[len(prompt) :]
     history = template.render(messages[:answer], False, tools)
     head = _head(template, conversation, answer)
-    start = common_start([prompt, full, head])
-    start = _OPEN_TAG.sub("", start)
-    splits = [words.start_of_split(start, text[len(start) :]) for text in (prompt, full)]
-    start = start[: min(splits)]
+    start = before_open_word(common_start([prompt, full, head]), [prompt, full], words)
     if start.startswith(history):
         return start, full[len(start) :]
     first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
@@ -374,6 +376,13 @@ def _turn(
     if is_found and full.startswith(head[:end]):
         return prompt, full[end:]
     raise RecordRefused("not_prefix_stable", **parting(history, full))
+
+
+def before_open_word(start: str, texts: Sequence[str], words: ControlWords) -> str:
+    """Return `start`, with which all of the texts begin, without the part of a control word at its end
+    that any of the texts goes on with."""
+    start = _OPEN_TAG.sub("", start)
+    return start[: min(words.start_of_split(start, text[len(start) :]) for text in texts)]
 
 
 def prints_system_last(template: ChatTemplate) -> bool:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -61,6 +61,13 @@ def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
                 f"read it: {hint(name, sorted(reads - OF_RECORDS))}"
             )
     return dict(given)
+
+
+class Prepared(NamedTuple):
+    """A conversation as its template takes it."""
+
+    template: ChatTemplate
+    conversation: Conversation
 
 
 class Conversations(Finetuning):
@@ -201,6 +208,13 @@ class Conversations(Finetuning):
                 raise RecordRefused("nothing_trained")
             if self.targets.target_prompts != "none" and every[: len(trained)] != trained:
                 raise RecordRefused("untrained_in_prompt")
+        template, conversation = self.prepared(conversation, unread)
+        rule = self.encoding.rewritten_history
+        return rendered_rows(template, conversation, rule, self.words)
+
+    def prepared(self, conversation: Conversation, unread: Counter[str]) -> Prepared:
+        """Return a conversation in the form that its template prints, and the template. Fields that the
+        template does not print are counted in `unread`."""
         if isinstance(conversation, RichConversation):
             conversation = forms.with_tools_of_system(self.chat, conversation)
         chosen = self.chat.for_tools(conversation.tools)
@@ -211,8 +225,7 @@ class Conversations(Finetuning):
             conversation = forms.with_tools(chosen, conversation)
             unread.update(set(forms.unread(template, conversation)))
         unread.update(self.variables_unread(conversation))
-        rule = self.encoding.rewritten_history
-        return rendered_rows(template, conversation, rule, self.words)
+        return Prepared(template, conversation)
 
     def variables_unread(self, conversation: Conversation) -> Iterator[str]:
         """The variables of the conversation that the chat template does not read: `chat_template_kwargs.NAME`."""

@@ -25,7 +25,7 @@ from mdsmix.kinds.finetuning import Finetuning, TurnRows, placeholders_in
 from mdsmix.kinds.kind import Piece
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.record import Conversation, Pair
+from mdsmix.record import Conversation, Pair, RecordRefused
 from mdsmix.shapes.preference import REWARDS, Preference
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import LAYOUTS, NO_IDS, Ids, Tokens, Turn, ids_of
@@ -113,6 +113,14 @@ def batch(
     return made
 
 
+def _common_length(rows: Sequence[Ids]) -> int:
+    """Return how many ids all of the rows begin with alike."""
+    shortest = min(map(len, rows))
+    firsts = np.stack([row[:shortest] for row in rows])
+    differs = (firsts != firsts[0]).any(axis=0)
+    return int(differs.argmax()) if differs.any() else shortest
+
+
 class Preferences(Conversations):
     name = "preferences"
     version = 2
@@ -124,7 +132,7 @@ class Preferences(Conversations):
     reasons: ClassVar[Mapping[str, str]] = {
         "answers_unlike": "One answer of a preference is a text, and the other a message or a list of messages.",
         "no_prompt": "A preference has no prompt, and its two texts have no common beginning.",
-        "prompts_differ": "The chat template prints another prompt before each answer of a preference.",
+        "prompts_differ": "The chat template prints another conversation before each answer of a preference; the detail holds both prompts where they part.",
         "bad_reward": "A reward is no number, or is missing where the recipe names its field.",
     }
     loader = OtherLoader(
@@ -228,7 +236,57 @@ class Preferences(Conversations):
                 ended = self._ended(rows.turns.ids[2 * row + 1])
                 found[numbers[at]] = Turn(rows.turns.ids[2 * row], ended)
             marked |= {numbers[at] // 2 for at in rows.marked}
+        self._share_prompts(given, found)
         return found, marked
+
+    def _share_prompts(self, given: Sequence[Preference], halves: dict[int, Any]) -> None:
+        """Replace the halves of each preference whose prompts differ: by turns with one prompt if they
+        differ only in what the template prints for the answer, else by a reason code.
+
+        The prompt is the common beginning in tokens of both whole texts, so that no token is lost or
+        changed. `halves` are those of `_halves`.
+        """
+        numbers, texts = list[int](), list[str]()
+        for at, each in enumerate(given):
+            chosen, other = halves[2 * at], halves[2 * at + 1]
+            if isinstance(chosen, str) or isinstance(other, str):
+                continue
+            if np.array_equal(chosen.prompt, other.prompt):
+                continue
+            try:
+                texts += self._parted(each)
+            except RecordRefused as refused:
+                halves[2 * at] = refused.why
+            else:
+                numbers.append(2 * at)
+        ids = self.backend.encode(texts, match_special=True) if texts else ()
+        for place, number in enumerate(numbers):
+            start, *sides = [ids[3 * place + row] for row in range(3)]
+            end = _common_length([start, *sides])
+            for side, whole in enumerate(sides):
+                halves[number + side] = Turn(whole[:end], self._ended(whole[end:]))
+
+    def _parted(self, given: Preference) -> list[str]:
+        """Return the text that both prompts begin with, and the whole text of each side.
+
+        Raises RecordRefused (prompts_differ) if the prompts part before the answer begins.
+        """
+        prompts, wholes, histories = list[str](), list[str](), list[str]()
+        # Both texts of a pair have the pair's prompt: only those of conversations can differ.
+        for half in [half for half in given[:2] if isinstance(half, Conversation)]:
+            [[(prompt, answer)]] = self.rows_of(half, Counter())
+            prompts.append(prompt)
+            wholes.append(prompt + answer)
+            template, asked = self.prepared(half, Counter())
+            histories.append(template.render(asked.messages[:-1], False, asked.tools))
+        start = chat.before_open_word(chat.common_start(prompts), wholes, self.words)
+        if all(map(start.startswith, histories)):
+            return [start, *wholes]
+        around = chat.around_difference(prompts)
+        before = {
+            f"before_{side}": text[around] for side, text in zip(SIDES[1:], prompts, strict=True)
+        }
+        raise RecordRefused("prompts_differ", **before)
 
     def _fault(self, given: Preference, chosen: Turn | str, other: Turn | str) -> str:
         """The reason code of a preference that cannot be trained on; empty where it can. `chosen`, `other`: its halves of `_halves`."""
@@ -236,8 +294,6 @@ class Preferences(Conversations):
             return "bad_reward"
         if isinstance(chosen, str) or isinstance(other, str):
             return chosen if isinstance(chosen, str) else str(other)
-        if not np.array_equal(chosen.prompt, other.prompt):
-            return "prompts_differ"
         if not len(chosen.prompt):
             return "empty_prompt"
         if not (len(chosen.response) and len(other.response)):
