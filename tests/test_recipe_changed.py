@@ -17,6 +17,7 @@ from tests.converting import (
     manifest_of,
     mdsmix,
     pairs,
+    refused,
     write_jsonl,
     write_recipe,
 )
@@ -101,6 +102,12 @@ def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
     return path
 
 
+def fixes(answer: Answer, id: str) -> dict[str, str]:
+    """Return what a check says to do about each stream, from `--json`."""
+    told = [each for each in json.loads(answer.out)["findings"] if each["id"] == id]
+    return {stream: each["fix"] for each in told for stream in each["streams"]}
+
+
 def findings(answer: Answer, id: str = "recipe-changed") -> dict[str, str]:
     """Stream -> what a check says of it, from `--json`."""
     told = [each for each in json.loads(answer.out)["findings"] if each["id"] == id]
@@ -143,6 +150,33 @@ def test_every_command_that_takes_a_recipe_says_so(recipe: Path) -> None:
     done("check", recipe.parent / "out")
 
 
+def test_a_holdout_that_was_added_is_the_same_answer_at_every_command(recipe: Path) -> None:
+    added = "streams.web.holdout=25%"
+    page = recipe.parent / "page.html"
+    for command in (
+        ("plan", recipe, added),
+        ("check", recipe, added),
+        ("render-yaml", recipe, added),
+        ("render-yaml", recipe, added, "-o", recipe.parent / "train.yaml"),
+        ("preview", recipe, added),
+        ("leaks", recipe, added),
+        ("mix", recipe, added, "--out", recipe.parent / "drawn"),
+    ):
+        answer = mdsmix(*command)
+        assert answer.code == 3, (command, answer)
+        for words in ("recipe-changed", "holdout was not set and is", f"convert {recipe} {added}"):
+            assert words in answer.err, (command, answer)
+    assert not (recipe.parent / "train.yaml").exists()
+    assert mdsmix("report", recipe, added, "-o", page, "--no-preview").code == 3
+    assert "holdout was not set and is" in page.read_text()
+    # A stream that is missing for another reason is not published.
+    refused(mdsmix("check", recipe, added, "local=nowhere"), 4, "not published: web at")
+    done("convert", recipe, added)
+    done("check", recipe, added)
+    shutil.rmtree(recipe.parent / "out" / "web" / "eval")
+    refused(mdsmix("check", recipe, added), 4, "not published: web-eval at")
+
+
 def test_after_converting_again_all_is_well(recipe: Path) -> None:
     for override in ("streams.web.min_tokens=9", "streams.web.source.path=web*.jsonl"):
         assert mdsmix("check", recipe, override).code == 3
@@ -173,6 +207,11 @@ def test_sources_that_changed_are_a_warning(recipe: Path, change: Callable[[Path
     assert found.keys() == {"web", "docs"}
     assert all(words in message for message in found.values())
     assert "sources-changed" in done("render-yaml", recipe).err
+    for fix in fixes(answer, "sources-changed").values():
+        assert ("correct `path`, or bring the files back" in fix) == (change is removed)
+        assert (f"mdsmix convert {recipe}" in fix) == (change is not removed)
+    if change is removed:
+        refused(mdsmix("convert", recipe), 2, "web.jsonl")
     if change is not removed:
         done("convert", recipe)
         assert not findings(done("check", recipe, "--json"), "sources-changed")
@@ -184,8 +223,16 @@ def test_files_that_a_pattern_finds_now_or_no_more_are_counted(recipe: Path) -> 
     shutil.copy(recipe.parent / "web.jsonl", recipe.parent / "web3.jsonl")
     (recipe.parent / "web2.jsonl").unlink()
     (recipe.parent / "web4.jsonl").touch()  # an empty file holds nothing
-    (message,) = findings(done("check", recipe, wide, "--json"), "sources-changed").values()
+    answer = done("check", recipe, wide, "--json")
+    (message,) = findings(answer, "sources-changed").values()
     assert message.endswith("1 new, 1 gone.")
+    (fix,) = fixes(answer, "sources-changed").values()
+    assert "correct `path`, or bring the files back" in fix
+    assert "mdsmix convert" in fix
+    refused(mdsmix("convert", recipe, wide), 2, "web2.jsonl is no longer among its sources")
+    (recipe.parent / "web3.jsonl").unlink()
+    (fix,) = fixes(done("check", recipe, wide, "--json"), "sources-changed").values()
+    assert fix == "correct `path`, or bring the files back."
 
 
 def test_a_machine_without_sources_says_that_they_were_not_looked_at(

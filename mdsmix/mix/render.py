@@ -112,7 +112,7 @@ def render(
         may_estimate: shares may be worked out from first samples of streams whose tokens were not counted.
     """
     recipe = open_recipe(path, overrides)
-    streams, shares = streams_of(recipe, may_estimate)
+    streams, shares = streams_of(recipe, path, may_estimate, overrides=overrides)
     before = read_text(into) if into else ""
     config = unresolved(before, into) if into else {}
     kept = config

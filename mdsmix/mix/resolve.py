@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from mdsmix.errors import MdsmixError, NotPublished, RecipeError
+from mdsmix.errors import MdsmixError, MixRefused, NotPublished, RecipeError
 from mdsmix.kinds import is_data, kind_of, open_recipe
 from mdsmix.mix import foundry_config
 from mdsmix.mix.apportion import Apportioned
 from mdsmix.mix.epoch import apportion
 from mdsmix.mix.into import LENGTH
-from mdsmix.mix.streams import Loader, Mix, StreamInMix
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, publish_again
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.read import parted, read_text
 from mdsmix.shards.index import INDEX
@@ -140,15 +140,23 @@ def mix_of_recipe(
     overrides: Sequence[str] = (),
 ) -> Mix:
     """The mix that a recipe renders; MixRefused where its streams cannot fill their shares."""
-    streams, shares = streams_of(recipe, may_estimate, survey)
+    streams, shares = streams_of(recipe, path, may_estimate, survey, overrides)
     mix = mix_of(foundry_config.sections(recipe, streams, {}), path, streams, recipe, shares=shares)
     return replace(mix, overrides=overrides)
 
 
 def streams_of(
-    recipe: Recipe, may_estimate: bool, survey: Surveyor | None = None
+    recipe: Recipe,
+    path: str,
+    may_estimate: bool,
+    survey: Surveyor | None = None,
+    overrides: Sequence[str] = (),
 ) -> tuple[dict[str, StreamInMix], Apportioned | None]:
-    """A recipe's streams by name, opened and weighted, and its shares as samples; None where the recipe has no shares."""
+    """Return a recipe's streams by name, opened and weighted, and its shares as samples; None if the recipe has no shares.
+
+    Raises NotPublished if streams are missing and there is no `survey`, and MixRefused if they are missing only because a holdout was
+    added to the recipe since it was converted.
+    """
     specs = [*recipe.streams.values()]
     pairs = [*zip(specs, together(lambda spec: _published(recipe, spec), specs), strict=True)]
     told = [
@@ -156,6 +164,7 @@ def streams_of(
     ]
     if told and not survey:
         missing = [spec for spec, found in pairs if not found]
+        _refuse_new_holdouts(missing, [found for _, found in pairs if found], path, overrides)
         raise NotPublished(
             f"not published: {'; '.join(told)}: run `mdsmix convert` on this recipe first"
             f"{_of_limited(recipe, missing)}."
@@ -172,6 +181,31 @@ def streams_of(
         stream = streams[part.stream]
         streams[part.stream] = replace(stream, settings={**stream.settings, "choose": part.choose})
     return streams, shares
+
+
+def _refuse_new_holdouts(
+    missing: Sequence[StreamSpec],
+    published: Iterable[StreamInMix],
+    path: str,
+    overrides: Sequence[str],
+) -> None:
+    """Raise MixRefused if each stream that is missing is held out of a published stream that was converted without a holdout."""
+    without = {
+        stream.name
+        for stream in published
+        if stream.trusted_manifest
+        and not stream.trusted_manifest.mixed
+        and stream.trusted_manifest.encoding.holdout is None
+    }
+    if not all(spec.held_out_of in without for spec in missing):
+        return
+    changes = [
+        f"{spec.held_out_of} was converted by another recipe: holdout was not set and is {spec.holdout}, so {spec.name} is not published"
+        for spec in missing
+    ]
+    raise MixRefused(
+        f"recipe-changed: {'; '.join(changes)}: {publish_again(path, overrides)}; or set the recipe back."
+    )
 
 
 def _of_limited(recipe: Recipe, missing: Iterable[StreamSpec]) -> str:

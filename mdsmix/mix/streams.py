@@ -233,9 +233,13 @@ class Mix:
 
     def again(self, options: str = "") -> str:
         """The words of a fix that say how to publish a stream again."""
-        words = ["mdsmix", "convert", self.recipe or "RECIPE", *self.overrides]
-        command = f"{shlex.join(words)}{options}"
-        return f"publish it again, with mdsmix by `{command}`"
+        return publish_again(self.recipe or "RECIPE", self.overrides, options)
+
+
+def publish_again(recipe: str, overrides: Sequence[str], options: str = "") -> str:
+    """Return the words of a fix that say how to publish a stream of a recipe again."""
+    command = shlex.join(["mdsmix", "convert", recipe, *overrides])
+    return f"publish it again, with mdsmix by `{command}{options}`"
 
 
 def distinct(streams: Iterable[StreamInMix]) -> list[StreamInMix]:

@@ -58,7 +58,7 @@ def recipe_differs(mix: Mix, stream: StreamInMix) -> Findings:
     elif sources.told:
         yield Finding(
             f"{{streams}}: the source files have changed since the conversion: {sources.told}.",
-            f"{mix.again()}: it reads what is new, and nothing else.",
+            _fix_of_sources(mix, sources),
             id="sources-changed",
         )
     if _is_for_budget(spec, manifest):
@@ -71,6 +71,16 @@ def recipe_differs(mix: Mix, stream: StreamInMix) -> Findings:
             "leave it, if that is meant; else check where the recipe's tokenizer and sources are.",
             id="recipe-unseen",
         )
+
+
+def _fix_of_sources(mix: Mix, sources: "_Sources") -> str:
+    """Say what to do about source files that are gone, which a conversion refuses, and about those that were edited or are new."""
+    fixes = list[str]()
+    if sources.has_gone:
+        fixes.append("correct `path`, or bring the files back")
+    if sources.has_other:
+        fixes.append(f"{mix.again()}: it reads what is new, and nothing else")
+    return f"{'; then '.join(fixes)}."
 
 
 class _Unseen(Exception):
@@ -115,6 +125,9 @@ class _Sources:
     "Keys of the recipe that find or read other files."
     told: str = ""
     "How many files were edited, are new or are gone."
+    has_gone: bool = False
+    has_other: bool = False
+    "Files were edited or are new."
     unseen: str = ""
     "Why they were not looked at."
 
@@ -133,7 +146,8 @@ def _look_at_sources(
         if read_otherwise or _names_others(changes):
             return _Sources(changes=changes)
         if known is not None and isinstance(found, RecipeError):  # it was converted here
-            return _Sources(told=f"{manifest.source_count:,} gone ({_sentence(found)})")
+            told = f"{manifest.source_count:,} gone ({_sentence(found)})"
+            return _Sources(told=told, has_gone=True)
         return _Sources(unseen=f"its sources were not looked at, {_sentence(found)}")
     if known is not None and Counter(map(stamp_of, found)) == known:
         return _Sources(changes=read_otherwise)
@@ -154,7 +168,9 @@ def _look_at_sources(
     edited = [file for file in found if _is_edited(file, sizes, known)]
     counts = {"edited": len(edited), "new": len(new), "gone": len(gone)}
     told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    return _Sources(changes=read_otherwise, told=told)
+    return _Sources(
+        changes=read_otherwise, told=told, has_gone=bool(gone), has_other=bool(edited or new)
+    )
 
 
 def _names_others(changes: Sequence[KeyChange]) -> bool:
