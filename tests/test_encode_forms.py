@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mdsmix.encode.chat import ChatTemplate, open_template, rendered_rows
-from mdsmix.encode.forms import forms_of, image_form_of, unread, with_tools
+from mdsmix.encode.forms import forms_of, image_form_of, prints_null, unread, with_tools
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.encode.template_rules import raised_template_rules
 from mdsmix.record import Conversation, RecordRefused, RichConversation
@@ -335,3 +335,10 @@ def test_only_streams_of_changed_templates_are_made_again(lettered: Tokenizer) -
         tokenizer = replace(lettered, chat_template=source)
         found = raised_template_rules(encoding, tokenizer)
         assert {name: found[name] for name in found if name in {*forms, *system}} == rules
+
+
+def test_a_null_that_mistral_does_not_print_is_not_taken_for_printed() -> None:
+    """Its template compares messages by identity, so a probe may not have one message twice."""
+    template = open_template(styles.MISTRAL, VARIABLES)
+    assert not prints_null(template, "assistant", "refusal")
+    assert prints_null(template, "tool", "tool_call_id")

@@ -248,7 +248,8 @@ def prints_null(template: ChatTemplate, role: str, key: str) -> bool:
     ):
         if not any(message["role"] == role for message in probe):
             continue
-        marked = [m | {key: None} if m["role"] == role else m for m in probe]
+        # Copies, since a template may compare messages by identity, as Mistral's does.
+        marked = [m | ({key: None} if m["role"] == role else {}) for m in probe]
         without = [{k: m[k] for k in m if k != key or m["role"] != role} for m in probe]
         text, why = _rendered(template, *without)
         if not why:
