@@ -141,7 +141,9 @@ def test_without_default_a_conversation_without_tools_is_set_aside(
     for bad in web.bad:
         assert bad["reason"] == "template_error"
         assert bad["detail"]["template"].startswith(why)
-    assert "ChatML" not in str(mdsmix("report", web.recipe))
+    assert "ChatML" not in str(
+        mdsmix("report", web.recipe, "--no-preview", "-o", web.folder / "page.html")
+    )
     neither = write_tokenizer(tmp_path / "b", "config", {"chat": DEFAULT, "rag": "rag"})
     refused(with_tools(web, neither).convert(), 2, "the chat templates chat, rag, and none is")
     begun = mdsmix("init", web.folder / "a.jsonl", "--tokenizer", neither)
