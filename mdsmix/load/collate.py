@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from mdsmix.load.training_rows import IGNORED, RowRules, Tokens, TrainingRow, positions
+from mdsmix.load.training_rows import RowRules, Tokens, TrainingRow, positions
 from mdsmix.load.vision import Vision
+from mdsmix.shards.token_ids import IGNORED
 from mdsmix.training.loader_keys import OtherLoader
 
 Batch = dict[str, torch.Tensor]

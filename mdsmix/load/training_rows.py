@@ -20,10 +20,15 @@ from numpy.typing import NDArray
 from mdsmix.encode.labels import Targets
 from mdsmix.errors import MixRefused
 from mdsmix.shards.shard_samples import Sample
-from mdsmix.shards.token_ids import PACKED, Turn, has_images, layout_of, packed_row, turns_of
-
-IGNORED = -100
-"The label that gives no loss, in torch and in LLM-Foundry."
+from mdsmix.shards.token_ids import (
+    IGNORED,
+    PACKED,
+    Turn,
+    has_images,
+    layout_of,
+    packed_row,
+    turns_of,
+)
 
 Tokens = NDArray[np.int64]
 

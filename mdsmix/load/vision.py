@@ -20,8 +20,9 @@ from mdsmix.encode.published_folders import fetch_folder, name_at_hand
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.dataset import reason
 from mdsmix.load.loader_settings import LoaderSettings
-from mdsmix.load.training_rows import IGNORED, RowImages, RowRules, TrainingRow, cut_to
+from mdsmix.load.training_rows import RowImages, RowRules, TrainingRow, cut_to
 from mdsmix.shards.manifest import Manifest, read_manifest
+from mdsmix.shards.token_ids import IGNORED
 from mdsmix.storage import Location, locate
 
 ROWS = "pixel_rows"

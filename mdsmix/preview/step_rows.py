@@ -15,11 +15,12 @@ from mdsmix.load.internals import Ids
 from mdsmix.load.layout import NOBODY, Layout, SampleAt
 from mdsmix.load.loader import collate_of
 from mdsmix.load.loader_settings import LoaderSettings
-from mdsmix.load.training_rows import IGNORED, RowRules, TrainingRow, row_of
+from mdsmix.load.training_rows import RowRules, TrainingRow, row_of
 from mdsmix.load.vision import expanded
 from mdsmix.mix.draws import World
 from mdsmix.preview.shard_reader import Images, ImageSize, ShardReader, has_ids
 from mdsmix.shards.shard_samples import Sample
+from mdsmix.shards.token_ids import IGNORED
 
 COUNTED = ("samples", "tokens", "trained")
 "The counts of each stream in a step. `tokens`: of both sides of an encoder-decoder; `trained`: positions that give a loss."

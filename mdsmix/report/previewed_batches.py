@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.pretrained import Decoder
 from mdsmix.load.layout import SampleAt
-from mdsmix.load.training_rows import IGNORED
 from mdsmix.preview.epoch_windows import Preview, sentences
 from mdsmix.preview.step_rows import SampleRow, Step
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import Segment, runs_of, sample_json, segments, shortened
+from mdsmix.shards.token_ids import IGNORED
 from mdsmix.table import Column, Table, Tree, as_json, grouped
 from mdsmix.words import plural
 

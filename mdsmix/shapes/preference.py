@@ -26,7 +26,7 @@ from mdsmix.shapes.conversation_rules import (
 from mdsmix.shapes.extras import OBJECTS, VARIABLES, with_extras
 from mdsmix.shapes.messages import parse_messages
 from mdsmix.shapes.shape import RawRecord, Shape
-from mdsmix.shapes.sharegpt import guess, sharegpt_messages
+from mdsmix.shapes.sharegpt import SHAREGPT, guess, sharegpt_messages
 from mdsmix.shapes.texts import alpaca_messages
 
 REWARDS = ("chosen_reward", "rejected_reward")
@@ -190,8 +190,7 @@ PREFERENCE_SHAREGPT = Shape(
     structured=("conversations", *ANSWERS, "tools"),
     extras=(VARIABLES, OBJECTS),
     options=("tags", "consecutive_roles", "nulls", MARK),
-    also_called=RATED
-    | {"conversations": ("conversation", "messages", "chat", "turns", "dialogue", "dialog")},
+    also_called={**RATED, **SHAREGPT.also_called},
     guess=guess,
     parse=with_extras(parse_sharegpt),
 )

@@ -23,6 +23,8 @@ PACKED = ("input_ids", STARTS)
 IMAGES = ("images", "sizes")
 "Columns of a conversation with images, beside its turns: the images' bytes, and the height and width of each."
 SIDES = ("input_ids", "labels")
+IGNORED = -100
+"The label that gives no loss, in torch, in LLM-Foundry and in Hugging Face's collators."
 Ids = NDArray[np.int64]
 
 

@@ -17,7 +17,6 @@ import pytest
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
 from mdsmix.load.layout import SampleAt
-from mdsmix.load.training_rows import IGNORED
 from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.resolve import mix_of
 from mdsmix.mix.streams import Mix
@@ -26,6 +25,7 @@ from mdsmix.preview.epoch_windows import Preview, sentences
 from mdsmix.preview.first_steps import preview
 from mdsmix.preview.shard_reader import ShardReader
 from mdsmix.preview.step_rows import COUNTED, Step
+from mdsmix.shards.token_ids import IGNORED
 from tests.converting import chats, documents, done, mdsmix, run_recipe, write_jsonl, write_recipe
 from tests.corpus import docstrings
 from tests.published import CARD

@@ -14,7 +14,7 @@ from mdsmix.errors import MixRefused
 from mdsmix.mix.stream_counts import TOKEN_COLUMNS, head_turns
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
 from mdsmix.shards.shard_samples import Sample
-from mdsmix.shards.token_ids import PACKED, has_images, turns_of
+from mdsmix.shards.token_ids import IGNORED, PACKED, has_images, turns_of
 from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.training.loader_keys import OTHERS, OWN, IntType
 
@@ -200,11 +200,9 @@ def _has_masked_labels(sample: Sample, dtype: str) -> bool:
     ids, labels = turn
     if not len(ids) or len(ids) != len(labels):
         return False
-    return bool(((labels == ids) | (labels == UNTRAINED)).all())
+    return bool(((labels == ids) | (labels == IGNORED)).all())
 
 
-UNTRAINED = -100
-"The label of a token that gives no loss, in torch and in Hugging Face's collators."
 PLAUSIBLE_IDS = 1 << 22
 "4 million, above any vocabulary in use: the limit where the run's vocabulary is not known."
 DTYPES = ("int64", "int32", "uint16", "uint8")
