@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-SECONDS = 600
+SECONDS = 300
 "A program that is waited for longer hangs: it is ended by a signal, which its exit code says, and its test fails."
 
 

@@ -81,10 +81,24 @@ def _warnings_of_cuts(max_seq_len: int) -> int:
     return len(caught)
 
 
+def _send_warnings_of_cuts(counts: Any) -> None:
+    counts.put(_warnings_of_cuts(3))
+
+
 def test_one_process_of_many_warns_that_rows_are_cut() -> None:
-    """Workers of a loader are forks, and so are the passes of a bench, each with workers of its own."""
-    with get_context("fork").Pool(2, maxtasksperchild=1) as pool:
-        assert sorted(pool.map(_warnings_of_cuts, [3] * 4, chunksize=1)) == [0, 0, 0, 1]
+    """Workers of a loader are forks, and so are the passes of a bench, each with its own workers.
+
+    Four forks at once. A Pool with `maxtasksperchild=1` is no use here: it may start another
+    worker while it is closed, and then waits for that worker forever.
+    """
+    fork = get_context("fork")
+    counts = fork.SimpleQueue()
+    workers = [fork.Process(target=_send_warnings_of_cuts, args=(counts,)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert sorted(counts.get() for _ in workers) == [0, 0, 0, 1]
     assert (_warnings_of_cuts(3), _warnings_of_cuts(4)) == (0, 1)
 
 
