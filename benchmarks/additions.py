@@ -1,9 +1,11 @@
-"""What mdsmix adds to reading, tokenizing and writing: a conversion with each addition switched off, in turn with a whole one.
+"""What mdsmix adds to reading, tokenizing and writing: a conversion with each addition switched
+off, in turn with a whole one.
 
     python -m benchmarks.additions [--megabytes N] [--rounds N]
 
-CPU seconds of two workers on the wide corpus, each beside those of a whole conversion just before, the medians of the rounds: the machine's
-own drift is as large as an addition. Together the additions are to cost less than a tenth.
+CPU seconds of two workers on the wide corpus, each beside those of a whole conversion just before,
+the medians of the rounds: the machine's own drift is as large as an addition. Together the
+additions are to cost less than a tenth.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tokenizer alone: no conversion with it can take less time.
 
-Texts are read into memory first, each with its UTF-8 form, which Python keeps. Then two processes encode half of them each,
-in batches of 8 MB, and write nothing.
+Texts are read into memory first, each with its UTF-8 form, which Python keeps. Then two processes
+encode half of them each, in batches of 8 MB, and write nothing.
 
     python -m benchmarks.bare SOURCE TOKENIZER FIELD ...    # prints seconds
 """

@@ -1,8 +1,9 @@
 """The ceiling: JSONL to MDS with nothing else, which mdsmix is measured against.
 
-Reads blocks of 8 MB, parses each line, tokenizes a block in one call on all cores, joins the documents with EOS, cuts
-rows and writes whole shards from numpy arrays. No hashes, no checks, no bad records, no second run: a script that stops
-at the first surprise. Nothing that reads text and writes MDS with this tokenizer can be much faster in one process.
+Reads blocks of 8 MB, parses each line, tokenizes a block in one call on all cores, joins the
+documents with EOS, cuts rows and writes whole shards from numpy arrays. No hashes, no checks, no
+bad records, no second run: a script that stops at the first surprise. Nothing that reads text and
+writes MDS with this tokenizer can be much faster in one process.
 
     python -m benchmarks.ceiling SOURCE TOKENIZER OUT ROW_TOKENS
 """

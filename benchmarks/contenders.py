@@ -1,7 +1,8 @@
 """Who runs: for every tool its command and how its output is counted.
 
-The fast ones get a corpus on which their start-up is below 5 % of their time. That would take the slow ones hours: they
-get a smaller one, and their start-up, measured on a few records, is taken off their time.
+The fast ones get a corpus on which their start-up is below 5 % of their time. That would take the
+slow ones hours: they get a smaller one, and their start-up, measured on a few records, is taken off
+their time.
 """
 
 from __future__ import annotations

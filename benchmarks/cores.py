@@ -1,4 +1,5 @@
-"""Whether one parent keeps many workers busy, and what each of them costs it: tasks that sleep, so that two cores are enough.
+"""Whether one parent keeps many workers busy, and what each of them costs it: tasks that sleep, so
+that two cores are enough.
 
 python -m benchmarks.cores [--workers N] [--tasks N] [--seconds S]
 """

@@ -1,7 +1,9 @@
-"""The corpora of the bench: text of the Python standard library, seeded, of any size, and a tokenizer trained on it.
+"""The corpora of the bench: text of the Python standard library, seeded, of any size, and a
+tokenizer trained on it.
 
-That library has about 50,000 different words, and a tokenizer remembers them all after the first 100 MB: its word cache
-would never miss again, as it does on text of the web. So one word in a hundred is made of syllables and new.
+That library has about 50,000 different words, and a tokenizer remembers them all after the first
+100 MB: its word cache would never miss again, as it does on text of the web. So one word in a
+hundred is made of syllables and new.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ SYLLABLES = [onset + rime for onset in _ONSETS for rime in _RIMES]
 
 
 def tokenizer(work: Path) -> Path:
-    """A byte-level BPE with GPT-2's regex, of a realistic number of ids, as a folder for AutoTokenizer."""
+    """A byte-level BPE with GPT-2's regex, of a realistic number of ids, as a folder for
+    AutoTokenizer.
+    """
     folder = work / "tokenizer"
     if not folder.exists():
         train_tokenizer(work / "tokenizer.part", VOCABULARY, documents_n=1_000_000)
@@ -157,7 +161,9 @@ class _Prose:
         self._numbers = self._drawn()
 
     def text(self, least: int, most: int) -> bytes:
-        """The inside of a JSON string of least to most lines; about one word in a hundred is new."""
+        """The inside of a JSON string of least to most lines; about one word in a hundred
+        is new.
+        """
         lines = least + next(self._numbers) % (most - least)
         first = next(self._numbers) % (len(self._starts) - most)
         passage = self._lines[self._starts[first] : self._starts[first + lines]]
@@ -182,7 +188,9 @@ def _message(role: bytes, content: bytes) -> bytes:
 
 @functools.cache
 def _prose_lines() -> tuple[bytes, list[int]]:
-    """Every docstring line as the inside of a JSON string, its end of line included, and where each starts."""
+    """Every docstring line as the inside of a JSON string, its end of line included, and where each
+    starts.
+    """
     found = (line for record in docstrings() for line in record["text"].splitlines())
     lines = [orjson.dumps(line + "\n")[1:-1] for line in found if line.strip()]
     return b"".join(lines), np.cumsum([0, *map(len, lines)]).tolist()

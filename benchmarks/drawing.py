@@ -1,4 +1,6 @@
-"""The picture of README: how fast each tool is beside mdsmix, drawn from the tables of RESULTS.md."""
+"""The picture of README: how fast each tool is beside mdsmix, drawn from the tables of
+RESULTS.md.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def tables(results: str) -> Iterator[tuple[str, list[tuple[str, float]]]]:
 
 
 def drawn(results: str) -> str:
-    """Bars on a logarithmic scale, each with its MB/s and how many times mdsmix is faster; a faster tool is drawn in another colour."""
+    """Bars on a logarithmic scale, each with its MB/s and how many times mdsmix is faster; a faster
+    tool is drawn in another colour.
+    """
     lines = [row for title, tools in tables(results) for row in _lines(title, tools)]
     most = max(speed for _, tools in tables(results) for _, speed in tools)
     scale = (WIDTH - LEFT - RIGHT) / math.log10(most)

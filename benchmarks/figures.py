@@ -1,4 +1,6 @@
-"""The small figures: what must be quick whatever the corpus, and memory that must not grow with it."""
+"""The small figures: what must be quick whatever the corpus, and memory that must not grow
+with it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def figures(place: Place, entries: list[Entry]) -> Iterator[Figure]:
 
 
 def _beside_the_tokenizer(place: Place, entries: list[Entry]) -> Iterator[Figure]:
-    """The seconds of a conversion over those of the tokenizer alone, which two processes run on texts in memory."""
+    """The seconds of a conversion over those of the tokenizer alone, which two processes run on
+    texts in memory.
+    """
     for entry in entries:
         kind = entry.contender.kind
         if entry.contender.name == OURS and kind != "chats" and not entry.fault:

@@ -1,7 +1,9 @@
-"""A published stream of many work units without converting them: what a conversion would have left, by the functions that write it.
+"""A published stream of many work units without converting them: what a conversion would have left,
+by the functions that write it.
 
-The record of each unit is that of one that was converted, under the key of its own lines and with a shard of its own name. So what
-grows with the number of units can be measured without the hours that their conversion takes.
+The record of each unit is that of one that was converted, under the key of its own lines and with a
+shard of its own name. So what grows with the number of units can be measured without the hours that
+their conversion takes.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ SHARD = b"no sample: this stands for a shard"
 
 
 def finish_units(recipe: Path, like: Location) -> None:
-    """Publishes the one stream of `recipe`. `like`: a published stream of one unit, whose record says what one is."""
+    """Publishes the one stream of `recipe`. `like`: a published stream of one unit, whose record
+    says what one is.
+    """
     (plan,) = plan_streams(open_recipe(recipe), Options())
     units, job = plan.units, plan.job
     contents = [sources.content_of(unit) for unit in units]

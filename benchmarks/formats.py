@@ -1,9 +1,11 @@
-"""The same documents from files of every format, each read by mdsmix and, where they are installed, by its peers.
+"""The same documents from files of every format, each read by mdsmix and, where they are installed,
+by its peers.
 
     python -m benchmarks.formats [--size MB] [--rounds N] [--only NAME ...] [--big MB]
 
-What counts are CPU seconds of the whole process tree, in turn: one process, so that a format which is one split is not compared
-with one that is many. `--big` writes a parquet of one row group of that size and says what two workers hold when they read it.
+What counts are CPU seconds of the whole process tree, in turn: one process, so that a format which
+is one split is not compared with one that is many. `--big` writes a parquet of one row group of
+that size and says what two workers hold when they read it.
 """
 
 from __future__ import annotations

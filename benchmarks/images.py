@@ -1,13 +1,19 @@
-"""Streams of images: memory and speed beside the ways in which people write them, and a million lines with planted faults.
+"""Streams of images: memory and speed beside the ways in which people write them, and a million
+lines with planted faults.
 
-    .venv/bin/python -m benchmarks.images memory      # 1,000, 3,000 and 7,500 images of 1,120 x 1,120 under --memory 1GiB
-    .venv/bin/python -m benchmarks.images loops       # the MDSWriter loop as people write it, and one that copies bytes unchecked
+    .venv/bin/python -m benchmarks.images memory      # 1,000, 3,000 and 7,500 images of 1,120 x
+    1,120 under --memory 1GiB
+    .venv/bin/python -m benchmarks.images loops       # the MDSWriter loop as people write it, and
+    one that copies bytes unchecked
     .venv/bin/python -m benchmarks.images small       # 100,000 small images in a folder
     .venv/bin/python -m benchmarks.images bucket      # 100,000 small images in a real MinIO
-    .venv/bin/python -m benchmarks.images lines       # 1,000,000 lines over 20,000 small images: 1 % broken in ten ways, 1 % lost files
-    .venv/bin/python -m benchmarks.images map         # Hugging Face's `map` as GLM-4's finetuning calls it, in .venv-foundry
+    .venv/bin/python -m benchmarks.images lines       # 1,000,000 lines over 20,000 small images: 1
+    % broken in ten ways, 1 % lost files
+    .venv/bin/python -m benchmarks.images map         # Hugging Face's `map` as GLM-4's finetuning
+    calls it, in .venv-foundry
 
-`--count N` takes another number; `--into DIR` another folder than the system's temporary one. Linux only.
+`--count N` takes another number; `--into DIR` another folder than the system's temporary one. Linux
+only.
 """
 
 from __future__ import annotations
@@ -43,8 +49,10 @@ SEED = 5
 
 
 def photographs(folder: Path, count: int, side: int = SIDE, quality: int = 90) -> list[Path]:
-    """JPEGs that compress as photographs do, about 330 KB at 1,120 x 1,120: smooth shapes and a little noise. Of 64 different ones,
-    each file ends in a comment of its own, so that no two are equal."""
+    """JPEGs that compress as photographs do, about 330 KB at 1,120 x 1,120: smooth shapes and a
+    little noise. Of 64 different ones, each file ends in a comment of its own, so that no two are
+    equal.
+    """
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -174,8 +182,10 @@ with MDSWriter(out=out, columns={"image": "bytes", "conversations": "json"}, siz
 
 
 def loops(into: Path, count: int, rounds: int = 1) -> Iterator[str]:
-    """A B C D, A B C D ...: what a person writes, what copies bytes, and mdsmix in both ways to look at an image. What each takes for
-    eight images is taken off: the imports of Streaming, 5 s of an idle machine, would hide the rest."""
+    """A B C D, A B C D ...: what a person writes, what copies bytes, and mdsmix in both ways to
+    look at an image. What each takes for eight images is taken off: the imports of Streaming, 5 s
+    of an idle machine, would hide the rest.
+    """
     paths = photographs(into / "photographs", count)
     size = sum(path.stat().st_size for path in paths[:count])
     ways: dict[str, Callable[[int], Run]] = {
@@ -228,7 +238,9 @@ def small(into: Path, count: int) -> Iterator[str]:
 
 
 def bucket(into: Path, count: int) -> Iterator[str]:
-    """The same from a bucket: each image is one request, none of them when the run is planned; a second run lists them."""
+    """The same from a bucket: each image is one request, none of them when the run is planned; a
+    second run lists them.
+    """
     sys.path.insert(0, str(ROOT))
     import boto3
 
@@ -292,7 +304,9 @@ def _in_flight(into: Path, paths: list[Path], root: str, endpoint: str) -> Itera
 
 
 def _asked(endpoint: str) -> Counter[str]:
-    """Requests by what they ask for, as MinIO itself counts them; it brings its figures up to date every 10 s."""
+    """Requests by what they ask for, as MinIO itself counts them; it brings its figures up to date
+    every 10 s.
+    """
     time.sleep(12)
     with urllib.request.urlopen(f"{endpoint}/minio/v2/metrics/cluster", timeout=10) as answer:
         found = re.findall(
@@ -325,7 +339,9 @@ def _answered(text: bytes, value: str | None) -> bytes:
 
 
 def lines(into: Path, count: int) -> Iterator[str]:
-    """Whether each planted fault is found under its reason, and read = written + filtered + quarantined."""
+    """Whether each planted fault is found under its reason, and read = written + filtered +
+    quarantined.
+    """
     images = photographs(into / "small", min(20_000, count), side=96, quality=80)
     rng, planted, ways = random.Random(SEED), Counter[str](), list(BREAKS)
     with (into / "lines.jsonl").open("wb") as out:
@@ -376,7 +392,9 @@ data.map(process, batched=True, num_proc=1, remove_columns=["image"], cache_file
 
 
 def hugging_face(into: Path, count: int) -> Iterator[str]:
-    """GLM-4's `finetune_demo`: `map(process_batch, batched=True, num_proc=1)`, a thousand images a batch as pixels in float32."""
+    """GLM-4's `finetune_demo`: `map(process_batch, batched=True, num_proc=1)`, a thousand images a
+    batch as pixels in float32.
+    """
     paths = photographs(into / "photographs", count)
     python = ROOT / ".venv-foundry/bin/python"
     python = Path(os.environ.get("MDSMIX_FOUNDRY_PYTHON", python))

@@ -1,4 +1,6 @@
-"""The loader's figures: what its wrapper costs, and what a start costs the first and the second time."""
+"""The loader's figures: what its wrapper costs, and what a start costs the first and the second
+time.
+"""
 
 from __future__ import annotations
 

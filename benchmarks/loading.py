@@ -1,8 +1,10 @@
-"""mdsmix.load beside a bare StreamingDataset and torch's DataLoader, in one process, epoch by epoch in turn.
+"""mdsmix.load beside a bare StreamingDataset and torch's DataLoader, in one process, epoch by epoch
+in turn.
 
-Three bare loaders: one that makes no batch at all and hands out the decoded samples; a script of the size that people write,
-which makes the tensors of mdsmix's batches and checks nothing; and StreamingDataset with mdsmix's own rows and collation, so that
-what is left is the wrapper. Each reads its own copy of the streams, which lie in the page cache. The epoch before the first round
+Three bare loaders: one that makes no batch at all and hands out the decoded samples; a script of
+the size that people write, which makes the tensors of mdsmix's batches and checks nothing; and
+StreamingDataset with mdsmix's own rows and collation, so that what is left is the wrapper. Each
+reads its own copy of the streams, which lie in the page cache. The epoch before the first round
 warms up; its batches must be the same in all three that make some.
 
     .venv/bin/python -m benchmarks.loading [--rounds 5] [--workers 0 2] [--only pairs] [--json FILE]
@@ -124,7 +126,9 @@ def _ours(folder: Path, name: str, workings: dict[str, Any]) -> MixLoader:
 
 
 def _same(folder: Path, name: str, workings: dict[str, Any]) -> Any:
-    """StreamingDataset with the rows and the collation of mdsmix: the difference is what its dataset and streams add."""
+    """StreamingDataset with the rows and the collation of mdsmix: the difference is what its
+    dataset and streams add.
+    """
     collate = _ours(folder / "mdsmix", name, workings).collate_fn
     return _bare(folder / "same", partial(_collated, collate), workings)
 
@@ -162,7 +166,9 @@ def _row(sample: Sample) -> tuple[Any, int]:
 
 
 def _compare(name: str, loaders: Mapping[str, Any], rounds: int) -> float:
-    """Prints a line; returns the CPU seconds over those of a bare StreamingDataset with the same collation."""
+    """Prints a line; returns the CPU seconds over those of a bare StreamingDataset with the same
+    collation.
+    """
     _judge(loaders)
     runs: dict[str, list[tuple[float, float]]] = {key: [] for key in loaders}
     for _ in range(rounds):

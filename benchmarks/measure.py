@@ -1,8 +1,10 @@
-"""One command, measured from outside as a whole process tree: wall and CPU seconds, peak memory, who disturbed it.
+"""One command, measured from outside as a whole process tree: wall and CPU seconds, peak memory,
+who disturbed it.
 
-Linux only. Memory is the sum of PSS over the tree, sampled thirty times a second, which costs up to a third of a core; so
-it is taken on a run whose time does not count. CPU seconds hardly depend on what else runs, wall seconds do: the CPU
-seconds of other processes during the run are recorded beside them.
+Linux only. Memory is the sum of PSS over the tree, sampled thirty times a second, which costs up to
+a third of a core; so it is taken on a run whose time does not count. CPU seconds hardly depend on
+what else runs, wall seconds do: the CPU seconds of other processes during the run are recorded
+beside them.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PERIOD = 0.03
-"Seconds. Workers swing by 40 MB with every batch: at 0.1 s a run of one second looked 20 MB smaller than it was."
+"""Seconds. Workers swing by 40 MB with every batch: at 0.1 s a run of one second looked 20 MB
+smaller than it was.
+"""
 CORES = len(os.sched_getaffinity(0))
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -62,7 +66,9 @@ def measure(
 
 
 class _Sampler:
-    """The largest sum of PSS over this process's descendants, but for those who ran `beside` before."""
+    """The largest sum of PSS over this process's descendants, but for those who ran `beside`
+    before.
+    """
 
     def __init__(self, beside: set[int]) -> None:
         self._peak, self._beside = 0, beside
@@ -111,7 +117,9 @@ def _adopt_orphans() -> None:
 
 
 def _reap(beside: set[int]) -> None:
-    """Waits for what the command left behind: servers of multiprocessing end by themselves. A store that runs `beside` does not."""
+    """Waits for what the command left behind: servers of multiprocessing end by themselves. A store
+    that runs `beside` does not.
+    """
     while left := set(_children(os.getpid())) - beside:
         os.waitpid(left.pop(), 0)
 

@@ -1,12 +1,13 @@
-"""A budget of a mixture out of a crawl that is far larger: what mdsmix holds while the source grows, and beside it the way that
-needs 250 GB for 2 B tokens.
+"""A budget of a mixture out of a crawl that is far larger: what mdsmix holds while the source
+grows, and beside it the way that needs 250 GB for 2 B tokens.
 
     python -m benchmarks.mixtures [--sizes MB ...] [--budget TOKENS] [--work FOLDER]
 
-The config is the published one, CommonCrawl 52.2 % and six others. CommonCrawl has each of the sizes in turn, the others a tenth of
-the smallest. In one stage, and in two, the published bytes must be the same, and the peak must not grow by a tenth; else the exit
-code is 1. The other way is replayed at three smaller budgets: how its memory grows with a token is measured, what 2 B tokens take by that
-is extrapolated, and marked so.
+The config is the published one, CommonCrawl 52.2 % and six others. CommonCrawl has each of the
+sizes in turn, the others a tenth of the smallest. In one stage, and in two, the published bytes
+must be the same, and the peak must not grow by a tenth; else the exit code is 1. The other way is
+replayed at three smaller budgets: how its memory grows with a token is measured, what 2 B tokens
+take by that is extrapolated, and marked so.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ PERCENTS = {"commoncrawl": 52.2, "c4": 26.7, "github": 5.2, "book": 4.2, "arxiv"
 FULL = 2_000_000_000
 "Tokens of the run that is known to have failed."
 REPLAYED = 60
-"MB of CommonCrawl for the other way, and a little less of each other source: it tokenizes a fifth of all."
+"""MB of CommonCrawl for the other way, and a little less of each other source: it tokenizes a fifth
+of all.
+"""
 GROWTH = 1.1
 "The peak on the largest source beside that on the smallest."
 
@@ -106,8 +109,10 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def _replay(place: Place, folder: Path, budget: int) -> None:
-    """The other way at all of the budget, a half and a quarter: bytes for each further token. `datasets` keeps what it has
-    tokenized, so the first run is for its seconds, and what tokenizing takes is in none of the peaks."""
+    """The other way at all of the budget, a half and a quarter: bytes for each further token.
+    `datasets` keeps what it has tokenized, so the first run is for its seconds, and what tokenizing
+    takes is in none of the peaks.
+    """
     shutil.rmtree(place.work / "hf", ignore_errors=True)
     found, cpu = list[tuple[int, int]](), 0.0
     for asked in (budget, budget, budget // 2, budget // 4):

@@ -1,4 +1,6 @@
-"""How many tokens a tool has written: a tool that is fast because it loses some must not look fast."""
+"""How many tokens a tool has written: a tool that is fast because it loses some must not
+look fast.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def mdsmix(out: Path) -> int:
 
 
 def mds_rows(out: Path) -> int:
-    """Rows of one column whose length is in its encoding or, where it is not, stands in every row."""
+    """Rows of one column whose length is in its encoding or, where it is not, stands in
+    every row.
+    """
     return sum(_row_tokens(path, shard) * shard["samples"] for path, shard in _shards(out))
 
 

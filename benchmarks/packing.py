@@ -1,10 +1,13 @@
-"""What packing saves, and what it costs: conversations whose lengths spread like real ones, and the demo's documents.
+"""What packing saves, and what it costs: conversations whose lengths spread like real ones, and the
+demo's documents.
 
     python -m benchmarks.packing [--size MB] [--rounds N] [--demo FOLDER] [--work FOLDER]
 
-Conversations are cut from the corpus's prose to lengths of a log-normal spread, and converted with and without `pack: true`, in turn;
-the quantiles that come out are printed. Of the demo's documents LLM-Foundry's `packing_ratio` is replayed on the same stream by the
-packer of mdsmix.load, which gives Foundry's own bins (tests/foundry/test_batches.py): what is padding, and which documents are in a batch at all.
+Conversations are cut from the corpus's prose to lengths of a log-normal spread, and converted with
+and without `pack: true`, in turn; the quantiles that come out are printed. Of the demo's documents
+LLM-Foundry's `packing_ratio` is replayed on the same stream by the packer of mdsmix.load, which
+gives Foundry's own bins (tests/foundry/test_batches.py): what is padding, and which documents are
+in a batch at all.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ from mdsmix.storage import locate
 MB = 1_000_000
 WIDTH = 4096
 SPREADS = {"median 400": 400, "median 1,000": 1000}
-"99 % are below 4,000 tokens in both. The first is what was asked for; the second has the mean that UltraChat 200k's card gives."
+"""99 % are below 4,000 tokens in both. The first is what was asked for; the second has the mean
+that UltraChat 200k's card gives.
+"""
 LONGEST = 4000
 NORMAL_99 = 2.326
 CHARACTERS = 4.08

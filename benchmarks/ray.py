@@ -1,9 +1,11 @@
-"""What a Ray cluster costs beside the processes of the same machine: the same documents, two workers or two processors.
+"""What a Ray cluster costs beside the processes of the same machine: the same documents, two
+workers or two processors.
 
     python -m benchmarks.ray [--size MB] [--rounds N] [--work FOLDER]
 
-CPU seconds are looked up in /proc while the processes live, since Ray lets nobody wait for its workers. The cluster is `--engine ray`'s own, started and stopped within the run; its bytes are held against the local engine's. Wants the
-extra `ray`.
+CPU seconds are looked up in /proc while the processes live, since Ray lets nobody wait for its
+workers. The cluster is `--engine ray`'s own, started and stopped within the run; its bytes are held
+against the local engine's. Wants the extra `ray`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What it costs to find the duplicates of a stream: `python -m benchmarks.repeats [RECORDS]`.
 
-Fingerprints are drawn, one in a hundred out of the same 25,000, and joined as `convert` joins them: seconds, and the most memory.
+Fingerprints are drawn, one in a hundred out of the same 25,000, and joined as `convert` joins them:
+seconds, and the most memory.
 """
 
 from __future__ import annotations

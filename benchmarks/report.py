@@ -1,4 +1,6 @@
-"""Measurements -> RESULTS.md: the machine, a table for each kind of corpus, and what was to be reached."""
+"""Measurements -> RESULTS.md: the machine, a table for each kind of corpus, and what was to be
+reached.
+"""
 
 from __future__ import annotations
 

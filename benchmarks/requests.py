@@ -1,9 +1,11 @@
-"""What mdsmix asks of a store: the requests of whole commands at a real MinIO, counted by a proxy before it.
+"""What mdsmix asks of a store: the requests of whole commands at a real MinIO, counted by a proxy
+before it.
 
     python -m benchmarks.requests [--most N] [NAME ...]
 
-Requests, unlike seconds, are the same on every machine. `goal` is what issue-sized streams may cost; a command that asks
-for more ends with exit code 1. The sources lie on the disk, so that only what is asked of the target counts.
+Requests, unlike seconds, are the same on every machine. `goal` is what issue-sized streams may
+cost; a command that asks for more ends with exit code 1. The sources lie on the disk, so that only
+what is asked of the target counts.
 """
 
 from __future__ import annotations
@@ -117,7 +119,9 @@ def one_more_version(bench: Bench, n: int) -> Counted:
 
 
 def one_new_file(bench: Bench, n: int) -> Counted:
-    """Beside units that are finished, published and known on this machine, a file of one unit more."""
+    """Beside units that are finished, published and known on this machine, a file of one
+    unit more.
+    """
     (like,) = run_recipe(bench.recipe({"like": bench.units(1)["web"]}))
     streams = bench.units(n)
     finish_units(bench.recipe(streams), locate(like.target))
@@ -131,7 +135,9 @@ def one_new_file(bench: Bench, n: int) -> Counted:
 
 
 def fresh_machine(bench: Bench, n: int, **options: Any) -> Counted:
-    """What was converted elsewhere is up to date: sources that lie in the bucket too, a unit each."""
+    """What was converted elsewhere is up to date: sources that lie in the bucket too, a
+    unit each.
+    """
     for number in range(n):
         record = {"text": f"Document {number:08} of many. " * 8}
         at = locate(f"s3://{bench.bucket}/raw/{number:06}.jsonl")

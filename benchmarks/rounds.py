@@ -1,8 +1,9 @@
-"""Contenders on their corpora, in turn: A B C, A B C, ..., so that what disturbs the machine disturbs all alike.
+"""Contenders on their corpora, in turn: A B C, A B C, ..., so that what disturbs the machine
+disturbs all alike.
 
-Before the rounds each one runs once on a few records, for its bytecode, and once on its corpus with its memory watched.
-In a round it runs on the few records, which is its start-up, and then on its corpus. Every output is counted and
-thrown away.
+Before the rounds each one runs once on a few records, for its bytecode, and once on its corpus with
+its memory watched. In a round it runs on the few records, which is its start-up, and then on its
+corpus. Every output is counted and thrown away.
 """
 
 from __future__ import annotations
@@ -167,7 +168,9 @@ def _run(place: Place, entry: Entry, source: Path, memory: bool = False) -> tupl
 
 
 def environment(place: Place) -> dict[str, str]:
-    """This process's, without what would hinder Python from keeping bytecode or lead it to other packages."""
+    """This process's, without what would hinder Python from keeping bytecode or lead it to other
+    packages.
+    """
     dropped = {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV"}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     caches = {"MDSMIX_CACHE": place.work / "cache", "HF_HOME": place.work / "hf"}

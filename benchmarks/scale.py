@@ -1,10 +1,12 @@
-"""What grows with the work, at the size that it has beyond one machine: names, units, shards, each case in a process of its own.
+"""What grows with the work, at the size that it has beyond one machine: names, units, shards, each
+case in a process of its own.
 
     python -m benchmarks.scale [NAME ...]
 
-Seconds are of the processor, so that a busy machine changes little; of a simulated store it is said what its answers would add.
-A case that takes more than its goal, in seconds or memory, ends the run with exit code 1. No source is converted: what a
-conversion would have left is written by the functions that write it (`finished.py`). docs/many-machines.md quotes the figures.
+Seconds are of the processor, so that a busy machine changes little; of a simulated store it is said
+what its answers would add. A case that takes more than its goal, in seconds or memory, ends the run
+with exit code 1. No source is converted: what a conversion would have left is written by the
+functions that write it (`finished.py`). docs/many-machines.md quotes the figures.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ def plan_names(work: Path) -> Took:
 
 
 def _planned(count: int, patterns: int, size: int) -> Took:
-    """Finds and plans objects of a store whose listings are made up, and looks each unit up in a memory that knows none."""
+    """Finds and plans objects of a store whose listings are made up, and looks each unit up in a
+    memory that knows none.
+    """
     each, began = count // patterns, time.process_time()
     with pytest.MonkeyPatch.context() as patch:
         asked = _listings(patch, each, size)
@@ -151,7 +155,9 @@ def write_names(work: Path, count: int = 10_000_000) -> Took:
 
 
 def read_names(work: Path, count: int = 10_000_000) -> Took:
-    """The names that another process wrote, as whoever lists the sources reads them: a part at a time."""
+    """The names that another process wrote, as whoever lists the sources reads them: a part at a
+    time.
+    """
     parts = _elsewhere(_write_names, work, count // 10)
     began = time.process_time()
     found = sum(len(read_part(locate(work), part)) for _ in range(10) for part in parts)

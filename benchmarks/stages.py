@@ -2,8 +2,9 @@
 
     python -m benchmarks.stages documents|pairs|chats [MEGABYTES]
 
-CPU seconds of the process, the tokenizer's threads included, so that a busy machine does not bend them. The profiler
-itself costs about 2 us a call: it makes the per-record functions of pairs and chats look up to twice as dear.
+CPU seconds of the process, the tokenizer's threads included, so that a busy machine does not bend
+them. The profiler itself costs about 2 us a call: it makes the per-record functions of pairs and
+chats look up to twice as dear.
 """
 
 from __future__ import annotations

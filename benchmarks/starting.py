@@ -1,11 +1,15 @@
-"""From the start of a process to its first batch: ranks of one node, the first start and the second, from a folder and a MinIO.
+"""From the start of a process to its first batch: ranks of one node, the first start and the
+second, from a folder and a MinIO.
 
-    python -m benchmarks.starting [--samples 1000000 100000000] [--shards 20000] [--ranks 1 8] [--minio]
+    python -m benchmarks.starting [--samples 1000000 100000000] [--shards 20000] [--ranks 1 8]
+    [--minio]
 
-The trouble that it stands for: an index of the data that is built at every start, 30 minutes of it. What a start costs grows with
-samples and shards, so the streams are synthetic (`synthetic.py`). Beside mdsmix stand a bare StreamingDataset and, where its
-package is in .venv-bench, Megatron-core's GPTDataset on as many tokens. Imports, which are the same for any data, are shown apart.
-CPU seconds are of all ranks together: eight of them on two cores wait for each other, which says nothing of a node with eight GPUs.
+The trouble that it stands for: an index of the data that is built at every start, 30 minutes of it.
+What a start costs grows with samples and shards, so the streams are synthetic (`synthetic.py`).
+Beside mdsmix stand a bare StreamingDataset and, where its package is in .venv-bench,
+Megatron-core's GPTDataset on as many tokens. Imports, which are the same for any data, are shown
+apart. CPU seconds are of all ranks together: eight of them on two cores wait for each other, which
+says nothing of a node with eight GPUs.
 """
 
 from __future__ import annotations

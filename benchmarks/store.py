@@ -1,4 +1,5 @@
-"""A conversion from and to a MinIO on this machine, beside the same one on the disk; and the requests that a unit makes.
+"""A conversion from and to a MinIO on this machine, beside the same one on the disk; and the
+requests that a unit makes.
 
     python -m benchmarks.store [--megabytes N] [--rounds N]
 

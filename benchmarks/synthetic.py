@@ -1,8 +1,10 @@
-"""A published stream of any number of samples and shards, in seconds: rows of four tokens, no two shards alike.
+"""A published stream of any number of samples and shards, in seconds: rows of four tokens, no two
+shards alike.
 
-What a start costs grows with samples and with shards, and with no token of them: order, shuffle and index know samples, never
-their bytes. So 100 M samples need not be 200 billion tokens: here each has four of two bytes, and all the rest is as it is
-always, files of their own named by the hash of their bytes, an index of 20,000 entries. Nothing is sparse, linked or left out.
+What a start costs grows with samples and with shards, and with no token of them: order, shuffle and
+index know samples, never their bytes. So 100 M samples need not be 200 billion tokens: here each
+has four of two bytes, and all the rest is as it is always, files of their own named by the hash of
+their bytes, an index of 20,000 entries. Nothing is sparse, linked or left out.
 """
 
 from __future__ import annotations

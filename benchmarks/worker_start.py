@@ -1,4 +1,5 @@
-"""Prints the seconds from the call of mdsmix's engine until its slower worker has the tokenizer open.
+"""Prints the seconds from the call of mdsmix's engine until its slower worker has the tokenizer
+open.
 
 python worker_start.py TOKENIZER
 """

@@ -1,8 +1,11 @@
 """The errors of mdsmix, each class with its exit code.
 
-A message is one sentence that says what is wrong, where, why it matters and what to do. It is printed as it stands,
-so it must never hold a credential. An exception of any other class is a defect of mdsmix and exits with 1.
+A message is one sentence that says what is wrong, where, why it matters and what to do. It is
+printed as it stands, so it must never hold a credential. An exception of any other class is a
+defect of mdsmix and exits with 1.
 """
+
+from __future__ import annotations
 
 
 class MdsmixError(Exception):
@@ -48,7 +51,9 @@ class Denied(Unreachable):
 
 
 class NoSuchPlace(Unreachable):
-    """A store has no file or bucket of this name, or refuses the name. Its other names may be readable."""
+    """A store has no file or bucket of this name, or refuses the name. Its other names may be
+    readable.
+    """
 
 
 class SeveralFailed(MdsmixError):

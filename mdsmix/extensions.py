@@ -1,4 +1,8 @@
-"""Shapes, formats and codecs that other packages register as entry points: `[project.entry-points."mdsmix.shapes"]` of their pyproject.toml."""
+"""Shapes, formats and codecs that other packages register as entry points:
+`[project.entry-points."mdsmix.shapes"]` of their pyproject.toml.
+"""
+
+from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -9,13 +13,17 @@ from mdsmix.errors import RecipeError
 
 @cache
 def entry(group: str, name: str) -> EntryPoint | None:
-    """The entry point of this name; the first one where several packages register it, None without one."""
+    """The entry point of this name; the first one where several packages register it, None without
+    one.
+    """
     return next(iter(entry_points(group=group, name=name)), None)
 
 
 @cache
 def extension(group: str, name: str) -> Any:
-    """The object that a package registers under this name; None without such a package. RecipeError where its import fails."""
+    """The object that a package registers under this name; None without such a package. RecipeError
+    where its import fails.
+    """
     found = entry(group, name)
     if found is None:
         return None
@@ -28,6 +36,8 @@ def extension(group: str, name: str) -> Any:
 
 
 def version_of(group: str, name: str) -> str:
-    """Name and version of the package that registers this name: `shapes-of-mine 1.2`; empty without such a package."""
+    """Name and version of the package that registers this name: `shapes-of-mine 1.2`; empty without
+    such a package.
+    """
     found = entry(group, name)
     return f"{found.dist.name} {found.dist.version}" if found and found.dist else ""

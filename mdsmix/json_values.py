@@ -1,10 +1,13 @@
 """JSON values as their texts say: at the speed of orjson, and with whole numbers of any size.
 
-orjson makes a float of a whole number beyond 64 bits, and refuses one beyond the largest float. Python's own reader keeps
-every digit, but is several times slower, so it reads only texts with a long run of digits, which takes 0.3 ns a byte to find.
-A number with a fraction or an exponent that no float can hold, such as 1e400, is refused: Python would make infinity of
-it, which is not JSON. So is one of more than 4,300 digits, which Python neither reads nor prints.
+orjson makes a float of a whole number beyond 64 bits, and refuses one beyond the largest float.
+Python's own reader keeps every digit, but is several times slower, so it reads only texts with a
+long run of digits, which takes 0.3 ns a byte to find. A number with a fraction or an exponent that
+no float can hold, such as 1e400, is refused: Python would make infinity of it, which is not JSON.
+So is one of more than 4,300 digits, which Python neither reads nor prints.
 """
+
+from __future__ import annotations
 
 import json
 import re
@@ -17,7 +20,9 @@ import orjson
 _LONG = re.compile(rb"-[0-9]{19}|[0-9]{20}")
 "The first digits of any whole number that does not fit 64 bits, and of some that do."
 _STEPS = (9, 3)
-"Each ninth byte is looked at first, and each third of a text with digits everywhere, as base64 has them."
+"""Each ninth byte is looked at first, and each third of a text with digits everywhere, as base64
+has them.
+"""
 _FEW = 1000
 "The most places that are looked at closely before each third byte is."
 _MARKED = bytes(ord("d") if byte in b"0123456789" else ord(" ") for byte in range(256))
@@ -30,7 +35,9 @@ class UnreadableNumber(ValueError):
 
 
 def holds_long_numbers(text: bytes) -> bool:
-    """Return whether the text holds a run of digits that may be a whole number beyond 64 bits, in a string too."""
+    """Return whether the text holds a run of digits that may be a whole number beyond 64 bits, in a
+    string too.
+    """
     for step in _STEPS:
         # Of 19 digits so many are among the bytes that are looked at.
         looked_at, run = text[::step].translate(_MARKED), b"d" * (19 // step)
@@ -48,8 +55,8 @@ def holds_long_numbers(text: bytes) -> bool:
 def read_json(text: bytes | str) -> Any:
     """Return the value of a JSON text.
 
-    Raises ValueError if the text is not JSON (as orjson's error, with its message) or holds a number that has no form in
-    Python (UnreadableNumber), and RecursionError if it nests too deep.
+    Raises ValueError if the text is not JSON (as orjson's error, with its message) or holds a
+    number that has no form in Python (UnreadableNumber), and RecursionError if it nests too deep.
     """
     try:
         value = orjson.loads(text)
@@ -73,10 +80,11 @@ def read_exactly(text: bytes | str) -> Any:
 
 
 def write_json(value: Any, default: Callable[[Any], Any] | None = None, option: int = 0) -> bytes:
-    """Return the value as compact JSON. Only a value that orjson refuses, for example a whole number beyond 64 bits, is
-    written by Python.
+    """Return the value as compact JSON. Only a value that orjson refuses, for example a whole
+    number beyond 64 bits, is written by Python.
 
-    Raises TypeError or ValueError if the value has no form in JSON, or holds a text that has none in UTF-8.
+    Raises TypeError or ValueError if the value has no form in JSON, or holds a text that has none
+    in UTF-8.
     """
     try:
         return orjson.dumps(value, default, option)

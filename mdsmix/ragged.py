@@ -1,7 +1,8 @@
 """Rows of unequal length as one flat array and its offsets.
 
-Tokenizers return this shape and MDS shards hold it, so a batch goes from one to the other without a Python object per
-token or per row. The price is that rows are addressed, not owned: `take` copies, indexing gives a view.
+Tokenizers return this shape and MDS shards hold it, so a batch goes from one to the other without a
+Python object per token or per row. The price is that rows are addressed, not owned: `take` copies,
+indexing gives a view.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHORT = 1024
-"Mean bytes of a row. Rows that are shorter on average are cut as bytes (0.1 us each), longer ones as views (0.3 us, no copy)."
+"""Mean bytes of a row. Rows that are shorter on average are cut as bytes (0.1 us each), longer ones
+as views (0.3 us, no copy).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,9 @@ class Ragged:
 
     @staticmethod
     def zip(parts: Sequence[Ragged]) -> Ragged:
-        """Row `i` joins the rows `i` of all parts: at least one part, all of one dtype and one number of rows."""
+        """Row `i` joins the rows `i` of all parts: at least one part, all of one dtype and one
+        number of rows.
+        """
         if len(parts) == 1:
             return parts[0]
         lengths = np.sum([part.lengths for part in parts], axis=0)
@@ -70,8 +75,9 @@ class Ragged:
         return rows
 
     def _fill(self, parts: Sequence[Ragged]) -> None:
-        """Puts the values of each part at their places, those of the largest where no other's are: 0.25 to 1 us a row where joined slices
-        take 1.3 to 2, in pairs of 70 to 670 bytes."""
+        """Puts the values of each part at their places, those of the largest where no other's are:
+        0.25 to 1 us a row where joined slices take 1.3 to 2, in pairs of 70 to 670 bytes.
+        """
         begins, is_free = self.offsets[:-1].copy(), np.ones(len(self.values), bool)
         largest = int(np.argmax([len(part.values) for part in parts]))
         for number, part in enumerate(parts):
@@ -89,8 +95,10 @@ class Ragged:
         return [self.values]
 
     def slices(self) -> Iterator[bytes | memoryview]:
-        """The bytes of each row. Short rows are read one behind the other, without a slice object each: 0.16 us a row in place of 0.25, and
-        a worker's CPU for pairs 0.276 -> 0.258 s for 25 MB."""
+        """The bytes of each row. Short rows are read one behind the other, without a slice object
+        each: 0.16 us a row in place of 0.25, and a worker's CPU for pairs 0.276 -> 0.258 s for 25
+        MB.
+        """
         if self.values.nbytes >= SHORT * len(self):
             return self._slices(self.offsets[:-1], self.offsets[1:])
         data = BytesIO(np.ascontiguousarray(self.values).data)
@@ -119,7 +127,9 @@ class Ragged:
         return self._pieces(self.offsets[:-1][rows], self.lengths[rows])
 
     def cut(self, starts: NDArray[np.int64] | int, lengths: NDArray[np.int64]) -> Ragged:
-        """Row `i` keeps its `lengths[i]` values from `starts[i]` on. Where all rows stay whole, this very object."""
+        """Row `i` keeps its `lengths[i]` values from `starts[i]` on. Where all rows stay whole,
+        this very object.
+        """
         if np.array_equal(lengths, self.lengths):
             return self
         return self._pieces(self.offsets[:-1] + starts, lengths)
@@ -129,7 +139,9 @@ class Ragged:
         return self.cut(0, np.minimum(self.lengths, most))
 
     def _pieces(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Ragged:
-        """Rows joined from slices of bytes: 0.3 us a row and one copy. Indexing by value takes ten times that copy."""
+        """Rows joined from slices of bytes: 0.3 us a row and one copy. Indexing by value takes ten
+        times that copy.
+        """
         joined = bytearray().join(self._slices(starts, starts + lengths))
         return Ragged.from_lengths(np.frombuffer(joined, self.values.dtype), lengths)
 
@@ -144,7 +156,9 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """Rows whose values lie in several arrays, one behind the other: a work unit's rows, which joined would take their memory twice."""
+    """Rows whose values lie in several arrays, one behind the other: a work unit's rows, which
+    joined would take their memory twice.
+    """
 
     arrays: Sequence[NDArray[Any]]
     "1-d, all of one dtype; a row may begin in one and end in another."
@@ -172,8 +186,10 @@ class Chunked:
 
 @dataclass(frozen=True)
 class Interleaved(Mapping[str, Ragged]):
-    """Columns whose cells lie in one Ragged, sample by sample: as a shard holds them, and as the tokenizer gives prompts and responses.
-    Copies of both columns took a tenth of a conversion of pairs."""
+    """Columns whose cells lie in one Ragged, sample by sample: as a shard holds them, and as the
+    tokenizer gives prompts and responses. Copies of both columns took a tenth of a conversion of
+    pairs.
+    """
 
     names: Sequence[str]
     "The columns, in the order of their names."

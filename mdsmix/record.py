@@ -1,12 +1,16 @@
 """A record in the form that every encoder takes: a document, a pair, or a conversation.
 
-Shapes make records and encoders take them, so neither knows of the other: a further way to write a conversation
-is one more shape, and no encoder changes. Records are named tuples, since one is made for each raw record: 0.2 us each.
+Shapes make records and encoders take them, so neither knows of the other: a further way to write a
+conversation is one more shape, and no encoder changes. Records are named tuples, since one is made
+for each raw record: 0.2 us each.
 
-The reason codes of records that become no sample stand here too. A kind adds its own (`Kind.reasons`), and `make tables` lists all of them
-on a page. A bad record (`BAD`) is quarantined with its place and raw bytes, and its neighbours are not touched. A filtered record
-(`FILTERED`) is good, and a rule leaves it out.
+The reason codes of records that become no sample stand here too. A kind adds its own
+(`Kind.reasons`), and `make tables` lists all of them on a page. A bad record (`BAD`) is quarantined
+with its place and raw bytes, and its neighbours are not touched. A filtered record (`FILTERED`) is
+good, and a rule leaves it out.
 """
+
+from __future__ import annotations
 
 import ctypes
 import json
@@ -17,15 +21,19 @@ import orjson
 import xxhash
 
 Message = dict[str, Any]
-"`role` and `content` as a chat template takes them, and further keys that the template reads (`tool_calls`, ...)."
+"""`role` and `content` as a chat template takes them, and further keys that the template reads
+(`tool_calls`, ...).
+"""
 
 
 class NoRecord(str):
-    """The reason code of a raw value that is no record. Its `detail` explains it, and is kept beside the bad record."""
+    """The reason code of a raw value that is no record. Its `detail` explains it, and is kept
+    beside the bad record.
+    """
 
     detail: dict[str, str | int]
 
-    def __new__(cls, reason: str, **detail: str | int) -> "NoRecord":
+    def __new__(cls, reason: str, **detail: str | int) -> NoRecord:
         self = super().__new__(cls, reason)
         self.detail = detail
         return self
@@ -62,14 +70,21 @@ class Conversation(NamedTuple):
 
     messages: list[Message]
     trained: Sequence[bool] | None = None
-    "One flag for each message. An untrained answer becomes part of the next prompt. None: the recipe's policies alone decide."
+    """One flag for each message. An untrained answer becomes part of the next prompt. None: the
+    recipe's policies alone decide.
+    """
     tools: list[Any] | None = None
-    "The tools that the assistant may call, as the template takes them; [] if the record has an empty list."
+    """The tools that the assistant may call, as the template takes them; [] if the record has an
+    empty list.
+    """
     images: Sequence[Any] = ()
-    """One image for each part `{"type": "image"}` of the messages, in their order: a path or URL from the record, or bytes.
-    Once it is read, each is a `mdsmix.images.reader.Image`."""
+    """One image for each part `{"type": "image"}` of the messages, in their order: a path or URL
+    from the record, or bytes. Once it is read, each is a `mdsmix.images.reader.Image`.
+    """
     variables: Mapping[str, Any] | None = None
-    "The variables that the record gives to the chat template (`chat_template_kwargs`); None without any."
+    """The variables that the record gives to the chat template (`chat_template_kwargs`); None
+    without any.
+    """
 
     @property
     def texts(self) -> list[str]:
@@ -84,13 +99,17 @@ class Conversation(NamedTuple):
 
 
 class RichConversation(Conversation):
-    """A conversation with tools, with tool calls, or with content that is null or a list of parts."""
+    """A conversation with tools, with tool calls, or with content that is null or a list
+    of parts.
+    """
 
     __slots__ = ()
 
     @property
     def texts(self) -> list[str]:
-        """All texts in messages, tools and variables, keys too: a template may print any of them."""
+        """All texts in messages, tools and variables, keys too: a template may print any
+        of them.
+        """
         return [*_texts([self.messages, self.tools, self.variables])]
 
 
@@ -109,7 +128,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def canonical(record: Record) -> bytes:
-    """The record's content as bytes. Equal records give equal bytes, in whatever order their keys stand."""
+    """The record's content as bytes. Equal records give equal bytes, in whatever order their keys
+    stand.
+    """
     said: Any = list(record) if isinstance(record, tuple) else record
     if isinstance(record, Conversation):
         said[2] = record.tools or None
@@ -141,8 +162,9 @@ _keep_utf8 = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_void_
 def is_encodable(text: str) -> bool:
     """False for a text with a lone surrogate: it has no UTF-8 form, and no tokenizer takes it.
 
-    Python keeps the UTF-8 form that its C API gives. The fingerprint and the tokenizer then need none of their own: with `encode` here,
-    a text was encoded three times, a tenth of a conversion of many scripts.
+    Python keeps the UTF-8 form that its C API gives. The fingerprint and the tokenizer then need
+    none of their own: with `encode` here, a text was encoded three times, a tenth of a conversion
+    of many scripts.
     """
     try:
         return text.isascii() or bool(_keep_utf8(text, None))

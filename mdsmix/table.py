@@ -1,7 +1,11 @@
-"""A table as data: raw values under headings. Values are formatted only where a table is shown, so every reader gets the same figures.
+"""A table as data: raw values under headings. Values are formatted only where a table is shown, so
+every reader gets the same figures.
 
-A terminal (`mdsmix.report.show`), JSON and the comment at the head of a rendered YAML show the same object.
+A terminal (`mdsmix.report.show`), JSON and the comment at the head of a rendered YAML show the same
+object.
 """
+
+from __future__ import annotations
 
 import math
 import operator
@@ -46,7 +50,9 @@ def _estimated(work: Callable[[Any, Any], float]) -> Any:
 
 
 class Estimate(float):
-    """An estimated figure, shown with a `~`. Arithmetic with it gives an Estimate again. NaN: unknown, shown as `?`."""
+    """An estimated figure, shown with a `~`. Arithmetic with it gives an Estimate again. NaN:
+    unknown, shown as `?`.
+    """
 
     __add__ = __radd__ = _estimated(operator.add)
     __mul__ = __rmul__ = _estimated(operator.mul)
@@ -69,7 +75,9 @@ def about(figure: float, is_exact: bool) -> float:
 
 
 def grouped(value: Any) -> str:
-    """A value as text: a number as `1,234,567`, a list as `1, 2`, a mapping as `web: 1, chat: 2`."""
+    """A value as text: a number as `1,234,567`, a list as `1, 2`, a mapping as `web: 1,
+    chat: 2`.
+    """
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {grouped(each)}" for name, each in value.items())
     if isinstance(value, (list, tuple)):
@@ -98,7 +106,9 @@ FORMS: dict[str, Callable[[Any], str]] = {
 
 
 def cell_text(column: Column, value: Any) -> str:
-    """The value as one line of text for a person. A text in a column of numbers, such as `up to date`, stays as it is."""
+    """The value as one line of text for a person. A text in a column of numbers, such as `up to
+    date`, stays as it is.
+    """
     is_guess = isinstance(value, Estimate)
     if value is None or (is_guess and not is_known(value)):
         return "?"
@@ -120,7 +130,9 @@ def as_json(table: Table) -> Tree:
 
 
 def aligned(table: Table) -> Iterator[list[str]]:
-    """The cells of each column, its heading first, padded to one width on a terminal: texts to the left, numbers to the right."""
+    """The cells of each column, its heading first, padded to one width on a terminal: texts to the
+    left, numbers to the right.
+    """
     rows = [*table.rows, *([table.total] if table.total else [])]
     for i, column in enumerate(table.columns):
         texts = [column.heading, *(cell_text(column, row[i]) for row in rows)]

@@ -1,8 +1,11 @@
 """A mapping -> a dataclass, by the dataclass's own annotations.
 
-The recipe, the manifest and the unit records are all read by this one reader, so a new key is one line in its
-dataclass. Only the annotations that these dataclasses use are known: builtin types, Literal, unions, lists, mappings, dataclasses.
+The recipe, the manifest and the unit records are all read by this one reader, so a new key is one
+line in its dataclass. Only the annotations that these dataclasses use are known: builtin types,
+Literal, unions, lists, mappings, dataclasses.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import functools
@@ -20,8 +23,9 @@ T = TypeVar("T")
 
 
 Bound = tuple[str, Callable[[Any], object]]
-"""A bound on a field's value, kept in the field's metadata (`must`): the words that follow "it must be", and a test of the value. The test
-returns false or raises ValueError for a value out of bounds."""
+"""A bound on a field's value, kept in the field's metadata (`must`): the words that follow "it must
+be", and a test of the value. The test returns false or raises ValueError for a value out of bounds.
+"""
 
 
 class Misfit(Exception):
@@ -29,8 +33,10 @@ class Misfit(Exception):
 
 
 def read(cls: type[T], values: Any, where: str = "") -> T:
-    """The dataclass `cls` from a mapping; Misfit names an unknown key (and the nearest), a missing key, or a wrong type or value.
-    `where`: the keys that lead to the mapping, such as `streams.web`."""
+    """The dataclass `cls` from a mapping; Misfit names an unknown key (and the nearest), a missing
+    key, or a wrong type or value. `where`: the keys that lead to the mapping, such as
+    `streams.web`.
+    """
     if not isinstance(values, Mapping):
         raise Misfit(f"{where or 'the top level'} must hold keys and values, not {brief(values)}.")
     readers, needed, bounds = _known(typing.cast(Any, cls))
@@ -53,8 +59,10 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
 
 
 @functools.cache
-def _known(cls: Any) -> "tuple[dict[str, Reader], set[str], dict[str, Bound]]":
-    """The readers of a dataclass's fields, the names of required fields, and the bounds of values, by field."""
+def _known(cls: Any) -> tuple[dict[str, Reader], set[str], dict[str, Bound]]:
+    """The readers of a dataclass's fields, the names of required fields, and the bounds of values,
+    by field.
+    """
     fields, hints = known_fields(cls), typing.get_type_hints(cls)
     missing = dataclasses.MISSING
     needed = {f.name for f in fields if f.default is missing and f.default_factory is missing}
@@ -63,12 +71,16 @@ def _known(cls: Any) -> "tuple[dict[str, Reader], set[str], dict[str, Bound]]":
 
 
 def known_fields(cls: Any) -> list[dataclasses.Field[Any]]:
-    """The fields that a file may hold: all but those that the reader sets itself (metadata `set by`)."""
+    """The fields that a file may hold: all but those that the reader sets itself (metadata `set
+    by`).
+    """
     return [f for f in dataclasses.fields(cls) if f.init and "set by" not in f.metadata]
 
 
 def _meant(cls: Any, where: str, key: str) -> str:
-    """The end of a sentence on an unknown key: the key with this word as a synonym (`also called`), else the key spelled most like it."""
+    """The end of a sentence on an unknown key: the key with this word as a synonym (`also called`),
+    else the key spelled most like it.
+    """
     fields = known_fields(cls)
     called = [f.name for f in fields if key in f.metadata.get("also called", ())]
     return f"write {_at(where, called[0])}." if called else hint(key, [f.name for f in fields])
@@ -81,7 +93,9 @@ class Reader:
         self.hint = hint
         options = typing.get_args(hint) if _is_union(hint) else (hint,)
         self.plain = frozenset(options) & {bool, int, float, str, type(None)}
-        "Classes whose values stay as they are. Most values in an index of a hundred thousand shards are of these."
+        """Classes whose values stay as they are. Most values in an index of a hundred thousand
+        shards are of these.
+        """
         self.others = [
             (object if o is Any else typing.get_origin(o) or o, typing.get_args(o))
             for o in options
@@ -89,8 +103,10 @@ class Reader:
         ]
 
     def read(self, value: Any, where: str) -> Any:
-        """The value as the annotation wants it; Misfit where it does not fit. Sections become dataclasses, also in lists and mappings.
-        A single text becomes a list of one where the annotation is a list of texts."""
+        """The value as the annotation wants it; Misfit where it does not fit. Sections become
+        dataclasses, also in lists and mappings. A single text becomes a list of one where the
+        annotation is a list of texts.
+        """
         if type(value) in self.plain:
             return value
         for outer, args in self.others:
@@ -137,7 +153,9 @@ def load_if_fit(cls: type[T], content: bytes) -> T | None:
 
 
 def brief(value: Any) -> str:
-    """The value as Python writes it, cut to 60 characters: a message must not hold a whole file that was read by mistake."""
+    """The value as Python writes it, cut to 60 characters: a message must not hold a whole file
+    that was read by mistake.
+    """
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 

@@ -1,4 +1,8 @@
-"""Parts of sentences: numbers with their nouns, verbs that agree, the key that was most likely meant."""
+"""Parts of sentences: numbers with their nouns, verbs that agree, the key that was most likely
+meant.
+"""
+
+from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sized
@@ -7,8 +11,10 @@ from fractions import Fraction
 from itertools import islice
 
 WRITTEN = "\n\t\xa0\u3000\u200c\u200d"
-"""Characters that ordinary texts need though Python calls them unprintable: line breaks and tabs; the spaces of French and Chinese; the
-joiners that hold Persian and Hindi words, and families of emoji, together. None steers a terminal or changes a text's direction."""
+"""Characters that ordinary texts need though Python calls them unprintable: line breaks and tabs;
+the spaces of French and Chinese; the joiners that hold Persian and Hindi words, and families of
+emoji, together. None steers a terminal or changes a text's direction.
+"""
 Say = Callable[[str], None]
 "Takes a sentence that the user should read now."
 
@@ -41,8 +47,10 @@ def does(things: Sized, one: str, more: str) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with characters that steer a terminal (escape codes, line breaks, changes of direction) written as `\\x1b`: names
-    and samples may come from anyone. `keep`: unprintable characters that stay."""
+    """The text with characters that steer a terminal (escape codes, line breaks, changes of
+    direction) written as `\\x1b`: names and samples may come from anyone. `keep`: unprintable
+    characters that stay.
+    """
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 

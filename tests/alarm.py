@@ -1,18 +1,24 @@
 """An end for what would hang."""
 
+from __future__ import annotations
+
 import contextlib
 import signal
 from collections.abc import Iterator
 from types import FrameType
 
 SECONDS = 600
-"What is waited for longer hangs, on however busy a machine: nothing that tests wait for takes a hundredth of it on an idle one."
+"""What is waited for longer hangs, on however busy a machine: nothing that tests wait for takes a
+hundredth of it on an idle one.
+"""
 
 
 @contextlib.contextmanager
 def at_most(seconds: int) -> Iterator[None]:
-    """Fails a test that hangs: Streaming does when a worker loses a shard, a reader does on an endless file. `seconds`: of the processor,
-    much more than it takes on any; what waits has SECONDS, since it is no hang that is slow."""
+    """Fails a test that hangs: Streaming does when a worker loses a shard, a reader does on an
+    endless file. `seconds`: of the processor, much more than it takes on any; what waits has
+    SECONDS, since it is no hang that is slow.
+    """
     seconds *= 5
 
     def stop(signum: int, frame: FrameType | None) -> None:

@@ -1,11 +1,15 @@
 """The time of a module under test (`monkeypatch.setattr(module, "time", Clock())`)."""
 
+from __future__ import annotations
+
 import time
 from typing import Any
 
 
 class Clock:
-    """To sleep takes no time and moves it on, and nothing else does: a machine that is busy for longer than a test waits changes nothing."""
+    """To sleep takes no time and moves it on, and nothing else does: a machine that is busy for
+    longer than a test waits changes nothing.
+    """
 
     now = 0.0
 

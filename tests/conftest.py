@@ -3,6 +3,8 @@
 No test reaches a hub, reads the user's cache or the user's own S3 settings.
 """
 
+from __future__ import annotations
+
 import functools
 import gc
 import os
@@ -35,9 +37,9 @@ from tests.minio import running_minio
 from tests.pictures import seeing_tokenizer
 from tests.styles import letters
 
-# No test is timed: on a busy machine an example of 12 ms takes 250, hypothesis' own deadline is 200, and it fails what draws for
-# more than a second. And a property has the same examples in every run, so that what fails is by a change and not by chance:
-# other ones are what `make soak` is for.
+# No test is timed: on a busy machine an example of 12 ms takes 250, hypothesis' own deadline is
+# 200, and it fails what draws for more than a second. And a property has the same examples in every
+# run, so that what fails is by a change and not by chance: other ones are what `make soak` is for.
 hypothesis.settings.register_profile(
     "steady",
     deadline=None,
@@ -47,14 +49,17 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("steady")
 # Read by huggingface_hub when it is imported, so it is set before any test module is.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# transformers would import torch, and a process of 1.3 GB takes 0.3 s to fork, which every conversion of a test does.
+# transformers would import torch, and a process of 1.3 GB takes 0.3 s to fork, which every
+# conversion of a test does.
 os.environ.update(WITHOUT)
 IDENTITIES = ("AWS_PROFILE", "AWS_SESSION_TOKEN")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache folder of this session's own, no S3 endpoint but the tests' own, and what takes long done once."""
+    """A cache folder of this session's own, no S3 endpoint but the tests' own, and what takes long
+    done once.
+    """
     loader = botocore.loaders.create_loader()
     with pytest.MonkeyPatch.context() as patch, here.as_engine(), here.forked_looks():
         patch.setenv("MDSMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
@@ -62,13 +67,16 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             patch.delenv(name, raising=False)
         # A run that was killed is taken over after two seconds.
         patch.setattr(lease, "BEAT_SECONDS", 0.5)
-        # The model of S3 costs 85 ms and 12 MB a client, and nearly each test of S3 has an endpoint of its own.
+        # The model of S3 costs 85 ms and 12 MB a client, and nearly each test of S3 has an endpoint
+        # of its own.
         patch.setattr(botocore.session, "create_loader", lambda path=None: loader)
         # boto3 words it anew for each request, a twentieth of what that takes.
         patch.setattr(botocore.useragent.UserAgentString, "to_string", lambda agent: "tests")
-        # Typer reads the options off their functions at each call: 25 ms, as long as what many tests ask of a command.
+        # Typer reads the options off their functions at each call: 25 ms, as long as what many
+        # tests ask of a command.
         patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
-        # A shell starts what runs in the background without it, and so would all commands that tests start and interrupt.
+        # A shell starts what runs in the background without it, and so would all commands that
+        # tests start and interrupt.
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         yield
@@ -76,8 +84,9 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def own_temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What this process and those that it starts leave in the system's temporary folder, two lock files of each of Streaming's
-    datasets, they leave in this one."""
+    """What this process and those that it starts leave in the system's temporary folder, two lock
+    files of each of Streaming's datasets, they leave in this one.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
         patch.setattr(tempfile, "tempdir", None)
@@ -92,15 +101,19 @@ def processes() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported stays: a forked worker that collects its garbage need not go through it, which copies every page."""
+    """What is imported stays: a forked worker that collects its garbage need not go through it,
+    which copies every page.
+    """
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _small() -> Iterator[None]:
-    """What a module has left is given back: a process of 1 GB takes 20 ms to fork, which each conversion does. What it has imported
-    stays, so that no later collection goes through it: with torch and transformers each would take 0.3 s."""
+    """What a module has left is given back: a process of 1 GB takes 20 ms to fork, which each
+    conversion does. What it has imported stays, so that no later collection goes through it: with
+    torch and transformers each would take 0.3 s.
+    """
     yield
     gc.collect()
     gc.freeze()
@@ -109,7 +122,9 @@ def _small() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A byte-level BPE of 2,000 tokens with a ChatML template, eos id 0 and pad id 1, looked at already."""
+    """A byte-level BPE of 2,000 tokens with a ChatML template, eos id 0 and pad id 1, looked at
+    already.
+    """
     folder = train_tokenizer(tmp_path_factory.mktemp("tokenizer"), documents_n=30)
     open_tokenizer(TokenizerSpec(name=str(folder)))
     return folder
@@ -172,8 +187,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def proxy(minio: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Between mdsmix and that MinIO, to make it fail; pauses are short, since the faults of tests are. An answer that is late on a
-    busy machine is waited for, but by `impatient` tests of a silent one: a request that is sent again would count twice."""
+    """Between mdsmix and that MinIO, to make it fail; pauses are short, since the faults of tests
+    are. An answer that is late on a busy machine is waited for, but by `impatient` tests of a
+    silent one: a request that is sent again would count twice.
+    """
     monkeypatch.setattr(s3_client, "_PAUSE_SECONDS", (0.01, 0.1))
     with failing(minio) as proxy:
         monkeypatch.setenv("S3_ENDPOINT_URL", proxy.endpoint)

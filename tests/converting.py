@@ -1,6 +1,8 @@
-"""Small conversions for tests: a recipe written, run in this process or by the command line, and its stream read back.
+"""Small conversions for tests: a recipe written, run in this process or by the command line, and
+its stream read back.
 
-Work units are windows of 16 or 96 MiB; `windows` makes them a few KB, so that a few KB of text are many units.
+Work units are windows of 16 or 96 MiB; `windows` makes them a few KB, so that a few KB of text are
+many units.
 """
 
 from __future__ import annotations
@@ -86,8 +88,9 @@ def write_jsonl(path: Path, records: Sequence[Any]) -> Path:
 
 
 def write_recipe(folder: Path, tokenizer: Path, **settings: Any) -> Path:
-    """A recipe in `folder` that publishes below `folder`/out, reads rows of 16 tokens and allows any number of bad records,
-    unless `settings` say otherwise; None leaves a key out."""
+    """A recipe in `folder` that publishes below `folder`/out, reads rows of 16 tokens and allows
+    any number of bad records, unless `settings` say otherwise; None leaves a key out.
+    """
     tree = {
         "tokenizer": {"name": str(tokenizer)},
         "max_seq_len": 16,
@@ -138,7 +141,9 @@ def list_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mdsmix(*arguments: object, together: bool = False) -> Answer:
-    """The console script, in this process; `together`: stderr within stdout, as a terminal shows them."""
+    """The console script, in this process; `together`: stderr within stdout, as a terminal shows
+    them.
+    """
     out, code = io.StringIO(), None
     err = out if together else io.StringIO()
     argv = mock.patch.object(sys, "argv", ["mdsmix", *map(str, arguments)])
@@ -234,7 +239,9 @@ def encoder(tokenizer: Path) -> Any:
 
 
 class Web:
-    """A recipe with the stream `web` in a folder of its own: its source is written, it is run, and what it publishes is read."""
+    """A recipe with the stream `web` in a folder of its own: its source is written, it is run, and
+    what it publishes is read.
+    """
 
     def __init__(
         self, folder: Path, tokenizer: Path, patch: pytest.MonkeyPatch, out: str = "out"
@@ -244,7 +251,9 @@ class Web:
         self.train = self.out / "web" / "train"
 
     def says(self, stream: Mapping[str, Any] | None = None, **settings: Any) -> Web:
-        """Writes the recipe. The source is every `*.jsonl` of the folder unless the stream says otherwise."""
+        """Writes the recipe. The source is every `*.jsonl` of the folder unless the stream says
+        otherwise.
+        """
         streams = {"web": stream or documents("*.jsonl")}
         write_recipe(self.folder, self.tokenizer, **{"streams": streams} | settings)
         return self
@@ -278,7 +287,9 @@ class Web:
         windows(self.patch, size)
 
     def elsewhere(self, name: str) -> Path:
-        """From now on as on another machine, which knows the tokenizers and no source: its cache."""
+        """From now on as on another machine, which knows the tokenizers and no source: its
+        cache.
+        """
         known, cache = Path(os.environ["MDSMIX_CACHE"]) / "tokenizers", self.folder / name
         if known.exists():
             shutil.copytree(known, cache / "tokenizers")
@@ -315,7 +326,9 @@ class Web:
 
 
 def flip(path: Path, at: int = -1) -> None:
-    """Damages a file at equal size. A shard of a version shares its bytes on disk with no other name then."""
+    """Damages a file at equal size. A shard of a version shares its bytes on disk with no other
+    name then.
+    """
     data = bytearray(path.read_bytes())
     data[at] ^= 0x55
     path.unlink()

@@ -8,6 +8,8 @@ compare runs with each other and never with recorded bytes.
     python -m tests.corpus DIR
 """
 
+from __future__ import annotations
+
 import ast
 import functools
 import inspect
@@ -75,7 +77,8 @@ def chats() -> Iterator[Record]:
 
 
 def write_corpus(folder: Path, counts: Sequence[int] = (150, 1500, 1500, 600, 100)) -> Path:
-    """Writes web.jsonl.zst, docs.jsonl, faq.jsonl, chat.jsonl and heldout.jsonl, of so many records.
+    """Writes web.jsonl.zst, docs.jsonl, faq.jsonl, chat.jsonl and heldout.jsonl, of so many
+    records.
 
     heldout.jsonl comes first in `docstrings`, so that it shares no record with docs.jsonl.
     """
@@ -106,7 +109,9 @@ def train_tokenizer(folder: Path, vocab_size: int = 2000, documents_n: int = 100
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], split: Any = None) -> Any:
-    """A byte-level BPE, or one of words as `split` gives them, a pair of pre-tokenizer and decoder."""
+    """A byte-level BPE, or one of words as `split` gives them, a pair of pre-tokenizer and
+    decoder.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     made, split_bytes = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -194,8 +199,9 @@ def _messages(taken: Iterable[Described], system: str | None, rng: random.Random
 
 
 def write_config(folder: Path, specials: Sequence[str], **settings: Any) -> None:
-    """What `AutoTokenizer` reads beside tokenizer.json, written without importing transformers. `specials`: by their ids, from 0 on;
-    `settings`: the tokens' parts and the template."""
+    """What `AutoTokenizer` reads beside tokenizer.json, written without importing transformers.
+    `specials`: by their ids, from 0 on; `settings`: the tokens' parts and the template.
+    """
     named = {key: value for key, value in settings.items() if key.endswith("_token")}
     named |= {"additional_special_tokens": [TURN_START, TURN_END]}
     added = {n: {"content": token, "special": True} for n, token in enumerate(specials)}

@@ -1,4 +1,6 @@
-"""How many requests a piece of work makes at a store, by operation: what is paid for, and what a slow link waits for."""
+"""How many requests a piece of work makes at a store, by operation: what is paid for, and what a
+slow link waits for.
+"""
 
 from __future__ import annotations
 

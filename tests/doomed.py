@@ -1,8 +1,12 @@
-"""`mdsmix convert` in a process group of its own, to be killed as a machine that fails would end it: workers included.
+"""`mdsmix convert` in a process group of its own, to be killed as a machine that fails would end
+it: workers included.
 
-Forked, because starting Python and importing boto3 takes longer than these conversions. Every write is told in a file, a
-line each, so that a test knows how far the run is; and the run may kill its own group at a write that is named.
+Forked, because starting Python and importing boto3 takes longer than these conversions. Every write
+is told in a file, a line each, so that a test knows how far the run is; and the run may kill its
+own group at a write that is named.
 """
+
+from __future__ import annotations
 
 import multiprocessing
 import os
@@ -23,13 +27,17 @@ from tests.converting import windows
 
 ENDINGS = (".mds", ".bad", ".index", ".replaced", "mdsmix.manifest", "index.json", ".jsonl.zst")
 KINDS = {".unit": "record"} | {ending: ending for ending in ENDINGS}
-"How the name of a file ends -> what is written. A record is the last file of a work unit: with it the unit is finished."
+"""How the name of a file ends -> what is written. A record is the last file of a work unit: with it
+the unit is finished.
+"""
 
 
 @dataclass(frozen=True)
 class Write:
-    """A moment: before or after so many writes of this kind by the main process or a worker. `stall`: no kill, but this write
-    and the later ones are not done; so a run that is to be ended from outside is never done before."""
+    """A moment: before or after so many writes of this kind by the main process or a worker.
+    `stall`: no kill, but this write and the later ones are not done; so a run that is to be ended
+    from outside is never done before.
+    """
 
     who: str
     what: str
@@ -58,7 +66,9 @@ class Run:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def terminated(self, group: bool) -> tuple[int, str]:
-        """Tells the main process, or all of its group, that the machine goes away; the exit code and what was said."""
+        """Tells the main process, or all of its group, that the machine goes away; the exit code
+        and what was said.
+        """
         (os.killpg if group else os.kill)(self._process.pid, signal.SIGTERM)
         self._process.join(SECONDS)
         return self._process.exitcode, self._said.read_text()

@@ -1,8 +1,11 @@
-"""The corpus of `make demo-images`: drawings with questions about them, bad ones among them, and a tiny model that is trained on them.
+"""The corpus of `make demo-images`: drawings with questions about them, bad ones among them, and a
+tiny model that is trained on them.
 
-`python -m tests.drawings make FOLDER` writes drawings, records, tokenizer and processor; `python -m tests.drawings train YAML` trains a
-randomly initialised Qwen2.5-VL on what the YAML names.
+`python -m tests.drawings make FOLDER` writes drawings, records, tokenizer and processor; `python -m
+tests.drawings train YAML` trains a randomly initialised Qwen2.5-VL on what the YAML names.
 """
+
+from __future__ import annotations
 
 import json
 import random
@@ -54,7 +57,9 @@ def records(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def bad(folder: Path) -> Iterator[dict[str, Any]]:
-    """Records whose images are cut off, a page of a server, lost, at a URL, or fewer than their text says."""
+    """Records whose images are cut off, a page of a server, lost, at a URL, or fewer than their
+    text says.
+    """
     good = (folder / "img/0.jpg").read_bytes()
     (folder / "img/cut.jpg").write_bytes(good[: len(good) // 2])
     (folder / "img/page.jpg").write_bytes(b"<html>404 Not Found</html>")

@@ -1,9 +1,12 @@
-"""A store that fails: an HTTP proxy on loopback before a real MinIO, whose rules say which requests go wrong, and how.
+"""A store that fails: an HTTP proxy on loopback before a real MinIO, whose rules say which requests
+go wrong, and how.
 
-It reads whole requests and whole answers, so it can do what a network does: lose an answer after the store did the work,
-break a body in the middle, damage a byte, be silent. Every request is kept, with the fault it met, so that a test can
-say that its fault was met at all.
+It reads whole requests and whole answers, so it can do what a network does: lose an answer after
+the store did the work, break a body in the middle, damage a byte, be silent. Every request is kept,
+with the fault it met, so that a test can say that its fault was met at all.
 """
+
+from __future__ import annotations
 
 import contextlib
 import http.client

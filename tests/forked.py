@@ -1,9 +1,10 @@
-"""Python programs without the seconds that their imports take: a process that has done these stands by, and each program is a
-fork of it.
+"""Python programs without the seconds that their imports take: a process that has done these stands
+by, and each program is a fork of it.
 
-Run as `python -m tests.forked "import this; import that"`. A line of JSON on stdin is a program: `place` is a folder with its standard input
-`in`, where `out` and `err` are written, beside its arguments, folder and environment; its pid comes back. Or it is the pid of one that is
-waited for; its exit code comes back.
+Run as `python -m tests.forked "import this; import that"`. A line of JSON on stdin is a program:
+`place` is a folder with its standard input `in`, where `out` and `err` are written, beside its
+arguments, folder and environment; its pid comes back. Or it is the pid of one that is waited for;
+its exit code comes back.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 SECONDS = 300
-"A program that is waited for longer hangs: it is ended by a signal, which its exit code says, and its test fails."
+"""A program that is waited for longer hangs: it is ended by a signal, which its exit code says, and
+its test fails.
+"""
 
 
 class Standing:
-    """The process that has done these imports in an environment with such variables, started by the first program."""
+    """The process that has done these imports in an environment with such variables, started by the
+    first program.
+    """
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
 """The same records as a file of every format, and files as they are read."""
 
+from __future__ import annotations
+
 import bz2
 import csv
 import gzip
@@ -118,12 +120,16 @@ def write(folder: Path, format: str, records: Records) -> Path:
 
 
 def units(folder: Path, name: str, window: int = 1 << 20, fields: Any = (), parsed: Any = (), **said: Any) -> list[Unit]:  # fmt: skip
-    """The units of the files that a pattern finds. `said`: the recipe's settings, as in `ReadAs`."""
+    """The units of the files that a pattern finds. `said`: the recipe's settings, as in
+    `ReadAs`.
+    """
     return plan(find([name], folder, ReadAs(**said)), window, fields, parsed)
 
 
 def read_file(folder: Path, name: str, content: Any = None, **settings: Any) -> list[RecordBatch]:
-    """The batches of a file, which is written before if its content is given. `settings`: as of `units`."""
+    """The batches of a file, which is written before if its content is given. `settings`: as of
+    `units`.
+    """
     if content is not None:
         (folder / name).write_bytes(content)
     return [batch for unit in units(folder, name, **settings) for batch in read(unit)]

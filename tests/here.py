@@ -1,10 +1,14 @@
-"""Instead of processes: an engine that does a run's units in this one, with which most tests convert, and forks that look at tokenizers.
+"""Instead of processes: an engine that does a run's units in this one, with which most tests
+convert, and forks that look at tokenizers.
 
-A forked worker costs 70 ms of processor time, five times what a handful of records takes, and shows nothing in a test of what is
-converted. So workers are forked only where a run asks for more than one of them or for what only they do (`--workers 2`,
-`--memory`, `--quarantine-crashes`), and for tests that use the fixture `processes`. A process that imports transformers takes 2.5 s
-of processor time: a first look at a tokenizer is a fork of one that stands by.
+A forked worker costs 70 ms of processor time, five times what a handful of records takes, and shows
+nothing in a test of what is converted. So workers are forked only where a run asks for more than
+one of them or for what only they do (`--workers 2`, `--memory`, `--quarantine-crashes`), and for
+tests that use the fixture `processes`. A process that imports transformers takes 2.5 s of processor
+time: a first look at a tokenizer is a fork of one that stands by.
 """
+
+from __future__ import annotations
 
 import os
 import pickle
@@ -24,7 +28,9 @@ from mdsmix.engines.tasks import Attempt, Engine, Reporter
 from tests.forked import Standing
 
 BY_IMPORT = re.compile("HF_.*|HOME|XDG_CACHE_HOME")
-"The variables that are read when the libraries are imported: a look with others has a process of its own."
+"""The variables that are read when the libraries are imported: a look with others has a process of
+its own.
+"""
 IMPORTS = "from transformers import AutoTokenizer, PreTrainedTokenizerFast"
 LOOK = "from mdsmix.encode import transformers_process; transformers_process.main()"
 _wants_processes = False

@@ -1,9 +1,12 @@
-"""A real MinIO for the tests that need S3: one that runs already, or a server of their own; and other servers on the loopback.
+"""A real MinIO for the tests that need S3: one that runs already, or a server of their own; and
+other servers on the loopback.
 
 `MDSMIX_TEST_S3_ENDPOINT` names a running one, used with the AWS_* credentials of the environment.
 Otherwise the `minio` binary that `make minio` installs is started on a free loopback port with a
 folder of its own. Without either the tests fail: a skipped S3 test would look like a passed one.
 """
+
+from __future__ import annotations
 
 import contextlib
 import os
@@ -44,7 +47,7 @@ def running_minio(folder: Path) -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def own_minio(folder: Path) -> Iterator["Server"]:
+def own_minio(folder: Path) -> Iterator[Server]:
     """A server of the test's own, even where another one is named."""
     address = ["--address", "127.0.0.1:{port}", "--console-address", "127.0.0.1:0"]
     binary = binary_of("minio", "make minio (4.5 minutes the first time)")
@@ -117,11 +120,15 @@ def binary_of(name: str, made_by: str) -> str:
 
 
 _ours: list[socket.socket] = []
-"Names that this process holds until it ends, one of each port: no other run of tests on this machine is given the same one."
+"""Names that this process holds until it ends, one of each port: no other run of tests on this
+machine is given the same one.
+"""
 
 
 def free_port() -> int:
-    """Below those that the system gives to connections: none of these takes it before the server, nor while that is stopped."""
+    """Below those that the system gives to connections: none of these takes it before the server,
+    nor while that is stopped.
+    """
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):

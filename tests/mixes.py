@@ -89,7 +89,9 @@ def at_home(build: Callable[Concatenate[Path, P], Mix]) -> Callable[P, Make]:
 
 @at_home
 def loaded(home: Path, name: str, *sorts: Sort, loader: Any = (), top: Any = (), **dataset: Any) -> Mix:  # fmt: skip
-    """The streams under that loader. `loader` and `top`: keys of its section and of the config; `...` takes a key out."""
+    """The streams under that loader. `loader` and `top`: keys of its section and of the config;
+    `...` takes a key out.
+    """
     streams = {sort.name: sort.at(home) for sort in sorts}
     keys = {"max_seq_len": LENGTH, "shuffle": True, "streams": streams} | dataset
     if keys["streams"] is ...:  # the dataset is the one stream
@@ -135,7 +137,9 @@ def of_mix(home: Path, make: Make, **changes: Any) -> Mix:
 
 
 def ended(opened: Any, target_responses: str = "all") -> Make:
-    """Chats by that tokenizer, all of whose answers are trained unless `target_responses` says otherwise."""
+    """Chats by that tokenizer, all of whose answers are trained unless `target_responses` says
+    otherwise.
+    """
     card = OF_TURNS | MESSAGES | {"target_responses": target_responses}
     return of_mix(finetuning(CHAT(card=card), target_responses=target_responses), opened=opened)
 
@@ -183,7 +187,9 @@ def cached(content: bytes | None) -> Make:
 
 
 def preferring(*rewards: bool, **keys: Any) -> Make:
-    """A stream of preferences for each, with a reward or without. `keys`: of the loader's dataset."""
+    """A stream of preferences for each, with a reward or without. `keys`: of the loader's
+    dataset.
+    """
     row = dict.fromkeys(("prompt", "chosen", "rejected"), bytes([5] + [0] * 7))
     rows = [row | ({"chosen_reward": bytes(8)} if has else {}) for has in rewards]
     sorts = (Sort(f"s{n}", dict.fromkeys(r, "bytes"), r, THEIRS) for n, r in enumerate(rows))
@@ -250,7 +256,9 @@ def batched(method: str, batch: int, *sizes: int) -> Make:
 
 @at_home
 def pretrained(home: Path, own: Any, run: Any, is_seen: bool = True, **of: Any) -> Mix:
-    """A pretrained model with a tokenizer of its own, and the run's; what is added to either stands behind 100."""
+    """A pretrained model with a tokenizer of its own, and the run's; what is added to either stands
+    behind 100.
+    """
     known = {"name": "hf_causal_lm", "pretrained_model_name_or_path": "hub/model"} | of
     mix = text(top={"model": known, "tokenizer": {"name": "hub/t"}})(home)
     for name, ids in (("own", own), ("run", run)):

@@ -1,8 +1,12 @@
-"""`python -m tests.mutants --seed N`: faults planted in a copy of the tree, one at a time, and those that no test notices.
+"""`python -m tests.mutants --seed N`: faults planted in a copy of the tree, one at a time, and
+those that no test notices.
 
-The operators are mutmut's. Its own runner forks the process that has imported a module, so it tries nothing in decorated functions, at module
-level and in forked workers; here a fault is a file on disk.
+The operators are mutmut's. Its own runner forks the process that has imported a module, so it tries
+nothing in decorated functions, at module level and in forked workers; here a fault is a file on
+disk.
 """
+
+from __future__ import annotations
 
 import argparse
 import ast
@@ -29,8 +33,11 @@ ROOT = Path(__file__).parents[1]
 COPY = 'cd "$0" && git ls-files -coz --exclude-standard | tar c --null -T - | tar x -C "$1"'
 "What git knows or would add: the developer's own tree is never touched."
 BOUNDED = 'ulimit -v 16777216; exec timeout -s KILL 900 "$@"'
-"A fault may run, or allocate, without end. torch and MinIO reserve a few GiB of addresses without using them."
-# mutmut leaves alone what these do too. Documentation, or words for a reader: no test compares every one of them, and none should.
+"""A fault may run, or allocate, without end. torch and MinIO reserve a few GiB of addresses without
+using them.
+"""
+# mutmut leaves alone what these do too. Documentation, or words for a reader: no test compares
+# every one of them, and none should.
 CALLED = m.Name(m.MatchRegex("len|isinstance|cast|TypeVar"))
 CODE = m.Annotation() | m.Decorator() | m.Import() | m.ImportFrom() | m.Call(CALLED)
 LEFT_ALONE = CODE | m.Expr(m.SimpleString()) | m.SimpleString(m.MatchRegex("(?s).* .*"))
@@ -56,7 +63,9 @@ def main() -> None:
 
 
 def drawn(files: list[Path], count: int, order: random.Random) -> Iterator[Fault]:
-    """Places are drawn evenly, then one fault of each: a call with many arguments weighs no more than a comparison."""
+    """Places are drawn evenly, then one fault of each: a call with many arguments weighs no more
+    than a comparison.
+    """
     trees = [(file, cst.parse_module(file.read_text())) for file in files]
     places = [(file, tree, node) for file, tree in trees for node in nodes(tree)]
     order.shuffle(places)
@@ -73,7 +82,9 @@ def nodes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def changed(tree: cst.Module, node: cst.CSTNode) -> Iterator[str]:
-    """What mutmut's operators make of a node; what does not compile, or is the same program, is left out."""
+    """What mutmut's operators make of a node; what does not compile, or is the same program, is
+    left out.
+    """
     for kind, operator in mutation_operators:
         for other in operator(node) if isinstance(node, kind) else ():
             source = tree.deep_replace(node, other).code  # type: ignore[attr-defined]
@@ -95,7 +106,9 @@ def is_noticed(fault: Fault) -> bool:
 
 
 def tests(name: str) -> Iterator[list[str]]:
-    """Those that are named for the room of this file or import of it: those without torch, and the others."""
+    """Those that are named for the room of this file or import of it: those without torch, and the
+    others.
+    """
     room = Path(name).parts[1].removesuffix(".py")
     for folders in (("tests", "tests/e2e", "tests/abuse"), ("tests/with_torch",)):
         paths = [p for f in folders for p in sorted((ROOT / f).glob("test_*.py"))]
@@ -108,7 +121,9 @@ def tests(name: str) -> Iterator[list[str]]:
 
 
 def first(copy: Path, fault: Fault, tests: list[str]) -> str:
-    """The first test that fails with the fault, fails again alone, and passes without it; or what ended otherwise."""
+    """The first test that fails with the fault, fails again alone, and passes without it; or what
+    ended otherwise.
+    """
     doubted: list[str] = []
     while (code := run(copy, fault, *tests, *doubted)) == 1:
         *_, by = json.loads((copy / ".pytest_cache/v/cache/lastfailed").read_text())

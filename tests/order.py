@@ -1,8 +1,12 @@
-"""Whatever lies at a target while a run is at work may be what a reader finds or a killed run leaves: no step may add a fault to it.
+"""Whatever lies at a target while a run is at work may be what a reader finds or a killed run
+leaves: no step may add a fault to it.
 
-And the rules of the order that no single state tells. Where steps overlap, what must be there before a step counts only if it was done
-before the step began, and what must be gone only if it was gone by then (`tests/recording.py` notes the steps of a run).
+And the rules of the order that no single state tells. Where steps overlap, what must be there
+before a step counts only if it was done before the step began, and what must be gone only if it was
+gone by then (`tests/recording.py` notes the steps of a run).
 """
+
+from __future__ import annotations
 
 import functools
 import re
@@ -60,7 +64,9 @@ def bears_its_hash(state: State, name: str) -> bool:
 
 
 def lost_of(state: State, name: str) -> list[str]:
-    """What the unit record with this name speaks of and is nowhere: not in its split, nor in a version of it."""
+    """What the unit record with this name speaks of and is nowhere: not in its split, nor in a
+    version of it.
+    """
     record = record_in(state, name)
     split = RECORD.fullmatch(name)[1]
     return [
@@ -105,7 +111,9 @@ class Story:
         return self._state(lambda s: s.ended <= at.began, lambda s: s.began < at.ended and s != at)
 
     def maybe(self, at: Step) -> State:
-        """What may be there when the step ends, if all beside it that makes something is done and all that deletes is not."""
+        """What may be there when the step ends, if all beside it that makes something is done and
+        all that deletes is not.
+        """
         return self._state(lambda s: s.began < at.ended, lambda s: s.ended <= at.began)
 
     @property
@@ -136,7 +144,9 @@ def faults(state: State) -> set[str]:
 
 
 def _lost_of_manifest(state: State, home: str) -> Iterator[str]:
-    """What it names and is not there: files beside it, bad records, and with its index the tokenizer of a recipe."""
+    """What it names and is not there: files beside it, bad records, and with its index the
+    tokenizer of a recipe.
+    """
     manifest, split = manifest_in(state, home), split_of(home)
     if not manifest:
         yield "all"
@@ -179,7 +189,9 @@ RULES: list[Rule] = []
 
 
 def rule(name: str | re.Pattern[str] = ".*", goes: bool | None = False) -> Callable[[Rule], Rule]:
-    """A rule of steps that make a file of such a name, that delete one (`goes`), or of both (None)."""
+    """A rule of steps that make a file of such a name, that delete one (`goes`), or of
+    both (None).
+    """
 
     def add(is_kept: Rule) -> Rule:
         @functools.wraps(is_kept)
@@ -203,7 +215,9 @@ def the_manifest_before_its_index(story: Story, step: Step) -> bool | None:
 
 @rule(INDEX, goes=None)
 def an_index_is_kept_before_it_goes(story: Story, step: Step) -> bool | None:
-    """For jobs that read by it, and for `gc`. That of a version is read under its own name as long as it is there."""
+    """For jobs that read by it, and for `gc`. That of a version is read under its own name as long
+    as it is there.
+    """
     old = story.before.get(step.name)
     if split_of(step.home) != step.home or old == step.content:
         return None
@@ -247,8 +261,9 @@ def the_index_goes_first_of_a_version(story: Story, step: Step) -> bool | None:
 
 @rule(goes=None)
 def all_is_done_under_the_lease(story: Story, step: Step) -> bool | None:
-    """But for the trial of whether the store keeps conditions, which is made before a lease means anything, and for the
-    tokenizer, which belongs to no stream."""
+    """But for the trial of whether the store keeps conditions, which is made before a lease means
+    anything, and for the tokenizer, which belongs to no stream.
+    """
     if TOKENIZER.fullmatch(step.home) or re.search(rf"/{LEASE}(-trial-\w+)?$", step.name):
         return None
     return f"{split_of(step.home)}/{LEASE}" in story.surely(step)
@@ -256,7 +271,9 @@ def all_is_done_under_the_lease(story: Story, step: Step) -> bool | None:
 
 @rule(f"{INDEX}|{MANIFEST}")
 def the_lease_is_confirmed_before_the_index(story: Story, step: Step) -> bool | None:
-    """After the last unit record, or the last shard of a mix; of versions before the manifest that names one."""
+    """After the last unit record, or the last shard of a mix; of versions before the manifest that
+    names one.
+    """
     split = split_of(step.home)
     if step.home != split:
         return None
@@ -268,7 +285,9 @@ def the_lease_is_confirmed_before_the_index(story: Story, step: Step) -> bool | 
 
 
 def held_against(story: Story) -> Counter[str]:
-    """How often each rule spoke; AssertionError names the step that broke one, or behind which a state has a fault more."""
+    """How often each rule spoke; AssertionError names the step that broke one, or behind which a
+    state has a fault more.
+    """
     spoke: Counter[str] = Counter()
     known, served = faults(story.before), _served(story)
     for number, step in enumerate(story.steps):
@@ -286,8 +305,9 @@ def held_against(story: Story) -> Counter[str]:
 
 
 def _served(story: Story) -> dict[str, set[bytes | None]]:
-    """The indexes that readers of each split may be sent to: the old one or the new one. Only on the way from versions into place is
-    there none for a moment."""
+    """The indexes that readers of each split may be sent to: the old one or the new one. Only on
+    the way from versions into place is there none for a moment.
+    """
     served = {}
     for split in {split_of(step.home) for step in story.steps if step.base == INDEX}:
         was, will = current_of(story.before, split), current_of(story.after, split)

@@ -1,4 +1,8 @@
-"""A page taken apart as a browser does: what it says, which samples and figures it holds, and whatever could run or be fetched."""
+"""A page taken apart as a browser does: what it says, which samples and figures it holds, and
+whatever could run or be fetched.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,8 @@
-"""Drawings in every format, records about them in every shape, and a tokenizer that knows an image."""
+"""Drawings in every format, records about them in every shape, and a tokenizer that knows
+an image.
+"""
+
+from __future__ import annotations
 
 import io
 import json

@@ -1,11 +1,15 @@
-"""What a disk may hold after a run was killed, or the power failed, given its system calls: by the book.
+"""What a disk may hold after a run was killed, or the power failed, given its system calls: by the
+book.
 
 Who is killed leaves what it did so far. A power cut takes back what was not flushed.
 
-POSIX promises what was flushed and nothing else. So a file that was not flushed holds any beginning of what was written;
-and of a folder that was not, each name on its own is there, is gone, or means what it meant before. Journals (ext4, XFS)
-keep more order than this, network file systems and others less than them.
+POSIX promises what was flushed and nothing else. So a file that was not flushed holds any beginning
+of what was written; and of a folder that was not, each name on its own is there, is gone, or means
+what it meant before. Journals (ext4, XFS) keep more order than this, network file systems and
+others less than them.
 """
+
+from __future__ import annotations
 
 import random
 from collections.abc import Sequence
@@ -97,8 +101,10 @@ class Cut(NamedTuple):
 
 
 def ends(disk: Disk, before: State, seed: int, each: int) -> tuple[list[Cut], list[Cut]]:
-    """What is left of a run that is killed behind any of its calls, and, for up to `each` power cuts behind every call,
-    what these leave. No state comes twice, since most calls change nothing that has a name."""
+    """What is left of a run that is killed behind any of its calls, and, for up to `each` power
+    cuts behind every call, what these leave. No state comes twice, since most calls change nothing
+    that has a name.
+    """
     calls, rng, platter = disk.calls, random.Random(seed), Platter(before)
     killed, cut = dict[frozenset[object], Cut](), dict[frozenset[object], Cut]()
     for number, call in enumerate(calls):

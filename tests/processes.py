@@ -1,4 +1,8 @@
-"""A command as a user starts it, and what it and all that it starts take of memory: /proc, so on Linux only."""
+"""A command as a user starts it, and what it and all that it starts take of memory: /proc, so on
+Linux only.
+"""
+
+from __future__ import annotations
 
 import re
 import subprocess
@@ -18,8 +22,9 @@ UNITS = (
 
 
 def watched(*arguments: object, seconds: float, window: int = 96 << 20) -> tuple[str, int]:
-    """Runs `mdsmix` with these arguments to its good end, without a complaint; returns what it printed and its most memory in bytes.
-    `window`: bytes of a work unit."""
+    """Runs `mdsmix` with these arguments to its good end, without a complaint; returns what it
+    printed and its most memory in bytes. `window`: bytes of a work unit.
+    """
     python, option, program = MDSMIX
     command = [python, option, f"{UNITS.format(window)}; {program}", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -35,7 +40,9 @@ def watched(*arguments: object, seconds: float, window: int = 96 << 20) -> tuple
 
 
 def memory_of(pid: int) -> int:
-    """Bytes that the tree of processes holds, a page that several share counted once; 0 where it is gone."""
+    """Bytes that the tree of processes holds, a page that several share counted once; 0 where it is
+    gone.
+    """
     return sum(map(_held, _tree(pid)))
 
 

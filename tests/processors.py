@@ -1,4 +1,6 @@
-"""Processors of many families, made of their classes and a tokenizer of our own: nothing comes from a hub."""
+"""Processors of many families, made of their classes and a tokenizer of our own: nothing comes from
+a hub.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ TOKENS = (
 
 
 def made(family: str, plain: Path, home: Path) -> tuple[Path, Path]:
-    """Folders of a tokenizer and a processor of the family, in `home`; `plain`: a folder with a tokenizer."""
+    """Folders of a tokenizer and a processor of the family, in `home`; `plain`: a folder with a
+    tokenizer.
+    """
     declared = {"image_token": IMAGE_TOKEN[family], **DECLARED.get(family, {})}
     seen = "<|vision_start|><|image_pad|><|vision_end|>"
     prints = QWEN if family == "qwen" else QWEN.replace(seen, IMAGE_TOKEN[family])
@@ -47,7 +51,8 @@ PIXTRAL = {"size": {"longest_edge": 112}, "patch_size": {"height": 16, "width": 
 FULL = {"vision_feature_select_strategy": "full", "num_image_tokens": 16}
 SPLIT = {"size": SIZE, "image_grid_pinpoints": PINPOINTS}
 CLASSES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
-    # family: its processor's class, its images' class, the arguments of these, and those of the processor
+    # family: its processor's class, its images' class, the arguments of these, and those of the
+    # processor
     "qwen": ("Qwen2_5_VL", "Qwen2VL", {"min_pixels": 56 * 56, "max_pixels": 224 * 224}, {}),
     "llava_next": ("LlavaNext", "LlavaNext", CLIP | {"image_grid_pinpoints": PINPOINTS}, PATCHES),
     "idefics": ("Idefics3", "Idefics3", SMALL, {"image_seq_len": 4}),
@@ -74,7 +79,9 @@ DECLARED = {
 
 
 def processor_of(family: str, tokenizer: Path) -> Any:
-    """A processor whose images become 4 to 200 tokens; `tokenizer`: a folder whose tokenizer knows TOKENS."""
+    """A processor whose images become 4 to 200 tokens; `tokenizer`: a folder whose tokenizer knows
+    TOKENS.
+    """
     import transformers as t
 
     name, images, sizes, more = CLASSES[family]
@@ -101,7 +108,9 @@ def processor_of(family: str, tokenizer: Path) -> Any:
 
 
 def look_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What conversion asks of a process of its own, which takes 15 s to start, is asked of this one."""
+    """What conversion asks of a process of its own, which takes 15 s to start, is asked of this
+    one.
+    """
     monkeypatch.setattr(
         transformers_process, "answered", lambda name, asked: (opened(name).answer(asked), "")
     )

@@ -1,8 +1,11 @@
-"""Published streams for tests, written by hand: any columns, with or without a manifest, whole or wrong in one way.
+"""Published streams for tests, written by hand: any columns, with or without a manifest, whole or
+wrong in one way.
 
-Samples are encoded here and not by `mdsmix convert`, so that streams of other tools (bytes and str columns, no manifest)
-can be built too, in milliseconds and without importing streaming.
+Samples are encoded here and not by `mdsmix convert`, so that streams of other tools (bytes and str
+columns, no manifest) can be built too, in milliseconds and without importing streaming.
 """
+
+from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -67,8 +70,9 @@ def publish(
     compression: str | None = None,
     split: str = "train",
 ) -> Path:
-    """Writes `rows` as a stream below `folder` and returns `folder`. `card`: fields of the manifest that differ, {} for none;
-    without it no manifest is written."""
+    """Writes `rows` as a stream below `folder` and returns `folder`. `card`: fields of the manifest
+    that differ, {} for none; without it no manifest is written.
+    """
     home = folder / split
     home.mkdir(parents=True, exist_ok=True)
     layout = ShardLayout(columns, compression)
@@ -146,7 +150,9 @@ def make_manifest(
     index_hash: str = "",
     **encoding: Any,
 ) -> Manifest:
-    """A manifest that fits the stream, but for the fields that are given, made by the rules of today."""
+    """A manifest that fits the stream, but for the fields that are given, made by the rules of
+    today.
+    """
     ids = [token for row in rows for token in _ids(row)]
     longest = max((len(_ids(row)) for row in rows), default=0)
     counted = {"samples": len(rows), "tokens": len(ids), "longest": longest}

@@ -1,10 +1,14 @@
-"""What a run changes at its target, in the order in which it does: an instrument for tests of order and durability.
+"""What a run changes at its target, in the order in which it does: an instrument for tests of order
+and durability.
 
-On a disk the system calls themselves are noted (also those of forked workers, in one log that all append to), with what a
-file held when it was flushed, renamed or linked; so a missing fsync is seen. Of a store the requests are, by the proxy of
-`tests/faults.py`. Both make `Step`s: a name below the root has new content, or is gone. A step has a beginning and an
-end on the machine's one clock, since of two that overlap nobody can say which was first.
+On a disk the system calls themselves are noted (also those of forked workers, in one log that all
+append to), with what a file held when it was flushed, renamed or linked; so a missing fsync is
+seen. Of a store the requests are, by the proxy of `tests/faults.py`. Both make `Step`s: a name
+below the root has new content, or is gone. A step has a beginning and an end on the machine's one
+clock, since of two that overlap nobody can say which was first.
 """
+
+from __future__ import annotations
 
 import builtins
 import functools

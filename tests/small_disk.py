@@ -1,8 +1,11 @@
-"""A disk that is full or read-only, for real: a small tmpfs in a mount namespace of its own, where the machine allows one.
+"""A disk that is full or read-only, for real: a small tmpfs in a mount namespace of its own, where
+the machine allows one.
 
-Where it does not (no root, no user namespaces) the kernel's other means stand in: a limit on the size of files, and
-folders without the right to write.
+Where it does not (no root, no user namespaces) the kernel's other means stand in: a limit on the
+size of files, and folders without the right to write.
 """
+
+from __future__ import annotations
 
 import ctypes
 import multiprocessing
@@ -20,7 +23,9 @@ _LIBC: Any = ctypes.CDLL(None, use_errno=True)
 
 
 def in_a_process(work: Callable[[], None]) -> None:
-    """Runs `work` in a forked process, which takes its mounts and its limits with it. Where it fails, stderr says how."""
+    """Runs `work` in a forked process, which takes its mounts and its limits with it. Where it
+    fails, stderr says how.
+    """
     process: Any = multiprocessing.get_context("fork").Process(target=work)
     process.start()
     process.join(SECONDS)

@@ -1,7 +1,11 @@
-"""A run that stands still in the middle of its writes, while another takes its lease over and publishes.
+"""A run that stands still in the middle of its writes, while another takes its lease over and
+publishes.
 
-Every write of the main process is a step, before it and after it, so that a test can go through all of them.
+Every write of the main process is a step, before it and after it, so that a test can go through all
+of them.
 """
+
+from __future__ import annotations
 
 import itertools
 import os
@@ -29,7 +33,9 @@ WRITES = ("write", "create", "replace", "copy_to", "link_to", "delete")
 
 @dataclass
 class Stall:
-    """The run of this thread does something else at a step of its own: before (even) or after (odd) a write."""
+    """The run of this thread does something else at a step of its own: before (even) or after (odd)
+    a write.
+    """
 
     step: int
     meanwhile: Callable[[], Any]
@@ -69,8 +75,9 @@ def standing(folder: Location) -> dict[str, bytes]:
 
 
 def stalled_everywhere(recipe: Path, folder: Location, way: str) -> None:
-    """At whatever step a run stands still while another publishes: what that one published stands, card and index, and the
-    first says that it published nothing, unless it had before."""
+    """At whatever step a run stands still while another publishes: what that one published stands,
+    card and index, and the first says that it published nothing, unless it had before.
+    """
     publish_version(recipe, 0, way)
     theirs, refused = dict[str, bytes](), 0
     for step in itertools.count():

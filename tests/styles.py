@@ -1,8 +1,11 @@
-"""Tokenizers of the styles on which converters go wrong, chat templates likewise, and kinds of streams opened with them.
+"""Tokenizers of the styles on which converters go wrong, chat templates likewise, and kinds of
+streams opened with them.
 
 `letters` is for expectations worked by hand: the id of a printable character is its code point.
 `train_style` writes folders that AutoTokenizer loads, trained on the standard library's docstrings.
 """
+
+from __future__ import annotations
 
 import json
 import shutil
@@ -59,9 +62,10 @@ GENERATION = (
     "{% endgeneration %}{% else %}{{ m.role }}:{{ {'é': m.content} | tojson }}{% continue %}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
 )
-# Five templates that rewrite history, in the manner of today's models. Earlier answers lose their reasoning (all but the
-# last two), the generation prompt opens the reasoning (the first), every text ends in EOS (the third), the last answer
-# ends otherwise than those before it (the fourth), and system prompt and tools stand before the last question (the fifth).
+# Five templates that rewrite history, in the manner of today's models. Earlier answers lose their
+# reasoning (all but the last two), the generation prompt opens the reasoning (the first), every
+# text ends in EOS (the third), the last answer ends otherwise than those before it (the fourth),
+# and system prompt and tools stand before the last question (the fifth).
 DEEPSEEK_R1 = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
     "{% elif m.role == 'user' %}<User>{{ m.content }}"
@@ -94,8 +98,9 @@ GPT_OSS = (
     "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
-# Three whose generation prompt opens what the printed answer may be without: the first prints an answer as it is, the second an
-# empty pair of tags before an answer that holds none, the third the reasoning of the last answer in tags of its own.
+# Three whose generation prompt opens what the printed answer may be without: the first prints an
+# answer as it is, the second an empty pair of tags before an answer that holds none, the third the
+# reasoning of the last answer in tags of its own.
 DEEPSEEK_V3 = DEEPSEEK_R1.replace(".split('</think>')[-1]", "")
 NEMOTRON_3 = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% set c = m.content %}"
@@ -110,7 +115,8 @@ QWEN_3_5_NOTHINK = (
     "{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
 )
-# Answers without reasoning begin with </think>, and the generation prompt ends in <think>: a token of its own each.
+# Answers without reasoning begin with </think>, and the generation prompt ends in <think>: a token
+# of its own each.
 GLM_4_7 = (
     "{% for m in messages %}{% if m.role != 'assistant' %}<|{{ m.role }}|>{{ m.content }}{% else %}<|assistant|>"
     "{% if '</think>' in m.content %}<think>{{ m.content.split('</think>')[0].split('<think>')[-1].strip() }}</think>"
@@ -200,7 +206,8 @@ def with_tokens(
 
     Args:
         ordinary: added tokens that are not special, as `<think>` is under most models.
-        stops: the tokens of `eos_token_id` in its generation_config.json: a list, or one; None: no file.
+        stops: the tokens of `eos_token_id` in its generation_config.json: a list, or one; None: no
+        file.
         config: keys of its tokenizer_config.json.
     """
     from tokenizers import AddedToken
@@ -249,7 +256,9 @@ def in_turn(*texts: str) -> list[dict[str, Any]]:
 
 
 def opened(kind: type[Kind], tokenizer: Tokenizer, changes: Any = None, **settings: Any) -> Any:
-    """`settings`: of the encoding, but `columns`: of COLUMNS, by default the usual ones of the kind; and `backend`."""
+    """`settings`: of the encoding, but `columns`: of COLUMNS, by default the usual ones of the
+    kind; and `backend`.
+    """
     usual = {"conversations": "turns", "pairs": "pair", "pretraining": "rows"}[kind.name]
     columns, backend = settings.pop("columns", "") or usual, settings.pop("backend", None)
     told = {"kind": kind.word, "columns": dict.fromkeys(COLUMNS[columns], "")}

@@ -1,5 +1,7 @@
 """Tasks for engines, each a call of a function, and local engines of one run."""
 
+from __future__ import annotations
+
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +23,9 @@ def same(result: Any) -> Any:
 
 @dataclass(frozen=True)
 class Call:
-    """A task that is this call, with the attempt and the reporter as its last arguments; `store` turns its result into the task's."""
+    """A task that is this call, with the attempt and the reporter as its last arguments; `store`
+    turns its result into the task's.
+    """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -42,7 +46,9 @@ def place(at: int, records: int = 1, size: int = 0) -> InWork:
 
 
 def in_work(records: int, attempt: Attempt, reporter: Reporter, size: int = 0) -> Iterator[range]:
-    """What an attempt has in work of a unit of so many records, piece by piece, as the reporter is told."""
+    """What an attempt has in work of a unit of so many records, piece by piece, as the reporter is
+    told.
+    """
     skipped = {ordinal for _, ordinal in attempt.skipped}
     for piece in pieces(records, attempt.halvings, skipped):
         reporter.on_records(place(piece.start, len(piece), size))

@@ -1,6 +1,10 @@
-"""Which settings are tried, which one is chosen and why, and what a rendering takes of it; nothing here is timed.
+"""Which settings are tried, which one is chosen and why, and what a rendering takes of it; nothing
+here is timed.
 
-What `make bench` times runs, and does the same work."""
+What `make bench` times runs, and does the same work.
+"""
+
+from __future__ import annotations
 
 import json
 import subprocess
@@ -116,7 +120,9 @@ def _script(name: str, *arguments: object) -> str:
 def test_a_worker_is_ready_without_transformers(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Importing them takes 2.5 s, the start of a worker 0.1; here they cannot be imported at all."""
+    """Importing them takes 2.5 s, the start of a worker 0.1; here they cannot be imported
+    at all.
+    """
     (tmp_path / "transformers.py").write_text("raise SystemExit('imported')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert float(_script("worker_start.py", tokenizer_folder)) > 0

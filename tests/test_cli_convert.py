@@ -1,5 +1,7 @@
 """`mdsmix convert` on bad input: one sentence and its exit code; quietly; and what it imports."""
 
+from __future__ import annotations
+
 import gzip
 import subprocess
 import sys
@@ -30,7 +32,9 @@ REFUSED: list[tuple[list[str], int, list[str]]] = [
 
 
 def test_what_cannot_be_converted_is_a_sentence(web: Web) -> None:
-    """An option without a value, as of a variable that is not set (`--memory "$CAP"`), is not overlooked."""
+    """An option without a value, as of a variable that is not set (`--memory "$CAP"`), is not
+    overlooked.
+    """
     whole = web.holds(GOOD).read_bytes() * 50
     (web.folder / "cut.jsonl.gz").write_bytes(gzip.compress(whole)[:-20])
     (web.folder / "taken").write_text("")
@@ -58,7 +62,9 @@ def test_quietly_only_warnings_are_said_and_on_stderr(web: Web) -> None:
 
 
 def test_quietly_no_step_is_said_that_goes_well(web: Web) -> None:
-    """A tokenizer that is looked at for the first time, units read for duplicates, parts that have finished, streams without a sample."""
+    """A tokenizer that is looked at for the first time, units read for duplicates, parts that have
+    finished, streams without a sample.
+    """
     web.patch.setenv("MDSMIX_CACHE", str(web.folder / "cache"))
     source = web.holds(GOOD)
     held = documents(source, split="validation")

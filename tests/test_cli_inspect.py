@@ -1,4 +1,8 @@
-"""`mdsmix inspect` shows what is there: the card, and samples as text with the trained tokens marked."""
+"""`mdsmix inspect` shows what is there: the card, and samples as text with the trained tokens
+marked.
+"""
+
+from __future__ import annotations
 
 import json
 import re
@@ -16,7 +20,9 @@ from tests.styles import in_turn
 
 @pytest.fixture(scope="module")
 def mix(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    """`typed`: somebody typed a control token's text, a mark of ours, and what rich takes for an emoji."""
+    """`typed`: somebody typed a control token's text, a mark of ours, and what rich takes for an
+    emoji.
+    """
     web = Web(tmp_path_factory.mktemp("mix"), tokenizer_folder, pytest.MonkeyPatch())
     docs = web.holds([f"[bold]Document[/bold] {n}" for n in range(5)], "docs.jsonl")
     typed = web.holds(["Say <|endoftext|> and ⟨x⟩ :smile:"], "typed.jsonl")

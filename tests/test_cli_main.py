@@ -1,4 +1,8 @@
-"""The root: help and version on stdout, one sentence on stderr for what goes wrong, and the documented exit codes."""
+"""The root: help and version on stdout, one sentence on stderr for what goes wrong, and the
+documented exit codes.
+"""
+
+from __future__ import annotations
 
 import os
 import shlex
@@ -54,7 +58,9 @@ def test_help_names_commands_options_and_codes_and_wrong_usage_ends_with_two() -
 
 
 def test_a_file_that_is_no_recipe_is_told_what_it_is(tmp_path: Path) -> None:
-    """A file of data whatever the command: as YAML its first lines would be told, which nobody meant."""
+    """A file of data whatever the command: as YAML its first lines would be told, which nobody
+    meant.
+    """
     data = "is a file of data, not a recipe: `mdsmix init"
     others = ("check", "plan", "report", "inspect", "verify", "quarantine", "preview")
     for name, text, said in (
@@ -112,8 +118,10 @@ def with_stream(name: str, stream: Any, *arguments: str) -> tuple[Any, Any]:
 
 
 def test_a_stream_that_is_gone_or_closed_is_no_failure_of_ours(tmp_path: Path) -> None:
-    """What typer prints, and what rich does: `mdsmix inspect ... | head` is not "mdsmix itself failed". And `mdsmix ... >&-`, as
-    daemons start what they start: Python then has None in its place."""
+    """What typer prints, and what rich does: `mdsmix inspect ... | head` is not "mdsmix itself
+    failed". And `mdsmix ... >&-`, as daemons start what they start: Python then has None in its
+    place.
+    """
     publish(tmp_path, CONCAT, [TOKEN_ROW])
     for arguments in (("--version",), ("inspect", str(tmp_path))):
         reading, writing = os.pipe()

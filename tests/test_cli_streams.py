@@ -1,4 +1,8 @@
-"""What a command says of streams: of one, several or a recipe, of its bad records, and nothing that steers a terminal."""
+"""What a command says of streams: of one, several or a recipe, of its bad records, and nothing that
+steers a terminal.
+"""
+
+from __future__ import annotations
 
 import json
 import re
@@ -19,7 +23,9 @@ COMMANDS = ("inspect", "verify", "gc", "quarantine")
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    """Two streams that are converted, with a bad record each, and one of another tool, that lies flat."""
+    """Two streams that are converted, with a bad record each, and one of another tool, that lies
+    flat.
+    """
     web = Web(tmp_path_factory.mktemp("several"), tokenizer_folder, pytest.MonkeyPatch())
     streams: dict[str, Any] = {}
     for name, bad in (("a", [{"text": 5}]), ("b", [{"text": 5}, {"other": 1}])):
@@ -145,7 +151,9 @@ def test_an_unpublished_run_has_bad_records_and_a_sentence_tells_the_rest(docs: 
 
 
 HOSTILE = "x\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r:smile:[bold]"
-"Sets the window's title, clears the screen, turns red, changes the direction, begins the line anew."
+"""Sets the window's title, clears the screen, turns red, changes the direction, begins the line
+anew.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +173,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hostile(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Hostile everywhere: folder, files, field names, fields that nothing reads, bad records and texts."""
+    """Hostile everywhere: folder, files, field names, fields that nothing reads, bad records and
+    texts.
+    """
     web = Web(tmp_path / f"data {HOSTILE}", tokenizer, monkeypatch)
     texts: list[Any] = [{"text": f"Number {n} {HOSTILE}", HOSTILE: "more"} for n in range(20)]
     web.holds([*texts, {"text": {HOSTILE: 1}}, {HOSTILE: 1}], f"docs {HOSTILE}.jsonl")

@@ -1,5 +1,9 @@
-"""The quarantine holds the bad records of the published stream, and no others. Their share of the whole stream decides; a run stops early only
-where that share can be told already; and where most are bad the sentence says what to do about it."""
+"""The quarantine holds the bad records of the published stream, and no others. Their share of the
+whole stream decides; a run stops early only where that share can be told already; and where most
+are bad the sentence says what to do about it.
+"""
+
+from __future__ import annotations
 
 import base64
 import json
@@ -107,7 +111,9 @@ def say(raw: bytes, detail: Any = None, has_images: bool = False) -> dict[str, A
 
 
 def test_what_is_said_of_a_bad_record() -> None:
-    """Of a table with very many columns the first ones; what the template said; bytes that are no text as base64."""
+    """Of a table with very many columns the first ones; what the template said; bytes that are no
+    text as base64.
+    """
     assert say(b"\xff", detail={"template": "no"}) == {
         "file": "a.parquet",
         "row": 4,
@@ -155,7 +161,9 @@ def said(answer: Answer) -> str:
 
 
 def test_a_source_that_is_bad_from_the_beginning_is_not_gone_through(strict: Web) -> None:
-    """The same sentence whoever works and however often, and nothing more is done for it; what it names can be read."""
+    """The same sentence whoever works and however often, and nothing more is done for it; what it
+    names can be read.
+    """
     holds(strict, [1.0] * 40)
     answer = strict.convert("--workers", 4)
     assert answer.code == 5
@@ -184,11 +192,15 @@ VERDICTS: list[tuple[list[float], str, str | int]] = [
     ([1.0] * 5 + [0.0], "1.0", 50),
     ([1.0] * 5 + [0.0], "100%", 50),
 ]  # fmt: skip
-"Share of bad records of each file, max_bad -> a part of the refusal, or the number of bad records of the published stream."
+"""Share of bad records of each file, max_bad -> a part of the refusal, or the number of bad records
+of the published stream.
+"""
 
 
 def test_else_the_stream_is_gone_through_for_as_long_as_it_may_be_published(strict: Web) -> None:
-    """90 % of the first three units is not nearly all, and the beginning of a file is not the file."""
+    """90 % of the first three units is not nearly all, and the beginning of a file is not
+    the file.
+    """
     for number, (shares, most, verdict) in enumerate(VERDICTS):
         shutil.rmtree(strict.out, ignore_errors=True)
         holds(strict, shares, number)
@@ -231,7 +243,8 @@ def test_a_share_of_exactly_max_bad_is_not_more_and_is_between_none_and_all(stri
 ARRAYS: list[tuple[str, str | None, int, tuple[str, ...], list[str] | None]] = [
     (f"[{', '.join(LINES)}]", None, 5, ARRAY, ["json_array"]),
     (f"[{', '.join(LINES)}]", "100%", 5, ARRAY, ["json_array"]),
-    # The last object of an array that has one a line ends in no comma: with max_bad: 100% it alone is published.
+    # The last object of an array that has one a line ends in no comma: with max_bad: 100% it alone
+    # is published.
     ("[\n" + ",\n".join(LINES) + "\n]\n", "100%", 0, ARRAY, None),
     (json.dumps([*map(json.loads, LINES)], indent=2), None, 5, ARRAY, None),
     ("\n".join([*LINES, "[]", "[1, 2]", '["text"]']), "100%", 0, (), ["not_an_object"] * 3),
@@ -252,7 +265,9 @@ def test_a_file_that_is_one_array_is_named_as_that_and_no_other_is(web: Web) -> 
 
 
 def test_fields_that_are_not_there_are_shown_beside_those_that_are(web: Web) -> None:
-    """And a run that is refused shows its own bad records alone. Rows that are no JSON are no reason to fail."""
+    """And a run that is refused shows its own bad records alone. Rows that are no JSON are no
+    reason to fail.
+    """
     web.says(chats("chat.jsonl"), max_bad=None)
     for name in ("conversations", "talk"):
         web.holds([{"id": 1, name: []}] * 3, "chat.jsonl")
@@ -272,7 +287,9 @@ def test_fields_that_are_not_there_are_shown_beside_those_that_are(web: Web) -> 
 
 
 def test_of_a_field_that_is_missing_the_nearest_one_is_named(web: Web) -> None:
-    """Of lines and of tables, whose records are kept by their fields; a path into a field is none of it."""
+    """Of lines and of tables, whose records are kept by their fields; a path into a field is none
+    of it.
+    """
     rows = [{"prompts": "a", "response": "b", "meta": {"id": "1"}}] * 3
     web.holds(rows)
     parquet.write_table(pa.Table.from_pylist(rows), web.folder / "a.parquet")

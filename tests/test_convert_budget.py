@@ -1,5 +1,9 @@
-"""A budget decides how much of each source is converted: enough for its share, no more than a step too much, and said. About how many tokens a
-source holds is estimated for files of every format, and little of it is read."""
+"""A budget decides how much of each source is converted: enough for its share, no more than a step
+too much, and said. About how many tokens a source holds is estimated for files of every format, and
+little of it is read.
+"""
+
+from __future__ import annotations
 
 import random
 import shutil
@@ -72,7 +76,9 @@ def test_a_step_is_up_to_a_quarter_more_and_never_falls(one: float, other: float
 
 
 def test_the_margin_is_wider_the_fewer_records_happen_to_be_in_the_sample() -> None:
-    """A hundredth of 10,000 records is 100, which deviate by a tenth of what one does; without a spread, by their number."""
+    """A hundredth of 10,000 records is 100, which deviate by a tenth of what one does; without a
+    spread, by their number.
+    """
     for spread, one in ((0.0, 1.0), (3**0.5, 2.0)):
         share, margin = taken(0.01, 10_000, 0.05, spread)
         assert margin == pytest.approx(MARGIN + DEVIATIONS * (0.05 + one / 10))
@@ -80,7 +86,9 @@ def test_the_margin_is_wider_the_fewer_records_happen_to_be_in_the_sample() -> N
 
 
 def test_each_stream_holds_its_share_and_not_much_more_however_they_are_planned(mix: Web) -> None:
-    """Alone or together, in one stage or two the bytes are the same. A source that grows a little takes the same step."""
+    """Alone or together, in one stage or two the bytes are the same. A source that grows a little
+    takes the same step.
+    """
     outcomes = mix.runs()
     for name, share in SHARES.items():
         manifest, wanted = outcomes[name].manifest, outcomes[name].wanted
@@ -139,7 +147,9 @@ def test_too_small_a_source_says_so_with_the_number(mix: Web) -> None:
 
 
 def test_an_estimate_that_was_wrong_says_what_would_be_enough(mix: Web) -> None:
-    """The places that are looked at are the beginnings of splits; here they alone hold long words."""
+    """The places that are looked at are the beginnings of splits; here they alone hold
+    long words.
+    """
     rich, poor = texts("rich", 600, 40), [" ".join(["a" * 60] * 40)] * 2_500
     mix.holds([*rich, *poor, *rich[:10]], "data/c4.jsonl")
     command = ("--only", "c4", "--budget", "200k")
@@ -240,7 +250,9 @@ def estimated(web: Web, **stream: Any) -> SourceEstimate | None:
 
 
 def test_files_of_any_format(web: Web) -> None:
-    """Packed and columnar ones too, whose bytes on the disk say nothing, and of which a third is decoded."""
+    """Packed and columnar ones too, whose bytes on the disk say nothing, and of which a third is
+    decoded.
+    """
     web.patch.setattr(unit_plan, "BYTES", 150_000)
     expected = dict[int, int]()
     for suffix in ("jsonl", "jsonl.bz2", "parquet", "arrow", "tar.gz", "mds"):

@@ -1,5 +1,9 @@
-"""Only what changed is done again: the units of the files that changed, the streams that a setting shapes. A dry run says what a run would
-do and why, and does nothing. What stands at the target is replaced by a new version of itself, and by nothing else unless the user says so."""
+"""Only what changed is done again: the units of the files that changed, the streams that a setting
+shapes. A dry run says what a run would do and why, and does nothing. What stands at the target is
+replaced by a new version of itself, and by nothing else unless the user says so.
+"""
+
+from __future__ import annotations
 
 import json
 import re
@@ -61,7 +65,9 @@ def rebuilt(web: Web, *changes: str) -> set[str]:
 
 
 def previewed(web: Web, *changes: str) -> dict[str, str]:
-    """The streams of which a dry run says that units would be converted, and all that it says of each."""
+    """The streams of which a dry run says that units would be converted, and all that it says of
+    each.
+    """
     said = web.done(*changes, "--dry-run").out
     parts = re.split(r"^(\w+): (\d+) of \d+ work units would", said, flags=re.MULTILINE)
     each = zip(*(parts[i::3] for i in (1, 2, 3)), strict=True)
@@ -69,7 +75,9 @@ def previewed(web: Web, *changes: str) -> dict[str, str]:
 
 
 def test_a_setting_rebuilds_the_streams_that_it_shapes_and_no_other(mixed: Web) -> None:
-    """A dry run names them and says why, and does nothing; what was made before is still there when one goes back."""
+    """A dry run names them and says why, and does nothing; what was made before is still there when
+    one goes back.
+    """
     assert rebuilt(mixed) == ALL
     first, before = files(mixed.out), times(mixed.out)
     for changes, shaped, why in CHANGES:
@@ -160,7 +168,9 @@ def replaced(web: Web, match: str, *overrides: str) -> None:
 
 
 def test_what_is_another_stream_is_refused(web: Web) -> None:
-    """One that mdsmix did not make; other columns, with how much is to be done again; none of the sources of before."""
+    """One that mdsmix did not make; other columns, with how much is to be done again; none of the
+    sources of before.
+    """
     publish(web.train.parent, CONCAT, [TOKEN_ROW])
     replaced(web, "stream web: .*/web/train holds a stream without an mdsmix manifest")
     columns = (

@@ -1,5 +1,9 @@
-"""Conversations as people publish them, from a file to a stream: what is trained of them, what their template prints, and what is said
-of records that are none. Rows of several records (`pack: true`): they are golden ones, and all that is done to a stream works with them."""
+"""Conversations as people publish them, from a file to a stream: what is trained of them, what
+their template prints, and what is said of records that are none. Rows of several records (`pack:
+true`): they are golden ones, and all that is done to a stream works with them.
+"""
+
+from __future__ import annotations
 
 import json
 import re
@@ -37,7 +41,9 @@ WITHOUT = "tokenizer.template.enable_thinking=false"
 
 @pytest.fixture(scope="module")
 def styles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Tokenizers: one whose template knows tools, and one whose template drops the reasoning of earlier answers."""
+    """Tokenizers: one whose template knows tools, and one whose template drops the reasoning of
+    earlier answers.
+    """
     folder = tmp_path_factory.mktemp("styles")
     templates = {"tools": QWEN_2_5, "forgetful": QWEN_3}
     return {name: train_style(folder / name, "plain", text) for name, text in templates.items()}
@@ -76,7 +82,9 @@ def test_what_is_not_to_be_trained_is_not_marked(web: Web, styles: dict[str, Pat
 
 
 def test_nulls_of_arrow_are_told_and_dropped_where_asked(web: Web, styles: dict[str, Path]) -> None:
-    """A parquet file fills what one object lacks and another has; its calls are rendered with that."""
+    """A parquet file fills what one object lacks and another has; its calls are rendered
+    with that.
+    """
     rows = []
     for arguments in ({"city": "Köln"}, {"n": 3}):
         call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
@@ -262,7 +270,9 @@ LONG = " ".join(f"word{n}" for n in range(400))
 
 
 def test_cut_tokens_are_told_with_their_rows_whatever_the_kind(web: Web) -> None:
-    """10 of 20 answers are longer than a row; the tokens that are cut off are counted by Hugging Face's tokenizer."""
+    """10 of 20 answers are longer than a row; the tokens that are cut off are counted by Hugging
+    Face's tokenizer.
+    """
     answers = [f"{n} {LONG}" for n in range(10)] + [f"answer {n}" for n in range(10)]
     asked = [{"prompt": "Which?", "response": answer} for answer in answers]
     talked = [

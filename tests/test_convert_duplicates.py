@@ -1,6 +1,9 @@
-"""Duplicates: of equal records the first in the order of the published stream stays, whoever works, in whatever order, and what
-changes elsewhere redoes only the units that lose other records than before. Fingerprints are joined as a dict would join them, however
-many are sorted at once."""
+"""Duplicates: of equal records the first in the order of the published stream stays, whoever works,
+in whatever order, and what changes elsewhere redoes only the units that lose other records than
+before. Fingerprints are joined as a dict would join them, however many are sorted at once.
+"""
+
+from __future__ import annotations
 
 import json
 import os
@@ -51,8 +54,9 @@ def unique(rows: list[list[int]]) -> list[list[int]]:
 
 
 def test_the_first_of_equal_records_stays(web: Web) -> None:
-    """Files of any length, none among them, whose records stand in one another, in themselves, or nowhere else. A window of several
-    small ones has a batch for each."""
+    """Files of any length, none among them, whose records stand in one another, in themselves, or
+    nowhere else. A window of several small ones has a batch for each.
+    """
     web.patch.setattr(record_batches, "BLOCK_BYTES", 1)
     rng, pool = random.Random(0), range(-1, 2 * len(POOL))
     write(web, *(rng.choices(pool, k=n) for n in (12, 0, 3, 3, 2, 40, 1, 3, 40)), [0, 99, 0])
@@ -72,7 +76,9 @@ def test_the_first_of_equal_records_stays(web: Web) -> None:
 
 
 def test_an_edit_elsewhere_redoes_only_units_that_lose_other_records(web: Web) -> None:
-    """`b` has a record of `a`, `d` has one of `c`: when it is edited away from `a`, `b` has it again."""
+    """`b` has a record of `a`, `d` has one of `c`: when it is edited away from `a`, `b` has it
+    again.
+    """
     write(web, a=[1, *range(20, 28)], b=[1, *range(30, 38)], c=[2, *range(40, 48)])
     write(web, d=[2, *range(50, 58)], e=range(60, 68))
     says(web, duplicates="drop").run()
@@ -92,7 +98,9 @@ def test_an_edit_elsewhere_redoes_only_units_that_lose_other_records(web: Web) -
 
 
 def test_fingerprints_are_of_what_the_record_says(web: Web) -> None:
-    """Not of spaces, fields that are not read, or how characters are escaped; test_kinds_sampling.py tells it of conversations."""
+    """Not of spaces, fields that are not read, or how characters are escaped;
+    test_kinds_sampling.py tells it of conversations.
+    """
     same = ['{"text": "a é"}', '{"id": 7, "text":"a \\u00e9"}', ' {"text":"a é","id":8 } ']
     (web.folder / "a.jsonl").write_text("\n".join([*same, '{"text":"a e"}']))
     asked = [("ab", "c"), ("a", "bc"), ("ab", "c")]
@@ -149,7 +157,9 @@ KEPT_RULES: list[dict[str, Any]] = [
 
 
 def test_the_share_of_repeats_is_of_the_records_kept(web: Web) -> None:
-    """Among 900 other records, of which the rule keeps few or none: each split is judged by the rows that it holds."""
+    """Among 900 other records, of which the rule keeps few or none: each split is judged by the
+    rows that it holds.
+    """
     short = [{"text": letter, "of": 0} for letter in "xyz" * 300]
     equal = [{"text": f"one of {n}, kept", "of": 1} for n in range(12) for _ in range(3)]
     web.holds([*short, *equal])
@@ -175,7 +185,9 @@ def test_the_share_of_repeats_is_of_the_records_kept(web: Web) -> None:
 
 
 def test_bad_and_filtered_records_are_shares_of_those_that_the_recipe_asks_for(web: Web) -> None:
-    """3 of 10 records that the condition keeps are bad, and 2 are too short, in a source of 1,000."""
+    """3 of 10 records that the condition keeps are bad, and 2 are too short, in a source
+    of 1,000.
+    """
     texts: list[Any] = ["a text that is kept"] * 5 + ["x"] * 2 + [5] * 3
     asked = [{"text": text, "of": 1} for text in texts]
     web.holds([*asked, *({"text": f"number {n}", "of": 0} for n in range(990))])

@@ -1,5 +1,9 @@
-"""What a record says beside its messages, from a file to a stream: variables of the chat template, tools in the system message, marks
-under unknown keys, and what is not read. The oracle of a row is transformers on the same record."""
+"""What a record says beside its messages, from a file to a stream: variables of the chat template,
+tools in the system message, marks under unknown keys, and what is not read. The oracle of a row is
+transformers on the same record.
+"""
+
+from __future__ import annotations
 
 import csv
 import json
@@ -24,7 +28,9 @@ MODES = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"Another text in each mode, in the manner of Qwen3 and gpt-oss; a null is a defined reasoning_effort."
+"""Another text in each mode, in the manner of Qwen3 and gpt-oss; a null is a defined
+reasoning_effort.
+"""
 GLM_4 = (
     "{% for m in messages %}{% if m['tools'] is defined and m.role == 'system' %}<|system|>"
     "{% for tool in m['tools'] %}{% if tool['type'] == 'function' %}## {{ tool['function']['name'] }}\n{% endif %}{% endfor %}"
@@ -73,7 +79,9 @@ def write(web: Web, form: str, records: list[dict[str, Any]]) -> str:
 def test_a_record_is_rendered_with_its_own_variables(
     web: Web, styles: dict[str, Path], form: str, shape: str
 ) -> None:
-    """Parquet fills the variables that another record has by nulls, which transformers would print."""
+    """Parquet fills the variables that another record has by nulls, which transformers
+    would print.
+    """
     records = [talk("user", "assistant") | {"chat_template_kwargs": given} for given in GIVEN]
     says(web, styles["modes"], path=write(web, form, records), shape=shape).run()
     given = [each["chat_template_kwargs"] or {} for each in records]
@@ -86,7 +94,9 @@ def test_a_record_is_rendered_with_its_own_variables(
 def test_a_variable_of_a_record_wins_and_one_that_nothing_reads_is_told(
     web: Web, styles: dict[str, Path]
 ) -> None:
-    """As arguments of apply_chat_template win over a tokenizer's own; and plain records keep the recipe's."""
+    """As arguments of apply_chat_template win over a tokenizer's own; and plain records keep the
+    recipe's.
+    """
     given = [{"reasoning_effort": "low"}, {}, {"effort": "low", "enable_thinking": False}]
     web.holds(talk("user", "assistant") | {"chat_template_kwargs": each} for each in given)
     says(web, styles["modes"])
@@ -121,7 +131,9 @@ def test_a_special_token_in_a_variable_is_that_of_a_record(
 def test_tools_of_the_system_message_are_printed_as_the_record_has_them(
     web: Web, styles: dict[str, Path], style: str
 ) -> None:
-    """Where the template prints them there, as GLM-4's does, they stay; else they are the record's tools, as in OpenAI's form."""
+    """Where the template prints them there, as GLM-4's does, they stay; else they are the record's
+    tools, as in OpenAI's form.
+    """
     asked, answer = talk("user", "assistant")["messages"]
     system = {"role": "system", "content": "Help."}
     source = {"tools": QWEN_2_5, "glm": GLM_4}[style]

@@ -1,4 +1,8 @@
-"""Nothing that anything names is deleted, nothing younger than asked for, and nothing that mdsmix did not name."""
+"""Nothing that anything names is deleted, nothing younger than asked for, and nothing that mdsmix
+did not name.
+"""
+
+from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -32,8 +36,9 @@ def web(web: Web) -> Web:
 
 @pytest.fixture
 def republished(web: Web, request: Any) -> Path:
-    """Its first and its last unit were edited, the bad record mended; no line in between begins elsewhere. A parameter says how many units
-    are packed together."""
+    """Its first and its last unit were edited, the bad record mended; no line in between begins
+    elsewhere. A parameter says how many units are packed together.
+    """
     web.patch.setattr(stored, "FEWEST", getattr(request, "param", stored.FEWEST))
     web.run()
     web.holds([TEXTS[0].upper(), *TEXTS[1:], "good"])
@@ -58,7 +63,8 @@ def test_what_an_edit_left_behind_goes_after_seven_days(republished: Path, web: 
     assert garbage(republished) == []
     age(republished, 7.1)
     before, found = web.files, garbage(republished)
-    # Two units and the last part have other shards; their records, the bad ones of one, the stream's index before.
+    # Two units and the last part have other shards; their records, the bad ones of one, the
+    # stream's index before.
     assert kinds(republished) == {"shard": 3, "unit record": 2, "old index": 1}
     assert web.files == before, "finding deletes nothing"
     names = {item.name for item in found}
@@ -89,7 +95,9 @@ def test_shards_of_an_index_that_was_just_replaced_stay(republished: Path) -> No
 
 @pytest.mark.parametrize("republished", [100, 1], indirect=True)
 def test_a_record_that_stays_keeps_its_shards(republished: Path, web: Web) -> None:
-    """A record whose shards were gone would be believed by the next conversion. One that is packed stays with those beside it."""
+    """A record whose shards were gone would be believed by the next conversion. One that is packed
+    stays with those beside it.
+    """
     age(republished, 100)
     names = [name for name in web.files if name.endswith((".unit", ".segment"))]
     held = {name: read_units(locate(republished), name[8:]).records for name in names}
@@ -143,7 +151,9 @@ def test_nothing_is_deleted_while_a_conversion_is_at_work(republished: Path) -> 
 
 
 def test_who_lost_the_lease_deletes_nothing_more(web: Web, republished: Path) -> None:
-    """It stood still for so long that another run took the stream over, and may name what was garbage."""
+    """It stood still for so long that another run took the stream over, and may name what was
+    garbage.
+    """
     before, found = files(republished), gc.find_garbage
     other = Holder(host="another.host", pid=12, since="now", token="b")
 
@@ -178,7 +188,9 @@ def test_ages() -> None:
 
 
 def test_the_command(republished: Path) -> None:
-    """Dry unless asked; every file with its bytes and age, then the sum; a warning where seven days are cut short."""
+    """Dry unless asked; every file with its bytes and age, then the sum; a warning where seven days
+    are cut short.
+    """
     age(republished, 8)
     before = files(republished)
     answer = mdsmix("gc", republished.parent)

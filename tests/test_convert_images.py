@@ -1,4 +1,8 @@
-"""Streams of images from run to run: what is done again when an image changes, and that every bad image is kept by its reason."""
+"""Streams of images from run to run: what is done again when an image changes, and that every bad
+image is kept by its reason.
+"""
+
+from __future__ import annotations
 
 import math
 import os

@@ -1,5 +1,8 @@
-"""A unit's key is its content and everything that shapes its bytes, and nothing else. Paths, templates, conditions and
-names of records are looked at through a whole conversion."""
+"""A unit's key is its content and everything that shapes its bytes, and nothing else. Paths,
+templates, conditions and names of records are looked at through a whole conversion.
+"""
+
+from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, fields, replace
@@ -81,7 +84,9 @@ def test_a_token_that_the_tokenizer_lacks_is_refused_where_it_is_wanted(tmp_path
 
 
 def test_a_setting_at_its_default_is_in_no_key(tmp_path: Path) -> None:
-    """What a later version adds to the settings rebuilds nobody's streams, until somebody uses it."""
+    """What a later version adds to the settings rebuilds nobody's streams, until somebody
+    uses it.
+    """
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Later(Encoding):
@@ -131,14 +136,18 @@ def test_a_template_a_condition_and_a_name_make_rows_counts_and_a_quarantine(web
 
 
 def named(stream: Path, *numbers: int) -> list[Any]:
-    """The ids that inspect shows of these samples; of those of the first shard where none is given."""
+    """The ids that inspect shows of these samples; of those of the first shard where none
+    is given.
+    """
     each = [("--sample", number) for number in numbers] or [("-n", 1000)]
     answers = (json.loads(done("inspect", stream, *of, "--json").out) for of in each)
     return [next(iter(row["ids"]), None) for answer in answers for row in answer["shown"]]
 
 
 def test_inspect_says_which_record_a_sample_is_of(web: Web) -> None:
-    """Rows of long documents have the name of theirs, over several units and shards; rows of several documents have none."""
+    """Rows of long documents have the name of theirs, over several units and shards; rows of
+    several documents have none.
+    """
     web.windows(600)
     web.patch.setattr("mdsmix.shards.shard_files.SHARD_ROWS", 3)
     records = [{"id": f"n{n}", "text": "some words " * n} for n in range(40)]

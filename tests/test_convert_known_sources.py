@@ -1,5 +1,9 @@
-"""What is remembered of sources saves a reading, and is never believed when a file looks other than it did. What another machine found in
-objects is believed of just these objects, as the store lists them. Every source is read once at a first conversion."""
+"""What is remembered of sources saves a reading, and is never believed when a file looks other than
+it did. What another machine found in objects is believed of just these objects, as the store lists
+them. Every source is read once at a first conversion.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -68,7 +72,9 @@ def test_a_damaged_memory_is_none(cache: Path) -> None:
 
 
 def test_what_is_noted_while_a_run_works_is_there_though_it_is_killed(cache: Path) -> None:
-    """A window, then another, then the unit is done; half a line is what was being written then. The file is never written anew."""
+    """A window, then another, then the unit is done; half a line is what was being written then.
+    The file is never written anew.
+    """
     known = KnownSources.at("/mix")
     for number, window in enumerate(WINDOWS, 1):
         known.note(unit(), Content(windows=(window,), files=()))
@@ -109,7 +115,9 @@ ONE, TWO = "s3://b/a.jsonl", "s3://b/b.jsonl"
 
 
 def test_an_object_is_known_by_its_key_size_and_stamp_and_nothing_else_is(folder: Location) -> None:
-    """Neither files of a disk, whose stamps say nothing to another machine, nor objects without a stamp, nor what has images, is noted."""
+    """Neither files of a disk, whose stamps say nothing to another machine, nor objects without a
+    stamp, nor what has images, is noted.
+    """
     note(folder, unit(ONE))
     others = [unit(TWO), unit(ONE, size=8), unit(ONE, stamp="other")]
     assert known(folder, unit(ONE), unit(ONE, modified=8.0), *others) == [CONTENT] * 2 + [None] * 3
@@ -124,7 +132,9 @@ def test_an_object_is_known_by_its_key_size_and_stamp_and_nothing_else_is(folder
 
 
 def test_a_damaged_note_says_nothing_or_what_it_said(folder: Location) -> None:
-    """A bit that turned in its head may make it say that it holds terabytes: nobody makes room for them."""
+    """A bit that turned in its head may make it say that it holds terabytes: nobody makes room for
+    them.
+    """
     units = [unit(f"s3://b/{number}.jsonl") for number in range(9)]
     note(folder, *units)
     at = folder / FOLDER / NOTE

@@ -1,5 +1,9 @@
-"""Files of finished units: what is read of them is what was put into them, byte by byte, and with care, since what a record says is believed
-without a look at the source. What is packed is found again, whatever the moment at which a run ends; and no published byte tells of it."""
+"""Files of finished units: what is read of them is what was put into them, byte by byte, and with
+care, since what a record says is believed without a look at the source. What is packed is found
+again, whatever the moment at which a run ends; and no published byte tells of it.
+"""
+
+from __future__ import annotations
 
 import os
 import re
@@ -91,7 +95,9 @@ def test_fingerprints_are_read_in_any_order_as_they_were_written(folder: Locatio
 
 
 def test_a_segment_whose_head_was_changed_says_nothing_else(folder: Location) -> None:
-    """What it says of a unit would be published without a look at the shards. A bit that Zstandard does not read changes nothing."""
+    """What it says of a unit would be published without a look at the shards. A bit that Zstandard
+    does not read changes nothing.
+    """
     for name, whole in segments(folder).items():
         held = (folder / FOLDER / name).read()
         size, found = 8 + int.from_bytes(held[:8], "little"), 0
@@ -193,7 +199,9 @@ def test_units_are_packed_when_they_are_published_and_known_again(web: Web, over
 
 
 def test_wherever_joining_ends_nothing_is_lost_and_nothing_done_again(web: Web) -> None:
-    """The second publication packs what the first left, and takes from a pack a unit that was done again since."""
+    """The second publication packs what the first left, and takes from a pack a unit that was done
+    again since.
+    """
     web.holds(TEXTS[:12])
     web.run()
     packed = record_of(next(iter(together(web).values())))
@@ -242,7 +250,9 @@ def killed_at(patch: pytest.MonkeyPatch, number: int) -> Callable[[], bool]:
 
 
 def test_damaged_packs_are_written_anew_and_their_units_done_again_once(web: Web) -> None:
-    """First one alone, then all; the new packs have the names of the damaged ones, and their sizes too."""
+    """First one alone, then all; the new packs have the names of the damaged ones, and their sizes
+    too.
+    """
     web.run()
     for name, segment in segments(locate(web.train)).items():
         flip(web.train / FOLDER / name, 20)

@@ -1,4 +1,8 @@
-"""An array of jobs makes the bytes of one run, whatever the order, the machines, and whoever was killed or came twice."""
+"""An array of jobs makes the bytes of one run, whatever the order, the machines, and whoever was
+killed or came twice.
+"""
+
+from __future__ import annotations
 
 import json
 import os
@@ -65,7 +69,9 @@ def test_parts_in_any_order_one_twice_one_missing_are_one_run(web: Web, option: 
 
 
 def test_what_all_parts_have_done_is_joined_without_reading_a_source(web: Web) -> None:
-    """But a damaged note is none: a digit that turned in the hash of a source file is a hash too, and would be published."""
+    """But a damaged note is none: a digit that turned in the hash of a source file is a hash too,
+    and would be published.
+    """
     for number in (1, 2):
         web.done("--part", f"{number}/2")
     web.elsewhere("another")
@@ -81,7 +87,9 @@ def test_what_all_parts_have_done_is_joined_without_reading_a_source(web: Web) -
 
 
 def test_a_part_judges_no_share_of_bad_records_and_one_beyond_the_units_has_none(web: Web) -> None:
-    """That share is one of all parts: where this one's units are all bad, others may bring it down."""
+    """That share is one of all parts: where this one's units are all bad, others may bring
+    it down.
+    """
     web.holds([{"messages": n} for n in range(300)], "b.jsonl")
     assert "quarantined: 300 " in web.done("--part", "1/1", "max_bad=0.001").out
     empty = json.loads(web.done("--part", "99/99", "--json").out)
@@ -90,7 +98,9 @@ def test_a_part_judges_no_share_of_bad_records_and_one_beyond_the_units_has_none
 
 
 def test_parts_have_each_unit_once_and_what_is_none_is_told(web: Web) -> None:
-    """An empty one, as of a variable that is not set, too: each job of the array would do all and publish."""
+    """An empty one, as of a variable that is not set, too: each job of the array would do all and
+    publish.
+    """
     for of in (1, 4, 500):
         parts = [ArrayPart(number, of) for number in range(1, of + 1)]
         assert sorted(unit for part in parts for unit in range(97)[part.own]) == [*range(97)]

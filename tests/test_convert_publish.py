@@ -1,9 +1,13 @@
-"""A run may end anywhere, killed or by a power cut: the old stream is there or the new one, whole, and the same command again makes what it
-would have made. What was lost or damaged of a publication is completed so too, and what must not be published is refused.
+"""A run may end anywhere, killed or by a power cut: the old stream is there or the new one, whole,
+and the same command again makes what it would have made. What was lost or damaged of a publication
+is completed so too, and what must not be published is refused.
 
-Every state that a run leaves behind one of its system calls is looked at. From some the run is started again:
-its last six, and as many before and power cuts as `MDSMIX_TEST_ENDS` says (2); `MDSMIX_TEST_SEED` says which.
+Every state that a run leaves behind one of its system calls is looked at. From some the run is
+started again: its last six, and as many before and power cuts as `MDSMIX_TEST_ENDS` says (2);
+`MDSMIX_TEST_SEED` says which.
 """
+
+from __future__ import annotations
 
 import os
 import random
@@ -51,7 +55,9 @@ def test_a_lost_half_of_a_publication_is_completed(published: Web) -> None:
 
 
 def test_what_a_manifest_says_of_its_making_is_brought_up_to_date(published: Web) -> None:
-    """Where neither another version of mdsmix nor another treatment of duplicates changes a shard."""
+    """Where neither another version of mdsmix nor another treatment of duplicates changes
+    a shard.
+    """
     shards = published.shards
     published.patch.setattr(publish, "__version__", "99")
     published.run()
@@ -129,7 +135,9 @@ WAYS = {
 
 
 def convert(web: Web, way: str, version: int = 0) -> None:
-    """Writes the sources of a version first, where one is given. One record is bad; b.jsonl stays as it is."""
+    """Writes the sources of a version first, where one is given. One record is bad; b.jsonl stays
+    as it is.
+    """
     web.windows(400)
     if version:
         web.holds([{"text": version}, *(f"{text}{version}" for text in TEXTS)])

@@ -1,5 +1,9 @@
-"""Versions never change, share what is unchanged, and are found by whoever asks for the stream. They go only when
-asked for, the oldest first, never the current one and never one that was replaced a moment ago."""
+"""Versions never change, share what is unchanged, and are found by whoever asks for the stream.
+They go only when asked for, the oldest first, never the current one and never one that was replaced
+a moment ago.
+"""
+
+from __future__ import annotations
 
 import os
 import shutil
@@ -166,7 +170,9 @@ def listed(web: Web) -> set[Path]:
 
 
 def test_versions_stay_unless_told_and_a_while_after_replaced(four: list[Path], web: Web) -> None:
-    """One may be months old, and a job that opened it yesterday still reads it. One that was current again is as new as that."""
+    """One may be months old, and a job that opened it yesterday still reads it. One that was
+    current again is as new as that.
+    """
     first, second, third, _ = (path.name for path in four)
     kept = [(None, []), (1, [third, second, first]), (2, [second, first]), (3, [first]), (4, [])]
     for keep, names in kept:

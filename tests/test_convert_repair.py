@@ -1,5 +1,8 @@
-"""A damaged stream is mended to the bytes it had, by `repair` or by `convert --verify-target`: only units that fail are converted again, and
-what cannot be mended is left alone."""
+"""A damaged stream is mended to the bytes it had, by `repair` or by `convert --verify-target`: only
+units that fail are converted again, and what cannot be mended is left alone.
+"""
+
+from __future__ import annotations
 
 import os
 from collections.abc import Iterator
@@ -56,7 +59,9 @@ def test_only_the_units_of_damaged_shards_are_made_again(published: Web) -> None
 
 
 def damages(web: Web) -> Iterator[tuple[str, int]]:
-    """One after the other: how the name of a file ends that is faulty then, and how many units are done again for it."""
+    """One after the other: how the name of a file ends that is faulty then, and how many units are
+    done again for it.
+    """
     index, manifest = web.train / "index.json", web.train / "mdsmix.manifest"
     flip(web.shards[-1])
     yield ".mds", 0  # it was made of the units' leftovers
@@ -123,7 +128,9 @@ def test_the_day_that_a_template_prints_is_that_of_the_stream(web: Web) -> None:
 
 
 def test_a_source_changed_in_secret_is_told(published: Web) -> None:
-    """Of the same size, so that only reading it tells: what comes out is whole, but it is another version."""
+    """Of the same size, so that only reading it tells: what comes out is whole, but it is another
+    version.
+    """
     flip(published.shards[0])
     source = published.folder / "a.jsonl"
     source.write_bytes(source.read_bytes().replace(b"Document 0", b"Abstract 0"))

@@ -1,5 +1,9 @@
-"""Same input and recipe, same bytes; a second run does nothing; a stream that fails ends no other. Full and read-only disks, clocks that
-jump, files that change while they are read: a sentence, or the right bytes."""
+"""Same input and recipe, same bytes; a second run does nothing; a stream that fails ends no other.
+Full and read-only disks, clocks that jump, files that change while they are read: a sentence, or
+the right bytes.
+"""
+
+from __future__ import annotations
 
 import os
 import re
@@ -115,7 +119,8 @@ def whole(web: Web) -> dict[str, bytes]:
 @pytest.mark.parametrize("mounted", [True, False])
 def test_a_disk_that_is_full_at_any_time(web: Web, whole: dict[str, bytes], mounted: bool) -> None:
     """One sentence, nothing half; with room again the same command finishes with the same bytes."""
-    # One file of each kind, named after what it is and not by its hash; the tokenizer is the largest, and comes first.
+    # One file of each kind, named after what it is and not by its hash; the tokenizer is the
+    # largest, and comes first.
     kinds = {re.sub("[0-9a-f]{32,}", "", name): len(content) for name, content in whole.items()}
     sizes = {size for name, size in kinds.items() if not name.startswith("tokenizer-")}
     limits = [*(size - 1 for size in sorted(sizes)[::3]), 1 << 20]
@@ -163,7 +168,9 @@ def test_an_output_that_is_read_only(web: Web, whole: dict[str, bytes]) -> None:
 
 
 def test_a_cache_that_is_full_costs_a_reading(web: Web, whole: dict[str, bytes]) -> None:
-    """What mdsmix remembers of sources and backends is disposable; of the tokenizer it has a snapshot already."""
+    """What mdsmix remembers of sources and backends is disposable; of the tokenizer it has a
+    snapshot already.
+    """
     known, cache = Path(os.environ["MDSMIX_CACHE"]) / "tokenizers", web.folder / "cache"
 
     def convert() -> None:
@@ -198,7 +205,9 @@ def test_a_clock_that_jumps_moves_nothing(web: Web, whole: dict[str, bytes]) -> 
 
 @pytest.mark.parametrize("change", ["append", "edit", "cut", "replace"])
 def test_what_changes_when_read_is_not_kept(web: Web, whole: dict[str, bytes], change: str) -> None:
-    """Not even for its first windows, which are finished before the last one is read: the old content may come back."""
+    """Not even for its first windows, which are finished before the last one is read: the old
+    content may come back.
+    """
     name, really = "a.jsonl" if change in ("append", "edit") else "b.jsonl.zst", unit.read
     path, other = web.folder / "data" / name, web.folder / "other"
     before = path.read_bytes()

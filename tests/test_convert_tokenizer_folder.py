@@ -1,4 +1,8 @@
-"""The tokenizer lies beside the streams once, whole or not visible as whole, and goes when no stream names it."""
+"""The tokenizer lies beside the streams once, whole or not visible as whole, and goes when no
+stream names it.
+"""
+
+from __future__ import annotations
 
 import json
 import shutil
@@ -62,7 +66,9 @@ def test_a_refused_run_writes_nothing_and_a_first_look_has_its_tokenizer(web: We
 
 
 def test_gc_takes_a_tokenizer_that_no_stream_beside_names(web: Web) -> None:
-    """A tokenizer of the user's own may bear such a name, and what somebody has put into ours stays there."""
+    """A tokenizer of the user's own may bear such a name, and what somebody has put into ours stays
+    there.
+    """
 
     def found(days: float = 7) -> list[tuple[str, str]]:
         return [(each.kind, each.name) for each in find_garbage(locate(web.train), days * 86_400)]

@@ -1,4 +1,8 @@
-"""Pages say what is there: links, keys, options and what a recipe's keys do; what docs/contributing.md teaches works. Commands are run by tests/docs."""
+"""Pages say what is there: links, keys, options and what a recipe's keys do; what
+docs/contributing.md teaches works. Commands are run by tests/docs.
+"""
+
+from __future__ import annotations
 
 import gzip
 import json
@@ -123,7 +127,9 @@ def test_the_shape(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.M
 def test_the_format(
     packing: str, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The records of a sequence give the rows of the same records in lines, and bad ones are named by their bytes."""
+    """The records of a sequence give the rows of the same records in lines, and bad ones are named
+    by their bytes.
+    """
     made = module("JSON text sequences", monkeypatch)
     for suffix, known in formats._packed_or_not(made.JsonSeq, ".json-seq").items():
         monkeypatch.setitem(formats.FORMATS, suffix, known)

@@ -1,4 +1,8 @@
-"""`mdsmix doctor` on a disk: what would end a run is a problem with its fix, and nothing is left behind."""
+"""`mdsmix doctor` on a disk: what would end a run is a problem with its fix, and nothing is left
+behind.
+"""
+
+from __future__ import annotations
 
 import os
 import shutil

@@ -1,4 +1,8 @@
-"""What an earlier commit of mdsmix made is told in one sentence, and made anew: tests/golden/earlier is of b9d3ed4."""
+"""What an earlier commit of mdsmix made is told in one sentence, and made anew:
+tests/golden/earlier is of b9d3ed4.
+"""
+
+from __future__ import annotations
 
 import json
 import shutil

@@ -1,5 +1,8 @@
-"""The last token that is trained of an answer stops the model, or the user is told. Under a template without an end of turn the
-next role's token is what stops it."""
+"""The last token that is trained of an answer stops the model, or the user is told. Under a
+template without an end of turn the next role's token is what stops it.
+"""
+
+from __future__ import annotations
 
 import json
 from dataclasses import replace
@@ -85,7 +88,9 @@ def trained(sample: Any) -> list[tuple[int, bool]]:
 
 
 def wanted(known: Any, messages: list[Any], tools: Any = None) -> list[tuple[int, bool]]:
-    """The tokens of transformers: trained behind `<|assistant|>`, up to and with the token of the next role."""
+    """The tokens of transformers: trained behind `<|assistant|>`, up to and with the token of the
+    next role.
+    """
     text = known.apply_chat_template(messages, tools=tools, tokenize=False)
     begins, found, is_trained = (
         {*known.convert_tokens_to_ids(ROLES)},
@@ -103,7 +108,9 @@ def wanted(known: Any, messages: list[Any], tools: Any = None) -> list[tuple[int
 def test_the_token_of_the_next_role_is_trained_where_it_stops(
     stops: Any, web: Web, tokenizer_folder: Path
 ) -> None:
-    """Known from generation_config.json, or from the recipe: of questions and results of tools, in turns and in packed rows."""
+    """Known from generation_config.json, or from the recipe: of questions and results of tools, in
+    turns and in packed rows.
+    """
     from transformers import AutoTokenizer
 
     named = stops if isinstance(stops, list) else None
@@ -143,7 +150,9 @@ def test_the_token_of_the_next_role_is_trained_where_it_stops(
 def test_a_conversation_that_is_cut_ends_as_a_final_answer(
     web: Web, tokenizer_folder: Path
 ) -> None:
-    """Under too_long: first_turns there is no next turn, and so is it in a row of an answer's own: EOS stops it."""
+    """Under too_long: first_turns there is no next turn, and so is it in a row of an answer's own:
+    EOS stops it.
+    """
     web.tokenizer = glm(tokenizer_folder, web.folder / "t", STOPS)
     talk = in_turn("One?", "First.", "Two?", "Second one.", "Three?", "word " * 60)
     web.holds([{"messages": talk}])
@@ -156,7 +165,9 @@ def test_a_conversation_that_is_cut_ends_as_a_final_answer(
 
 
 def test_only_streams_that_it_shapes_get_another_key(web: Web, tokenizer_folder: Path) -> None:
-    """The rows under other policies and templates stay, and their manifests, whether or not the stop tokens are known."""
+    """The rows under other policies and templates stay, and their manifests, whether or not the
+    stop tokens are known.
+    """
     web.holds([{"messages": each} for each in TALKS])
     for template, settings, is_shaped in (
         (GLM, {}, False),
@@ -212,7 +223,9 @@ def test_a_stop_token_moves_to_the_end_before(
 
 
 def test_a_newline_before_the_stop_is_trained_too(web: Web, tokenizer_folder: Path) -> None:
-    """The template prints the end of a turn once another message follows, so it is in the next prompt."""
+    """The template prints the end of a turn once another message follows, so it is in the next
+    prompt.
+    """
     web.tokenizer = glm(tokenizer_folder, web.folder / "t", ["<|end|>"], LATE)
     web.holds([{"messages": TALKS[1]}])
     web.says(chats("a.jsonl"), max_seq_len=256, **ALL).run()
@@ -294,7 +307,9 @@ UNSTOPPED = [
 
 
 def test_of_an_answer_that_nothing_stops_it_is_told(web: Web, tokenizer_folder: Path) -> None:
-    """In init, convert and check, with the reason and the fix; of healthy templates nothing is. The fix works."""
+    """In init, convert and check, with the reason and the fix; of healthy templates nothing is. The
+    fix works.
+    """
     web.holds([{"messages": each} for each in TALKS])
     cases: list[Any] = [(*each, ALL, "", "") for each in HEALTHY]
     cases += [(*each, {}, "", "") for each in HEALTHY] + UNSTOPPED
@@ -358,7 +373,9 @@ def test_init_says_how_answers_end(web: Web, tokenizer_folder: Path) -> None:
 
 
 def test_inspect_shows_the_eos_that_a_loader_appends(web: Web, tokenizer_folder: Path) -> None:
-    """To a row that has room and does not end in it, of chats and of pairs; never to a packed row."""
+    """To a row that has room and does not end in it, of chats and of pairs; never to a
+    packed row.
+    """
     web.tokenizer = with_tokens(tokenizer_folder, web.folder / "t", CHATML, eos_token="<|im_end|>")
     eos = open_tokenizer(TokenizerSpec(name=str(web.tokenizer))).eos_id
     web.holds([{"messages": TALKS[0]}])
@@ -466,5 +483,6 @@ def test_a_length_counts_a_prompt_without_the_token(lettered: Tokenizer) -> None
             encoder.encoding, rules={"template.stop_tokens": 2}, stop_ids=[2]
         )
         made = encoder.encode([Conversation(in_turn("a", "bcd", "ef", "gh"))])
-        # bcd with <|im_start|>, gh, and EOS; of two letters or more ef, and a behind <|im_start|> too.
+        # bcd with <|im_start|>, gh, and EOS; of two letters or more ef, and a behind <|im_start|>
+        # too.
         assert made.totals.loss_tokens == losses

@@ -1,4 +1,8 @@
-"""The tokens are the tokenizer's: a fast backend is used only where it gives the reference's ids; a text with a special token is found."""
+"""The tokens are the tokenizer's: a fast backend is used only where it gives the reference's ids; a
+text with a special token is found.
+"""
+
+from __future__ import annotations
 
 import itertools
 import json
@@ -146,7 +150,9 @@ class Seeing(Reference):
 
 @pytest.mark.parametrize("sizes", [[1], [16, 70], [900]])
 def test_texts_are_compared_at_every_doubling(tokenizer: Tokenizer, sizes: list[int]) -> None:
-    """The bound that the module states, after every batch of a stream, however it is cut; and of the next stream again."""
+    """The bound that the module states, after every batch of a stream, however it is cut; and of
+    the next stream again.
+    """
     backend = CheckedBackend(tokenizer, Fastokens(tokenizer), Seeing(tokenizer), "auto")
     backend.encode(["proved"], True)
     for stream in ("one", "two"):
@@ -167,7 +173,9 @@ def test_texts_are_compared_at_every_doubling(tokenizer: Tokenizer, sizes: list[
 
 
 def test_a_difference_is_found_before_one_id_is_used(tokenizer: Tokenizer) -> None:
-    """Sixteen texts of a source are compared, and by the ids that are used: right on few texts and wrong on many is not right."""
+    """Sixteen texts of a source are compared, and by the ids that are used: right on few texts and
+    wrong on many is not right.
+    """
 
     class WrongInBatches(Reference):
         def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
@@ -228,7 +236,9 @@ def test_a_lie_redoes_the_whole_stream(units: Web, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_an_unequal_backend_made_before_is_not_kept(units: Web, tokenizer: Tokenizer) -> None:
-    """Another stream, or a run that was killed before it began again, may have found the difference."""
+    """Another stream, or a run that was killed before it began again, may have found the
+    difference.
+    """
     first = units.run().manifest
     assert first.backend.startswith("fastokens ")
     backends.remember_unequal(tokenizer, Unequal(first.backend, "found elsewhere"))
@@ -269,7 +279,9 @@ def test_a_control_token_of_ordinary_text_is_refused(lettered: Tokenizer, tmp_pa
 
 
 class Codes(backends.Backend):
-    """The ids of a text are the codes of its characters; as ordinary text an upper-case one is lower case."""
+    """The ids of a text are the codes of its characters; as ordinary text an upper-case one is
+    lower case.
+    """
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         read = str if match_special else str.lower
@@ -283,7 +295,9 @@ class Codes(backends.Backend):
 def test_a_record_holds_a_special_token_where_one_of_its_ids_is_special(
     lettered: Tokenizer, texts: list[str], special: set[str], rule: str
 ) -> None:
-    """Wherever the special ids stand in the vocabulary, and whatever ids stand beside them in a batch."""
+    """Wherever the special ids stand in the vocabulary, and whatever ids stand beside them in a
+    batch.
+    """
     tokens = sorted(special)
     tokenizer = replace(lettered, special_tokens=tokens, special_ids=[*map(ord, tokens)])
     rows, marked, refused = backends.encode_texts(Codes(), texts, rule, tokenizer)

@@ -1,5 +1,9 @@
-"""Conversations are rendered as transformers renders them and cut at each answer. What is told of all conversations of the same
-roles is what rendering each prefix gives; a template that looks into a content is asked for each."""
+"""Conversations are rendered as transformers renders them and cut at each answer. What is told of
+all conversations of the same roles is what rendering each prefix gives; a template that looks into
+a content is asked for each.
+"""
+
+from __future__ import annotations
 
 import random
 from collections.abc import Iterator
@@ -89,7 +93,9 @@ def text_or_fault(render: Any, *given: Any, **more: Any) -> str | None:
 
 
 def test_a_rendering_is_that_of_transformers() -> None:
-    """Of every prefix of a conversation, with and without the generation prompt, failures included. Foundry takes ChatML for none."""
+    """Of every prefix of a conversation, with and without the generation prompt, failures included.
+    Foundry takes ChatML for none.
+    """
     day, tried = today(), 0
     for given in (*TEMPLATES.values(), *REWRITING.values(), None):
         template, source = open_template(given, VARIABLES, day), given or CHATML
@@ -110,7 +116,9 @@ def outcome(render: Any, messages: list[dict[str, str]]) -> list[tuple[str, str]
 
 
 def told(source: str) -> set[bool]:
-    """Whether something is told of all conversations of some roles. What is told is what the template prints by each prefix."""
+    """Whether something is told of all conversations of some roles. What is told is what the
+    template prints by each prefix.
+    """
     template, found = open_template(source, VARIABLES, "2026-01-01"), set[bool]()
     marked = f"a{PRINTED.replace('[0-9]+', '1')}b"
     swapped, held = (
@@ -137,7 +145,9 @@ def test_a_template_that_prints_contents_is_rendered_once_for_all_of_the_same_ro
 
 
 def test_a_template_that_looks_into_a_content_is_rendered_for_each_conversation() -> None:
-    """So is one whose last message alone is stripped: the text of a prompt ends before the space that the next text prints."""
+    """So is one whose last message alone is stripped: the text of a prompt ends before the space
+    that the next text prints.
+    """
     stripped = "{{ m.content.strip() if loop.last else m.content }}"
     sources = [SAID.replace("{{ m.content }}", f"{{{{ {look} }}}}") for look in LOOKS]
     for source in (*sources, *CAPTURES, f"{{% for m in messages %}}{stripped}{{% endfor %}}"):

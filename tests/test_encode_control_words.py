@@ -1,4 +1,8 @@
-"""No boundary of a row lies inside a control token: a row's tokens are those of the whole text, whatever template, kind and policy."""
+"""No boundary of a row lies inside a control token: a row's tokens are those of the whole text,
+whatever template, kind and policy.
+"""
+
+from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +30,9 @@ SIGNS = {GLM_4_7: ["<think>", "</think>"], OTHER_SIGNS: ["◁think▷", "◁/thi
 
 @given(TEXTS, TEXTS)
 def test_the_first_word_across_a_boundary_is_found(left: str, right: str) -> None:
-    """As a search of the whole text finds it; runs of white space and single letters are no control words."""
+    """As a search of the whole text finds it; runs of white space and single letters are no control
+    words.
+    """
     whole, words = left + right, WORDS[:5]
     places = [
         place
@@ -60,7 +66,9 @@ def ids_of(sample: Any) -> tuple[list[int], list[int]]:
 def test_a_row_has_the_tokens_of_the_whole_text(
     source: str, web: Web, tokenizer_folder: Path
 ) -> None:
-    """And its answer begins with a token, by transformers: conversations, compact ones, preferences and images."""
+    """And its answer begins with a token, by transformers: conversations, compact ones, preferences
+    and images.
+    """
     from transformers import AutoTokenizer
 
     thinks = SIGNS[source]
@@ -194,7 +202,9 @@ def test_prompts_that_part_in_the_history_are_shown(web: Web, tokenizer_folder: 
 def test_a_prompt_that_inference_ends_inside_a_token_is_refused(
     web: Web, tokenizer_folder: Path
 ) -> None:
-    """Its place cannot be moved, since inference sees it there; an answer that goes on otherwise is a row."""
+    """Its place cannot be moved, since inference sees it there; an answer that goes on otherwise is
+    a row.
+    """
     source = "{% for m in messages %}<|{{ m.role }}|>{{ '<' if m.role == 'assistant' }}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|><{% endif %}"
     web.tokenizer = with_tokens(tokenizer_folder, web.folder / "t", source, ROLES, ["</think>"])
     web.holds([{"messages": in_turn("Why?", "/think>So.")}, {"messages": in_turn("Why?", "b>So.")}])

@@ -1,4 +1,8 @@
-"""Conversations whose history a template rewrites, or with tools: a row for an answer is what transformers renders up to it."""
+"""Conversations whose history a template rewrites, or with tools: a row for an answer is what
+transformers renders up to it.
+"""
+
+from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
@@ -70,7 +74,9 @@ OPENED = {
 
 @pytest.mark.parametrize("source", OPENED)
 def test_an_answer_is_cut_where_every_answer_begins(source: str) -> None:
-    """Whatever it begins with: a part of the generation prompt or all of it, followed by a letter, a newline, or a thought."""
+    """Whatever it begins with: a part of the generation prompt or all of it, followed by a letter,
+    a newline, or a thought.
+    """
     template = open_template(source, VARIABLES)
     head, opening = OPENED[source]
     asked = {"role": "user", "content": "?"}
@@ -94,7 +100,9 @@ def test_an_answer_is_cut_where_every_answer_begins(source: str) -> None:
 
 
 def test_a_refusal_has_its_reason_and_its_detail() -> None:
-    """Both texts where they part; no row at all where the text loses what was said; the template's own message."""
+    """Both texts where they part; no row at all where the text loses what was said; the template's
+    own message.
+    """
     lost = "{% for m in messages %}{{ m.content if loop.last }}{% endfor %}"
     fails = "{{ raise_exception('System role not supported') }}"
     first = "<|user|>\nuser<|end|>\n<|assistant|>\nassistant<|end|>\n"
@@ -250,7 +258,9 @@ def test_what_the_template_does_not_print_of_a_message_is_told() -> None:
 
 
 def test_images_are_looked_for_in_a_text_without_tools_and_with_a_system() -> None:
-    """A template that prints tools as JSON prints "type" for each, as one does that prints parts as they are."""
+    """A template that prints tools as JSON prints "type" for each, as one does that prints parts as
+    they are.
+    """
     prints = (
         "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:"
         "{% if m.content is string %}{{ m.content }}{% else %}"

@@ -1,4 +1,8 @@
-"""Which tokens train, what is stored of a sample, and what becomes of long ones, beside the collator's rule written out token by token."""
+"""Which tokens train, what is stored of a sample, and what becomes of long ones, beside the
+collator's rule written out token by token.
+"""
+
+from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
@@ -36,7 +40,9 @@ def turns_of(talks: list[Talk]) -> Turns:
 
 
 def by_token(talk: Talk, targets: Targets, eos: int | None) -> tuple[list[int], list[bool]]:
-    """Ids of one conversation, and whether each is trained, as LLM-Foundry's collator stitches them; images never are."""
+    """Ids of one conversation, and whether each is trained, as LLM-Foundry's collator stitches
+    them; images never are.
+    """
     ids, trained = list[int](), list[bool]()
     for number, (prompt, response) in enumerate(talk):
         is_last = number == len(talk) - 1
@@ -93,8 +99,9 @@ def test_documents_are_what_the_collator_makes_of_each_sample(
 def test_pairs_are_cut_to_a_row(
     lettered: Tokenizer, found: list[Talk], length: int, apart: bool
 ) -> None:
-    """But for one token of a target, which the collator reads. An encoder-decoder's context and target are cut apart, and a context
-    that is cut ends in EOS."""
+    """But for one token of a target, which the collator reads. An encoder-decoder's context and
+    target are cut apart, and a context that is cut ends in EOS.
+    """
     targets = Targets(max_seq_len=length, target_prompts="all", decoder_only_format=not apart)
     verdicts = Labels(targets, turns_of(found), EOS).verdicts()
     keep = [talk for talk, verdict in zip(found, verdicts, strict=True) if verdict == USABLE]
@@ -142,7 +149,9 @@ def encoded(tokenizer: Tokenizer, said: list[Sizes], end: str = "", **policy: An
 def test_what_is_too_long_is_cut_dropped_or_kept_in_part(
     lettered: Tokenizer, said: list[Sizes], rule: str, responses: str, ends: bool
 ) -> None:
-    """`ends`: the template ends each answer in EOS; else the loader appends one to a row, which `filter` and `first_turns` keep."""
+    """`ends`: the template ends each answer in EOS; else the loader appends one to a row, which
+    `filter` and `first_turns` keep.
+    """
     found = encoded(lettered, said, "</s>" * ends, too_long=rule, target_responses=responses)
     targets = Targets(max_seq_len=LONGEST, target_responses=responses)
     talks = [[([WORD] * q, [WORD] * a + [EOS] * ends) for q, a in sizes] for sizes in said]
@@ -191,7 +200,9 @@ def seen(*images: int) -> RichConversation:
 
 
 def test_more_and_fewer_than_images_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of several rows has the images before its answer, and where one of them is wrong, none is left."""
+    """Each of several rows has the images before its answer, and where one of them is wrong, none
+    is left.
+    """
     kind, image = pictured(), "<image>"
     kind.chat = SimpleNamespace(for_tools=lambda tools: None)
     monkeypatch.setattr(forms, "with_images", lambda chat, token, said: said)
@@ -215,7 +226,9 @@ def test_more_and_fewer_than_images_are_bad(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_row_is_as_long_as_its_images_make_it_and_none_is_cut() -> None:
-    """The third row ends early and holds the first of its images alone; what is too long without an image is cut as any."""
+    """The third row ends early and holds the first of its images alone; what is too long without an
+    image is cut as any.
+    """
     turns = turns_of([[([IMAGE, 1, IMAGE], [2])], [([3] * 9, [4])], [([IMAGE], [5, 5])]])
     images = [[SimpleNamespace(tokens=n) for n in of] for of in ([4, 3], [], [6, 100])]
     grown = pictured().grown(turns, TurnRows(turns, [0, 1, 2], {}, set(), {}, images))

@@ -1,4 +1,8 @@
-"""A tokenizer with several named chat templates: each conversation is rendered by the one that transformers takes for it."""
+"""A tokenizer with several named chat templates: each conversation is rendered by the one that
+transformers takes for it.
+"""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path
@@ -30,7 +34,9 @@ RECORDS: list[dict[str, Any]] = [
 
 
 def write_tokenizer(folder: Path, place: str, named: dict[str, str]) -> Path:
-    """A tokenizer with these templates: in its config, as transformers <= 4.50 wrote them, or in files."""
+    """A tokenizer with these templates: in its config, as transformers <= 4.50 wrote them, or in
+    files.
+    """
     train_style(folder, "plain")
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text())

@@ -1,4 +1,8 @@
-"""Records become rows or one reason code each; worked by hand on one token per character, <s> is 0 and </s> is 1."""
+"""Records become rows or one reason code each; worked by hand on one token per character, <s> is 0
+and </s> is 1.
+"""
+
+from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
@@ -42,7 +46,9 @@ def dialogue(*texts: str) -> Conversation:
 
 
 def test_what_the_tokenizer_adds_is_kept_but_for_the_second_bos(lettered: Tokenizer) -> None:
-    """EOS stays behind both, and so does a first token that is no BOS, or BOS where the tokenizer names none."""
+    """EOS stays behind both, and so does a first token that is no BOS, or BOS where the tokenizer
+    names none.
+    """
     hi, yes = ids("hi"), ids("yes")
     for changes, expected in (
         *((BEFORE, ([BOS, *hi], yes)), (AFTER, ([*hi, EOS], [*yes, EOS]))),
@@ -108,7 +114,9 @@ def test_special_tokens_in_a_text_are_text_a_token_or_a_reason(lettered: Tokeniz
 
 
 def test_a_prompt_beyond_max_seq_len_counts_as_the_loader_cuts_it(lettered: Tokenizer) -> None:
-    """To 4 tokens before `length>=6` looks at it, so nothing would be trained; an encoder takes one of any length."""
+    """To 4 tokens before `length>=6` looks at it, so nothing would be trained; an encoder takes one
+    of any length.
+    """
     length = {"max_seq_len": 4, "target_prompts": "length>=6"}
     found = pairs(lettered, ("abcdefg", "x"), **length)
     assert dict(found.rejected) == {0: "no_loss_tokens"}
@@ -149,7 +157,9 @@ def said(encoder: Any, *texts: str) -> tuple[list[list[int]], Encoded]:
 
 
 def test_a_document_is_split_never_cut_off_and_has_its_reason(lettered: Tokenizer) -> None:
-    """But for a rest of one token, which is lost and counted. The special tokens count too. One token alone has no loss, and is filtered from samples but not from joined rows."""
+    """But for a rest of one token, which is lost and counted. The special tokens count too. One
+    token alone has no loss, and is filtered from samples but not from joined rows.
+    """
     rows, found = said(documents(lettered), "abcd", "abcdefgh")
     assert rows == [ids("abcd"), ids("abcd"), ids("efgh")]
     totals = found.totals

@@ -1,4 +1,8 @@
-"""The snapshot holds what AutoTokenizer would do; it is taken once, and again when anything that shapes ids changes."""
+"""The snapshot holds what AutoTokenizer would do; it is taken once, and again when anything that
+shapes ids changes.
+"""
+
+from __future__ import annotations
 
 import json
 import os
@@ -110,7 +114,8 @@ def test_a_snapshot_is_of_its_files(tmp_path: Path, answered: list[Any], monkeyp
         answered.append({})
         assert opened(folder) == opened(folder)
         assert answered == [], f"{step} is asked about, and once"
-    # The tokenizers of Gemma and Llama are saved with the SentencePiece model that they were made of, which is no text.
+    # The tokenizers of Gemma and Llama are saved with the SentencePiece model that they were made
+    # of, which is no text.
     (folder / "tokenizer.model").write_bytes(b"\x0a\xff\xfe")
     assert texts_in(str(folder)) == {"one.json": "1", "six.json": "23", "inner/x.json": "{}"}
 
@@ -133,7 +138,9 @@ def test_a_hub_name_is_the_commit_that_the_hubs_cache_holds_of_it(
 
 @pytest.mark.usefixtures("asked")
 def test_a_snapshot_holds_what_it_says(tokenizer_folder: Path, tmp_path: Path) -> None:
-    """Keyword arguments are the tokenizer's; a vocabulary with holes is as large as its largest id says."""
+    """Keyword arguments are the tokenizer's; a vocabulary with holes is as large as its largest id
+    says.
+    """
     from tokenizers import Tokenizer as Model
     from tokenizers import models
 
@@ -168,7 +175,9 @@ def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path, cache: Path) -> No
 def test_a_hub_name_that_transformers_5_saved_is_told_apart(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the hub's cache, since no hub is reached: the folder itself is read, its hub name is not."""
+    """In the hub's cache, since no hub is reached: the folder itself is read, its hub name
+    is not.
+    """
     home = tmp_path / "hub/models--org--five"
     folder = shutil.copytree(tokenizer_folder, home / "snapshots" / "c0ffee")
     config = json.loads((folder / "tokenizer_config.json").read_text())

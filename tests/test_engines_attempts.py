@@ -1,5 +1,9 @@
-"""However small the pieces in which a unit is done, its bytes are the same; a record that kills workers is named or set aside. A worker of
-which nothing will come is noticed, told of and replaced; one that only takes long is left alone."""
+"""However small the pieces in which a unit is done, its bytes are the same; a record that kills
+workers is named or set aside. A worker of which nothing will come is noticed, told of and replaced;
+one that only takes long is left alone.
+"""
+
+from __future__ import annotations
 
 import itertools
 import multiprocessing
@@ -65,7 +69,9 @@ def test_a_record_is_blamed_when_it_kills_or_hangs_alone_and_twice() -> None:
 
 
 def test_several_records_are_not_blamed_however_often_they_kill() -> None:
-    """A hang takes minutes to notice: halving down to one record would take hours. Outside of records little is tried again."""
+    """A hang takes minutes to notice: halving down to one record would take hours. Outside of
+    records little is tried again.
+    """
     many = place(7, records=2)
     for at, end, times, said in (
         (many, DIED, MOST_DEATHS, "the 2 records from byte 7 of a on"),
@@ -92,8 +98,9 @@ def test_batches_of_any_size_give_the_same_bytes(web: Web, corpus_folder: Path) 
 
 @pytest.mark.usefixtures("impatient")
 def test_records_that_kill_or_hang_are_set_aside(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two files of one unit; the 41st record of the first kills the process that encodes it, that of the second stands at the same
-    byte, and the 8th of the second waits for ever."""
+    """Two files of one unit; the 41st record of the first kills the process that encodes it, that
+    of the second stands at the same byte, and the 8th of the second waits for ever.
+    """
     encode, kills, hangs = Pretraining.encode, "this one kills  ", "this one hangs  "
 
     def failing(self: Pretraining, records: list[Any]) -> Any:
@@ -142,7 +149,9 @@ def first(how: Any, deaths: int, attempt: Attempt, reporter: Reporter) -> Attemp
 
 
 def over(records: set[int], how: Any, attempt: Attempt, reporter: Reporter) -> list[int]:
-    """A unit of 100 records, of which whoever has some of them in work hangs or dies; returns those that were done."""
+    """A unit of 100 records, of which whoever has some of them in work hangs or dies; returns those
+    that were done.
+    """
     done = list[int]()
     for piece in in_work(100, attempt, reporter, size=72):
         if records.intersection(piece):
@@ -222,7 +231,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_who_works_or_waits_is_left_alone_and_a_run_that_stood_still_blames_nobody(
     clock: Clock,
 ) -> None:
-    """Who waits for memory, for a day. Where the system tells no processor time (-1), only records are watched. A store that is silent is given up after 123 s."""
+    """Who waits for memory, for a day. Where the system tells no processor time (-1), only records
+    are watched. A store that is silent is given up after 123 s.
+    """
     assert SILENT_SECONDS > 2 * 123
     ticks, day = itertools.count(1), 86_400
     rows: list[tuple[Callable[[], int], int | None, bool, float]] = [

@@ -1,4 +1,8 @@
-"""Whoever does a task and whenever it ends, its result is found under its number; what fails is told in its own words."""
+"""Whoever does a task and whenever it ends, its result is found under its number; what fails is
+told in its own words.
+"""
+
+from __future__ import annotations
 
 import multiprocessing
 import os
@@ -30,7 +34,9 @@ from tests.tasks import Call, call, run, settings, silent, wait_for, write_slowl
 
 @pytest.fixture(autouse=True)
 def strangers() -> Iterator[set[str]]:
-    """Children of this process from before the test. Whatever the test does, none of its own is left after it."""
+    """Children of this process from before the test. Whatever the test does, none of its own is
+    left after it.
+    """
     resource_tracker.ensure_running()  # what spawning starts, and leaves
     found = set(children())
     yield found
@@ -73,7 +79,9 @@ def hold(size: int, attempt: Attempt, reporter: Reporter) -> tuple[float, float]
 
 
 def free_blocks(attempt: Attempt, reporter: Reporter) -> int:
-    """Frees 300 MB, less than LIFE_BYTES, in blocks that glibc keeps; returns the bytes that it holds then."""
+    """Frees 300 MB, less than LIFE_BYTES, in blocks that glibc keeps; returns the bytes that it
+    holds then.
+    """
     held = [b"x" * (1 << 16) for _ in range(4600)]
     del held
     return resident(os.getpid())
@@ -86,7 +94,9 @@ def begin_in(folder: Path, attempt: Attempt, reporter: Reporter) -> tuple[Path, 
 
 
 def store_beside(dies: bool, made: tuple[Path, int]) -> tuple[bool, int]:
-    """Stores the first task until a second one begins, for ten seconds at most; returns whether one did. Or dies then, the first time."""
+    """Stores the first task until a second one begins, for ten seconds at most; returns whether one
+    did. Or dies then, the first time.
+    """
     folder, deaths = made
     for _ in range(1000):
         if (folder / "1").exists():
@@ -189,8 +199,10 @@ def test_a_task_is_done_while_another_is_stored_and_both_again_after_a_death(
 def test_worn_workers_take_no_task_more_and_a_run_of_any_length_holds_no_more(
     strangers: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each takes a while to end, as to free gigabytes does: at most two are at that, beside two at work. There is room for 24 more
-    descriptors, and two of each worker were kept. A worker has begun its second task when the first is stored."""
+    """Each takes a while to end, as to free gigabytes does: at most two are at that, beside two at
+    work. There is room for 24 more descriptors, and two of each worker were kept. A worker has
+    begun its second task when the first is stored.
+    """
     end, held = os._exit, opened()
     monkeypatch.setattr(os, "_exit", lambda code: time.sleep(0.02) or end(code))  # type: ignore[func-returns-value]
     monkeypatch.setattr(workers, "resident", lambda pid: 1 << 60)
@@ -217,8 +229,9 @@ def opened() -> set[int]:
 
 
 def test_where_memory_is_tight_workers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """200 MB fit once beside this process: the first worker shows it, and so no two are at work at once. Others that are at work
-    already wait."""
+    """200 MB fit once beside this process: the first worker shows it, and so no two are at work at
+    once. Others that are at work already wait.
+    """
     engine = LocalEngine(settings(3))
     room = (resident(os.getpid()) + 300_000_000) / HEADROOM
     engine.budget = MemoryBudget(int(room), _worst=1)

@@ -1,4 +1,8 @@
-"""Memory is a cap: sizes are read as they are written, the least limit counts, and a run stays below what it was given."""
+"""Memory is a cap: sizes are read as they are written, the least limit counts, and a run stays
+below what it was given.
+"""
+
+from __future__ import annotations
 
 import os
 import re
@@ -35,7 +39,9 @@ def test_sizes_are_what_they_say_and_what_is_none_or_too_little_is_one_sentence(
 
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Processors and cap on a machine of 128 processors and 64 GiB, where /proc/self/cgroup and /sys/fs/cgroup hold this."""
+    """Processors and cap on a machine of 128 processors and 64 GiB, where /proc/self/cgroup and
+    /sys/fs/cgroup hold this.
+    """
     monkeypatch.setattr(memory, "_GROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(memory, "_MEMBER", tmp_path / "self")
     monkeypatch.setattr(memory, "_machine", lambda: 64 * GIB)
@@ -54,7 +60,9 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_least_limit_counts(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container the root is its group: its path is that of the machine, which it does not see."""
+    """In a container the root is its group: its path is that of the machine, which it does
+    not see.
+    """
     box = "4:cpu,memory:/elsewhere\n0::/pod/box\n"
     quotas = {"max 100000": 128, "400000 100000": 4, "250000 100000": 3, "50000 100000": 1}
     for quota, processors in (quotas | {"20000 10000": 2, "99900000 100000": 128}).items():
@@ -92,7 +100,9 @@ def test_a_process_that_is_no_worker_has_its_room(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("processes")
 def test_a_system_that_tells_nothing_is_told_of(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """macOS, and sandboxes without smaps_rollup: the cap is not kept there, and nobody believes that it is."""
+    """macOS, and sandboxes without smaps_rollup: the cap is not kept there, and nobody believes
+    that it is.
+    """
     assert memory.is_told()
     monkeypatch.setattr(memory, "_field", lambda path, name: 0)
     web.holds(["a text " * 9])
@@ -130,7 +140,9 @@ def test_as_many_workers_go_on_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_large_documents_stay_within_a_small_cap(web: Web) -> None:
-    """Six documents of 8 MB in three units, the peak of the whole tree measured from outside: without a cap it is 493 MiB."""
+    """Six documents of 8 MB in three units, the peak of the whole tree measured from outside:
+    without a cap it is 493 MiB.
+    """
     words = " ".join(f"word{n} and {n * n} of them\n" for n in range(300_000))
     source = web.says(max_seq_len=2048).holds([words[: 8 << 20]] * 6)
     options = ("--memory", "400MiB", "--workers", 2)

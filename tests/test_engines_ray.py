@@ -1,5 +1,6 @@
-"""Joining a Ray cluster; what its driver decides when a node answers, is lost or stands still; and the supervisor of a node: by a Ray of
-this file. tests/ray has a real cluster."""
+"""Joining a Ray cluster; what its driver decides when a node answers, is lost or stands still; and
+the supervisor of a node: by a Ray of this file. tests/ray has a real cluster.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ from tests.tasks import call, settings, silent
 
 Units = Sequence[tuple[int, Any]]
 Script = Callable[[Units], Any]
-"What a supervisor answers to the units that it is given: an exception is raised, and None never comes."
+"""What a supervisor answers to the units that it is given: an exception is raised, and None never
+comes.
+"""
 RayError = type("RayError", (Exception,), {})
 
 
@@ -69,7 +72,9 @@ def test_a_cluster_that_wants_a_token_is_not_joined(monkeypatch: pytest.MonkeyPa
 
 
 def test_clusters_of_one_process_have_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray reads a token once in a process: with another one a second cluster never starts. The third one is not up in time."""
+    """Ray reads a token once in a process: with another one a second cluster never starts. The
+    third one is not up in time.
+    """
     tokens = list[str | None]()
 
     def init(**_: Any) -> None:
@@ -95,7 +100,9 @@ def works(given: Units) -> Any:
 
 
 class FakeRay:
-    """A cluster of the nodes n, which is the driver's, and m, with their processors. An answer is called for what it says."""
+    """A cluster of the nodes n, which is the driver's, and m, with their processors. An answer is
+    called for what it says.
+    """
 
     exceptions = SimpleNamespace(RayError=RayError)
 
@@ -259,7 +266,9 @@ def tells_or_fails(name: str, attempt: Any, reporter: Any) -> Any:
 
 
 def test_a_supervisor_does_units_and_tells_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in this process, which is not to end. The node's own store stays its own. Another mdsmix is refused."""
+    """It is in this process, which is not to end. The node's own store stays its own. Another
+    mdsmix is refused.
+    """
     monkeypatch.setattr("mdsmix.engines.ray_cluster.signal.alarm", lambda _: None)
     monkeypatch.setitem(vars(sys.modules["__main__"]), "__file__", "here")
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://node")

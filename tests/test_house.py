@@ -1,4 +1,8 @@
-"""The house as README draws it: imports point one way and run in no circle, pages name what is there, reasons stand in their table."""
+"""The house as README draws it: imports point one way and run in no circle, pages name what is
+there, reasons stand in their table.
+"""
+
+from __future__ import annotations
 
 import ast
 import re
@@ -23,13 +27,17 @@ LAYERS = (
     {"shapes", "sources", "encode", "shards", "training"},
     {"recipe", "storage"},
 )
-"As the README names them: a room imports those of its own line and of lines below, and the files at the top of the package."
+"""As the README names them: a room imports those of its own line and of lines below, and the files
+at the top of the package.
+"""
 PAGES = [*ROOT.glob("docs/*.md"), *PACKAGE.rglob("*.md")]
 PAGES += [ROOT / "tests/README.md", ROOT / "benchmarks/README.md"]
 
 
 def imports(path: Path) -> Iterator[str]:
-    """The modules of the package that a file imports, those for type checkers and inside of functions too."""
+    """The modules of the package that a file imports, those for type checkers and inside of
+    functions too.
+    """
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mdsmix"):
             for name in node.names:

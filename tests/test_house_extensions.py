@@ -1,4 +1,8 @@
-"""A stranger adds a kind, a shape, a format, a codec or an engine, as one class and one line, or by a package's entry points."""
+"""A stranger adds a kind, a shape, a format, a codec or an engine, as one class and one line, or by
+a package's entry points.
+"""
+
+from __future__ import annotations
 
 import pickle
 import random
@@ -48,8 +52,9 @@ class Length(int):
 
 
 class Scored(Kind):
-    """A kind: each record is a row that begins with the length of its question, and a column of an encoding that Streaming
-    has and mdsmix does not know yet."""
+    """A kind: each record is a row that begins with the length of its question, and a column of an
+    encoding that Streaming has and mdsmix does not know yet.
+    """
 
     name, word, reads, has_targets = "lengths", "finetuning", Length, True
 
@@ -179,7 +184,9 @@ def test_its_codec_decodes_and_what_cannot_be_imported_is_told(
 
 @dataclass
 class Elsewhere(Engine, Reporter):
-    """Tasks arrive as bytes, in a drawn order, where the only tokenizer is the one beside the streams."""
+    """Tasks arrive as bytes, in a drawn order, where the only tokenizer is the one beside the
+    streams.
+    """
 
     cache: Path
     peak, memory = 0, 1 << 30

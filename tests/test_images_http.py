@@ -1,4 +1,8 @@
-"""Images from a server that is slow, answers 404, cuts off, sends too much, or sends something else."""
+"""Images from a server that is slow, answers 404, cuts off, sends too much, or sends something
+else.
+"""
+
+from __future__ import annotations
 
 import threading
 import time
@@ -17,11 +21,15 @@ from tests.pictures import drawing
 
 DRAWING = drawing()
 IN_TIME = 60
-"Seconds, much more than anything here takes on a busy machine, and less than a server that says nothing or drips."
+"""Seconds, much more than anything here takes on a busy machine, and less than a server that says
+nothing or drips.
+"""
 
 
 class Server(ThreadingHTTPServer):
-    """On the loopback. A request that nobody waits for any more is heard of all the same, on a busy machine later."""
+    """On the loopback. A request that nobody waits for any more is heard of all the same, on a busy
+    machine later.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answers)

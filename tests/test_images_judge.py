@@ -1,4 +1,9 @@
-"""An image is judged by its bytes, every kind of JPEG and damage to it as by Pillow's decode into all pixels: what is missing, damaged or too much of it has its reason; and what is made smaller or written anew."""
+"""An image is judged by its bytes, every kind of JPEG and damage to it as by Pillow's decode into
+all pixels: what is missing, damaged or too much of it has its reason; and what is made smaller or
+written anew.
+"""
+
+from __future__ import annotations
 
 import base64
 import io
@@ -209,8 +214,9 @@ def test_a_large_image_is_decoded_alone(monkeypatch: pytest.MonkeyPatch) -> None
 DAMAGED, SEED = 600, 1
 "How many damaged files are tried, and which: about 1,000 take a second."
 KEPT = Path(__file__).parent / "golden" / "jpegs"
-"""What Pillow does not write: arithmetic coding, a scan for each component, RGB without a transform, odd sampling. Made of a picture of
-33 x 31 by libjpeg-turbo's cjpeg and jpegtran."""
+"""What Pillow does not write: arithmetic coding, a scan for each component, RGB without a
+transform, odd sampling. Made of a picture of 33 x 31 by libjpeg-turbo's cjpeg and jpegtran.
+"""
 SIZES = ((1, 1), (7, 5), (33, 31), (97, 64))
 MARKS = (0xD9, 0xDA, 0xD0, 0xD3, 0xD7, 0xC0, 0xC2, 0xC4, 0xDB, 0xDC, 0xDD, 0x00, 0xFF, 0xFE)
 
@@ -232,7 +238,9 @@ def kinds() -> dict[str, bytes]:
 
 
 def damaged(good: bytes, rng: random.Random) -> bytes:
-    """In one to three ways, half of them in the header: cut, flipped, filled, with bytes, numbers or marks in between."""
+    """In one to three ways, half of them in the header: cut, flipped, filled, with bytes, numbers
+    or marks in between.
+    """
     data = bytearray(good)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if len(data) <= 4:
@@ -260,7 +268,9 @@ def damaged(good: bytes, rng: random.Random) -> bytes:
 def test_every_kind_of_jpeg_and_damage_is_judged_as_by_a_whole_decode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Arithmetic coding, CMYK, several scans, restart marks, MPO, what follows the end, of one pixel or more."""
+    """Arithmetic coding, CMYK, several scans, restart marks, MPO, what follows the end, of one
+    pixel or more.
+    """
     good, rng, found, rules = (
         kinds(),
         random.Random(SEED),

@@ -1,4 +1,8 @@
-"""Where the path of an image leads, or that it leads out; what is held of images, and for how long: bounds of memory, which no published byte shows."""
+"""Where the path of an image leads, or that it leads out; what is held of images, and for how long:
+bounds of memory, which no published byte shows.
+"""
+
+from __future__ import annotations
 
 import time
 from functools import partial
@@ -48,7 +52,9 @@ def test_a_path_begins_at_its_folder_or_stands_for_itself_or_is_bad() -> None:
 
 
 def test_where_nothing_may_be_outside_what_leads_out_is_bad(tmp_path: Path) -> None:
-    """Of a folder with an image, with a link to one beside it, and one to a folder outside; itself behind a link."""
+    """Of a folder with an image, with a link to one beside it, and one to a folder outside; itself
+    behind a link.
+    """
     folder, real = tmp_path / "img", tmp_path / "real/img"
     real.mkdir(parents=True)
     folder.symlink_to(real)

@@ -1,4 +1,8 @@
-"""A mixture file, and LLaMA-Factory's dataset_info.json, become recipes; each side is told what the other lacks."""
+"""A mixture file, and LLaMA-Factory's dataset_info.json, become recipes; each side is told what the
+other lacks.
+"""
+
+from __future__ import annotations
 
 import gzip
 import json
@@ -108,7 +112,9 @@ def test_the_file_alone_is_as_the_option(info: Path, tokenizer_folder: Path) -> 
 
 
 def test_one_recipe_converts_all_files(info: Path, tokenizer_folder: Path) -> None:
-    """By a tokenizer whose template prints tools; by one that prints none these streams are comments with the reason."""
+    """By a tokenizer whose template prints tools; by one that prints none these streams are
+    comments with the reason.
+    """
     command = ("init", *INFO, "--dataset-info", info, "--tokenizer")
     tooled = shutil.copytree(tokenizer_folder, Path("tooled"))
     config = json.loads((tooled / "tokenizer_config.json").read_text())

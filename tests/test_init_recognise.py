@@ -1,4 +1,8 @@
-"""Which files are one stream, how its records are recognised, images among them, and what it is called."""
+"""Which files are one stream, how its records are recognised, images among them, and what it is
+called.
+"""
+
+from __future__ import annotations
 
 import base64
 from collections import Counter
@@ -44,7 +48,8 @@ def of(*paths: str, split: str | None = None, fields: str = "text") -> Any:
 GROUPS: list[tuple[dict[str, Any], Any]] = [
     ({f"web/part-{n:04}.jsonl": TEXT for n in range(12)} | {"web/faq.jsonl": PAIR},
      {"web": of("web/part-*.jsonl"), "faq": of("web/faq.jsonl", fields="prompt response")}),
-    ({"a-1.jsonl": TEXT, "a-2.jsonl": TEXT, "a-x.jsonl": PAIR},  # a-*.jsonl would find the pairs too
+    # a-*.jsonl would find the pairs too
+    ({"a-1.jsonl": TEXT, "a-2.jsonl": TEXT, "a-x.jsonl": PAIR},
      {"a": of("a-1.jsonl", "a-2.jsonl"), "a_x": of("a-x.jsonl", fields="prompt response")}),
     (dict.fromkeys(("few/news.jsonl", "few/law.jsonl", *(f"many/{c}.jsonl" for c in "abcdefghijk")), TEXT),
      {"law": of("few/law.jsonl"), "news": of("few/news.jsonl"), "many": of("many/*.jsonl")}),
@@ -53,7 +58,9 @@ GROUPS: list[tuple[dict[str, Any], Any]] = [
       "qa-validation": of("valid_qa.jsonl", split="validation"), "protest": of("protest.jsonl")}),
     ({"test.jsonl": TEXT}, {"data": of("test.jsonl")}),
 ]  # fmt: skip
-"Files with their records -> streams with their paths, split and fields. Where all is a test, it is trained."
+"""Files with their records -> streams with their paths, split and fields. Where all is a test, it
+is trained.
+"""
 
 
 def test_alike_files_are_one_stream_and_no_pattern_finds_another(tmp_path: Path) -> None:

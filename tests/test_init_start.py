@@ -1,4 +1,8 @@
-"""The whole of `mdsmix init`: a recipe that converts and may be mixed, and one sentence where there is none."""
+"""The whole of `mdsmix init`: a recipe that converts and may be mixed, and one sentence where there
+is none.
+"""
+
+from __future__ import annotations
 
 import gzip
 import json

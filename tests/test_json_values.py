@@ -1,4 +1,8 @@
-"""Whole numbers of any size are read as they are written, by every door that reads JSON; Python's own reader is the oracle."""
+"""Whole numbers of any size are read as they are written, by every door that reads JSON; Python's
+own reader is the oracle.
+"""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path

@@ -1,5 +1,8 @@
-"""Images in records: a path, bytes and base64 in all forms in which they are found, from every shape; what a stream stores of them, and
-what is told of images that nothing reads."""
+"""Images in records: a path, bytes and base64 in all forms in which they are found, from every
+shape; what a stream stores of them, and what is told of images that nothing reads.
+"""
+
+from __future__ import annotations
 
 import base64
 import warnings
@@ -46,7 +49,9 @@ def text_of(sample: Any, tokenizer: Path) -> str:
 
 
 def test_images_are_given_as_a_template_takes_them(tmp_path: Path, tokenizer_folder: Path) -> None:
-    """As parts of every message, or as the token in the text; without a token the recipe is refused."""
+    """As parts of every message, or as the token in the text; without a token the recipe is
+    refused.
+    """
     write_drawings(tmp_path / "img")
     declared, chatml = {"image_token": "<image>"}, "<|im_start|>user\n"
     for name, words, template, says, token, question in (
@@ -163,7 +168,9 @@ def test_a_cell_that_begins_as_a_list_is_a_path_where_it_is_none() -> None:
 
 
 def test_what_a_conversation_without_images_says_is_what_it_said_before_there_were_any() -> None:
-    """A holdout and duplicates go by it; images that stand in the record are said by their hash, others by their paths."""
+    """A holdout and duplicates go by it; images that stand in the record are said by their hash,
+    others by their paths.
+    """
     messages = [user("Hi"), ANSWER]
     plain = orjson.dumps([messages, None, None], option=orjson.OPT_SORT_KEYS)
     assert canonical(Conversation(messages)) == plain

@@ -1,4 +1,8 @@
-"""What becomes of records that are read, of rows that are packed, and of a recipe that cannot be right: one sentence, before sources are read."""
+"""What becomes of records that are read, of rows that are packed, and of a recipe that cannot be
+right: one sentence, before sources are read.
+"""
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +31,9 @@ from tests.styles import lists
 
 
 class Refusing:
-    """An encoder that refuses what holds a `!`, and gives a row of one token, the text's length, for the others."""
+    """An encoder that refuses what holds a `!`, and gives a row of one token, the text's length,
+    for the others.
+    """
 
     def encode(self, records: Sequence[Any]) -> Encoded:
         good = [n for n, (text, *_) in enumerate(records) if "!" not in text]
@@ -94,13 +100,16 @@ def test_each_document_is_in_one_row_and_rows_are_in_order(width: int, drawn: li
     assert all(sum(lengths[i] for i in row) <= width for row in rows)
     assert all(row == sorted(row) and row for row in rows)
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
-    # The fullest row that has room, the longest documents first, of equal ones the earlier: published rows hold these.
+    # The fullest row that has room, the longest documents first, of equal ones the earlier:
+    # published rows hold these.
     assert lists(best_fit(np.array([3, 3, 3]), 7)) == [[0, 1], [2]]
     assert lists(best_fit(np.array([2, 5, 7, 2, 1]), 9)) == [[0, 2], [1, 3, 4]]
 
 
 def test_images_count_as_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what is cut off does not count, in what the beginning of a split says of its source; here of two rows of the first record."""
+    """And what is cut off does not count, in what the beginning of a split says of its source; here
+    of two rows of the first record.
+    """
     rows = Ragged.of([[1, 2, 3], [4, 5], [6]], np.int64)
     images = [[SimpleNamespace(tokens=5), SimpleNamespace(tokens=0)], [], []]
     said: dict[str, Any] = {"images": images, "rejected": {1: "empty"}}
@@ -170,8 +179,9 @@ def test_one_sentence_refuses(tmp_path: Path) -> None:
 
 
 def test_what_fits_is_not_refused(tmp_path: Path) -> None:
-    """A document without EOS is refused under the finetuning loader alone, and `too_long: filter` for encoder-decoders alone; any
-    share may be written, and a holdout has a name of its own."""
+    """A document without EOS is refused under the finetuning loader alone, and `too_long: filter`
+    for encoder-decoders alone; any share may be written, and a holdout has a name of its own.
+    """
     plain = {"web": documents("a", layout="document", add_eos=False)}
     text, finetuning = ({"train_loader": {"name": name}} for name in ("text", "finetuning"))
     assert opened(tmp_path, plain, **text)

@@ -1,4 +1,8 @@
-"""What a record says decides whether it is in a sample or held out; what is not trained on is counted and said."""
+"""What a record says decides whether it is in a sample or held out; what is not trained on is
+counted and said.
+"""
+
+from __future__ import annotations
 
 from fractions import Fraction
 from itertools import product
@@ -31,7 +35,9 @@ def is_in(record: Any, share: Fraction | str) -> bool:
 
 
 def test_a_sample_is_a_part_of_the_whole(web: Web) -> None:
-    """Which is told and alone tokenized, and spread over all work units. A stream without it keeps its bytes and key, and all of a source is no sample."""
+    """Which is told and alone tokenized, and spread over all work units. A stream without it keeps
+    its bytes and key, and all of a source is no sample.
+    """
     web.windows(2_000)
     web.holds(TEXTS[:200]), web.holds(TEXTS[200:], "b.jsonl")
     asked(web).run()
@@ -76,7 +82,9 @@ def test_which_texts_are_in_follows_from_the_second_half_of_their_hash() -> None
 
 
 def test_a_bad_record_is_in_by_its_raw_content(web: Web) -> None:
-    """As what `where` leaves out, so that the share of bad records is that of the sample: a tenth of it, as of the source, not nine tenths."""
+    """As what `where` leaves out, so that the share of bad records is that of the sample: a tenth
+    of it, as of the source, not nine tenths.
+    """
     lines = [f'{{"text": "{text}", "n": {n}}}' for n in (1, 0) for text in TEXTS]
     lines += [f'{{"body": "{text}", "n": 1}}' for text in TEXTS[:60]]
     (web.folder / "a.jsonl").write_text("\n".join([*lines, *(f"no json {n}" for n in range(60))]))
@@ -107,7 +115,9 @@ def test_a_bad_record_that_cannot_be_written_again_is_in() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.fractions(0, 1), st.fractions(0, 1), st.text(st.characters(exclude_categories=["Cs"])))
 def test_a_larger_share_only_adds(one: Fraction, other: Fraction, text: str) -> None:
-    """To a sample and to a holdout; an item that was too long to be kept is in whatever the share."""
+    """To a sample and to a holdout; an item that was too long to be kept is in whatever
+    the share.
+    """
     small, large = sorted((one, other))
     records = Document(text), Pair(text, "a"), Conversation(in_turn(text))
     for record, holds in product(records, (is_in, is_held_out)):

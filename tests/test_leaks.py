@@ -1,5 +1,7 @@
 """`mdsmix leaks` against plain Python sets of tuples, and by the command line."""
 
+from __future__ import annotations
+
 import json
 import re
 import shutil
@@ -116,8 +118,10 @@ def text(number: int, words: int = 40) -> str:
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    """50 documents in several shards, of which numbers 3 and 47 are questions too, a question that stands in 10 documents, as often
-    as a gram may, and a licence that stands in 11 and in a question."""
+    """50 documents in several shards, of which numbers 3 and 47 are questions too, a question that
+    stands in 10 documents, as often as a gram may, and a licence that stands in 11 and in a
+    question.
+    """
     licence, known, patch = text(999), text(998), pytest.MonkeyPatch()
     made = Web(tmp_path_factory.mktemp("leaks"), tokenizer_folder, patch)
     more = [licence if 30 <= i < 41 else known if i < 20 and i % 2 else "" for i in range(50)]
@@ -169,7 +173,9 @@ def test_the_command_shows_what_is_trained(recipe: Path, monkeypatch: pytest.Mon
 
 
 def test_samples_of_shards_chats_and_packed_rows_are_told_by_their_numbers(web: Web) -> None:
-    """A document that stands twice in a packed row is in one sample; each evaluation counts for itself."""
+    """A document that stands twice in a packed row is in one sample; each evaluation counts for
+    itself.
+    """
     web.windows(600)
     texts = [text(i) for i in range(6)]
     talk = [{"messages": in_turn(text(60 + i), text(i))} for i in range(6)]

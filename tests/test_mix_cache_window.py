@@ -1,5 +1,7 @@
 """The least cache_limit of a node, by figures worked out by hand."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -27,12 +29,14 @@ ALONE = World(batch=4, algo="none")
 SIX = World(batch=8, gpus=2, workers=3, algo="none")
 BLOCKS = World(batch=4, algo="py1e")
 CASES: list[tuple[CachedStream, World, dict[str, Any], int, int]] = [
-    # Shards, machines, other settings -> shards that the limit must hold, and bytes without those of the index.
+    # Shards, machines, other settings -> shards that the limit must hold, and bytes without those
+    # of the index.
     (stream(HUNDRED), ALONE, {"predownload": 10, **ANYWHERE}, 21, 2_100),
     # 8 batches of 4 ahead, as many behind, and the one that is read.
     (stream(HUNDRED), ALONE, ANYWHERE, 65, 6_500),
     (stream(HUNDRED[:30]), ALONE, ANYWHERE, 30, 3_000),
-    # Two prefetched batches and three more on either side: 65 + 2 * 5 * 4 samples for each of 6 workers.
+    # Two prefetched batches and three more on either side: 65 + 2 * 5 * 4 samples for each of 6
+    # workers.
     (stream(HUNDRED), SIX, ANYWHERE, 630, 63_000),
     (stream(HUNDRED), SIX, {"prefetch_factor": 4, **ANYWHERE}, 726, 72_600),
     # Devices that draw the same samples are one.
@@ -49,7 +53,8 @@ CASES: list[tuple[CachedStream, World, dict[str, Any], int, int]] = [
     (stream(HUNDRED, samples=100), ALONE, {"predownload": 10}, 5, 500),
     # Blocks of 400 samples: 1,000 samples and the window's 31 lie in 11 shards, and four more.
     (stream(HUNDRED, samples=100), BLOCKS, {"predownload": 10, "block_size": 400}, 15, 1_500),
-    # Half of each shard is drawn, so that twice as many shards and more lie there: 50 - 6 * 50 ** 0.5 is 7.
+    # Half of each shard is drawn, so that twice as many shards and more lie there: 50 - 6 * 50 **
+    # 0.5 is 7.
     (stream(HUNDRED, samples=100, drawn=50_000), BLOCKS, {"predownload": 99, "block_size": 400}, 177, 17_700),
     (stream(HUNDRED, samples=100), BLOCKS, {"predownload": 10, "block_size": 400, "partition": "relaxed"}, 21, 2_100),
 ]  # fmt: skip

@@ -1,4 +1,8 @@
-"""Every check fires on the one mix that is wrong in its way, and is silent on the same mix put right."""
+"""Every check fires on the one mix that is wrong in its way, and is silent on the same mix put
+right.
+"""
+
+from __future__ import annotations
 
 import re
 from dataclasses import replace
@@ -226,7 +230,8 @@ OWN_LOADER: dict[str, Any] = {"eos_token_id": 0}
 PADDED = tokenized(own(WEB, CHUNKS("split"), **OWN_LOADER), pad_id=0)
 SIDES = {"decoder_only_format": False}
 MORE: list[tuple[Make, str, str]] = [
-    # One sample ahead, one behind and the one that is read, and 5 batches of 1 on either side: 13 for each of 2 workers.
+    # One sample ahead, one behind and the one that is read, and 5 batches of 1 on either side: 13
+    # for each of 2 workers.
     (
         text(MANY, cache_limit=MANY_26 - 1, predownload=1),
         "cache-limit-small",
@@ -301,7 +306,8 @@ MORE: list[tuple[Make, str, str]] = [
     (own(WEB, CHAT, eos_token_id=5), "separator-differs", ""),
     (own(WEB, CHAT, **OWN_LOADER, loader={"num_workers": 0}), "", ""),
     (text(totals(HALTED, largest_id=9999)), "publication-interrupted", ""),
-    # Long turns are refused only where no target is left; a context and a target have a row each, so that no sum is too long.
+    # Long turns are refused only where no target is left; a context and a target have a row each,
+    # so that no sum is too long.
     (theirs((2, LENGTH)), "rows-cut tokenizer-unknown", ""),
     (theirs((LENGTH, LENGTH)), "rows-cut sample-unusable tokenizer-unknown", ""),
     (theirs((LENGTH, LENGTH), **SIDES), "sides-unseen tokenizer-unknown", ""),
@@ -309,7 +315,8 @@ MORE: list[tuple[Make, str, str]] = [
     (two_sided(LENGTH, 2 * LENGTH - 1, cut_rows=1), "rows-cut", ""),
     (two_sided(LENGTH - 1, 2 * LENGTH - 1), "", ""),
     (two_sided(LENGTH - 1, 2 * LENGTH - 1, cut_rows=1), "sides-unseen", ""),
-    # A padding token that is EOS is told of plain rows alone, and weights that are not loaded want no tokenizer.
+    # A padding token that is EOS is told of plain rows alone, and weights that are not loaded want
+    # no tokenizer.
     (PADDED, "documents-unseparated pad-eos-finetuning pad-eos-text", "pad-eos-text [web]"),
     (PADDED, "documents-unseparated pad-eos-finetuning pad-eos-text", "pad-eos-finetuning [split]"),
     (pretrained(A, {"b": 0}, pretrained=False), "", ""),

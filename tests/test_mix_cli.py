@@ -1,5 +1,9 @@
-"""`check` and `render-yaml` as a user meets them: what is told apart, what is printed where, and the exit codes. Whatever stands at
-whatever key of a training YAML ends in findings or in one sentence."""
+"""`check` and `render-yaml` as a user meets them: what is told apart, what is printed where, and
+the exit codes. Whatever stands at whatever key of a training YAML ends in findings or in one
+sentence.
+"""
+
+from __future__ import annotations
 
 import copy
 import json
@@ -302,7 +306,9 @@ def changed(tree: Any, at: tuple[Any, ...], value: Any) -> Any:
 
 
 def is_answered(config: Any) -> bool:
-    """Whether a mix ends in its verdict, or in the sentence that refuses it; any other error is a defect."""
+    """Whether a mix ends in its verdict, or in the sentence that refuses it; any other error is a
+    defect.
+    """
     try:
         found = findings(mix := mix_of(config, "x"))
         return bool(report(mix, found)) and "\n" not in verdict(mix, found)
@@ -319,7 +325,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_value_of_any_sort_at_any_key_is_judged_or_refused_in_a_sentence(home: Path) -> None:
-    """An evaluation and the second stream are read by the code of the first: there each key gets one value, in turn."""
+    """An evaluation and the second stream are read by the code of the first: there each key gets
+    one value, in turn.
+    """
     tree = yaml.safe_load(TRAIN_YAML.replace("HOME", str(home)))
     for number, at in enumerate(places_in(tree)):
         is_second = at[0] == "eval_loader" or "chat" in at

@@ -1,4 +1,8 @@
-"""The lock beside a rendered YAML: it changes with what decides which samples come, and with nothing else."""
+"""The lock beside a rendered YAML: it changes with what decides which samples come, and with
+nothing else.
+"""
+
+from __future__ import annotations
 
 import json
 import re

@@ -1,4 +1,8 @@
-"""`mdsmix mix`: what was drawn is what the weights say, in a random order that follows from the seed, published whole or not at all."""
+"""`mdsmix mix`: what was drawn is what the weights say, in a random order that follows from the
+seed, published whole or not at all.
+"""
+
+from __future__ import annotations
 
 import json
 import shutil
@@ -88,7 +92,9 @@ DRAWN: tuple[tuple[tuple[str, ...], dict[int, int], dict[int, int]], ...] = (
     (('streams.heldout={"local": "/nowhere", "split": "val"}',), {1: 300}, {1: 200}),
     (OF_THE_RUN, {1: 300}, {1: 200}),
 )  # fmt: skip
-"Weights, and how many samples of a and of b are drawn so often: as often as all others, or once more."
+"""Weights, and how many samples of a and of b are drawn so often: as often as all others, or once
+more.
+"""
 
 
 def test_every_sample_is_drawn_as_often_as_the_weights_say(two: Path) -> None:
@@ -145,12 +151,15 @@ def test_memory_does_not_grow_with_a_mix(tmp_path: Path, monkeypatch: pytest.Mon
         tracemalloc.stop()
         return most
 
-    # Python's table of interned strings, 8 MB late in a long test run, may double in one of the two, never in both.
+    # Python's table of interned strings, 8 MB late in a long test run, may double in one of the
+    # two, never in both.
     assert any(peak(out) < 8 * 500 * 2048 // 3 for out in ("first", "second"))
 
 
 def test_what_was_not_drawn_is_in_no_total(tmp_path: Path) -> None:
-    """Of rows of 4, 9 and 2 tokens the second, which has the largest id and is the longest, is never drawn."""
+    """Of rows of 4, 9 and 2 tokens the second, which has the largest id and is the longest, is
+    never drawn.
+    """
     rows = [{"input_ids": [2], "labels": [n] * (size - 1)} for n, size in ((5, 4), (9, 9), (7, 2))]
     publish(tmp_path / "faq", PAIR, rows, card={"kind": "finetuning"})
     place = locate(tmp_path / "faq/train")

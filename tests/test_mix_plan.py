@@ -1,4 +1,8 @@
-"""What a run comes to, before it is paid for: of published streams by their counts, of others by a survey of their records."""
+"""What a run comes to, before it is paid for: of published streams by their counts, of others by a
+survey of their records.
+"""
+
+from __future__ import annotations
 
 import json
 import math
@@ -73,7 +77,8 @@ def test_nodes_fetch_the_shards_of_their_part_and_each_the_index(tmp_path: Path)
     target = _yaml(tmp_path)
     alone, three = _plan(target).node, _plan(target, nodes=3, batch=6).node
     assert (alone.run_bytes, exact(alone.run_bytes)) == (stored + index, True)
-    # One shard each, and of the next one where a cut falls into it: three parts have two cuts in three shards.
+    # One shard each, and of the next one where a cut falls into it: three parts have two cuts in
+    # three shards.
     assert three.run_bytes == pytest.approx(stored / 3 * (1 + 2 * 9 / 29) + index)
     part = _plan(_yaml(tmp_path, max_duration="2ba", dataset={"shuffle": False})).node
     assert part.run_bytes == pytest.approx(2 / 7 * stored + index), "a part of the first epoch"
@@ -85,8 +90,10 @@ def test_nodes_fetch_the_shards_of_their_part_and_each_the_index(tmp_path: Path)
 
 
 def test_the_cache_limit_is_what_the_disk_holds(tmp_path: Path) -> None:
-    """60 shards of 35 kB. The window of 16 workers, of 53 samples each, lies in 5 of them if nothing is shuffled, else in all. Of a stream
-    that lies on the node's disk alone none may be deleted."""
+    """60 shards of 35 kB. The window of 16 workers, of 53 samples each, lies in 5 of them if
+    nothing is shuffled, else in all. Of a stream that lies on the node's disk alone none may be
+    deleted.
+    """
     stored, index = _publish(tmp_path, 90_000, 60)
     alone = {"remote": None, "local": str(tmp_path / "web")}
     need = index + 5 * stored // 60
@@ -121,7 +128,8 @@ PLANNED: list[tuple[dict[str, Any], dict[str, Any], dict[str, float]]] = [
     *(({"max_duration": long} | KEPT, {"batch": 20}, of) for long, of in LAST),
     # An epoch is 4.29 steps of 7, which no float says: what rounding adds is no row.
     ({"max_duration": "270sp"} | KEPT, {"batch": 7, "gpus": 1}, {"steps": 45}),
-    # Devices that draw the same rows count as one; of nodes and canonical ones either may be a multiple of the other.
+    # Devices that draw the same rows count as one; of nodes and canonical ones either may be a
+    # multiple of the other.
     ({"dataset": {"replication": 2}}, {"gpus": 4, "batch": 2}, {"steps": 15}),
     ({"dataset": {"num_canonical_nodes": 1}}, {"nodes": 2}, {"steps": 8}),
     ({"dataset": {"num_canonical_nodes": 4}}, {"nodes": 2}, {"steps": 8}),

@@ -1,4 +1,8 @@
-"""A recipe renders to the same YAML every time, and into a config it changes what it sets and nothing else."""
+"""A recipe renders to the same YAML every time, and into a config it changes what it sets and
+nothing else.
+"""
+
+from __future__ import annotations
 
 import os
 import threading
@@ -39,7 +43,9 @@ HELD = {"local": "mix/held", "split": "val"}
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with three published streams, which no test changes: web and chat to train on, held to evaluate on."""
+    """A folder with three published streams, which no test changes: web and chat to train on, held
+    to evaluate on.
+    """
     home = tmp_path_factory.mktemp("home")
     publish(home / "mix/web", SPLIT, [SPLIT_ROW] * 30, card={})
     publish(home / "mix/chat", TURNS, [TURNS_ROW] * 20, card={})
@@ -159,7 +165,9 @@ THEIRS = (
     *("safe_load: true", "allowed_dataset_keys: [a]", "target_prompts: all"),
     "decoder_only_format: false",
 )
-"Lines that say which data is read: a stream without a split takes that of its dataset, so one that is left over sends the loader elsewhere."
+"""Lines that say which data is read: a stream without a split takes that of its dataset, so one
+that is left over sends the loader elsewhere.
+"""
 KEPT = {"eos_token_id": 0, "shuffle": False, "shuffle_seed": 17}
 
 

@@ -1,6 +1,9 @@
-"""Shares become whole samples as exact fractions say, by largest remainder; of published streams they are rendered as `choose`, shown
-with what they come to, and refused in one sentence where they cannot be.
+"""Shares become whole samples as exact fractions say, by largest remainder; of published streams
+they are rendered as `choose`, shown with what they come to, and refused in one sentence where they
+cannot be.
 """
+
+from __future__ import annotations
 
 import math
 from dataclasses import replace
@@ -119,7 +122,9 @@ def totals(times: int, **other: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """web: 4,000 rows of 8 tokens; chat: 4,000 of 4.5 on average; docs: 2,000 pairs of 4, made by others."""
+    """web: 4,000 rows of 8 tokens; chat: 4,000 of 4.5 on average; docs: 2,000 pairs of 4, made by
+    others.
+    """
     home = tmp_path_factory.mktemp("published")
     counted = {"totals": {"loss_tokens": 28000}}
     publish(home / "web", SPLIT, [hand.SPLIT_ROW] * 4000, card=counted)

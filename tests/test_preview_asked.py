@@ -1,5 +1,7 @@
 """What a preview cannot be asked is told in a sentence, before Streaming is imported."""
 
+from __future__ import annotations
+
 import json
 import sys
 from pathlib import Path

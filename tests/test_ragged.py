@@ -1,5 +1,7 @@
 """Ragged rows behave as the list of arrays that they stand for."""
 
+from __future__ import annotations
+
 import random
 from itertools import chain
 

@@ -1,4 +1,8 @@
-"""A recipe is read into what it says, shares and budgets exactly, and refused in one sentence where it cannot be right."""
+"""A recipe is read into what it says, shares and budgets exactly, and refused in one sentence where
+it cannot be right.
+"""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Callable

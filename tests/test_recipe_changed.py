@@ -1,4 +1,8 @@
-"""A recipe that says other rows than those that were published is refused, at every command that takes one."""
+"""A recipe that says other rows than those that were published is refused, at every command that
+takes one.
+"""
+
+from __future__ import annotations
 
 import json
 import os
@@ -254,7 +258,9 @@ def test_a_machine_without_sources_says_that_they_were_not_looked_at(
 
 
 def test_a_recipe_and_its_files_may_be_moved(recipe: Path) -> None:
-    """Another folder, or a recipe that names the same files from elsewhere, are not another path."""
+    """Another folder, or a recipe that names the same files from elsewhere, are not
+    another path.
+    """
     tree: dict[str, Any] = json.loads(recipe.read_text())
     for stream in tree["streams"].values():
         stream["source"]["path"] = str(recipe.parent / stream["source"]["path"])

@@ -1,4 +1,8 @@
-"""`mdsmix report`: the page says what the commands say, holds what samples hold as text, and reaches nothing."""
+"""`mdsmix report`: the page says what the commands say, holds what samples hold as text, and
+reaches nothing.
+"""
+
+from __future__ import annotations
 
 import base64
 import io
@@ -44,7 +48,9 @@ def told(*arguments: object) -> Any:
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    """Hostile documents, pairs of which some are bad, chats of which some are too long, drawn by shares."""
+    """Hostile documents, pairs of which some are bad, chats of which some are too long, drawn by
+    shares.
+    """
     web = Web(tmp_path_factory.mktemp("page"), tokenizer_folder, pytest.MonkeyPatch())
     texts: list[Any] = [f"{HOSTILE[n % len(HOSTILE)]} number {n}" for n in range(60)]
     docs = web.holds([*texts, {"text": 7}, {"other": "<b onclick=alert(1)>"}], "docs.jsonl")

@@ -1,4 +1,8 @@
-"""What is printed: tables, cards, samples, the summary of a conversion and its progress; every figure is there and adds up."""
+"""What is printed: tables, cards, samples, the summary of a conversion and its progress; every
+figure is there and adds up.
+"""
+
+from __future__ import annotations
 
 import io
 import os
@@ -138,7 +142,8 @@ def test_trained_tokens_are_bracketed_and_control_tokens_apart() -> None:
         (TURNS, "length>=2", "all", "1 ⟦2 3 ⟧4 ⟦5 6 ⟧"),
     ):
         assert joined(segments(stored_pieces(sample, prompts, responses)), None) == text
-    # Neighbours are decoded together: a character may be several tokens, and many models drop the space in front.
+    # Neighbours are decoded together: a character may be several tokens, and many models drop the
+    # space in front.
     model = SimpleNamespace(decode=lambda ids, **_: " ".join(map(str, ids)), id_to_token=str)
     parts = [Segment([9, 9, 1], False), Segment([2, 9], True, before=1)]
     assert joined(parts, Decoder(model, frozenset())) == "9 9 1⟦ 2 9⟧"

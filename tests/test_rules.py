@@ -1,4 +1,8 @@
-"""Versions of rules: a raised one makes again what it shapes and nothing else, and `check` names it for what was made before."""
+"""Versions of rules: a raised one makes again what it shapes and nothing else, and `check` names it
+for what was made before.
+"""
+
+from __future__ import annotations
 
 import re
 from collections.abc import Callable

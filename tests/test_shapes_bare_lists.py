@@ -1,4 +1,8 @@
-"""A record that is nothing but the list of its messages, as nanochat writes them, is read as the object with these messages."""
+"""A record that is nothing but the list of its messages, as nanochat writes them, is read as the
+object with these messages.
+"""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path

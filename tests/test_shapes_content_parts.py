@@ -1,4 +1,8 @@
-"""Records as the interfaces of OpenAI and Anthropic write them become what transformers renders of the same in plain form."""
+"""Records as the interfaces of OpenAI and Anthropic write them become what transformers renders of
+the same in plain form.
+"""
+
+from __future__ import annotations
 
 import json
 from typing import Any
@@ -92,7 +96,9 @@ def test_what_an_interface_writes_is_printed_as_its_plain_form(written: Any, pla
 
 
 def test_a_record_of_anthropic_is_printed_as_its_plain_form() -> None:
-    """With its system prompt, a text or parts, and its tools, whose schema is printed as `parameters`."""
+    """With its system prompt, a text or parts, and its tools, whose schema is printed as
+    `parameters`.
+    """
     plain_tools = TOOLS[1:]
     function: Any = plain_tools[0]["function"]
     schema = function["parameters"]

@@ -1,4 +1,8 @@
-"""Conversations as Alpaca, OpenAI and ShareGPT write them: what reaches the template, under any names of keys and roles."""
+"""Conversations as Alpaca, OpenAI and ShareGPT write them: what reaches the template, under any
+names of keys and roles.
+"""
+
+from __future__ import annotations
 
 import itertools
 import json
@@ -81,7 +85,9 @@ def test_tools_in_any_form_are_those_that_the_template_is_given() -> None:
 
 
 def test_fields_tell_the_shape_and_only_these_are_read(tmp_path: Path, lettered: Tokenizer) -> None:
-    """A shape that is named alone reads all of its fields; extras, such as loss_mask, are read wherever they are."""
+    """A shape that is named alone reads all of its fields; extras, such as loss_mask, are read
+    wherever they are.
+    """
     named, alpaca = {"instruction": "instruction", "output": "output"}, SHAPES["alpaca"]
     fed, spaced = named | {"input": "input"}, {"joined_by": ""}
     every = {key: key for key in (*alpaca.fields, *alpaca.optional)}
@@ -97,7 +103,9 @@ def test_fields_tell_the_shape_and_only_these_are_read(tmp_path: Path, lettered:
 
 
 def test_messages_reach_the_template_as_they_are() -> None:
-    """Plain ones as a plain conversation: so they are rendered once, as those of Foundry's shape."""
+    """Plain ones as a plain conversation: so they are rendered once, as those of Foundry's
+    shape.
+    """
     rich = [ASKED, call('{"n": 1}'), RESULT, call({"n": 1}, content="Wait."), RESULT, ANSWERED]
     assert type(openai(*rich)) is RichConversation
     assert openai(*rich) == RichConversation(rich, None, TOOLS)
@@ -122,7 +130,9 @@ def test_a_flag_says_whether_a_message_is_trained(flags: list[dict[str, Any]]) -
 
 
 def test_numbers_of_any_size_and_values_of_arrow_have_a_canonical_form() -> None:
-    """So that they can be held out and compared: 2^70 is no number of orjson's, a Decimal no JSON."""
+    """So that they can be held out and compared: 2^70 is no number of orjson's, a Decimal
+    no JSON.
+    """
     huge = '[{"name": "f", "parameters": {"maximum": 1180591620717411303424}}]'
     calls = [call({"n": Decimal(n)}) for n in ("1.50", "1.50", "1.5")]
     one, same, other = (canonical(openai(ASKED, each, tools=huge)) for each in calls)
@@ -131,7 +141,9 @@ def test_numbers_of_any_size_and_values_of_arrow_have_a_canonical_form() -> None
 
 
 def test_nulls_stay_unless_they_are_dropped() -> None:
-    """As Arrow adds them where the objects of a list differ; a null inside of JSON text is the record's own."""
+    """As Arrow adds them where the objects of a list differ; a null inside of JSON text is the
+    record's own.
+    """
     said = [ASKED | {"tool_calls": None}, call({"city": "X", "n": None}), RESULT | {"name": None}, call('{"n": null}')]  # fmt: skip
     tools = [{"type": None, "function": {"name": "f", "strict": None, "parameters": {}}}]
     kept = [ASKED, *said[1:]]  # null for calls means that a message calls nothing

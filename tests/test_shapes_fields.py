@@ -1,4 +1,8 @@
-"""A path, a template or a condition is its value in a record, found by another way: conditions by Python itself; nothing else is let in."""
+"""A path, a template or a condition is its value in a record, found by another way: conditions by
+Python itself; nothing else is let in.
+"""
+
+from __future__ import annotations
 
 import re
 from typing import Any

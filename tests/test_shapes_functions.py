@@ -1,4 +1,8 @@
-"""A function of the user's reads records: the rows of a plain shape, bad records with its words, converted again where it changes."""
+"""A function of the user's reads records: the rows of a plain shape, bad records with its words,
+converted again where it changes.
+"""
+
+from __future__ import annotations
 
 import pickle
 import sys
@@ -164,7 +168,9 @@ def test_a_package_is_known_by_version_or_files(tmp_path: Path, monkeypatch: Any
 
 
 def test_another_process_has_it_by_its_job(home: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker of another machine has no file, and one that starts late reads the text by which the stream is known."""
+    """A worker of another machine has no file, and one that starts late reads the text by which the
+    stream is known.
+    """
     name = write(home, "sent", "Pair('a', sent_helper.SAID)", "sent_helper")
     code(home, "sent_helper", "SAID = 'found'\n")
     recipe = open_recipe(asked(home, name).recipe)
@@ -187,7 +193,9 @@ LOCAL = {
     "odd_shape.py": "import odd.words, odd_parts\nfrom pathlib import Path\nBESIDE = (Path(__file__).parent / 'beside.txt').read_text()\n"
     "def read(record):\n    return {'text': odd.words.WORD + odd_parts.WORD + BESIDE}\n",
 }
-"A folder without `__init__.py`, a text that is not UTF-8, imports from above, and a file that is read from beside the function's."
+"""A folder without `__init__.py`, a text that is not UTF-8, imports from above, and a file that is
+read from beside the function's.
+"""
 
 
 def test_it_imports_what_lies_beside_it_and_is_another_where_that_changes(home: Web) -> None:
@@ -220,7 +228,9 @@ ODD = {
 
 
 def test_it_may_print_and_end_and_change_its_record_and_import_torch(home: Web) -> None:
-    """What it prints is no output of the command; the names of rows are read of the record as it stood in the file."""
+    """What it prints is no output of the command; the names of rows are read of the record as it
+    stood in the file.
+    """
     home.holds([{"a": "no question"}, {"q": "Who?", "a": "A king.", "name": "first"}])
     streams = {}
     for name, text in ODD.items():

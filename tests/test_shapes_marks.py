@@ -1,4 +1,8 @@
-"""Marks, which say whether a message is trained, under any key and in any shape; and what a record gives to the chat template."""
+"""Marks, which say whether a message is trained, under any key and in any shape; and what a record
+gives to the chat template.
+"""
+
+from __future__ import annotations
 
 from typing import Any
 

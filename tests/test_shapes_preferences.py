@@ -1,4 +1,8 @@
-"""Preferences in all their forms: the rows are those of the same records with prompt and answers as texts or messages."""
+"""Preferences in all their forms: the rows are those of the same records with prompt and answers as
+texts or messages.
+"""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
@@ -115,7 +119,9 @@ FORMS: dict[str, tuple[Sequence[Record], Sequence[Record], str]] = {
     "one_message": (ONE_MESSAGE, CHATS, "preference"),
     "answers_as_texts": (ANSWERS_AS_TEXTS, CHATS, "preference"),
 }
-"Name -> records, the same records with messages or texts for prompt and answers, and the shape that `init` finds."
+"""Name -> records, the same records with messages or texts for prompt and answers, and the shape
+that `init` finds.
+"""
 
 
 def converted(
@@ -152,7 +158,9 @@ def test_each_form_is_recognised_and_gives_the_rows_of_the_plain_one(
 
 
 def test_one_odd_record_is_one_bad_record(tmp_path: Path, tokenizer_folder: Path) -> None:
-    """Beside records with a prompt, as the shape is found from two field names of a recipe and from its own name."""
+    """Beside records with a prompt, as the shape is found from two field names of a recipe and from
+    its own name.
+    """
     whole = [{"prompt": "Why?", "chosen": " So.", "rejected": " No."}]
     fields = {key: key for key in whole[0]}
     for number, source in enumerate(({"shape": "preference"}, fields)):
@@ -180,7 +188,9 @@ VALUES: list[Any] = [
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_value_of_any_field_ends_a_run(name: str) -> None:
-    """Each field of each shape in turn has each value, beside fields that are whole, absent or odd themselves."""
+    """Each field of each shape in turn has each value, beside fields that are whole, absent or odd
+    themselves.
+    """
     shape = SHAPES[name]
     keys = [*shape.fields, *shape.optional]
     for key in keys:
@@ -209,7 +219,9 @@ RANKED: dict[str, tuple[Record, Sequence[Record], Record]] = {
         {"conversations": "messages", "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool"}},
     ),
 }  # fmt: skip
-"An entry with `ranking: true`, its records, and the source that its stream gets beside `chosen` and `rejected`."
+"""An entry with `ranking: true`, its records, and the source that its stream gets beside `chosen`
+and `rejected`.
+"""
 
 
 @pytest.mark.parametrize("name", RANKED)

@@ -1,4 +1,8 @@
-"""What is wrong with a record has its reason, in every shape; records that are read together come out as they do one by one."""
+"""What is wrong with a record has its reason, in every shape; records that are read together come
+out as they do one by one.
+"""
+
+from __future__ import annotations
 
 import json
 from itertools import product

@@ -1,4 +1,9 @@
-"""index.json and the manifest are read strictly: they may come from anywhere. Shards are named by their bytes, written once, gathered from wherever they lie whole; the head of one is what was written."""
+"""index.json and the manifest are read strictly: they may come from anywhere. Shards are named by
+their bytes, written once, gathered from wherever they lie whole; the head of one is what was
+written.
+"""
+
+from __future__ import annotations
 
 import json
 import os

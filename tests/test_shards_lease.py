@@ -1,4 +1,8 @@
-"""One holder at a time, whose death is noticed and whose life is believed, whatever any clock says."""
+"""One holder at a time, whose death is noticed and whose life is believed, whatever any
+clock says.
+"""
+
+from __future__ import annotations
 
 import os
 import threading
@@ -88,7 +92,9 @@ def test_without_conditions_it_is_said(folder: Location, monkeypatch: pytest.Mon
 
 
 def test_a_slow_write_is_old(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have come at once and only the answer late: so long the counter stands still for others."""
+    """It may have come at once and only the answer late: so long the counter stands still for
+    others.
+    """
     now, real = [0.0], module.Revision.put
 
     def put(seen: module.Revision, content: bytes) -> module.Revision | None:

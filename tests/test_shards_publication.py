@@ -1,4 +1,6 @@
-"""Whoever was overtaken publishes nothing, and when all writers have ended, card and index fit: whatever the order was."""
+"""Whoever was overtaken publishes nothing, and when all writers have ended, card and index fit:
+whatever the order was.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from tests.published import CONCAT, TOKEN_ROW, publish
 from tests.stalled import COMMITS, stalled_everywhere
 
 SEEDS = (*range(60), 3369)
-"In the last one a card is put back between another's card and index, which takes three writers and luck."
+"""In the last one a card is put back between another's card and index, which takes three writers
+and luck.
+"""
 
 
 def stream(folder: Path, token: int) -> tuple[Index, bytes]:
@@ -33,7 +37,9 @@ def stream(folder: Path, token: int) -> tuple[Index, bytes]:
 
 
 HELD: Any = SimpleNamespace(confirm=lambda: None)
-"A lease that says yes to everybody, as one does to a holder that is stopped right after he has asked."
+"""A lease that says yes to everybody, as one does to a holder that is stopped right after he has
+asked.
+"""
 
 
 class Turns:
@@ -61,8 +67,10 @@ class Turns:
 
 @dataclass(frozen=True)
 class Memory:
-    """A place in a folder of memory, with what publications ask of a Location. Stamps are of the content, as ETags are: what was
-    written and put back looks as if nobody had written. (On a disk below, they are new with every write.)"""
+    """A place in a folder of memory, with what publications ask of a Location. Stamps are of the
+    content, as ETags are: what was written and put back looks as if nobody had written. (On a disk
+    below, they are new with every write.)
+    """
 
     held: dict[str, tuple[Stat, bytes]]
     turns: Turns

@@ -1,4 +1,8 @@
-"""A long list of sources lies in parts beside the manifest: read only where names are asked for, whole or not at all."""
+"""A long list of sources lies in parts beside the manifest: read only where names are asked for,
+whole or not at all.
+"""
+
+from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,8 @@
-"""Whatever is not as the index and the manifest say is one fault that names it; what is whole has none."""
+"""Whatever is not as the index and the manifest say is one fault that names it; what is whole has
+none.
+"""
+
+from __future__ import annotations
 
 import json
 import os
@@ -127,7 +131,9 @@ def test_a_stream_of_another_tool_is_held_against_its_index(tmp_path: Path) -> N
 
 
 def test_the_command(split: Path) -> None:
-    """0 whole, 3 not to be used, 4 could not look; one line for each fault; --json says the same."""
+    """0 whole, 3 not to be used, 4 could not look; one line for each fault; --json says
+    the same.
+    """
     assert re.fullmatch(rf"{split}: .*bytes: whole\n", done("verify", split.parent).out)
     assert done("verify", "--quick", split).out.endswith("names and sizes are right\n")
     gone = shards(split)[0]

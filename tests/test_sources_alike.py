@@ -1,5 +1,9 @@
-"""The same records give the same documents, pairs and conversations, whatever the format of the file. Elements of an array, rows of a
-table or of Arrow, texts and members of an archive come each with its bytes and its place, however the bytes come."""
+"""The same records give the same documents, pairs and conversations, whatever the format of the
+file. Elements of an array, rows of a table or of Arrow, texts and members of an archive come each
+with its bytes and its place, however the bytes come.
+"""
+
+from __future__ import annotations
 
 import csv
 import io
@@ -231,7 +235,9 @@ def test_only_wanted_columns_are_read_and_the_footer_tells_of_empty_others(tmp_p
 
 
 def test_rows_of_arrow_come_in_order_with_their_places(tmp_path: Path) -> None:
-    """A file is cut at its record batches of three rows, a stream is not; of a batch some rows are decoded at once."""
+    """A file is cut at its record batches of three rows, a stream is not; of a batch some rows are
+    decoded at once.
+    """
     for format in ("arrow", "feather"):
         path = write(tmp_path, format, ROWS.to_pylist())
         settings = {"window": path.stat().st_size // 4, "fields": ("text",)}
@@ -253,7 +259,9 @@ def test_rows_of_arrow_come_in_order_with_their_places(tmp_path: Path) -> None:
 def test_neither_row_groups_nor_compression_nor_batches_change_what_a_file_is_known_by(
     tmp_path: Path, texts: list[str], group: int, window: int
 ) -> None:
-    """The records, their windows and their keys are those of any other way to write them; splits read every row once."""
+    """The records, their windows and their keys are those of any other way to write them; splits
+    read every row once.
+    """
     table, path = pa.table({"text": texts, "other": list(range(len(texts)))}), tmp_path / "a.parquet"  # fmt: skip
     whole = {"window": 1 << 30, "fields": ("text",)}
     pq.write_table(table, path)

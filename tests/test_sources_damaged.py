@@ -1,4 +1,8 @@
-"""A bad piece of a file costs its neighbours nothing, in every format; a file that is not whole, or not as it was, is one sentence."""
+"""A bad piece of a file costs its neighbours nothing, in every format; a file that is not whole, or
+not as it was, is one sentence.
+"""
+
+from __future__ import annotations
 
 import gzip
 import io
@@ -58,7 +62,9 @@ FAULTS: list[tuple[str, dict[str, str], bytes, bytes, list[Any], Place, dict[byt
     ("a.txt", {"split_by": "line"}, b"a\n", b"\nb\n", T, {"line": 2, "offset": 2}, {b"\xff": "invalid_utf8"}),
     ("a.txt", {"split_by": "paragraph"}, b"a\n\n", b"\n\n\nb\n", T, {"line": 3, "offset": 3}, {b"\xff": "invalid_utf8"}),
 ]  # fmt: skip
-"File, settings, good records before and after a fault, what is read, the place of the fault, and faults with their reasons."
+"""File, settings, good records before and after a fault, what is read, the place of the fault, and
+faults with their reasons.
+"""
 
 
 def test_a_bad_piece_has_its_place_and_costs_its_neighbours_nothing(tmp_path: Path) -> None:
@@ -227,7 +233,9 @@ def test_values_that_are_no_texts_come_as_what_they_are(tmp_path: Path) -> None:
 
 
 def test_no_window_is_handed_out_of_a_file_that_has_changed_since(tmp_path: Path) -> None:
-    """A window is published under the key of the file that was planned, so the end of the file is too late to look."""
+    """A window is published under the key of the file that was planned, so the end of the file is
+    too late to look.
+    """
     path = tmp_path / "x.jsonl.gz"
     for change in CHANGES:
         path.write_bytes(gzip.compress(b"123456789\n" * 50))
@@ -239,7 +247,9 @@ def test_no_window_is_handed_out_of_a_file_that_has_changed_since(tmp_path: Path
 
 
 def test_a_window_above_128_mb_is_read_where_memory_allows(tmp_path: Path) -> None:
-    """A frame whose window is 2^31 bytes, as `zstd --long=31` writes them; its header says so, whatever it holds."""
+    """A frame whose window is 2^31 bytes, as `zstd --long=31` writes them; its header says so,
+    whatever it holds.
+    """
     settings = zstandard.ZstdCompressionParameters(window_log=31)
     frame = zstandard.ZstdCompressor(compression_params=settings).compressobj()
     packed = PACKED[".zst"](b"1\n") + frame.compress(b"2\n") + frame.flush()

@@ -1,4 +1,8 @@
-"""JSON texts in columns of the type arrow.json and maps are read as the same records from JSON Lines are."""
+"""JSON texts in columns of the type arrow.json and maps are read as the same records from JSON
+Lines are.
+"""
+
+from __future__ import annotations
 
 import io
 import json
@@ -191,7 +195,9 @@ def test_a_broken_text_and_the_text_of_it_have_two_digests(tmp_path: Path) -> No
 
 
 def test_other_columns_keep_their_digests(tmp_path: Path) -> None:
-    """A file's version is that of older releases, so a file without JSON or maps is not converted again."""
+    """A file's version is that of older releases, so a file without JSON or maps is not converted
+    again.
+    """
     content = b'{"t":"a","n":{"x":1,"y":[null]}}\n{"t":"b","n":null}\n'
     said = f"rows {len(content)} {xxh3_128_hexdigest(content)}\n"
     table = pa.table({"t": ["a", "b"], "n": [{"x": 1, "y": [None]}, None]})

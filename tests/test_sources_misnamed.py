@@ -1,4 +1,8 @@
-"""A file that is of another sort than its name says, or that its library cannot open, is one sentence: what it is, and what to do."""
+"""A file that is of another sort than its name says, or that its library cannot open, is one
+sentence: what it is, and what to do.
+"""
+
+from __future__ import annotations
 
 import base64
 import bz2

@@ -1,5 +1,8 @@
-"""What a recipe's paths name, each file once; units that cover every file once; every line owned by exactly one unit and window; and
-hashes that follow exactly the bytes that a unit owns."""
+"""What a recipe's paths name, each file once; units that cover every file once; every line owned by
+exactly one unit and window; and hashes that follow exactly the bytes that a unit owns.
+"""
+
+from __future__ import annotations
 
 import gc
 import json
@@ -116,7 +119,9 @@ def groups(tree: dict[str, int]) -> set[tuple[str, ...]]:
 
 
 def test_one_file_among_a_thousand_changes_only_the_units_near_it() -> None:
-    """Of about 95 units; the largest of 1,000 such changes was 3. Fixed cutting changes half of them."""
+    """Of about 95 units; the largest of 1,000 such changes was 3. Fixed cutting changes half of
+    them.
+    """
     rng = random.Random(7)
     tree = {f"{rng.getrandbits(40):010x}.jsonl": rng.randint(1, 999) for _ in range(1000)}
     before, added = groups(tree), list[int]()
@@ -163,8 +168,9 @@ def test_packing_changes_no_digest(tmp_path: Path, texts: list[bytes], window: i
 
 
 def test_windows_of_grouped_packed_files_are_counted_in_what_they_hold(tmp_path: Path) -> None:
-    """In a group of files as one window after another, whatever the sizes in which they are stored; what is hashed while it is read
-    is what is found by hashing alone."""
+    """In a group of files as one window after another, whatever the sizes in which they are stored;
+    what is hashed while it is read is what is found by hashing alone.
+    """
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.jsonl.zst").write_bytes(zstandard.compress(b'"text"\n' * 300))
     [unit] = units(tmp_path, "*", 1000)

@@ -1,5 +1,7 @@
 """Local files: a write is all or nothing, missing is an answer, and every failure is a sentence."""
 
+from __future__ import annotations
+
 import os
 import re
 import threading

@@ -1,4 +1,8 @@
-"""Files of a hub, asked of a server on the loopback that answers huggingface_hub's file system as the hub does."""
+"""Files of a hub, asked of a server on the loopback that answers huggingface_hub's file system as
+the hub does.
+"""
+
+from __future__ import annotations
 
 import hashlib
 import io
@@ -27,7 +31,9 @@ REPLACED = "was changed while it was being read"
 
 
 class Hub(ThreadingHTTPServer):
-    """The data set org/name: its files at its newest commit, and the Range of each GET of a file."""
+    """The data set org/name: its files at its newest commit, and the Range of each GET of
+    a file.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answers)

@@ -1,4 +1,8 @@
-"""How patiently a store is asked, by a clock that the tests turn, and how a file of which any part may be read first asks it; no server is needed."""
+"""How patiently a store is asked, by a clock that the tests turn, and how a file of which any part
+may be read first asks it; no server is needed.
+"""
+
+from __future__ import annotations
 
 import io
 import os
@@ -85,7 +89,9 @@ def known(clock: Waiting) -> Waiting:
 
 
 def test_a_store_that_is_gone_for_a_minute_is_waited_for(known: Waiting) -> None:
-    """Patience begins with the first failure: an upload that took two minutes before it broke is tried again."""
+    """Patience begins with the first failure: an upload that took two minutes before it broke is
+    tried again.
+    """
     for error in (REFUSED, SLOW_DOWN, SILENT):
         assert known.ask(75, error, 0.01) == "done"
         assert max(known.slept) <= 8
@@ -186,7 +192,9 @@ def test_fewer_bytes_are_another_object(clock: Waiting, monkeypatch: pytest.Monk
 
 
 def test_a_store_says_which_version_and_when_or_is_refused() -> None:
-    """An ETag may be without quotes, or weakened by a proxy. A listing may be without: then the object itself is asked."""
+    """An ETag may be without quotes, or weakened by a proxy. A listing may be without: then the
+    object itself is asked.
+    """
     now = datetime(2026, 11, 22, tzinfo=timezone.utc)
     for etag in ('"abc"', "abc", 'W/"abc"'):
         said = {"ETag": etag, "LastModified": now, "ContentLength": 5}

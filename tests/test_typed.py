@@ -1,4 +1,8 @@
-"""Values as YAML gives them: a mapping becomes a dataclass, or one sentence that names the key; and lists in sentences."""
+"""Values as YAML gives them: a mapping becomes a dataclass, or one sentence that names the key; and
+lists in sentences.
+"""
+
+from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field

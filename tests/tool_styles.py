@@ -1,4 +1,8 @@
-"""Chat templates with tools, in the manner of today's models, written for the tests; and conversations that call tools."""
+"""Chat templates with tools, in the manner of today's models, written for the tests; and
+conversations that call tools.
+"""
+
+from __future__ import annotations
 
 import json
 import random
@@ -72,7 +76,8 @@ MISTRAL = (
 HERMES = QWEN_2_5.replace("not m.tool_calls", "m.tool_calls is not defined").replace(
     "{% if m.content %}{{ '\n' }}{{ m.content }}{% endif %}", ""
 )
-# One call a message, whatever the message holds; what stands beside a call is its reasoning, and is dropped once an answer follows.
+# One call a message, whatever the message holds; what stands beside a call is its reasoning, and is
+# dropped once an answer follows.
 GPT_OSS = (
     "{% if tools %}<|start|>developer<|message|>{% for t in tools %}{{ t.function | tojson }}{% endfor %}<|end|>{% endif %}"
     "{% for m in messages %}{% if m.tool_calls %}{% set ns = namespace(answered=false) %}"
@@ -86,7 +91,8 @@ GPT_OSS = (
     "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
-# Arguments as an object have a syntax of their own, and a text is printed as it is: Gemma 4's (keys sorted), and Kimi K3's.
+# Arguments as an object have a syntax of their own, and a text is printed as it is: Gemma 4's (keys
+# sorted), and Kimi K3's.
 GEMMA_4 = (
     "{% macro value(v) %}{% if v is string %}<|q|>{{ v }}<|q|>{% elif v is boolean %}{{ 'true' if v else 'false' }}"
     "{% elif v is mapping %}{% raw %}{{% endraw %}{% for k, x in v | dictsort %}{{ k }}:{{ value(x) }}{{ ',' if not loop.last }}{% endfor %}}"
@@ -109,8 +115,9 @@ QWQ = QWEN_2_5.replace(
     "<|im_start|>assistant{% if m.content %}",
     "{% set content = m.content %}{% if not loop.last %}{% set content = m.content.split('</think>')[-1] %}{% endif %}<|im_start|>assistant{% if m.content %}",
 )
-# What others take: text alone (DeepSeek-V3), an object alone whose keys are gone through (GLM), one that escapes every form, one that
-# prints an object as Python does, and one whose content must be there.
+# What others take: text alone (DeepSeek-V3), an object alone whose keys are gone through (GLM), one
+# that escapes every form, one that prints an object as Python does, and one whose content must be
+# there.
 _CALLS = (
     "{{{{ tools | tojson }}}}{{% for m in messages %}}<{{{{ m.role }}}}>{content}"
     "{{% for c in m.tool_calls or [] %}}[{{{{ c.function.name }}}} {arguments}]{{% endfor %}}{{% endfor %}}"
@@ -134,7 +141,9 @@ ARGUMENTS: list[dict[str, Any]] = [{"city": "Köln"}, {"city": "a \"b\" \\ c", "
 
 
 def called(count: int, seed: int = 7) -> Iterator[tuple[list[Message], list[Message] | None]]:
-    """Conversations, half of them with tools that are called, as OpenAI writes them, in every form of arguments and content."""
+    """Conversations, half of them with tools that are called, as OpenAI writes them, in every form
+    of arguments and content.
+    """
     draw = random.Random(seed)
     for number in range(count):
         has_tools = draw.random() < 0.7

@@ -1,8 +1,10 @@
-"""The ranks of a node from their imports to their first batches; each prints what it took as one line of JSON.
+"""The ranks of a node from their imports to their first batches; each prints what it took as one
+line of JSON.
 
     python first_batch.py mdsmix|bare LOCAL REMOTE|- WIDTH BATCH RANKS
 
-Imports are made once and the ranks forked from there: eight times the same 5 CPU seconds would hide what the data takes.
+Imports are made once and the ranks forked from there: eight times the same 5 CPU seconds would hide
+what the data takes.
 """
 
 from __future__ import annotations

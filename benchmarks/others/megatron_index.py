@@ -1,9 +1,10 @@
-"""Megatron-core's GPTDataset on the tokens of a stream, from the start of this process to its first batch; prints its seconds as JSON.
+"""Megatron-core's GPTDataset on the tokens of a stream, from the start of this process to its first
+batch; prints its seconds as JSON.
 
     python megatron_index.py FOLDER SAMPLES WIDTH BATCH [--make]
 
-`--make` writes FOLDER/tokens.bin and .idx: the same number of tokens, in documents of 1,000, so that a sample is WIDTH tokens.
-It caches its index beside them, as it does in a training run.
+`--make` writes FOLDER/tokens.bin and .idx: the same number of tokens, in documents of 1,000, so
+that a sample is WIDTH tokens. It caches its index beside them, as it does in a training run.
 """
 
 from __future__ import annotations

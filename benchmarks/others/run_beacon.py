@@ -1,5 +1,6 @@
-"""What FlagEmbedding's script of the activation beacon does with a mixture, as far as its memory goes: the first fifth of each file
-is tokenized by datasets.map, and the rows of the budget are held in Python lists until all of them are there.
+"""What FlagEmbedding's script of the activation beacon does with a mixture, as far as its memory
+goes: the first fifth of each file is tokenized by datasets.map, and the rows of the budget are held
+in Python lists until all of them are there.
 
 python run_beacon.py MIXTURE FOLDER TOKENIZER OUT ROW BUDGET
 """

@@ -1,4 +1,5 @@
-"""datatrove's tokenizer pipeline as its documentation shows it, without the shuffling: JSONL or parquet to flat .ds files.
+"""datatrove's tokenizer pipeline as its documentation shows it, without the shuffling: JSONL or
+parquet to flat .ds files.
 
 python run_datatrove.py SOURCE TOKENIZER OUT WORKERS
 """

@@ -1,6 +1,8 @@
-"""gigatoken on whole JSONL files, EOS appended, the ids written as one uint16 file: no rows, no index.
+"""gigatoken on whole JSONL files, EOS appended, the ids written as one uint16 file: no rows, no
+index.
 
-This is what Megatron-LM's script for gigatoken does before it builds its index. Everything is in memory at once.
+This is what Megatron-LM's script for gigatoken does before it builds its index. Everything is in
+memory at once.
 
     python run_gigatoken.py SOURCE TOKENIZER OUT
 """

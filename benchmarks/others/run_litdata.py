@@ -1,4 +1,5 @@
-"""litdata's optimize as its documentation shows it for text: one tensor of ids a document, into chunks for TokensLoader.
+"""litdata's optimize as its documentation shows it for text: one tensor of ids a document, into
+chunks for TokensLoader.
 
 python run_litdata.py SOURCE TOKENIZER OUT WORKERS ROW_TOKENS
 """

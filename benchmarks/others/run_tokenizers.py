@@ -1,4 +1,5 @@
-"""Raw Hugging Face `tokenizers`: encode_batch_fast over blocks of 8 MB on all cores, the ids counted and thrown away.
+"""Raw Hugging Face `tokenizers`: encode_batch_fast over blocks of 8 MB on all cores, the ids
+counted and thrown away.
 
 python run_tokenizers.py SOURCE TOKENIZER OUT
 """

@@ -1,8 +1,10 @@
-"""The pages as a site: `make docs` writes it into .site/html, and ends with an error where a link inside leads nowhere.
+"""The pages as a site: `make docs` writes it into .site/html, and ends with an error where a link
+inside leads nowhere.
 
-Pages link to each other, to code and to the rooms' READMEs by the paths of the repository, as they are read there. So the generator is
-given a tree in which everything that is linked lies where it lies here: README.md is the first page, a README the page of its folder, and
-other files (tests, recipes) are copied as they are.
+Pages link to each other, to code and to the rooms' READMEs by the paths of the repository, as they
+are read there. So the generator is given a tree in which everything that is linked lies where it
+lies here: README.md is the first page, a README the page of its folder, and other files (tests,
+recipes) are copied as they are.
 
     python docs/site/build.py
 """
@@ -32,7 +34,9 @@ def pages() -> list[Path]:
 
 
 def linked(page: Path) -> set[Path]:
-    """Files that the page links to, those of a folder too; a link that leads nowhere ends the build."""
+    """Files that the page links to, those of a folder too; a link that leads nowhere ends the
+    build.
+    """
     found = set[Path]()
     for link in LINK.findall(page.read_text("utf-8")):
         target = (page.parent / link).resolve()

@@ -1,8 +1,8 @@
-"""The parts of pages that the code itself tells: commands with their options, from Typer; a recipe's keys, from its fields; the checks,
-from their registry.
+"""The parts of pages that the code itself tells: commands with their options, from Typer; a
+recipe's keys, from its fields; the checks, from their registry.
 
-A page holds each between `<!-- generated: NAME -->` and `<!-- end -->`. `make tables` writes them anew; tests/test_docs.py fails where
-a page says something else.
+A page holds each between `<!-- generated: NAME -->` and `<!-- end -->`. `make tables` writes them
+anew; tests/test_docs.py fails where a page says something else.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ NOT_AGAIN = {
     *(f"Recipe.{name}" for name in ON_THE_MIX),
     *("WeightSpec.repeat", "WeightSpec.proportion", "WeightSpec.choose", "WeightSpec.share"),
 }
-"Keys whose change converts nothing again; tests/test_docs.py compares them with the keys of work units."
+"""Keys whose change converts nothing again; tests/test_docs.py compares them with the keys of work
+units.
+"""
 SECTIONS = {
     "top": [("Recipe", ""), ("TokenizerSpec", "tokenizer.")],
     "source": [("SourceSpec", "")],

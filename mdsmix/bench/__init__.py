@@ -1,9 +1,13 @@
-"""The settings of a loader that are tried on this machine, as one rank of a run would use them, and the choice among them.
+"""The settings of a loader that are tried on this machine, as one rank of a run would use them, and
+the choice among them.
 
-A setting keeps up where a step waits for its batch at most 2 % of the step's time. Among settings that keep up, the fewest workers win,
-then the least prefetching: workers cost memory, and cores that other ranks need. Where no setting
-keeps up, the shortest wait wins. Other ranks are not simulated, though they would share the network and the disk.
+A setting keeps up where a step waits for its batch at most 2 % of the step's time. Among settings
+that keep up, the fewest workers win, then the least prefetching: workers cost memory, and cores
+that other ranks need. Where no setting keeps up, the shortest wait wins. Other ranks are not
+simulated, though they would share the network and the disk.
 """
+
+from __future__ import annotations
 
 import os
 from collections.abc import Sequence
@@ -44,7 +48,9 @@ class LoaderSetting:
 
     @property
     def loader_keys(self) -> dict[str, int | bool | None]:
-        """The setting as keys of `train_loader`. Without workers torch takes neither prefetching nor persistence."""
+        """The setting as keys of `train_loader`. Without workers torch takes neither prefetching
+        nor persistence.
+        """
         keys = {"num_workers": self.workers, "prefetch_factor": self.prefetch or None}
         return keys | {"persistent_workers": self.workers > 0}
 
@@ -64,8 +70,10 @@ class LoaderSetting:
 
 
 def settings(cores: int, workers: str | None, prefetch: str | None) -> list[LoaderSetting]:
-    """The settings to try. `workers` and `prefetch`: lists such as `0,2,4`; by default 0, 1, 2, 4, ... workers up to `cores`, and PREFETCH.
-    RecipeError where an entry is no number, or for more workers than `cores`."""
+    """The settings to try. `workers` and `prefetch`: lists such as `0,2,4`; by default 0, 1, 2, 4,
+    ... workers up to `cores`, and PREFETCH. RecipeError where an entry is no number, or for more
+    workers than `cores`.
+    """
     # The difference of 5 and 6 workers is noise, that of 1 and 8 is not.
     doubled = [0, *(1 << n for n in range((cores - 1).bit_length())), cores]
     counts = _numbers("--workers", workers, 0, doubled)
@@ -113,7 +121,9 @@ class Bench:
         return [s for s in self.section.stream_sections if s.settings.get("remote")]
 
     def config(self, setting: LoaderSetting, caches: str) -> dict[str, Any]:
-        """A config of this loader alone. `caches`: the folder for local copies, with a folder for each stream."""
+        """A config of this loader alone. `caches`: the folder for local copies, with a folder for
+        each stream.
+        """
         streams = {s.name: dict(s.settings) for s in self.section.stream_sections}
         for stream in self.fetched:
             streams[stream.name]["local"] = os.path.join(caches, stream.name)
@@ -128,7 +138,9 @@ class Bench:
 
 
 def rows_of(yaml: TrainingYaml, section: LoaderSection, ranks: int) -> int | None:
-    """Rows of one device in a step, by the YAML; None where it does not say. RecipeError where the ranks do not divide its batch."""
+    """Rows of one device in a step, by the YAML; None where it does not say. RecipeError where the
+    ranks do not divide its batch.
+    """
     if not section.trains:
         return whole(yaml.config.get("device_eval_batch_size"))
     batch = yaml.batch_size
@@ -143,7 +155,9 @@ def rows_of(yaml: TrainingYaml, section: LoaderSection, ranks: int) -> int | Non
 def read_bench(
     path: str, loader: str, batch: int | None, ranks: int, **measured: Any
 ) -> tuple[Bench, str]:
-    """The Bench of a YAML, and a sentence on its loader. RecipeError where the YAML cannot be read, is a recipe, or has no such loader."""
+    """The Bench of a YAML, and a sentence on its loader. RecipeError where the YAML cannot be read,
+    is a recipe, or has no such loader.
+    """
     yaml = read_yaml(path, loader)
     section = yaml.loader(loader)
     rows = batch or rows_of(yaml, section, ranks)
@@ -190,7 +204,9 @@ def chosen(measured: Sequence[Pass], step: float) -> Pass:
 
 
 def verdict(best: Pass, step: float, batch: int) -> str:
-    """A sentence on whether the loader or the model waits. `step`: seconds; `batch`: rows of one device in a step."""
+    """A sentence on whether the loader or the model waits. `step`: seconds; `batch`: rows of one
+    device in a step.
+    """
     paced = f"a step of {1000 * step:,.0f} ms waits {1000 * best.wait:,.1f} ms for its batch"
     who = f"the loader waits for the model: with {best.setting} {paced}"
     if not best.keeps_up(step):

@@ -1,12 +1,17 @@
-"""Times the settings of a loader, each pass in its own process: at a model's pace with a step after each batch, then at full speed.
+"""Times the settings of a loader, each pass in its own process: at a model's pace with a step after
+each batch, then at full speed.
 
-Batches that lie ready when a clock starts are not counted, since they were made before: the workers of a small epoch would look
-infinitely fast. A step is a sleep, since a model on an accelerator leaves the processor to the loader.
+Batches that lie ready when a clock starts are not counted, since they were made before: the workers
+of a small epoch would look infinitely fast. A step is a sleep, since a model on an accelerator
+leaves the processor to the loader.
 
-A dataset holds files and shared memory until its process ends, and each new dataset looks at all earlier ones: forty in one process
-would reach the limit of open files. A fork of a process that has imported torch takes 50 ms, a new process 6 s. Nothing
-stays behind: no cache, no shared memory, no worker.
+A dataset holds files and shared memory until its process ends, and each new dataset looks at all
+earlier ones: forty in one process would reach the limit of open files. A fork of a process that has
+imported torch takes 50 ms, a new process 6 s. Nothing stays behind: no cache, no shared memory, no
+worker.
 """
+
+from __future__ import annotations
 
 import atexit
 import multiprocessing
@@ -29,7 +34,9 @@ LEAST = 3
 ENDS_WITHIN = 5.0
 "Seconds that a process has to clean up before it is stopped."
 OF_A_RUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
-"Environment variables of a distributed run. They are removed, so that the measured rank waits for no other."
+"""Environment variables of a distributed run. They are removed, so that the measured rank waits for
+no other.
+"""
 
 
 class TooSmall(RecipeError):
@@ -37,7 +44,9 @@ class TooSmall(RecipeError):
 
 
 def run(bench: Bench, settings: Sequence[LoaderSetting], say: Say) -> list[Pass]:
-    """The passes of all settings; `say` gets a line on each at once. RecipeError where the epoch is too small for every setting."""
+    """The passes of all settings; `say` gets a line on each at once. RecipeError where the epoch is
+    too small for every setting.
+    """
     # Imported once, for all processes that are forked from here.
     from mdsmix.load.loader import ids_of
     from mdsmix.load.loader_settings import read_settings
@@ -64,7 +73,9 @@ def run(bench: Bench, settings: Sequence[LoaderSetting], say: Say) -> list[Pass]
 
 
 def _passes(bench: Bench, setting: LoaderSetting, ids: Any) -> list[Pass]:
-    """The passes of a setting: cold, then warm with the same batches. Without a remote only the warm pass is given."""
+    """The passes of a setting: cold, then warm with the same batches. Without a remote only the
+    warm pass is given.
+    """
     most, found = None, list[Pass]()
     with _caches(bench) as caches:
         for cache in ("cold", "warm"):
@@ -110,7 +121,8 @@ def timed(
 ) -> Pass:
     """A pass over a loader; TooSmall where its epoch ends too soon."""
     total, now = min(len(loader), most or len(loader)), time.perf_counter
-    # Half of the batches that do not lie ready are followed by a step; the other half is read at full speed.
+    # Half of the batches that do not lie ready are followed by a step; the other half is read at
+    # full speed.
     paced = (total - 1 - setting.ready) // 2
     if paced < LEAST:
         raise TooSmall(f"an epoch gives {total} batches, and {setting} needs {1 + setting.ready + 2 * LEAST} to be measured")  # fmt: skip
@@ -163,8 +175,10 @@ def _in_a_process(what: str, work: Callable[[], T]) -> T:
 
 
 def _answer(work: Callable[[], Any], answers: Any) -> None:
-    """The whole life of a forked process. It runs Streaming's exit functions itself, since a fork ends without them. Exit functions of the
-    parent are dropped first: they are not for this process to run."""
+    """The whole life of a forked process. It runs Streaming's exit functions itself, since a fork
+    ends without them. Exit functions of the parent are dropped first: they are not for this process
+    to run.
+    """
     atexit._clear()
     for name in OF_A_RUN:
         os.environ.pop(name, None)

@@ -1,5 +1,7 @@
 """`mdsmix bench`: does the loader wait for the model, or the model for the loader?"""
 
+from __future__ import annotations
+
 import os
 from functools import partial
 
@@ -48,7 +50,9 @@ def bench(
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Measure the loader of TRAIN.yaml with 0 to N workers, and say whether the loader or the model waits."""
+    """Measure the loader of TRAIN.yaml with 0 to N workers, and say whether the loader or the model
+    waits.
+    """
     from mdsmix.bench import chosen, read_bench, settings, table, verdict
     from mdsmix.bench.speed import run
     from mdsmix.engines.memory import cpu_count

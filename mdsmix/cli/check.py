@@ -1,5 +1,7 @@
 """`mdsmix check`: may these streams be mixed?"""
 
+from __future__ import annotations
+
 import typer
 
 from mdsmix.cli.options import (
@@ -29,7 +31,9 @@ def check(
     drop_evals: bool = flag("--drop-evals", "Leave a TRAIN.yaml's evaluations out of the check."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Say whether streams may be mixed, from indexes, manifests and first samples. Exit code 3: they may not."""
+    """Say whether streams may be mixed, from indexes, manifests and first samples. Exit code 3:
+    they may not.
+    """
     from mdsmix.mix import checking as checks
     from mdsmix.mix.apportion import shares_table, title
     from mdsmix.mix.lock_check import hold

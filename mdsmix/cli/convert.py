@@ -1,5 +1,7 @@
 """`mdsmix convert`: sources -> published streams."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,8 +115,10 @@ def convert(
     _run(loaded, options, quiet, as_json)
 
 
-def _sampled(recipe: "Recipe", quiet: bool) -> "Recipe":
-    """The recipe with `sample: budget` on its training streams. A stream that keeps another sample is named on stderr."""
+def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
+    """The recipe with `sample: budget` on its training streams. A stream that keeps another sample
+    is named on stderr.
+    """
     from mdsmix.recipe.rules import sample_contradictions, with_budget
     from mdsmix.recipe.stream_spec import BY_BUDGET
 
@@ -128,8 +132,10 @@ def _sampled(recipe: "Recipe", quiet: bool) -> "Recipe":
     return sampled
 
 
-def _run(recipe: "Recipe", options: "Options", quiet: bool, as_json: bool) -> None:
-    """Converts the streams, or a part of the work, and shows the finished streams, even if a later stream fails."""
+def _run(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
+    """Converts the streams, or a part of the work, and shows the finished streams, even if a later
+    stream fails.
+    """
     from mdsmix.convert.run import convert
     from mdsmix.report.conversions import parts_result, result, warnings
     from mdsmix.report.progress import watching

@@ -1,5 +1,7 @@
 """`mdsmix doctor`: will this machine and its stores let the recipe's run do what it does?"""
 
+from __future__ import annotations
+
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,9 +12,11 @@ from mdsmix.errors import Unreachable
 
 
 def doctor(recipe: Path = RECIPE, overrides: Texts = OVERRIDES, as_json: bool = AS_JSON) -> None:
-    """Look at all that RECIPE's run needs: versions, memory, tokenizer, sources, endpoint, credentials, rights, clock, disk.
+    """Look at all that RECIPE's run needs: versions, memory, tokenizer, sources, endpoint,
+    credentials, rights, clock, disk.
 
-    Each right is tried with a small object at the target, which is deleted again. Exit code 4: something would end the run.
+    Each right is tried with a small object at the target, which is deleted again. Exit code 4:
+    something would end the run.
     """
     from mdsmix.doctor import diagnose
     from mdsmix.kinds import open_recipe

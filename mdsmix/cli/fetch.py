@@ -1,5 +1,7 @@
 """`mdsmix fetch`: the tokenizer of a mix onto a training node."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 
@@ -17,7 +19,8 @@ def fetch(
         None, "The store, where it is not AWS.", "URL", shown="S3_ENDPOINT_URL"
     ),
 ) -> None:
-    """Copy a published tokenizer or processor into a folder of this node, and say whether it is as it was published.
+    """Copy a published tokenizer or processor into a folder of this node, and say whether it is as
+    it was published.
 
     The line at the head of a rendered YAML does the same: `aws s3 cp --recursive`.
     """

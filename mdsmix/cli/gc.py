@@ -1,5 +1,7 @@
 """`mdsmix gc`: the files of published streams that are no longer needed."""
 
+from __future__ import annotations
+
 from functools import partial
 from typing import Any
 
@@ -30,10 +32,12 @@ def gc(
     delete: bool = flag("--delete", "Delete the files; otherwise they are only listed."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """List the files at each STREAM that nothing names any more: shards, unit records, quarantine files, killed writes.
+    """List the files at each STREAM that nothing names any more: shards, unit records, quarantine
+    files, killed writes.
 
-    Files that the index, the manifest or a unit record in use names always stay, as do shards of indexes replaced since AGE ago.
-    Versions stay unless --keep says how many are enough. Of a recipe, only the streams that it makes are looked at.
+    Files that the index, the manifest or a unit record in use names always stay, as do shards of
+    indexes replaced since AGE ago. Versions stay unless --keep says how many are enough. Of a
+    recipe, only the streams that it makes are looked at.
     """
     from mdsmix.convert import garbage as collector
 

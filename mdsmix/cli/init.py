@@ -1,5 +1,7 @@
 """`mdsmix init`: files -> a first recipe."""
 
+from __future__ import annotations
+
 import os
 import re
 from pathlib import Path
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
     from mdsmix.table import Tree
 
 BUDGET = re.compile(r"(?:(\d{1,9}):)?(\d[\d.,_]*\s*[kmbt]?)(?:\s*tokens?)?", re.IGNORECASE)
-"A budget such as `2B`, or as FlagEmbedding writes it, `8192:2B`: the tokens of a row, then all tokens."
+"""A budget such as `2B`, or as FlagEmbedding writes it, `8192:2B`: the tokens of a row, then all
+tokens.
+"""
 MOST_SAMPLES = 4
 MOST_TOKENS = 150
 
@@ -67,7 +71,8 @@ def init(
 ) -> None:
     """Look at FILES, recognise their format and shape, and write a recipe that converts them.
 
-    It shows one record of each stream as it will be trained, and says what is missing where data is not recognised.
+    It shows one record of each stream as it will be trained, and says what is missing where data is
+    not recognised.
     """
     from mdsmix.encode.pretrained import decoder_of
     from mdsmix.init.start import begin
@@ -125,7 +130,7 @@ def _misuse(
     return None
 
 
-def _shown(begun: "FirstRecipe", decoder: "Decoder") -> "Iterator[Item]":
+def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
     """The first record of each stream, as it is trained."""
     from mdsmix.report.show import SampleText, Title
     from mdsmix.report.shown_samples import runs_of, segments, shortened
@@ -136,7 +141,7 @@ def _shown(begun: "FirstRecipe", decoder: "Decoder") -> "Iterator[Item]":
         yield SampleText(runs_of(shortened(first, MOST_TOKENS), decoder))
 
 
-def _json(begun: "FirstRecipe", decoder: "Decoder") -> "Tree":
+def _json(begun: FirstRecipe, decoder: Decoder) -> Tree:
     from mdsmix.report.shown_samples import sample_json, segments
 
     streams = {

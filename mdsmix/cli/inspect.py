@@ -1,5 +1,7 @@
 """`mdsmix inspect`: the settings, counts and samples of published streams."""
 
+from __future__ import annotations
+
 import random
 from pathlib import Path
 from typing import Any, Optional
@@ -38,7 +40,8 @@ def inspect(
     images: Text = option(None, "Write the images of the samples here, as stored.", "DIR"),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Show the manifest of each STREAM as a table and its first samples, trained tokens in ⟦ ⟧, control tokens in ⟨ ⟩.
+    """Show the manifest of each STREAM as a table and its first samples, trained tokens in ⟦ ⟧,
+    control tokens in ⟨ ⟩.
 
     Text that only looks like a control token stands in no ⟨ ⟩: it is ordinary tokens.
     """

@@ -1,5 +1,7 @@
 """`mdsmix leaks`: which samples of an evaluation stand in the training streams?"""
 
+from __future__ import annotations
+
 from mdsmix.cli.options import (
     AS_JSON,
     MIX,
@@ -32,7 +34,8 @@ def leaks(
     tokenizer: Text = decoder_option("the streams"),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Look for every run of 13 tokens of evaluation samples in all training streams, and show both passages.
+    """Look for every run of 13 tokens of evaluation samples in all training streams, and show both
+    passages.
 
     The exit code is 0 whatever is found: a leak is a finding and refuses nothing.
     """

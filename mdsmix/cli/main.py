@@ -1,4 +1,8 @@
-"""The root of the command line: assembles the commands, and turns errors into one sentence and an exit code. It imports nothing heavy."""
+"""The root of the command line: assembles the commands, and turns errors into one sentence and an
+exit code. It imports nothing heavy.
+"""
+
+from __future__ import annotations
 
 import os
 import signal
@@ -121,7 +125,9 @@ def run() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Opens /dev/null for a standard stream that the shell closed (`>&-`): Python sets such a stream to None."""
+    """Opens /dev/null for a standard stream that the shell closed (`>&-`): Python sets such a
+    stream to None.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115

@@ -1,5 +1,7 @@
 """`mdsmix mix`: published streams -> one published stream, drawn by weight and shuffled."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 from mdsmix.cli.options import (
@@ -42,7 +44,8 @@ def mix(
     quiet: bool = QUIET,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Draw from the train streams of RECIPE by weight, and publish the samples as one stream, shuffled across all of them.
+    """Draw from the train streams of RECIPE by weight, and publish the samples as one stream,
+    shuffled across all of them.
 
     Samples are copied byte for byte. The same streams, weights and seed give the same stream.
     """

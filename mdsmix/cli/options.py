@@ -1,4 +1,8 @@
-"""Arguments and options of the commands, and their shared functions: streams one after the other, lines and JSON on stdout."""
+"""Arguments and options of the commands, and their shared functions: streams one after the other,
+lines and JSON on stdout.
+"""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
@@ -25,7 +29,9 @@ def option(
     least: float | None = None,
     shown: bool | str = True,
 ) -> Any:
-    """An option with a value. `shown`: words for the default in the help; `names`: the option's names, if not the parameter's."""
+    """An option with a value. `shown`: words for the default in the help; `names`: the option's
+    names, if not the parameter's.
+    """
     return typer.Option(
         default,
         *names,
@@ -93,7 +99,9 @@ def own_evals_of(keep: bool, drop: bool) -> Literal["look", "keep", "drop"]:
 
 
 def decoder_option(whose: str) -> Any:
-    """The option `--tokenizer` of commands that show text. `whose`: the streams whose ids are decoded, for the help."""
+    """The option `--tokenizer` of commands that show text. `whose`: the streams whose ids are
+    decoded, for the help.
+    """
     said = f"the one that made {whose}, if known here"
     return option(None, "Decode with this tokenizer.", "NAME", shown=said)
 
@@ -101,10 +109,12 @@ def decoder_option(whose: str) -> Any:
 def for_each(
     targets: Sequence[str], as_json: bool, do: Callable[[str], Any], only_made: bool = False
 ) -> None:
-    """Calls `do`, which shows a stream or returns its JSON, for each stream. Errors are raised after the last stream.
+    """Calls `do`, which shows a stream or returns its JSON, for each stream. Errors are raised
+    after the last stream.
 
-    The JSON of a single named stream is a document of its own. Otherwise the streams are listed as `streams`, with an `error`
-    where one failed. `only_made`: of a recipe, only the streams that it makes.
+    The JSON of a single named stream is a document of its own. Otherwise the streams are listed as
+    `streams`, with an `error` where one failed. `only_made`: of a recipe, only the streams that it
+    makes.
     """
     from mdsmix.report.named_streams import named_streams
 
@@ -128,16 +138,19 @@ def for_each(
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Prints lines; with `err`, on stderr. Escape codes and line breaks in a line are shown by name, since names and records may come from
-    anyone."""
+    """Prints lines; with `err`, on stderr. Escape codes and line breaks in a line are shown by
+    name, since names and records may come from anyone.
+    """
     for line in lines:
         typer.echo(printable(line), err=err)
 
 
 def echo_json(tree: Any) -> None:
-    """Prints one JSON document on stdout: an Estimate as its number, NaN as null. All other output of the command goes to stderr.
+    """Prints one JSON document on stdout: an Estimate as its number, NaN as null. All other output
+    of the command goes to stderr.
 
-    Characters that JSON allows and a terminal obeys (U+009B, changes of direction) are escaped. They occur in strings alone.
+    Characters that JSON allows and a terminal obeys (U+009B, changes of direction) are escaped.
+    They occur in strings alone.
     """
     import orjson
 

@@ -1,5 +1,7 @@
 """`mdsmix plan`: the figures of a run, before it is paid for."""
 
+from __future__ import annotations
+
 from typing import Optional
 
 from mdsmix.cli.options import (
@@ -42,9 +44,11 @@ def plan(
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Forecast a run: tokens, padding, steps, the bytes that each node fetches and keeps, and the settings to use.
+    """Forecast a run: tokens, padding, steps, the bytes that each node fetches and keeps, and the
+    settings to use.
 
-    Figures come from indexes and manifests, and for streams that are not converted yet from a survey of their sources.
+    Figures come from indexes and manifests, and for streams that are not converted yet from a
+    survey of their sources.
     """
     from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
     from mdsmix.report.planned_run import plan_json, plan_shown

@@ -1,5 +1,7 @@
 """`mdsmix preview`: the first steps of a run, before the run."""
 
+from __future__ import annotations
+
 from mdsmix.cli.options import (
     AS_JSON,
     BATCH,
@@ -46,9 +48,11 @@ def preview(
     read: str = option("256MiB", "Read at most so much of the streams' shards.", "SIZE"),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Show the first global batches as the GPUs will see them, and how steady the mix is over an epoch.
+    """Show the first global batches as the GPUs will see them, and how steady the mix is over an
+    epoch.
 
-    The order is Streaming's own for these nodes, GPUs and workers; nothing is written, and no local folder of the YAML is touched.
+    The order is Streaming's own for these nodes, GPUs and workers; nothing is written, and no local
+    folder of the YAML is touched.
     """
     from mdsmix.encode.pretrained import find_decoder
     from mdsmix.engines.memory import size_of

@@ -1,5 +1,7 @@
 """`mdsmix quarantine`: the bad records of streams, by reason."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from mdsmix.cli.options import AS_JSON, STREAMS, Texts, for_each, option
@@ -11,7 +13,8 @@ def quarantine(
     reason: Texts = option(None, "Only these reasons; may be repeated.", "CODE", shown="all"),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Show the bad records of each STREAM by reason, the most frequent first: where each stands, and what it holds.
+    """Show the bad records of each STREAM by reason, the most frequent first: where each stands,
+    and what it holds.
 
     `convert` sets such records aside, even where it publishes nothing because too many are bad.
     """

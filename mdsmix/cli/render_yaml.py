@@ -1,5 +1,7 @@
 """`mdsmix render-yaml`: the checked mix as LLM-Foundry reads it."""
 
+from __future__ import annotations
+
 import typer
 
 from mdsmix.cli.options import (
@@ -41,7 +43,9 @@ def render_yaml(
     estimate: bool = ESTIMATE,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Check the mix of RECIPE and render it as train_loader, eval_loader and tokenizer of LLM-Foundry."""
+    """Check the mix of RECIPE and render it as train_loader, eval_loader and tokenizer of
+    LLM-Foundry.
+    """
     from mdsmix.mix.checking import findings, is_refused, report, unseen, verdict
     from mdsmix.mix.lock_check import lock_of, place_of
     from mdsmix.mix.render import before_training, refuse_recipe, render, require_place, write

@@ -1,5 +1,7 @@
 """`mdsmix repair`: the damaged shards of a published stream, made again."""
 
+from __future__ import annotations
+
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,7 +32,9 @@ def repair(
     quiet: bool = QUIET,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Verify STREAM and convert again only the work units whose shards fail: the stream comes out byte for byte as it was."""
+    """Verify STREAM and convert again only the work units whose shards fail: the stream comes out
+    byte for byte as it was.
+    """
     from mdsmix.convert.damage import repair as make_whole
     from mdsmix.convert.planning import Options
     from mdsmix.engines.memory import bytes_of

@@ -1,5 +1,7 @@
 """`mdsmix report`: a mix as one page to look at."""
 
+from __future__ import annotations
+
 from functools import partial
 from pathlib import Path
 
@@ -37,9 +39,11 @@ def report(
         True, help="The first global batches too: imports streaming, some seconds."
     ),
 ) -> None:
-    """Write one self-contained HTML page: the mix, its check, lengths, records, plan, first batches, and samples to browse.
+    """Write one self-contained HTML page: the mix, its check, lengths, records, plan, first
+    batches, and samples to browse.
 
-    The page opens anywhere and reaches no network. It names data that could not be looked at, which the exit code tells too.
+    The page opens anywhere and reaches no network. It names data that could not be looked at, which
+    the exit code tells too.
     """
     from mdsmix.errors import all_of
     from mdsmix.mix.plan.make import PlanOptions

@@ -1,5 +1,7 @@
 """`mdsmix verify`: are published streams whole?"""
 
+from __future__ import annotations
+
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +29,11 @@ def verify(
     quiet: bool = QUIET,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Verify each STREAM against its index and manifest: every shard is read, hashed, decoded and counted.
+    """Verify each STREAM against its index and manifest: every shard is read, hashed, decoded and
+    counted.
 
-    Each fault is one line, and the last line says what mends the stream. Exit code 3: the stream may not be used; 4: it could not be looked at.
+    Each fault is one line, and the last line says what mends the stream. Exit code 3: the stream
+    may not be used; 4: it could not be looked at.
     """
     from mdsmix.report.progress import watching
     from mdsmix.shards import verification
@@ -50,7 +54,7 @@ def verify(
         raise typer.Exit(Damaged.exit_code)
 
 
-def _print(report: "Report", quick: bool, quiet: bool) -> None:
+def _print(report: Report, quick: bool, quiet: bool) -> None:
     for fault in report.in_transit:
         echo(f"damaged on its way, and whole when it was read again: {fault}", err=True)
     for fault in report.faults:

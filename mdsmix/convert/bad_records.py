@@ -1,11 +1,16 @@
 """Bad records, counted and kept: where each stood, why it is bad, and its bytes.
 
-A worker counts what became of the records of a window, works on them in pieces that memory allows, and keeps the bad ones with the unit's
-record. In formats that count lines it numbers them from the unit's start, because it does not know how many lines stand before. At
-publication that is known, so the records are written to `quarantine/` beside the shards with the numbers that a text editor shows.
+A worker counts what became of the records of a window, works on them in pieces that memory allows,
+and keeps the bad ones with the unit's record. In formats that count lines it numbers them from the
+unit's start, because it does not know how many lines stand before. At publication that is known, so
+the records are written to `quarantine/` beside the shards with the numbers that a text editor
+shows.
 
-The recipe's `max_bad` limits the share of bad records in all; a refusal says what most likely has to change.
+The recipe's `max_bad` limits the share of bad records in all; a refusal says what most likely has
+to change.
 """
+
+from __future__ import annotations
 
 import base64
 import re
@@ -39,14 +44,17 @@ from mdsmix.words import counted, nearest, printable
 MOST_FIELDS = 64
 "At most so many names of a record's fields are kept with it."
 _IMAGE = re.compile(r"[A-Za-z0-9+/_%\\-]{1000,}={0,2}")
-r"An image in base64, as JSON and URLs write it, with `\/`, `\n` and `%2B`: 1,000 characters or more, as no word of a text has."
+r"""An image in base64, as JSON and URLs write it, with `\/`, `\n` and `%2B`: 1,000 characters or
+more, as no word of a text has.
+"""
 LINE = 40
 "The fewest characters of a line of base64; a list of words has shorter lines."
 
 
 class PackedRecords:
-    """Lines of a quarantine, compressed as they are added: in a file that is not JSON at all every line is a bad record, and
-    its entry is 80 bytes longer than the line."""
+    """Lines of a quarantine, compressed as they are added: in a file that is not JSON at all every
+    line is a bad record, and its entry is 80 bytes longer than the line.
+    """
 
     def __init__(self) -> None:
         from zstandard import ZstdCompressor
@@ -63,8 +71,9 @@ class PackedRecords:
 
 
 def described(bad: BadRecord, has_images: bool) -> bytes:
-    """One bad record as JSON; `raw` is its text, or `raw_base64` its bytes where they are no text. `has_images`: images in
-    base64 are left out of `raw`."""
+    """One bad record as JSON; `raw` is its text, or `raw_base64` its bytes where they are no text.
+    `has_images`: images in base64 are left out of `raw`.
+    """
     origin = bad.origin
     record = {"file": origin.file, **origin.place, "length": origin.length, "reason": bad.reason}
     if bad.detail:
@@ -87,9 +96,11 @@ def _left_out(image: re.Match[str]) -> str:
 def publish_quarantine(
     folder: Location, of: tuple[str, str], shift: tuple[str, int], frame: bytes
 ) -> None:
-    """Writes a window's bad records to the quarantine, line by line. Unreachable where they are damaged. `of`: their name, and the file of
-    finished units that holds them. `shift`: the key of a place that is counted from the unit's start, such as `line`, blank where a
-    format counts none; and the count of the source file before the unit."""
+    """Writes a window's bad records to the quarantine, line by line. Unreachable where they are
+    damaged. `of`: their name, and the file of finished units that holds them. `shift`: the key of a
+    place that is counted from the unit's start, such as `line`, blank where a format counts none;
+    and the count of the source file before the unit.
+    """
     from zstandard import ZstdDecompressor, ZstdError
 
     (name, file), (counted, before), bad = of, shift, PackedRecords()
@@ -118,11 +129,14 @@ def delete_stale_files(folder: Location, names: Collection[str], held: Lease) ->
 
 
 class Tally:
-    """Counts what became of the records, batch by batch. Written records are counted by their rows, so that the counts do not add up
-    where one is lost."""
+    """Counts what became of the records, batch by batch. Written records are counted by their rows,
+    so that the counts do not add up where one is lost.
+    """
 
     def __init__(self, has_many_rows: bool, members: Membership, has_images: bool) -> None:
-        """`has_many_rows`: a record may be several rows, as a long document that is split; else it is one."""
+        """`has_many_rows`: a record may be several rows, as a long document that is split; else it
+        is one.
+        """
         self._has_many_rows, self._members, self._has_images = has_many_rows, members, has_images
         self.records, self.bad = Records(), PackedRecords()
         self.size = self.lines = 0
@@ -145,8 +159,9 @@ class Tally:
         )
 
     def end(self, batch: RecordBatch, without: Collection[int]) -> None:
-        """Keeps the batch's bad records in their order and counts them by reason. Those in no piece are counted as read.
-        `without`: positions of records that workers died of."""
+        """Keeps the batch's bad records in their order and counts them by reason. Those in no piece
+        are counted as read. `without`: positions of records that workers died of.
+        """
         late = sorted([*self._rejected, *(batch.reject(position, CRASHED) for position in without)])
         reasons = Counter[str]()
         for bad in merge(self._of_sample(batch), late):
@@ -160,7 +175,9 @@ class Tally:
         self._rejected = []
 
     def _of_sample(self, batch: RecordBatch) -> Iterator[BadRecord]:
-        """The items of a batch that hold no record, as a line that is not JSON. Items outside the stream's sample are only counted."""
+        """The items of a batch that hold no record, as a line that is not JSON. Items outside the
+        stream's sample are only counted.
+        """
         for bad in batch.bad:
             if self._members.samples_raw(bad.origin.raw):
                 yield bad
@@ -192,8 +209,9 @@ ADVICE = {
 
 
 def refuse_too_many_bad(job: Job, records: Records) -> None:
-    """Raise TooManyBadRecords if more records of the whole stream were bad than the recipe's max_bad
-    allows. One bad record of a few is not too many for the default, or for a larger share."""
+    """Raise TooManyBadRecords if more records of the whole stream were bad than the recipe's
+    max_bad allows. One bad record of a few is not too many for the default, or for a larger share.
+    """
     allowed = job.max_bad * records.sampled
     if job.max_bad >= read_share(MAX_BAD):
         allowed = max(allowed, Fraction(1))
@@ -216,8 +234,9 @@ def shown_share(job: Job) -> str:
 
 
 def _nearest(bad: Mapping[str, Any]) -> str:
-    """Return a question that names the field most like the missing one of a bad record; empty without
-    such a field."""
+    """Return a question that names the field most like the missing one of a bad record; empty
+    without such a field.
+    """
     missing = _missing_field(bad)
     fields = _fields_of(bad)
     if not missing or missing.partition(".")[0] in fields:
@@ -246,7 +265,9 @@ def _fields_of(bad: Mapping[str, Any]) -> list[str]:
 
 
 def advice(job: Job, records: Records) -> str:
-    """Sentences on what most likely has to change, with the first record of some reasons as examples."""
+    """Sentences on what most likely has to change, with the first record of some reasons as
+    examples.
+    """
     first = dict[str, str]()
     for bad in islice(read_quarantine(job.folder), MOST_LOOKED_AT):
         told = [bad.get("detail"), bad.get("fields") or bad.get("raw")]

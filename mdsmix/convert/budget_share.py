@@ -1,6 +1,9 @@
-"""How much of its source a stream takes for its share of a budget. A survey estimates the tokens of the source, and
-`mdsmix.recipe.amounts` makes a share of records of that. The survey is kept in the cache of this machine and holds as long as the
-parts of the source that it looked at are unchanged."""
+"""How much of its source a stream takes for its share of a budget. A survey estimates the tokens of
+the source, and `mdsmix.recipe.amounts` makes a share of records of that. The survey is kept in the
+cache of this machine and holds as long as the parts of the source that it looked at are unchanged.
+"""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -48,7 +51,8 @@ def estimate_source(job: Job, files: Sequence[sources.SourceFile]) -> SourceEsti
     path = cache_folder() / "looks" / f"{xxhash.xxh128_hexdigest(key)}.json"
     known = recall(path)
     if known is None:
-        # Images are read only for a processor, which says how many tokens each becomes; without one it is one token.
+        # Images are read only for a processor, which says how many tokens each becomes; without one
+        # it is one token.
         reads_images = "processor" in job.encoding.images
         root = job.images_root if reads_images else None
 
@@ -101,9 +105,11 @@ class BudgetShare:
 def sampled(
     recipe: Recipe, stream: StreamSpec, job: Job, files: Sequence[SourceFile]
 ) -> tuple[Job, BudgetShare | None]:
-    """Sets the sample of a job so that the stream fills its share of the budget, where its recipe says so.
+    """Sets the sample of a job so that the stream fills its share of the budget, where its recipe
+    says so.
 
-    Under `--limit` all of the first records are taken: a small share of a few records would be none.
+    Under `--limit` all of the first records are taken: a small share of a few records would be
+    none.
     """
     if stream.sample != BY_BUDGET or job.limit:
         return job, None
@@ -129,7 +135,9 @@ def sampled(
 
 
 def said_of_mean(mean: float, expected: float | None) -> str | None:
-    """Says how far the mean tokens of a record are from the recipe's expected_mean_tokens; None within 5 %."""
+    """Says how far the mean tokens of a record are from the recipe's expected_mean_tokens; None
+    within 5 %.
+    """
     if not expected or not mean or abs(mean / expected - 1) <= FAR:
         return None
     return (

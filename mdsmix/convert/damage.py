@@ -1,5 +1,9 @@
-"""Repairs a published stream. It is verified first. Where it is damaged, and source and recipe would make the same stream again, it is
-converted with `--verify-target`, which deletes the damaged files and does their units again."""
+"""Repairs a published stream. It is verified first. Where it is damaged, and source and recipe
+would make the same stream again, it is converted with `--verify-target`, which deletes the damaged
+files and does their units again.
+"""
+
+from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,9 +31,11 @@ class Repaired:
 
 
 def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher) -> Repaired:
-    """Makes the stream in `folder`, which this recipe publishes, what its manifest says; `options` say who may work.
+    """Makes the stream in `folder`, which this recipe publishes, what its manifest says; `options`
+    say who may work.
 
-    RecipeError where recipe or source would make another stream; Unreachable where it cannot be looked at.
+    RecipeError where recipe or source would make another stream; Unreachable where it cannot be
+    looked at.
     """
     split = working_folder(folder)
     now = named_version(split) or split
@@ -61,7 +67,9 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
 
 
 def _refuse_another(plan: StreamPlan, folder: Location) -> str:
-    """The hash of the index of the stream in `folder`; RecipeError where the plan would make another stream. Nothing is touched."""
+    """The hash of the index of the stream in `folder`; RecipeError where the plan would make
+    another stream. Nothing is touched.
+    """
     job, manifest = plan.job, published_manifest(plan.job, plan.target, reencode=False)
     if manifest is None:
         raise RecipeError(

@@ -1,19 +1,27 @@
-"""`duplicates: drop`: which records are dropped from each work unit, known before the first one is encoded.
+"""`duplicates: drop`: which records are dropped from each work unit, known before the first one is
+encoded.
 
-The source is read for the fingerprints of its records, where they are not kept from before, and the fingerprints are joined: of equal
-records the first in the order of the plan stays. That is the order of units in the index: by the name of a unit's first file, then
-by where it begins. Encoding first, and then again the units that lose records, would cost less only where hardly any unit holds a
-duplicate. Nobody asks for `drop` there: with one duplicate in a hundred records every window of 20,000 holds some.
+The source is read for the fingerprints of its records, where they are not kept from before, and the
+fingerprints are joined: of equal records the first in the order of the plan stays. That is the
+order of units in the index: by the name of a unit's first file, then by where it begins. Encoding
+first, and then again the units that lose records, would cost less only where hardly any unit holds
+a duplicate. Nobody asks for `drop` there: with one duplicate in a hundred records every window of
+20,000 holds some.
 
-The list of dropped records is part of a unit's key. So where the earlier copy is edited away, the unit with the next copy is done
-again and keeps it; a unit whose list is as it was is not touched. The lists are remembered in the cache of this machine as
-long as the stream holds the same windows, so a run with nothing to do joins nothing.
+The list of dropped records is part of a unit's key. So where the earlier copy is edited away, the
+unit with the next copy is done again and keeps it; a unit whose list is as it was is not touched.
+The lists are remembered in the cache of this machine as long as the stream holds the same windows,
+so a run with nothing to do joins nothing.
 
-Fingerprints are joined on local disk, since a first copy anywhere makes all later ones repeats. Each fingerprint goes, with its record's
-position, 24 bytes together, into one of 256 bucket files by its first bits; then one bucket after the other is sorted. For a billion
-records a bucket is 100 MB, and takes three times that while it is sorted. Of a larger bucket only one row of each fingerprint is held, so
-a record that stands there a billion times takes no more than one that stands there twice.
+Fingerprints are joined on local disk, since a first copy anywhere makes all later ones repeats.
+Each fingerprint goes, with its record's position, 24 bytes together, into one of 256 bucket files
+by its first bits; then one bucket after the other is sorted. For a billion records a bucket is 100
+MB, and takes three times that while it is sorted. Of a larger bucket only one row of each
+fingerprint is held, so a record that stands there a billion times takes no more than one that
+stands there twice.
 """
+
+from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -48,13 +56,17 @@ _NO_ROWS = np.empty((0, 3), np.uint64)
 
 
 def count_repeats(windows: Iterable[Fingerprints]) -> int:
-    """The number of records with the fingerprint of an earlier one. `windows`: those of the stream, in the order of its plan."""
+    """The number of records with the fingerprint of an earlier one. `windows`: those of the stream,
+    in the order of its plan.
+    """
     return sum(map(len, _repeats(windows, [0])))
 
 
 def find_repeats(windows: Iterable[Fingerprints]) -> list[bytes]:
-    """For each window a bit per record, the lowest bit of a byte first: 1 where an earlier record of the stream has the same
-    fingerprint; b"" for a window without any. A byte holds bits of one window alone."""
+    """For each window a bit per record, the lowest bit of a byte first: 1 where an earlier record
+    of the stream has the same fingerprint; b"" for a window without any. A byte holds bits of one
+    window alone.
+    """
     starts, bits = [0], np.zeros(0, np.uint8)
     for at in _repeats(windows, starts):
         bits = bits if len(bits) else np.zeros(starts[-1] >> 3, np.uint8)
@@ -64,8 +76,10 @@ def find_repeats(windows: Iterable[Fingerprints]) -> list[bytes]:
 
 
 def _repeats(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[NDArray[np.uint64]]:
-    """The positions of later copies, in no order. Every window starts at a multiple of 8; these starts, and the end, are appended to
-    `starts`. Rows beyond ROWS_AT_ONCE go through files. Unreachable where the disk for temporary files is full."""
+    """The positions of later copies, in no order. Every window starts at a multiple of 8; these
+    starts, and the end, are appended to `starts`. Rows beyond ROWS_AT_ONCE go through files.
+    Unreachable where the disk for temporary files is full.
+    """
     # Small windows are many, and each array is appended to up to 256 files.
     parts = map(np.concatenate, gathered(_rows(windows, starts), len, ROWS_AT_ONCE))
     rows, rest = next(parts, _NO_ROWS), next(parts, _NO_ROWS)
@@ -113,8 +127,10 @@ def _of_bucket(bucket: Path) -> Iterator[NDArray[np.uint64]]:
 
 
 def _is_later(rows: Rows) -> NDArray[np.bool_]:
-    """Whether an earlier row has the same fingerprint. Only rows whose first half may stand twice are sorted as rows, for which sorting
-    the first halves is enough: 30 ns a row, where sorting the rows takes 200."""
+    """Whether an earlier row has the same fingerprint. Only rows whose first half may stand twice
+    are sorted as rows, for which sorting the first halves is enough: 30 ns a row, where sorting the
+    rows takes 200.
+    """
     high = np.sort(rows[:, 0])
     twins = high[1:][high[1:] == high[:-1]]
     may_repeat = np.zeros(int(FLAGS) + 1, bool)
@@ -128,7 +144,9 @@ def _is_later(rows: Rows) -> NDArray[np.bool_]:
 
 
 def without_duplicates(work: Work) -> Work:
-    """The work with the duplicates to drop from each unit, where the recipe drops any; Unreachable where fingerprints are damaged."""
+    """The work with the duplicates to drop from each unit, where the recipe drops any; Unreachable
+    where fingerprints are damaged.
+    """
     job, cache = work.job, work.cache
     if not job.drops:
         return work
@@ -144,7 +162,9 @@ def without_duplicates(work: Work) -> Work:
 
 
 def _hashed(work: Work) -> list[Content]:
-    """The contents of all units of the stream. Units that are not known, or whose fingerprints are not kept, are read first."""
+    """The contents of all units of the stream. Units that are not known, or whose fingerprints are
+    not kept, are read first.
+    """
     job, cache, todo = work.job, work.cache, list[int]()
     for number, unit in enumerate(work.units):
         content = cache.content(unit)

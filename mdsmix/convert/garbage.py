@@ -1,12 +1,16 @@
-"""Deletes files of a published stream that nothing needs: shards, unit records, quarantine files, killed writes, older versions, and the
-tokenizers and processors beside the streams.
+"""Deletes files of a published stream that nothing needs: shards, unit records, quarantine files,
+killed writes, older versions, and the tokenizers and processors beside the streams.
 
-A file goes if mdsmix named it, it is older than seven days, and nothing names it. A shard is named by the index, by an index that was
-replaced in the last seven days, or by a unit record that stays. Versions go only where the user says how many to keep. Their age counts
-from when they ceased to be current, since a job that began the day before may read one that is months old. Only names that mdsmix gives
-are looked at, so everything else in the folder stays. A tokenizer or processor is named by the manifest of any stream or version beside
-it. Deletion holds the stream's lease, so nothing goes that a conversion is about to name.
+A file goes if mdsmix named it, it is older than seven days, and nothing names it. A shard is named
+by the index, by an index that was replaced in the last seven days, or by a unit record that stays.
+Versions go only where the user says how many to keep. Their age counts from when they ceased to be
+current, since a job that began the day before may read one that is months old. Only names that
+mdsmix gives are looked at, so everything else in the folder stays. A tokenizer or processor is
+named by the manifest of any stream or version beside it. Deletion holds the stream's lease, so
+nothing goes that a conversion is about to name.
 """
+
+from __future__ import annotations
 
 import re
 import time
@@ -78,7 +82,9 @@ class Garbage:
 
     kind: str
     name: str
-    "The path below the stream's folder; of a version, the name beside it; of a tokenizer or processor, the name beside the streams."
+    """The path below the stream's folder; of a version, the name beside it; of a tokenizer or
+    processor, the name beside the streams.
+    """
     bytes: int
     age: float
     "Seconds since it was written, or, of a version, replaced."
@@ -110,8 +116,9 @@ def find_folder(url: str) -> Location:
 
 
 def find_garbage(folder: Location, older_than: float, keep: int | None = None) -> list[Garbage]:
-    """Everything older than `older_than` seconds that nothing names, and versions of that age except the newest `keep`, the current one
-    counted; None keeps all."""
+    """Everything older than `older_than` seconds that nothing names, and versions of that age
+    except the newest `keep`, the current one counted; None keeps all.
+    """
     ours = list(_ours(folder))
     others = _other_versions(folder, ours)
     whole = [each for each in others if each.kind == "version"]
@@ -127,8 +134,10 @@ def find_garbage(folder: Location, older_than: float, keep: int | None = None) -
 
 
 def _named(folder: Location, ours: Iterable[Garbage], older_than: float) -> set[str]:
-    """The keys of everything that is named: by the manifest, the index, an index replaced less than `older_than` seconds ago, or a unit
-    record that stays. A record stays if it is as young, or in the manifest."""
+    """The keys of everything that is named: by the manifest, the index, an index replaced less than
+    `older_than` seconds ago, or a unit record that stays. A record stays if it is as young, or in
+    the manifest.
+    """
     manifest, index = read_manifest(folder), find_index(folder)
     published = {part.key for part in manifest.parts} if manifest else set[str]()
     named = published | {file.hash for file in (manifest.named_files if manifest else ())}
@@ -174,7 +183,9 @@ def _unfinished(folder: Location) -> Iterator[Garbage]:
 
 
 def _other_versions(folder: Location, ours: Iterable[Garbage]) -> list[Garbage]:
-    """All versions of the split in `folder` but the current one, the last replaced first. A half-made one is as old as its last file."""
+    """All versions of the split in `folder` but the current one, the last replaced first. A
+    half-made one is as old as its last file.
+    """
     current, found = named_version(folder), list[Garbage]()
     replaced = {file.key: file.age for file in ours if file.kind == "version mark"}
     for version in versions(folder):
@@ -187,7 +198,9 @@ def _other_versions(folder: Location, ours: Iterable[Garbage]) -> list[Garbage]:
 
 
 def _unnamed_pretrained(folder: Location) -> Iterator[Garbage]:
-    """The tokenizers and processors of the stream's mix that no stream or version there names. Unreachable where a manifest is damaged."""
+    """The tokenizers and processors of the stream's mix that no stream or version there names.
+    Unreachable where a manifest is damaged.
+    """
     root = folder.parent.parent
     unnamed = set(filter(is_folder_beside, root.folders()))
     splits = (root / name / split for name in root.folders() for split in (root / name).folders())
@@ -205,7 +218,9 @@ def _unnamed_pretrained(folder: Location) -> Iterator[Garbage]:
 
 
 def _folder(kind: str, at: Location, first: str, files: Mapping[str, Stat]) -> Garbage:
-    """A folder of these files, as old as the last one. `first`: the file without which nobody takes the folder for a whole one."""
+    """A folder of these files, as old as the last one. `first`: the file without which nobody takes
+    the folder for a whole one.
+    """
     return Garbage(
         kind=kind,
         name=at.name,
@@ -226,7 +241,9 @@ def _discard(folder: Location, first: str, files: Iterable[str]) -> None:
 def delete_garbage(
     folder: Location, older_than: float, say: Say, keep: int | None = None
 ) -> list[Garbage]:
-    """Deletes what `find_garbage` finds while no conversion is at work; Unreachable where one is. Returns what is gone."""
+    """Deletes what `find_garbage` finds while no conversion is at work; Unreachable where one is.
+    Returns what is gone.
+    """
     with lease(folder, say) as held:
 
         def discard(item: Garbage) -> None:

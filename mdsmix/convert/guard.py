@@ -1,8 +1,12 @@
-"""Looks at a stream's target when a run begins, and judges whether the published stream may be replaced.
+"""Looks at a stream's target when a run begins, and judges whether the published stream may be
+replaced.
 
-A stream that is up to date costs three requests: a listing, the manifest and the index that it names. Many streams are asked at a time.
-The target of a stream that has work is looked at again when its turn comes, since hours may have passed.
+A stream that is up to date costs three requests: a listing, the manifest and the index that it
+names. Many streams are asked at a time. The target of a stream that has work is looked at again
+when its turn comes, since hours may have passed.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -45,8 +49,9 @@ class TargetState:
 
     @cached_property
     def index(self) -> Index | None:
-        """The index; None where it is missing, or damaged, so that it is written again. Parsed only when it is asked for: 10,000 shards
-        take half a second."""
+        """The index; None where it is missing, or damaged, so that it is written again. Parsed only
+        when it is asked for: 10,000 shards take half a second.
+        """
         if self.index_content is None:
             return None
         with suppress(Unreachable):
@@ -109,8 +114,9 @@ def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifes
 def refuse_replacing(
     job: Job, old: Manifest | None, files: Sequence[SourceFile], reencode: bool
 ) -> None:
-    """RecipeError where the published stream has other columns, where its folders are links, and where its source
-    includes the bad records that convert itself has set aside: every run would add to them.
+    """RecipeError where the published stream has other columns, where its folders are links, and
+    where its source includes the bad records that convert itself has set aside: every run would add
+    to them.
 
     A stream of `--limit` may always be replaced: it is made to be thrown away.
     """
@@ -136,8 +142,10 @@ def refuse_replacing(
 def told_of_lost(
     job: Job, old: Manifest | None, files: Sequence[SourceFile], reencode: bool
 ) -> str:
-    """A warning where files of the published stream are no longer among its sources; RecipeError where they are more than a run may leave
-    out unasked. A new file of the same size counts as the old one moved; a name that differs in its packing, as the old one packed."""
+    """A warning where files of the published stream are no longer among its sources; RecipeError
+    where they are more than a run may leave out unasked. A new file of the same size counts as the
+    old one moved; a name that differs in its packing, as the old one packed.
+    """
     if job.limit or not old:
         return ""
     new, gone, total = {file.name: file.stat.size for file in files}, list[SourceEntry](), 0
@@ -183,7 +191,9 @@ def source_entries(units: Iterable[Unit], contents: Iterable[Content]) -> list[S
 
 
 def why_rebuilt(job: Job, target: TargetState) -> str | None:
-    """A sentence where the target holds a stream, or finished work units, of an earlier format, so that all of it is converted again."""
+    """A sentence where the target holds a stream, or finished work units, of an earlier format, so
+    that all of it is converted again.
+    """
     is_begun = FOLDER in target.folders and not target.manifest
     names = [name for name, _ in (job.folder / FOLDER).list()] if is_begun else []
     if not isinstance(target.damage, Earlier) and not any(map(EARLIER.fullmatch, names)):

@@ -1,4 +1,8 @@
-"""One stream to convert, as every worker sees it: plain data, picklable, the same whoever works on it."""
+"""One stream to convert, as every worker sees it: plain data, picklable, the same whoever works on
+it.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +35,9 @@ from mdsmix.storage import Location, locate
 HEAD_BYTES = 1 << 16
 "Bytes at the beginning of a file that tell how many of its records have images: 30 to 200 records."
 Dropped = Mapping[int, bytes]
-"Number of a window -> a bit for each of its records, the lowest of a byte first: 1 where the record is a duplicate and dropped."
+"""Number of a window -> a bit for each of its records, the lowest of a byte first: 1 where the
+record is a duplicate and dropped.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +54,21 @@ class Job:
     max_bad: Fraction
     "The share of bad records above which nothing is published; no published byte depends on it."
     images: str
-    "The URL at which paths of images begin; blank: at the folder of the records' file. Keys depend on the images, not on this."
+    """The URL at which paths of images begin; blank: at the folder of the records' file. Keys
+    depend on the images, not on this.
+    """
     processor: Processor | None
     "The processor of a stream of images, if the recipe names one; its hash is in the encoding."
     function: Function | None
-    "The user's function that reads its records, where its shape is one: every worker can import it."
+    """The user's function that reads its records, where its shape is one: every worker can import
+    it.
+    """
     limit: int | None
     "Only so many first records are read: a first look."
     unequal: str = ""
-    "The fast backend that this machine has found to differ from the reference; a worker on another machine has not."
+    """The fast backend that this machine has found to differ from the reference; a worker on
+    another machine has not.
+    """
     is_eval: bool
     "Whether the stream is for evaluation: its split is not `train`."
     is_versioned: bool
@@ -66,8 +78,9 @@ class Job:
     source: Mapping[str, Any] = field(default_factory=dict)
     "As a manifest has it."
     formats: Mapping[str, int] = field(default_factory=dict)
-    """Name -> version, of the rules above version 1 that read its sources. Each is in the digests of
-    the files that it reads."""
+    """Name -> version, of the rules above version 1 that read its sources. Each is in the digests
+    of the files that it reads.
+    """
 
     @property
     def folder(self) -> Location:
@@ -107,12 +120,16 @@ class Job:
 
     @property
     def fields_read(self) -> tuple[str, ...]:
-        """The top-level fields of a record that are read; empty where a shape does not say, and so is given all."""
+        """The top-level fields of a record that are read; empty where a shape does not say, and so
+        is given all.
+        """
         return tuple(sorted(fields_read(self.encoding)))
 
     @property
     def fields_parsed(self) -> tuple[str, ...]:
-        """The read fields that hold lists or objects: where a format's cells are texts (CSV), these cells are JSON."""
+        """The read fields that hold lists or objects: where a format's cells are texts (CSV), these
+        cells are JSON.
+        """
         return tuple(sorted(fields_parsed(self.encoding)))
 
     def units_of(self, files: Sequence[SourceFile]) -> list[Unit]:
@@ -127,7 +144,9 @@ class Job:
         )
 
     def _line_window(self, file: SourceFile) -> int:
-        """Bytes of a work unit in a file of lines: the more, the fewer records at its beginning have images; 16 MiB, as of chats, at most."""
+        """Bytes of a work unit in a file of lines: the more, the fewer records at its beginning
+        have images; 16 MiB, as of chats, at most.
+        """
         if file.stat.size <= LINE_BYTES:
             return LINE_BYTES
         looking = open_looking(self.encoding, b"", None)
@@ -140,30 +159,40 @@ class Job:
         return LINE_BYTES * min(16, max(1, len(found)) // max(1, len(pictured)))
 
     def image_folders(self, unit: Unit) -> dict[str, Location]:
-        """File of the unit -> the folder at which paths of images in it begin; empty where the recipe names a root, or there are none."""
+        """File of the unit -> the folder at which paths of images in it begin; empty where the
+        recipe names a root, or there are none.
+        """
         if not self.kind.has_images or self.images:
             return {}
         return {file.name: file.location.parent for file in unit.files}
 
     @property
     def drops(self) -> bool:
-        """Whether records equal to an earlier record of the stream are dropped. A first look only counts them."""
+        """Whether records equal to an earlier record of the stream are dropped. A first look only
+        counts them.
+        """
         return self.encoding.duplicates == "drop" and not self.limit
 
     @property
     def may_have_tools(self) -> bool:
-        """Whether records of the stream may have tools: a field of them is read, or a function gives them."""
+        """Whether records of the stream may have tools: a field of them is read, or a function
+        gives them.
+        """
         return "tools" in self.encoding.fields or self.function is not None
 
     @property
     def names_rows(self) -> bool:
-        """Whether the names of records are kept for rows: the source has an `id`, and no row joins parts of records (concat)."""
+        """Whether the names of records are kept for rows: the source has an `id`, and no row joins
+        parts of records (concat).
+        """
         return self.encoding.id is not None and not self.kind.joins_units
 
     @cached_property
     def settings_hash(self) -> str:
-        """Hash of every setting and version that shapes a unit's bytes. Mix weights and the backend are not in it, nor is
-        `duplicates`: the records dropped from a unit are in its own key. Cached, since thousands of keys ask for it."""
+        """Hash of every setting and version that shapes a unit's bytes. Mix weights and the backend
+        are not in it, nor is `duplicates`: the records dropped from a unit are in its own key.
+        Cached, since thousands of keys ask for it.
+        """
         of = self.tokenizer
         template: list[object] | None = None
         if self.kind.has_template:
@@ -177,12 +206,16 @@ class Job:
         return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
 
     def key(self, content: str) -> str:
-        """The key of a work unit: its content and everything that shapes its bytes, hashed to 32 hex digits."""
+        """The key of a work unit: its content and everything that shapes its bytes, hashed to 32
+        hex digits.
+        """
         return xxhash.xxh128_hexdigest(f"{self.settings_hash} {content}")
 
     def trusts(self, made_by: str) -> bool:
-        """Whether units that a backend encoded are kept: the reference's always, a fast one's unless the job asks for the
-        reference or that backend has since differed from it on any stream."""
+        """Whether units that a backend encoded are kept: the reference's always, a fast one's
+        unless the job asks for the reference or that backend has since differed from it on any
+        stream.
+        """
         if made_by.startswith("tokenizers "):
             return True
         is_known_to_differ = made_by == self.unequal or known_unequal(self.tokenizer, made_by)
@@ -190,7 +223,9 @@ class Job:
 
 
 def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: int | None) -> Job:
-    """The job of a stream with a source; RecipeError where it wants a token that the tokenizer does not have."""
+    """The job of a stream with a source; RecipeError where it wants a token that the tokenizer does
+    not have.
+    """
     kind = kind_of_stream(stream)
     assert kind is not None, "a recipe that was opened has a kind for each stream with a source"
     encoding, named = make_encoding(recipe, stream, tokenizer), recipe.processor
@@ -216,16 +251,20 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
 
 
 def with_versions(job: Job, published: Manifest | None) -> Job:
-    """The job with the versions that lie beside its target; one that is published in place now may have some too."""
+    """The job with the versions that lie beside its target; one that is published in place now may
+    have some too.
+    """
     current = version_folder(job.folder, published.index_hash) if published else None
     found = sorted(versions(job.folder), key=lambda version: version != current)
     return replace(job, versions=tuple(version.url for version in found))
 
 
 def on_day(job: Job, published: str | None) -> Job:
-    """The job with the day that its chat template prints, where it prints one and the recipe names none.
+    """The job with the day that its chat template prints, where it prints one and the recipe names
+    none.
 
-    LLM-Foundry prints today's. Here a published stream keeps the day it has, or every morning would rebuild it.
+    LLM-Foundry prints today's. Here a published stream keeps the day it has, or every morning would
+    rebuild it.
     """
     template = job.kind.template(job.tokenizer)
     if template is None or job.encoding.date_string:
@@ -237,13 +276,17 @@ def on_day(job: Job, published: str | None) -> Job:
 
 
 def window_key(job: Job, window: Window, dropped: bytes) -> str:
-    """The key of a window's record. Where nothing is dropped from the window, it is the key under `duplicates: keep`."""
+    """The key of a window's record. Where nothing is dropped from the window, it is the key under
+    `duplicates: keep`.
+    """
     without = f" without {xxhash.xxh3_128_hexdigest(dropped)}" if dropped else ""
     return job.key(window.said + without)
 
 
 def lines_key(job: Job, window: Window) -> str:
-    """The key that the window has where nothing is dropped from it and its records name no images."""
+    """The key that the window has where nothing is dropped from it and its records name no
+    images.
+    """
     return job.key(window.digest)
 
 
@@ -252,7 +295,9 @@ def lines_keys(job: Job, content: Content) -> list[str]:
 
 
 def bad_name(key: str, window: Window) -> str:
-    """The name of a window's bad records. It depends on where the window stands, because the records say where they stood."""
+    """The name of a window's bad records. It depends on where the window stands, because the
+    records say where they stood.
+    """
     return f"{key}-{window.place}"
 
 

@@ -1,19 +1,27 @@
-"""Remembers the content of sources by their sizes and stamps, so that a second run stats them and reads nothing.
+"""Remembers the content of sources by their sizes and stamps, so that a second run stats them and
+reads nothing.
 
-One small file per stream in the user's cache folder: a line for each window as its worker has stored it and for each unit as it is done, so
-that a run that was killed reads nothing again that it had finished. When a stream is published, lines that it no longer needs are dropped.
-The file may be deleted at any time, which costs one reading of the sources. A source that was changed without changing its size or its
-modification time is not noticed.
+One small file per stream in the user's cache folder: a line for each window as its worker has
+stored it and for each unit as it is done, so that a run that was killed reads nothing again that it
+had finished. When a stream is published, lines that it no longer needs are dropped. The file may be
+deleted at any time, which costs one reading of the sources. A source that was changed without
+changing its size or its modification time is not noticed.
 
-The lines of objects in a store lie beside the stream too (`.mdsmix/sources.zst`): a stamp (ETag) is the same to every machine, so one
-that never saw the objects lists them and reads none. Files on a disk have no line there, since their stamp means something on one machine
-only. Records that name images have none either: each machine keeps the images' stamps itself. `--verify-source` reads neither file.
+The lines of objects in a store lie beside the stream too (`.mdsmix/sources.zst`): a stamp (ETag) is
+the same to every machine, so one that never saw the objects lists them and reads none. Files on a
+disk have no line there, since their stamp means something on one machine only. Records that name
+images have none either: each machine keeps the images' stamps itself. `--verify-source` reads
+neither file.
 
-In streams of images a window's key depends on the bytes of its images, so the same images elsewhere, or with other times, give no new
-work. A run with nothing to do must not read them, so the size and stamp of each image that a window names are kept too. A later run
-compares these: at a store by listings of a thousand, on a disk one by one. A window whose images are as they were is known; where one
-image differs, all of its window are read. An image from a server (http) has no stamp: it is asked for again only with --verify-source.
+In streams of images a window's key depends on the bytes of its images, so the same images
+elsewhere, or with other times, give no new work. A run with nothing to do must not read them, so
+the size and stamp of each image that a window names are kept too. A later run compares these: at a
+store by listings of a thousand, on a disk one by one. A window whose images are as they were is
+known; where one image differs, all of its window are read. An image from a server (http) has no
+stamp: it is asked for again only with --verify-source.
 """
+
+from __future__ import annotations
 
 import os
 import re
@@ -57,16 +65,20 @@ class KnownSources:
 
     path: Path
     units: dict[str, Content] = field(default_factory=dict)
-    "`unit_stamp` -> content. A unit that was not read to its end has the windows that are stored, and no files."
+    """`unit_stamp` -> content. A unit that was not read to its end has the windows that are stored,
+    and no files.
+    """
 
     @staticmethod
-    def at(target: str) -> "KnownSources":
-        """An empty memory of the stream published at `target`, to be written only: its file is not read."""
+    def at(target: str) -> KnownSources:
+        """An empty memory of the stream published at `target`, to be written only: its file is not
+        read.
+        """
         name = f"{xxhash.xxh128_hexdigest(target)}.jsonl"
         return KnownSources(cache_folder() / "seen" / name)
 
     @staticmethod
-    def of(target: str) -> "KnownSources":
+    def of(target: str) -> KnownSources:
         """The memory of the stream published at `target`, read from its file."""
         known = KnownSources.at(target)
         with suppress(OSError):
@@ -90,12 +102,16 @@ class KnownSources:
             self.units[unit] = replace(content, windows=earlier + content.windows)
 
     def learn_objects(self, folder: Location, units: Iterable[Unit]) -> None:
-        """Takes in what the note beside the stream says, if there are objects that this machine does not know."""
+        """Takes in what the note beside the stream says, if there are objects that this machine
+        does not know.
+        """
         if any(_is_object(unit) and not self.content(unit) for unit in units):
             self.learn_lines(decompressed(bytes_of(folder, NOTE)) or b"")
 
     def learn_parts(self, folder: Location) -> str:
-        """Takes in what the notes of all parts at the target say; returns how many have left one. A damaged note does not count."""
+        """Takes in what the notes of all parts at the target say; returns how many have left one. A
+        damaged note does not count.
+        """
         notes = together(lambda note: decompressed(note.read()), notes_of_parts(folder))
         whole = [content for content in notes if content is not None]
         for content in whole:
@@ -103,7 +119,9 @@ class KnownSources:
         return f"{plural(len(whole), 'part')} {does(whole, 'has', 'have')} finished; what is left is done now"
 
     def forget(self, gone: Set[Window]) -> None:
-        """Forgets these windows. A unit that holds one no longer counts as read to its end, so it is read again."""
+        """Forgets these windows. A unit that holds one no longer counts as read to its end, so it
+        is read again.
+        """
         for unit, of in self.units.items():
             if not gone.isdisjoint(of.windows):
                 left = tuple(window for window in of.windows if window not in gone)
@@ -124,7 +142,9 @@ class KnownSources:
         return {window.number: window for window in found.windows}
 
     def note(self, unit: Unit, content: Content) -> None:
-        """Remembers a finished unit, or a finished window of it. The line is one write: workers and their run append to the same file."""
+        """Remembers a finished unit, or a finished window of it. The line is one write: workers and
+        their run append to the same file.
+        """
         self.learn(unit_stamp(unit), content)
         with suppress(OSError):  # all that is lost is a reading
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +152,9 @@ class KnownSources:
                 file.write(_line(unit, content))
 
     def save(self, contents: Mapping[Unit, Content], folder: Location | None = None) -> None:
-        """Remembers these units and forgets all others. `folder`: the stream's, where objects are noted too."""
+        """Remembers these units and forgets all others. `folder`: the stream's, where objects are
+        noted too.
+        """
         objects = {
             unit: content
             for unit, content in contents.items()
@@ -165,7 +187,9 @@ def _line(unit: Unit, content: Content) -> bytes:
 
 
 def unit_stamp(unit: Unit) -> str:
-    """Hash of a unit's files, by their places, sizes and stamps, and of every setting that decides what is read of them."""
+    """Hash of a unit's files, by their places, sizes and stamps, and of every setting that decides
+    what is read of them.
+    """
     files = [[f.location.url, f.stat.size, f.stat.stamp] for f in unit.files]
     read_as = asdict(unit.files[0].read_as)  # a recipe sets it for all files of a stream
     how: list[Any] = [*(unit.start, unit.end, unit.fields, unit.blobs, unit.window_bytes, read_as)]
@@ -194,8 +218,9 @@ def recall(path: Path) -> Any:
 def known_dropped(
     job: Job, contents: Sequence[Content], cache: KnownSources
 ) -> list[Dropped] | None:
-    """The duplicates to drop from units of these contents, none under `duplicates: keep`; None where this machine does not remember
-    them."""
+    """The duplicates to drop from units of these contents, none under `duplicates: keep`; None
+    where this machine does not remember them.
+    """
     if not job.drops:
         return [{}] * len(contents)
     found = recall(cache.path.with_suffix(DROPPED)) or ()
@@ -211,7 +236,9 @@ def remember_dropped(cache: KnownSources, keys: Sequence[str], bits: Sequence[by
 
 
 def dropped_by_unit(bits: Iterable[bytes], contents: Sequence[Content]) -> list[Dropped]:
-    """The duplicates to drop from each unit. `bits`: those of `find_repeats`, for each window of these units in order."""
+    """The duplicates to drop from each unit. `bits`: those of `find_repeats`, for each window of
+    these units in order.
+    """
     each = iter(bits)
     return [
         {window.number: dropped for window in content.windows if (dropped := next(each))}
@@ -226,7 +253,9 @@ def keep_stamps(job: Job, window: Window, stamps: Stamps) -> None:
 
 
 def forget_changed(job: Job, known: KnownSources) -> None:
-    """Forgets windows with an image that has changed, or whose images' stamps are not remembered."""
+    """Forgets windows with an image that has changed, or whose images' stamps are not
+    remembered.
+    """
     if not job.kind.has_images:
         return
     windows = {window for of in known.units.values() for window in of.windows if window.images}
@@ -236,8 +265,9 @@ def forget_changed(job: Job, known: KnownSources) -> None:
 
 
 def current(urls: Set[str]) -> dict[str, list[Any]]:
-    """Size and stamp of each of these files. Many objects of a bucket are listed by the folder that holds them all, as long as that
-    holds little else."""
+    """Size and stamp of each of these files. Many objects of a bucket are listed by the folder that
+    holds them all, as long as that holds little else.
+    """
     found = dict[str, Stat | None]()
     objects = sorted(url for url in urls if url.startswith("s3://"))
     for _, of in groupby(objects, lambda url: url.split("/")[2]):
@@ -263,6 +293,8 @@ def _stat_of(url: str) -> Stat | None:
 
 
 def _path(job: Job, window: Window) -> Path:
-    """The file of a window's stamps, named by the window's place, since paths may begin there. A later window there overwrites it."""
+    """The file of a window's stamps, named by the window's place, since paths may begin there. A
+    later window there overwrites it.
+    """
     folder = KnownSources.at(job.target).path.with_suffix(".images")
     return folder / xxhash.xxh128_hexdigest(f"{window.place} {job.images}")

@@ -2,15 +2,22 @@
 
 | file | holds | written | goes |
 |---|---|---|---|
-| `<key>-<place>.unit` | a window: its record, fingerprints and bad records | by its worker, after its shards | into a segment |
-| `<key>.hashes` | the fingerprints of a window, where duplicates are dropped | before the stream is converted | into a segment |
-| `<xxh128>.segment` | all of this of up to 1,000 files | at publication (stored.py) | when no stream needs its units |
+| `<key>-<place>.unit` | a window: its record, fingerprints and bad records | by its worker, after
+its shards | into a segment |
+| `<key>.hashes` | the fingerprints of a window, where duplicates are dropped | before the stream is
+converted | into a segment |
+| `<xxh128>.segment` | all of this of up to 1,000 files | at publication (stored.py) | when no
+stream needs its units |
 
-All three are of one form: the length of the head in 8 bytes, the head, and the blobs (fingerprints, bad records) one behind the other. The
-head, a Zstandard frame with a checksum, names the blobs with their sizes and has a line for each record. A file never changes; one that is
-damaged says nothing, so its units are converted again. A record is written after its unit's shards, so it vouches for them.
-So a run that was killed loses only the units that were being worked on, and whoever has the target can go on, on any machine.
+All three are of one form: the length of the head in 8 bytes, the head, and the blobs (fingerprints,
+bad records) one behind the other. The head, a Zstandard frame with a checksum, names the blobs with
+their sizes and has a line for each record. A file never changes; one that is damaged says nothing,
+so its units are converted again. A record is written after its unit's shards, so it vouches for
+them. So a run that was killed loses only the units that were being worked on, and whoever has the
+target can go on, on any machine.
 """
+
+from __future__ import annotations
 
 import base64
 import re
@@ -68,7 +75,9 @@ class UnitRecord:
     lines: int = 0
     "Lines or rows of the source in the window. The file's next unit counts on from their sum."
     base: str = ""
-    "`lines_key` of the window, which names its fingerprints; blank where it is `key`: nothing is dropped and no images are named."
+    """`lines_key` of the window, which names its fingerprints; blank where it is `key`: nothing is
+    dropped and no images are named.
+    """
     fetched: dict[str, str] = field(default_factory=dict)
     "URL of an image on a server -> xxh3_128 of its bytes, or the reason code of the failure."
     side_files: list[SideFile] = field(default_factory=list)
@@ -77,10 +86,14 @@ class UnitRecord:
     "Concat: the tokens behind the last full row, as bytes in base64; less than one row."
 
     unwritten: str = ""
-    "A bit for each record of the window, the lowest of a byte first, in base64: 1 if it has a fingerprint and became no sample. Blank: none."
+    """A bit for each record of the window, the lowest of a byte first, in base64: 1 if it has a
+    fingerprint and became no sample. Blank: none.
+    """
 
     def hashes_of_written(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Return the fingerprints of the window, uint64 [n, 2], with zeros for the records that became no sample."""
+        """Return the fingerprints of the window, uint64 [n, 2], with zeros for the records that
+        became no sample.
+        """
         if not self.unwritten:
             return hashes
         packed = np.frombuffer(base64.b64decode(self.unwritten), np.uint8)
@@ -103,7 +116,9 @@ class UnitFile:
     records: Mapping[str, bytes] = field(default_factory=dict)
     "Key -> record as JSON."
     blobs: Mapping[str, slice] = field(default_factory=dict)
-    "Place of each blob in the file: `lines_key` of a window -> its fingerprints; `bad_name` -> its bad records."
+    """Place of each blob in the file: `lines_key` of a window -> its fingerprints; `bad_name` ->
+    its bad records.
+    """
 
 
 def record_of(line: bytes) -> UnitRecord | None:
@@ -145,16 +160,19 @@ def read_units(folder: Location, name: str) -> UnitFile:
 
 
 def names_in(units: UnitFile, file: str) -> dict[str, str]:
-    """Name -> `file`, for everything that a file holds: keys of units, names of bad records, and `<key>.hashes` for fingerprints, the name
-    of the file that they have where duplicates are dropped."""
+    """Name -> `file`, for everything that a file holds: keys of units, names of bad records, and
+    `<key>.hashes` for fingerprints, the name of the file that they have where duplicates are
+    dropped.
+    """
     bad = [name for name in units.blobs if len(name) > KEY_DIGITS]
     hashes = [f"{name}.hashes" for name in units.blobs.keys() - bad]
     return dict.fromkeys((*units.records, *bad, *hashes), file)
 
 
 def write_segment(folder: Location, files: Iterable[bytes]) -> dict[str, str]:
-    """Joins files into a segment, and returns what it holds (`names_in`). A damaged segment is written again, since the files are deleted
-    later."""
+    """Joins files into a segment, and returns what it holds (`names_in`). A damaged segment is
+    written again, since the files are deleted later.
+    """
     records, blobs = dict[str, bytes](), dict[str, bytes]()
     for content in files:
         units = parse(content)
@@ -167,8 +185,9 @@ def write_segment(folder: Location, files: Iterable[bytes]) -> dict[str, str]:
 
 
 def read_blobs(folder: Location, wanted: Sequence[tuple[str, str]]) -> Iterator[bytes]:
-    """Blobs by their names and files, as they are stored, in their order; Unreachable where one is gone or cut off. A file is read once
-    for all consecutive blobs in it."""
+    """Blobs by their names and files, as they are stored, in their order; Unreachable where one is
+    gone or cut off. A file is read once for all consecutive blobs in it.
+    """
     contents = few_at_once(partial(bytes_of, folder), [f for f, _ in groupby(wanted, FILE)])
     for (file, of), content in zip(groupby(wanted, FILE), contents, strict=True):
         blobs = parse(content).blobs
@@ -182,14 +201,18 @@ FILE = itemgetter(1)
 
 
 def few_at_once(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """The answers to requests that wait for a disk or a store, in order; AT_ONCE are asked for together, and held."""
+    """The answers to requests that wait for a disk or a store, in order; AT_ONCE are asked for
+    together, and held.
+    """
     left = iter(items)
     while some := list(islice(left, AT_ONCE)):
         yield from together(request, some)
 
 
 def gathered(items: Iterable[T], size: Callable[[T], float], most: float) -> Iterator[list[T]]:
-    """The items in their order, in lists: each ends with the item whose size brings the sum to `most`."""
+    """The items in their order, in lists: each ends with the item whose size brings the sum to
+    `most`.
+    """
     some, held = list[T](), 0.0
     for item in items:
         some.append(item)

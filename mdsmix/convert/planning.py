@@ -1,7 +1,11 @@
-"""Plans a run: what is to be done for each stream of a recipe, and whether what is published is up to date.
+"""Plans a run: what is to be done for each stream of a recipe, and whether what is published is up
+to date.
 
-Nothing is written here. Sources are found and stat-ed, not read. A dry run tells what a conversion would do, and why.
+Nothing is written here. Sources are found and stat-ed, not read. A dry run tells what a conversion
+would do, and why.
 """
+
+from __future__ import annotations
 
 import re
 import shlex
@@ -56,10 +60,14 @@ class Watcher(ReadingWatcher, Protocol):
         """Streams are about to be converted, in this order, each from so many source bytes."""
 
     def on_bad(self, records: int) -> None:
-        """So many more records were quarantined, now or by an earlier run, in units that are done."""
+        """So many more records were quarantined, now or by an earlier run, in units that
+        are done.
+        """
 
     def on_step(self, sentence: str) -> None:
-        """Something begins that takes a while, as it should: no news to a user who asked for quiet."""
+        """Something begins that takes a while, as it should: no news to a user who asked
+        for quiet.
+        """
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,9 @@ class Options:
     "Published streams of other columns or other sources may be replaced."
     workers: int | None = None
     memory: int | None = None
-    "Bytes that the run and its workers may hold; None: half of what the machine or its control group has."
+    """Bytes that the run and its workers may hold; None: half of what the machine or its control
+    group has.
+    """
     quarantine_crashes: bool = False
     "Records that workers die of are set aside; else the first one ends the run."
     verify_source: bool = False
@@ -118,7 +128,9 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamPlan:
-    """The plan of a stream: built once, for a run, a part, a dry run and a repair. Workers need no more of it than the job."""
+    """The plan of a stream: built once, for a run, a part, a dry run and a repair. Workers need no
+    more of it than the job.
+    """
 
     job: Job
     "The job, with the day that the published stream's chat template printed."
@@ -138,7 +150,9 @@ class StreamPlan:
 
     @property
     def bytes_to_read(self) -> int:
-        """Source bytes that this run reads. Where duplicates are dropped, sources are read twice."""
+        """Source bytes that this run reads. Where duplicates are dropped, sources are read
+        twice.
+        """
         size = sources.size_of(self.files) * (2 if self.job.drops else 1)
         return size // self.options.part.of if self.options.part else size
 
@@ -148,7 +162,9 @@ class StreamPlan:
 
     @cached_property
     def cache(self) -> KnownSources:
-        """The known content of the sources, from this machine and from beside the stream; empty where they are to be read again."""
+        """The known content of the sources, from this machine and from beside the stream; empty
+        where they are to be read again.
+        """
         if self.options.verify_source:
             return KnownSources.at(self.job.target)
         known = KnownSources.of(self.job.target)
@@ -159,7 +175,9 @@ class StreamPlan:
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether each unit's content is known by its stamp, and just these parts and bad records are published."""
+        """Whether each unit's content is known by its stamp, and just these parts and bad records
+        are published.
+        """
         known = self.cache.contents(self.units)
         if self.old is None or not known or len(known) < len(self.units):
             return False
@@ -178,7 +196,9 @@ class StreamPlan:
 
 
 def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> list[StreamPlan]:
-    """The chosen streams, in the order of the recipe; RecipeError where one of them may not be published so."""
+    """The chosen streams, in the order of the recipe; RecipeError where one of them may not be
+    published so.
+    """
     streams = _chosen(recipe, options.only)
     tokenizer = open_tokenizer(recipe.tokenizer, say)
     if recipe.processor and any(stream.has_images for stream in streams):
@@ -216,8 +236,8 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
 
 
 def _source_keys(job: Job, old: Manifest | None) -> dict[str, Any]:
-    """Return the job's source as its manifest is to have it. A sample that a budget decided stays one
-    when the recipe gives the same share as a number, for a repair.
+    """Return the job's source as its manifest is to have it. A sample that a budget decided stays
+    one when the recipe gives the same share as a number, for a repair.
     """
     keys = dict(job.source)
     if old and SAMPLE in old.source and old.encoding.sample == job.encoding.sample:
@@ -279,7 +299,9 @@ def _of_stream(plan: StreamPlan) -> Iterator[str]:
 
 
 def _undone(plan: StreamPlan, dropped: Iterable[Dropped]) -> list[Unit]:
-    """The units that a run would go through, as far as is known. `dropped`: of each unit whose content is known, in their order."""
+    """The units that a run would go through, as far as is known. `dropped`: of each unit whose
+    content is known, in their order.
+    """
     job, left, undone = with_versions(plan.job, plan.old), iter(dropped), list[Unit]()
     stored = StoredUnits() if plan.target.is_empty else list_stored(job)
     for unit in plan.units:

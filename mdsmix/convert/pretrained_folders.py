@@ -1,5 +1,9 @@
-"""The files of tokenizer and processor beside the streams, so that whoever converts or trains on another machine has them. A
-processor is used only where it is proved equal on the stream, before the first of its units is converted."""
+"""The files of tokenizer and processor beside the streams, so that whoever converts or trains on
+another machine has them. A processor is used only where it is proved equal on the stream, before
+the first of its units is converted.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +25,9 @@ LOOKED_AT = 16
 
 
 def publish_pretrained(jobs: Sequence[Job]) -> None:
-    """Makes the folders of the tokenizer and of the processor of these streams whole, where they are not."""
+    """Makes the folders of the tokenizer and of the processor of these streams whole, where they
+    are not.
+    """
     job = next((job for job in jobs if job.processor), jobs[0])
     publish(_tokenizer_home(job), Path(job.tokenizer.path).parent, job.tokenizer)
     if job.processor:
@@ -29,8 +35,9 @@ def publish_pretrained(jobs: Sequence[Job]) -> None:
 
 
 def at_hand(job: Job) -> Tokenizer:
-    """The job's tokenizer with a path on this machine. One whose snapshot was taken on another is fetched from the mix's root,
-    once; Unreachable where another one lies there."""
+    """The job's tokenizer with a path on this machine. One whose snapshot was taken on another is
+    fetched from the mix's root, once; Unreachable where another one lies there.
+    """
     tokenizer = job.tokenizer
     if Path(tokenizer.path).is_file():
         return tokenizer
@@ -43,7 +50,9 @@ def at_hand(job: Job) -> Tokenizer:
 
 
 def fetch_processor(job: Job) -> None:
-    """Makes the job's processor one that this machine knows, where its snapshot was taken on another."""
+    """Makes the job's processor one that this machine knows, where its snapshot was taken on
+    another.
+    """
     if job.processor and not Path(job.processor.path).is_dir():
         fetch_folder(_processor_home(job, job.processor))
 
@@ -57,7 +66,9 @@ def _processor_home(job: Job, processor: Processor) -> Location:
 
 
 def refuse_unproved(job: Job, files: Sequence[SourceFile]) -> None:
-    """RecipeError where the job's processor makes of whole conversations other batches than a loader will make of their rows."""
+    """RecipeError where the job's processor makes of whole conversations other batches than a
+    loader will make of their rows.
+    """
     if not job.processor:
         return
     if found := difference(

@@ -1,9 +1,13 @@
-"""Unit records -> a published stream: the last part made of leftovers, the index and the manifest; and the last writes.
+"""Unit records -> a published stream: the last part made of leftovers, the index and the manifest;
+and the last writes.
 
-In place, the index of the target is replaced. As a version, a new folder is filled and then the manifest in the target
-names it; what the version holds is not kept in the target too. Every step is done as a whole or not at all, and is skipped
-where it is done, so the next run completes one that was killed.
+In place, the index of the target is replaced. As a version, a new folder is filled and then the
+manifest in the target names it; what the version holds is not kept in the target too. Every step is
+done as a whole or not at all, and is skipped where it is done, so the next run completes one that
+was killed.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -55,8 +59,9 @@ def publish(
     held: Lease,
     noticed: Records,
 ) -> tuple[Manifest, Index]:
-    """Makes the units, in the order of the plan, the stream's content. Nothing is written where nothing changed.
-    `noticed`: counts that no unit knows for itself."""
+    """Makes the units, in the order of the plan, the stream's content. Nothing is written where
+    nothing changed. `noticed`: counts that no unit knows for itself.
+    """
     last = _join_leftovers(job, units) if job.kind.joins_units else None
     units = [*units, last] if last else units
     records = sum((unit.records for unit in units), noticed)
@@ -95,7 +100,9 @@ def publish(
 
 
 def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[str]) -> bool:
-    """Whether the manifest at the target says just these units, it names the index that lies there, and the listing shows every shard."""
+    """Whether the manifest at the target says just these units, it names the index that lies there,
+    and the listing shows every shard.
+    """
     last = [leftover_key(job, keys)] if job.kind.joins_units else []
     return (
         [part.key for part in manifest.parts] in (keys, keys + last)
@@ -117,7 +124,9 @@ def leftover_key(job: Job, keys: list[str]) -> str:
 
 
 def _join_leftovers(job: Job, units: Sequence[UnitRecord]) -> UnitRecord | None:
-    """The units' leftovers, in order, as the stream's last part; less than one row is lost, and counted."""
+    """The units' leftovers, in order, as the stream's last part; less than one row is lost, and
+    counted.
+    """
     rows = JoinedRows(job.layout, job.encoding.max_seq_len, job.tokenizer.dtype)
     for unit in units:
         if unit.leftover:
@@ -136,7 +145,9 @@ def _join_leftovers(job: Job, units: Sequence[UnitRecord]) -> UnitRecord | None:
 
 
 def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
-    """Refuses counts that do not add up (MdsmixError), a stream without a sample and too many bad records (TooManyBadRecords)."""
+    """Refuses counts that do not add up (MdsmixError), a stream without a sample and too many bad
+    records (TooManyBadRecords).
+    """
     if not records.adds_up:
         raise MdsmixError(
             f"stream {job.name}: {records.read} records read, but {records.written} written, {records.dropped} "
@@ -158,8 +169,9 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
 
 
 def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
-    """Publishes the index, whose shards lie in their place. Nothing is written where it is published already, or where
-    another run published since the lease was lost."""
+    """Publishes the index, whose shards lie in their place. Nothing is written where it is
+    published already, or where another run published since the lease was lost.
+    """
     place = job.place(index.hash)
     if not job.is_versioned:
         _mark_replaced(job, place)
@@ -174,8 +186,10 @@ def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
 
 
 def _tidy(folder: Location, index: Index, held: Lease) -> None:
-    """Deletes from the target what the version has made needless: the index of a stream that was published in place, which
-    is kept as a replaced one, and shards that lie in the version too. Where the lease was lost they stay for the next run."""
+    """Deletes from the target what the version has made needless: the index of a stream that was
+    published in place, which is kept as a replaced one, and shards that lie in the version too.
+    Where the lease was lost they stay for the next run.
+    """
     old = Revision.of(folder / INDEX)
     if old.content is not None:
         keep_index(folder, old.content)
@@ -189,8 +203,10 @@ def _tidy(folder: Location, index: Index, held: Lease) -> None:
 
 
 def _fill(version: Location, index: Index, manifest: Manifest, target: Location) -> None:
-    """Writes the manifest and the index of a version. A manifest that is there, names this index and
-    the same rules stays: if other sources gave the same shards, only the target's manifest changes."""
+    """Writes the manifest and the index of a version. A manifest that is there, names this index
+    and the same rules stays: if other sources gave the same shards, only the target's manifest
+    changes.
+    """
     kept = None
     with suppress(Unreachable):  # damaged: it is written anew
         kept = read_manifest(version)
@@ -204,7 +220,9 @@ def _fill(version: Location, index: Index, manifest: Manifest, target: Location)
 
 
 def _mark_replaced(job: Job, place: Location) -> None:
-    """Where another version is current, notes for `mdsmix gc` that it is replaced now. Without versions the store is not asked."""
+    """Where another version is current, notes for `mdsmix gc` that it is replaced now. Without
+    versions the store is not asked.
+    """
     if not job.versions:
         return
     with suppress(Unreachable):  # a damaged manifest names none

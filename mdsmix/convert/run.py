@@ -1,14 +1,19 @@
 """A recipe's streams, one after the other: plan, do the units that are not done, publish.
 
-A second run reads no source: it stats the files and compares keys. Streams are converted in turn rather than together,
-so that each is published as soon as it can be, and what goes wrong in one leaves the finished ones published.
+A second run reads no source: it stats the files and compares keys. Streams are converted in turn
+rather than together, so that each is published as soon as it can be, and what goes wrong in one
+leaves the finished ones published.
 
-An array of jobs (Slurm, Kubernetes, make -j) shares one conversion: each job does a part of the work units, and one joins them. Every
-n-th unit of the plan is a part's own, so parts are of one size. A part writes what any run writes before it publishes: shards and unit
-records, both named by what they hold, so parts need not know of each other, one may be done twice, and one that was killed goes on where
-it was. Nothing is published and no lease is held. `--finish` is a conversion that finds these files: it takes the lease, does the units that
-are missing, and publishes. Each part leaves a note at the target on the content of its sources, so that `--finish` reads no source again.
+An array of jobs (Slurm, Kubernetes, make -j) shares one conversion: each job does a part of the
+work units, and one joins them. Every n-th unit of the plan is a part's own, so parts are of one
+size. A part writes what any run writes before it publishes: shards and unit records, both named by
+what they hold, so parts need not know of each other, one may be done twice, and one that was killed
+goes on where it was. Nothing is published and no lease is held. `--finish` is a conversion that
+finds these files: it takes the lease, does the units that are missing, and publishes. Each part
+leaves a note at the target on the content of its sources, so that `--finish` reads no source again.
 """
+
+from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
@@ -69,7 +74,9 @@ class StreamOutcome:
     "Units whose records were there already."
     seconds: float
     peak: int = 0
-    "Bytes that the run and its workers held at most; 0 where nothing was done or the system does not tell."
+    """Bytes that the run and its workers held at most; 0 where nothing was done or the system does
+    not tell.
+    """
     notes: tuple[str, ...] = ()
 
 
@@ -115,12 +122,14 @@ class Outcome(StreamOutcome):
 def convert(
     recipe: Recipe, options: Options, watcher: Watcher, engine: Engine | None = None
 ) -> Iterator[Any]:
-    """Converts and publishes every stream that has a source, or those that the options name, one by one, and yields their Outcomes; where
-    the options say a part, does its work units in each stream, and yields their PartOutcomes.
+    """Converts and publishes every stream that has a source, or those that the options name, one by
+    one, and yields their Outcomes; where the options say a part, does its work units in each
+    stream, and yields their PartOutcomes.
 
-    What can be refused without reading a source is refused before the first stream is touched. A stream that fails ends no
-    other: its error is raised when all have had their turn. `engine`: who does the units;
-    None: processes of this machine, as many as the options say. A given engine is left open.
+    What can be refused without reading a source is refused before the first stream is touched. A
+    stream that fails ends no other: its error is raised when all have had their turn. `engine`: who
+    does the units; None: processes of this machine, as many as the options say. A given engine is
+    left open.
     """
     address_of(options.engine)  # refused before sources are looked for
     plans, failed = plan_streams(recipe, options, watcher.on_step), list[MdsmixError]()
@@ -189,9 +198,10 @@ def _remember_files(plan: StreamPlan, manifest: Manifest) -> None:
 
 
 def _do_part(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:
-    """Does the units of the part, and leaves a note of what their sources hold. Which records are dropped as duplicates follows from all
-    units: each part reads those that no other has read. Whether too many are bad follows from all too: that is judged when the stream is
-    published."""
+    """Does the units of the part, and leaves a note of what their sources hold. Which records are
+    dropped as duplicates follows from all units: each part reads those that no other has read.
+    Whether too many are bad follows from all too: that is judged when the stream is published.
+    """
     began, job, part = time.monotonic(), plan.job, plan.options.part
     assert part, "else all of it is converted"
     units, results, note = plan.units[part.own], list[UnitResult](), ""
@@ -220,8 +230,9 @@ def _do_part(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:
 
 
 def _repeats(work: Work, windows: Sequence[DoneWindow]) -> Records:
-    """Count the written records that equal an earlier written record of the stream, which no unit knows for itself. None if the stream
-    drops duplicates."""
+    """Count the written records that equal an earlier written record of the stream, which no unit
+    knows for itself. None if the stream drops duplicates.
+    """
     if work.job.drops:
         return Records()
     stored = work.stored
@@ -272,8 +283,9 @@ def _outcome(
 def engine_of(
     recipe: Recipe, plans: Sequence[StreamPlan], options: Options, watcher: Watcher
 ) -> Engine:
-    """Who does the work units of a run: a Ray cluster, or processes of this machine: one for each CPU, and one more where a store is
-    used, so that one loads or uploads while the others tokenize."""
+    """Who does the work units of a run: a Ray cluster, or processes of this machine: one for each
+    CPU, and one more where a store is used, so that one loads or uploads while the others tokenize.
+    """
     pool = PoolSettings(
         workers=options.workers or 0,
         memory=options.memory or 0,

@@ -1,9 +1,13 @@
-"""Finds finished units, their fingerprints and their bad records at a target, when the work on it begins. It takes two listings and the
-segments of units, instead of a request for every shard and every unit.
+"""Finds finished units, their fingerprints and their bad records at a target, when the work on it
+begins. It takes two listings and the segments of units, instead of a request for every shard and
+every unit.
 
-A window's record says which shards and other files it has. The window counts as done only while all of them are there. A listed
-file stays, because `gc` and `repair` delete only under the lease, which this run holds.
+A window's record says which shards and other files it has. The window counts as done only while all
+of them are there. A listed file stays, because `gc` and `repair` delete only under the lease, which
+this run holds.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -99,13 +103,17 @@ class StoredUnits:
     """The finished units and the shards at a target. A shard counts only in its full size."""
 
     files: Mapping[str, str] = field(default_factory=dict)
-    "Key of a unit, name of its bad records, file name of its fingerprints -> the file or segment that holds this, the newest one."
+    """Key of a unit, name of its bad records, file name of its fingerprints -> the file or segment
+    that holds this, the newest one.
+    """
     segments: Mapping[str, UnitFile] = field(default_factory=dict)
     shards: frozenset[tuple[str, int]] = frozenset()
     "Names and sizes of files in the target and in its versions."
 
     def find(self, job: Job, window: Window, dropped: bytes) -> UnitRecord | None:
-        """The record of a finished window, None where the window is to be done (again): it never was, or its shards are gone."""
+        """The record of a finished window, None where the window is to be done (again): it never
+        was, or its shards are gone.
+        """
         key = window_key(job, window, dropped)
         file = self.file_of(key, window)
         units = self.segments.get(file) or read_units(job.folder, file)
@@ -125,11 +133,15 @@ class StoredUnits:
         return {number: record for number, record in found.items() if record}
 
     def file_of(self, key: str, window: Window) -> str:
-        """The file or segment that holds a unit of this key, of this window where there are several; blank where there is none."""
+        """The file or segment that holds a unit of this key, of this window where there are
+        several; blank where there is none.
+        """
         return self.files.get(bad_name(key, window)) or self.files.get(key, "")
 
     def hashes_of(self, base: str) -> str:
-        """The file or segment that holds the fingerprints of this key; blank where there is none."""
+        """The file or segment that holds the fingerprints of this key; blank where there
+        is none.
+        """
         return self.files.get(hashes_name(base), "")
 
 
@@ -160,7 +172,9 @@ def _own(names: Iterable[str]) -> dict[str, str]:
 
 
 def read_hashes(folder: Location, wanted: Sequence[tuple[str, str]]) -> Iterator[Fingerprints]:
-    """The fingerprints of these keys in these files; uint64 [n, 2] each. Unreachable where some are damaged."""
+    """The fingerprints of these keys in these files; uint64 [n, 2] each. Unreachable where some are
+    damaged.
+    """
     for (_, file), blob in zip(wanted, read_blobs(folder, wanted), strict=True):
         content = decompressed(blob)
         if content is None:
@@ -169,7 +183,9 @@ def read_hashes(folder: Location, wanted: Sequence[tuple[str, str]]) -> Iterator
 
 
 FEWEST = 100
-"Units with files of their own that are worth a segment: they are read in a second, 16 at a time and 20 ms each."
+"""Units with files of their own that are worth a segment: they are read in a second, 16 at a time
+and 20 ms each.
+"""
 MOST_FILES = 1000
 "The most files in a segment: 4 MB of records as lines, 0.5 MB as stored."
 MOST_BYTES = 4 << 20
@@ -179,12 +195,13 @@ MOST_BYTES = 4 << 20
 def join(
     folder: Location, stored: StoredUnits, windows: Sequence[DoneWindow], drops: bool
 ) -> tuple[StoredUnits, list[str]]:
-    """Joins the files of finished windows into segments. Returns the units at the target after it, and the joined files, which are deleted
-    when the stream is published.
+    """Joins the files of finished windows into segments. Returns the units at the target after it,
+    and the joined files, which are deleted when the stream is published.
 
-    The next run then reads a few files instead of one for each unit. A run that is killed before the files are deleted leaves units
-    twice, which the next run mends. A unit is done again where its file is damaged, or where a job of an array (`--part`) had listed
-    the file before it was joined. No published byte depends on any of this.
+    The next run then reads a few files instead of one for each unit. A run that is killed before
+    the files are deleted leaves units twice, which the next run mends. A unit is done again where
+    its file is damaged, or where a job of an array (`--part`) had listed the file before it was
+    joined. No published byte depends on any of this.
     """
     files = {**stored.files, **_own(done.file for done in windows if done.is_new)}
     stored, own = replace(stored, files=files), dict[str, str]()
@@ -194,7 +211,8 @@ def join(
             own[file] = hashes_name(done.base)
     if len(own) < FEWEST:
         return stored, []
-    # Fingerprints before their unit, so that they go first: a unit's file that stays is joined again.
+    # Fingerprints before their unit, so that they go first: a unit's file that stays is joined
+    # again.
     each = ((hashes, file) if drops else (file,) for file, hashes in own.items())
     gone = [*chain.from_iterable(each)]
     contents = few_at_once(partial(bytes_of, folder), gone)
@@ -204,7 +222,9 @@ def join(
 
 
 def delete_joined(folder: Location, files: Sequence[str], held: Lease) -> None:
-    """Deletes files that segments hold. Where the store fails nothing is lost but the next run's time."""
+    """Deletes files that segments hold. Where the store fails nothing is lost but the next run's
+    time.
+    """
     with suppress(Unreachable):
         if held.is_held_still():
             (folder / FOLDER).delete_all(files)
@@ -217,12 +237,13 @@ _LOOKED_AT = re.compile("|".join([*_HASHED, UNIT.pattern, FINGERPRINTS.pattern])
 
 
 def delete_damaged(job: Job, held: Lease, say: Say) -> str:
-    """Deletes the files at the target that are not what their names say, and calls `say` for each. Returns a sentence on what was checked
-    and found. Unreachable where one cannot be read.
+    """Deletes the files at the target that are not what their names say, and calls `say` for each.
+    Returns a sentence on what was checked and found. Unreachable where one cannot be read.
 
-    A run trusts a shard that lies there in its full size. Here every shard that it might reuse, those of older versions too, is read and
-    hashed, which needs no index; a unit whose record names a missing shard is then converted again. A shard that only an older index or
-    version names is not made again: its reader then misses a shard, where it would have trained on damage.
+    A run trusts a shard that lies there in its full size. Here every shard that it might reuse,
+    those of older versions too, is read and hashed, which needs no index; a unit whose record names
+    a missing shard is then converted again. A shard that only an older index or version names is
+    not made again: its reader then misses a shard, where it would have trained on damage.
     """
     places = [*job.shard_folders, job.folder / FOLDER]
     files = [at / name for at in places for name, _ in at.list() if _LOOKED_AT.fullmatch(name)]
@@ -235,7 +256,9 @@ def delete_damaged(job: Job, held: Lease, say: Say) -> str:
 
 
 def is_whole(at: Location) -> bool:
-    """Whether a file has the hash that its name begins with; of a unit's own file, whether all its blobs are whole."""
+    """Whether a file has the hash that its name begins with; of a unit's own file, whether all its
+    blobs are whole.
+    """
     if not at.name.endswith((".unit", ".hashes")):
         return at.name.startswith(stored_hash(at))
     stored = at.read()
@@ -245,7 +268,9 @@ def is_whole(at: Location) -> bool:
 
 
 def stored_hash(at: Location) -> str:
-    """xxh128 of a file's bytes, with which the name of a shard, a segment or a file beside the manifest begins where it is whole."""
+    """xxh128 of a file's bytes, with which the name of a shard, a segment or a file beside the
+    manifest begins where it is whole.
+    """
     digest = xxhash.xxh128()
     with at.open() as stored:
         while block := stored.read(BLOCK):

@@ -1,9 +1,12 @@
 """One work unit, from its source bytes to its stored shards and its record: what a worker does.
 
-A window's key is a hash of its lines and of the settings; a window is done again only where no record has that key. A compressed
-file is one unit of many windows, because only reading it tells where they begin; each window has a record of its own, so a run
-that was killed repeats none that was finished.
+A window's key is a hash of its lines and of the settings; a window is done again only where no
+record has that key. A compressed file is one unit of many windows, because only reading it tells
+where they begin; each window has a record of its own, so a run that was killed repeats none that
+was finished.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -57,7 +60,9 @@ STALE = (
     "same command with --verify-source, which reads it again"
 )
 MOST_SHRUNK = 5
-"Halve a batch of 4 MB at most five times for want of memory: below 128 KB the worker's fixed memory dominates."
+"""Halve a batch of 4 MB at most five times for want of memory: below 128 KB the worker's fixed
+memory dominates.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +80,10 @@ class _OfUnit:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadTask(_OfUnit):
-    """Reads a unit for what it holds, as a task of an engine: its windows, whose records may be stored under another name, the images
-    that they name and, if they are `hashed`, the fingerprints of its records, which are stored."""
+    """Reads a unit for what it holds, as a task of an engine: its windows, whose records may be
+    stored under another name, the images that they name and, if they are `hashed`, the fingerprints
+    of its records, which are stored.
+    """
 
     hashed: bool = False
 
@@ -113,8 +120,10 @@ class ReadTask(_OfUnit):
         return lambda: content
 
 
-def _cut_by_images(pieces: Iterable[range], pictures: "ImageReader | None") -> Iterator[range]:
-    """Cuts pieces further, so that the images of each are about AIM_BYTES, judged by the images before."""
+def _cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Iterator[range]:
+    """Cuts pieces further, so that the images of each are about AIM_BYTES, judged by the images
+    before.
+    """
     for piece in pieces:
         while piece:
             most = pictures.most_records if pictures else len(piece)
@@ -130,8 +139,10 @@ def _store_hashes(job: Job, window: Window, fingerprints: bytes) -> None:
 def _given(
     batch: RecordBatch, piece: range, first: int, folders: Mapping[str, Location]
 ) -> tuple[Sequence[Any], int, Sequence[Location]]:
-    """The arguments of a Reading for a piece of a batch: records, the number of the first in its window, folders of images. `first`:
-    records of the window before the batch. `folders`: file -> folder of its images, where records name any."""
+    """The arguments of a Reading for a piece of a batch: records, the number of the first in its
+    window, folders of images. `first`: records of the window before the batch. `folders`: file ->
+    folder of its images, where records name any.
+    """
     beside = [folders[name] for name in batch.files(piece)] if folders else ()
     return batch.records[piece.start : piece.stop], first + piece.start, beside
 
@@ -153,8 +164,9 @@ class UnitTask(_OfUnit):
         return UnitResult(content=content, records=records, reused=frozenset(self.records))
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], UnitResult]:
-        """Converts the unit's unfinished windows. Their bytes are hashed while they are read, which gives the records their keys. What is
-        returned stores the last window."""
+        """Converts the unit's unfinished windows. Their bytes are hashed while they are read, which
+        gives the records their keys. What is returned stores the last window.
+        """
         job, unit, known, records = self.job, self.unit, self.windows, {**self.records}
         if attempt.deaths:
             known, records = self._left_by_the_dead()
@@ -176,26 +188,32 @@ class UnitTask(_OfUnit):
                 records[window.number] = self._store(window, digests)
             content = digests.content()
             digest = {window.number: window.digest for window in content.windows}
-            # Reused windows must be as they were, and under `drop` all windows, since the list of dropped records was made of them.
+            # Reused windows must be as they were, and under `drop` all windows, since the list of
+            # dropped records was made of them.
             if any(digest.get(n) != known[n].digest for n in (known if job.drops else reused)):
                 raise Unreachable(STALE.format(url=unit.files[0].location.url))
             return UnitResult(
                 content=content,
                 records=[records[number] for number in digest],
-                # Windows of a worker that died are of this run: its listing of the target does not show them.
+                # Windows of a worker that died are of this run: its listing of the target does not
+                # show them.
                 reused=frozenset(self.records),
             )
 
         return finish
 
     def _left_by_the_dead(self) -> tuple[dict[int, Window], dict[int, UnitRecord]]:
-        """The known windows and finished records of the unit, with those that workers of this machine had stored before they died. The
-        target is listed again, since the shards of an older record may be gone."""
+        """The known windows and finished records of the unit, with those that workers of this
+        machine had stored before they died. The target is listed again, since the shards of an
+        older record may be gone.
+        """
         windows = self.windows | KnownSources.of(self.job.target).windows_of(self.unit)
         return windows, list_stored(self.job).find_all(self.job, windows.values(), self.dropped)
 
-    def _store(self, made: "_OpenWindow", digests: Digests) -> UnitRecord:
-        """Stores the shards of a window, all of which has been read, and then the record that says so."""
+    def _store(self, made: _OpenWindow, digests: Digests) -> UnitRecord:
+        """Stores the shards of a window, all of which has been read, and then the record that says
+        so.
+        """
         job, pictures, tally = self.job, made.reading.pictures, made.tally
         rest, totals, leftover, _ = made.finished
         if pictures:
@@ -231,9 +249,10 @@ class UnitTask(_OfUnit):
 
     def _encode(
         self, number: int, batches: Iterator[RecordBatch], attempt: Attempt, reporter: Reporter
-    ) -> "_OpenWindow":
-        """Encodes the batches of a window in pieces, fewer records at once where memory is tight or workers have died of them, and stores
-        each shard that is full."""
+    ) -> _OpenWindow:
+        """Encodes the batches of a window in pieces, fewer records at once where memory is tight or
+        workers have died of them, and stores each shard that is full.
+        """
         job, folders, shrunk = self.job, self.job.image_folders(self.unit), 0
         made = _OpenWindow(job, number, self.dropped.get(number, b""))
         for batch in batches:
@@ -279,7 +298,9 @@ class _OpenWindow:
         self._unwritten = list[int]()
 
     def note_unwritten(self, encoded: Encoded, first: int) -> None:
-        """Note the records of a piece that became no sample, but for dropped duplicates. `first`: the number of its first record."""
+        """Note the records of a piece that became no sample, but for dropped duplicates. `first`:
+        the number of its first record.
+        """
         for position, reason in encoded.rejected.items():
             if reason != DUPLICATE:
                 self._unwritten.append(first + position)
@@ -306,7 +327,9 @@ _backends: dict[tuple[str, str], Backend] = {}
 
 
 def open_tokenizer_backend(job: Job) -> Backend:
-    """The job's tokenizer backend. A process keeps the last one: a tokenizer of 128,000 ids takes half a second and 100 MB to open."""
+    """The job's tokenizer backend. A process keeps the last one: a tokenizer of 128,000 ids takes
+    half a second and 100 MB to open.
+    """
     backend = "reference" if job.unequal and job.backend == "auto" else job.backend
     key = (job.tokenizer.path, backend)
     if key not in _backends:

@@ -1,7 +1,11 @@
-"""A stream's work units, and who does them: finished units are found by their records, the engine does the rest.
+"""A stream's work units, and who does them: finished units are found by their records, the engine
+does the rest.
 
-Results are kept in the order of the plan, whoever did a unit and whenever it ended, so no byte depends on the engine.
+Results are kept in the order of the plan, whoever did a unit and whenever it ended, so no byte
+depends on the engine.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -31,8 +35,10 @@ from mdsmix.words import listed
 R = TypeVar("R")
 FIRST_UNITS = 3
 NEARLY_ALL = Fraction(9, 10)
-"""A run stops where so large a share of the records of the first units is bad: the wrong file, the wrong field. Units are looked at in the
-order of the plan, so any number of workers gives the same sentence."""
+"""A run stops where so large a share of the records of the first units is bad: the wrong file, the
+wrong field. Units are looked at in the order of the plan, so any number of workers gives the same
+sentence.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +56,11 @@ class Work:
     "The duplicates to drop from each unit."
 
     @staticmethod
-    def of(plan: StreamPlan, engine: Engine, watcher: Watcher) -> "Work":
-        """The stream's units, with what lies at its target already. A target that was just seen to be empty is not listed.
-        A stream or units of an earlier commit there are told. RecipeError where its processor is not proved equal."""
+    def of(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Work:
+        """The stream's units, with what lies at its target already. A target that was just seen to
+        be empty is not listed. A stream or units of an earlier commit there are told. RecipeError
+        where its processor is not proved equal.
+        """
         refuse_unproved(plan.job, plan.files)
         if why := why_rebuilt(plan.job, plan.target):
             watcher.say(why)
@@ -81,7 +89,9 @@ class Work:
         return self.engine.run(tasks, self.watcher.on_progress, self.say)
 
     def prepare(self) -> None:
-        """Opens and imports everything that converting takes, before workers are forked: once for all of them."""
+        """Opens and imports everything that converting takes, before workers are forked: once for
+        all of them.
+        """
         open_tokenizer_backend(self.job)
         if said := load(self.job.encoding.shape):
             self.say(said)
@@ -96,9 +106,11 @@ class Work:
 
 
 def do_units(work: Work) -> tuple[Work, list[UnitResult], str]:
-    """Returns the work as it was done in the end, one result per unit, and what the user should know.
+    """Returns the work as it was done in the end, one result per unit, and what the user should
+    know.
 
-    Where the fast tokenizer turns out to differ from the reference, the whole stream is done by the reference.
+    Where the fast tokenizer turns out to differ from the reference, the whole stream is done by the
+    reference.
     """
     try:
         return work, _results(work), ""
@@ -153,8 +165,9 @@ def _planned(work: Work, of: tuple[Unit, Dropped]) -> UnitTask:
 
 
 def _first_records(work: Work, left: int) -> list[UnitResult]:
-    """Does the first units, one by one, since only reading tells how many records one holds. What is left of the limit is part of a
-    unit's key."""
+    """Does the first units, one by one, since only reading tells how many records one holds. What
+    is left of the limit is part of a unit's key.
+    """
     results = list[UnitResult]()
     for unit in work.units:
         if left <= 0:
@@ -167,9 +180,12 @@ def _first_records(work: Work, left: int) -> list[UnitResult]:
 
 
 def _look_elsewhere(work: Work) -> None:
-    """Reads the units that the cache does not know, where a record at the target belongs to no known unit, as after a file was moved: the
-    record may be theirs. At a first conversion, or when a killed one goes on, the cache explains every record by a unit of this plan.
-    Under `duplicates: drop` all units are read anyway; those of images are read here too, since an equal image may lie elsewhere."""
+    """Reads the units that the cache does not know, where a record at the target belongs to no
+    known unit, as after a file was moved: the record may be theirs. At a first conversion, or when
+    a killed one goes on, the cache explains every record by a unit of this plan. Under `duplicates:
+    drop` all units are read anyway; those of images are read here too, since an equal image may lie
+    elsewhere.
+    """
     job, cache, has_images = work.job, work.cache, work.job.kind.has_images
     known = (window for unit in work.units for window in cache.windows_of(unit).values())
     explained = {job.key(window.said) for window in known}
@@ -186,8 +202,9 @@ def _look_elsewhere(work: Work) -> None:
 
 
 def _refuse_hopeless(work: Work, found: Mapping[int, UnitResult]) -> None:
-    """TooManyBadRecords where the first of many units are nearly all bad. Their bad records are published first, so that the user can
-    read them."""
+    """TooManyBadRecords where the first of many units are nearly all bad. Their bad records are
+    published first, so that the user can read them.
+    """
     job, of = work.job, len(work.units)
     first = [found[number] for number in range(FIRST_UNITS) if number in found]
     records = sum((result.total for result in first), Records())
@@ -202,7 +219,9 @@ def _refuse_hopeless(work: Work, found: Mapping[int, UnitResult]) -> None:
 
 
 def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:
-    """Makes the bad records public, counted from the start of their files; returns the names of their files."""
+    """Makes the bad records public, counted from the start of their files; returns the names of
+    their files.
+    """
     folder, bad, shifts, before = work.job.folder, list[tuple[str, str]](), [], 0
     for unit, result in zip(work.units, results, strict=False):
         before = before if unit.start else 0

@@ -1,7 +1,10 @@
-"""Diagnoses the surroundings of a recipe's run in the order in which the run would fail: machine, tokenizer, stores, sources, target.
+"""Diagnoses the surroundings of a recipe's run in the order in which the run would fail: machine,
+tokenizer, stores, sources, target.
 
 Each operation of the run at the target is tried once, with a small file that is deleted again.
 """
+
+from __future__ import annotations
 
 import platform
 import secrets
@@ -30,7 +33,9 @@ from mdsmix.words import plural
 SHOWN = ("mosaicml-streaming", "torch", "transformers", "tokenizers", "boto3")
 TRIAL = b"A trial of mdsmix doctor, which deletes it again."
 MOST_SKEW = 300
-"Seconds that clocks may differ. A store refuses requests that are signed by a clock 15 minutes off."
+"""Seconds that clocks may differ. A store refuses requests that are signed by a clock 15 minutes
+off.
+"""
 FIRST_BYTES = 1 << 10
 
 Verb = tuple[str, str, Callable[[], Any]]
@@ -54,7 +59,9 @@ class Diagnosis:
 
 
 def diagnose(recipe: Recipe) -> Diagnoses:
-    """A Diagnosis for each thing that a run needs, as soon as it is known. Files that are written are deleted again."""
+    """A Diagnosis for each thing that a run needs, as soon as it is known. Files that are written
+    are deleted again.
+    """
     yield versions()
     yield memory()
     yield attempt("tokenizer", lambda: _tokenizer(recipe))
@@ -87,8 +94,9 @@ def judged(what: str, said: str, has_flaw: bool, flaw: str) -> Diagnosis:
 
 
 def tried(what: str, said: str, *verbs: Verb) -> Diagnoses:
-    """A problem for each verb that fails; ok with `said` where none does. A failure other than a missing right ends the trials, since
-    later verbs would fail for the same reason."""
+    """A problem for each verb that fails; ok with `said` where none does. A failure other than a
+    missing right ends the trials, since later verbs would fail for the same reason.
+    """
     is_well = True
     for verb, right, do in verbs:
         try:
@@ -147,7 +155,9 @@ def _entries(place: Location) -> str:
 
 
 def _source(recipe: Recipe, stream: StreamSpec) -> Generator[Diagnosis, None, int]:
-    """Diagnoses a stream's source: it names files, the first can be read, the processor gives equal rows. Returns the files' bytes."""
+    """Diagnoses a stream's source: it names files, the first can be read, the processor gives equal
+    rows. Returns the files' bytes.
+    """
     what, spec = f"source of {stream.name}", stream.source
     assert spec
     try:
@@ -170,7 +180,9 @@ def _processor(recipe: Recipe, stream: StreamSpec, files: list[sources.SourceFil
 
 
 def _target(place: Location, source_bytes: int) -> Diagnoses:
-    """Diagnoses the operations of publishing (list, write, read, copy, delete, conditional write), the clock, and the room on a disk."""
+    """Diagnoses the operations of publishing (list, write, read, copy, delete, conditional write),
+    the clock, and the room on a disk.
+    """
     what, folder, skews = f"target {place}", place, list[float]()
     while not place.is_store and not Path(folder.url).exists() and folder.parent != folder:
         folder = folder.parent

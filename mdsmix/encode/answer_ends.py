@@ -1,14 +1,19 @@
-"""How answers end: whether the last token that is trained of an answer is one at which the model stops.
+"""How answers end: whether the last token that is trained of an answer is one at which the model
+stops.
 
 Most templates print an end of turn behind an answer, such as `<|im_end|>`. GLM-4.5 and others print
-none: the token of the next role (`<|user|>`, `<|observation|>`) is what stops a generation. It is the
-first token of the next turn's prompt, so LLM-Foundry never trains it. Where it is known to stop, it
-becomes the end of the answer before (`labels.with_stops`); where nothing is known, the user is told.
+none: the token of the next role (`<|user|>`, `<|observation|>`) is what stops a generation. It is
+the first token of the next turn's prompt, so LLM-Foundry never trains it. Where it is known to
+stop, it becomes the end of the answer before (`labels.with_stops`); where nothing is known, the
+user is told.
 
 A final answer has no next turn. The loader appends EOS to it, which is its stop.
 
-The template is asked with probes, once: what it prints behind an answer, and before the next message.
+The template is asked with probes, once: what it prints behind an answer, and before the next
+message.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,7 +43,9 @@ class AnswerEnd:
     "The text behind it that is the assistant's own: trained."
     following: str | None
     """The text between it and what the next message says: the beginning of the next prompt. None if
-    the template prints the answer otherwise once a message follows, so that it is in no row with one."""
+    the template prints the answer otherwise once a message follows, so that it is in no row with
+    one.
+    """
     what: str = "an answer"
 
 
@@ -57,8 +64,8 @@ class EndNote:
 
 
 def answer_ends(template: ChatTemplate, has_tools: bool) -> list[AnswerEnd]:
-    """Return how the template ends an answer, and a call of tools if `has_tools`; [] if it cannot be
-    told by probes.
+    """Return how the template ends an answer, and a call of tools if `has_tools`; [] if it cannot
+    be told by probes.
     """
     calls = [_call_end(template.for_tools([]))] if has_tools else []
     return [end for end in (_answer_end(template), *calls) if end]
@@ -90,8 +97,8 @@ def _end(
     what: str,
     tools: list[Any] | None = None,
 ) -> AnswerEnd | None:
-    """Return what stands behind the second message: alone, and before the third; None if the template
-    does not print the second.
+    """Return what stands behind the second message: alone, and before the third; None if the
+    template does not print the second.
     """
     try:
         alone = template.render(messages[:2], False, tools)
@@ -111,7 +118,9 @@ def _end(
 
 
 def known_stops(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids at which a model of this tokenizer is known to stop: EOS, if nothing names others."""
+    """Return the ids at which a model of this tokenizer is known to stop: EOS, if nothing names
+    others.
+    """
     eos = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     return tokenizer.stop_ids or eos
 
@@ -133,8 +142,10 @@ class Stops:
         return any(token in text for token in self.tokens)
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, ids: Sequence[int] = ()) -> "Stops":
-        """Return those of a tokenizer. `ids`: those by which a stream was converted, which come first."""
+    def of(cls, tokenizer: Tokenizer, ids: Sequence[int] = ()) -> Stops:
+        """Return those of a tokenizer. `ids`: those by which a stream was converted, which come
+        first.
+        """
         names = {id: token for token, id in tokenizer.added_tokens.items()}
         eos = tokenizer.eos_id
         if eos is not None:
@@ -152,9 +163,9 @@ def trains_earlier_answers(encoding: Encoding) -> bool:
 
 
 def ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer) -> bool:
-    """Tell whether a stop token that the next message begins with is trained as the end of an answer:
-    the template prints no stop of its own, the stop tokens are known, and earlier answers are trained,
-    but prompts are not.
+    """Tell whether a stop token that the next message begins with is trained as the end of an
+    answer: the template prints no stop of its own, the stop tokens are known, and earlier answers
+    are trained, but prompts are not.
     """
     if not trains_earlier_answers(encoding):
         return False
@@ -252,8 +263,8 @@ def _notes_at_last(end: AnswerEnd, stops: Stops, tokenizer: Tokenizer) -> Iterat
 
 
 def doubled_eos(encoding: Encoding, tokenizer: Tokenizer) -> str:
-    """Return a sentence if the template prints EOS and something behind it at the end of an answer, so
-    that the loader appends another; else "".
+    """Return a sentence if the template prints EOS and something behind it at the end of an answer,
+    so that the loader appends another; else "".
     """
     eos = tokenizer.template_variables.get("eos_token")
     for end in ends_of(encoding, tokenizer):

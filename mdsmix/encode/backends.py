@@ -1,19 +1,26 @@
-"""Texts -> token ids, by the reference tokenizer or by a faster one that is proved equal to it; and special tokens inside texts.
+"""Texts -> token ids, by the reference tokenizer or by a faster one that is proved equal to it; and
+special tokens inside texts.
 
-The reference is Hugging Face `tokenizers` on the snapshot's tokenizer.json: about 3 MB/s a core. `fastokens` gives the
-same ids at 170-260 MB/s a core and without a Python object per token, but only for byte-level BPE tokenizers. fastokens is
-young, so `auto` compares its ids with the reference's: first on a fixed set of hard strings, then on the first 16 texts of a stream in each
-process, then on 8 more whenever the number of texts has doubled. One difference raises `Unequal`: the caller then encodes the whole stream
-with the reference.
+The reference is Hugging Face `tokenizers` on the snapshot's tokenizer.json: about 3 MB/s a core.
+`fastokens` gives the same ids at 170-260 MB/s a core and without a Python object per token, but
+only for byte-level BPE tokenizers. fastokens is young, so `auto` compares its ids with the
+reference's: first on a fixed set of hard strings, then on the first 16 texts of a stream in each
+process, then on 8 more whenever the number of texts has doubled. One difference raises `Unequal`:
+the caller then encodes the whole stream with the reference.
 
-After N texts a process has compared k = 16 + 8 * log2(N / 16) of them or more: 120 of 131,072. A difference in a share p of all texts
-stays unnoticed in that process with probability (1 - p)^k: 0.2 % where one text in twenty differs.
+After N texts a process has compared k = 16 + 8 * log2(N / 16) of them or more: 120 of 131,072. A
+difference in a share p of all texts stays unnoticed in that process with probability (1 - p)^k: 0.2
+% where one text in twenty differs.
 
-A user's text that spells `<|im_start|>` must not become a control token. Nearly no text spells one, so all texts are first encoded with
-special tokens matched. Where no special id comes out, the text held none, and both ways of encoding agree. Two reductions over the ids
-cost 1 % of a conversion; searching the texts cost 11 %. Only rows with a special id are encoded again as ordinary text, and compared,
-since `<unk>` is a special id too. Conversations are searched instead: their template prints special tokens of its own.
+A user's text that spells `<|im_start|>` must not become a control token. Nearly no text spells one,
+so all texts are first encoded with special tokens matched. Where no special id comes out, the text
+held none, and both ways of encoding agree. Two reductions over the ids cost 1 % of a conversion;
+searching the texts cost 11 %. Only rows with a special id are encoded again as ordinary text, and
+compared, since `<unk>` is a special id too. Conversations are searched instead: their template
+prints special tokens of its own.
 """
+
+from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
@@ -35,8 +42,10 @@ from mdsmix.words import in_line
 FIRST, EACH = 16, 8
 "A process compares the first 16 texts of a stream, and 8 more at each doubling of their number."
 SAMPLE_CHARACTERS = 1 << 11
-"""Texts of up to 2,048 characters are compared whole, by the ids in use. Of a longer text 2,048 characters from a random place on are encoded
-again and compared. With whole texts the reference took 6 % of the time of 200 MB of documents."""
+"""Texts of up to 2,048 characters are compared whole, by the ids in use. Of a longer text 2,048
+characters from a random place on are encoded again and compared. With whole texts the reference
+took 6 % of the time of 200 MB of documents.
+"""
 
 
 class Backend(ABC):
@@ -47,7 +56,9 @@ class Backend(ABC):
 
     @abstractmethod
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
-        """uint32 ids, one row per text. `match_special`: `<|im_start|>` in a text becomes the control token, else ordinary tokens."""
+        """uint32 ids, one row per text. `match_special`: `<|im_start|>` in a text becomes the
+        control token, else ordinary tokens.
+        """
 
     def begin(self, stream: str) -> None:  # noqa: B027
         """Announces the stream of the next texts; comparisons start anew with another stream."""
@@ -108,9 +119,9 @@ class Fastokens(Backend):
 def without_gaps(content: bytes) -> str | None:
     """Return a BPE tokenizer.json with a token for each id that its vocabulary skips.
 
-    fastokens 0.3.5 refuses a vocabulary that skips ids, as that of GPT-4o does (199,998 and others).
-    No merge makes the added tokens, and their strings begin with the character 0, which byte-level
-    and SentencePiece vocabularies do not contain, so no text gives them.
+    fastokens 0.3.5 refuses a vocabulary that skips ids, as that of GPT-4o does (199,998 and
+    others). No merge makes the added tokens, and their strings begin with the character 0, which
+    byte-level and SentencePiece vocabularies do not contain, so no text gives them.
 
     Returns None if the model is not BPE, or skips no id.
     """
@@ -127,7 +138,9 @@ def without_gaps(content: bytes) -> str | None:
 
 
 class CheckedBackend(Backend):
-    """A fast backend whose ids are compared with the reference's; `name` is the recipe's tokenizer.backend."""
+    """A fast backend whose ids are compared with the reference's; `name` is the recipe's
+    tokenizer.backend.
+    """
 
     def __init__(self, tokenizer: Tokenizer, fast: Backend, reference: Backend, name: str) -> None:
         self.fast, self.reference = fast, reference
@@ -158,7 +171,9 @@ class CheckedBackend(Backend):
         return ids
 
     def check(self, texts: Sequence[str], match_special: bool, ids: Ragged | None = None) -> None:
-        """Compares the fast backend's ids of texts with the reference's; raises Unequal. `ids`: the fast backend's; None: encoded here."""
+        """Compares the fast backend's ids of texts with the reference's; raises Unequal. `ids`: the
+        fast backend's; None: encoded here.
+        """
         true = self.reference.encode(texts, match_special)
         ids = self.fast.encode(texts, match_special) if ids is None else ids
         for row, text in enumerate(texts):
@@ -166,7 +181,9 @@ class CheckedBackend(Backend):
                 raise Unequal(self.label, text)
 
     def _prove(self) -> None:
-        """Compares the ids of the hard strings, once a process: 40 ms. RecipeError where the recipe names the backend and an id differs."""
+        """Compares the ids of the hard strings, once a process: 40 ms. RecipeError where the recipe
+        names the backend and an id differs.
+        """
         texts, self._unproved = self._unproved, []
         try:
             for match_special in (False, True) if texts else ():
@@ -180,8 +197,10 @@ class CheckedBackend(Backend):
 
 
 def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
-    """The backend of the recipe's tokenizer.backend. `auto`: fastokens where it takes this tokenizer and is not known to differ, else the
-    reference. RecipeError where a backend that the recipe names does not take the tokenizer."""
+    """The backend of the recipe's tokenizer.backend. `auto`: fastokens where it takes this
+    tokenizer and is not known to differ, else the reference. RecipeError where a backend that the
+    recipe names does not take the tokenizer.
+    """
     if name == "reference" or (name == "auto" and known_unequal(tokenizer)):
         return Reference(tokenizer)
     reference: Backend  # fastokens lets other threads run: both are open in its 0.4 s, not in 0.55
@@ -204,14 +223,17 @@ def _fastokens(tokenizer: Tokenizer) -> Any:
 
 
 def remember_unequal(tokenizer: Tokenizer, unequal: Unequal) -> None:
-    """Writes the tokenizer, the backend's version and the text on which they differ into the cache folder, for later runs."""
+    """Writes the tokenizer, the backend's version and the text on which they differ into the cache
+    folder, for later runs.
+    """
     evidence = unequal.text.encode("utf-8", "backslashreplace")
     keep_in_cache(_mark(tokenizer, unequal.label), evidence)
 
 
 def known_unequal(tokenizer: Tokenizer, label: str | None = None) -> Unequal | None:
-    """The difference that the cache folder records for this tokenizer and version of the fast backend; None where it records none.
-    Where there is one, `auto` takes the reference."""
+    """The difference that the cache folder records for this tokenizer and version of the fast
+    backend; None where it records none. Where there is one, `auto` takes the reference.
+    """
     label = label or Fastokens.name()
     mark = _mark(tokenizer, label)
     return Unequal(label, mark.read_text("utf-8")) if mark.exists() else None
@@ -223,7 +245,9 @@ def _mark(tokenizer: Tokenizer, label: str) -> Path:
 
 
 def hard_strings(tokenizer: Tokenizer) -> list[str]:
-    """Texts on which tokenizer libraries have been seen to differ: white space, control characters, scripts, long runs, special tokens."""
+    """Texts on which tokenizer libraries have been seen to differ: white space, control characters,
+    scripts, long runs, special tokens.
+    """
     spaces = [c for c in map(chr, range(0x3001)) if c.isspace()] + ["\u200b", "\ufeff"]
     runs = ["a" * 5000, " " * 3000, "\n" * 1000, "ab " * 1000, "1234567890" * 200, "!?" * 500]
     specials = tokenizer.special_tokens[:64]
@@ -246,9 +270,10 @@ def hard_strings(tokenizer: Tokenizer) -> list[str]:
 def special_search(tokens: Iterable[str]) -> Callable[[str], bool]:
     """A function that tells whether a text holds one of the tokens. Empty tokens are ignored.
 
-    Tokens are grouped by their first two characters. A text is searched once per group, for the prefix that the group's tokens share:
-    one search for "<|" stands for the 256 special tokens of Llama 3. Any occurrence counts, also where a tokenizer with `single_word`
-    tokens would not match. A token that only the tokenizer's normalizer makes (by lower case, say) is not seen.
+    Tokens are grouped by their first two characters. A text is searched once per group, for the
+    prefix that the group's tokens share: one search for "<|" stands for the 256 special tokens of
+    Llama 3. Any occurrence counts, also where a tokenizer with `single_word` tokens would not
+    match. A token that only the tokenizer's normalizer makes (by lower case, say) is not seen.
     """
     known = sorted({*tokens} - {""})
     groups = [[*group] for _, group in groupby(known, lambda token: token[:2])]
@@ -261,11 +286,13 @@ def special_search(tokens: Iterable[str]) -> Callable[[str], bool]:
 def encode_texts(
     backend: Backend, texts: Sequence[str], rule: str, tokenizer: Tokenizer
 ) -> tuple[Ragged, list[int], list[int]]:
-    """The ids of the texts, the rows that hold a special token, and those of them that `rule` (special_tokens_in_text) refuses.
+    """The ids of the texts, the rows that hold a special token, and those of them that `rule`
+    (special_tokens_in_text) refuses.
 
-    A row holds a special token where its ids differ once the text is encoded as ordinary text, or where the ordinary ids still have the
-    control token. `escape` gives the ordinary ids, and refuses rows with the control token still in them. `allow` and `reject` give the
-    special ids; `reject` refuses all these rows.
+    A row holds a special token where its ids differ once the text is encoded as ordinary text, or
+    where the ordinary ids still have the control token. `escape` gives the ordinary ids, and
+    refuses rows with the control token still in them. `allow` and `reject` give the special ids;
+    `reject` refuses all these rows.
     """
     rows = backend.encode(texts, match_special=True)
     suspects = _rows_with(rows, tokenizer.special_ids)
@@ -285,8 +312,10 @@ def encode_texts(
 
 
 def _stuck(plain: Ragged, texts: Sequence[str], tokenizer: Tokenizer) -> list[int]:
-    """The rows that hold a control token although their texts were encoded as ordinary text: vocabularies of Unigram and WordLevel
-    models hold `</s>` like any word. The unknown token does not count, since any text may give it."""
+    """The rows that hold a control token although their texts were encoded as ordinary text:
+    vocabularies of Unigram and WordLevel models hold `</s>` like any word. The unknown token does
+    not count, since any text may give it.
+    """
     unknown = tokenizer.template_variables.get("unk_token")
     pairs = zip(tokenizer.special_ids, tokenizer.special_tokens, strict=True)
     names = {i: name for i, name in pairs if name != unknown}
@@ -297,8 +326,9 @@ def _stuck(plain: Ragged, texts: Sequence[str], tokenizer: Tokenizer) -> list[in
 def _rows_with(rows: Ragged, ids: Sequence[int]) -> list[int]:
     """The rows that hold one of the ids.
 
-    One lookup in a table of flags per token: 1.5 ms for 2 M tokens. Comparing each token with the least and the largest id took 16 ms, a
-    sixth of a conversion, where special tokens stand at both ends of the vocabulary, as Phi-3's do.
+    One lookup in a table of flags per token: 1.5 ms for 2 M tokens. Comparing each token with the
+    least and the largest id took 16 ms, a sixth of a conversion, where special tokens stand at both
+    ends of the vocabulary, as Phi-3's do.
     """
     values = rows.values
     if not ids or not len(values) or values.max() < min(ids) or values.min() > max(ids):

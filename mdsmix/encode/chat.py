@@ -1,14 +1,19 @@
-"""Conversations as text: the chat template rendered by jinja2 alone, and cut into the turns that are trained.
+"""Conversations as text: the chat template rendered by jinja2 alone, and cut into the turns that
+are trained.
 
 The text is what `apply_chat_template(tokenize=False)` of transformers 4.51 to 4.57 gives, without
 the seconds that importing transformers takes. The date that some templates print is fixed when a
 template is opened, and not read from the clock again: the same input gives the same bytes.
 
-Templates of reasoning models drop the reasoning of earlier answers once later turns follow (DeepSeek-R1, Qwen3, gpt-oss), others move
-the system prompt or the tools to the last question (Mistral v3) or end every text with EOS (Phi-3). Then no single row can hold
-every turn as inference sees it, and LLM-Foundry refuses the conversation. A row of its own for an answer can: its prompt is the text that
-the template prints for all messages up to the answer, cut where the model begins to write.
+Templates of reasoning models drop the reasoning of earlier answers once later turns follow
+(DeepSeek-R1, Qwen3, gpt-oss), others move the system prompt or the tools to the last question
+(Mistral v3) or end every text with EOS (Phi-3). Then no single row can hold every turn as inference
+sees it, and LLM-Foundry refuses the conversation. A row of its own for an answer can: its prompt is
+the text that the template prints for all messages up to the answer, cut where the model begins to
+write.
 """
+
+from __future__ import annotations
 
 import contextlib
 import json
@@ -51,25 +56,28 @@ NO_DEFAULT = (
 )
 
 SHOWN_BEFORE, SHOWN = 60, 240
-"""Lengths of the excerpts in a bad record's detail, in characters: 240 of an error message; of two texts that differ, 60 before their
-first difference and 240 from it on."""
+"""Lengths of the excerpts in a bad record's detail, in characters: 240 of an error message; of two
+texts that differ, 60 before their first difference and 240 from it on.
+"""
 
 Turn = tuple[str, str]
-"Prompt and response: all text from the end of the previous turn to the generation prompt, and the assistant's text."
+"""Prompt and response: all text from the end of the previous turn to the generation prompt, and the
+assistant's text.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class ChatTemplate:
     """A compiled template with the variables that every rendering gets. Made by `open_template`."""
 
-    template: "Template"
-    twin: "Template | None"
+    template: Template
+    twin: Template | None
     "The template as it renders stand-ins of contents, if it can."
     variables: Mapping[str, Any]
     source: str
     reads: Set[str]
     "The variables that the template reads, and those that `tool_use` reads."
-    tool_use: "ChatTemplate | None" = None
+    tool_use: ChatTemplate | None = None
     "The tokenizer's template of this name, for conversations with tools; None if it has none."
 
     @property
@@ -77,16 +85,18 @@ class ChatTemplate:
         """Whether the rendered text may depend on the date."""
         return not self.reads.isdisjoint({"date_string", "strftime_now"})
 
-    def for_tools(self, tools: Sequence[Any] | None) -> "ChatTemplate":
-        """Return the template that transformers' `get_chat_template` takes for these tools. An empty
-        list of tools takes `tool_use` too."""
+    def for_tools(self, tools: Sequence[Any] | None) -> ChatTemplate:
+        """Return the template that transformers' `get_chat_template` takes for these tools. An
+        empty list of tools takes `tool_use` too.
+        """
         return self if tools is None or self.tool_use is None else self.tool_use
 
     def turns(self, conversation: Conversation) -> list[Turn]:
         """The (prompt, response) turns of a conversation, one for each answer that is trained.
 
         Raises:
-            RecordRefused: the template fails on the conversation (template_error), or prints the first messages
+            RecordRefused: the template fails on the conversation (template_error), or prints the
+            first messages
                 otherwise once more follow (not_prefix_stable).
         """
         messages = conversation.messages
@@ -100,7 +110,9 @@ class ChatTemplate:
         return self.turns_by_prefix(conversation)
 
     def turns_by_prefix(self, conversation: Conversation) -> list[Turn]:
-        """The turns from two renderings for each answer, up to it and with it, as Foundry makes them."""
+        """The turns from two renderings for each answer, up to it and with it, as Foundry makes
+        them.
+        """
         messages, tools, turns, before = conversation.messages, conversation.tools, [], ""
         for i in answers(conversation):
             prompt = self.render(messages[:i], True, tools)
@@ -120,7 +132,8 @@ class ChatTemplate:
     ) -> str:
         """The text of `messages`; RecordRefused (template_error) where the template fails.
 
-        jinja2's own `Template.render` copies the globals twice and rewrites tracebacks: a twentieth of a conversion of chats.
+        jinja2's own `Template.render` copies the globals twice and rewrites tracebacks: a twentieth
+        of a conversion of chats.
         """
         template = self.template
         given = {
@@ -145,9 +158,13 @@ class Printed(NamedTuple):
     """What a template prints of all conversations that have the same roles and no blank content."""
 
     texts: list[tuple[str, slice]]
-    "Of each turn the prompt and the response: with %s in place of each content, and which of the contents it takes."
+    """Of each turn the prompt and the response: with %s in place of each content, and which of the
+    contents it takes.
+    """
     contents: list[tuple[int, Callable[[str], str]]]
-    "The contents in the order in which they are printed: of which message, and what makes the printed text of it."
+    """The contents in the order in which they are printed: of which message, and what makes the
+    printed text of it.
+    """
 
     def turns(self, contents: Sequence[str]) -> list[Turn]:
         """The turns of a conversation with these contents."""
@@ -158,7 +175,9 @@ class Printed(NamedTuple):
 
 @lru_cache(maxsize=256)
 def printed_for(template: ChatTemplate, roles: tuple[str, ...]) -> Printed | None:
-    """What a template prints of conversations with these roles; None where that cannot be told without their contents."""
+    """What a template prints of conversations with these roles; None where that cannot be told
+    without their contents.
+    """
     from mdsmix.encode import template_code as code
 
     if not template.twin:
@@ -195,7 +214,9 @@ def parting(printed: str, later: str) -> dict[str, Any]:
 
 
 def around_difference(texts: Sequence[str]) -> slice:
-    """Return the part of each text around the first difference of the texts, as a detail shows it."""
+    """Return the part of each text around the first difference of the texts, as a detail
+    shows it.
+    """
     at = len(common_start(texts))
     return slice(max(0, at - SHOWN_BEFORE), at + SHOWN)
 
@@ -208,14 +229,15 @@ def common_start(texts: Sequence[str]) -> str:
 
 
 def open_template_of(
-    tokenizer: "Tokenizer", variables: Mapping[str, Any], date_string: str | None = None
+    tokenizer: Tokenizer, variables: Mapping[str, Any], date_string: str | None = None
 ) -> ChatTemplate:
     """Compile a tokenizer's chat template, with its template for tools if it has one.
 
     Without a template named `default`, conversations without tools fail with a sentence on that.
 
     Raises:
-        RecipeError: if no conversation could be rendered, as for `open_template`; or if the tokenizer
+        RecipeError: if no conversation could be rendered, as for `open_template`; or if the
+        tokenizer
             has named templates, and none of them is `default` or `tool_use`.
     """
     source = tokenizer.chat_template
@@ -238,13 +260,16 @@ def open_template(
 
     Args:
         variables: the variables that transformers passes to the template: bos_token, eos_token ...
-        date_string: the day that the template prints, as `2026-01-01` or `01 Jan 2026`; None is today, as in
-            Foundry. A run that must give the same bytes after midnight calls `today()` once, and passes that
+        date_string: the day that the template prints, as `2026-01-01` or `01 Jan 2026`; None is
+        today, as in
+            Foundry. A run that must give the same bytes after midnight calls `today()` once, and
+            passes that
             day from then on.
         tool_source: the tokenizer's template named `tool_use`.
 
     Raises:
-        RecipeError: the template is not valid Jinja or uses a function that mdsmix does not offer, or the
+        RecipeError: the template is not valid Jinja or uses a function that mdsmix does not offer,
+        or the
             date cannot be read.
     """
     day = parse_day(date_string or today())
@@ -282,13 +307,17 @@ def _open(
 
 
 def with_variables(template: ChatTemplate, given: Mapping[str, Any] | None) -> ChatTemplate:
-    """The template with the variables that a record gives, which win over the recipe's, as in transformers."""
+    """The template with the variables that a record gives, which win over the recipe's, as in
+    transformers.
+    """
     return _given(template, json.dumps(given, default=str)) if given else template
 
 
 @lru_cache(maxsize=64)
 def _given(template: ChatTemplate, json_variables: str) -> ChatTemplate:
-    """An own template for each set of variables: what is known of one (`printed_for`) is not true of another."""
+    """An own template for each set of variables: what is known of one (`printed_for`) is not true
+    of another.
+    """
     return replace(template, variables={**template.variables, **json.loads(json_variables)})
 
 
@@ -309,9 +338,13 @@ def parse_day(date_string: str) -> datetime:
 
 
 _OPEN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
-"An unfinished control word at the end of a text, such as the `<` that `<think>` and `</think>` share: the word is one token as a whole."
+"""An unfinished control word at the end of a text, such as the `<` that `<think>` and `</think>`
+share: the word is one token as a whole.
+"""
 RewrittenHistory = Literal["reject", "last", "each"]
-"The recipe's `rewritten_history`, for a conversation whose earlier text changes: quarantined, a row for its last answer, or for each."
+"""The recipe's `rewritten_history`, for a conversation whose earlier text changes: quarantined, a
+row for its last answer, or for each.
+"""
 
 
 NO_WORDS = ControlWords(())
@@ -323,13 +356,16 @@ def rendered_rows(
     rule: RewrittenHistory,
     words: ControlWords = NO_WORDS,
 ) -> list[list[Turn]]:
-    """The rows of a conversation, each a list of turns: one row where earlier text never changes, else the rows of `rule`.
+    """The rows of a conversation, each a list of turns: one row where earlier text never changes,
+    else the rows of `rule`.
 
     `words` are the tokenizer's control tokens, inside of which no prompt ends.
 
     Raises:
-        RecordRefused: the template fails (template_error); or earlier text changes and the rule is `reject`, or the messages before
-            an answer are printed otherwise with that answer and none of the cuts of `_turn` fits (not_prefix_stable).
+        RecordRefused: the template fails (template_error); or earlier text changes and the rule is
+        `reject`, or the messages before
+            an answer are printed otherwise with that answer and none of the cuts of `_turn` fits
+            (not_prefix_stable).
     """
     try:
         return [template.turns(conversation)]
@@ -347,11 +383,13 @@ def _turn(
 ) -> Turn:
     """The turn of one answer: the prompt as inference sees it, and the answer's text.
 
-    Where the text with the answer does not begin with inference's prompt, the turn's prompt ends where the two part: before a control
-    word that they share in part only, and never inside the answer. The text that the template prints before any answer may itself
-    end in such a part: the `<` of GLM-4.7's `</think>` and `<think>`. Where the answer changes how earlier messages are printed (gpt-oss
-    drops the reasoning before a call once a final answer follows), the prompt is inference's. Mistral-Nemo prints the system prompt in
-    the last message only, if that is the user's, and has no generation prompt: there too the prompt is inference's, and the answer is
+    Where the text with the answer does not begin with inference's prompt, the turn's prompt ends
+    where the two part: before a control word that they share in part only, and never inside the
+    answer. The text that the template prints before any answer may itself end in such a part: the
+    `<` of GLM-4.7's `</think>` and `<think>`. Where the answer changes how earlier messages are
+    printed (gpt-oss drops the reasoning before a call once a final answer follows), the prompt is
+    inference's. Mistral-Nemo prints the system prompt in the last message only, if that is the
+    user's, and has no generation prompt: there too the prompt is inference's, and the answer is
     what follows that message.
     """
     messages, tools = conversation.messages, conversation.tools
@@ -379,15 +417,17 @@ def _turn(
 
 
 def before_open_word(start: str, texts: Sequence[str], words: ControlWords) -> str:
-    """Return `start`, with which all of the texts begin, without the part of a control word at its end
-    that any of the texts goes on with."""
+    """Return `start`, with which all of the texts begin, without the part of a control word at its
+    end that any of the texts goes on with.
+    """
     start = _OPEN_TAG.sub("", start)
     return start[: min(words.start_of_split(start, text[len(start) :]) for text in texts)]
 
 
 def prints_system_last(template: ChatTemplate) -> bool:
-    """Tell whether the system prompt is printed before the last message only, and no generation prompt
-    follows, as under Mistral-Nemo's template."""
+    """Tell whether the system prompt is printed before the last message only, and no generation
+    prompt follows, as under Mistral-Nemo's template.
+    """
     asked = [{"role": "system", "content": "system"}, {"role": "user", "content": "question"}]
     try:
         prompt = template.render(asked, True)
@@ -399,8 +439,9 @@ def prints_system_last(template: ChatTemplate) -> bool:
 
 
 def _end_of_last(last: Message, prompt: str, head: str) -> int:
-    """Return where the text of the last message ends in `head`, printed there as `prompt` ends; 0 if
-    it is not there."""
+    """Return where the text of the last message ends in `head`, printed there as `prompt` ends; 0
+    if it is not there.
+    """
     content = last.get("content")
     text = content.strip() if isinstance(content, str) else ""
     if not text or text not in prompt or text not in head:
@@ -411,8 +452,8 @@ def _end_of_last(last: Message, prompt: str, head: str) -> int:
 
 
 def opens_a_word(template: ChatTemplate) -> bool:
-    """Tell whether the text that the template prints before every answer ends within a control word,
-    as that of GLM-4.7 does: `<`, since an answer begins with `<think>` or `</think>`.
+    """Tell whether the text that the template prints before every answer ends within a control
+    word, as that of GLM-4.7 does: `<`, since an answer begins with `<think>` or `</think>`.
     """
     asked: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
     for content in ("x", [{"type": "text", "text": "x"}]):
@@ -423,7 +464,9 @@ def opens_a_word(template: ChatTemplate) -> bool:
 
 
 def _head(template: ChatTemplate, conversation: Conversation, answer: int) -> str:
-    """The text that the template prints before any answer in this place: the common beginning with three probe answers, one a thought."""
+    """The text that the template prints before any answer in this place: the common beginning with
+    three probe answers, one a thought.
+    """
     before, tools = conversation.messages[:answer], conversation.tools
     in_parts = isinstance(conversation.messages[answer].get("content"), list)
     answers: list[Any] = ["x", "y", "x</think>y"]

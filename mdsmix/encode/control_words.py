@@ -1,8 +1,12 @@
-"""The control tokens of a tokenizer, as words of a text: a boundary between two texts of a row must not lie inside one.
+"""The control tokens of a tokenizer, as words of a text: a boundary between two texts of a row must
+not lie inside one.
 
-Prompt and response are tokenized apart. A prompt that ends in `<`, before a response that begins with `/think>`, has no token
-`</think>`: the model is trained on two words that it never meets at inference.
+Prompt and response are tokenized apart. A prompt that ends in `<`, before a response that begins
+with `/think>`, has no token `</think>`: the model is trained on two words that it never meets at
+inference.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -14,10 +18,14 @@ EXCERPT = 60
 
 
 class ControlWords:
-    """Tells whether a control word lies across the boundary of two texts. Opened once for each list of tokens."""
+    """Tells whether a control word lies across the boundary of two texts. Opened once for each list
+    of tokens.
+    """
 
     def __init__(self, tokens: Sequence[str]) -> None:
-        """Keep the words among the tokens. Runs of white space, which some tokenizers list, are no words."""
+        """Keep the words among the tokens. Runs of white space, which some tokenizers list, are no
+        words.
+        """
         self._words = tuple(sorted({token for token in tokens if len(token) > 1 and token.strip()}))
         begins = {word[:end] for word in self._words for end in range(1, len(word))}
         self._begins = frozenset(begins)
@@ -26,7 +34,9 @@ class ControlWords:
         self._longest = max(map(len, self._words), default=0)
 
     def start_of_split(self, left: str, right: str) -> int:
-        """Return the place in `left` of the first word that `right` goes on with; the length of `left` without one."""
+        """Return the place in `left` of the first word that `right` goes on with; the length of
+        `left` without one.
+        """
         end = len(left)
         first = max(0, end - self._longest + 1)
         if left[-1:] not in self._ends_of_begins or self._firsts.isdisjoint(left[first:]):
@@ -40,7 +50,8 @@ class ControlWords:
         return end
 
     def refuse_split(self, texts: Sequence[str]) -> None:
-        """Raise RecordRefused (split_token) if a control word lies across a boundary of the texts of a row.
+        """Raise RecordRefused (split_token) if a control word lies across a boundary of the texts
+        of a row.
 
         A boundary costs 0.2 us where the text before it ends in no letter of a control word.
         """

@@ -1,12 +1,18 @@
-"""Samples as every kind of stream returns them: columns and totals, and a reason for each record that gave no sample.
+"""Samples as every kind of stream returns them: columns and totals, and a reason for each record
+that gave no sample.
 
 Three layouts of finetuning samples:
 - Turns are JSON, uncut, as Foundry's converter stores them.
-- A pair is a context and a target, in a third of the bytes. Tokens beyond max_seq_len are not stored; the collator makes the same batch,
+- A pair is a context and a target, in a third of the bytes. Tokens beyond max_seq_len are not
+  stored; the collator makes the same batch,
   the EOS at the end of an encoder's cut context included.
-- A document is a part of a packed row. The EOS, the policies and the cut are applied before it is stored, since the loader cannot tell
-  the samples of a packed row apart to apply them. `tests/test_encode_labels.py` compares documents with the collator's rule, token by token.
+- A document is a part of a packed row. The EOS, the policies and the cut are applied before it is
+  stored, since the loader cannot tell
+  the samples of a packed row apart to apply them. `tests/test_encode_labels.py` compares documents
+  with the collator's rule, token by token.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +35,9 @@ class Encoded:
     """The samples of one batch of records, in the order of the records."""
 
     columns: Mapping[str, Ragged]
-    "Column name -> one row per sample: token ids (of the tokenizer's dtype), or bytes (uint8) for a json column."
+    """Column name -> one row per sample: token ids (of the tokenizer's dtype), or bytes (uint8) for
+    a json column.
+    """
     lengths: Lengths
     "int64 [n]: tokens of each sample."
     positions: NDArray[np.int64]
@@ -39,7 +47,9 @@ class Encoded:
     rejected: Mapping[int, str] = field(default_factory=dict)
     "Position of a record that became no sample -> its reason code, a NoRecord where more is known."
     unread: Mapping[str, int] = field(default_factory=dict)
-    "Field that holds something and is not read, such as a key of messages that the chat template does not print -> records that have it."
+    """Field that holds something and is not read, such as a key of messages that the chat template
+    does not print -> records that have it.
+    """
     placeholders: Mapping[str, int] = field(default_factory=dict)
     "Placeholder of a medium, such as <image> -> records whose texts hold it."
     ids: Sequence[str | int | None] = ()
@@ -63,13 +73,16 @@ def encoded(
     """Samples with their totals.
 
     Args:
-        ids: the parts of the samples (say, contexts and targets), one row per sample in each. A sample's tokens are its rows together.
+        ids: the parts of the samples (say, contexts and targets), one row per sample in each. A
+        sample's tokens are its rows together.
         loss_tokens: positions that give a loss in training, after the shift by one.
         lost_tokens: tokens of these records that no sample holds.
         cut: int64 [n], the tokens of each sample that the loader cuts off.
         specials: records whose text holds the string of a special token.
-        truncated: int64 [n], the tokens of each sample that were cut off, which are among `lost_tokens`.
-        appended: bool [n], whether the loader appends EOS to each sample; None if that is not counted for the kind.
+        truncated: int64 [n], the tokens of each sample that were cut off, which are among
+        `lost_tokens`.
+        appended: bool [n], whether the loader appends EOS to each sample; None if that is not
+        counted for the kind.
         said: other fields of Encoded.
     """
     lengths = np.asarray(sum(rows.lengths for rows in ids))
@@ -97,14 +110,18 @@ def encoded(
 
 
 def as_turns(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
-    """Column `turns`: the JSON `[{"input_ids": [...], "labels": [...]}, ...]` of each sample. `positions`: of each sample's record."""
+    """Column `turns`: the JSON `[{"input_ids": [...], "labels": [...]}, ...]` of each sample.
+    `positions`: of each sample's record.
+    """
     columns, losses = {"turns": _as_json(labels.turns)}, int(labels.losses().sum())
     ids = [labels.turns.samples]
     return encoded(columns, ids, positions, losses, cut=labels.cut(), appended=labels.appended())
 
 
 def as_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
-    """Columns `input_ids`, all tokens before the last response, and `labels`, the last response, cut to max_seq_len."""
+    """Columns `input_ids`, all tokens before the last response, and `labels`, the last response,
+    cut to max_seq_len.
+    """
     longest = labels.targets.max_seq_len
     whole = _halves(labels.turns, tokenizer.dtype)
     most = np.full(len(whole), longest)
@@ -127,7 +144,9 @@ def as_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
 
 
 def as_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
-    """Columns `input_ids` and `loss_mask` (uint8, 1 where a token is trained): each sample with the EOS and the cut of the collator."""
+    """Columns `input_ids` and `loss_mask` (uint8, 1 where a token is trained): each sample with the
+    EOS and the cut of the collator.
+    """
     samples, ends = labels.turns.samples, labels.turns.samples.offsets[1:][labels.gets_eos]
     ids = np.insert(samples.values, ends, tokenizer.eos_id or 0).astype(tokenizer.dtype)
     mask = np.insert(labels.trained, ends, True).view(np.uint8)
@@ -148,21 +167,27 @@ def as_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encode
 
 
 def _halves(turns: Turns, dtype: str) -> Ragged:
-    """Two rows for each sample, context and target: the tokens before its last response, and the tokens of that response."""
+    """Two rows for each sample, context and target: the tokens before its last response, and the
+    tokens of that response.
+    """
     bounds = np.zeros(2 * len(turns.counts) + 1, np.int64)
     bounds[1::2], bounds[2::2] = turns.firsts[1:] - 1, turns.firsts[1:]
     return Ragged(turns.ids.values.astype(dtype, copy=False), turns.ids.offsets[bounds])
 
 
 def _end_contexts(halves: Ragged, is_cut: Flags, eos: int) -> None:
-    """Ends contexts that were cut in EOS, as the collator ends one. `is_cut`: bool, of each context and target."""
+    """Ends contexts that were cut in EOS, as the collator ends one. `is_cut`: bool, of each context
+    and target.
+    """
     is_cut[1::2] = False
     if is_cut.any():  # then the values are a copy
         halves.values[halves.offsets[1:][is_cut] - 1] = eos
 
 
 def _as_json(turns: Turns) -> Ragged:
-    """uint8 rows of JSON, one per sample. orjson writes numpy views without a Python object per token: 80-150 M tokens/s."""
+    """uint8 rows of JSON, one per sample. orjson writes numpy views without a Python object per
+    token: 80-150 M tokens/s.
+    """
     edges = turns.ids.offsets.tolist()
     rows = map(turns.ids.values.__getitem__, map(slice, edges, edges[1:]))
     pairs = [
@@ -194,7 +219,8 @@ def add_special_tokens(ids: Ragged, head: list[int], tail: list[int], dtype: str
 
 
 def split_rows(rows: Ragged, longest: int) -> tuple[Ragged, NDArray[np.int64]]:
-    """Rows of more than `longest` tokens cut into pieces: full ones and a rest. A piece of one token has no loss and is left out.
+    """Rows of more than `longest` tokens cut into pieces: full ones and a rest. A piece of one
+    token has no loss and is left out.
 
     Returns the pieces, and the number of the row that each is cut from (int64).
     """
@@ -210,7 +236,9 @@ def split_rows(rows: Ragged, longest: int) -> tuple[Ragged, NDArray[np.int64]]:
 
 
 def as_targets(rows: Ragged) -> Mapping[str, Ragged]:
-    """The columns `input_ids` and `labels` of the finetuning loader: the first token of a row is the context, the rest is trained."""
+    """The columns `input_ids` and `labels` of the finetuning loader: the first token of a row is
+    the context, the rest is trained.
+    """
     begins = rows.offsets[:-1]
     edges = np.append(np.stack([begins, begins + 1], axis=1), rows.offsets[-1])
     return Interleaved(SIDES, Ragged(rows.values, edges))

@@ -1,11 +1,16 @@
-"""The forms in which a chat template takes tools, calls of tools, and images. They are found by trying.
+"""The forms in which a chat template takes tools, calls of tools, and images. They are found by
+trying.
 
-Templates differ. Some take the arguments of a call only as an object, some only as text, some escape a text a second time, and some
-print an object in a syntax of their own and a text as it is (Gemma 4). Beside a call some want `content` null, some empty, some absent. Templates of vision models take content as a list of parts: some of
-every message, some only of messages with an image; a template without parts is given the image's token in the text. Each
-form is tried once per template, on a probe conversation. A conversation keeps its own form where the template takes it, so its text is
-the one that transformers renders; else it is put into a form that the template takes.
+Templates differ. Some take the arguments of a call only as an object, some only as text, some
+escape a text a second time, and some print an object in a syntax of their own and a text as it is
+(Gemma 4). Beside a call some want `content` null, some empty, some absent. Templates of vision
+models take content as a list of parts: some of every message, some only of messages with an image;
+a template without parts is given the image's token in the text. Each form is tried once per
+template, on a probe conversation. A conversation keeps its own form where the template takes it, so
+its text is the one that transformers renders; else it is put into a form that the template takes.
 """
+
+from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,9 +33,13 @@ CONTENTS: Mapping[str, Message] = {
     "null": {"content": None},
     "text": {"content": "probe_text"},
 }
-"Name of a form -> its probe, for a call's arguments and for the content beside a call. The first that works replaces one that does not."
+"""Name of a form -> its probe, for a call's arguments and for the content beside a call. The first
+that works replaces one that does not.
+"""
 FAULTS = ('\\"probe_value', "'probe_key': 'probe_value'")
-"Signs of a call printed wrongly: arguments escaped twice, or in Python's spelling. Forms that print more `None` than others fail too."
+"""Signs of a call printed wrongly: arguments escaped twice, or in Python's spelling. Forms that
+print more `None` than others fail too.
+"""
 
 _ASKED: Message = {"role": "user", "content": "probe_question"}
 _ANSWERED: Message = {"role": "assistant", "content": "probe_answer"}
@@ -61,7 +70,9 @@ class Forms:
     """The forms that a template takes."""
 
     calls: tuple[tuple[str, str], ...]
-    "Forms of a message with a call that are printed without a fault: a key of ARGUMENTS, and a key of CONTENTS."
+    """Forms of a message with a call that are printed without a fault: a key of ARGUMENTS, and a
+    key of CONTENTS.
+    """
     tools: bool
     "The template prints the tools."
     results: bool
@@ -69,7 +80,9 @@ class Forms:
     text_beside_calls: bool
     "The template prints a text that stands beside a call."
     several: bool
-    "The template prints all calls of a message, or fails on more than one; False: it prints one of several."
+    """The template prints all calls of a message, or fails on more than one; False: it prints one
+    of several.
+    """
     is_narrowed: bool
     """A form that is printed without a fault is not taken: it fails or prints `None` in an earlier
     message, or it is arguments as text, and the template prints an object otherwise."""
@@ -130,8 +143,9 @@ def _printed_as_history(
 def _as_the_model_writes(
     forms: list[tuple[str, str]], printed: Mapping[tuple[str, str], str]
 ) -> list[tuple[str, str]]:
-    """Return the forms without those of arguments as text, if the template prints the same arguments
-    otherwise as an object. `printed`: the text of each form."""
+    """Return the forms without those of arguments as text, if the template prints the same
+    arguments otherwise as an object. `printed`: the text of each form.
+    """
     for content in CONTENTS:
         as_object = ("object", content)
         as_text = ("text", content)
@@ -142,8 +156,8 @@ def _as_the_model_writes(
 
 
 def calling_probe(template: ChatTemplate) -> list[Message] | None:
-    """Return a question, a call whose last value is `probe_value`, and its result, in a form that the
-    template takes; None if it takes none.
+    """Return a question, a call whose last value is `probe_value`, and its result, in a form that
+    the template takes; None if it takes none.
     """
     forms = forms_of(template)
     if not (forms.calls and forms.results):
@@ -157,7 +171,9 @@ def tool_probe() -> Message:
 
 
 def with_tools(template: ChatTemplate, conversation: RichConversation) -> RichConversation:
-    """The conversation in forms that the template takes; RecordRefused (tools_not_printed) where it takes none."""
+    """The conversation in forms that the template takes; RecordRefused (tools_not_printed) where it
+    takes none.
+    """
     forms = forms_of(template)
     _refuse(conversation.tools and not forms.tools, "it prints no tools")
     return conversation._replace(messages=[_fit(m, template, forms) for m in conversation.messages])
@@ -166,8 +182,9 @@ def with_tools(template: ChatTemplate, conversation: RichConversation) -> RichCo
 def with_tools_of_system(
     template: ChatTemplate, conversation: RichConversation
 ) -> RichConversation:
-    """The conversation with the tools of its system message, as in records of GLM-4, among its own tools; unchanged if the template
-    prints them where they are."""
+    """The conversation with the tools of its system message, as in records of GLM-4, among its own
+    tools; unchanged if the template prints them where they are.
+    """
     messages = conversation.messages
     held = [m["tools"] for m in messages if m["role"] in _OF_SYSTEM and m.get("tools")]
     if not held or _prints_tools_of_system(template):
@@ -190,8 +207,10 @@ def _prints_tools_of_system(template: ChatTemplate) -> bool:
 
 
 def unread(template: ChatTemplate, conversation: RichConversation) -> Iterator[str]:
-    """Parts of the messages that the template does not print: `messages.KEY`, and texts beside calls. A key that says of answers only 0
-    and 1, or false and true, may be a mark, and is `messages.KEY as 0 or 1`."""
+    """Parts of the messages that the template does not print: `messages.KEY`, and texts beside
+    calls. A key that says of answers only 0 and 1, or false and true, may be a mark, and is
+    `messages.KEY as 0 or 1`.
+    """
     found = dict[str, list[tuple[str, Any]]]()
     for message in conversation.messages:
         role = message["role"]
@@ -210,8 +229,9 @@ def unread(template: ChatTemplate, conversation: RichConversation) -> Iterator[s
 
 
 def possible_marks(unread: Mapping[str, int]) -> Iterator[str]:
-    """Sentences on unread keys of messages that are 0 or 1 wherever they are, so that they may be marks. `unread`: name of `unread` ->
-    records."""
+    """Sentences on unread keys of messages that are 0 or 1 wherever they are, so that they may be
+    marks. `unread`: name of `unread` -> records.
+    """
     for name, count in unread.items():
         key = name.removesuffix(AS_MARK)
         if key != name and key not in unread:
@@ -224,7 +244,9 @@ def possible_marks(unread: Mapping[str, int]) -> Iterator[str]:
 
 @lru_cache(maxsize=256)
 def _prints(template: ChatTemplate, role: str, key: str) -> bool:
-    """Whether the template prints the text under a key of a role's messages. The `name` of a tool's result counts as printed."""
+    """Whether the template prints the text under a key of a role's messages. The `name` of a tool's
+    result counts as printed.
+    """
     if role == "tool":
         return key == "name"
     marked: Message = {"role": role, "content": "probe_text", key: "probe_extra"}
@@ -235,8 +257,9 @@ def _prints(template: ChatTemplate, role: str, key: str) -> bool:
 
 @lru_cache(maxsize=256)
 def prints_null(template: ChatTemplate, role: str, key: str) -> bool:
-    """Return whether the template prints a role's messages otherwise if this key of them is null than
-    without the key. True too if the template fails on each probe without the key."""
+    """Return whether the template prints a role's messages otherwise if this key of them is null
+    than without the key. True too if the template fails on each probe without the key.
+    """
     if role == "developer" and role not in template.source:
         role = "system"
     system: list[Message] = [{"role": role, "content": "probe_text"}] if role in _OF_SYSTEM else []
@@ -302,7 +325,9 @@ def _fit(message: Message, template: ChatTemplate, forms: Forms) -> Message:
 
 
 def _fit_call(call: Message, taken: Collection[str]) -> Message:
-    """The call with its arguments as an object or as text. `taken`: the keys of ARGUMENTS that the template takes."""
+    """The call with its arguments as an object or as text. `taken`: the keys of ARGUMENTS that the
+    template takes.
+    """
     arguments = call["function"]["arguments"]
     is_text = isinstance(arguments, str)
     if ("text" if is_text else "object") in taken:
@@ -315,13 +340,17 @@ def _fit_call(call: Message, taken: Collection[str]) -> Message:
 
 
 ImageForm = Literal["parts", "mixed", "text", ""]
-"""parts: every content is a list of parts. mixed: only the content of messages with an image. text: every content is a text, with the
-token in place of each image. "": the template prints no image in any of these forms."""
+"""parts: every content is a list of parts. mixed: only the content of messages with an image. text:
+every content is a text, with the token in place of each image. "": the template prints no image in
+any of these forms.
+"""
 IMAGE_FORMS: tuple[ImageForm, ...] = ("parts", "mixed", "text")
 
 
 def with_images(template: ChatTemplate, token: str, conversation: Conversation) -> Conversation:
-    """The conversation with its images in a form that the template takes; RecordRefused (image_not_printed) where it takes none."""
+    """The conversation with its images in a form that the template takes; RecordRefused
+    (image_not_printed) where it takes none.
+    """
     form = image_form_of(template, token)
     if not conversation.images and form != "parts":
         return conversation
@@ -333,7 +362,9 @@ def with_images(template: ChatTemplate, token: str, conversation: Conversation) 
 
 @lru_cache(maxsize=16)
 def image_form_of(template: ChatTemplate, token: str) -> ImageForm:
-    """The first form in which the template prints one token per image and each text once: tried with a system message, then without."""
+    """The first form in which the template prints one token per image and each text once: tried
+    with a system message, then without.
+    """
     asked = [{"type": "image"}, {"type": "text", "text": "probe_question"}]
     system: Message = {"role": "system", "content": "probe_system"}
     for first, form in product(([system], []), IMAGE_FORMS):

@@ -1,9 +1,13 @@
-"""The trained tokens of samples: Foundry's target policies as a flag for each prompt and response of a batch.
+"""The trained tokens of samples: Foundry's target policies as a flag for each prompt and response
+of a batch.
 
-A sample is laid end to end as prompt, response, prompt, response ..., and a policy trains a prompt or response as a whole or not at all.
-Whether a token is left to train, how many positions give a loss, and how many tokens a loader cuts off are sums over prompts and
-responses. The collator makes the labels themselves at training time.
+A sample is laid end to end as prompt, response, prompt, response ..., and a policy trains a prompt
+or response as a whole or not at all. Whether a token is left to train, how many positions give a
+loss, and how many tokens a loader cuts off are sums over prompts and responses. The collator makes
+the labels themselves at training time.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +28,9 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, kw_only=True)
 class Targets:
-    """The target policies of finetuning, by the names of the recipe and of Foundry. `mdsmix.recipe.rules` has checked the values."""
+    """The target policies of finetuning, by the names of the recipe and of Foundry.
+    `mdsmix.recipe.rules` has checked the values.
+    """
 
     max_seq_len: int
     "Tokens of a row; the collator cuts off tokens beyond."
@@ -35,7 +41,9 @@ class Targets:
     decoder_only_format: bool = True
     "False: encoder-decoder, where the last response is the target and all before it the context."
     too_long: str = "cut"
-    "A row of more than max_seq_len tokens: cut (by the loader) | filter (dropped) | first_turns (the turns that fit are kept)."
+    """A row of more than max_seq_len tokens: cut (by the loader) | filter (dropped) | first_turns
+    (the turns that fit are kept).
+    """
 
     @property
     def least_trained_prompt(self) -> int:
@@ -71,7 +79,9 @@ class Turns:
         return Ragged(self.ids.values, self.ids.offsets[self.firsts])
 
     def sums(self, values: NDArray[Any]) -> Lengths:
-        """int64 [n]: the sum over each sample of `values`, which has a number or flag for each prompt and response."""
+        """int64 [n]: the sum over each sample of `values`, which has a number or flag for each
+        prompt and response.
+        """
         return np.diff(np.concatenate([[0], np.cumsum(values)])[self.firsts])
 
     def places(self, token: int) -> Lengths:
@@ -82,7 +92,7 @@ class Turns:
         """int64 [n]: how often each sample holds a token."""
         return np.diff(np.searchsorted(self.places(token), self.samples.offsets))
 
-    def take(self, keep: Flags) -> "Turns":
+    def take(self, keep: Flags) -> Turns:
         """The samples whose flag in `keep` (bool [n]) is set."""
         return Turns(self.ids.take(np.repeat(keep, 2 * self.counts)), self.counts[keep])
 
@@ -93,7 +103,9 @@ class Labels:
     def __init__(
         self, targets: Targets, turns: Turns, eos: int | None, never: int | None = None
     ) -> None:
-        """`eos`: the tokenizer's EOS; `never`: a token that no policy trains, such as the image token."""
+        """`eos`: the tokenizer's EOS; `never`: a token that no policy trains, such as the image
+        token.
+        """
         self.targets, self.turns, self.never = targets, turns, never
         lengths = turns.ids.lengths
         self._sides: Flags = np.full(len(lengths), targets.target_responses == "all")
@@ -110,21 +122,27 @@ class Labels:
         return trained if self.never is None else trained & (self.turns.ids.values != self.never)
 
     def losses(self) -> Lengths:
-        """int64 [n]: how many positions of each sample give a loss. The EOS that the collator appends counts. Tokens beyond max_seq_len
-        and the token at position 0, which nothing predicts, do not. All tokens of an encoder-decoder's target count: it is not shifted."""
+        """int64 [n]: how many positions of each sample give a loss. The EOS that the collator
+        appends counts. Tokens beyond max_seq_len and the token at position 0, which nothing
+        predicts, do not. All tokens of an encoder-decoder's target count: it is not shifted.
+        """
         longest = self.targets.max_seq_len
         if not self.targets.decoder_only_format:
             return np.asarray(np.minimum(self._last_responses + self.gets_eos, longest))
         return np.asarray(self._trained_from(1) + self.appended())
 
     def appended(self) -> Flags:
-        """Return bool [n]: to which samples the collator appends an EOS that stays. An encoder-decoder's target gets it."""
+        """Return bool [n]: to which samples the collator appends an EOS that stays. An
+        encoder-decoder's target gets it.
+        """
         is_whole = self.targets.decoder_only_format
         lengths = self.turns.samples.lengths if is_whole else self._last_responses
         return np.asarray(self.gets_eos & (lengths < self.targets.max_seq_len))
 
     def cut(self) -> Lengths:
-        """int64 [n]: how many tokens of each sample the collator cuts off. An encoder-decoder's context and target are cut separately."""
+        """int64 [n]: how many tokens of each sample the collator cuts off. An encoder-decoder's
+        context and target are cut separately.
+        """
         whole = self.turns.samples.lengths
         last = 0 if self.targets.decoder_only_format else self._last_responses
         beyond = (np.maximum(part - self.targets.max_seq_len, 0) for part in (whole - last, last))
@@ -133,9 +151,11 @@ class Labels:
     def verdicts(self, grown: Lengths | None = None) -> NDArray[np.object_]:
         """object [n]: USABLE, or the reason code of a sample that cannot be trained on.
 
-        The rule of Foundry's `is_valid_ift_example`: no prompt and no response is empty, and at least one trained token is left
-        after the cut to max_seq_len, before any EOS is appended. The EOS counts for `too_long`. Images are never cut, so a sample whose
-        images do not fit is refused. `grown`: int64, the length of each prompt and response with its images as the processor's tokens.
+        The rule of Foundry's `is_valid_ift_example`: no prompt and no response is empty, and at
+        least one trained token is left after the cut to max_seq_len, before any EOS is appended.
+        The EOS counts for `too_long`. Images are never cut, so a sample whose images do not fit is
+        refused. `grown`: int64, the length of each prompt and response with its images as the
+        processor's tokens.
         """
         turns, longest = self.turns, self.targets.max_seq_len
         found = np.full(len(turns.counts), USABLE, object)
@@ -155,8 +175,10 @@ class Labels:
         return np.asarray(self.turns.ids.lengths[self.turns.firsts[1:] - 1])
 
     def _trained_from(self, first: int) -> Lengths:
-        """int64 [n]: how many tokens of each sample are trained at its positions from `first` up to, not including, max_seq_len. They are
-        counted by prompts and responses: by tokens it took a twentieth of a conversion of pairs."""
+        """int64 [n]: how many tokens of each sample are trained at its positions from `first` up
+        to, not including, max_seq_len. They are counted by prompts and responses: by tokens it took
+        a twentieth of a conversion of pairs.
+        """
         turns, edges, longest = self.turns, self.turns.ids.offsets, self.targets.max_seq_len
         begins = np.repeat(turns.samples.offsets[:-1], 2 * turns.counts)
         inside = np.diff(
@@ -172,19 +194,21 @@ class Labels:
 
 
 def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:
-    """bool [n]: which rows do not end in EOS; none where the tokenizer has no EOS. `ends`: where each row ends in `values`, exclusive."""
+    """bool [n]: which rows do not end in EOS; none where the tokenizer has no EOS. `ends`: where
+    each row ends in `values`, exclusive.
+    """
     if eos is None or not len(values):
         return np.zeros(len(ends), bool)
     return np.asarray(values[ends - 1] != eos)
 
 
 def with_stops(turns: Turns, stops: Sequence[int], leads: Sequence[Sequence[int]] = ()) -> Turns:
-    """Return the turns with the stop token that a prompt begins with as the end of the response before,
-    if that does not end in one.
+    """Return the turns with the stop token that a prompt begins with as the end of the response
+    before, if that does not end in one.
 
-    Where the next role's token ends an answer, that token is what the model must write. The tokens of
-    a sample stay as they are; the last response has no prompt behind it. A prompt of no other tokens
-    and a response without tokens stay too.
+    Where the next role's token ends an answer, that token is what the model must write. The tokens
+    of a sample stay as they are; the last response has no prompt behind it. A prompt of no other
+    tokens and a response without tokens stay too.
 
     Args:
         stops: the ids at which the model stops to generate.
@@ -210,8 +234,10 @@ def with_stops(turns: Turns, stops: Sequence[int], leads: Sequence[Sequence[int]
 
 
 def first_turns(turns: Turns, longest: int, eos: int | None, lengths: Lengths | None) -> Turns:
-    """Samples cut to the turns that end within `longest` tokens, the loader's EOS included. The first turn always stays. `lengths`: int64,
-    of each prompt and response with its images as the processor's tokens; None: as stored."""
+    """Samples cut to the turns that end within `longest` tokens, the loader's EOS included. The
+    first turn always stays. `lengths`: int64, of each prompt and response with its images as the
+    processor's tokens; None: as stored.
+    """
     ids, starts = turns.ids, turns.firsts[:-1] // 2
     ends = np.cumsum(ids.lengths if lengths is None else lengths)[1::2]
     before = np.concatenate([[0], ends])[starts]

@@ -1,9 +1,13 @@
-"""A processor of transformers: the tokens and pixels that it makes of images, and whether a loader's rows equal the processor's own.
+"""A processor of transformers: the tokens and pixels that it makes of images, and whether a
+loader's rows equal the processor's own.
 
-A stored row has one token for each image. A loader replaces that token by the tokens that the processor makes of this image alone. A
-processor that looks at the text around an image, or at the row's other images, gives other tokens for the whole text. A
-LoadedProcessor imports transformers and torch, so only loaders and separate processes open one.
+A stored row has one token for each image. A loader replaces that token by the tokens that the
+processor makes of this image alone. A processor that looks at the text around an image, or at the
+row's other images, gives other tokens for the whole text. A LoadedProcessor imports transformers
+and torch, so only loaders and separate processes open one.
 """
+
+from __future__ import annotations
 
 import io
 import json
@@ -24,7 +28,9 @@ from mdsmix.encode.transformers_five import readable_folder
 from mdsmix.words import in_line
 
 PROBES = ((56, 56), (100, 333), (700, 250))
-"Heights and widths at which the counts of a processor's own function are compared with the tokens that it makes of a blank image."
+"""Heights and widths at which the counts of a processor's own function are compared with the tokens
+that it makes of a blank image.
+"""
 NARROW = 28
 "Pixels. An image less high or wide than this is odd (`is_odd`)."
 LONG = 16
@@ -43,19 +49,26 @@ COSMETIC = re.compile(
     r"_?processor_class|.*_processor_type|auto_map|device|return_tensors|disable_grouping|.*data_format|default_to_square|"
     r"m(in|ax)_pixels|_.*"
 )
-"Settings that shape no image, left out of the digest: versions of transformers save different ones. Qwen's limits are in `size` too."
+"""Settings that shape no image, left out of the digest: versions of transformers save different
+ones. Qwen's limits are in `size` too.
+"""
 
 SAVED = (".json", ".jinja", ".txt")
-"""Suffixes of the files that are kept of those that transformers saves. A SentencePiece model is left out, since tokenizer.json says the
-same, and so is code."""
+"""Suffixes of the files that are kept of those that transformers saves. A SentencePiece model is
+left out, since tokenizer.json says the same, and so is code.
+"""
 
 
 Arrays = dict[str, Any]
-"Arrays or tensors by key: `input_ids` and others with a value per token, or `pixel_values` and others of a batch."
+"""Arrays or tensors by key: `input_ids` and others with a value per token, or `pixel_values` and
+others of a batch.
+"""
 
 
 class LoadedProcessor:
-    """A processor of transformers. ValueError where it has no tokenizer, no image processor or no image token that it expands."""
+    """A processor of transformers. ValueError where it has no tokenizer, no image processor or no
+    image token that it expands.
+    """
 
     def __init__(self, name: str) -> None:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -78,7 +91,9 @@ class LoadedProcessor:
         self.token_id = int(self.tokenizer.convert_tokens_to_ids(self.token))
 
     def _token(self) -> str:
-        """The token that stands for an image in a text: the processor's `boi_token` where it expands that, else its `image_token`."""
+        """The token that stands for an image in a text: the processor's `boi_token` where it
+        expands that, else its `image_token`.
+        """
         for key in ("boi_token", "image_token"):
             text: Any = getattr(self.processor, key, None)
             self.token = getattr(text, "content", text)  # older versions have an AddedToken
@@ -89,8 +104,9 @@ class LoadedProcessor:
 
     @cached_property
     def around(self) -> tuple[str, str]:
-        """The plain text that the processor prints before and after an image, such as Gemma 3's blank lines. They are tokenized together
-        with the text beside them."""
+        """The plain text that the processor prints before and after an image, such as Gemma 3's
+        blank lines. They are tokenized together with the text beside them.
+        """
         ((piece,),), _ = self._pieces([[blank(PROBES[0])]])
         ids = piece["input_ids"]
         kept = self._without_text(ids)
@@ -101,7 +117,9 @@ class LoadedProcessor:
         return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     def _without_text(self, ids: Any) -> slice:
-        """The range from the first added token to the last, so without plain text before and after; all ids where none is added."""
+        """The range from the first added token to the last, so without plain text before and after;
+        all ids where none is added.
+        """
         found = np.flatnonzero(np.isin(ids, self._added))
         return slice(int(found[0]), int(found[-1]) + 1) if len(found) else slice(0, len(ids))
 
@@ -114,7 +132,9 @@ class LoadedProcessor:
             return False
 
     def answer(self, question: Mapping[str, Any]) -> Any:
-        """The counts for a question with `sizes` (heights and widths); `first_difference` for a question with `rows`; else the `card`."""
+        """The counts for a question with `sizes` (heights and widths); `first_difference` for a
+        question with `rows`; else the `card`.
+        """
         if "sizes" in question:
             return [self.count(size) for size in question["sizes"]]
         return first_difference(self, question["rows"]) if "rows" in question else self.card()
@@ -133,8 +153,9 @@ class LoadedProcessor:
         }
 
     def count(self, size: Sequence[int]) -> int | str:
-        """Return the tokens of an image of this height and width. If the processor refuses the image,
-        by itself or in a batch with another one, return a sentence on that."""
+        """Return the tokens of an image of this height and width. If the processor refuses the
+        image, by itself or in a batch with another one, return a sentence on that.
+        """
         name = type(self.processor).__name__
         try:
             if self.has_function and not is_odd(size):
@@ -146,8 +167,9 @@ class LoadedProcessor:
         return f"{name} refuses it in a batch with another image: {why}" if why else tokens
 
     def _fault_in_batch(self, size: Sequence[int], tokens: int) -> str:
-        """Return the fault of a batch that has a usual image too, before or after this one; empty if
-        the image has the same tokens there as alone."""
+        """Return the fault of a batch that has a usual image too, before or after this one; empty
+        if the image has the same tokens there as alone.
+        """
         for place in range(2):
             images = [[blank(USUAL)]]
             images.insert(place, [blank(size)])
@@ -170,8 +192,9 @@ class LoadedProcessor:
     def see(self, images: Sequence[Sequence[Any]]) -> tuple[list[list[Arrays]], Arrays]:
         """Puts rows of one image or more through the processor.
 
-        Returns: for each row and image, the arrays by key (`input_ids` and others with a value per token) without the text `around` it;
-        and the batch's other entries by key, such as `pixel_values`, as the model takes them.
+        Returns: for each row and image, the arrays by key (`input_ids` and others with a value per
+        token) without the text `around` it; and the batch's other entries by key, such as
+        `pixel_values`, as the model takes them.
         """
         rows, pixels = self._pieces(images)
         for piece in chain(*rows):
@@ -205,7 +228,9 @@ class LoadedProcessor:
 
     @cached_property
     def digest(self) -> str:
-        """xxh128 of the processor's class and settings. Processors of one digest give the same counts and pixels."""
+        """xxh128 of the processor's class and settings. Processors of one digest give the same
+        counts and pixels.
+        """
         said = self.processor.image_processor.to_dict()
         pixels = {k: v for k, v in said.items() if v is not None and not COSMETIC.fullmatch(k)}
         own = {k: getattr(self.processor, k) for k in OWN if hasattr(self.processor, k)}
@@ -238,8 +263,8 @@ def blank(size: Sequence[int]) -> Any:
 
 
 def first_difference(processor: LoadedProcessor, rows: Sequence[Sequence[Any]]) -> str | None:
-    """Return a sentence on the first difference between stored rows, as a loader expands them, and the
-    batch that transformers makes of their whole texts; None if all are equal.
+    """Return a sentence on the first difference between stored rows, as a loader expands them, and
+    the batch that transformers makes of their whole texts; None if all are equal.
 
     Each row is compared by itself, then all rows with images in one batch. A row with an odd image
     that the processor refuses is left out: conversion sets such a record aside.
@@ -286,9 +311,11 @@ def _differences(processor: LoadedProcessor, rows: Sequence[Any]) -> Iterator[st
 
 
 def by_row(batch: Any) -> tuple[list[Arrays], Arrays]:
-    """A processor's batch as rows: for each row its arrays with a value per token, without padding; and the batch's other entries.
+    """A processor's batch as rows: for each row its arrays with a value per token, without padding;
+    and the batch's other entries.
 
-    Arrays of zeros alone are left out: generic tokenizers give such token_type_ids, which vision models do not take.
+    Arrays of zeros alone are left out: generic tokenizers give such token_type_ids, which vision
+    models do not take.
     """
     mask = batch["attention_mask"].bool()
     said = {k: v for k, v in batch.items() if getattr(v, "shape", None) == mask.shape}
@@ -298,7 +325,9 @@ def by_row(batch: Any) -> tuple[list[Arrays], Arrays]:
 
 
 def _row(processor: Any, text: str, pieces: Sequence[Arrays]) -> Arrays:
-    """A loader's row: the text's ids with the pieces in place of the image tokens, and the other keys of the pieces."""
+    """A loader's row: the text's ids with the pieces in place of the image tokens, and the other
+    keys of the pieces.
+    """
     ids = np.array(processor.tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
     spots = np.flatnonzero(ids == processor.token_id)
     if len(spots) != len(pieces):
@@ -307,7 +336,9 @@ def _row(processor: Any, text: str, pieces: Sequence[Arrays]) -> Arrays:
 
 
 def filled(ids: Any, spots: Any, pieces: Sequence[Arrays]) -> Arrays:
-    """int64 arrays by key: a row's ids with the pieces in place of the image tokens at `spots`; of the pieces' other keys 0 beside them."""
+    """int64 arrays by key: a row's ids with the pieces in place of the image tokens at `spots`; of
+    the pieces' other keys 0 beside them.
+    """
     return {
         key: replaced(ids * (key == "input_ids"), spots, [piece[key] for piece in pieces])
         for key in (pieces[0] if pieces else ["input_ids"])
@@ -315,7 +346,9 @@ def filled(ids: Any, spots: Any, pieces: Sequence[Arrays]) -> Arrays:
 
 
 def upright(content: Any) -> Any:
-    """An image decoded, turned upright as its EXIF asks, in RGB. `content`: the file's bytes, or Pillow's image."""
+    """An image decoded, turned upright as its EXIF asks, in RGB. `content`: the file's bytes, or
+    Pillow's image.
+    """
     from PIL import Image, ImageOps
 
     image = Image.open(io.BytesIO(content)) if isinstance(content, bytes) else content

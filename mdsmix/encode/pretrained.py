@@ -1,9 +1,12 @@
-"""Snapshots of tokenizers and processors: transformers opens each once, in a separate process, and the answer is kept in the cache.
+"""Snapshots of tokenizers and processors: transformers opens each once, in a separate process, and
+the answer is kept in the cache.
 
-Opening one takes seconds; later runs read small files. A snapshot's key is a hash of its files, arguments and version of transformers. A
-hub name stands for the commit in the local hub cache, so a change on the hub is not seen before the hub cache has it: the same recipe
-gives the same bytes.
+Opening one takes seconds; later runs read small files. A snapshot's key is a hash of its files,
+arguments and version of transformers. A hub name stands for the commit in the local hub cache, so a
+change on the hub is not seen before the hub cache has it: the same recipe gives the same bytes.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -37,7 +40,9 @@ TOOL_USE = "tool_use"
 "The name of the template that transformers takes of several when a conversation has tools."
 T = TypeVar("T")
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".mds"}
-"Suffixes of files that are left out of a folder's key: weights shape no token and take minutes to hash."
+"""Suffixes of files that are left out of a folder's key: weights shape no token and take minutes to
+hash.
+"""
 NEEDED: Mapping[What, str] = {
     "tokenizer": "name a folder with a tokenizer.json, a lone tokenizer.json, or a hub name that this machine can reach",
     "processor": "name a folder with a processor_config.json or preprocessor_config.json and a tokenizer, or a hub name that this machine can reach, where torch and "
@@ -47,13 +52,17 @@ NEEDED: Mapping[What, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """A snapshot of a tokenizer. Ids are those of `AutoTokenizer.from_pretrained(name, **kwargs)`."""
+    """A snapshot of a tokenizer. Ids are those of `AutoTokenizer.from_pretrained(name,
+    **kwargs)`.
+    """
 
     name: str
     path: str
     "The snapshot's tokenizer.json."
     hash: str
-    "xxh128 of tokenizer.json and the ids of BOS, EOS and padding. Two tokenizers of one hash give the same ids for every text."
+    """xxh128 of tokenizer.json and the ids of BOS, EOS and padding. Two tokenizers of one hash give
+    the same ids for every text.
+    """
     class_name: str
     vocab_size: int
     "The largest id plus one, added tokens included."
@@ -79,11 +88,14 @@ class Tokenizer:
     "The tokens that are matched as a whole in any text, special or not -> their ids, ascending."
     stop_ids: list[int] = field(default_factory=list)
     """The ids at which the model stops to generate: those of the recipe's stop_tokens, else the
-    eos_token_id of generation_config.json beside the tokenizer. Empty: only EOS is known to stop."""
+    eos_token_id of generation_config.json beside the tokenizer. Empty: only EOS is known to stop.
+    """
     are_stops_named: bool = False
     "Whether `stop_ids` are the recipe's."
     files: list[str] = field(default_factory=list)
-    "Names of the files in the folder of `path` that AutoTokenizer.from_pretrained opens to this tokenizer, tokenizer.json among them."
+    """Names of the files in the folder of `path` that AutoTokenizer.from_pretrained opens to this
+    tokenizer, tokenizer.json among them.
+    """
 
     @property
     def dtype(self) -> str:
@@ -96,7 +108,9 @@ class Tokenizer:
 
     @property
     def tool_template(self) -> str | None:
-        """The template of conversations with tools, if the tokenizer has one of its own for them."""
+        """The template of conversations with tools, if the tokenizer has one of its own
+        for them.
+        """
         return self.named_templates.get(TOOL_USE)
 
     @property
@@ -119,23 +133,29 @@ class Processor:
     image_token: str
     "The token that the processor expands in a text."
     around: list[str]
-    "The text before, and the text behind, that the processor prints around an image. It is tokenized together with the text beside it."
+    """The text before, and the text behind, that the processor prints around an image. It is
+    tokenized together with the text beside it.
+    """
     path: str
     "The folder of the snapshot: the processor as transformers saves it."
     files: list[str]
-    "Names of the files in that folder, which AutoProcessor.from_pretrained opens to this processor."
+    """Names of the files in that folder, which AutoProcessor.from_pretrained opens to this
+    processor.
+    """
 
 
 def open_tokenizer(spec: TokenizerSpec, say: Say | None = None) -> Tokenizer:
-    """The snapshot of a tokenizer. Where there is none it is taken now, and `say` is told. Unreachable where it cannot be loaded."""
+    """The snapshot of a tokenizer. Where there is none it is taken now, and `say` is told.
+    Unreachable where it cannot be loaded.
+    """
     folder = _snapshot("tokenizer", spec.name, spec.kwargs, say)
     tokenizer = _read(Tokenizer, folder, name=spec.name, path=str(folder / MODEL))
     return _with_stops(tokenizer, spec.stop_tokens) if spec.stop_tokens else tokenizer
 
 
 def _with_stops(tokenizer: Tokenizer, named: Sequence[str]) -> Tokenizer:
-    """Return the tokenizer with the stop tokens that the recipe names. RecipeError if it has not one
-    of them as a token of its own.
+    """Return the tokenizer with the stop tokens that the recipe names. RecipeError if it has not
+    one of them as a token of its own.
     """
     known = tokenizer.added_tokens
     for token in named:
@@ -150,19 +170,24 @@ def _with_stops(tokenizer: Tokenizer, named: Sequence[str]) -> Tokenizer:
 
 @lru_cache(maxsize=8)
 def open_processor(name: str, say: Say | None = None) -> Processor:
-    """The snapshot of the processor `name`, a folder or hub name. Where there is none it is taken now, and `say` is told. Unreachable where
-    it cannot be loaded."""
+    """The snapshot of the processor `name`, a folder or hub name. Where there is none it is taken
+    now, and `say` is told. Unreachable where it cannot be loaded.
+    """
     folder = _snapshot("processor", name, {}, say)
     return _read(Processor, folder, name=name, path=str(folder))
 
 
 def _read(of: type[T], folder: Path, **said: str) -> T:
-    """The card of a snapshot as a Tokenizer or Processor. `said`: fields that replace those of the card."""
+    """The card of a snapshot as a Tokenizer or Processor. `said`: fields that replace those of the
+    card.
+    """
     return typed.read(of, json.loads((folder / CARD).read_bytes()) | said, str(folder))
 
 
 def snapshot_of(digest: str) -> Path:
-    """A folder on this machine with the processor of that hash; Unreachable where the cache has none."""
+    """A folder on this machine with the processor of that hash; Unreachable where the cache has
+    none.
+    """
     if folder := _of_hash(digest, f"processors/*/{CARD}", "fetched/*/*/mdsmix.processor"):
         return folder
     raise Unreachable(
@@ -171,14 +196,18 @@ def snapshot_of(digest: str) -> Path:
 
 
 def _of_hash(digest: str | None, *patterns: str) -> Path | None:
-    """The first folder of the cache whose card has this hash. `patterns`: paths of cards in the cache."""
+    """The first folder of the cache whose card has this hash. `patterns`: paths of cards in the
+    cache.
+    """
     cards = (card for pattern in patterns for card in cache_folder().glob(pattern))
     found = (card.parent for card in cards if json.loads(card.read_bytes()).get("hash") == digest)
     return next(found, None)
 
 
 def _snapshot(what: What, name: str, kwargs: Mapping[str, Any], say: Say | None) -> Path:
-    """The folder of the snapshot, taken now where there is none. Its card is written last: a folder with a card is complete."""
+    """The folder of the snapshot, taken now where there is none. Its card is written last: a folder
+    with a card is complete.
+    """
     # A name such as s3:/bucket/tokenizer is refused, for which a hub would be asked.
     if is_url(name) and name.startswith("s3://"):
         locate(name)
@@ -197,7 +226,9 @@ def _snapshot(what: What, name: str, kwargs: Mapping[str, Any], say: Say | None)
 
 
 def _folder(what: What, name: str, kwargs: Mapping[str, Any]) -> Path:
-    """The snapshot's folder in the cache, named by a hash of the files, the keyword arguments and the version of transformers."""
+    """The snapshot's folder in the cache, named by a hash of the files, the keyword arguments and
+    the version of transformers.
+    """
     files = [*_files_of(name, str(kwargs.get("revision", "main")))]
     shaping = [FORMAT, name, dict(kwargs), version("transformers"), files]
     digest = xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
@@ -205,7 +236,9 @@ def _folder(what: What, name: str, kwargs: Mapping[str, Any]) -> Path:
 
 
 def _files_of(name: str, revision: str) -> Iterator[tuple[str, str]]:
-    """Names and hashes of the files in the folder `name`; for a hub name its revision, and the commit that the hub cache has of it."""
+    """Names and hashes of the files in the folder `name`; for a hub name its revision, and the
+    commit that the hub cache has of it.
+    """
     path = Path(name)
     if path.exists():
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
@@ -219,8 +252,9 @@ def _files_of(name: str, revision: str) -> Iterator[tuple[str, str]]:
 
 
 def ask(what: What, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """A tokenizer or processor as plain data, as transformers describes it. Unreachable where transformers cannot load `name`; RecipeError
-    where an argument of `kwargs` would change nothing."""
+    """A tokenizer or processor as plain data, as transformers describes it. Unreachable where
+    transformers cannot load `name`; RecipeError where an argument of `kwargs` would change nothing.
+    """
     answer: dict[str, Any]
     if what == "processor":
         answer, error = transformers_process.answered(name, {})
@@ -247,7 +281,9 @@ def ask(what: What, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _look(asked: str) -> subprocess.CompletedProcess[str]:
-    """Runs `transformers_process` in a subprocess, so that this process does not import transformers. `asked`: its JSON input."""
+    """Runs `transformers_process` in a subprocess, so that this process does not import
+    transformers. `asked`: its JSON input.
+    """
     command = [sys.executable, "-m", "mdsmix.encode.transformers_process"]
     return subprocess.run(command, input=asked, capture_output=True, text=True)
 
@@ -260,7 +296,9 @@ def cache_folder() -> Path:
 
 
 def keep_in_cache(path: Path, content: bytes) -> None:
-    """Writes a file of the cache by renaming, so that none is half written. Unreachable where it cannot be written."""
+    """Writes a file of the cache by renaming, so that none is half written. Unreachable where it
+    cannot be written.
+    """
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -277,20 +315,26 @@ def keep_in_cache(path: Path, content: bytes) -> None:
 
 @cache
 def version(package: str) -> str:
-    """The version of an installed package. The first call takes 2 ms: it parses the package's metadata."""
+    """The version of an installed package. The first call takes 2 ms: it parses the package's
+    metadata.
+    """
     return metadata.version(package)
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Ids -> text, and the ids of control tokens, which ordinary tokens with the same characters are told apart by."""
+    """Ids -> text, and the ids of control tokens, which ordinary tokens with the same characters
+    are told apart by.
+    """
 
     model: Any
     control: frozenset[int]
     "The ids of the tokenizer's special tokens."
 
     def text(self, ids: Sequence[int], before: int | None = None) -> str:
-        """The text of the ids. `before`: the id in front of them, since many decoders drop the space that a text begins with."""
+        """The text of the ids. `before`: the id in front of them, since many decoders drop the
+        space that a text begins with.
+        """
         if before is not None:
             head, whole = self._decode([before]), self._decode([before, *ids])
             if whole.startswith(head):
@@ -298,7 +342,9 @@ class Decoder:
         return self._decode(list(ids))
 
     def _decode(self, ids: list[int]) -> str:
-        """Return the text of ids; an id outside the vocabulary is shown as a number, `[id -100]`."""
+        """Return the text of ids; an id outside the vocabulary is shown as a number, `[id
+        -100]`.
+        """
         texts = list[str]()
         for is_known, run in groupby(ids, self._is_known):
             if is_known:
@@ -308,12 +354,15 @@ class Decoder:
         return "".join(texts)
 
     def _is_known(self, number: int) -> bool:
-        # The library raises OverflowError for an id that no 32 bits hold, and drops other unknown ids.
+        # The library raises OverflowError for an id that no 32 bits hold, and drops other unknown
+        # ids.
         return 0 <= number < 1 << 32 and self.model.id_to_token(number) is not None
 
 
 def find_decoder(name: str | None, hash: str | None) -> Decoder | None:
-    """The decoder of the tokenizer `name`; without a name, that of the cached snapshot with this hash, None where there is none."""
+    """The decoder of the tokenizer `name`; without a name, that of the cached snapshot with this
+    hash, None where there is none.
+    """
     if name:
         return decoder_of(open_tokenizer(TokenizerSpec(name=name)))
     folder = _of_hash(hash, f"tokenizers/*/{CARD}")
@@ -329,7 +378,9 @@ def decoder_of(tokenizer: Tokenizer) -> Decoder:
 
 @lru_cache(maxsize=2)
 def _model(path: str) -> Any:
-    """A tokenizer.json, read once for many streams: a large one takes half a second. A path of the cache never changes its content."""
+    """A tokenizer.json, read once for many streams: a large one takes half a second. A path of the
+    cache never changes its content.
+    """
     from tokenizers import Tokenizer as Model
 
     return Model.from_file(path)
@@ -340,14 +391,17 @@ Size = tuple[int, int]
 
 
 COUNTS_VERSION = 2
-"Of the rule that counts an image's tokens. 2: an odd image is counted in a batch with another one too."
+"""Of the rule that counts an image's tokens. 2: an odd image is counted in a batch with another one
+too.
+"""
 _known: dict[str, dict[Size, int | str]] = {}
 "Hash of a processor -> what `image_tokens` gave for each size."
 
 
 def image_tokens(processor: str, sizes: Iterable[Size]) -> dict[Size, int | str]:
-    """How many tokens an image of each size becomes by the processor of this hash, or why that refuses an image of it. Counts of earlier
-    runs on this machine are read from the cache."""
+    """How many tokens an image of each size becomes by the processor of this hash, or why that
+    refuses an image of it. Counts of earlier runs on this machine are read from the cache.
+    """
     known, wanted = _known.get(processor, {}), set(sizes)
     path = cache_folder() / "processors" / f"{processor}-{COUNTS_VERSION}.counts"
     if not wanted <= known.keys():

@@ -1,11 +1,15 @@
-"""The tokenizer or processor of a mix as a folder beside its streams, for machines that have it nowhere else.
+"""The tokenizer or processor of a mix as a folder beside its streams, for machines that have it
+nowhere else.
 
-`convert` writes the folder at the root of the mix as `tokenizer-<hash8>/` or `processor-<hash8>/`: the files that transformers opens to the
-same tokenizer or processor, and a small card. The card is written last: a folder with a card is complete. Every manifest has the hash, so
-the manifests tell which folders are needed. A YAML rendered for S3 names a folder of that name on the training nodes. Until somebody has
-copied the folder there, `mdsmix` reads a copy that it fetches once, into the cache. No lease guards the folder, since two runs that write
-it at once write the same files.
+`convert` writes the folder at the root of the mix as `tokenizer-<hash8>/` or `processor-<hash8>/`:
+the files that transformers opens to the same tokenizer or processor, and a small card. The card is
+written last: a folder with a card is complete. Every manifest has the hash, so the manifests tell
+which folders are needed. A YAML rendered for S3 names a folder of that name on the training nodes.
+Until somebody has copied the folder there, `mdsmix` reads a copy that it fetches once, into the
+cache. No lease guards the folder, since two runs that write it at once write the same files.
 """
+
+from __future__ import annotations
 
 import fcntl
 import os
@@ -30,7 +34,9 @@ class FolderCard:
     """The card in the folder of a tokenizer or processor."""
 
     name: str
-    "The hub's name of the tokenizer or processor; for one from a folder, that folder's last name only."
+    """The hub's name of the tokenizer or processor; for one from a folder, that folder's last name
+    only.
+    """
     hash: str
     "The hash of the tokenizer or processor, as manifests have it."
     folder: str
@@ -42,12 +48,16 @@ class FolderCard:
 
 
 def card_name(folder: str) -> str:
-    """The name of the card's file in a folder of this name: `mdsmix.tokenizer` or `mdsmix.processor`."""
+    """The name of the card's file in a folder of this name: `mdsmix.tokenizer` or
+    `mdsmix.processor`.
+    """
     return f"mdsmix.{folder.partition('-')[0]}"
 
 
 def read_card(home: Location) -> FolderCard | None:
-    """The card of the folder `home`; None where there is none, or one that mdsmix did not write for a folder of this name."""
+    """The card of the folder `home`; None where there is none, or one that mdsmix did not write for
+    a folder of this name.
+    """
     if found := (home / card_name(home.name)).fetch():
         card = typed.load_if_fit(FolderCard, found[1])
         return card if card and card.folder == home.name else None
@@ -55,7 +65,9 @@ def read_card(home: Location) -> FolderCard | None:
 
 
 def publish(home: Location, snapshot: Path, of: Tokenizer | Processor) -> None:
-    """Writes the files of a snapshot and their card to `home`, unless its card is there: one request then."""
+    """Writes the files of a snapshot and their card to `home`, unless its card is there: one
+    request then.
+    """
     if read_card(home):
         return
     files = {file: (snapshot / file).read_bytes() for file in of.files}
@@ -76,7 +88,9 @@ def _hash_of(files: Mapping[str, bytes]) -> str:
 
 
 def fetch_folder(home: Location) -> Path | None:
-    """The copy on this machine of the folder published at `home`; None where no card is there. Unreachable where its files have changed."""
+    """The copy on this machine of the folder published at `home`; None where no card is there.
+    Unreachable where its files have changed.
+    """
     said = read_card(home)
     if said is None:
         return None
@@ -96,15 +110,18 @@ def fetch_folder(home: Location) -> Path | None:
 
 
 def at_hand(spec: TokenizerSpec, streams: Iterable[str]) -> TokenizerSpec:
-    """The tokenizer, with its name replaced by a folder on this machine where `name_at_hand` finds one."""
+    """The tokenizer, with its name replaced by a folder on this machine where `name_at_hand` finds
+    one.
+    """
     return replace(spec, name=name_at_hand(spec.name, streams))
 
 
 def name_at_hand(name: str, streams: Iterable[str]) -> str:
     """A folder on this machine with the tokenizer or processor `name`.
 
-    A name such as `/data/tokenizer-0f3a9c21` whose folder is not on this machine is fetched from the folder of that name beside `streams`
-    (folders or URLs); a URL is fetched from itself. Any other name stays, and so does one that is published nowhere.
+    A name such as `/data/tokenizer-0f3a9c21` whose folder is not on this machine is fetched from
+    the folder of that name beside `streams` (folders or URLs); a URL is fetched from itself. Any
+    other name stays, and so does one that is published nowhere.
     """
     folder = os.path.basename(name.rstrip("/"))
     if not is_folder_beside(folder) or os.path.isdir(name):
@@ -116,10 +133,12 @@ def name_at_hand(name: str, streams: Iterable[str]) -> str:
 
 
 def with_tokenizer_fetched(config: dict[str, Any]) -> dict[str, Any]:
-    """A training config of LLM-Foundry, whose tokenizer's URL (beside streams) is replaced by a folder on this machine.
+    """A training config of LLM-Foundry, whose tokenizer's URL (beside streams) is replaced by a
+    folder on this machine.
 
-    Foundry calls this function in every process, before it looks at the config (`llmfoundry_config_transforms` in pyproject.toml). The
-    processes of a node take turns: the first fetches the files, the others only the card. Unreachable where the URL holds no tokenizer.
+    Foundry calls this function in every process, before it looks at the config
+    (`llmfoundry_config_transforms` in pyproject.toml). The processes of a node take turns: the
+    first fetches the files, the others only the card. Unreachable where the URL holds no tokenizer.
     """
     given = config.get("tokenizer")
     section: dict[str, Any] = given if isinstance(given, dict) else {}
@@ -139,8 +158,9 @@ def with_tokenizer_fetched(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def copy_folder(home: Location, folder: Path) -> list[str]:
-    """Copies the tokenizer or processor published at `home` into `folder`; returns the names of its files. Unreachable where none is
-    published there, or `folder` cannot be written."""
+    """Copies the tokenizer or processor published at `home` into `folder`; returns the names of its
+    files. Unreachable where none is published there, or `folder` cannot be written.
+    """
     found = fetch_folder(home)
     if found is None:
         raise Unreachable(

@@ -1,10 +1,15 @@
-"""Chat templates as jinja2 compiles them, and stand-ins for contents, by which a template is rendered once for many conversations.
+"""Chat templates as jinja2 compiles them, and stand-ins for contents, by which a template is
+rendered once for many conversations.
 
-Foundry renders a conversation with k answers 2k times, each time from its beginning. But most templates decide by roles alone, and print each
-content as it is, or stripped. Then what stands between the contents is the same for all conversations of the same roles. A template is such a
-one for these roles where it renders stand-ins, which fail whatever else it does with them: 17 us of the 85 us that a chat of 5 messages takes
-were spent on rendering. This file imports jinja2 at the top, so it is imported only where a template is opened.
+Foundry renders a conversation with k answers 2k times, each time from its beginning. But most
+templates decide by roles alone, and print each content as it is, or stripped. Then what stands
+between the contents is the same for all conversations of the same roles. A template is such a one
+for these roles where it renders stand-ins, which fail whatever else it does with them: 17 us of the
+85 us that a chat of 5 messages takes were spent on rendering. This file imports jinja2 at the top,
+so it is imported only where a template is opened.
 """
+
+from __future__ import annotations
 
 import json
 import secrets
@@ -32,7 +37,9 @@ _CAPTURES = (
 
 
 class Looked(BaseException):
-    """A template does something with a content. Neither templates nor filters of jinja2 catch a BaseException."""
+    """A template does something with a content. Neither templates nor filters of jinja2 catch a
+    BaseException.
+    """
 
 
 def _look(*_: Any, **__: Any) -> Any:
@@ -40,19 +47,21 @@ def _look(*_: Any, **__: Any) -> Any:
 
 
 class StandIn:
-    """Stands for any content that is not blank. It is printed, joined to texts and stripped, it is true, and it equals nothing that is no text
-    or blank. Anything else raises Looked, or a TypeError, since it is no text."""
+    """Stands for any content that is not blank. It is printed, joined to texts and stripped, it is
+    true, and it equals nothing that is no text or blank. Anything else raises Looked, or a
+    TypeError, since it is no text.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
 
-    def __add__(self, other: Any) -> "StandIn":
+    def __add__(self, other: Any) -> StandIn:
         return StandIn(self._text + _printed(other))
 
-    def __radd__(self, other: Any) -> "StandIn":
+    def __radd__(self, other: Any) -> StandIn:
         return StandIn(_printed(other) + self._text)
 
-    def strip(self) -> "StandIn":
+    def strip(self) -> StandIn:
         return StandIn(self._text.strip())
 
     def __bool__(self) -> bool:
@@ -90,7 +99,9 @@ def _trimmed(value: Any, chars: str | None = None) -> Any:
 
 
 class _Generation(Extension):
-    """`{% generation %}` ... `{% endgeneration %}` around an assistant's text. Only the text inside is printed."""
+    """`{% generation %}` ... `{% endgeneration %}` around an assistant's text. Only the text inside
+    is printed.
+    """
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it as an instance's)
 
@@ -118,8 +129,9 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return plain JSON, where jinja2's own filter would escape for HTML. The arguments have the order
-    of transformers' filter, in which `tojson(2)` asks for ASCII and not for an indent of 2."""
+    """Return plain JSON, where jinja2's own filter would escape for HTML. The arguments have the
+    order of transformers' filter, in which `tojson(2)` asks for ASCII and not for an indent of 2.
+    """
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -134,14 +146,18 @@ def _raise_exception(message: str) -> None:
 
 
 def compiled(environment: Environment, source: str) -> Template:
-    """The template of a source. Its globals are one dict, since each rendering copies them: 4 us from jinja2's two."""
+    """The template of a source. Its globals are one dict, since each rendering copies them: 4 us
+    from jinja2's two.
+    """
     template = environment.from_string(source)
     template.globals = dict(template.globals)
     return template
 
 
 def for_stand_ins(source: str) -> Template | None:
-    """The template as it renders stand-ins. None where it captures what it prints as a text, which it could look into."""
+    """The template as it renders stand-ins. None where it captures what it prints as a text, which
+    it could look into.
+    """
     sandbox = template_sandbox()
     sandbox.finalize = _printed
     # `sum` refuses texts to begin with, and `sameas` tells whether two equal texts are one object.

@@ -4,6 +4,8 @@ A rule is raised when the text or the labels of a conversation change for the to
 settings that it concerns. All other streams keep their rows.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import NamedTuple
 

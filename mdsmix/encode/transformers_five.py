@@ -1,10 +1,12 @@
 """Folders of tokenizers and processors that transformers 5 saved, for transformers 4.
 
-Two things differ. The class of a tokenizer that only follows its tokenizer.json is TokenizersBackend,
-which transformers 4 does not know: it is PreTrainedTokenizerFast there. The settings of the image
-processor are a section of processor_config.json, which only some versions of transformers 4 read: the
-others want a preprocessor_config.json.
+Two things differ. The class of a tokenizer that only follows its tokenizer.json is
+TokenizersBackend, which transformers 4 does not know: it is PreTrainedTokenizerFast there. The
+settings of the image processor are a section of processor_config.json, which only some versions of
+transformers 4 read: the others want a preprocessor_config.json.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -42,7 +44,9 @@ def readable_folder(name: str) -> Iterator[str]:
 
 
 def _changed_files(folder: Path) -> dict[str, Any]:
-    """Name -> content of the files that transformers 4 needs and the folder lacks or has otherwise."""
+    """Name -> content of the files that transformers 4 needs and the folder lacks or has
+    otherwise.
+    """
     changed = dict[str, Any]()
     tokenizer = _read(folder / TOKENIZER)
     if tokenizer.get("tokenizer_class") == NEW_CLASS:

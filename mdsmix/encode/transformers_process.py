@@ -1,13 +1,19 @@
-"""The processes in which transformers is imported: one a look at a tokenizer, and one a run for all questions to processors.
+"""The processes in which transformers is imported: one a look at a tokenizer, and one a run for all
+questions to processors.
 
-A tokenizer is described as plain data: `python -m mdsmix.encode.transformers_process` with {"name", "kwargs"} on stdin prints the answer and
-the error as JSON. The reference is `AutoTokenizer.from_pretrained(name, **kwargs)`, as in LLM-Foundry, because a tokenizer's class may
-rewrite what its tokenizer.json says (Llama's adds a BOS post-processor). transformers is imported without torch: a second or two, and 80 MB.
+A tokenizer is described as plain data: `python -m mdsmix.encode.transformers_process` with {"name",
+"kwargs"} on stdin prints the answer and the error as JSON. The reference is
+`AutoTokenizer.from_pretrained(name, **kwargs)`, as in LLM-Foundry, because a tokenizer's class may
+rewrite what its tokenizer.json says (Llama's adds a BOS post-processor). transformers is imported
+without torch: a second or two, and 80 MB.
 
-Processors need torch: 10 s and 730 MB. One process a run, `python -m mdsmix.encode.transformers_process serve`, answers all of its workers
-(`LoadedProcessor.answer`). It starts with the run, imports both at the first question, and ends with the run or with the process that
-started it. Outside a run the first question starts it.
+Processors need torch: 10 s and 730 MB. One process a run, `python -m
+mdsmix.encode.transformers_process serve`, answers all of its workers (`LoadedProcessor.answer`). It
+starts with the run, imports both at the first question, and ends with the run or with the process
+that started it. Outside a run the first question starts it.
 """
+
+from __future__ import annotations
 
 import atexit
 import inspect
@@ -38,7 +44,9 @@ PROBES = ("a", "Hello, world!", "one two  three\n", "déjà vu, 東京", "12345"
 
 
 def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The tokenizer as plain data; `wrong`, a sentence, where an argument changes nothing. ValueError says why mdsmix cannot use it."""
+    """The tokenizer as plain data; `wrong`, a sentence, where an argument changes nothing.
+    ValueError says why mdsmix cannot use it.
+    """
     tokenizer = _load(name, kwargs)
     if unread := _unread(type(tokenizer), kwargs):
         wrong = (
@@ -63,8 +71,8 @@ def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
-    """Return the `eos_token_id` of the generation_config.json beside a tokenizer, in its folder or at
-    the hub; [] if there is none.
+    """Return the `eos_token_id` of the generation_config.json beside a tokenizer, in its folder or
+    at the hub; [] if there is none.
     """
     from transformers.utils.hub import cached_file
 
@@ -121,11 +129,13 @@ def _read_off(tokenizer: Any) -> dict[str, Any]:
 
 
 def _files(tokenizer: Any, taken: dict[str, Any], content: str) -> dict[str, str]:
-    """Name -> text of the files that AutoTokenizer opens to this same tokenizer, tokenizer.json among them.
+    """Name -> text of the files that AutoTokenizer opens to this same tokenizer, tokenizer.json
+    among them.
 
-    transformers saves them, so the keyword arguments are in them, and no other file of the original folder or hub is. A class whose code
-    came with the tokenizer cannot be opened from them: PreTrainedTokenizerFast, which follows tokenizer.json alone, is saved in its place.
-    ValueError where neither opens to the same tokenizer.
+    transformers saves them, so the keyword arguments are in them, and no other file of the original
+    folder or hub is. A class whose code came with the tokenizer cannot be opened from them:
+    PreTrainedTokenizerFast, which follows tokenizer.json alone, is saved in its place. ValueError
+    where neither opens to the same tokenizer.
     """
     for candidate in (tokenizer, _plain(tokenizer)):
         with TemporaryDirectory() as folder, suppress(Exception):
@@ -151,7 +161,9 @@ def _plain(tokenizer: Any) -> Any:
 
 
 WITHOUT = {"USE_TORCH": "0", "USE_TF": "0", "USE_FLAX": "0"}
-"Environment that keeps transformers from importing libraries no tokenizer needs: 2.7 s of CPU and 79 MB, not 13.5 s and 1,014 MB."
+"""Environment that keeps transformers from importing libraries no tokenizer needs: 2.7 s of CPU and
+79 MB, not 13.5 s and 1,014 MB.
+"""
 
 
 def _load(name: str, kwargs: dict[str, Any]) -> Any:
@@ -165,8 +177,10 @@ def _load(name: str, kwargs: dict[str, Any]) -> Any:
 
 
 def _unread(of: type, kwargs: dict[str, Any]) -> list[str]:
-    """Keyword arguments that would change nothing: transformers' code for this class does not mention their names. Empty for a class whose
-    code came with the tokenizer, since that code may read any argument."""
+    """Keyword arguments that would change nothing: transformers' code for this class does not
+    mention their names. Empty for a class whose code came with the tokenizer, since that code may
+    read any argument.
+    """
     from transformers import AutoTokenizer
 
     if of.__module__.startswith("transformers_modules."):
@@ -177,7 +191,9 @@ def _unread(of: type, kwargs: dict[str, Any]) -> list[str]:
 
 
 def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The ids that `tokenizer(text)` adds before and behind those of the text. ValueError where they differ between texts."""
+    """The ids that `tokenizer(text)` adds before and behind those of the text. ValueError where
+    they differ between texts.
+    """
     found = list[Any]()
     for probe in PROBES:
         full, bare = (
@@ -198,17 +214,23 @@ def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 BYTES = 730 << 20
-"Memory of the process of processors: 730 MB with transformers 4.57 and torch 2.15, however many sizes it is asked for."
+"""Memory of the process of processors: 730 MB with transformers 4.57 and torch 2.15, however many
+sizes it is asked for.
+"""
 SHARED = "MDSMIX_COUNTING"
 "Environment variable that workers inherit: the path of their run's socket."
 PARENT = "/tmp"
-"The folder of sockets. Its name is short, since Linux takes at most 107 characters of a socket's path."
+"""The folder of sockets. Its name is short, since Linux takes at most 107 characters of a socket's
+path.
+"""
 _started = list[int]()
 
 
 @contextmanager
 def shared() -> Iterator[None]:
-    """Starts the process, unless it runs, and ends it with the block. Workers that are started inside the block ask the same one."""
+    """Starts the process, unless it runs, and ends it with the block. Workers that are started
+    inside the block ask the same one.
+    """
     if _is_shared():
         yield
         return
@@ -243,7 +265,9 @@ def processes() -> list[int]:
 
 
 def ask(folder: Path, question: Mapping[str, Any]) -> Any:
-    """The answer of the processor in a folder to a question; MdsmixError where the processor fails."""
+    """The answer of the processor in a folder to a question; MdsmixError where the
+    processor fails.
+    """
     answer, error = answered(str(folder), question)
     if error:
         raise MdsmixError(f"the processor fails ({error}): name another, or leave processor out.")
@@ -251,8 +275,10 @@ def ask(folder: Path, question: Mapping[str, Any]) -> Any:
 
 
 def answered(name: str, question: Mapping[str, Any]) -> tuple[Any, str]:
-    """The answer of the processor `name`, a folder or hub name, to a question (`LoadedProcessor.answer`), and the error where it fails.
-    Unreachable where the process has ended."""
+    """The answer of the processor `name`, a folder or hub name, to a question
+    (`LoadedProcessor.answer`), and the error where it fails. Unreachable where the process has
+    ended.
+    """
     if not _is_shared():
         alone = ExitStack()
         alone.enter_context(shared())

@@ -1,14 +1,20 @@
 """When a worker is taken for hung: its process lives, but its task will never end.
 
 A worker hangs by either of two rules:
-- It has sent no message and used no processor time for SILENT_SECONDS: it was stopped, or waits for a mount or pipe that does not answer.
-- It has records in work and has sent no message for SILENT_SECONDS plus the time of the slowest tokenizer over their bytes: an endless
-  loop uses processor time too. Without records in work processor time is a sign of life: hashing a compressed file of 500 GB takes half
+- It has sent no message and used no processor time for SILENT_SECONDS: it was stopped, or waits for
+  a mount or pipe that does not answer.
+- It has records in work and has sent no message for SILENT_SECONDS plus the time of the slowest
+  tokenizer over their bytes: an endless
+  loop uses processor time too. Without records in work processor time is a sign of life: hashing a
+  compressed file of 500 GB takes half
   an hour without a message.
 
-Time in which the worker waits for memory does not count, nor time in which the engine's own process stood still (Ctrl-Z, a laptop that
-slept). Processor time is read from /proc; on a system without it only the second rule holds.
+Time in which the worker waits for memory does not count, nor time in which the engine's own process
+stood still (Ctrl-Z, a laptop that slept). Processor time is read from /proc; on a system without it
+only the second rule holds.
 """
+
+from __future__ import annotations
 
 import time
 from collections.abc import Callable
@@ -16,10 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SILENT_SECONDS = 300.0
-"Longer than 123 s: after that time a store that does not answer is given up, and the worker sends a message or an error."
+"""Longer than 123 s: after that time a store that does not answer is given up, and the worker sends
+a message or an error.
+"""
 SLOWEST = 100_000
-"""The slowest tokenizing that is waited for, in bytes a second. The reference took 1.0 to 3.7 MB/s over texts of MBs without a space
-(base64, one letter, Chinese) on a busy machine: up to 4 minutes for a record of 256 MB, for which 48 minutes are waited."""
+"""The slowest tokenizing that is waited for, in bytes a second. The reference took 1.0 to 3.7 MB/s
+over texts of MBs without a space (base64, one letter, Chinese) on a busy machine: up to 4 minutes
+for a record of 256 MB, for which 48 minutes are waited.
+"""
 LOOK_SECONDS = 1.0
 "Seconds between two looks. A look adds 2 s at most, however much time has passed."
 
@@ -43,7 +53,8 @@ class Pulse:
         """A sentence on why the worker is hung; None where it is not.
 
         Args:
-            used: gives the processor time of the worker, in ticks; -1 where the system does not tell.
+            used: gives the processor time of the worker, in ticks; -1 where the system does not
+            tell.
             size: bytes of the records in work; None without any.
             waits: the worker waits for memory.
         """

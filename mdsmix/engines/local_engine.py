@@ -1,5 +1,8 @@
-"""The engine of this machine: a pool of worker processes. It hands out tasks, replaces workers that die or hang, and passes on a sentence
-of several workers once."""
+"""The engine of this machine: a pool of worker processes. It hands out tasks, replaces workers that
+die or hang, and passes on a sentence of several workers once.
+"""
+
+from __future__ import annotations
 
 import sys
 from collections import deque
@@ -25,12 +28,15 @@ class PoolSettings:
     aside: int = 0
     "Bytes of `memory` that are kept free for a process that counts the tokens of images."
     set_aside: bool = False
-    "A record that kills or hangs its worker is set aside (--quarantine-crashes). False: the first one ends the run."
+    """A record that kills or hangs its worker is set aside (--quarantine-crashes). False: the first
+    one ends the run.
+    """
 
 
 class LocalEngine:
-    """Worker processes of this machine. `begin` opens a run, `step` goes on with it, `stop` ends it. Workers that have finished a task wait
-    in `idle`, also between two runs."""
+    """Worker processes of this machine. `begin` opens a run, `step` goes on with it, `stop` ends
+    it. Workers that have finished a task wait in `idle`, also between two runs.
+    """
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
@@ -58,8 +64,10 @@ class LocalEngine:
             self.stop()
 
     def begin(self, on_progress: OnProgress, say: Say, most: int = sys.maxsize) -> None:
-        """Opens a run. `most`: how many workers have something to do. Idle workers are used again where this run has as many workers as the
-        last one, since that number set their threads, and all of them live; else new ones are started."""
+        """Opens a run. `most`: how many workers have something to do. Idle workers are used again
+        where this run has as many workers as the last one, since that number set their threads, and
+        all of them live; else new ones are started.
+        """
         size = min(self.settings.workers, most)
         if size != self._size or not all(worker.process.is_alive() for worker in self.idle):
             self.close()
@@ -71,7 +79,9 @@ class LocalEngine:
         self.queue.append(Given(number, Attempt(), task))
 
     def step(self) -> Iterator[tuple[int, Any]]:
-        """Gives workers tasks, and yields (number, result) of tasks that have ended. Returns after PERIOD where nothing happens."""
+        """Gives workers tasks, and yields (number, result) of tasks that have ended. Returns after
+        PERIOD where nothing happens.
+        """
         self._fill()
         ready = wait([worker.pipe for worker in self.workers], PERIOD)
         for worker in [worker for worker in self.workers if worker.pipe in ready]:
@@ -91,7 +101,9 @@ class LocalEngine:
         end_all(idle)
 
     def _fill(self) -> None:
-        """Gives tasks to as many workers as memory allows. Workers beyond that number wait before their next records."""
+        """Gives tasks to as many workers as memory allows. Workers beyond that number wait before
+        their next records.
+        """
         allowed = self.budget.allowed_workers(self._size)
         for worker in self.workers[:allowed]:
             if self.queue and not worker.in_work and not worker.is_worn:
@@ -104,7 +116,9 @@ class LocalEngine:
             worker.pause(position >= allowed)
 
     def _heed(self, worker: Worker) -> Iterator[tuple[int, Any]]:
-        """Takes one message of a worker; yields the task's number and result where the task has ended."""
+        """Takes one message of a worker; yields the task's number and result where the task has
+        ended.
+        """
         match worker.receive():
             case "progress", size, tokens:
                 self._on_progress(size, tokens)
@@ -124,16 +138,17 @@ class LocalEngine:
                 self._replace(worker, End(how=worker.end()))
 
     def _go_on(self, worker: Worker) -> None:
-        """After a task: a worker without another one becomes idle, or, where it has grown too much (`is_worn`), ends, which takes 30 ms.
-        Warns where the run held more memory than the cap."""
+        """After a task: a worker without another one becomes idle, or, where it has grown too much
+        (`is_worn`), ends, which takes 30 ms. Warns where the run held more memory than the cap.
+        """
         self.budget.on_finished_unit(self._pids, worker.is_worn)
         if not worker.in_work:
             self.workers.remove(worker)
             if worker.is_worn:
                 end_all([worker])
             else:
-                # A large one is told to wait: it returns freed memory, since the end of a run takes some itself. A small one keeps it
-                # for the next stream: 4 ms a stream.
+                # A large one is told to wait: it returns freed memory, since the end of a run takes
+                # some itself. A small one keeps it for the next stream: 4 ms a stream.
                 worker.pause(resident(worker.pid) > LEAST_BYTES)
                 self.idle.append(worker)
         if self.budget.peak > self._told:
@@ -156,8 +171,9 @@ class LocalEngine:
                 self._replace(worker, End(how=why, hung=True))
 
     def _replace(self, worker: Worker, end: End) -> None:
-        """Puts the tasks of a dead worker first in the queue. The one in work, or else the one being stored, gets its next attempt;
-        MdsmixError where it is given up (`after_death`)."""
+        """Puts the tasks of a dead worker first in the queue. The one in work, or else the one
+        being stored, gets its next attempt; MdsmixError where it is given up (`after_death`).
+        """
         self.workers.remove(worker)
         blamed, *others = worker.tasks
         set_aside, name = self.settings.set_aside, blamed.task.name

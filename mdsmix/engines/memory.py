@@ -1,13 +1,18 @@
-"""The cap on a run's memory: how much the run holds, and how many of its workers may go on. Also the processors that it may use.
+"""The cap on a run's memory: how much the run holds, and how many of its workers may go on. Also
+the processors that it may use.
 
-A worker's need depends on its records (one document of 20 MB costs 500 MB to tokenize, 8 MB of short ones 60 MB), so its memory is
-measured while it works. Ten times a second the memory of the run is added up. So many workers go on as would fit if each took as much
-as the greediest has taken so far. Where the cap is tight, one worker alone does the first unit, because a worker grows by its rows until
-its unit is finished.
+A worker's need depends on its records (one document of 20 MB costs 500 MB to tokenize, 8 MB of
+short ones 60 MB), so its memory is measured while it works. Ten times a second the memory of the
+run is added up. So many workers go on as would fit if each took as much as the greediest has taken
+so far. Where the cap is tight, one worker alone does the first unit, because a worker grows by its
+rows until its unit is finished.
 
-Limits of memory and processors are also read from the control groups (version 2): a container that may use four of 128 processors sees all
+Limits of memory and processors are also read from the control groups (version 2): a container that
+may use four of 128 processors sees all
 128. Its limits stand in its control group and in every group above, and the least one holds.
 """
+
+from __future__ import annotations
 
 import ctypes
 import math
@@ -30,18 +35,25 @@ WORKER_BYTES = 320 << 20
 AMPLE_BYTES = 1 << 30
 "Where the cap holds so many bytes for each worker, all workers begin at once."
 HEADROOM = 0.8
-"The part of the cap that workers may fill. The rest is for workers that grow between two looks, and for larger documents to come."
+"""The part of the cap that workers may fill. The rest is for workers that grow between two looks,
+and for larger documents to come.
+"""
 LIFE_BYTES = 336 << 20
-"""A worker that has grown by so much since it started returns freed memory to the system after a task, and ends if that is not enough: its
-tokenizer's cache of words grows. On 530 MB of documents of 100 bytes, in blocks of 8 MB, two workers held 1,122 MB at most, with a limit of
-288 MiB 961 MB, with 384 MiB 1,267 MB. On 2 GB of text with 3.5 million different words 288 MiB cost a tenth of CPU time, 336 none."""
+"""A worker that has grown by so much since it started returns freed memory to the system after a
+task, and ends if that is not enough: its tokenizer's cache of words grows. On 530 MB of documents
+of 100 bytes, in blocks of 8 MB, two workers held 1,122 MB at most, with a limit of 288 MiB 961 MB,
+with 384 MiB 1,267 MB. On 2 GB of text with 3.5 million different words 288 MiB cost a tenth of CPU
+time, 336 none.
+"""
 PERIOD = 0.1
 "Seconds between two looks."
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def bytes_of(text: str) -> int:
-    """The bytes that `--memory TEXT` means; RecipeError where the text is no size, or less than LEAST_BYTES."""
+    """The bytes that `--memory TEXT` means; RecipeError where the text is no size, or less than
+    LEAST_BYTES.
+    """
     size = size_of(text)
     if size is None:
         raise RecipeError(f"--memory {text} is no size: write for example 2GiB or 800MiB.")
@@ -53,7 +65,9 @@ def bytes_of(text: str) -> int:
 
 
 def size_of(text: str) -> int | None:
-    """The bytes that a text means; None where it is no size. `2GiB`, `2G` and `2147483648` are the same; `2GB` is 2 * 10^9."""
+    """The bytes that a text means; None where it is no size. `2GiB`, `2G` and `2147483648` are the
+    same; `2GB` is 2 * 10^9.
+    """
     found = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
     if not found:
         return None
@@ -63,13 +77,17 @@ def size_of(text: str) -> int | None:
 
 @dataclass(slots=True)
 class MemoryBudget:
-    """How much of `cap` a run holds, and how many workers may be at work within it; all in bytes."""
+    """How much of `cap` a run holds, and how many workers may be at work within it; all in
+    bytes.
+    """
 
     cap: int
     aside: int = 0
     "Bytes that are kept free for processes that count the tokens of images, which are no workers."
     peak: int = 0
-    "The most that all processes held together at a look (PSS: memory that several share counts once)."
+    """The most that all processes held together at a look (PSS: memory that several share counts
+    once).
+    """
     _worst: int = WORKER_BYTES
     "The most that one worker has held, WORKER_BYTES at least."
     _is_known: bool = False
@@ -79,10 +97,12 @@ class MemoryBudget:
     _next: float = field(default_factory=lambda: time.monotonic() + PERIOD)
 
     def look(self, pids: Sequence[int], at_once: bool = False) -> None:
-        """Adds up the memory of the workers `pids`, of this process and of those that count tokens of images.
+        """Adds up the memory of the workers `pids`, of this process and of those that count tokens
+        of images.
 
-        At most ten times a second, and less often where a look is slow (40 ms for a GB in small pages): looks take at most a fiftieth of
-        the time. `at_once`: looks in any case, as before a worker ends.
+        At most ten times a second, and less often where a look is slow (40 ms for a GB in small
+        pages): looks take at most a fiftieth of the time. `at_once`: looks in any case, as before a
+        worker ends.
         """
         began = time.monotonic()
         if began < self._next and not at_once:
@@ -96,8 +116,10 @@ class MemoryBudget:
         self._next = now + max(PERIOD, 50 * (now - began))
 
     def on_finished_unit(self, pids: Sequence[int], is_worn: bool) -> None:
-        """Notes that a unit is finished. The first one shows how much a worker takes, since its rows have grown to their end. `is_worn`:
-        the worker is about to end, so its memory is added up now."""
+        """Notes that a unit is finished. The first one shows how much a worker takes, since its
+        rows have grown to their end. `is_worn`: the worker is about to end, so its memory is added
+        up now.
+        """
         self.look(pids, at_once=is_worn or not self._is_known)
         self._is_known = True
 
@@ -112,7 +134,9 @@ class MemoryBudget:
 
     @property
     def holding(self) -> int:
-        """A cap in bytes, a multiple of 10 MiB, that this run would keep: its peak and a tenth, by which runs of one source differ."""
+        """A cap in bytes, a multiple of 10 MiB, that this run would keep: its peak and a tenth, by
+        which runs of one source differ.
+        """
         return math.ceil(self.peak * 1.1 / (10 << 20)) * (10 << 20)
 
     def share(self, workers: int) -> int:
@@ -122,7 +146,9 @@ class MemoryBudget:
 
 
 def is_told() -> bool:
-    """Whether this system tells how much memory a process holds; macOS and some sandboxes do not."""
+    """Whether this system tells how much memory a process holds; macOS and some sandboxes
+    do not.
+    """
     return held(os.getpid()) > 0
 
 
@@ -137,12 +163,16 @@ def resident(pid: int) -> int:
 
 
 def most_own(pid: int) -> int:
-    """The most bytes that a process has held, less its mapped files: those are libraries, which all workers share."""
+    """The most bytes that a process has held, less its mapped files: those are libraries, which all
+    workers share.
+    """
     return _field(f"/proc/{pid}/status", "VmHWM:") - _field(f"/proc/{pid}/status", "RssFile:")
 
 
 def _field(path: str, name: str) -> int:
-    """The bytes of a field, such as `Pss:`, that a file of /proc gives in kB; 0 where it is not there."""
+    """The bytes of a field, such as `Pss:`, that a file of /proc gives in kB; 0 where it is not
+    there.
+    """
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:  # the process has ended, or this is no Linux
@@ -158,7 +188,9 @@ def give_back() -> None:
 
 
 def keep_blocks() -> None:
-    """Lets glibc keep freed blocks until `give_back`. Otherwise buffers of 8 MB are mapped and zeroed each time: 7 % of a conversion."""
+    """Lets glibc keep freed blocks until `give_back`. Otherwise buffers of 8 MB are mapped and
+    zeroed each time: 7 % of a conversion.
+    """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
         # M_MMAP_THRESHOLD; glibc before 2.35 takes no more than 32 MiB.
@@ -166,7 +198,9 @@ def keep_blocks() -> None:
 
 
 def default_cap() -> int:
-    """Half of the memory of the control group or the machine, whichever is less, in bytes; LEAST_BYTES at least."""
+    """Half of the memory of the control group or the machine, whichever is less, in bytes;
+    LEAST_BYTES at least.
+    """
     return max(
         LEAST_BYTES,
         min([_machine(), *(int(text) for text in _limits("memory.max") if text.isdigit())]) // 2,
@@ -174,7 +208,9 @@ def default_cap() -> int:
 
 
 def cpu_count() -> int:
-    """How many processors this process may keep busy: as many as it may run on, or fewer by the processor time of its control groups."""
+    """How many processors this process may keep busy: as many as it may run on, or fewer by the
+    processor time of its control groups.
+    """
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [text.split() for text in _limits("cpu.max") if text[0].isdigit()]
     return max(1, min([own, *(math.ceil(int(quota) / int(period)) for quota, period in quotas)]))
@@ -185,8 +221,9 @@ def _machine() -> int:
 
 
 def _limits(name: str) -> list[str]:
-    """The contents of the file `name` in the control group of this process and in all groups above. In a container the group's folder may
-    be missing; that of the root is there."""
+    """The contents of the file `name` in the control group of this process and in all groups above.
+    In a container the group's folder may be missing; that of the root is there.
+    """
     group = _GROUPS / _group().lstrip("/")
     files = [folder / name for folder in (group, *group.parents) if folder.is_relative_to(_GROUPS)]
     return [file.read_text().strip() for file in files if file.is_file()]

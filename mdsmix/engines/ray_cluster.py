@@ -1,12 +1,17 @@
-"""The connection to a Ray cluster, a running one or one that this process starts on its machine; and the supervisor of a node.
+"""The connection to a Ray cluster, a running one or one that this process starts on its machine;
+and the supervisor of a node.
 
-Ray is imported only in this file and ray_engine.py, and only where it was asked for. The driver must run on a node of the cluster, as
-under `ray job submit`. Ray Client, whose URLs begin with ray:// too, passes results through a proxy, and loses them with the connection.
+Ray is imported only in this file and ray_engine.py, and only where it was asked for. The driver
+must run on a node of the cluster, as under `ray job submit`. Ray Client, whose URLs begin with
+ray:// too, passes results through a proxy, and loses them with the connection.
 
-A supervisor is an actor that Ray keeps on a node, and that runs the local engine there. The driver sends it units and asks for news: the
-answer comes within a second, or as soon as a unit has ended. Workers are spawned, never forked, since the actor's threads would not survive
-a fork; they end with the actor. The local engine handles their deaths, hangs and memory.
+A supervisor is an actor that Ray keeps on a node, and that runs the local engine there. The driver
+sends it units and asks for news: the answer comes within a second, or as soon as a unit has ended.
+Workers are spawned, never forked, since the actor's threads would not survive a fork; they end with
+the actor. The local engine handles their deaths, hangs and memory.
 """
+
+from __future__ import annotations
 
 import logging
 import os
@@ -34,24 +39,31 @@ from mdsmix.engines.workers import sendable
 from mdsmix.errors import RecipeError, Unreachable
 
 STORE_BYTES = 80 << 20
-"Memory for objects of a cluster that this process starts: the least that Ray takes, since tasks and results are a few KB."
+"""Memory for objects of a cluster that this process starts: the least that Ray takes, since tasks
+and results are a few KB.
+"""
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
 }
 "Environment of a cluster that this process starts: it sends nobody statistics."
 TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
-"Variables of Ray's token. Without any, Ray writes a new cluster's token into the home folder, for good, or does not start."
+"""Variables of Ray's token. Without any, Ray writes a new cluster's token into the home folder, for
+good, or does not start.
+"""
 WANTS_TOKEN = "it asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to that of its head where ~/.ray/auth_token is another or none"
 FOLDER_SECONDS = 5
 "How long deleting a cluster's folder is tried: Ray's last processes still write logs into it."
 LONGEST_FOLDER = 40
-"Where the temporary folder's path has more characters, /tmp is taken: Ray adds a long name, and a Unix socket's path has 107 at most."
+"""Where the temporary folder's path has more characters, /tmp is taken: Ray adds a long name, and a
+Unix socket's path has 107 at most.
+"""
 
 
 def address_of(engine: str) -> str | None:
-    """The address of a cluster in `--engine`: ADDRESS of `ray://ADDRESS`; RAY_ADDRESS or "" of `ray`; None of `local`. RecipeError for any
-    other text, and where Ray is not installed."""
+    """The address of a cluster in `--engine`: ADDRESS of `ray://ADDRESS`; RAY_ADDRESS or "" of
+    `ray`; None of `local`. RecipeError for any other text, and where Ray is not installed.
+    """
     if engine == "local":
         return None
     name, sign, address = engine.partition("://")
@@ -71,11 +83,13 @@ def address_of(engine: str) -> str | None:
 def connected(address: str, workers: int | None) -> Iterator[None]:
     """Makes this process a driver of the cluster inside the block, unless it is one already.
 
-    Ray replaces the handler of SIGTERM when it starts, so callers enter and leave the block within `terminable_later`, which restores it.
-    Ray ends this process, with a sentence, where the cluster's head is gone for a minute.
+    Ray replaces the handler of SIGTERM when it starts, so callers enter and leave the block within
+    `terminable_later`, which restores it. Ray ends this process, with a sentence, where the
+    cluster's head is gone for a minute.
 
     Args:
-        address: blank starts a cluster on this machine. It is stopped, and its folder deleted, at the end of the block.
+        address: blank starts a cluster on this machine. It is stopped, and its folder deleted, at
+        the end of the block.
         workers: processors of a cluster that is started; None or 0: all that this process may use.
     """
     import ray
@@ -93,8 +107,9 @@ def connected(address: str, workers: int | None) -> Iterator[None]:
 
 @contextmanager
 def terminable_later() -> Iterator[None]:
-    """Holds a SIGTERM back until the end of the block, and restores its handler: an exception that a handler raises while Ray waits would
-    end the process with exit code 1."""
+    """Holds a SIGTERM back until the end of the block, and restores its handler: an exception that
+    a handler raises while Ray waits would end the process with exit code 1.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -109,7 +124,9 @@ def terminable_later() -> Iterator[None]:
 
 
 def _join(address: str) -> None:
-    """Joins a running cluster. RecipeError for an address of Ray Client; Unreachable where no head answers within 40 s."""
+    """Joins a running cluster. RecipeError for an address of Ray Client; Unreachable where no head
+    answers within 40 s.
+    """
     import ray
 
     if "://" in address:
@@ -158,7 +175,9 @@ _SILENT: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": Fals
 
 @contextmanager
 def _folder() -> Iterator[str]:
-    """A folder for the sockets and logs of a cluster that this process starts, deleted at the end of the block."""
+    """A folder for the sockets and logs of a cluster that this process starts, deleted at the end
+    of the block.
+    """
     parent = tempfile.gettempdir()
     folder = tempfile.mkdtemp(
         prefix="mdsmix-ray-", dir=parent if len(parent) <= LONGEST_FOLDER else "/tmp"
@@ -173,12 +192,16 @@ def _folder() -> Iterator[str]:
 
 
 def one_line(error: BaseException, number: int = 0) -> str:
-    """A line of an error's words, the first or the one with this number; its class where it has no words."""
+    """A line of an error's words, the first or the one with this number; its class where it has no
+    words.
+    """
     return (str(error).strip() or type(error).__name__).splitlines()[number].rstrip(".:")[:200]
 
 
 Message = tuple[Any, ...]
-"""("progress", bytes, tokens), ("say", sentence), ("done", number, result) or ("failed", exception)."""
+"""("progress", bytes, tokens), ("say", sentence), ("done", number, result) or ("failed",
+exception).
+"""
 
 
 class Supervisor:
@@ -189,8 +212,10 @@ class Supervisor:
 
         Args:
             version: the driver's version of mdsmix.
-            pool: settings of the local engine; `memory` is the user's cap, 0: half of the node's memory.
-            environment: variables of the driver, without credentials; the node's own values go first.
+            pool: settings of the local engine; `memory` is the user's cap, 0: half of the node's
+            memory.
+            environment: variables of the driver, without credentials; the node's own values go
+            first.
         """
         # Spawned workers would run the file of the main module, which imports Ray.
         vars(sys.modules["__main__"]).pop("__file__", None)
@@ -203,8 +228,10 @@ class Supervisor:
             self._ends.enter_context(shared())
 
     def exchange(self, given: Sequence[tuple[int, Task[Any]]], seconds: float) -> list[Message]:
-        """Takes units (number, task) and works on. Returns the messages since the last call as soon as a unit has ended, after `seconds` at
-        the latest. Ends the process where no call comes for SILENT_SECONDS."""
+        """Takes units (number, task) and works on. Returns the messages since the last call as soon
+        as a unit has ended, after `seconds` at the latest. Ends the process where no call comes for
+        SILENT_SECONDS.
+        """
         if self._version != __version__:
             unlike = Unreachable(
                 f"the node {gethostname()} has mdsmix {__version__}, and this run is of mdsmix {self._version}: install the same one on "

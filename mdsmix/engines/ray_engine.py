@@ -1,10 +1,14 @@
-"""The engine of a Ray cluster: the driver hands out units, and a supervisor on each node does them with the local engine.
+"""The engine of a Ray cluster: the driver hands out units, and a supervisor on each node does them
+with the local engine.
 
-A supervisor has a unit for each of its workers, for an eighth of them a second one, since a worker stores a unit beside the next one for
-a tenth of its time, and one more, so a faster node takes more units. A supervisor that is lost, with its node or without, loses nothing:
-its units go to other supervisors. Its workers may write on for a moment, which does no harm: files are named by their content, late
-answers are not taken, and only the driver publishes.
+A supervisor has a unit for each of its workers, for an eighth of them a second one, since a worker
+stores a unit beside the next one for a tenth of its time, and one more, so a faster node takes more
+units. A supervisor that is lost, with its node or without, loses nothing: its units go to other
+supervisors. Its workers may write on for a moment, which does no harm: files are named by their
+content, late answers are not taken, and only the driver publishes.
 """
+
+from __future__ import annotations
 
 import os
 import time
@@ -30,7 +34,9 @@ PERIOD = 0.2
 NODES_SECONDS = 2.0
 "Seconds between two looks at the cluster's nodes."
 MOST_LOSSES = 5
-"How many supervisors may be lost over one unit, and how many before they have answered, until a unit is done. One more ends the run."
+"""How many supervisors may be lost over one unit, and how many before they have answered, until a
+unit is done. One more ends the run.
+"""
 NO_UNIT = -1
 "In place of a unit's position, for supervisors lost before they have answered."
 STORES = (
@@ -64,7 +70,9 @@ class Node:
 
 
 class RayEngine:
-    """Supervisors on the nodes of a Ray cluster. During a run it knows the waiting units, the units of each node, and the losses."""
+    """Supervisors on the nodes of a Ray cluster. During a run it knows the waiting units, the units
+    of each node, and the losses.
+    """
 
     peak = 0
     "The memory of nodes is not added up: each node limits its own."
@@ -73,8 +81,10 @@ class RayEngine:
         """Connects to nothing yet.
 
         Args:
-            address: of the cluster; blank: one on this machine, started with the first run that has units and stopped by `close`.
-            pool: the settings of each node; 0 workers: one for each processor; 0 bytes: half of the node's memory.
+            address: of the cluster; blank: one on this machine, started with the first run that has
+            units and stopped by `close`.
+            pool: the settings of each node; 0 workers: one for each processor; 0 bytes: half of the
+            node's memory.
             local: paths that units read or write and that only this machine has.
         """
         self._address, self._pool, self._local = address, pool, local
@@ -111,8 +121,9 @@ class RayEngine:
             self._ends.close()
 
     def _look(self) -> None:
-        """Starts supervisors on nodes that have none, and gives up supervisors whose node is gone: they may live, and answer, for minutes
-        longer than their node."""
+        """Starts supervisors on nodes that have none, and gives up supervisors whose node is gone:
+        they may live, and answer, for minutes longer than their node.
+        """
         if time.monotonic() - self._looked < NODES_SECONDS:
             return
         self._looked, found = time.monotonic(), self._current_nodes()
@@ -124,8 +135,10 @@ class RayEngine:
             self._say_once("no node of the cluster has a processor to offer yet; waiting for one")
 
     def _current_nodes(self) -> dict[str, dict[str, Any]]:
-        """Id -> Ray's description of each living node that has a processor. Unreachable where Ray's node of this machine has ended, without
-        which this process can start nothing. RecipeError where units on other nodes would need folders of this machine."""
+        """Id -> Ray's description of each living node that has a processor. Unreachable where Ray's
+        node of this machine has ended, without which this process can start nothing. RecipeError
+        where units on other nodes would need folders of this machine.
+        """
         import ray
 
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
@@ -142,7 +155,9 @@ class RayEngine:
         return found
 
     def _start(self, id: str, said: dict[str, Any]) -> None:
-        """Starts a supervisor on a node. It asks Ray for a processor for each of its workers, so it may wait until other jobs free them."""
+        """Starts a supervisor on a node. It asks Ray for a processor for each of its workers, so it
+        may wait until other jobs free them.
+        """
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -160,7 +175,9 @@ class RayEngine:
         )
 
     def _exchange(self) -> Iterator[tuple[int, Any]]:
-        """Takes the answers of nodes, yields (position, result) of ended units, and gives each node as many units as it has room for."""
+        """Takes the answers of nodes, yields (position, result) of ended units, and gives each node
+        as many units as it has room for.
+        """
         import ray
 
         answers = {node.answer: node for node in self.nodes.values()}
@@ -179,7 +196,9 @@ class RayEngine:
             self._give(node)
 
     def _take(self, node: Node, what: str, *said: Any) -> Iterator[tuple[int, Any]]:
-        """Takes one message of a node. Its name is added to an Unreachable or Denied, since other nodes may reach the same place."""
+        """Takes one message of a node. Its name is added to an Unreachable or Denied, since other
+        nodes may reach the same place.
+        """
         if what == "failed":
             (error,) = said
             if len(self.nodes) > 1 and type(error) in (Unreachable, Denied):
@@ -195,7 +214,9 @@ class RayEngine:
             yield said[0], said[1]
 
     def _give(self, node: Node) -> None:
-        """Gives a node that has answered as many units as it has room for, and asks for its next answer."""
+        """Gives a node that has answered as many units as it has room for, and asks for its next
+        answer.
+        """
         node.works = True
         room = min(node.workers * 9 // 8 + 1 - len(node.units), len(self._waiting))
         given = [self._waiting.pop() for _ in range(room)]
@@ -204,8 +225,10 @@ class RayEngine:
         node.answer = node.actor.exchange.remote(units, ANSWER_SECONDS)
 
     def _lose(self, node: Node, why: str) -> None:
-        """Gives up a lost node: its units wait for other nodes, and a node that lives gets a new supervisor at the next look. MdsmixError
-        after more than MOST_LOSSES losses over one unit, or of supervisors that had not answered."""
+        """Gives up a lost node: its units wait for other nodes, and a node that lives gets a new
+        supervisor at the next look. MdsmixError after more than MOST_LOSSES losses over one unit,
+        or of supervisors that had not answered.
+        """
         self._drop(node)
         units = sorted(node.units, reverse=True)
         self._waiting += units

@@ -1,9 +1,13 @@
-"""The protocols of tasks, reporters and engines; and how every engine tries a unit again whose worker has died or hung.
+"""The protocols of tasks, reporters and engines; and how every engine tries a unit again whose
+worker has died or hung.
 
-A worker may die over its records, for want of memory or by a crash in a library. The unit is then tried with a sixteenth of the records
-at a time, then with one at a time. So a worker that only took too much memory gets through, and a record that kills every worker is found
-and named after four deaths.
+A worker may die over its records, for want of memory or by a crash in a library. The unit is then
+tried with a sixteenth of the records at a time, then with one at a time. So a worker that only took
+too much memory gets through, and a record that kills every worker is found and named after four
+deaths.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +21,17 @@ from mdsmix.words import Say
 MOST_DEATHS = 10
 "A unit is tried again after up to 10 deaths over its records; the eleventh ends the run."
 DEATHS_ELSEWHERE = 3
-"A unit is tried again after up to 3 deaths while no record was in work: reading, laying out shards, storing."
+"""A unit is tried again after up to 3 deaths while no record was in work: reading, laying out
+shards, storing.
+"""
 HANGS_ELSEWHERE = 1
-"A unit is tried again after one hang while no record was in work: a mount that did not answer twice is not asked a third time."
+"""A unit is tried again after one hang while no record was in work: a mount that did not answer
+twice is not asked a third time.
+"""
 SIXTEENTH, ALONE = 4, 30
-"How often the number of records at a time is halved: 4 times after the first death; 30 times after others and hangs, so one at a time."
+"""How often the number of records at a time is halved: 4 times after the first death; 30 times
+after others and hangs, so one at a time.
+"""
 ELSEWHERE = "while no record was in work (reading, laying out shards, storing)"
 CRASHED = "crashed_worker"
 "The reason code of a record that is set aside because workers die of it."
@@ -75,8 +85,8 @@ class Attempt:
 def after_death(
     attempt: Attempt, at: InWork | None, end: End, set_aside: bool, unit: str
 ) -> Attempt:
-    """The next attempt of a unit whose worker has ended. MdsmixError where the unit is given up: a single record has killed two workers
-    and is not set aside, or there were too many deaths.
+    """The next attempt of a unit whose worker has ended. MdsmixError where the unit is given up: a
+    single record has killed two workers and is not set aside, or there were too many deaths.
 
     A hang takes minutes to notice, so after a hang records are done one at a time.
 
@@ -112,7 +122,9 @@ def skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
 
 
 def pieces(count: int, halvings: int, without: set[int]) -> Iterator[range]:
-    """Ranges of positions that cover `count` records, without those in `without`. None is longer than `count` / 2^`halvings`, or 1."""
+    """Ranges of positions that cover `count` records, without those in `without`. None is longer
+    than `count` / 2^`halvings`, or 1.
+    """
     edges = {count, *range(0, count, max(1, count >> halvings))}
     for start, end in pairwise(sorted(edges | without | {position + 1 for position in without})):
         if start not in without:
@@ -136,13 +148,17 @@ R = TypeVar("R")
 Result = TypeVar("Result", covariant=True)
 
 Ended = Generator[tuple[int, R], None, None]
-"The position and the result of each task as it ends, in any order. Closing it stops the other tasks."
+"""The position and the result of each task as it ends, in any order. Closing it stops the other
+tasks.
+"""
 OnProgress = Callable[[int, int], None]
 "Takes the source bytes read, and the tokens made, since the last call."
 
 
 class Reporter(Protocol):
-    """A task's connection to its engine: it takes progress, and tells how much memory the task may use."""
+    """A task's connection to its engine: it takes progress, and tells how much memory the task may
+    use.
+    """
 
     @property
     def memory(self) -> int:
@@ -152,25 +168,37 @@ class Reporter(Protocol):
         """Takes progress: `size` more source bytes were read, and `tokens` made of them."""
 
     def on_records(self, place: InWork | None) -> None:
-        """Takes the records that are in work from now on; None: no record is. A worker's death is blamed on the records in work."""
+        """Takes the records that are in work from now on; None: no record is. A worker's death is
+        blamed on the records in work.
+        """
 
     def wait_for_room(self) -> None:
-        """Returns when there is memory for the next records. A task calls this before each piece of a batch."""
+        """Returns when there is memory for the next records. A task calls this before each piece of
+        a batch.
+        """
 
     def is_tight(self) -> bool:
-        """Whether this worker holds more than its share, so that the task should take fewer records at once."""
+        """Whether this worker holds more than its share, so that the task should take fewer records
+        at once.
+        """
 
 
 class Task(Protocol[Result]):
-    """One piece of work as plain data: a frozen dataclass that can be pickled and done on any machine, any number of times."""
+    """One piece of work as plain data: a frozen dataclass that can be pickled and done on any
+    machine, any number of times.
+    """
 
     @property
     def name(self) -> str:
-        """The name of this piece of work for people: it completes the sentence "over the work unit ..."."""
+        """The name of this piece of work for people: it completes the sentence "over the work unit
+        ...".
+        """
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Result]:
-        """Does the work, but for what waits for a disk or a store: that the returned function does, and gives a result that can be pickled.
-        A worker calls it in a thread, while it does the next task. An exception of either ends the run."""
+        """Does the work, but for what waits for a disk or a store: that the returned function does,
+        and gives a result that can be pickled. A worker calls it in a thread, while it does the
+        next task. An exception of either ends the run.
+        """
 
 
 class Engine(Protocol):
@@ -183,8 +211,8 @@ class Engine(Protocol):
     def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> Ended[R]:
         """Yields (position in `tasks`, result) as tasks end, in any order, each position once.
 
-        The first exception of a task is raised here. It stops the other tasks, as closing the generator does. When the generator has
-        ended, no worker of this machine is at work any more.
+        The first exception of a task is raised here. It stops the other tasks, as closing the
+        generator does. When the generator has ended, no worker of this machine is at work any more.
         """
 
     def close(self) -> None:

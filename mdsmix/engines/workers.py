@@ -1,12 +1,16 @@
-"""Both sides of a local worker process. The worker takes tasks from a pipe, does them, and reports through the same pipe.
+"""Both sides of a local worker process. The worker takes tasks from a pipe, does them, and reports
+through the same pipe.
 
-A thread stores what a task has made, so that the worker does the next task while a disk or a store is waited for: a tenth of a
-conversion to a disk that takes 600 MB/s.
+A thread stores what a task has made, so that the worker does the next task while a disk or a store
+is waited for: a tenth of a conversion to a disk that takes 600 MB/s.
 
-Messages to the worker: (task, attempt); True or False: wait before the next records, or go on. SIGTERM ends the worker.
-Messages from the worker: ("progress", bytes, tokens), ("records", place), ("say", sentence), ("storing",): it takes another task,
-("done", result): of the task that was being stored, ("failed", exception).
+Messages to the worker: (task, attempt); True or False: wait before the next records, or go on.
+SIGTERM ends the worker. Messages from the worker: ("progress", bytes, tokens), ("records", place),
+("say", sentence), ("storing",): it takes another task, ("done", result): of the task that was being
+stored, ("failed", exception).
 """
+
+from __future__ import annotations
 
 import gc
 import multiprocessing
@@ -38,15 +42,19 @@ from mdsmix.storage.s3_client import said_by
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 THREADS = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
-"""Environment variables that set the number of threads of tokenizers and fastokens. Each thread of fastokens has its own cache of words:
-two threads in each of two workers on two processors took 12 % more CPU time and 230 MB more memory than one."""
+"""Environment variables that set the number of threads of tokenizers and fastokens. Each thread of
+fastokens has its own cache of words: two threads in each of two workers on two processors took 12 %
+more CPU time and 230 MB more memory than one.
+"""
 
 
 class WorkerChannel:
     """The Reporter of a local worker."""
 
     def __init__(self, pipe: Connection, parent: int, memory: int, share: int) -> None:
-        """`parent`: the process id of the engine; `memory`: bytes for the whole run; `share`: bytes for this worker."""
+        """`parent`: the process id of the engine; `memory`: bytes for the whole run; `share`: bytes
+        for this worker.
+        """
         self._pipe, self._parent, self._share = pipe, parent, share
         self.memory = memory
         self._waits = False
@@ -64,7 +72,9 @@ class WorkerChannel:
             self._receive()
 
     def is_tight(self) -> bool:
-        """Whether this worker holds more than its share. Freed memory is returned to the system first, so only memory in use counts."""
+        """Whether this worker holds more than its share. Freed memory is returned to the system
+        first, so only memory in use counts.
+        """
         if resident(os.getpid()) <= self._share:
             return False
         give_back()
@@ -93,15 +103,18 @@ class WorkerChannel:
             self._pipe.send(message)
 
     def _end_with_parent(self) -> None:
-        """Ends this process when its parent id has changed, as it does when the parent is killed. The pipe would not show that,
-        because workers that were forked later hold the parent's end open."""
+        """Ends this process when its parent id has changed, as it does when the parent is killed.
+        The pipe would not show that, because workers that were forked later hold the parent's end
+        open.
+        """
         if os.getppid() != self._parent:
             os._exit(1)
 
 
 def work(pipe: Connection, workers: int, parent: int, memory: int, share: int) -> None:
-    """The main function of a worker process: does tasks until the process is stopped, or its parent is gone. Arguments as WorkerChannel's;
-    `workers`: how many share the processors."""
+    """The main function of a worker process: does tasks until the process is stopped, or its parent
+    is gone. Arguments as WorkerChannel's; `workers`: how many share the processors.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     for name in THREADS:
@@ -111,18 +124,23 @@ def work(pipe: Connection, workers: int, parent: int, memory: int, share: int) -
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         _do_tasks(WorkerChannel(pipe, parent, memory, share), beside)
     except _Stopped:
-        beside.shutdown()  # no half-written file stays, unless storing takes more than GRACE_SECONDS
+        # no half-written file stays, unless storing takes more than GRACE_SECONDS
+        beside.shutdown()
         os._exit(128 + signal.SIGTERM)
-    # No exit handlers: thread pools and open files that came from the parent by fork are not this process's to close.
+    # No exit handlers: thread pools and open files that came from the parent by fork are not this
+    # process's to close.
     os._exit(0)
 
 
 def _do_tasks(channel: WorkerChannel, beside: ThreadPoolExecutor) -> None:
-    """Does tasks. A task is stored by the one thread of `beside`; the next one but one waits for that, so only one is ever stored."""
+    """Does tasks. A task is stored by the one thread of `beside`; the next one but one waits for
+    that, so only one is ever stored.
+    """
     finish, storing = partial(_finish, channel, resident(os.getpid()) + LIFE_BYTES), Future[None]()
     storing.set_result(None)
     keep_blocks()
-    gc.freeze()  # the parent's imports are no garbage; searching them took 15 % of the time of chats
+    # the parent's imports are no garbage; searching them took 15 % of the time of chats
+    gc.freeze()
     gc.set_threshold(1_000_000)  # nor are a batch's records: 12 % of the time of texts of 100 bytes
     with suppress(BrokenPipeError, EOFError), said_by(partial(channel.send, "say")):
         while True:
@@ -139,8 +157,9 @@ def _do_tasks(channel: WorkerChannel, beside: ThreadPoolExecutor) -> None:
 
 
 def _finish(channel: WorkerChannel, most: int, store: Callable[[], Any]) -> None:
-    """Stores the last task, and sends its result. Above `most` bytes freed memory is returned to the system, so that `is_worn` sees memory
-    in use; at less, tasks would fault pages in anew."""
+    """Stores the last task, and sends its result. Above `most` bytes freed memory is returned to
+    the system, so that `is_worn` sees memory in use; at less, tasks would fault pages in anew.
+    """
     what, said = "done", None
     try:
         said = store()
@@ -161,7 +180,9 @@ def _stop(*_: Any) -> None:
 
 
 def sendable(error: Exception) -> Exception:
-    """The error itself where it can be pickled and unpickled, else a RuntimeError with the same words."""
+    """The error itself where it can be pickled and unpickled, else a RuntimeError with the same
+    words.
+    """
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -242,7 +263,9 @@ class Worker:
         return self.pulse.look(partial(used_by, self.pid), size, self.waits)
 
     def end(self, seconds: float = GRACE_SECONDS) -> str:
-        """Waits for the process to end, and kills it after `seconds`. Returns how it ended: `exit code 1`, `signal SIGKILL ...`."""
+        """Waits for the process to end, and kills it after `seconds`. Returns how it ended: `exit
+        code 1`, `signal SIGKILL ...`.
+        """
         self.process.join(seconds)
         self.process.kill()
         self.process.join()
@@ -256,7 +279,9 @@ class Worker:
 
 
 def end_all(workers: Sequence[Worker]) -> None:
-    """Stops these workers, and returns when all have ended. Together they have GRACE_SECONDS; then they are killed."""
+    """Stops these workers, and returns when all have ended. Together they have GRACE_SECONDS; then
+    they are killed.
+    """
     for worker in workers:
         worker.process.terminate()
     deadline = time.monotonic() + GRACE_SECONDS
@@ -265,8 +290,9 @@ def end_all(workers: Sequence[Worker]) -> None:
 
 
 def start_method() -> str:
-    """How workers are started: `fork` on Linux without Ray, else `spawn`. Libraries of macOS may crash in a forked process, and Ray's
-    threads would not survive a fork."""
+    """How workers are started: `fork` on Linux without Ray, else `spawn`. Libraries of macOS may
+    crash in a forked process, and Ray's threads would not survive a fork.
+    """
     return "fork" if sys.platform.startswith("linux") and "ray" not in sys.modules else "spawn"
 
 
@@ -277,8 +303,8 @@ def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:
     arguments = (its, pool_size, os.getpid(), budget.cap, share)
     process = context.Process(target=work, args=arguments, daemon=True)
     give_back()  # a fork takes along what its parent has freed: 20 MB where a tokenizer was opened
-    # A forked worker must not run its parent's signal handlers, which clean up after the parent. `work` unblocks the signals once it has
-    # set the worker's own handlers.
+    # A forked worker must not run its parent's signal handlers, which clean up after the parent.
+    # `work` unblocks the signals once it has set the worker's own handlers.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         process.start()

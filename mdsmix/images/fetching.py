@@ -1,12 +1,15 @@
 """The path of an image, as a record says it -> where the image is, and its bytes.
 
-Records may come from strangers, and a path may name any file or object that the user of mdsmix may read, as with every tool that trains
-on such records. `inside` refuses paths that do not lie below the folder at which paths begin.
+Records may come from strangers, and a path may name any file or object that the user of mdsmix may
+read, as with every tool that trains on such records. `inside` refuses paths that do not lie below
+the folder at which paths begin.
 
-An http(s) URL is asked only where a recipe says `http: fetch`, within limits of time and size. A URL may give another image tomorrow, so
-each is asked once: its work unit records the content's hash, and later runs do not ask again unless they are told to read the sources
-again.
+An http(s) URL is asked only where a recipe says `http: fetch`, within limits of time and size. A
+URL may give another image tomorrow, so each is asked once: its work unit records the content's
+hash, and later runs do not ask again unless they are told to read the sources again.
 """
+
+from __future__ import annotations
 
 import os
 import posixpath
@@ -26,9 +29,13 @@ from mdsmix.storage import Location, locate
 MOST_BYTES = 256 << 20
 "The largest image file that is read, in bytes."
 MISSING = (-1, "")
-"In place of the size and stamp where there is no file: it is missing, or the image is in its record or at a URL."
+"""In place of the size and stamp where there is no file: it is missing, or the image is in its
+record or at a URL.
+"""
 _TOPS = {"s3": (1, "the bucket"), "hf": (3, "the data set")}
-"Scheme -> how many leading names of a path no `..` may leave (`s3://BUCKET`: 1), and how a message calls them."
+"""Scheme -> how many leading names of a path no `..` may leave (`s3://BUCKET`: 1), and how a
+message calls them.
+"""
 HTTP_BYTES = 64 << 20
 "The most bytes that are taken from a server for one image."
 SECONDS = 60.0
@@ -50,8 +57,10 @@ NOWHERE = b""
 
 
 def find(path: str | bytes, base: Location, inside: bool = False) -> ImagePlace:
-    """The place of an image. `path`: relative to `base`, absolute, or a URL; bytes are the image itself. Bad (bad_image_path) where the
-    path names no place, or, under `inside`, a place that is not below `base`."""
+    """The place of an image. `path`: relative to `base`, absolute, or a URL; bytes are the image
+    itself. Bad (bad_image_path) where the path names no place, or, under `inside`, a place that is
+    not below `base`.
+    """
     if isinstance(path, bytes) or is_http(path):
         return path
     try:
@@ -95,7 +104,8 @@ def _real(path: str) -> Path:
 
 
 def content_at(at: ImagePlace, fetches: bool) -> tuple[bytes, tuple[int, str]]:
-    """The image's bytes, with size and stamp of its file, MISSING where it has no file. `fetches`: whether http URLs are asked.
+    """The image's bytes, with size and stamp of its file, MISSING where it has no file. `fetches`:
+    whether http URLs are asked.
 
     Raises:
         Unreachable: a store does not answer.
@@ -132,8 +142,9 @@ def is_http(path: str) -> bool:
 
 
 def fetch(url: str) -> bytes:
-    """The bytes at a URL, asked through the proxies of the environment. Bad (image_not_found, image_not_fetched, image_file_too_large)
-    where they do not come whole."""
+    """The bytes at a URL, asked through the proxies of the environment. Bad (image_not_found,
+    image_not_fetched, image_file_too_large) where they do not come whole.
+    """
     until, why = time.monotonic() + SECONDS, ""
     for number in range(TRIES):
         time.sleep(PAUSE_SECONDS * number)

@@ -1,9 +1,11 @@
-"""Judges whether an image can be trained on, and reads its size: header, mark of the end, and a full decode, by Pillow. Shrinks images or
-writes them in another format where a recipe asks for it: turned as EXIF says, without EXIF, in 8 bits a channel.
+"""Judges whether an image can be trained on, and reads its size: header, mark of the end, and a
+full decode, by Pillow. Shrinks images or writes them in another format where a recipe asks for it:
+turned as EXIF says, without EXIF, in 8 bits a channel.
 
-A full decode finds damage behind the header, and takes 3 to 4 ms for a JPEG of 1,120 x 1,120 pixels. `decode: header` leaves it out, and
-still finds images whose end is missing. An image is judged by its bytes alone, never by the memory of a machine: the same image is good
-or bad everywhere. Reason codes: README.md beside this file.
+A full decode finds damage behind the header, and takes 3 to 4 ms for a JPEG of 1,120 x 1,120
+pixels. `decode: header` leaves it out, and still finds images whose end is missing. An image is
+judged by its bytes alone, never by the memory of a machine: the same image is good or bad
+everywhere. Reason codes: README.md beside this file.
 """
 
 from __future__ import annotations
@@ -29,13 +31,19 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"The formats that Pillow may open here, and that every processor opens. Pillow's other decoders are seldom used, and some start programs."
+"""The formats that Pillow may open here, and that every processor opens. Pillow's other decoders
+are seldom used, and some start programs.
+"""
 AVIF = "AVIF"
 "A further format that Pillow may open here if it can: from 11.3 on, with its decoder in it."
 DEEP = ("I", "F")
-"First letters of Pillow's modes with more than 8 bits a channel: convert('RGB') turns such an image white."
+"""First letters of Pillow's modes with more than 8 bits a channel: convert('RGB') turns such an
+image white.
+"""
 LARGE_PIXELS = 1 << 25
-"33 Mpx. A larger image takes over 134 MB to decode, so this machine decodes one such image at a time."
+"""33 Mpx. A larger image takes over 134 MB to decode, so this machine decodes one such image at a
+time.
+"""
 _TURNED = (5, 6, 7, 8)
 "Orientations of EXIF that swap height and width."
 _ORIENTATION, _WIDTH, _HEIGHT = 0x0112, 0x0100, 0x0101
@@ -56,22 +64,30 @@ _BEGINS = (
 )
 "Beginning of a file that is mistaken for an image -> the sentence on it."
 _SIZES = ((rb"RIFF....WEBP", 4, 8), (rb"BM....\0{4}", 2, 0))
-"For formats whose header says the file's length: the beginning, the offset of that number, and how many bytes it leaves out."
+"""For formats whose header says the file's length: the beginning, the offset of that number, and
+how many bytes it leaves out.
+"""
 _ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
-"The mark at a format's end. It must lie behind the header, where a thumbnail has such a mark too. For GIF and TIFF only a decode tells."
+"""The mark at a format's end. It must lie behind the header, where a thumbnail has such a mark too.
+For GIF and TIFF only a decode tells.
+"""
 WITHOUT = "images are looked at by Pillow, which is not installed: install mdsmix with its extra, pip install 'mdsmix[images]'"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """A stream's rules for its images: `decode`, full or header; `max_pixels`, the most pixels of an image."""
+    """A stream's rules for its images: `decode`, full or header; `max_pixels`, the most pixels of
+    an image.
+    """
 
     decode: str = "full"
     max_pixels: int = 178_956_970
 
 
 def require_pillow() -> None:
-    """RecipeError where Pillow is not installed. Takes off Pillow's own limit of pixels, since the recipe has one (max_pixels)."""
+    """RecipeError where Pillow is not installed. Takes off Pillow's own limit of pixels, since the
+    recipe has one (max_pixels).
+    """
     try:
         from PIL import Image
     except ImportError:
@@ -80,7 +96,9 @@ def require_pillow() -> None:
 
 
 def size_of(data: bytes, rules: Rules) -> tuple[int, int]:
-    """Judges an image by its bytes. Returns height and width in pixels, after the turn that EXIF asks for. Bad where the image is bad."""
+    """Judges an image by its bytes. Returns height and width in pixels, after the turn that EXIF
+    asks for. Bad where the image is bad.
+    """
     if not data:
         raise Bad("image_empty", "the file has no bytes")
     for begin, at, before in _SIZES:
@@ -106,7 +124,9 @@ def size_of(data: bytes, rules: Rules) -> tuple[int, int]:
 
 
 class Bad(Exception):
-    """An image is bad. `reason`: a reason code; `why`: the detail; `stamp`: size and stamp of a file too large to be read, else None."""
+    """An image is bad. `reason`: a reason code; `why`: the detail; `stamp`: size and stamp of a
+    file too large to be read, else None.
+    """
 
     def __init__(self, reason: str, why: str, stamp: tuple[int, str] | None = None) -> None:
         super().__init__(reason, why)
@@ -145,8 +165,10 @@ def opened(data: bytes) -> Iterator[Image]:
 
 
 def decode(image: Image, data: bytes) -> None:
-    """Decodes all bytes of the image. A large one waits until no other process of this user decodes one: it takes hundreds of MB. A large
-    JPEG of several scans takes as much even where it is decoded to few pixels."""
+    """Decodes all bytes of the image. A large one waits until no other process of this user decodes
+    one: it takes hundreds of MB. A large JPEG of several scans takes as much even where it is
+    decoded to few pixels.
+    """
     is_large = image.size[0] * image.size[1] > LARGE_PIXELS
     with alone() if is_large else nullcontext():
         if image.format not in ("JPEG", "MPO"):
@@ -161,8 +183,10 @@ def decode(image: Image, data: bytes) -> None:
 
 
 def _is_whole(image: Image) -> bool:
-    """Whether a JPEG decodes at an eighth of its height and width, brightness alone. This reads and decodes the same bytes as a full decode
-    in half of the time, and agreed with it on each of 400,000 damaged files. Where the answer is no, the caller decodes the image whole."""
+    """Whether a JPEG decodes at an eighth of its height and width, brightness alone. This reads and
+    decodes the same bytes as a full decode in half of the time, and agreed with it on each of
+    400,000 damaged files. Where the answer is no, the caller decodes the image whole.
+    """
     try:
         image.draft("L", (1, 1))
         image.load()
@@ -172,8 +196,10 @@ def _is_whole(image: Image) -> bool:
 
 
 def _is_turned(image: Image, data: bytes) -> bool:
-    """Whether EXIF swaps height and width. False where `image.size` is already that of the turned image, as in newer releases of Pillow for
-    a TIFF. Pillow decodes a whole PNG to find its EXIF, so a PNG without a mark of EXIF is not asked."""
+    """Whether EXIF swaps height and width. False where `image.size` is already that of the turned
+    image, as in newer releases of Pillow for a TIFF. Pillow decodes a whole PNG to find its EXIF,
+    so a PNG without a mark of EXIF is not asked.
+    """
     if image.format == "PNG" and not any(mark in data for mark in _PNG_EXIF):
         return False
     tags: Any = getattr(image, "tag_v2", {})
@@ -183,14 +209,18 @@ def _is_turned(image: Image, data: bytes) -> bool:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Inside the block no other process of this user decodes a large image. The lock is a file's, so it ends with its process."""
+    """Inside the block no other process of this user decodes a large image. The lock is a file's,
+    so it ends with its process.
+    """
     with (Path(tempfile.gettempdir()) / f"mdsmix-large-image-{os.getuid()}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _said(data: bytes) -> str:
-    """A sentence on bytes that Pillow does not open, by how they begin. It quotes none, since a record may name any file of a machine."""
+    """A sentence on bytes that Pillow does not open, by how they begin. It quotes none, since a
+    record may name any file of a machine.
+    """
     for begin, name in _BEGINS:
         if re.match(begin, data[:4096], re.DOTALL | re.IGNORECASE):
             return name
@@ -198,7 +228,9 @@ def _said(data: bytes) -> str:
 
 
 PLAIN = {"JPEG": ("RGB", "L"), "PNG": ("RGB", "RGBA", "L", "LA", "1"), "WEBP": ("RGB", "RGBA")}
-"Format -> Pillow's modes that are written as they are. Any other mode becomes RGB; a transparent image RGBA, or RGB on white in a JPEG."
+"""Format -> Pillow's modes that are written as they are. Any other mode becomes RGB; a transparent
+image RGBA, or RGB on white in a JPEG.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +244,9 @@ class Rewriting:
     quality: int = 90
 
     def apply(self, data: bytes, height: int, width: int) -> tuple[bytes, int, int]:
-        """The bytes that are stored for an image, their height and width. Without `format` an image that is small enough keeps its bytes.
-        Bad where it does not decode."""
+        """The bytes that are stored for an image, their height and width. Without `format` an image
+        that is small enough keeps its bytes. Bad where it does not decode.
+        """
         scale = min(1.0, (self.longest or math.inf) / max(height, width))
         if scale == 1 and self.format is None:
             return data, height, width

@@ -1,9 +1,12 @@
 """The images of conversations, read and judged. A bad image makes its record bad.
 
-Several images are read at a time, within AHEAD_BYTES: a store takes 20 ms for each, and so does a network's disk or a cold one.
-The images of up to 256 conversations are held at once, up to KEEP_BYTES. Images beyond are read a second time when their row is laid
-out, so memory is bounded however large the images are. A worker decodes an image that many records share once.
+Several images are read at a time, within AHEAD_BYTES: a store takes 20 ms for each, and so does a
+network's disk or a cold one. The images of up to 256 conversations are held at once, up to
+KEEP_BYTES. Images beyond are read a second time when their row is laid out, so memory is bounded
+however large the images are. A worker decodes an image that many records share once.
 """
+
+from __future__ import annotations
 
 import os
 import sys
@@ -28,7 +31,9 @@ from mdsmix.storage import CHANGED, Location
 KEEP_BYTES = 32 << 20
 "The most bytes of images that are held at once."
 AIM_BYTES = 16 << 20
-"So many records are taken at once that their images come to about as many bytes, judged by the records before."
+"""So many records are taken at once that their images come to about as many bytes, judged by the
+records before.
+"""
 IN_FLIGHT = 16
 "The most images that one worker reads at a time."
 AHEAD_BYTES = 32 << 20
@@ -42,7 +47,9 @@ FIRST_RECORDS, MOST_RECORDS = 16, 256
 MOST_ROW_BYTES = 1 << 30
 "The most bytes of all images of a record, since a shard has offsets of 32 bits."
 MOST_KNOWN = 100_000
-"Good images that a worker remembers, 200 bytes each. Decoding a JPEG of 1,120 x 1,120 again would take 4 ms."
+"""Good images that a worker remembers, 200 bytes each. Decoding a JPEG of 1,120 x 1,120 again would
+take 4 ms.
+"""
 SHOWN = 300
 "Characters of a path that a bad record keeps."
 Wanted = tuple[str | bytes, Location]
@@ -68,7 +75,7 @@ class Image:
     stamp: tuple[int, str] = MISSING
     "Size and stamp of the image's file."
     at: ImagePlace = NOWHERE
-    reader: "ImageReader | None" = None
+    reader: ImageReader | None = None
     "Reads the image again."
     tokens: int = 0
     "The tokens that the recipe's processor makes of the image; 0 without a processor."
@@ -78,7 +85,9 @@ class Image:
 
     @property
     def content(self) -> bytes:
-        """The bytes that are stored, read again where they are not held. Unreachable where the file has changed since."""
+        """The bytes that are stored, read again where they are not held. Unreachable where the file
+        has changed since.
+        """
         if self.data is None and self.reader:
             again = self.reader.judged(self.at)
             if again.digest != self.digest:
@@ -100,7 +109,9 @@ class WindowImages:
 
     @property
     def digest(self) -> str:
-        """xxh3_128 of `said`; "" where there are no images. Equal records with equal digests give equal rows."""
+        """xxh3_128 of `said`; "" where there are no images. Equal records with equal digests give
+        equal rows.
+        """
         lines = "".join(f"{said}\n" for said in self.said)
         return xxhash.xxh3_128_hexdigest(lines) if lines else ""
 
@@ -119,7 +130,9 @@ class ImageReader:
     _record_bytes: float | None = None
     "Bytes of the images of a record: a running average; None before the first record."
     _bytes: float = FIRST_BYTES
-    "Bytes of the largest recent image; the value shrinks by a sixteenth with each image that is smaller."
+    """Bytes of the largest recent image; the value shrinks by a sixteenth with each image that is
+    smaller.
+    """
 
     def __post_init__(self) -> None:
         given = self.settings
@@ -140,11 +153,13 @@ class ImageReader:
         return max(1, min(MOST_RECORDS, int(AIM_BYTES / max(1, self._record_bytes))))
 
     def read(self, found: Sequence[Any], folders: Sequence[Location] = ()) -> list[Any]:
-        """Conversations with their images as `Image`; a conversation with a bad image is replaced by its reason code.
+        """Conversations with their images as `Image`; a conversation with a bad image is replaced
+        by its reason code.
 
         Args:
             found: conversations; reason codes (str) among them stay.
-            folders: the folder of each record's file, for a reader without a root. Without folders and root, as where a few records are
+            folders: the folder of each record's file, for a reader without a root. Without folders
+            and root, as where a few records are
                 only shown, no image is read, and each is taken for good.
         """
         if not folders and self.root is None:
@@ -210,8 +225,10 @@ class ImageReader:
         return found
 
     def _ahead(self, wanted: Mapping[Wanted, None]) -> Iterator[Image]:
-        """The images in order, read ahead by threads. Pillow decodes outside of Python's lock, so two threads decode at a time: a source of
-        few work units keeps more processors busy than it has units."""
+        """The images in order, read ahead by threads. Pillow decodes outside of Python's lock, so
+        two threads decode at a time: a source of few work units keeps more processors busy than it
+        has units.
+        """
         coming, rest = deque[Any](), iter(wanted)
         most, pool = AT_ONCE if self.fetches else IN_FLIGHT, _pool(os.getpid())
         while True:
@@ -223,7 +240,9 @@ class ImageReader:
             yield coming.popleft().result()
 
     def one(self, image: str | bytes, base: Location) -> Image:
-        """Finds, reads and judges one image; a bad one is returned with its reason code. `image`: a path, or the bytes."""
+        """Finds, reads and judges one image; a bad one is returned with its reason code. `image`: a
+        path, or the bytes.
+        """
         try:
             return self.judged(find(image, base, self.settings.get("outside") == "refuse"))
         except Bad as bad:
@@ -252,5 +271,7 @@ class ImageReader:
 
 @cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """The threads of a process, by its id: a forked worker needs its own, since it does not inherit its parent's."""
+    """The threads of a process, by its id: a forked worker needs its own, since it does not inherit
+    its parent's.
+    """
     return ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="images")

@@ -1,8 +1,12 @@
-"""Files, folders, patterns and URLs -> the files that hold data, each with its format, and their first records.
+"""Files, folders, patterns and URLs -> the files that hold data, each with its format, and their
+first records.
 
-In a folder, files without data are left alone: a README, hidden files, files of tokenizers, streams that mdsmix published there. A
-file that is named, or that a pattern finds, is data unless it is empty.
+In a folder, files without data are left alone: a README, hidden files, files of tokenizers, streams
+that mdsmix published there. A file that is named, or that a pattern finds, is data unless it is
+empty.
 """
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -30,7 +34,9 @@ NO_DATA = (
     *("vocab.json", "merges.txt", "config.json", "generation_config.json", "chat_template"),
     *("preprocessor_config.json", "processor_config.json", "model.safetensors"),
 )
-"Names, or beginnings of names, of texts that lie beside data, and of files of tokenizers and models."
+"""Names, or beginnings of names, of texts that lie beside data, and of files of tokenizers and
+models.
+"""
 THEIRS = "dataset_info.json"
 RECORDS = 50
 "Records that are read of a file: enough to see fields that some records lack."
@@ -68,7 +74,9 @@ def find_data(names: Sequence[str], base: Path, said: Said) -> list[SourceFile]:
 
 
 def _files(name: str, place: Location, base: Path, said: Said) -> Iterator[tuple[SourceFile, bool]]:
-    """The files that a name finds, each with whether the name names or matches the file itself, not its folder."""
+    """The files that a name finds, each with whether the name names or matches the file itself, not
+    its folder.
+    """
     if matches := place.expand():
         for location, stat in matches:
             yield SourceFile(location=location, stat=stat, name=name_of(location, base)), True
@@ -84,7 +92,9 @@ def _files(name: str, place: Location, base: Path, said: Said) -> Iterator[tuple
 def _of_folder(
     place: Location, below: dict[str, Stat], base: Path, said: Said
 ) -> Iterator[SourceFile]:
-    """The files of a folder, without hidden files and published streams. Files of `save_to_disk` come in its order."""
+    """The files of a folder, without hidden files and published streams. Files of `save_to_disk`
+    come in its order.
+    """
     parts = [name.rpartition("/") for name in below]
     published = sorted({folder for folder, _, last in parts if last == MANIFEST} - {""})
     whole = sorted({folder for folder, _, last in parts if last in (STATE, INDEX)} - {*published})
@@ -120,7 +130,9 @@ def _is_part(folder: str, others: Sequence[str], place: Location, below: dict[st
 
 
 def _known(file: SourceFile, by_content: bool) -> SourceFile | None:
-    """The file with its format, by its name or, with `by_content`, by its first bytes; None for an unknown format."""
+    """The file with its format, by its name or, with `by_content`, by its first bytes; None for an
+    unknown format.
+    """
     try:
         more = format_of(file).guess(file)
         return replace(file, read_as=ReadAs(**more)) if more else file
@@ -141,7 +153,7 @@ class FirstRecords:
     def __len__(self) -> int:
         return len(self.records) + self.bad.total()
 
-    def __add__(self, other: "FirstRecords") -> "FirstRecords":
+    def __add__(self, other: FirstRecords) -> FirstRecords:
         return replace(self, records=[*self.records, *other.records], bad=self.bad + other.bad)
 
     @property
@@ -154,7 +166,9 @@ class FirstRecords:
         return list(dict.fromkeys(str(name) for record in self.objects for name in record))
 
     def parsed(self, names: Collection[str]) -> Sequence[Any]:
-        """The records. In formats whose cells are texts (CSV), the fields in `names` are read as JSON, as a conversion reads them."""
+        """The records. In formats whose cells are texts (CSV), the fields in `names` are read as
+        JSON, as a conversion reads them.
+        """
         if not format_of(self.file).cells_are_texts:
             return self.records
         copies = [dict(record) for record in self.records]

@@ -1,8 +1,11 @@
-"""Files -> streams -> the text of a recipe, in which a comment beside a key gives the reason for its value.
+"""Files -> streams -> the text of a recipe, in which a comment beside a key gives the reason for
+its value.
 
-Files of one folder whose names differ only in numbers are one stream if their records are alike.
-Of such files the first and the last are read; where these differ, all are read.
+Files of one folder whose names differ only in numbers are one stream if their records are alike. Of
+such files the first and the last are read; where these differ, all are read.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import glob
@@ -26,7 +29,9 @@ from mdsmix.storage.location import path_matches
 from mdsmix.words import plural
 
 MOST_STREAMS = 8
-"Up to 8 alike files of a folder become one stream each. More files are probably parts of one stream."
+"""Up to 8 alike files of a folder become one stream each. More files are probably parts of one
+stream.
+"""
 SPLITS = {"test": "test", "valid": "validation", "validation": "validation", "val": "validation", "dev": "dev", "eval": "eval"}  # fmt: skip
 "Word in a file's name -> the split of the file."
 NUMBER = re.compile(r"\d+")
@@ -60,7 +65,9 @@ class Draft:
     ends: list[str] = field(default_factory=list)
     "Sentences on the ends of its answers: whether a model stops there."
     refused: str = ""
-    "Why conversion would refuse the stream, which is then written as a comment; empty where it would not."
+    """Why conversion would refuse the stream, which is then written as a comment; empty where it
+    would not.
+    """
 
     def set(self, key: str, value: Any, why: str) -> None:
         self.keys[key], self.why[key] = value, why
@@ -121,7 +128,9 @@ def _runs(files: Iterable[SourceFile]) -> dict[Any, list[SourceFile]]:
 
 
 def _looked_at(run: list[SourceFile], said: Said) -> Iterator[tuple[list[SourceFile], Guess]]:
-    """Groups of files, each with its best guess: all files together if the first and the last are alike, else each file alone."""
+    """Groups of files, each with its best guess: all files together if the first and the last are
+    alike, else each file alone.
+    """
     ends = [_look(file, said) for file in dict.fromkeys((run[0], run[-1]))]
     if len({end and end.same() for end in ends}) > 1:
         for file in run:
@@ -147,7 +156,9 @@ def _look(file: SourceFile, said: Said) -> Guess | None:
 
 
 def paths_of(files: Sequence[SourceFile], known: Sequence[SourceFile]) -> list[str]:
-    """One pattern that finds these files and no other file in `known`; without such a pattern, the names of the files."""
+    """One pattern that finds these files and no other file in `known`; without such a pattern, the
+    names of the files.
+    """
     saved = [glob.escape(_folder(file.order)) for file in files if file.order]
     names = [file.name for file in files if not file.order]
     begin, end = (
@@ -169,14 +180,18 @@ def _last(name: str) -> str:
 
 
 def _split(name: str) -> str:
-    """The split of a file by the first or the last word of its name, or by its folder; else `train`."""
+    """The split of a file by the first or the last word of its name, or by its folder; else
+    `train`.
+    """
     words = re.findall("[a-z]+", _last(name).lower().partition(".")[0])
     said = (*words[:1], *words[-1:], _last(_folder(name)).lower())
     return next((SPLITS[word] for word in said if word in SPLITS), "train")
 
 
 def _name(files: Sequence[SourceFile]) -> str:
-    """The common name of the files, or else of their folder, without numbers and words such as train."""
+    """The common name of the files, or else of their folder, without numbers and words such as
+    train.
+    """
     *folders, last = files[0].name.removeprefix("s3://").split("/")
     is_alike = len({NUMBER.sub("#", file.name) for file in files}) == 1
     stems = [*folders, *([last.partition(".")[0]] if is_alike else [])]
@@ -186,7 +201,9 @@ def _name(files: Sequence[SourceFile]) -> str:
 
 
 def telling(part: str) -> list[str]:
-    """The words of a part of a path, without numbers and words such as train, which do not name a data set."""
+    """The words of a part of a path, without numbers and words such as train, which do not name a
+    data set.
+    """
     others = {"", *PLAIN, *SPLITS}
     words = re.split(r"[\W_]+", part)
     return [word for word in words if word.lower().rstrip("0123456789") not in others]
@@ -198,7 +215,9 @@ def plain_name(name: str) -> str:
 
 
 def name_apart(drafts: Iterable[Draft]) -> None:
-    """Adds splits to the names of streams, and numbers where names are equal: `chat`, `chat-test`, `chat-2`."""
+    """Adds splits to the names of streams, and numbers where names are equal: `chat`, `chat-test`,
+    `chat-2`.
+    """
     taken = set[str]()
     for draft in drafts:
         base, numbers = draft.name, count(2)
@@ -227,7 +246,9 @@ WHY = {
 
 
 def text_of(keys: Mapping[str, Any], drafts: Sequence[Draft], why: Mapping[str, str] = WHY) -> str:
-    """The text of the recipe, with `keys` at its top. A refused stream is commented out, below the reason."""
+    """The text of the recipe, with `keys` at its top. A refused stream is commented out, below the
+    reason.
+    """
     live = [draft for draft in drafts if not draft.refused]
     shares = [
         f"  {'# ' if draft.refused else ''}{scalar(draft.name)}: {{share: {draft.share}}}"

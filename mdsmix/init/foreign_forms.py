@@ -1,4 +1,8 @@
-"""Forms of conversations that no shape reads, known by their fields: so `mdsmix init` can name them and what to do."""
+"""Forms of conversations that no shape reads, known by their fields: so `mdsmix init` can name them
+and what to do.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple

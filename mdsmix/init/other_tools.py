@@ -1,14 +1,19 @@
-"""Files in which other tools name their data -> streams. What no recipe can express, or no file is there for, is named with the reason.
+"""Files in which other tools name their data -> streams. What no recipe can express, or no file is
+there for, is named with the reason.
 
-LLaMA-Factory's `dataset_info.json`: without `columns` every column has its usual name; with `columns`, columns that are not named are
-not read. An entry that names only a prompt is text for pretraining. A question is the prompt, the query or both. A record of plain text is
-a line. `tags` rename the keys and roles of messages.
+LLaMA-Factory's `dataset_info.json`: without `columns` every column has its usual name; with
+`columns`, columns that are not named are not read. An entry that names only a prompt is text for
+pretraining. A question is the prompt, the query or both. A record of plain text is a line. `tags`
+rename the keys and roles of messages.
 
-FlagEmbedding's mixture file, published with its activation beacon: `mixture` holds percents of the whole budget, and `num_tokens_avg`
-mean tokens of a record. A file belongs to the source of its own name, or else of its nearest folder. Numbers, suffixes, upper case and
-words such as part or train do not count: `commoncrawl.jsonl`, `CommonCrawl/chunk1/*.parquet` and `commoncrawl-00001-of-00010.json`
-belong to `commoncrawl`.
+FlagEmbedding's mixture file, published with its activation beacon: `mixture` holds percents of the
+whole budget, and `num_tokens_avg` mean tokens of a record. A file belongs to the source of its own
+name, or else of its nearest folder. Numbers, suffixes, upper case and words such as part or train
+do not count: `commoncrawl.jsonl`, `CommonCrawl/chunk1/*.parquet` and
+`commoncrawl-00001-of-00010.json` belong to `commoncrawl`.
 """
+
+from __future__ import annotations
 
 import glob
 import re
@@ -42,7 +47,9 @@ KEYS = {
     "preference_alpaca": {"prompt": "instruction", "query": "input", "chosen": "chosen", "rejected": "rejected", "history": "history", "system": "system"},
     "preference_sharegpt": {"messages": "conversations", "chosen": "chosen", "rejected": "rejected", "system": "system", "tools": "tools"},
 }  # fmt: skip
-"By shape: column -> key of a source in a recipe. An entry without `columns` has fields of the same names as these keys."
+"""By shape: column -> key of a source in a recipe. An entry without `columns` has fields of the
+same names as these keys.
+"""
 USUAL = ("prompt", "query", "response", "messages", "chosen", "rejected")
 "The columns of an entry without `columns`."
 OPENAI_TAGS = {
@@ -69,7 +76,9 @@ MOST_SHOWN = 5
 
 
 def _read_json(path: str, wanted: str) -> Any:
-    """The content of a JSON file; RecipeError where there is none, which names the file that is wanted."""
+    """The content of a JSON file; RecipeError where there is none, which names the file that is
+    wanted.
+    """
     content = locate(path).fetch()
     if content is None:
         raise RecipeError(f"there is no file {path}: name {wanted}.")
@@ -102,7 +111,9 @@ class Entry:
 
 
 def read_dataset_info(path: str, names: Sequence[str], base: Path, said: Said) -> list[Draft]:
-    """The streams of the entries in `names`, or of all. RecipeError where `path` is no dataset_info.json, or lacks a name."""
+    """The streams of the entries in `names`, or of all. RecipeError where `path` is no
+    dataset_info.json, or lacks a name.
+    """
     entries, drafts = _read_json(path, INFO), list[Draft]()
     if not isinstance(entries, dict) or not entries:
         raise RecipeError(f"no entries by name are in {path}: name {INFO}.")
@@ -156,7 +167,9 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
 def _shape(
     shape: str, columns: Mapping[str, Any], tags: Mapping[str, Any]
 ) -> tuple[str, dict[str, str], dict[str, Any]]:
-    """The name of an entry's shape, the shape's fields, and its options; RecipeError where columns do not fit the shape."""
+    """The name of an entry's shape, the shape's fields, and its options; RecipeError where columns
+    do not fit the shape.
+    """
     given = {column: str(name) for column, name in columns.items() if name and column != "images"}
     has_question = shape in ("alpaca", RANKED["alpaca"])
     if has_question and "prompt" not in given and "query" in given:
@@ -201,7 +214,9 @@ class Mixture:
 
 
 def read_mixture(path: str) -> Mixture:
-    """The mixture in a file; RecipeError, with the fault and an example, where the file is no mixture."""
+    """The mixture in a file; RecipeError, with the fault and an example, where the file is no
+    mixture.
+    """
     try:
         found = typed.read(Mixture, _read_json(path, MIXTURE))
     except typed.Misfit as error:
@@ -217,7 +232,8 @@ def read_mixture(path: str) -> Mixture:
 def match(
     path: str, names: Sequence[str], base: Path, is_budgeted: bool, said: Said
 ) -> list[Draft]:
-    """The streams of a mixture file's sources that have files among `names` (files, folders, patterns).
+    """The streams of a mixture file's sources that have files among `names` (files, folders,
+    patterns).
 
     Args:
         is_budgeted: each stream is to be a sample as large as its share of the budget.
@@ -267,7 +283,9 @@ def _known(name: str) -> str:
 
 
 def _by_split(name: str, files: list[SourceFile], said: Said) -> dict[str, Draft]:
-    """A stream for each split of the source. If its files differ in shape, the shape with the most bytes wins; other files are reported."""
+    """A stream for each split of the source. If its files differ in shape, the shape with the most
+    bytes wins; other files are reported.
+    """
     found = dict[str, Draft]()
     for draft in sorted(sort_out(files, said, is_one=True), key=lambda d: -size_of(d.files)):
         if found.setdefault(draft.keys.get("split", ""), draft) is not draft:

@@ -1,8 +1,12 @@
-"""Records -> their shape, by the names of their fields and by trying. A shape is taken if it reads the records.
+"""Records -> their shape, by the names of their fields and by trying. A shape is taken if it reads
+the records.
 
-No shape is named here. A shape's keys say which fields it wants, and the recipe's other words for a key (`also called`) give the
-names of such fields. Options that a shape itself guesses are tried too. So a new shape is recognised without a change here.
+No shape is named here. A shape's keys say which fields it wants, and the recipe's other words for a
+key (`also called`) give the names of such fields. Options that a shape itself guesses are tried
+too. So a new shape is recognised without a change here.
 """
+
+from __future__ import annotations
 
 import dataclasses
 from collections import Counter
@@ -26,7 +30,9 @@ MOST_SHOWN = 12
 ENOUGH = 0.5
 "The share of the first records that a shape must read to be taken."
 SERVES = 0.9
-"Guesses that read this share or more rank alike: a recipe allows a tenth of bad records, and a few records justify no option."
+"""Guesses that read this share or more rank alike: a recipe allows a tenth of bad records, and a
+few records justify no option.
+"""
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
@@ -76,7 +82,9 @@ class Guess:
 
 
 def guesses(head: FirstRecords) -> list[Guess]:
-    """All guesses at the records' shape, the best first: the one that reads the most records, then the most fields."""
+    """All guesses at the records' shape, the best first: the one that reads the most records, then
+    the most fields.
+    """
     found, names = [g for shape in SHAPES.values() for g in _guesses(shape, head)], _pictured(head)
     found += _with_context(head)
     for shape in SHAPES.values():
@@ -136,7 +144,9 @@ def mark_of(guess: Guess) -> str | None:
 
 
 def _seeing(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
-    """The guesses of a shape with images: conversations with a place for each image, or questions with one image each."""
+    """The guesses of a shape with images: conversations with a place for each image, or questions
+    with one image each.
+    """
     yield from _guesses(shape, head)
     pair = _fields(SHAPES["prompt_response"], head)
     if "instruction" in shape.fields and pair.keys() >= {"prompt", "response"}:
@@ -165,7 +175,9 @@ def read_by(
 
 
 def _prepared(shape: Shape, fields: Mapping[str, str], head: FirstRecords) -> Sequence[Any]:
-    """The records as the shape gets them: with the values of paths such as `meta.text`, and with JSON in texts parsed."""
+    """The records as the shape gets them: with the values of paths such as `meta.text`, and with
+    JSON in texts parsed.
+    """
     structured = [fields[key] for key in shape.structured if key in fields]
     entered = [root for name in fields.values() for root in parse(name).entered]
     named = [*structured, *entered, *shape.extras]
@@ -174,7 +186,9 @@ def _prepared(shape: Shape, fields: Mapping[str, str], head: FirstRecords) -> Se
 
 
 def _fields(shape: Shape, head: FirstRecords) -> dict[str, str]:
-    """Key of a shape -> the records' field for it: at the top of records, or one level down if more keys have fields there."""
+    """Key of a shape -> the records' field for it: at the top of records, or one level down if more
+    keys have fields there.
+    """
     present = Counter(_places(head))
     at_top = {name: n for name, n in present.items() if "." not in name}
     found = [_named_as(shape, names) for names in (at_top, present - Counter(at_top))]
@@ -182,7 +196,9 @@ def _fields(shape: Shape, head: FirstRecords) -> dict[str, str]:
 
 
 def _named_as(shape: Shape, present: Mapping[str, int]) -> dict[str, str]:
-    """Key of a shape -> its field. Of several fields the one that most records have wins, then the one with the plainest name."""
+    """Key of a shape -> its field. Of several fields the one that most records have wins, then the
+    one with the plainest name.
+    """
     found = dict[str, str]()
     for key in shape.own_fields:
         names = names_of(shape, key)
@@ -209,7 +225,9 @@ def names_of(shape: Shape, key: str) -> tuple[str, ...]:
 
 
 def _pictured(head: FirstRecords) -> list[str]:
-    """The fields at the top of records that hold images; none if they have the usual names, or if no field holds images."""
+    """The fields at the top of records that hold images; none if they have the usual names, or if
+    no field holds images.
+    """
     held = [n for n in head.fields if any(_is_image(record.get(n)) for record in head.objects)]
     return [] if set(held) & set(FIELDS) else held
 
@@ -231,7 +249,9 @@ def named(names: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> str:
 
 
 def described(head: FirstRecords, tried: Sequence[Guess]) -> Iterator[str]:
-    """Lines on a file of no known shape: its fields, and the reasons why the nearest shapes do not fit."""
+    """Lines on a file of no known shape: its fields, and the reasons why the nearest shapes do not
+    fit.
+    """
     if not head.fields:
         held = counted(head.bad) or ("other values" if head.records else "nothing")
         looks = begins_as(head.file)

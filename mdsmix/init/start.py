@@ -1,4 +1,8 @@
-"""Files and a tokenizer -> a recipe that converts, with notes on each stream and one record as it will be trained."""
+"""Files and a tokenizer -> a recipe that converts, with notes on each stream and one record as it
+will be trained.
+"""
+
+from __future__ import annotations
 
 import os
 from collections.abc import Sequence
@@ -25,7 +29,9 @@ LONGEST = 8192
 "A larger model_max_length is a limit of the model, not a good length of a row."
 BYTES_PER_TOKEN = 4
 FEWEST_ROWS = 8
-"Text of fewer rows gets one row for each document: if joined, too much text would be lost behind the last full row."
+"""Text of fewer rows gets one row for each document: if joined, too much text would be lost behind
+the last full row.
+"""
 OF_TAR = "__key__"
 "The field with the name of a sample in a tar. It holds no content."
 
@@ -62,9 +68,11 @@ def begin(
     Args:
         folder: where the recipe will lie.
         place: where to publish, written as in a recipe.
-        dataset_info: path of LLaMA-Factory's dataset_info.json. `files` are then names of its entries; none means all.
+        dataset_info: path of LLaMA-Factory's dataset_info.json. `files` are then names of its
+        entries; none means all.
             It may also be the only one of `files`.
-        mixture: path of FlagEmbedding's mixture file, whose sources are the streams, with their shares.
+        mixture: path of FlagEmbedding's mixture file, whose sources are the streams, with their
+        shares.
         budget: the whole of which the mixture gives percents, written as in a recipe.
         max_seq_len: tokens of a row; None: the tokenizer's limit.
 
@@ -124,7 +132,9 @@ def begin(
 
 
 def _of_one_run(drafts: Sequence[Draft], said: Said) -> Sequence[Draft]:
-    """The streams without those that only a loader of their own reads. If all are such streams, all are returned."""
+    """The streams without those that only a loader of their own reads. If all are such streams, all
+    are returned.
+    """
     mixed = [draft for draft in drafts if not draft.guess.kind.loader]
     for draft in drafts if mixed else ():
         if draft.guess.kind.loader:
@@ -153,7 +163,9 @@ def _length(tokenizer: Tokenizer) -> tuple[int, str]:
 
 
 def _fit_texts(drafts: Sequence[Draft], length: int, tokenizer: Tokenizer) -> None:
-    """Sets `layout: document` or `add_eos: false` of pretraining streams if the text is short or the tokenizer has no EOS."""
+    """Sets `layout: document` or `add_eos: false` of pretraining streams if the text is short or
+    the tokenizer has no EOS.
+    """
     texts = [draft for draft in drafts if draft.guess.kind.word == "pretraining"]
     for draft in texts:
         if tokenizer.eos_id is None:

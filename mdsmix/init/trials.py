@@ -1,6 +1,10 @@
-"""Encodes the first records of each stream by its own shape, template and encoder, to count what a conversion would write and to show one
-sample. Nothing is published. For records with images it finds the token that stands for an image, and the folder where the
-images lie: where the records say, or in a folder near by."""
+"""Encodes the first records of each stream by its own shape, template and encoder, to count what a
+conversion would write and to show one sample. Nothing is published. For records with images it
+finds the token that stands for an image, and the folder where the images lie: where the records
+say, or in a folder near by.
+"""
+
+from __future__ import annotations
 
 import os
 import tempfile
@@ -47,7 +51,8 @@ OTHER_TEMPLATE = "name a tokenizer whose chat template prints tools, calls and r
 def try_all(
     keys: Mapping[str, Any], drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path
 ) -> None:
-    """Tries the first records of every stream; a stream whose template rewrites history is tried again with `rewritten_history: last`.
+    """Tries the first records of every stream; a stream whose template rewrites history is tried
+    again with `rewritten_history: last`.
 
     Args:
         keys: keys at the top of the recipe.
@@ -77,7 +82,9 @@ def _recipe_of(keys: Mapping[str, Any], drafts: Sequence[Draft], folder: Path) -
 
 
 def _try(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
-    """Encodes the first records, and returns the chat template's reason for its first refusal; empty without one."""
+    """Encodes the first records, and returns the chat template's reason for its first refusal;
+    empty without one.
+    """
     stream, head = recipe.streams[draft.name], draft.guess.head
     kind = kind_of_stream(stream)
     assert kind is not None
@@ -116,7 +123,9 @@ def _first_row(encoded: Encoded, encodings: Mapping[str, str]) -> Sample:
 
 
 def _decide(draft: Draft, says: str) -> None:
-    """Notes the counts of a trial, and the reason if `convert` would refuse the stream. `says`: the chat template's refusal."""
+    """Notes the counts of a trial, and the reason if `convert` would refuse the stream. `says`: the
+    chat template's refusal.
+    """
     tried, lost = draft.tried, ""
     for what, reasons in (("filtered", tried.filtered), ("quarantined", tried.quarantined)):
         lost += f"; {what}: {counted(reasons)}" if reasons else ""
@@ -189,7 +198,9 @@ def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, said: Said) -> 
 
 
 def _roots(beside: Location) -> Iterator[Location]:
-    """The folder of the records' file, the folders in it, the folder above it, and the folders in that."""
+    """The folder of the records' file, the folders in it, the folder above it, and the folders in
+    that.
+    """
     yield beside
     try:
         yield from (beside / name for name in beside.folders())

@@ -1,7 +1,11 @@
-"""Kinds of stream: one file each, registered here. `open_recipe` reads a recipe by the rules of all kinds.
+"""Kinds of stream: one file each, registered here. `open_recipe` reads a recipe by the rules of all
+kinds.
 
-Another kind is one more file and one more class in `encodings.KINDS`; no other room asks which kind a stream is of.
+Another kind is one more file and one more class in `encodings.KINDS`; no other room asks which kind
+a stream is of.
 """
+
+from __future__ import annotations
 
 from mdsmix.kinds.encodings import (
     KINDS,

@@ -1,8 +1,11 @@
 """Encoded batches -> the rows of a work unit.
 
-A unit's rows are kept in memory until the unit is finished (47 MB for 96 MiB of English in uint16): its shards are cut
-evenly, for which the number of rows must be known. They stay in the arrays of their batches until they are written.
+A unit's rows are kept in memory until the unit is finished (47 MB for 96 MiB of English in uint16):
+its shards are cut evenly, for which the number of rows must be known. They stay in the arrays of
+their batches until they are written.
 """
+
+from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
@@ -28,18 +31,24 @@ class Assembled(NamedTuple):
     leftover: NDArray[Any] = np.empty(0, np.uint8)
     "Concat: the tokens behind the last full row, in the stream's token dtype."
     documents: Ragged | None = None
-    "int64, for packed rows: each row's documents, by their numbers in the order in which they were added. None: each row is one sample."
+    """int64, for packed rows: each row's documents, by their numbers in the order in which they
+    were added. None: each row is one sample.
+    """
 
 
 class Assembler:
-    """Takes encoded batches and gives the rows of a work unit. The columns that `laid_out` makes of each batch are kept."""
+    """Takes encoded batches and gives the rows of a work unit. The columns that `laid_out` makes of
+    each batch are kept.
+    """
 
     def __init__(self, layout: ShardLayout, width: int, dtype: str) -> None:
         self._layout, self._width, self._dtype = layout, width, dtype
         self._columns, self._totals = defaultdict[str, list[Ragged]](list), Totals()
 
     def add(self, batch: Encoded) -> Iterable[Rows]:
-        """Takes a batch; yields the rows of each shard that is full, which are no longer held here."""
+        """Takes a batch; yields the rows of each shard that is full, which are no longer
+        held here.
+        """
         self._totals += batch.totals
         self.keep(self.laid_out(batch))
         return ()
@@ -61,7 +70,9 @@ class Assembler:
 
 
 class JoinedRows(Assembler):
-    """Concat: documents one behind the other, cut into rows of max_seq_len. `largest_id` counts all of their tokens, the leftover too."""
+    """Concat: documents one behind the other, cut into rows of max_seq_len. `largest_id` counts all
+    of their tokens, the leftover too.
+    """
 
     def finish(self) -> Assembled:
         arrays = [rows.values.view(np.uint8) for rows in self.kept("tokens")]
@@ -95,7 +106,9 @@ class SampleRows(Assembler):
 
 
 class PackedRows(Assembler):
-    """Whole documents, as many to a row as fit. A row holds their tokens, the mask of trained tokens, and where each document begins."""
+    """Whole documents, as many to a row as fit. A row holds their tokens, the mask of trained
+    tokens, and where each document begins.
+    """
 
     def finish(self) -> Assembled:
         codecs = self._layout.codecs
@@ -123,16 +136,20 @@ class PackedRows(Assembler):
 
 
 def best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:
-    """Rows of at most `width` tokens from documents of these lengths (int64 [n], 1 to `width` each), by best fit from the longest down.
+    """Rows of at most `width` tokens from documents of these lengths (int64 [n], 1 to `width`
+    each), by best fit from the longest down.
 
-    A document goes into the fullest row that still has room for it, or into a new row where none has. The longest go first, so the many
-    short ones fill the room that the long ones leave: chats of tens to thousands of tokens fill rows of 4,096 to 99.9 %. No document is
-    split, so documents longer than half a row are never joined. Documents of one length are placed together: a unit of a million short
-    pairs has a few hundred lengths, and takes at most a step for each row.
+    A document goes into the fullest row that still has room for it, or into a new row where none
+    has. The longest go first, so the many short ones fill the room that the long ones leave: chats
+    of tens to thousands of tokens fill rows of 4,096 to 99.9 %. No document is split, so documents
+    longer than half a row are never joined. Documents of one length are placed together: a unit of
+    a million short pairs has a few hundred lengths, and takes at most a step for each row.
 
     Returns:
-        int64: for each row the numbers of its documents. Each document is in one row. Numbers rise within a row, and rows are ordered by
-        their first document, so full and less full rows lie side by side where a source mixes lengths.
+        int64: for each row the numbers of its documents. Each document is in one row. Numbers rise
+        within a row, and rows are ordered by
+        their first document, so full and less full rows lie side by side where a source mixes
+        lengths.
     """
     longest_first = np.argsort(-lengths, kind="stable")
     sizes, counts = np.unique(lengths, return_counts=True)
@@ -146,7 +163,8 @@ def best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:
                 rooms ^= 0 if open_rows[room] else 1 << room
             else:
                 room, row, rows = width, rows, rows + 1
-            # A row that takes a document is still the fullest with room, so it takes as many of this length as fit.
+            # A row that takes a document is still the fullest with room, so it takes as many of
+            # this length as fit.
             taken = min(end - len(placed), room // size)
             placed += [row] * taken
             if room := room - taken * size:

@@ -1,7 +1,11 @@
-"""Conversations: rendered by the tokenizer's chat template, and cut into the turns that Foundry's converter makes.
+"""Conversations: rendered by the tokenizer's chat template, and cut into the turns that Foundry's
+converter makes.
 
-The tokenizer is called once a batch, with the texts of all turns in one list. All later steps are arithmetic on lengths.
+The tokenizer is called once a batch, with the texts of all turns in one list. All later steps are
+arithmetic on lengths.
 """
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -42,12 +46,15 @@ from mdsmix.shapes.extras import OWN_VARIABLES, VARIABLES
 from mdsmix.words import hint
 
 OF_RECORDS = OWN_VARIABLES | {"documents", "date_string"}
-"Variables of a template that a recipe cannot set: a stream's date_string gives the day, and a record its documents."
+"""Variables of a template that a recipe cannot set: a stream's date_string gives the day, and a
+record its documents.
+"""
 
 
 def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The variables of the chat template that the recipe sets (tokenizer.template). RecipeError where the template does not read one, or
-    mdsmix sets it itself."""
+    """The variables of the chat template that the recipe sets (tokenizer.template). RecipeError
+    where the template does not read one, or mdsmix sets it itself.
+    """
     given = recipe.tokenizer.template
     reads = open_template_of(tokenizer, {}).reads if given else frozenset[str]()
     for name in given:
@@ -158,14 +165,17 @@ class Conversations(Finetuning):
         return doubled_eos(self.encoding, tokenizer)
 
     def encode(self, conversations: Sequence[Conversation]) -> Encoded:
-        """One sample per conversation that can be trained on; several under rewritten_history: each, where earlier text changes. Columns:
-        `turns` (json); under columns: compact `input_ids` and `labels`; under pack `input_ids` and `loss_mask`."""
+        """One sample per conversation that can be trained on; several under rewritten_history:
+        each, where earlier text changes. Columns: `turns` (json); under columns: compact
+        `input_ids` and `labels`; under pack `input_ids` and `loss_mask`.
+        """
         return self.samples(self.render(conversations))
 
     def render(self, conversations: Sequence[Conversation]) -> TurnRows:
         """The rows of the conversations, rendered and tokenized."""
         texts = [*chain.from_iterable([each.texts for each in conversations])]
-        # Few texts hold the first character of any, which is found in a tenth of the time of a token.
+        # Few texts hold the first character of any, which is found in a tenth of the time of a
+        # token.
         begins = {token[0] for token in (*self.controls, *PLACEHOLDERS) if token}
         odd = "\n".join(dict.fromkeys(text for begin in begins for text in texts if begin in text))
         marked = set[int]()
@@ -200,8 +210,9 @@ class Conversations(Finetuning):
         )
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
-        """The rows of a conversation, each a list of turns; RecordRefused where it gives none. Fields that the template does not print are
-        counted in `unread`."""
+        """The rows of a conversation, each a list of turns; RecordRefused where it gives none.
+        Fields that the template does not print are counted in `unread`.
+        """
         if conversation.trained is not None:
             trained, every = answers(conversation), answers(conversation._replace(trained=None))
             if not trained:
@@ -213,8 +224,9 @@ class Conversations(Finetuning):
         return rendered_rows(template, conversation, rule, self.words)
 
     def prepared(self, conversation: Conversation, unread: Counter[str]) -> Prepared:
-        """Return a conversation in the form that its template prints, and the template. Fields that the
-        template does not print are counted in `unread`."""
+        """Return a conversation in the form that its template prints, and the template. Fields that
+        the template does not print are counted in `unread`.
+        """
         if isinstance(conversation, RichConversation):
             conversation = forms.with_tools_of_system(self.chat, conversation)
         chosen = self.chat.for_tools(conversation.tools)
@@ -228,6 +240,8 @@ class Conversations(Finetuning):
         return Prepared(template, conversation)
 
     def variables_unread(self, conversation: Conversation) -> Iterator[str]:
-        """The variables of the conversation that the chat template does not read: `chat_template_kwargs.NAME`."""
+        """The variables of the conversation that the chat template does not read:
+        `chat_template_kwargs.NAME`.
+        """
         names = conversation.variables or ()
         return (f"{VARIABLES}.{name}" for name in names if name not in self.chat.reads)

@@ -1,6 +1,9 @@
-"""The kind of a stream, found from the recipe (`kind:` and the shape of its records) or from its manifest; the Encoding of a stream; and
-`open_recipe`, which checks a recipe by the rules of kinds and shapes, which `mdsmix.recipe` does not know.
+"""The kind of a stream, found from the recipe (`kind:` and the shape of its records) or from its
+manifest; the Encoding of a stream; and `open_recipe`, which checks a recipe by the rules of kinds
+and shapes, which `mdsmix.recipe` does not know.
 """
+
+from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
@@ -45,7 +48,9 @@ def kinds_of_word(word: str | None) -> list[type[Kind]]:
 
 
 def kind_of_stream(stream: StreamSpec) -> type[Kind] | None:
-    """The kind of a stream with a source; None where no kind reads the stream's `kind:` and shape."""
+    """The kind of a stream with a source; None where no kind reads the stream's `kind:`
+    and shape.
+    """
     shape = stream.source and shape_of_stream(stream)
     if not shape:
         return None
@@ -91,8 +96,8 @@ def shape_of(encoding: Encoding) -> Shape:
 def kind_of(encoding: Encoding) -> Kind:
     """The kind of a stream that is published or about to be.
 
-    A stream that `mdsmix mix` drew from several holds the fields of all of them. It counts as the kind with the most
-    requirements, conversations before pairs.
+    A stream that `mdsmix mix` drew from several holds the fields of all of them. It counts as the
+    kind with the most requirements, conversations before pairs.
     """
     named = encoding.fields.keys()
     gives = [s.gives for s in SHAPES.values() if s.fields and named >= {*s.fields}]
@@ -103,27 +108,35 @@ def kind_of(encoding: Encoding) -> Kind:
 
 
 def fields_read(encoding: Encoding) -> frozenset[str]:
-    """The names of the top-level fields that are read. Empty for a shape without fixed fields, which is given the whole record."""
+    """The names of the top-level fields that are read. Empty for a shape without fixed fields,
+    which is given the whole record.
+    """
     if not shape_of(encoding).fields:
         return frozenset()
     return _extras(encoding).union(*(read.roots for read in _reads(encoding)))
 
 
 def fields_parsed(encoding: Encoding) -> frozenset[str]:
-    """The names of the fields read that hold lists or objects. In a format whose cells are texts, such as CSV, these cells are JSON."""
+    """The names of the fields read that hold lists or objects. In a format whose cells are texts,
+    such as CSV, these cells are JSON.
+    """
     keys = shape_of(encoding).structured
     structured = {encoding.fields[key] for key in keys if key in encoding.fields}
     return _extras(encoding).union(structured, *(read.entered for read in _reads(encoding)))
 
 
 def _extras(encoding: Encoding) -> frozenset[str]:
-    """The names of the fields that the shape reads without a key in the recipe, among them a list of marks (`train_mark`)."""
+    """The names of the fields that the shape reads without a key in the recipe, among them a list
+    of marks (`train_mark`).
+    """
     named = encoding.shape_options.get(MARK)
     return frozenset((*shape_of(encoding).extras, *filter(None, [named])))
 
 
 def _reads(encoding: Encoding) -> Iterator[Field | Condition]:
-    """The parsed fields, id, image fields and condition (`where`) of a stream: all that reads a record by the names of its fields."""
+    """The parsed fields, id, image fields and condition (`where`) of a stream: all that reads a
+    record by the names of its fields.
+    """
     yield from map(parse, filter(None, (*encoding.fields.values(), encoding.id)))
     if encoding.images and _is_beside(encoding):
         yield from map(parse, image_fields(encoding))
@@ -137,7 +150,9 @@ def image_fields(encoding: Encoding) -> tuple[str, ...]:
 
 
 def fields_rivalling(encoding: Encoding) -> tuple[str, ...]:
-    """Image fields of which only the first with an image is read; empty where the recipe names the field, or images stand in the texts."""
+    """Image fields of which only the first with an image is read; empty where the recipe names the
+    field, or images stand in the texts.
+    """
     usual = encoding.images and "field" not in encoding.images and _is_beside(encoding)
     return FIELDS if usual else ()
 
@@ -147,8 +162,9 @@ def _is_beside(encoding: Encoding) -> bool:
 
 
 def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> Encoding:
-    """The Encoding of a stream with a source: all settings that shape its samples. RecipeError where the tokenizer lacks a token that the
-    stream needs."""
+    """The Encoding of a stream with a source: all settings that shape its samples. RecipeError
+    where the tokenizer lacks a token that the stream needs.
+    """
     source, kind = stream.source, kind_of_stream(stream)
     assert source is not None
     assert kind is not None
@@ -190,8 +206,8 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
 
 
 def rules_of(encoding: Encoding, tokenizer: Tokenizer | None) -> dict[str, int]:
-    """Return the rules above version 1 that would shape a stream with this encoding today, its formats
-    aside. A stream that `mdsmix mix` drew may have records of several shapes.
+    """Return the rules above version 1 that would shape a stream with this encoding today, its
+    formats aside. A stream that `mdsmix mix` drew may have records of several shapes.
     """
     kind, named = kind_of(encoding), encoding.fields.keys()
     found = find_shape(encoding.shape, named)
@@ -208,8 +224,9 @@ def is_data(path: str | os.PathLike[str]) -> bool:
 def open_recipe(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), folder: Path | None = None
 ) -> Recipe:
-    """Reads a recipe as `load_recipe` does, and checks it by the rules of loaders, kinds and shapes; no data is read. RecipeError says in a
-    sentence what is wrong."""
+    """Reads a recipe as `load_recipe` does, and checks it by the rules of loaders, kinds and
+    shapes; no data is read. RecipeError says in a sentence what is wrong.
+    """
     try:
         recipe = load_recipe(path, overrides, folder)
     except RecipeError:

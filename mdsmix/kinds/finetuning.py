@@ -1,7 +1,11 @@
-"""Samples of prompts and responses, trained by the run's target policies, as Foundry's converter makes them.
+"""Samples of prompts and responses, trained by the run's target policies, as Foundry's converter
+makes them.
 
-`Finetuning` is the base of pairs and conversations; `Pairs` is the kind of pairs, which no chat template renders.
+`Finetuning` is the base of pairs and conversations; `Pairs` is the kind of pairs, which no chat
+template renders.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -39,9 +43,10 @@ from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import Tokens
 
 WINDOW_BYTES = 16 << 20
-"""Source bytes of a work unit: half a second to two seconds of work. 100 MB of chats are 6 units: two workers take 2.6 s for them; with
-units of 96 MiB (2 units, one of 5 MB) 4.6 s, with 32 MiB 3.0 s. More units cost 1 to 3 % of CPU: 4.9 to 5.3 s of user time at 16 MiB,
-4.7 to 5.0 s at 96."""
+"""Source bytes of a work unit: half a second to two seconds of work. 100 MB of chats are 6 units:
+two workers take 2.6 s for them; with units of 96 MiB (2 units, one of 5 MB) 4.6 s, with 32 MiB 3.0
+s. More units cost 1 to 3 % of CPU: 4.9 to 5.3 s of user time at 16 MiB, 4.7 to 5.0 s at 96.
+"""
 PATH_END = "</img>"
 "Ends a path in the texts of Qwen-VL; HTML has none."
 PLACEHOLDERS = (
@@ -149,8 +154,9 @@ class Finetuning(Kind):
         )
 
     def ended(self, turns: Turns) -> Turns:
-        """Return the turns with stop tokens as the ends of responses, where a template has them in the
-        next prompt."""
+        """Return the turns with stop tokens as the ends of responses, where a template has them in
+        the next prompt.
+        """
         return turns
 
     def of_pairs(self, pairs: Sequence[Pair]) -> TurnRows:
@@ -167,13 +173,17 @@ class Finetuning(Kind):
         return TurnRows(turns.take(keep), np.flatnonzero(keep).tolist(), rejected, marked, said)
 
     def grown(self, turns: Turns, rows: TurnRows) -> Lengths | None:
-        """int64: the length of each prompt and response with its images as the processor's tokens; None where no processor is named."""
+        """int64: the length of each prompt and response with its images as the processor's tokens;
+        None where no processor is named.
+        """
         return None
 
 
 def placeholders_in(texts: Iterable[str], records: Iterable[str]) -> dict[str, int]:
-    """Placeholder -> how many records hold it. `texts`: the texts of the records. Those with a `<`, a few in a hundred, are searched for all
-    placeholders at once. The records, as one text each, are searched only where a text holds any: 0.5 us a pair in place of 1.7."""
+    """Placeholder -> how many records hold it. `texts`: the texts of the records. Those with a `<`,
+    a few in a hundred, are searched for all placeholders at once. The records, as one text each,
+    are searched only where a text holds any: 0.5 us a pair in place of 1.7.
+    """
     holds_any = any(_PLACEHOLDER.search(text) for text in texts if "<" in text)
     some = [*records] if holds_any else []
     found = {each: sum(each in record for record in some) for each in PLACEHOLDERS}
@@ -196,7 +206,9 @@ class Pairs(Finetuning):
 
     @cached_property
     def targets(self) -> Targets:
-        """The stream's policies. `length>=N` with N above max_seq_len trains no prompt: the loader measures a prompt after it cuts it."""
+        """The stream's policies. `length>=N` with N above max_seq_len trains no prompt: the loader
+        measures a prompt after it cuts it.
+        """
         targets = super().targets
         is_reached = targets.least_trained_prompt <= targets.max_seq_len
         return targets if is_reached else replace(targets, target_prompts="none")
@@ -207,7 +219,9 @@ class Pairs(Finetuning):
 
 
 def with_own_tokens(ids: Ragged, known: Tokenizer) -> Ragged:
-    """Prompts and responses with the tokens that the tokenizer adds around a text. Where BOS begins both, the response's is removed."""
+    """Prompts and responses with the tokens that the tokenizer adds around a text. Where BOS begins
+    both, the response's is removed.
+    """
     rows = add_special_tokens(ids, known.prefix_ids, known.suffix_ids, known.dtype)
     begins = rows.lengths > 0
     begins[begins] = rows.values[rows.offsets[:-1][begins]] == known.bos_id

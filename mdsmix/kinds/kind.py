@@ -1,8 +1,12 @@
-"""The base class of kinds of stream: all that differs between pretraining text, pairs, conversations, preferences and further kinds.
+"""The base class of kinds of stream: all that differs between pretraining text, pairs,
+conversations, preferences and further kinds.
 
-The recipe's `kind:` is pretraining, finetuning or preference. The Kind follows from that word and the shape of the records. No other room
-asks which kind a stream is of: it calls the methods of the Kind.
+The recipe's `kind:` is pretraining, finetuning or preference. The Kind follows from that word and
+the shape of the records. No other room asks which kind a stream is of: it calls the methods of the
+Kind.
 """
+
+from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +47,9 @@ Piece = tuple[Sequence[int], bool]
 
 
 class Kind(ABC):
-    """A kind of stream. The class checks recipes. An object is made from a stream's encoding; after `open` it encodes records."""
+    """A kind of stream. The class checks recipes. An object is made from a stream's encoding; after
+    `open` it encodes records.
+    """
 
     name: ClassVar[str]
     word: ClassVar[str]
@@ -63,7 +69,9 @@ class Kind(ABC):
     has_targets: ClassVar[bool] = True
     "The run's target policies decide which tokens are trained. False: they do not apply."
     keeps_long: ClassVar[bool] = False
-    "Samples longer than a row are kept whole, and the tokens that the loader will cut off are counted."
+    """Samples longer than a row are kept whole, and the tokens that the loader will cut off are
+    counted.
+    """
     reasons: ClassVar[Mapping[str, str]] = {}
     "Reason codes that only this kind and its shapes give -> their explanations."
     loader: ClassVar[OtherLoader | None] = None
@@ -76,7 +84,7 @@ class Kind(ABC):
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
 
-    def open(self, tokenizer: Tokenizer, backend: Backend) -> "Kind":
+    def open(self, tokenizer: Tokenizer, backend: Backend) -> Kind:
         """Sets the tokenizer and the backend; returns the kind itself, ready to encode."""
         self.tokenizer, self.backend = tokenizer, backend
         return self
@@ -87,7 +95,9 @@ class Kind(ABC):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-        """Sentences on settings of a recipe that contradict each other for a stream of this kind."""
+        """Sentences on settings of a recipe that contradict each other for a stream of
+        this kind.
+        """
         wanted = cls.loader.name if cls.loader else None
         if (recipe.loader in OTHERS or wanted) and recipe.loader != wanted:
             yield f"kind: {cls.word} is read by train_loader.name: {wanted or 'text, finetuning or mdsmix'} alone, and the recipe's is {recipe.loader}."
@@ -102,19 +112,22 @@ class Kind(ABC):
     @classmethod
     @abstractmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Fields of Encoding that this kind sets: `columns` (name -> MDS encoding), and settings that only this kind has. RecipeError where
-        the tokenizer lacks a token that the stream needs."""
+        """Fields of Encoding that this kind sets: `columns` (name -> MDS encoding), and settings
+        that only this kind has. RecipeError where the tokenizer lacks a token that the stream
+        needs.
+        """
 
-    def template(self, tokenizer: Tokenizer) -> "ChatTemplate | None":
+    def template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
         """The chat template that renders the stream's records; None for a kind without one."""
         return None
 
     def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
-        """Return whether the template of a conversation may print a key of a role's messages if it is
-        null."""
+        """Return whether the template of a conversation may print a key of a role's messages if it
+        is null.
+        """
         return True
 
-    def end_notes(self, tokenizer: Tokenizer) -> "list[EndNote]":
+    def end_notes(self, tokenizer: Tokenizer) -> list[EndNote]:
         """Return what a user should know of the ends of answers: whether a model stops there."""
         return []
 
@@ -123,13 +136,17 @@ class Kind(ABC):
         return ""
 
     def open_rows(self, layout: ShardLayout, dtype: str) -> Assembler:
-        """The assembler that joins encoded batches to the rows of a work unit. `dtype`: of the tokens."""
+        """The assembler that joins encoded batches to the rows of a work unit. `dtype`: of the
+        tokens.
+        """
         whole = PackedRows if self.encoding.pack else SampleRows
         return (JoinedRows if self.joins_units else whole)(layout, self.encoding.max_seq_len, dtype)
 
     @property
     def joins_units(self) -> bool:
-        """Whether rows are cut from joined documents (layout: concat), so that each unit leaves tokens for the stream's last part."""
+        """Whether rows are cut from joined documents (layout: concat), so that each unit leaves
+        tokens for the stream's last part.
+        """
         return False
 
     @property
@@ -139,7 +156,9 @@ class Kind(ABC):
 
     @property
     def untrained(self) -> int | None:
-        """The id of a token that no policy trains, such as the image token; None where there is none."""
+        """The id of a token that no policy trains, such as the image token; None where there is
+        none.
+        """
         return None
 
     @abstractmethod
@@ -151,8 +170,9 @@ class Kind(ABC):
         return np.zeros(len(tokens.turns) - 1, np.int64)
 
     def appended_eos(self, sample: Sample, eos: int | None) -> int | None:
-        """Return the EOS that the finetuning loader appends to a stored sample, and trains; None if it
-        appends none: the sample ends in EOS, fills the row, or is read by a loader that appends nothing.
+        """Return the EOS that the finetuning loader appends to a stored sample, and trains; None if
+        it appends none: the sample ends in EOS, fills the row, or is read by a loader that appends
+        nothing.
         """
         flags = self.appended(tokens_in(sample), eos)
         return eos if flags is not None and flags[0] else None
@@ -163,18 +183,24 @@ class Kind(ABC):
         return self.has_targets and not self.encoding.pack
 
     def appended(self, tokens: Tokens, eos: int | None) -> Flags | None:
-        """Return bool [n]: to which stored samples the loader appends EOS. None for a kind whose rows get none."""
+        """Return bool [n]: to which stored samples the loader appends EOS. None for a kind whose
+        rows get none.
+        """
         return None
 
     def pieces(self, sample: Sample) -> Iterator[Piece]:
-        """A stored sample as pieces in order: neighbouring tokens that are all trained, or all not. `sample`: its decoded columns."""
+        """A stored sample as pieces in order: neighbouring tokens that are all trained, or all not.
+        `sample`: its decoded columns.
+        """
         policies = self.encoding.target_prompts, self.encoding.target_responses
         return stored_pieces(sample, *policies, self.untrained)
 
 
 def packed_columns(tokenizer: Tokenizer, has_targets: bool) -> dict[str, str]:
-    """Column -> MDS encoding of packed rows. LLM-Foundry's loaders do not know these columns, and fail at the first row; under columns
-    that they know they would train without masks between the documents of a row."""
+    """Column -> MDS encoding of packed rows. LLM-Foundry's loaders do not know these columns, and
+    fail at the first row; under columns that they know they would train without masks between the
+    documents of a row.
+    """
     mask = {"loss_mask": "ndarray:uint8"} if has_targets else {}
     return {"input_ids": f"ndarray:{tokenizer.dtype}", **mask, STARTS: "ndarray:int32"}
 
@@ -185,7 +211,9 @@ def stored_pieces(
     target_responses: str = "last",
     untrained: int | None = None,
 ) -> Iterator[Piece]:
-    """The pieces of a stored sample in any layout that a loader reads, told by its columns. `untrained`: an id that no policy trains."""
+    """The pieces of a stored sample in any layout that a loader reads, told by its columns.
+    `untrained`: an id that no policy trains.
+    """
     if layout_of(sample) == PACKED:
         for document in documents_of(sample):
             yield from runs(*document)
@@ -199,7 +227,9 @@ def stored_pieces(
 
 
 def runs(ids: NDArray[np.int64], trained: Flags) -> Iterator[Piece]:
-    """Cuts ids into runs of neighbours that are all trained, or all not. `trained`: bool, a flag for each id."""
+    """Cuts ids into runs of neighbours that are all trained, or all not. `trained`: bool, a flag
+    for each id.
+    """
     ends = np.flatnonzero(np.diff(trained)) + 1
     for run, flags in zip(np.split(ids, ends), np.split(trained, ends), strict=True):
         yield run.tolist(), bool(flags[:1].any())

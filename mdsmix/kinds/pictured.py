@@ -1,8 +1,12 @@
-"""Conversations with images: a row stores the images' bytes and sizes, and the turns with one token for each image.
+"""Conversations with images: a row stores the images' bytes and sizes, and the turns with one token
+for each image.
 
-Neither pixels nor expanded image tokens are stored: how many tokens an image takes depends on a processor and its limits, so a
-stream with one token an image serves any processor. Where the recipe names a processor, its counts tell which rows fit.
+Neither pixels nor expanded image tokens are stored: how many tokens an image takes depends on a
+processor and its limits, so a stream with one token an image serves any processor. Where the recipe
+names a processor, its counts tell which rows fit.
 """
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -37,9 +41,10 @@ if TYPE_CHECKING:
 COLUMNS = {"images": "list[jpeg]", "sizes": "json", "turns": "json"}
 DEFAULTS = ImagesSpec()
 LINE_BYTES = 1 << 20
-"""Bytes of a work unit in files of lines: 3,500 records of 300 bytes, whose images of 400 KB take seconds; more where fewer records have
-images. In tables and archives, whose records hold the images themselves, a unit is as large as one of text: 96 MiB of images are two
-seconds of work and more."""
+"""Bytes of a work unit in files of lines: 3,500 records of 300 bytes, whose images of 400 KB take
+seconds; more where fewer records have images. In tables and archives, whose records hold the images
+themselves, a unit is as large as one of text: 96 MiB of images are two seconds of work and more.
+"""
 
 
 class ConversationsWithImages(Conversations):
@@ -94,14 +99,16 @@ class ConversationsWithImages(Conversations):
             yield f"images.field is for images beside the texts, and those of {shape.name} stand in them; take it out, it would change nothing."
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
-        """The rows of a conversation, each a list of turns. RecordRefused (image_placeholders) where a row has more or fewer image tokens
-        than its messages have images."""
+        """The rows of a conversation, each a list of turns. RecordRefused (image_placeholders)
+        where a row has more or fewer image tokens than its messages have images.
+        """
         token = self.token
         template = self.chat.for_tools(conversation.tools)
         rows = super().rows_of(forms.with_images(template, token, conversation), unread)
         contents = [message.get("content") for message in conversation.messages]
         parts = [content if isinstance(content, list) else () for content in contents]
-        # The last row ends with the last trained answer, the row before it with the trained answer before that, and so on.
+        # The last row ends with the last trained answer, the row before it with the trained answer
+        # before that, and so on.
         for row, end in zip(rows, answers(conversation)[-len(rows) :], strict=True):
             images = sum(part["type"] == "image" for part in chain(*parts[: end + 1]))
             placeholders = sum(text.count(token) for text in chain(*row))
@@ -113,8 +120,9 @@ class ConversationsWithImages(Conversations):
         ]
 
     def grown(self, turns: Turns, rows: TurnRows) -> Lengths | None:
-        """int64: the lengths with each image token as the processor's tokens. A row with fewer image tokens than its record has images
-        holds the first of them."""
+        """int64: the lengths with each image token as the processor's tokens. A row with fewer
+        image tokens than its record has images holds the first of them.
+        """
         if "processor" not in self.encoding.images:
             return None
         held = zip(rows.images, turns.count(self.untrained).tolist(), strict=True)
@@ -144,14 +152,18 @@ class ConversationsWithImages(Conversations):
 def token_of(
     given: ImagesSpec, tokenizer: Tokenizer, processor: Processor | None = None
 ) -> str | None:
-    """The image token: that of the recipe's images.token, else its processor's, else the tokenizer's `image_token`; None without any."""
+    """The image token: that of the recipe's images.token, else its processor's, else the
+    tokenizer's `image_token`; None without any.
+    """
     declared = processor and processor.image_token
     declared = declared or tokenizer.template_variables.get("image_token")
     return given.token or (declared if isinstance(declared, str) else None)
 
 
 def id_of(token: str, tokenizer: Tokenizer) -> int | None:
-    """The id of an added or special token, which tokenizers match as a whole in any text; None where the tokenizer has no such token."""
+    """The id of an added or special token, which tokenizers match as a whole in any text; None
+    where the tokenizer has no such token.
+    """
     if token in tokenizer.special_tokens:
         return tokenizer.special_ids[tokenizer.special_tokens.index(token)]
     added = orjson.loads(Path(tokenizer.path).read_bytes()).get("added_tokens", [])
@@ -159,8 +171,10 @@ def id_of(token: str, tokenizer: Tokenizer) -> int | None:
 
 
 class ImageRows(SampleRows):
-    """Rows with images, cut into shards while they come, since those of a work unit may be many GB. A shard ends before the row that would
-    make it larger than SHARD_BYTES, so its end depends on the rows alone."""
+    """Rows with images, cut into shards while they come, since those of a work unit may be many GB.
+    A shard ends before the row that would make it larger than SHARD_BYTES, so its end depends on
+    the rows alone.
+    """
 
     _size = 0
     "Bytes of the rows that are kept."
@@ -184,9 +198,10 @@ class ImageRows(SampleRows):
             self.keep({"rows": Ragged.of([row], np.uint8)})
 
 
-def _frames(images: "Sequence[Image]") -> Iterator[bytes]:
-    """The value of a column `list[jpeg]`, in pieces, in Streaming's layout: a reserved 0, the number of images, the size of each in
-    bytes, all uint32 (little endian), then the images."""
+def _frames(images: Sequence[Image]) -> Iterator[bytes]:
+    """The value of a column `list[jpeg]`, in pieces, in Streaming's layout: a reserved 0, the
+    number of images, the size of each in bytes, all uint32 (little endian), then the images.
+    """
     yield np.array([0, len(images), *(image.size for image in images)], "<u4").tobytes()
     for image in images:
         yield image.content

@@ -1,11 +1,14 @@
-"""Preferences: a prompt with a chosen and a rejected answer, in the columns that ComposeRL's PairwisePreferenceStreamingDataset reads.
+"""Preferences: a prompt with a chosen and a rejected answer, in the columns that ComposeRL's
+PairwisePreferenceStreamingDataset reads.
 
-`prompt`, `chosen` and `rejected` are int64 ids (little endian) as plain bytes. Answers end in EOS and
-are stored without the prompt: that dataset puts the prompt before each, and cuts both sides to
+`prompt`, `chosen` and `rejected` are int64 ids (little endian) as plain bytes. Answers end in EOS
+and are stored without the prompt: that dataset puts the prompt before each, and cuts both sides to
 max_seq_len. Its collator joins the two sides to one sequence. If they have more than max_seq_len
-tokens together, it takes equally many tokens off each (`cut_of`). `tests/with_torch/test_preferences.py`
-compares batches with those recorded from ComposeRL.
+tokens together, it takes equally many tokens off each (`cut_of`).
+`tests/with_torch/test_preferences.py` compares batches with those recorded from ComposeRL.
 """
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,8 +54,8 @@ LAYOUTS[SIDES] = _turns
 
 
 def row(sample: Sample, max_seq_len: int) -> dict[str, Any]:
-    """Return a stored sample as `answers` (two int64 arrays, chosen and rejected, each with the prompt
-    before it, as many tokens as a batch holds of them), `prompt_len`, and its rewards.
+    """Return a stored sample as `answers` (two int64 arrays, chosen and rejected, each with the
+    prompt before it, as many tokens as a batch holds of them), `prompt_len`, and its rewards.
 
     Raises MixRefused if nothing of an answer and its prompt is left.
     """
@@ -84,12 +87,13 @@ def cut_of(length: Any, max_seq_len: int) -> NDArray[np.int64]:
 def batch(
     rows: Sequence[Mapping[str, Any]], max_seq_len: int, eos: int, fill: int
 ) -> dict[str, NDArray[Any]]:
-    """Return the batch of rows as ComposeRL's collator makes it: the chosen answer, then the rejected
-    answer, each with its prompt before it and EOS as its last token.
+    """Return the batch of rows as ComposeRL's collator makes it: the chosen answer, then the
+    rejected answer, each with its prompt before it and EOS as its last token.
 
-    Returns: `input_ids` and `sequence_id` (0 chosen, 1 rejected, -1 padding), int64 [rows, max_seq_len];
-    `attention_mask`, bool [rows, max_seq_len], false at every token equal to `fill`, which may be EOS;
-    `prompt_len`, `chosen_len`, `rejected_len`, int64 [rows]; rewards, float32 [rows, 1].
+    Returns: `input_ids` and `sequence_id` (0 chosen, 1 rejected, -1 padding), int64 [rows,
+    max_seq_len]; `attention_mask`, bool [rows, max_seq_len], false at every token equal to `fill`,
+    which may be EOS; `prompt_len`, `chosen_len`, `rejected_len`, int64 [rows]; rewards, float32
+    [rows, 1].
 
     Raises MixRefused if only some rows have rewards.
     """
@@ -173,8 +177,10 @@ class Preferences(Conversations):
         yield from super(Finetuning, cls).contradictions(recipe, stream)
 
     def encode(self, conversations: Sequence[Any]) -> Encoded:
-        """One sample per preference: columns `prompt`, `chosen`, `rejected` (bytes of int64 ids), and rewards (float64) where the recipe
-        names their fields. The prompt counts twice among the tokens, since the model sees it twice."""
+        """One sample per preference: columns `prompt`, `chosen`, `rejected` (bytes of int64 ids),
+        and rewards (float64) where the recipe names their fields. The prompt counts twice among the
+        tokens, since the model sees it twice.
+        """
         given: Sequence[Preference] = conversations
         halves, marked = self._halves(given)
         kept, rejected = dict[int, tuple[Ids, Ids, Ids]](), dict[int, str]()
@@ -186,8 +192,9 @@ class Preferences(Conversations):
                 kept[at] = *chosen, other.response
         rows = [Ragged.of([sides[number] for sides in kept.values()], "<i8") for number in range(3)]
         prompts, room = rows[0].lengths, self.encoding.max_seq_len - rows[0].lengths
-        # The dataset cuts each side before the collator sees it. If max_seq_len is not a multiple of
-        # 8, it fails on a side that is longer (it cuts bytes there), so such a side is not stored.
+        # The dataset cuts each side before the collator sees it. If max_seq_len is not a multiple
+        # of 8, it fails on a side that is longer (it cuts bytes there), so such a side is not
+        # stored.
         whole = rows[1].lengths + rows[2].lengths
         rows[1:] = [answers.first(room) for answers in rows[1:]]
         answers = rows[1].lengths + rows[2].lengths
@@ -223,8 +230,10 @@ class Preferences(Conversations):
         )
 
     def _halves(self, given: Sequence[Preference]) -> tuple[dict[int, Any], set[int]]:
-        """The turns of all halves, and the positions of preferences that hold a special token. Preference i has its chosen half at 2 i and
-        its rejected half at 2 i + 1: a turn, or the reason code of a half that gives none."""
+        """The turns of all halves, and the positions of preferences that hold a special token.
+        Preference i has its chosen half at 2 i and its rejected half at 2 i + 1: a turn, or the
+        reason code of a half that gives none.
+        """
         halves: list[Any] = [half for each in given for half in each[:2]]
         found, marked = dict[int, Any](), set[int]()
         ways: tuple[Any, ...] = ((Pair, self.of_pairs), (Conversation, self.render))
@@ -240,11 +249,11 @@ class Preferences(Conversations):
         return found, marked
 
     def _share_prompts(self, given: Sequence[Preference], halves: dict[int, Any]) -> None:
-        """Replace the halves of each preference whose prompts differ: by turns with one prompt if they
-        differ only in what the template prints for the answer, else by a reason code.
+        """Replace the halves of each preference whose prompts differ: by turns with one prompt if
+        they differ only in what the template prints for the answer, else by a reason code.
 
-        The prompt is the common beginning in tokens of both whole texts, so that no token is lost or
-        changed. `halves` are those of `_halves`.
+        The prompt is the common beginning in tokens of both whole texts, so that no token is lost
+        or changed. `halves` are those of `_halves`.
         """
         numbers, texts = list[int](), list[str]()
         for at, each in enumerate(given):
@@ -289,7 +298,9 @@ class Preferences(Conversations):
         raise RecordRefused("prompts_differ", **before)
 
     def _fault(self, given: Preference, chosen: Turn | str, other: Turn | str) -> str:
-        """The reason code of a preference that cannot be trained on; empty where it can. `chosen`, `other`: its halves of `_halves`."""
+        """The reason code of a preference that cannot be trained on; empty where it can. `chosen`,
+        `other`: its halves of `_halves`.
+        """
         if self._has_rewards and not given.rewards:
             return "bad_reward"
         if isinstance(chosen, str) or isinstance(other, str):

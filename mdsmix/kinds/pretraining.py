@@ -1,10 +1,13 @@
 """Documents for plain language modelling.
 
-`concat` joins documents and cuts rows of exactly max_seq_len: no padding, and documents that begin and end inside rows.
-`document` makes one sample of each document, and splits those longer than max_seq_len: no token is cut off, at the price of padding (or
-of packing, by `pack` or in the loader). Under the finetuning loader a row is stored as its first token (context) and the rest
+`concat` joins documents and cuts rows of exactly max_seq_len: no padding, and documents that begin
+and end inside rows. `document` makes one sample of each document, and splits those longer than
+max_seq_len: no token is cut off, at the price of padding (or of packing, by `pack` or in the
+loader). Under the finetuning loader a row is stored as its first token (context) and the rest
 (labels), for which LLM-Foundry's collator computes exactly the language-modelling loss.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -103,8 +106,9 @@ class Pretraining(Kind):
         return tokens.ids.lengths - 1
 
     def encode(self, documents: Sequence[Document]) -> Encoded:
-        """Samples of documents. layout: concat gives one row per document in column `tokens`, which `JoinedRows` joins and cuts; layout:
-        document gives finished rows."""
+        """Samples of documents. layout: concat gives one row per document in column `tokens`, which
+        `JoinedRows` joins and cuts; layout: document gives finished rows.
+        """
         rule, texts = self.encoding.special_tokens_in_text, [*chain.from_iterable(documents)]
         ids, marked, refused = encode_texts(self.backend, texts, rule, self.tokenizer)
         rows = self._framed(ids)
@@ -125,8 +129,9 @@ class Pretraining(Kind):
         )
 
     def _framed(self, ids: Ragged) -> Ragged:
-        """Documents with the tokens that the tokenizer adds around each. BOS and EOS are added where the stream asks for them and the
-        tokenizer does not add them."""
+        """Documents with the tokens that the tokenizer adds around each. BOS and EOS are added
+        where the stream asks for them and the tokenizer does not add them.
+        """
         known = self.tokenizer
         head, tail = known.prefix_ids, known.suffix_ids
         if self.encoding.add_bos and known.bos_id is not None and head[:1] != [known.bos_id]:
@@ -136,7 +141,9 @@ class Pretraining(Kind):
         return add_special_tokens(ids, head, tail, known.dtype)
 
     def _verdicts(self, bare: Lengths, whole: Lengths) -> NDArray[np.object_]:
-        """object [n]: USABLE, or the reason code of a document that is left out. `bare`, `whole`: tokens without and with added ones."""
+        """object [n]: USABLE, or the reason code of a document that is left out. `bare`, `whole`:
+        tokens without and with added ones.
+        """
         found = np.full(len(whole), USABLE, object)
         if not self.joins_units:
             found[whole < 2] = "one_token"

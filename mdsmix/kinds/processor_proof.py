@@ -1,9 +1,14 @@
-"""Proof that a loader's batch of stored rows equals the batch that a processor makes of the whole conversations.
+"""Proof that a loader's batch of stored rows equals the batch that a processor makes of the whole
+conversations.
 
-Processors differ in the text that they print around an image, and a loader has only one token in its place. So a processor is used only
-where it is proved equal. The rows are those of a few made conversations and a few of the stream's own. transformers is given their whole
-text, the loader puts the stored rows together, and every key of both batches is compared. `docs/images.md` lists the families.
+Processors differ in the text that they print around an image, and a loader has only one token in
+its place. So a processor is used only where it is proved equal. The rows are those of a few made
+conversations and a few of the stream's own. transformers is given their whole text, the loader puts
+the stored rows together, and every key of both batches is compared. `docs/images.md` lists the
+families.
 """
+
+from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +35,9 @@ from mdsmix.shards.token_ids import turns_of
 from mdsmix.storage import locate
 
 StoredRow = tuple[str, list[int], Sequence[bytes]]
-"A row by which a processor is tried: its name, for the sentence of a refusal; its ids, one for each image; the bytes of its images."
+"""A row by which a processor is tried: its name, for the sentence of a refusal; its ids, one for
+each image; the bytes of its images.
+"""
 LONGEST = 1 << 20
 "max_seq_len of the made rows, in tokens: none is cut."
 OWN_ROWS = 4
@@ -62,11 +69,12 @@ DRAWINGS = ((160, 96), (72, 144))
 def difference(
     folder: Path, encoding: Encoding, tokenizer: Tokenizer, own: Iterable[StoredRow]
 ) -> str | None:
-    """A sentence on the first difference between a loader's rows and those that the processor makes of whole conversations; None where all
-    are equal, which the cache then remembers.
+    """A sentence on the first difference between a loader's rows and those that the processor makes
+    of whole conversations; None where all are equal, which the cache then remembers.
 
     Args:
-        folder: the snapshot of the processor with its own tokenizer, which is not in the processor's hash.
+        folder: the snapshot of the processor with its own tokenizer, which is not in the
+        processor's hash.
         own: rows of the stream; the first OWN_ROWS with images are compared.
     """
     rows = [*made_rows(encoding, tokenizer), *islice((row for row in own if row[2]), OWN_ROWS)]
@@ -85,8 +93,9 @@ def difference(
 
 
 def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
-    """Yield the rows of CONVERSATIONS and of ODD_DRAWINGS, rendered by the stream's own template and
-    encoded by the reference."""
+    """Yield the rows of CONVERSATIONS and of ODD_DRAWINGS, rendered by the stream's own template
+    and encoded by the reference.
+    """
     from mdsmix.images.reader import ImageReader  # http and ssl come with it
 
     images = {key: value for key, value in encoding.images.items() if key != "processor"}

@@ -1,4 +1,8 @@
-"""Raw records -> samples: the shape reads each record, and the kind makes samples of the readable ones."""
+"""Raw records -> samples: the shape reads each record, and the kind makes samples of the readable
+ones.
+"""
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,21 +29,31 @@ if TYPE_CHECKING:
     from mdsmix.images.reader import ImageReader
 
 MOST_FIELDS = 64
-"How many fields are counted by name in a work unit. Records may have any number of names; further ones are counted together as `...`."
+"""How many fields are counted by name in a work unit. Records may have any number of names; further
+ones are counted together as `...`.
+"""
 OTHERS = "..."
 
 
 class Oddities:
-    """Counts of likely mistakes in the records of a work unit: fields that are not read, placeholders of media, null entries."""
+    """Counts of likely mistakes in the records of a work unit: fields that are not read,
+    placeholders of media, null entries.
+    """
 
     def __init__(self, read: Iterable[str] = (), one_of: Sequence[str] = ()) -> None:
-        """`read`: names of the fields that are read; `one_of`: rival fields, of which only the first that is not empty is read."""
+        """`read`: names of the fields that are read; `one_of`: rival fields, of which only the
+        first that is not empty is read.
+        """
         self._read, self._one_of = frozenset(read), one_of
         self.counts: dict[str, Any] = {}
-        "Name of a field of the manifest's `Records`, such as `unread` -> field, placeholder or key -> records."
+        """Name of a field of the manifest's `Records`, such as `unread` -> field, placeholder or
+        key -> records.
+        """
 
     def add(self, oddity: str, found: Mapping[str, int]) -> None:
-        """Adds counts. `oddity`: a key of `counts`; `found`: field, placeholder or key -> records that have it."""
+        """Adds counts. `oddity`: a key of `counts`; `found`: field, placeholder or key -> records
+        that have it.
+        """
         into = self.counts.setdefault(oddity, {})
         for name, count in found.items():
             if count:
@@ -53,7 +67,9 @@ class Oddities:
         self.add("unread", Counter(chain.from_iterable(map(self._unread, odd))))
 
     def _unread(self, record: Mapping[str, Any]) -> list[str]:
-        """The unread fields of a record, without empty ones: null, "", [] and {} are empty; 0 and False may be labels, and are not."""
+        """The unread fields of a record, without empty ones: null, "", [] and {} are empty; 0 and
+        False may be labels, and are not.
+        """
         rivals = [name for name in self._one_of if record.get(name) not in NOTHING]
         said = (name for name, of in record.items() if of or isinstance(of, (int, float)))
         return [*rivals[1:], *(name for name in said if name not in self._read)]
@@ -75,7 +91,7 @@ class Reading:
     "Records that do not match are left out before the shape sees them."
     id: str | None = None
     "The field whose value names a record."
-    pictures: "ImageReader | None" = None
+    pictures: ImageReader | None = None
     "Reads the images of the records; None where they have none."
 
     def encode(
@@ -99,7 +115,9 @@ class Reading:
     def read(
         self, records: Sequence[Any], first: int = 0, folders: Sequence[Location] = ()
     ) -> list[Any]:
-        """An object of type `Shape.gives` for each record, with its images; the reason code of a record that is bad or left out."""
+        """An object of type `Shape.gives` for each record, with its images; the reason code of a
+        record that is bad or left out.
+        """
         if self.shape.fields:  # without them nobody knows what the shape reads
             self.oddities.look_at_fields(records)
         found = self.members.judge(records, self._shaped(records), first)
@@ -107,7 +125,9 @@ class Reading:
         return self.pictures.read(found, folders) if self.pictures else found
 
     def _shaped(self, records: Sequence[Any]) -> list[Any]:
-        """The shape's result for each record, or a reason code. Without `where`, options and templates `read_plain` takes all at once."""
+        """The shape's result for each record, or a reason code. Without `where`, options and
+        templates `read_plain` takes all at once.
+        """
         where, derive = self.where, derived(self.fields.values())
         if not (where or derive or self.options):
             found = self.shape.read_plain(records, self.fields)
@@ -124,8 +144,10 @@ class Reading:
         return [read(record) for record in records]
 
     def _look_at_nulls(self, records: Sequence[Any], found: Sequence[Any]) -> None:
-        """Count records with null entries inside messages and tools. Templates print these, unless the
-        option `nulls` says otherwise. Null under a key of a message counts only if it is printed."""
+        """Count records with null entries inside messages and tools. Templates print these, unless
+        the option `nulls` says otherwise. Null under a key of a message counts only if it is
+        printed.
+        """
         for key in self.shape.structured:
             if key in self.fields and "nulls" not in self.options:
                 each = zip(records, found, strict=True)
@@ -141,8 +163,9 @@ class Reading:
                 self.oddities.add("nulls", {key: count})
 
     def _prints_null(self, value: Any, conversation: RichConversation) -> bool:
-        """Return whether the template may print a null of these raw messages: one inside a value, or
-        one under a key of a message that the shape keeps and the template prints."""
+        """Return whether the template may print a null of these raw messages: one inside a value,
+        or one under a key of a message that the shape keeps and the template prints.
+        """
         if self.kind is None or not isinstance(value, list):
             return True
         nulls = set[str]()
@@ -163,7 +186,9 @@ class Reading:
         )
 
     def _named(self, made: Encoded, records: Sequence[Any]) -> Encoded:
-        """The samples with the names of their records in `ids`, and with `id` in the detail of rejected records."""
+        """The samples with the names of their records in `ids`, and with `id` in the detail of
+        rejected records.
+        """
         found = [value_at(self.id or "", record) for record in records]
         names: list[Any] = [*map(_name, found)]
         rejected = {
@@ -174,7 +199,9 @@ class Reading:
 
 
 def _name(value: Any) -> str | int | None:
-    """Return a record's name as JSON can keep it: a whole number beyond 64 bits is a text. None for what is no name."""
+    """Return a record's name as JSON can keep it: a whole number beyond 64 bits is a text. None for
+    what is no name.
+    """
     if type(value) is int and not -(1 << 63) <= value < 1 << 64:
         return str(value)
     return value if type(value) in (str, int) else None
@@ -187,14 +214,18 @@ def open_reading(
     root: Location | None = None,
     dropped: bytes = b"",
 ) -> Reading:
-    """A Reading that encodes the records of a stream. `root`: the folder where paths of images begin; None: that of the record's file;
-    `dropped`: the flags of duplicates in a window, eight a byte."""
+    """A Reading that encodes the records of a stream. `root`: the folder where paths of images
+    begin; None: that of the record's file; `dropped`: the flags of duplicates in a window, eight a
+    byte.
+    """
     reading = open_looking(encoding, dropped, open_pictures(encoding, root))
     return replace(reading, kind=kind_of(encoding).open(tokenizer, backend))
 
 
-def open_looking(encoding: Encoding, dropped: bytes, pictures: "ImageReader | None") -> Reading:
-    """A Reading without a kind: it reads the records of a stream for their fingerprints and images, and encodes nothing."""
+def open_looking(encoding: Encoding, dropped: bytes, pictures: ImageReader | None) -> Reading:
+    """A Reading without a kind: it reads the records of a stream for their fingerprints and images,
+    and encodes nothing.
+    """
     return Reading(
         shape=shape_of(encoding),
         fields=encoding.fields,
@@ -209,9 +240,10 @@ def open_looking(encoding: Encoding, dropped: bytes, pictures: "ImageReader | No
 
 def open_pictures(
     encoding: Encoding, root: Location | None, judges: bool = True
-) -> "ImageReader | None":
-    """The reader of a stream's images; None where its records have none. RecipeError where Pillow is not installed. `judges`: False where
-    images are only hashed."""
+) -> ImageReader | None:
+    """The reader of a stream's images; None where its records have none. RecipeError where Pillow
+    is not installed. `judges`: False where images are only hashed.
+    """
     if not encoding.images:
         return None
     from mdsmix.images.judge import require_pillow

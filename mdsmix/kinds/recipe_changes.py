@@ -1,5 +1,7 @@
 """The settings of a recipe that differ from those by which a stream was converted."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -52,7 +54,9 @@ def encoding_changes(made: Encoding, now: Encoding) -> list[KeyChange]:
 
 
 def source_changes(made: Mapping[str, Any], now: Mapping[str, Any]) -> list[KeyChange]:
-    """Compare which files are read, and how. None of it is known of a manifest that does not say it."""
+    """Compare which files are read, and how. None of it is known of a manifest that does not say
+    it.
+    """
     changes = key_changes(made, now) if made else []
     return [change for change in changes if change.key != SAMPLE]
 

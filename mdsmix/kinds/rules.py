@@ -5,6 +5,8 @@ makes these units again and no others, and `check` names the rule for streams ma
 is never written, so that keys and manifests from before there were versions stay as they are.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +23,9 @@ from mdsmix.sources.formats import format_by, raised
 
 EXTRAS_RULE = "record.extras"
 EXTRAS_VERSION = 2
-"Version 1 left the extras of records unread, of shapes that have not got another version themselves."
+"""Version 1 left the extras of records unread, of shapes that have not got another version
+themselves.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +58,12 @@ def raised_rules(
 
 
 def raised_extras(made: Manifest, shape: Shape | None) -> dict[str, int]:
-    """Return the rule by which a record's extras are read, such as `loss_mask`, if it shapes a stream.
+    """Return the rule by which a record's extras are read, such as `loss_mask`, if it shapes a
+    stream.
 
-    Only the records tell whether they have extras. So the rule concerns a stream whose older conversion
-    counted some among the fields that are not read, and one that was made by the rule before.
+    Only the records tell whether they have extras. So the rule concerns a stream whose older
+    conversion counted some among the fields that are not read, and one that was made by the rule
+    before.
 
     Args:
         made: the stream's manifest.

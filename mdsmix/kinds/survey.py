@@ -1,8 +1,12 @@
-"""Estimates of an unconverted source: the beginnings of a few of its splits are encoded as a conversion would encode them.
+"""Estimates of an unconverted source: the beginnings of a few of its splits are encoded as a
+conversion would encode them.
 
-A plan estimates from these how many tokens a stream will hold, and a conversion which part of a source fills its share of a budget.
-Documents differ in length by orders of magnitude, but hardly in tokens per byte, so counts are taken per byte. Nothing is written.
+A plan estimates from these how many tokens a stream will hold, and a conversion which part of a
+source fills its share of a budget. Documents differ in length by orders of magnitude, but hardly in
+tokens per byte, so counts are taken per byte. Nothing is written.
 """
+
+from __future__ import annotations
 
 import math
 from collections import Counter
@@ -29,7 +33,9 @@ class SplitSample:
     left_out: Counter[str]
     "Reason code -> records that became no sample."
     tokens: int
-    "Tokens that a model sees: images count with the processor's tokens, and tokens that the loader cuts off do not count."
+    """Tokens that a model sees: images count with the processor's tokens, and tokens that the
+    loader cuts off do not count.
+    """
     by_record: NDArray[Any]
     "Tokens of each record that becomes samples; tokens that the loader cuts off count."
 
@@ -41,7 +47,9 @@ class Rates:
     each: float
     "Tokens per byte, as `size_of` counts bytes."
     error: float
-    "The relative standard error of `each`, from the differences between splits; 0 where one split was read."
+    """The relative standard error of `each`, from the differences between splits; 0 where one split
+    was read.
+    """
     mean: float
     "Tokens per record, on average."
     spread: float
@@ -61,7 +69,8 @@ def look(
 
     Args:
         open_reading: opens the Reading that encodes, with the backend of a name.
-        backend: the backend's name. Where its ids differ from the reference's, all is encoded again by the reference.
+        backend: the backend's name. Where its ids differ from the reference's, all is encoded again
+        by the reference.
         reads_beside: images lie beside the files of the records, and are read.
         size: source bytes to read of each split; None: the default of `read_beginnings`.
     """

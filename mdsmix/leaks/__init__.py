@@ -1,1 +1,3 @@
-"""Which samples of an evaluation stand in the training streams, exactly: see the README beside this file."""
+"""Which samples of an evaluation stand in the training streams, exactly: see the README beside this
+file.
+"""

@@ -1,8 +1,11 @@
-"""Searches training streams for samples of evaluations: which samples stand there, how much of each, and where.
+"""Searches training streams for samples of evaluations: which samples stand there, how much of
+each, and where.
 
-A leak is a finding, and nothing is deleted. Text may leak without being found: text that was worded anew, translated, or tokenized by
-another tokenizer has other grams.
+A leak is a finding, and nothing is deleted. Text may leak without being found: text that was worded
+anew, translated, or tokenized by another tokenizer has other grams.
 """
+
+from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -97,7 +100,9 @@ def audit(
     common: int,
     watcher: ReadingWatcher,
 ) -> Audit:
-    """Reads the evaluations, then all of each stream. RecipeError where ids cannot be compared, Unreachable where a shard cannot be read."""
+    """Reads the evaluations, then all of each stream. RecipeError where ids cannot be compared,
+    Unreachable where a shard cannot be read.
+    """
     _refuse_others([*streams, *evaluations])
     items = load(evaluations, common)
     scanned = []
@@ -122,8 +127,8 @@ def _refuse_others(streams: Sequence[StreamInMix]) -> None:
 def scan(stream: Stream, items: Items, watcher: ReadingWatcher) -> Scanned:
     """Searches every shard, several at once; Unreachable where a shard cannot be read.
 
-    Memory does not grow with the stream. It holds the shards in flight, a count for each gram, and for each gram the first samples with it,
-    `common` or MOST_HELD at most (a shard may add more).
+    Memory does not grow with the stream. It holds the shards in flight, a count for each gram, and
+    for each gram the first samples with it, `common` or MOST_HELD at most (a shard may add more).
     """
     counts, tokens, first = np.zeros(len(items.hashes), np.int64), 0, 0
     parts = [np.empty((2, 0), np.int64)]
@@ -142,7 +147,9 @@ def scan(stream: Stream, items: Items, watcher: ReadingWatcher) -> Scanned:
 
 
 def _look(folder: Location, shard: Shard, items: Items) -> tuple[int, Int]:
-    """The number of tokens in a shard, and int64 [2, finds]: the grams found, and the sample of each in the shard."""
+    """The number of tokens in a shard, and int64 [2, finds]: the grams found, and the sample of
+    each in the shard.
+    """
     tokens = stored_tokens(folder, shard)
     if tokens is None:
         return 0, np.empty((2, 0), np.int64)
@@ -187,7 +194,9 @@ def _places(items: Items, scanned: Sequence[Scanned]) -> dict[int, list[LeakingS
 
 
 class Passage(NamedTuple):
-    """The longest run of tokens that an item and a training sample share. `item`, `training`: the tokens before and behind it in each."""
+    """The longest run of tokens that an item and a training sample share. `item`, `training`: the
+    tokens before and behind it in each.
+    """
 
     shared: Int
     item: tuple[Int, Int]
@@ -195,7 +204,9 @@ class Passage(NamedTuple):
 
 
 def passage(found: Audit, leak: Leak) -> Passage:
-    """The passage that a leak shares with the training sample that holds most of its grams; that sample is read again."""
+    """The passage that a leak shares with the training sample that holds most of its grams; that
+    sample is read again.
+    """
     first = leak.places[0]
     turns = turns_of(found.streams[first.stream].read(first.sample))
     mine, its = found.items.rows[leak.item], np.concatenate([*chain(*turns)])
@@ -206,8 +217,9 @@ def passage(found: Audit, leak: Leak) -> Passage:
 
 
 def longest_shared(mine: Int, its: Int) -> tuple[int, int, int]:
-    """Where a long shared run of tokens begins in `mine` and in `its`, and its length; (0, 0, 0) where they share no gram. Where a gram
-    stands in `mine` more than once, its first place counts."""
+    """Where a long shared run of tokens begins in `mine` and in `its`, and its length; (0, 0, 0)
+    where they share no gram. Where a gram stands in `mine` more than once, its first place counts.
+    """
     own, other = hashes(mine), hashes(its)
     edges = np.flatnonzero(np.diff(np.isin(other, own), prepend=False, append=False))
     if not len(edges):

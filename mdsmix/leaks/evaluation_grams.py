@@ -1,9 +1,13 @@
-"""The samples of evaluations (items), their 13-grams, and the search of a training stream's rows for them.
+"""The samples of evaluations (items), their 13-grams, and the search of a training stream's rows
+for them.
 
-Memory holds all items: their ids, and a 64-bit hash of each gram. The upper bits of a training position's hash are looked up in a table of
-flags, and the positions that pass (one in 32 by chance) in the sorted hashes. Two grams with one hash count as one: in 10^12 positions
-against 10^6 grams, one search in 18 finds a gram by chance.
+Memory holds all items: their ids, and a 64-bit hash of each gram. The upper bits of a training
+position's hash are looked up in a table of flags, and the positions that pass (one in 32 by chance)
+in the sorted hashes. Two grams with one hash count as one: in 10^12 positions against 10^6 grams,
+one search in 18 finds a gram by chance.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +50,9 @@ class Items:
     common: int
     "Grams in more items than this are left out; 0 leaves none out."
     images: tuple[int, ...] = ()
-    "Token ids that stand for an image. Runs with such an id are not grams: they would be equal whatever the image shows."
+    """Token ids that stand for an image. Runs with such an id are not grams: they would be equal
+    whatever the image shows.
+    """
 
     def __post_init__(self) -> None:
         at, item = self._whole()
@@ -67,7 +73,9 @@ class Items:
         self._flags[self.hashes >> self._shift] = True
 
     def _whole(self) -> tuple[Int, Int]:
-        """The place of every gram in the rows' values, and its item. A gram lies within one item and holds no image."""
+        """The place of every gram in the rows' values, and its item. A gram lies within one item
+        and holds no image.
+        """
         ids = self.rows.values
         at = np.arange(max(len(ids) - LENGTH + 1, 0))
         item, is_whole = _rows_of(self.rows, at)
@@ -76,12 +84,16 @@ class Items:
         return at[is_whole], item[is_whole]
 
     def count(self, flags: NDArray[np.bool_]) -> Int:
-        """int64 [items]: the number of each item's grams that are flagged. `flags`: bool [grams]."""
+        """int64 [items]: the number of each item's grams that are flagged. `flags`: bool
+        [grams].
+        """
         flagged = self.holders.values[np.repeat(flags, self.holders.lengths)]
         return np.bincount(flagged, minlength=len(self.rows))
 
     def find(self, rows: Ragged) -> Int:
-        """int64 [2, finds]: the numbers of grams that stand in the rows, and of their rows. A gram counts once in a row."""
+        """int64 [2, finds]: the numbers of grams that stand in the rows, and of their rows. A gram
+        counts once in a row.
+        """
         parts = (self._candidates(rows.values, at) for at in range(0, len(rows.values), BLOCK))
         at, gram = np.concatenate([np.empty((2, 0), np.int64), *parts], axis=1)
         row, is_whole = _rows_of(rows, at)
@@ -90,7 +102,9 @@ class Items:
         return np.stack([gram, row])
 
     def _candidates(self, ids: NDArray[Any], start: int) -> Int:
-        """int64 [2, finds]: positions in the block from `start` on whose hash is a gram's, and the number of that gram."""
+        """int64 [2, finds]: positions in the block from `start` on whose hash is a gram's, and the
+        number of that gram.
+        """
         block = hashes(ids[start : start + BLOCK + LENGTH - 1])
         at = np.flatnonzero(self._flags[block >> self._shift])
         gram = np.searchsorted(self.hashes, block[at])
@@ -100,7 +114,9 @@ class Items:
 
 
 def hashes(ids: NDArray[Any]) -> NDArray[np.uint64]:
-    """uint64 [n - 12]: a hash of the 13 ids at each position, built from hashes of its parts. The dtype of the ids does not change it."""
+    """uint64 [n - 12]: a hash of the 13 ids at each position, built from hashes of its parts. The
+    dtype of the ids does not change it.
+    """
     one = whole = ids.astype(np.uint64)
     for size, more in _JOINED:
         behind = one if more == 1 else whole
@@ -111,7 +127,9 @@ def hashes(ids: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def _rows_of(rows: Ragged, at: Int) -> tuple[Int, NDArray[np.bool_]]:
-    """The row of each place in the rows' values, and whether a gram that begins there ends in the same row."""
+    """The row of each place in the rows' values, and whether a gram that begins there ends in the
+    same row.
+    """
     row = np.searchsorted(rows.offsets, at, "right") - 1
     return row, at + LENGTH <= rows.offsets[row + 1]
 
@@ -135,7 +153,9 @@ def load(evaluations: Sequence[StreamInMix], common: int) -> Items:
 
 
 def stored_tokens(folder: Location, shard: Shard) -> Tokens | None:
-    """The token ids of a shard, None where it has none; RecipeError where nothing says which of its columns are ids."""
+    """The token ids of a shard, None where it has none; RecipeError where nothing says which of its
+    columns are ids.
+    """
     if not token_columns(shard):
         raise RecipeError(
             f"{folder / shard.stored.basename} holds no token ids of a stated dtype (columns {', '.join(sorted(shard.columns))}), so "

@@ -1,8 +1,11 @@
-"""Rows -> one batch of int64 tensors, padded to max_seq_len; short rows are packed where that is asked.
+"""Rows -> one batch of int64 tensors, padded to max_seq_len; short rows are packed where that is
+asked.
 
-The keys and values are those of LLM-Foundry 0.22, with one addition: batches of the text loader carry an attention_mask too, so that a
-training loop reads one shape whatever the mix.
+The keys and values are those of LLM-Foundry 0.22, with one addition: batches of the text loader
+carry an attention_mask too, so that a training loop reads one shape whatever the mix.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +26,11 @@ Rows = Sequence[TrainingRow]
 
 @dataclass(slots=True, kw_only=True)
 class Packer:
-    """The rows of a batch -> `bins` packed rows, first fit from the longest down, in the order of LLM-Foundry's BinPackCollator.
+    """The rows of a batch -> `bins` packed rows, first fit from the longest down, in the order of
+    LLM-Foundry's BinPackCollator.
 
-    Rows that do not fit wait for the next batch; those that wait at the end of the epoch are never trained on.
+    Rows that do not fit wait for the next batch; those that wait at the end of the epoch are never
+    trained on.
     """
 
     bins: int
@@ -40,7 +45,8 @@ class Packer:
         by_length = sorted(rows, key=_size, reverse=True)
         for left, row in zip(range(len(rows), 0, -1), by_length, strict=True):
             room = self.max_seq_len - _size(row)
-            # When the rows that are left are only just enough to make the batch full, each gets a bin of its own.
+            # When the rows that are left are only just enough to make the batch full, each gets a
+            # bin of its own.
             must_open = left <= self.bins - len(bins)
             fits = (i for i, (size, _) in enumerate(bins) if size <= room)
             at = None if must_open else next(fits, None)
@@ -57,13 +63,17 @@ def _size(row: TrainingRow) -> int:
 
 
 def ratios(max_seq_len: int, bins: int) -> dict[int, float]:
-    """The 20 packing ratios that `auto` tries, from 1 to max_seq_len / 100, by the rows that each draws for a batch of `bins`."""
+    """The 20 packing ratios that `auto` tries, from 1 to max_seq_len / 100, by the rows that each
+    draws for a batch of `bins`.
+    """
     tried = np.round(np.linspace(1, max(1, max_seq_len / 100), 20), 1).tolist()
     return {int(ratio * bins): ratio for ratio in reversed(tried)}
 
 
 def best_ratio(rows: Rows, tried: Mapping[int, float], bins: int, max_seq_len: int) -> float:
-    """The last of the `tried` ratios (`ratios`) before one that leaves a row waiting when all rows are packed; 1 where none is."""
+    """The last of the `tried` ratios (`ratios`) before one that leaves a row waiting when all rows
+    are packed; 1 where none is.
+    """
     best = 1.0
     for drawn, ratio in sorted(tried.items()):
         packer = Packer(bins=bins, max_seq_len=max_seq_len)
@@ -77,8 +87,9 @@ def best_ratio(rows: Rows, tried: Mapping[int, float], bins: int, max_seq_len: i
 
 @dataclass(slots=True, kw_only=True)
 class Collate:
-    """A list of rows in; input_ids, labels, attention_mask [batch, max_seq_len] and, where LLM-Foundry has it or rows are packed,
-    sequence_id out."""
+    """A list of rows in; input_ids, labels, attention_mask [batch, max_seq_len] and, where
+    LLM-Foundry has it or rows are packed, sequence_id out.
+    """
 
     rules: RowRules
     with_sequence_id: bool = True
@@ -91,7 +102,9 @@ class Collate:
     "The loader that makes the batches, where a kind of stream brings its own."
     pad_to_longest: bool = False
     allow_pad_trimming: bool = False
-    "Batches are as wide as their longest row, rounded up to 8 for tensor cores. The first batch stays full: it shows the most memory."
+    """Batches are as wide as their longest row, rounded up to 8 for tensor cores. The first batch
+    stays full: it shows the most memory.
+    """
     has_seen_a_batch: bool = False
 
     def __call__(self, rows: Sequence[Any]) -> Batch:
@@ -122,8 +135,9 @@ class Collate:
         return batch | pixels
 
     def with_dummy_image(self, batch: Batch) -> Batch:
-        """The batch with an image in the padding of its shortest row, where nothing attends to its tokens and none is trained; the batch
-        is as much wider as that takes."""
+        """The batch with an image in the padding of its shortest row, where nothing attends to its
+        tokens and none is trained; the batch is as much wider as that takes.
+        """
         assert self.vision is not None, "of a loader with a processor"
         piece, pixels = self.vision.dummy()
         count, mask = len(piece["input_ids"]), batch["attention_mask"]
@@ -195,7 +209,9 @@ def documents_of(row: TrainingRow) -> Tokens:
 
 
 def joined(rows: Rows) -> TrainingRow:
-    """Joins rows end to end into a row of several documents. The first label of each following row is ignored: its document just begins."""
+    """Joins rows end to end into a row of several documents. The first label of each following row
+    is ignored: its document just begins.
+    """
     if len(rows) == 1:
         return rows[0]
     labels, documents, first = list[Tokens](), list[Tokens](), 0

@@ -1,9 +1,13 @@
-"""Streams in, rows out: a StreamingDataset that checks shards, names the one that fails, and knows what its state is locked to.
+"""Streams in, rows out: a StreamingDataset that checks shards, names the one that fails, and knows
+what its state is locked to.
 
-Streaming's state is a number of samples. It is right for the data that it was counted on alone, so the lock of that data
-travels beside it, as one string: a checkpoint in shards (torch.distributed.checkpoint) is read into a state of the same
-keys. A resume on other data is refused, or goes on with a warning that says what differs.
+Streaming's state is a number of samples. It is right for the data that it was counted on alone, so
+the lock of that data travels beside it, as one string: a checkpoint in shards
+(torch.distributed.checkpoint) is read into a state of the same keys. A resume on other data is
+refused, or goes on with a warning that says what differs.
 """
+
+from __future__ import annotations
 
 import logging
 import os
@@ -33,7 +37,9 @@ KEY = "mdsmix_lock"
 "The key of a state that holds the lock, as text."
 ACCEPT = "accept_changed: true (train_loader of name: mdsmix; build_loader(..., accept_changed=True)) goes on all the same"
 EXACT = "random"
-"The batching method that goes on in the middle of an epoch exactly on other devices, if they have the same batch together."
+"""The batching method that goes on in the middle of an epoch exactly on other devices, if they have
+the same batch together.
+"""
 DEVICES = "devices"
 "The setting of a lock that names the devices, under the other batching methods."
 RESOLVED = ("num_canonical_nodes", "shuffle_seed", "shuffle_block_size")
@@ -43,7 +49,9 @@ SKIPPED_TWICE = (
     "and read batches from what build_loader returned."
 )
 BEST_HASH = "best"
-"`validate_hash` when the YAML does not say: the fastest algorithm that every shard of the index holds, else none."
+"""`validate_hash` when the YAML does not say: the fastest algorithm that every shard of the index
+holds, else none.
+"""
 
 FASTEST_FIRST = ("xxh3_64", "xxh128", "xxh3_128", "xxh64", "sha1", "xxh32", "sha256", "md5")
 
@@ -93,7 +101,9 @@ class CheckedStream(Stream):  # type: ignore[misc]
         return shards
 
     def _refuse_to_empty(self, shards: Sequence[Reader]) -> None:
-        """Raise RecipeError if Streaming would delete the unpacked shards: it does so if their packed form is not there and must be kept."""
+        """Raise RecipeError if Streaming would delete the unpacked shards: it does so if their
+        packed form is not there and must be kept.
+        """
         if not self.remote or self.remote == self.local:
             folder = Path(self.local, self.split)
             pairs = [pair for shard in shards for pair in shard.file_pairs if pair[1]]
@@ -120,7 +130,9 @@ class CheckedStream(Stream):  # type: ignore[misc]
         )
 
     def prepare_shard(self, shard: Reader) -> int:
-        """Fetches and unpacks a shard and checks its size; returns the change in bytes of the cache."""
+        """Fetches and unpacks a shard and checks its size; returns the change in bytes of the
+        cache.
+        """
         try:
             change: int = super().prepare_shard(shard)
             self.check(shard, with_hash=False)
@@ -131,7 +143,9 @@ class CheckedStream(Stream):  # type: ignore[misc]
         return change
 
     def check(self, shard: Reader, with_hash: bool = True) -> None:
-        """Compares the files at hand with the index: ValueError on damage, FileNotFoundError when one is missing."""
+        """Compares the files at hand with the index: ValueError on damage, FileNotFoundError when
+        one is missing.
+        """
         for raw, _ in shard.file_pairs:
             path, algorithm = Path(self.local, self.split, raw.basename), self.validate_hash
             if (size := path.stat().st_size) != raw.bytes:
@@ -141,12 +155,15 @@ class CheckedStream(Stream):  # type: ignore[misc]
                 raise ValueError(f"{path} does not have the {algorithm} that its index says")
 
     def found_whole(self, shard: Reader) -> bool:
-        """Whether a shard that lay there before the run is whole, or not there; False for a damaged copy, Unreachable for a damaged
-        original."""
+        """Whether a shard that lay there before the run is whole, or not there; False for a damaged
+        copy, Unreachable for a damaged original.
+        """
         try:
             self.check(shard)
         except FileNotFoundError:
-            pass  # only its compressed form is there, or it was evicted: it is checked when it is prepared
+            # only its compressed form is there, or it was evicted: it is checked when it is
+            # prepared
+            pass
         except ValueError as damage:
             if not self.is_cached:
                 raise self.failure(shard, reason(damage)) from damage
@@ -199,7 +216,9 @@ class MixDataset(ShardKeeper):
 
     @cached_property
     def lock(self) -> LoaderLock:
-        """The lock of the data that epochs are drawn from. It is worked out when a state is first asked for or given."""
+        """The lock of the data that epochs are drawn from. It is worked out when a state is first
+        asked for or given.
+        """
         ranks = World.detect().num_ranks // (self.replication or 1)
         shards = map(_locked_shard, self.shards)
         streams = [
@@ -222,7 +241,8 @@ class MixDataset(ShardKeeper):
         """Streaming's state and the lock of the data, for rank 0.
 
         Args:
-            num_samples: with `from_beginning`, as Composer counts them: rows that all devices were given in this epoch.
+            num_samples: with `from_beginning`, as Composer counts them: rows that all devices were
+            given in this epoch.
                 Else as MixLoader counts: samples that were drawn since this run began the epoch.
         """
         if from_beginning:  # devices that share samples are counted once
@@ -230,7 +250,8 @@ class MixDataset(ShardKeeper):
             if self.bins:
                 num_samples = num_samples // self.bins * int(self.batch_size or 0)
         state: dict[str, Any] = super().state_dict(num_samples, from_beginning)
-        # Composer counts from 0 again when an epoch has ended; Streaming would then begin that epoch once more.
+        # Composer counts from 0 again when an epoch has ended; Streaming would then begin that
+        # epoch once more.
         if from_beginning and not num_samples and state["epoch"] == self.next_epoch - 1 >= 0:
             state["epoch"] += 1
         return state | {KEY: self.lock.to_text()}
@@ -240,7 +261,8 @@ class MixDataset(ShardKeeper):
 
         Raises:
             RecipeError: it is no state, or its lock cannot be read.
-            MixRefused: the data is not what the state was counted on, and `accept_changed` is not set.
+            MixRefused: the data is not what the state was counted on, and `accept_changed` is not
+            set.
         """
         # Streaming has room for 4,096 bytes, which a lock may exceed.
         state = {key: value for key, value in obj.items() if key != KEY}
@@ -266,17 +288,23 @@ class MixDataset(ShardKeeper):
         self._begin_at(state)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that of `epoch`, from its first sample, if it would be an earlier one."""
+        """Make the next pass that of `epoch`, from its first sample, if it would be an
+        earlier one.
+        """
         if epoch > self.next_epoch:
             self._begin_at(self._place() | {"epoch": epoch, "sample_in_epoch": 0})
 
     def begin_next_epoch(self) -> None:
-        """Make the next pass the epoch after the one that was read last, with the seed and nodes of its state."""
+        """Make the next pass the epoch after the one that was read last, with the seed and nodes of
+        its state.
+        """
         self._begin_at(self._place() | {"epoch": self.next_epoch, "sample_in_epoch": 0})
 
     @property
     def last_place(self) -> int:
-        """Give the last sample of an epoch that Streaming begins at. An epoch is longer if canonical nodes round it up, by repeats."""
+        """Give the last sample of an epoch that Streaming begins at. An epoch is longer if
+        canonical nodes round it up, by repeats.
+        """
         ranks: int = self._parallel_rank_world.num_ranks
         return int(self.epoch_size) // ranks * ranks + ranks
 
@@ -285,15 +313,19 @@ class MixDataset(ShardKeeper):
         return place
 
     def _begin_at(self, state: dict[str, Any]) -> None:
-        """Give the next pass its place. Streaming alone takes a place of an epoch that was begun for an old one."""
+        """Give the next pass its place. Streaming alone takes a place of an epoch that was begun
+        for an old one.
+        """
         self.__dict__.update(self._named, initial_physical_nodes=None)
         super().load_state_dict(state)
         self.next_epoch = state["epoch"]
         self.starts += 1
 
     def _compare_devices(self, recorded: str | None, nodes: int | None) -> None:
-        """Compare the devices of a state in the middle of an epoch with those of this run. `recorded`: those of its lock, which earlier
-        commits did not write; `nodes`: those of the state."""
+        """Compare the devices of a state in the middle of an epoch with those of this run.
+        `recorded`: those of its lock, which earlier commits did not write; `nodes`: those of the
+        state.
+        """
         now, method = self.devices, f"batching_method: {self.batching_method}"
         before = recorded or plural(nodes or 0, "node")
         if not recorded and now.startswith(f"{before} "):
@@ -314,8 +346,9 @@ class MixDataset(ShardKeeper):
             log.warning("accept_changed: the checkpoint %s, under %s.", change, method)
 
     def _compare_lock(self, text: str, canonical_nodes: int) -> LoaderLock | None:
-        """Compare the lock of a state, which is returned if it can be read, with that of this data. `canonical_nodes`: those of the
-        state."""
+        """Compare the lock of a state, which is returned if it can be read, with that of this data.
+        `canonical_nodes`: those of the state.
+        """
         try:
             was = parse_lock(
                 LoaderLock, text, "the lock in the checkpoint", "use the one that wrote it"
@@ -325,7 +358,8 @@ class MixDataset(ShardKeeper):
                 raise RecipeError(f"{in_line(error)}; {ACCEPT}.") from None
             log.warning("%s", error)
             return None
-        # Streaming found out the canonical nodes at the start: they are compared where this run names a number too.
+        # Streaming found out the canonical nodes at the start: they are compared where this run
+        # names a number too.
         is_named = self.lock.settings.get("num_canonical_nodes") is not None
         nodes = {"num_canonical_nodes": canonical_nodes if is_named else None}
         known = replace(was, settings={**was.settings, **nodes})
@@ -345,8 +379,9 @@ class MixDataset(ShardKeeper):
         return any(set(names) <= set(shard.column_names) for shard in self.shards)
 
     def get_item(self, sample_id: int, retry: int = 7) -> Any:
-        """The row of a sample: a TrainingRow, unless another loader makes rows. Unreachable names the shard that is lost or damaged,
-        MixRefused the row that does not fit."""
+        """The row of a sample: a TrainingRow, unless another loader makes rows. Unreachable names
+        the shard that is lost or damaged, MixRefused the row that does not fit.
+        """
         shard_id, position = self.spanner[sample_id]
         stream, shard = self.streams[self.stream_per_shard[shard_id]], self.shards[shard_id]
         try:

@@ -1,13 +1,21 @@
-"""The parts of Streaming that its documentation does not promise, read against mosaicml-streaming 0.12.0 and 0.13.0.
+"""The parts of Streaming that its documentation does not promise, read against mosaicml-streaming
+0.12.0 and 0.13.0.
 
 | what is reached into | without it |
 |---|---|
-| `prepare_shard` and the states of shards | the error of a background thread only sets a flag: without workers an epoch ends early, with workers it hangs |
-| the same, per shard and not per sample | half of a bare epoch without workers is a file lock (`benchmarks/loading.py`) |
-| `generate_work` as `StreamingDataset` calls it | 26 s of CPU and 6 GB at each start with 100 M samples |
-| the connection of a stream that fetched its index | forked workers talk on one: two took 31 s for 24 rows from a MinIO, 1 s with a client each |
-| the default of `shuffle_block_size`, which hangs on the canonical nodes | a preview of another order than the run's |
+| `prepare_shard` and the states of shards | the error of a background thread only sets a flag:
+without workers an epoch ends early, with workers it hangs |
+| the same, per shard and not per sample | half of a bare epoch without workers is a file lock
+(`benchmarks/loading.py`) |
+| `generate_work` as `StreamingDataset` calls it | 26 s of CPU and 6 GB at each start with 100 M
+samples |
+| the connection of a stream that fetched its index | forked workers talk on one: two took 31 s for
+24 rows from a MinIO, 1 s with a client each |
+| the default of `shuffle_block_size`, which hangs on the canonical nodes | a preview of another
+order than the run's |
 """
+
+from __future__ import annotations
 
 import io
 import logging
@@ -56,13 +64,15 @@ DECIDE = (
 class ShardKeeper(StreamingDataset):  # type: ignore[misc]
     """A StreamingDataset in which a shard that fails reaches the training loop.
 
-    A background failure is settled: the shard is marked as present, nobody waits for it, and the worker that comes to one of its
-    rows prepares it again itself and raises. All rows before it are still delivered; the price is that a lost shard is asked for twice.
+    A background failure is settled: the shard is marked as present, nobody waits for it, and the
+    worker that comes to one of its rows prepares it again itself and raises. All rows before it are
+    still delivered; the price is that a lost shard is asked for twice.
     """
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
-        # Torch shares it with the workers, so that each shard is read once per rank and not once per worker.
+        # Torch shares it with the workers, so that each shard is read once per rank and not once
+        # per worker.
         present = torch.from_numpy(self._shard_states.numpy() == _ShardState.LOCAL)
         self.unchecked = present.share_memory_()  # type: ignore[no-untyped-call]
         "bool [shards]: whether each shard lay there before this run and nobody has looked at it."
@@ -84,7 +94,8 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
                 self.unchecked[shard_id] = False
             super().prepare_shard(shard_id, blocking)
         except Exception:
-            # Making room in the cache fails while its lock is held; the other steps fail without it.
+            # Making room in the cache fails while its lock is held; the other steps fail without
+            # it.
             lock = getattr(self, "_cache_filelock", None)
             if lock and lock.is_locked:
                 lock.release(force=True)
@@ -96,17 +107,21 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
                 self.ready.add(shard_id)
 
     def end(self) -> None:
-        """Ends the background threads of an epoch that nobody reads on, so that its folders can be used again."""
+        """Ends the background threads of an epoch that nobody reads on, so that its folders can be
+        used again.
+        """
         if hasattr(self, "_iterator"):
             self._iterator.exit()
             self._executor.shutdown()
 
 
 def order_of(method: str, dataset: StreamingDataset, world: World, epoch: int, start: int) -> Ids:
-    """int64 [nodes, ranks, workers, batches, batch size]: sample ids of the epoch from sample `start` on, -1 for none.
+    """int64 [nodes, ranks, workers, batches, batch size]: sample ids of the epoch from sample
+    `start` on, -1 for none.
 
-    Streaming draws, divides and shuffles all samples of an epoch at every start, in the first worker of a node. Here the order of a large
-    epoch is kept, in a file named by a hash of all that decides it. A zip file holds a checksum, so that a damaged one is no order at all.
+    Streaming draws, divides and shuffles all samples of an epoch at every start, in the first
+    worker of a node. Here the order of a large epoch is kept, in a file named by a hash of all that
+    decides it. A zip file holds a checksum, so that a damaged one is no order at all.
     """
     if not isinstance(dataset, ShardKeeper) or dataset.epoch_size < KEPT_FROM:
         whole: Ids = generate_work(method, dataset, world, epoch, start)
@@ -148,5 +163,7 @@ def fill_shuffle_block_size(dataset: StreamingDataset, world: World) -> None:
 
 
 def drop_connection(stream: Stream) -> None:
-    """Closes the client that fetched the stream's index, so that each forked worker opens its own."""
+    """Closes the client that fetched the stream's index, so that each forked worker opens
+    its own.
+    """
     stream._downloader.clean_up()

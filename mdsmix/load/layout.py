@@ -1,10 +1,13 @@
 """Streaming's own layout of an epoch for devices that are not here: sample ids by step and device.
 
-Streaming lays an epoch out in the first process of each node, from the dataset's settings and a World, and hands it to the
-others by shared memory. Here the same functions are given the World of the run. Only what StreamingDataset's constructor
-does first is left out: it takes the local folders of the YAML, shared memory and lock files, which may be those of a run
-that is at work on this machine.
+Streaming lays an epoch out in the first process of each node, from the dataset's settings and a
+World, and hands it to the others by shared memory. Here the same functions are given the World of
+the run. Only what StreamingDataset's constructor does first is left out: it takes the local folders
+of the YAML, shared memory and lock files, which may be those of a run that is at work on this
+machine.
 """
+
+from __future__ import annotations
 
 import inspect
 import logging
@@ -29,7 +32,9 @@ from mdsmix.mix.draws import World
 from mdsmix.mix.streams import StreamInMix
 
 LARGEST = 200_000_000
-"Samples of an epoch: laying out takes 1.1 s and 100 MB a million and more, here and on every node of the run."
+"""Samples of an epoch: laying out takes 1.1 s and 100 MB a million and more, here and on every node
+of the run.
+"""
 NOBODY = -1
 "Streaming's mark of a place in a batch that no sample fills."
 
@@ -45,7 +50,9 @@ class SampleAt(NamedTuple):
 
 
 class Layout(StreamingDataset):  # type: ignore[misc]
-    """The streams of one loader, laid out for a cluster by the installed Streaming. It reads nothing."""
+    """The streams of one loader, laid out for a cluster by the installed Streaming. It reads
+    nothing.
+    """
 
     epoch_size: int
     batch_size: int
@@ -59,7 +66,9 @@ class Layout(StreamingDataset):  # type: ignore[misc]
         world: World,
         samples_per_batch: int,
     ):
-        """`samples_per_batch`: samples that a device draws for a batch: its rows, times the packing ratio."""
+        """`samples_per_batch`: samples that a device draws for a batch: its rows, times the packing
+        ratio.
+        """
         signature = inspect.signature(StreamingDataset.__init__).parameters
         defaults = {n: p.default for n, p in signature.items() if p.default is not p.empty}
         self.__dict__.update(defaults | {**settings.streaming, "batch_size": samples_per_batch})
@@ -103,7 +112,9 @@ class Layout(StreamingDataset):  # type: ignore[misc]
         shuffle_seed: int | None = None,
         initial_physical_nodes: int | None = None,
     ) -> None:
-        """Takes over what a state decides, as Streaming does where a run starts or goes on (StreamingDataset._resume)."""
+        """Takes over what a state decides, as Streaming does where a run starts or goes on
+        (StreamingDataset._resume).
+        """
         many = 64 if self.shuffle_algo in ("py1s", "py2s") else 1
         self.num_canonical_nodes = (
             num_canonical_nodes or self.num_canonical_nodes or many * self.world.num_nodes
@@ -114,7 +125,9 @@ class Layout(StreamingDataset):  # type: ignore[misc]
         fill_shuffle_block_size(self, self.world)
 
     def steps(self, epoch: int, sample_in_epoch: int = 0) -> Ids:
-        """int64 [steps, ranks, drawn]: what each device draws in each step, NOBODY where a batch is not full."""
+        """int64 [steps, ranks, drawn]: what each device draws in each step, NOBODY where a batch is
+        not full.
+        """
         with self._refused():
             ids = generate_work(self.batching_method, self, self.world, epoch, sample_in_epoch)
         return delivered(ids, self.drop_last)
@@ -133,7 +146,9 @@ class Layout(StreamingDataset):  # type: ignore[misc]
 
     @contextmanager
     def _refused(self) -> Iterator[None]:
-        """Turns Streaming's refusals into RecipeError, and silences its warnings: dropped samples are counted here."""
+        """Turns Streaming's refusals into RecipeError, and silences its warnings: dropped samples
+        are counted here.
+        """
         log = logging.getLogger("streaming")
         before = log.level
         log.setLevel(logging.CRITICAL)
@@ -152,7 +167,8 @@ class Layout(StreamingDataset):  # type: ignore[misc]
 def delivered(ids: Ids, drop_last: bool) -> Ids:
     """Streaming's layout -> what torch's DataLoader hands to each device, step by step.
 
-    Each worker puts its own samples into batches, the last of which may not be full; batches come from the workers in turn.
+    Each worker puts its own samples into batches, the last of which may not be full; batches come
+    from the workers in turn.
 
     Args:
         ids: int64 [nodes, ranks of a node, workers, batches, samples].

@@ -1,9 +1,12 @@
-"""`build_loader`: settings, dataset and collator put together, and the loader that a training loop iterates.
+"""`build_loader`: settings, dataset and collator put together, and the loader that a training loop
+iterates.
 
-It is streaming's StreamingDataLoader, so `state_dict` and `load_state_dict` are what Composer and a loop of one's own
-know. Added are two things: the sentence of an error stays a sentence when it comes out of a worker, and packed batches
-count the samples that they were made of.
+It is streaming's StreamingDataLoader, so `state_dict` and `load_state_dict` are what Composer and a
+loop of one's own know. Added are two things: the sentence of an error stays a sentence when it
+comes out of a worker, and packed batches count the samples that they were made of.
 """
+
+from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
@@ -45,13 +48,16 @@ PROFILED = 100
 class MixLoader(StreamingDataLoader):  # type: ignore[misc]
     """Iterating gives batches: a dict of int64 tensors [batch, max_seq_len]. One pass is one epoch.
 
-    `state_dict()` between two batches says where the epoch is; after `load_state_dict(state)` the next pass goes on after the
-    batches that were yielded, not those that were prefetched. If none are left, it is the next epoch.
+    `state_dict()` between two batches says where the epoch is; after `load_state_dict(state)` the
+    next pass goes on after the batches that were yielded, not those that were prefetched. If none
+    are left, it is the next epoch.
     """
 
     _iterator: Any
     _is_accelerate_prepared = True
-    "Accelerator.prepare would wrap the loader and divide its batches a second time; so it leaves the loader as it is."
+    """Accelerator.prepare would wrap the loader and divide its batches a second time; so it leaves
+    the loader as it is.
+    """
     use_stateful_dataloader = True
     "Accelerator.save_state and load_state keep the state of a prepared loader with this mark."
 
@@ -85,12 +91,14 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         except MdsmixError as error:
             if number == self._passes:
                 self._stop_workers()
-            # The text of a worker's error is a whole traceback that ends in our sentence; that of this process is the sentence alone.
+            # The text of a worker's error is a whole traceback that ends in our sentence; that of
+            # this process is the sentence alone.
             *traceback, last = str(error).strip().splitlines()
             if not traceback:
                 raise
-            # Torch's own frames hold the error that holds them, and with it the workers of this pass. Collected as a cycle, their
-            # queues go before they are told to stop, and torch waits 5 s for each.
+            # Torch's own frames hold the error that holds them, and with it the workers of this
+            # pass. Collected as a cycle, their queues go before they are told to stop, and torch
+            # waits 5 s for each.
             raise type(error)(last.partition(": ")[2]) from error.with_traceback(None)
         finally:
             if number == self._passes:
@@ -98,7 +106,9 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
                 self.dataset.is_read_by_loader[0] = False
 
     def _this_epoch_or_next(self) -> Iterator[Batch]:
-        """Read the batches that a state left of its epoch; if it left none, those of the next one."""
+        """Read the batches that a state left of its epoch; if it left none, those of the
+        next one.
+        """
         is_over, self._may_be_over = self._may_be_over, False
         for batch in self._batches():
             is_over = False
@@ -112,7 +122,8 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         drawn = 0
         for batch in super().__iter__():
             if self.collate_fn.packer:
-                # Streaming has counted packed rows. Rows that still wait in bins are lost on resuming.
+                # Streaming has counted packed rows. Rows that still wait in bins are lost on
+                # resuming.
                 drawn = min(drawn + (self.batch_size or 0), len(self.dataset))
                 self.num_samples_yielded = drawn
             yield batch
@@ -132,7 +143,9 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         self._may_be_over = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that of `epoch`, if it would be an earlier one. Trainer calls it as it begins an epoch."""
+        """Make the next pass that of `epoch`, if it would be an earlier one. Trainer calls it as it
+        begins an epoch.
+        """
         self.dataset.set_epoch(epoch)
 
     def end(self) -> None:
@@ -153,7 +166,9 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         return self._reader
 
     def _stop_workers(self) -> None:
-        """End the workers of a pass, and those that live from epoch to epoch; the next pass starts others."""
+        """End the workers of a pass, and those that live from epoch to epoch; the next pass starts
+        others.
+        """
         for reader in (self._reader, self._iterator):
             if hasattr(reader, "_shutdown_workers"):
                 reader._shutdown_workers()
@@ -176,13 +191,16 @@ def build_loader(
         batch_size: rows per batch and device.
         loader: `train_loader`, or `eval_loader.<label>`.
         ids: the tokenizer's ids; by default those of the config's `tokenizer`.
-        accept_changed: `load_state_dict` goes on from a state of other data too, and logs what differs.
+        accept_changed: `load_state_dict` goes on from a state of other data too, and logs what
+        differs.
         position_ids: batches hold `position_ids` too, which begin anew with each document of a row.
 
     Raises:
         RecipeError: the config is wrong, or asks for what a stream cannot give.
-        Unreachable: a stream or its index is missing. While iterating: a shard is lost or damaged, and is named.
-        MixRefused: while iterating, a row does not fit the settings; its stream, shard and position are named. In
+        Unreachable: a stream or its index is missing. While iterating: a shard is lost or damaged,
+        and is named.
+        MixRefused: while iterating, a row does not fit the settings; its stream, shard and position
+        are named. In
             `load_state_dict`, the state was counted on other data (docs/loading.md).
 
     >>> for batch in build_loader("train.yaml", batch_size=8):  # doctest: +SKIP
@@ -201,7 +219,9 @@ def build_loader(
 def open_loader(
     settings: LoaderSettings, batch_size: int, ids: TokenIds, accept_changed: bool = False
 ) -> MixLoader:
-    """Builds a loader from settings that were read. `build_loader` and the plugin of LLM-Foundry both come here."""
+    """Builds a loader from settings that were read. `build_loader` and the plugin of LLM-Foundry
+    both come here.
+    """
     batch_size = _whole(batch_size)
     section, own, rules = settings.section, settings.loader, rules_of(settings, ids)
     ratio = _packing_ratio(settings, rules, batch_size)
@@ -286,7 +306,9 @@ def _whole(batch_size: Any) -> int:
 
 
 def _packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -> float:
-    """Samples drawn for each packed row; 1 without packing. `auto` is found as LLM-Foundry finds it, and logged."""
+    """Samples drawn for each packed row; 1 without packing. `auto` is found as LLM-Foundry finds
+    it, and logged.
+    """
     given = settings.row_key("packing_ratio", 1)
     if given != "auto":
         return float(given)
@@ -311,7 +333,9 @@ def _packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -
 def _refuse_evicting(
     dataset: MixDataset, settings: LoaderSettings, drawn: int, workers: int
 ) -> None:
-    """Raise RecipeError if the cache_limit makes Streaming evict shards that a worker waits for. `drawn`: samples of a device's batch."""
+    """Raise RecipeError if the cache_limit makes Streaming evict shards that a worker waits for.
+    `drawn`: samples of a device's batch.
+    """
     if not dataset.cache_limit:
         return
     streams, start = list[CachedStream](), 0
@@ -347,7 +371,9 @@ def _refuse_evicting(
 
 
 def _world_of(dataset: MixDataset, drawn: int) -> World:
-    """The devices that a dataset was opened for. `drawn`: samples that each of them draws for a batch."""
+    """The devices that a dataset was opened for. `drawn`: samples that each of them draws for a
+    batch.
+    """
     devices = dataset._parallel_rank_world
     return World(
         batch=drawn * devices.num_ranks,
@@ -359,7 +385,9 @@ def _world_of(dataset: MixDataset, drawn: int) -> World:
 
 
 def _refuse_unfilled(dataset: MixDataset, label: str) -> None:
-    """Raise RecipeError if the batching method cannot put a batch together, which Streaming finds out in its first worker."""
+    """Raise RecipeError if the batching method cannot put a batch together, which Streaming finds
+    out in its first worker.
+    """
     method = dataset.batching_method
     if method not in METHODS:
         return
@@ -378,7 +406,9 @@ def _refuse_unfilled(dataset: MixDataset, label: str) -> None:
 def _dataset(
     settings: LoaderSettings, rules: RowRules, drawn: int, workers: int, ahead: int | None = None
 ) -> MixDataset:
-    """Open the streams. `ahead`: the most samples that a worker prepares ahead; None: as `predownload` says."""
+    """Open the streams. `ahead`: the most samples that a worker prepares ahead; None: as
+    `predownload` says.
+    """
     try:
         dataset = MixDataset(
             rules,

@@ -1,8 +1,11 @@
 """A training YAML -> what one of its loaders is built from.
 
-`mdsmix.training` reads it and holds the rules that `mdsmix check` reports too. Only the loader's own section and the tokenizer
-must resolve, so that a config whose model section needs an environment variable can still be read.
+`mdsmix.training` reads it and holds the rules that `mdsmix check` reports too. Only the loader's
+own section and the tokenizer must resolve, so that a config whose model section needs an
+environment variable can still be read.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,8 +20,9 @@ from mdsmix.training.section_values import refuse
 from mdsmix.training.training_yaml import Config, LoaderSection, Settings, read_yaml
 
 NOT_HERE = ("workers", "key-missing", "remote-alone", "setting-null", "split-nested")
-"""Rules for LLM-Foundry's loaders alone. In this one, keys that are missing or null have defaults that fit, and one place
-of a stream is enough."""
+"""Rules for LLM-Foundry's loaders alone. In this one, keys that are missing or null have defaults
+that fit, and one place of a stream is enough.
+"""
 UNSUPPORTED = {
     "allow_unsafe_types": "which runs whatever code a shard of pickles holds; take it out, and write such a stream again in another encoding",
     "mlm_probability": "and no token is masked here; take it out",
@@ -56,7 +60,9 @@ class LoaderSettings:
 
 
 def read_settings(config: Config, loader: str = "train_loader") -> LoaderSettings:
-    """The settings of `train_loader`, or `eval_loader.<label>`; RecipeError says in a sentence what is wrong."""
+    """The settings of `train_loader`, or `eval_loader.<label>`; RecipeError says in a sentence what
+    is wrong.
+    """
     yaml = read_yaml(config, loader)
     return settings_of(yaml.loader(loader), yaml.tokenizer)
 
@@ -65,7 +71,8 @@ def settings_of(section: LoaderSection, tokenizer: TokenizerSpec | None = None) 
     """The settings of one loader's section; RecipeError says in a sentence what is wrong."""
     judged, dataset = section, section.dataset
     if section.is_text:
-        # LLM-Foundry's text loader has no target policies, so its rules would refuse them; this loader reads them under either name.
+        # LLM-Foundry's text loader has no target policies, so its rules would refuse them; this
+        # loader reads them under either name.
         dataset = {key: value for key, value in dataset.items() if key not in TARGET_KEYS}
         judged = replace(section, section={**section.section, "dataset": dataset})
     refuse(judged, but=NOT_HERE)

@@ -1,9 +1,12 @@
 """`train_loader.name: mdsmix`: LLM-Foundry's own `train` reads through this package.
 
-Foundry finds the builder by an entry point (`llmfoundry_dataloaders` in pyproject.toml), so that nothing of it is changed
-or imported before it asks. What the builder gives is the loader of `build_loader`, in the DataSpec that Foundry's
-registry makes of its own loaders; Composer then resumes it by `state_dict` of its dataset, as theirs.
+Foundry finds the builder by an entry point (`llmfoundry_dataloaders` in pyproject.toml), so that
+nothing of it is changed or imported before it asks. What the builder gives is the loader of
+`build_loader`, in the DataSpec that Foundry's registry makes of its own loaders; Composer then
+resumes it by `state_dict` of its dataset, as theirs.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
@@ -20,7 +23,8 @@ from mdsmix.training.training_yaml import LoaderSection
 
 
 def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) -> Any:
-    """A loader's section of LLM-Foundry -> composer's DataSpec. Keys are those of README.md beside this file.
+    """A loader's section of LLM-Foundry -> composer's DataSpec. Keys are those of README.md beside
+    this file.
 
     Args:
         tokenizer: the one that Foundry built (transformers); only its special ids are used.
@@ -52,7 +56,9 @@ def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) 
 
 
 def prepare(collate: Collate) -> Callable[[Batch, int | float], list[Batch]]:
-    """Makes a loader of images give batches that can be cut into microbatches; returns the function that cuts them."""
+    """Makes a loader of images give batches that can be cut into microbatches; returns the function
+    that cuts them.
+    """
     vision = collate.vision
     assert vision is not None, "a loader of images"
     vision.is_split, with_dummy = True, vision.with_dummy

@@ -1,10 +1,12 @@
 """One sample of a stream -> one row to train on: token ids and labels, stitched, ended and cut.
 
-The sample's own columns say what it is, so streams of both kinds can be mixed. The rules are those of LLM-Foundry 0.22
-(its text and finetuning collators), worked on whole arrays: a row of 2,048 tokens costs a dozen numpy calls, no loop
-over tokens. The price is that a sample is judged alone, in the worker that reads it, which is also why a refusal can
-name its shard.
+The sample's own columns say what it is, so streams of both kinds can be mixed. The rules are those
+of LLM-Foundry 0.22 (its text and finetuning collators), worked on whole arrays: a row of 2,048
+tokens costs a dozen numpy calls, no loop over tokens. The price is that a sample is judged alone,
+in the worker that reads it, which is also why a refusal can name its shard.
 """
+
+from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -51,13 +53,17 @@ class TokenIds:
 
 @dataclass(frozen=True, kw_only=True)
 class RowRules(Targets):
-    """How samples become rows: what is trained of them, the tokenizer's ids, and how plain bytes are read."""
+    """How samples become rows: what is trained of them, the tokenizer's ids, and how plain bytes
+    are read.
+    """
 
     ids: TokenIds
     token_encoding_type: str = "int64"
     "The dtype of tokens that lie in a column of plain bytes."
     separator: int | None = None
-    "The token between the documents of a pretraining row (`eos_token_id` or `bos_token_id` of the loader)."
+    """The token between the documents of a pretraining row (`eos_token_id` or `bos_token_id` of the
+    loader).
+    """
     separator_starts: bool = False
     "True: it is a BOS, which belongs to the document after it."
     image: int | None = None
@@ -79,7 +85,9 @@ class RowImages:
 
 
 class TrainingRow(NamedTuple):
-    """A row before padding. Under `decoder_only_format: false` the two arrays are encoder input and target."""
+    """A row before padding. Under `decoder_only_format: false` the two arrays are encoder input and
+    target.
+    """
 
     input_ids: Tokens
     labels: Tokens
@@ -87,13 +95,17 @@ class TrainingRow(NamedTuple):
     documents: Tokens | None = None
     "The number of each token's document, from 0; None where the row is one document."
     pictures: RowImages | None = None
-    "The images of the row. Such a row may be longer than max_seq_len: it is cut after its images have become tokens."
+    """The images of the row. Such a row may be longer than max_seq_len: it is cut after its images
+    have become tokens.
+    """
     outputs: Mapping[str, Tokens] = {}
     "Further outputs of a processor: name -> one value per token."
 
 
 def row_of(sample: Sample, rules: RowRules) -> TrainingRow:
-    """The row of a decoded MDS sample; MixRefused says why there is none (the caller knows stream and shard)."""
+    """The row of a decoded MDS sample; MixRefused says why there is none (the caller knows stream
+    and shard).
+    """
     layout, end = layout_of(sample), rules.max_seq_len
     if layout in (PACKED, ("tokens",)) and not rules.decoder_only_format:
         raise MixRefused(
@@ -138,8 +150,10 @@ def _pictured(row: TrainingRow, sample: Sample, rules: RowRules) -> TrainingRow:
 
 
 def cut_to(row: TrainingRow, rules: RowRules, spare: int = 1) -> TrainingRow:
-    """The row with max_seq_len tokens at most; MixRefused where nothing of it is left to train on. `spare`: tokens that are cut without a
-    warning, as the EOS that was just added to a full pretraining chunk in finetuning columns."""
+    """The row with max_seq_len tokens at most; MixRefused where nothing of it is left to train on.
+    `spare`: tokens that are cut without a warning, as the EOS that was just added to a full
+    pretraining chunk in finetuning columns.
+    """
     whole, end = row.input_ids.size, rules.max_seq_len
     if whole <= end:
         return row
@@ -170,7 +184,9 @@ def _must_train(labels: Tokens, rules: RowRules) -> None:
 
 
 def _packed(sample: Sample, rules: RowRules) -> TrainingRow:
-    """A row of several documents, whose labels were settled by the conversion: the run's policies change none."""
+    """A row of several documents, whose labels were settled by the conversion: the run's policies
+    change none.
+    """
     ids, trained, starts = packed_row(sample)
     row = cut_to(TrainingRow(ids, np.where(trained, ids, IGNORED)), rules, spare=0)
     _must_train(row.labels, rules)
@@ -179,7 +195,9 @@ def _packed(sample: Sample, rules: RowRules) -> TrainingRow:
 
 
 def _plain(tokens: Tokens, rules: RowRules) -> TrainingRow:
-    """A pretraining row: every token is a label but the tokenizer's own padding token, as in LLM-Foundry. Its separators part documents."""
+    """A pretraining row: every token is a label but the tokenizer's own padding token, as in
+    LLM-Foundry. Its separators part documents.
+    """
     _must_be_ids(tokens)
     labels, documents = tokens, None
     if rules.ids.pad is not None and (is_pad := tokens == rules.ids.pad).any():
@@ -230,7 +248,9 @@ def _cut_ended(tokens: Tokens, rules: RowRules) -> Tokens:
 
 
 _warned = mmap(-1, 8)
-"The max_seq_len that was warned of last. Forked processes share it: workers, and the passes of `mdsmix bench`."
+"""The max_seq_len that was warned of last. Forked processes share it: workers, and the passes of
+`mdsmix bench`.
+"""
 
 
 def _warn_of_cuts(max_seq_len: int) -> None:
@@ -260,8 +280,10 @@ def document_mask(sequence_id: torch.Tensor, dtype: torch.dtype = torch.float32)
         dtype: of the model's activations.
 
     Returns:
-        dtype [batch, 1, n, n], to be added to the scores: 0 where token i may look at token j, else the least number of `dtype`.
-        It takes n * n numbers a row, so prefer a kernel that reads position_ids where the model has one.
+        dtype [batch, 1, n, n], to be added to the scores: 0 where token i may look at token j, else
+        the least number of `dtype`.
+        It takes n * n numbers a row, so prefer a kernel that reads position_ids where the model has
+        one.
 
     >>> from mdsmix.load import document_mask
     >>> (document_mask(torch.tensor([[0, 0, 1]])) == 0).int().tolist()

@@ -1,9 +1,13 @@
-"""Images of a batch -> what a model that sees takes: expanded tokens and pixels, both by the processor's own functions.
+"""Images of a batch -> what a model that sees takes: expanded tokens and pixels, both by the
+processor's own functions.
 
-A stored row has one token an image. Here, in the worker that makes the batch, its images are decoded, turned as their EXIF asks, and
-put through the processor once for the whole batch, so that pixels come as that model wants them; the ids that the processor
-makes of each placeholder take its place. Nothing of a family of models is known here.
+A stored row has one token an image. Here, in the worker that makes the batch, its images are
+decoded, turned as their EXIF asks, and put through the processor once for the whole batch, so that
+pixels come as that model wants them; the ids that the processor makes of each placeholder take its
+place. Nothing of a family of models is known here.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,14 +30,18 @@ from mdsmix.shards.token_ids import IGNORED
 from mdsmix.storage import Location, locate
 
 ROWS = "pixel_rows"
-"Key of a batch that will be cut into microbatches. Its value: name of a tensor of pixels -> the number of its entries of each row."
+"""Key of a batch that will be cut into microbatches. Its value: name of a tensor of pixels -> the
+number of its entries of each row.
+"""
 DUMMY = (56, 56)
 "Height and width of the image of a batch without one."
 
 
-def vision_of(settings: LoaderSettings, has_images: bool) -> "Vision | None":
-    """The Vision of a loader: of the processor that its section names, else, for streams of images, of the one that lies beside them; None
-    where there is neither. RecipeError where the processor cannot be used, MixRefused where streams were not converted for it."""
+def vision_of(settings: LoaderSettings, has_images: bool) -> Vision | None:
+    """The Vision of a loader: of the processor that its section names, else, for streams of images,
+    of the one that lies beside them; None where there is neither. RecipeError where the processor
+    cannot be used, MixRefused where streams were not converted for it.
+    """
     named = settings.row_key("processor")
     if not (named or has_images):
         return None
@@ -61,8 +69,9 @@ def _converted(settings: LoaderSettings) -> Iterator[tuple[Location, Manifest]]:
 
 
 def _published(settings: LoaderSettings) -> str | None:
-    """The local folder of the processor for which streams were converted, fetched from beside them; None where none lies there.
-    MixRefused where this transformers makes another processor of it."""
+    """The local folder of the processor for which streams were converted, fetched from beside them;
+    None where none lies there. MixRefused where this transformers makes another processor of it.
+    """
     for root, manifest in _converted(settings):
         home = root.parent / (manifest.processor_folder or "")
         if manifest.processor_folder and (folder := fetch_folder(home)):
@@ -104,9 +113,13 @@ class Vision:
 
     name: str
     with_dummy: bool
-    "A batch without an image gets a masked one, so that no rank leaves out what the others wait for."
+    """A batch without an image gets a masked one, so that no rank leaves out what the others wait
+    for.
+    """
     is_split: bool = False
-    "Batches are cut into microbatches: each row is put through the processor by itself, and ROWS says which pixels are whose."
+    """Batches are cut into microbatches: each row is put through the processor by itself, and ROWS
+    says which pixels are whose.
+    """
 
     @property
     def processor(self) -> LoadedProcessor:
@@ -115,7 +128,9 @@ class Vision:
     def expand(
         self, rows: Sequence[TrainingRow], rules: RowRules
     ) -> tuple[list[TrainingRow], Arrays]:
-        """The rows with their images' tokens, and the pixels of all; MixRefused names the row that cannot be."""
+        """The rows with their images' tokens, and the pixels of all; MixRefused names the row that
+        cannot be.
+        """
         found, shown = list(rows), {n: p for n, row in enumerate(rows) if (p := row.pictures)}
         if not shown:
             return found, {}
@@ -146,7 +161,9 @@ class Vision:
 
 
 def _joint(apart: Mapping[int, Arrays], rows: int) -> Arrays:
-    """Joins the pixels of rows (number of a row -> pixels) into those of their batch. ROWS counts each row's entries of each tensor."""
+    """Joins the pixels of rows (number of a row -> pixels) into those of their batch. ROWS counts
+    each row's entries of each tensor.
+    """
     first = next(iter(apart.values()))
     keys = [key for key, value in first.items() if isinstance(value, torch.Tensor)]
     counts = {key: [len(apart[n][key]) if n in apart else 0 for n in range(rows)] for key in keys}
@@ -155,7 +172,9 @@ def _joint(apart: Mapping[int, Arrays], rows: int) -> Arrays:
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tensors end to end, each filled with zeros to the largest in its other dimensions, as processors fill a batch."""
+    """Tensors end to end, each filled with zeros to the largest in its other dimensions, as
+    processors fill a batch.
+    """
     sizes = torch.tensor([tensor.shape[1:] for tensor in tensors])
     # torch's pad takes the last dimension first, and for each the zeros before and behind.
     each = zip(tensors, (sizes.amax(0) - sizes).tolist(), strict=True)
@@ -175,7 +194,9 @@ def decoded(pictures: RowImages, number: int) -> Any:
 
 
 def expanded(row: TrainingRow, pieces: Sequence[Arrays], rules: RowRules) -> TrainingRow:
-    """The row with the processor's tokens for each image in place of its one token; MixRefused where an image would be cut."""
+    """The row with the processor's tokens for each image in place of its one token; MixRefused
+    where an image would be cut.
+    """
     pictures = row.pictures
     assert pictures
     spots, lengths = pictures.spots, [len(piece["input_ids"]) for piece in pieces]

@@ -1,9 +1,12 @@
 """Shares and a budget -> whole samples of each stream, in exact arithmetic.
 
-Streaming takes `choose` as it stands. It rounds every other weight down, or gives the samples left over by rounding to random streams.
-Manifests count the tokens of a stream, so a share of tokens comes to a number of samples. The number is worked out here in
-fractions and rounded by largest remainder: the same on every machine. Code that renders, checks or draws a mix sees `choose` alone.
+Streaming takes `choose` as it stands. It rounds every other weight down, or gives the samples left
+over by rounding to random streams. Manifests count the tokens of a stream, so a share of tokens
+comes to a number of samples. The number is worked out here in fractions and rounded by largest
+remainder: the same on every machine. Code that renders, checks or draws a mix sees `choose` alone.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -17,7 +20,9 @@ from mdsmix.table import Column, Table, Tree, about, as_json
 from mdsmix.words import listed, percent
 
 PRECISE = Context(prec=50, Emin=-400, Emax=400)
-"The context of roots. Every machine rounds them alike, unlike powers of floats. Numbers below 10^-400 become 0."
+"""The context of roots. Every machine rounds them alike, unlike powers of floats. Numbers below
+10^-400 become 0.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +75,9 @@ class Apportioned:
         return all(part.is_exact for part in self.parts)
 
     def weight(self, stream: str) -> dict[str, int | float]:
-        """A stream's weight as the recipe gives it: its share, where it has one, and the budget or passes, such as {"share": 0.3}."""
+        """A stream's weight as the recipe gives it: its share, where it has one, and the budget or
+        passes, such as {"share": 0.3}.
+        """
         said = {"share": next(part.written for part in self.parts if part.stream == stream)}
         if self.budget:
             said["budget" if self.budget.unit else "passes"] = self.budget.amount
@@ -82,8 +89,9 @@ class Apportioned:
 def asked(
     parts: Sequence[StreamShare], temperature: Fraction = Fraction(1), is_absolute: bool = False
 ) -> Shares:
-    """The parts with `asked` set. Streams without a written share divide the rest by size ** (1 / `temperature`).
-    Shares sum to 1 unless they are absolute."""
+    """The parts with `asked` set. Streams without a written share divide the rest by size ** (1 /
+    `temperature`). Shares sum to 1 unless they are absolute.
+    """
     sizes = [part.size if part.written is None else Fraction(0) for part in parts]
     largest = max(sizes) or 1
     weights = [_root(size / largest, temperature) for size in sizes]
@@ -129,9 +137,11 @@ def drawn(
 
 
 def ideals(parts: Shares, budget: Budget | None, most: Fraction = Fraction(1)) -> list[Fraction]:
-    """Samples of each stream, unrounded. A budget sets the size of the epoch; without one, the epoch is the largest that takes no stream
-    more than once, nor more than `most` times."""
-    # Samples of an epoch of 1 unit, such as 1 token; with absolute shares, of as many units as the shares sum to.
+    """Samples of each stream, unrounded. A budget sets the size of the epoch; without one, the
+    epoch is the largest that takes no stream more than once, nor more than `most` times.
+    """
+    # Samples of an epoch of 1 unit, such as 1 token; with absolute shares, of as many units as the
+    # shares sum to.
     samples = [part.asked / part.counted if part.asked else Fraction(0) for part in parts]
     pairs = [*zip(parts, samples, strict=True)]
     if budget is None:
@@ -151,9 +161,11 @@ def ideals(parts: Shares, budget: Budget | None, most: Fraction = Fraction(1)) -
 
 
 def rounded(ideal: Sequence[Fraction], is_absolute: bool = False) -> list[int]:
-    """Whole numbers by largest remainder: each is its floor or one more, and all sum to the rounded sum of `ideal`.
+    """Whole numbers by largest remainder: each is its floor or one more, and all sum to the rounded
+    sum of `ideal`.
 
-    Absolute counts are rounded one by one, so that the count of a stream does not depend on the other streams.
+    Absolute counts are rounded one by one, so that the count of a stream does not depend on the
+    other streams.
     """
     half = Fraction(1, 2)
     if is_absolute:
@@ -168,7 +180,9 @@ def rounded(ideal: Sequence[Fraction], is_absolute: bool = False) -> list[int]:
 def _refuse_many(
     parts: Shares, ideal: Sequence[Fraction], budget: Budget, unit: Unit, most: Fraction
 ) -> None:
-    """MixRefused where a stream cannot fill its share within max_repeat. The message names the scarcest stream and the budget that fits."""
+    """MixRefused where a stream cannot fill its share within max_repeat. The message names the
+    scarcest stream and the budget that fits.
+    """
     every = [n / max(1, part.samples) for part, n in zip(parts, ideal, strict=True)]
     passes = max(every)
     if passes <= most:

@@ -1,15 +1,21 @@
-"""The bytes that a node's cache must hold so that no shard is evicted while a worker still waits for it or reads it.
+"""The bytes that a node's cache must hold so that no shard is evicted while a worker still waits
+for it or reads it.
 
-The rule, read in Streaming 0.12 and 0.13 (StreamingDataset._prepare_thread, _ready_thread and prepare_shard). With p the `predownload` (8
-device batches by default), a worker that reads sample i prepares the shards of samples i to i + p. To make room Streaming evicts the shard
-that was used longest ago, needed or not. Between the time when a sample's shard is prepared and the time when the sample is read, its
-worker reads p other samples and prepares p more. So the shard survives only if the cache holds the shards of 2p + 1 samples of the worker.
-Other workers of the node read in that time too, and are at most `prefetch_factor` batches and a step ahead or behind. A thread that waits for an
-evicted shard may wait for ever.
+The rule, read in Streaming 0.12 and 0.13 (StreamingDataset._prepare_thread, _ready_thread and
+prepare_shard). With p the `predownload` (8 device batches by default), a worker that reads sample i
+prepares the shards of samples i to i + p. To make room Streaming evicts the shard that was used
+longest ago, needed or not. Between the time when a sample's shard is prepared and the time when the
+sample is read, its worker reads p other samples and prepares p more. So the shard survives only if
+the cache holds the shards of 2p + 1 samples of the worker. Other workers of the node read in that
+time too, and are at most `prefetch_factor` batches and a step ahead or behind. A thread that waits
+for an evicted shard may wait for ever.
 
-The samples are known in number. The shards that hold them depend on the order, so their bytes are an upper bound: no more shards than
-samples, the largest ones, and, if batches are drawn at random from shuffled blocks, no more than the blocks hold.
+The samples are known in number. The shards that hold them depend on the order, so their bytes are
+an upper bound: no more shards than samples, the largest ones, and, if batches are drawn at random
+from shuffled blocks, no more than the blocks hold.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -23,14 +29,20 @@ from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.training.loader_keys import LOADER_DEFAULTS, whole
 
 LEAST_SHARDS = 4
-"The largest shards that a limit must hold in any case: Streaming refuses one that holds fewer (ValueError)."
+"""The largest shards that a limit must hold in any case: Streaming refuses one that holds fewer
+(ValueError).
+"""
 BATCHES_AHEAD = 8
 "Device batches of Streaming's default `predownload`."
 BLOCKS = {"none": 0.0, "py1e": 2.5, "py1br": 2.5}
-"""shuffle_algo -> the blocks by which a place in the shuffled order and the place in the order of shards may differ, both sides together.
-A block varies by a quarter, and other shuffles have no such limit."""
+"""shuffle_algo -> the blocks by which a place in the shuffled order and the place in the order of
+shards may differ, both sides together. A block varies by a quarter, and other shuffles have no such
+limit.
+"""
 SIGMAS = 6
-"Standard deviations by which the samples that an epoch draws from a shard are taken to fall short of the mean: once in 10^9 shards."
+"""Standard deviations by which the samples that an epoch draws from a shard are taken to fall short
+of the mean: once in 10^9 shards.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +111,14 @@ class Window:
 
     @property
     def positions(self) -> float:
-        """Samples, in the order of shards, among which a node's window lies; infinite if the order is not known to be local."""
+        """Samples, in the order of shards, among which a node's window lies; infinite if the order
+        is not known to be local.
+        """
         if self.method != "random" or self.partition != "orig" or self.world.algo not in BLOCKS:
             return math.inf
         canonical = self.world.canonical
-        # The windows of workers begin anywhere in a batch, so that together they take up a batch more on either side.
+        # The windows of workers begin anywhere in a batch, so that together they take up a batch
+        # more on either side.
         taken = self.workers * (self.span + 2 * self.world.drawn)
         taken *= max(1, self.world.layout_nodes // canonical)
         block = self.block_size or max(4_000_000 // canonical, 1 << 18)
@@ -121,7 +136,9 @@ class CacheNeed:
     "Samples that the workers of a node prepare ahead and have just read."
 
     def sentence(self, given: object, limit: int, least: str = "") -> str:
-        """Say what a limit lacks. `given`: the limit as it was written; `least`: words before the needed bytes, with a space at the end."""
+        """Say what a limit lacks. `given`: the limit as it was written; `least`: words before the
+        needed bytes, with a space at the end.
+        """
         return (
             f"cache_limit is {given} ({limit:,} bytes), and the shards that workers of a node read and prepare ahead need {least}{self.bytes:,}: "
             f"{self.samples:,} samples, which can lie in {self.shards:,} of the shards, and the indexes; below that Streaming evicts shards that a "
@@ -170,7 +187,8 @@ def cache_need(streams: Sequence[CachedStream], index_bytes: int, window: Window
     if window.positions < math.inf:
         dense = np.argsort(-kept / np.maximum(1, fewest), kind="stable")
         inner = int(np.searchsorted(fewest[dense].cumsum(), window.positions)) + 1
-        # Each part has a shard at either end of the window, and two that the cuts between parts divided.
+        # Each part has a shard at either end of the window, and two that the cuts between parts
+        # divided.
         ends = 4 * window.parts
         within = int(kept[dense][:inner].sum() + largest[:ends].sum())
         if within < held:

@@ -1,8 +1,10 @@
 """All checks over one mix, in order: a mix that would fail is refused before a GPU is rented.
 
-A check that cannot look (the store does not answer, a right is missing) raises Unreachable and ends the command with exit
-code 4: an unseen shard must not pass for a good one.
+A check that cannot look (the store does not answer, a right is missing) raises Unreachable and ends
+the command with exit code 4: an unseen shard must not pass for a good one.
 """
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,8 +24,9 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 
 def findings(mix: Mix) -> list[Finding]:
-    """All findings on the mix, errors first, then in the order of the README's table. A finding that several loaders or streams share is
-    one finding that names them all."""
+    """All findings on the mix, errors first, then in the order of the README's table. A finding
+    that several loaders or streams share is one finding that names them all.
+    """
     mix.look()
     return in_order(_of_all(mix, checks()))
 
@@ -73,7 +76,8 @@ def in_order(found: Sequence[Finding]) -> list[Finding]:
 
 
 def with_bytes_read(mix: Mix, watcher: ReadingWatcher) -> Mix:
-    """The mix with every shard read, hashed, decoded and counted, which reads every byte of every stream.
+    """The mix with every shard read, hashed, decoded and counted, which reads every byte of every
+    stream.
 
     Unreachable where a stream cannot be read.
     """
@@ -106,7 +110,9 @@ def report(mix: Mix, found: Sequence[Finding]) -> Tree:
 
 
 def looked(mix: Mix) -> str:
-    """One line on how far shards were looked at. Names and sizes do not show a byte that was changed in place."""
+    """One line on how far shards were looked at. Names and sizes do not show a byte that was
+    changed in place.
+    """
     shards = [shard.stored for stream in distinct(mix.streams) for shard in stream.shards]
     told = f"{plural(len(shards), 'shard')}, {plural(sum(s.bytes for s in shards), 'byte')}"
     if mix.verified:
@@ -125,7 +131,9 @@ def unseen(mix: Mix) -> list[str]:
 
 
 def verdict(mix: Mix, found: Sequence[Finding]) -> str:
-    """One line: how many streams, whether they may be mixed, and the findings counted by severity."""
+    """One line: how many streams, whether they may be mixed, and the findings counted by
+    severity.
+    """
     counts = Counter(finding.severity for finding in found)
     told = ", ".join(plural(counts[s], s) for s in SEVERITIES if counts[s])
     answer = "may not be mixed" if counts["error"] else "may be mixed"

@@ -1,7 +1,11 @@
-"""The machines of a run, the samples that an epoch draws from each stream by its weight, and the part of these samples that a batching
-method delivers. All are computed as Streaming does.
+"""The machines of a run, the samples that an epoch draws from each stream by its weight, and the
+part of these samples that a batching method delivers. All are computed as Streaming does.
 
-Sources: Stream.apply_weights in streaming/base/stream.py and streaming/base/batching/, 0.12 and 0.13 alike."""
+Sources: Stream.apply_weights in streaming/base/stream.py and streaming/base/batching/, 0.12 and
+0.13 alike.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +21,9 @@ from mdsmix.training.training_yaml import Settings
 from mdsmix.words import plural
 
 OLD_SHUFFLES = ("py1s", "py2s")
-"Shuffles for which Streaming sets 64 canonical nodes for each node by default; other shuffles get 1."
+"""Shuffles for which Streaming sets 64 canonical nodes for each node by default; other shuffles get
+1.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +43,9 @@ class World:
     replication: int = 1
     "Neighbouring devices that draw the same samples."
     packing: float = 1.0
-    "Samples that are drawn for each row; an Estimate where training works the ratio out when it begins."
+    """Samples that are drawn for each row; an Estimate where training works the ratio out when it
+    begins.
+    """
     num_canonical_nodes: int = 0
     "0: not set."
     algo: str = "py1e"
@@ -68,7 +76,9 @@ class World:
 
     @property
     def layout_nodes(self) -> int:
-        """Nodes as Streaming counts them when it lays an epoch out: devices that draw the same samples count as one device."""
+        """Nodes as Streaming counts them when it lays an epoch out: devices that draw the same
+        samples count as one device.
+        """
         return self.ranks // self.gpus if self.ranks % self.gpus == 0 else 1
 
     @property
@@ -101,11 +111,14 @@ Weights = Sequence[Settings]
 METHODS = ("stratified", "per_stream", "device_per_stream")
 "The batching methods that drop samples."
 SHUFFLE_SEED = 9176
-"Streaming's default shuffle_seed. The seed decides which streams get the samples that rounding leaves over."
+"""Streaming's default shuffle_seed. The seed decides which streams get the samples that rounding
+leaves over.
+"""
 
 
 def delivered(method: str, drawn: Sequence[int], parts: Sequence[float], world: World) -> list[int]:
-    """Samples of each stream that an epoch delivers. Where a number is 0, Streaming gives no epoch at all.
+    """Samples of each stream that an epoch delivers. Where a number is 0, Streaming gives no epoch
+    at all.
 
     Args:
         drawn: samples that the weights draw from each stream.
@@ -127,7 +140,9 @@ def delivered(method: str, drawn: Sequence[int], parts: Sequence[float], world: 
 
 
 def portions(parts: Sequence[float], batch: int) -> list[int]:
-    """Samples of each stream in a stratified batch: rounded down, then one more each for the largest remainders."""
+    """Samples of each stream in a stratified batch: rounded down, then one more each for the
+    largest remainders.
+    """
     exact = batch * np.array(parts, np.float64)
     whole = exact.astype(np.int64)
     # The same numpy call as in Streaming, since it decides between equal remainders.
@@ -145,7 +160,9 @@ def _stratified(drawn: Sequence[int], shares: Sequence[int], world: World) -> li
 
 
 def per_device(samples: int, world: World) -> int:
-    """Samples of a stream that each device gets; some samples come twice, so that all devices get equally many."""
+    """Samples of a stream that each device gets; some samples come twice, so that all devices get
+    equally many.
+    """
     a_canonical_node = -(-samples // world.canonical)
     if world.canonical < world.layout_nodes:
         a_canonical_node = _up(a_canonical_node, world.layout_nodes // world.canonical)
@@ -162,7 +179,9 @@ def draws(
     epoch_size: int | None,
     seed: int = SHUFFLE_SEED,
 ) -> list[int]:
-    """Samples that an epoch draws from each stream; ValueError where Streaming refuses the weights."""
+    """Samples that an epoch draws from each stream; ValueError where Streaming refuses the
+    weights.
+    """
     keys = [key for weight in weights for key in weight]
     numbers = [number for weight in weights for number in weight.values()]
     is_shared = "proportion" in keys
@@ -186,7 +205,9 @@ def draws(
 
 
 def parts(weights: Weights, samples: Sequence[int], epoch_size: int | None) -> list[float]:
-    """The streams' parts of an epoch or of a stratified batch, unrounded, with sum 1. Streaming must accept the weights."""
+    """The streams' parts of an epoch or of a stratified batch, unrounded, with sum 1. Streaming
+    must accept the weights.
+    """
     asked = np.array(_asked(weights, samples, epoch_size), np.float64)
     return [float(part) for part in asked / max(1e-300, asked.sum())]
 
@@ -206,8 +227,9 @@ def _asked(weights: Weights, samples: Sequence[int], epoch_size: int | None) -> 
 
 
 def draws_of(loader: Loader) -> list[int] | None:
-    """Return the samples that an epoch draws from each stream. None if Streaming refuses the weights (checks say why), or if a stream
-    could not be opened."""
+    """Return the samples that an epoch draws from each stream. None if Streaming refuses the
+    weights (checks say why), or if a stream could not be opened.
+    """
     if loader.unopened:
         return None
     seed = loader.dataset.get("shuffle_seed", SHUFFLE_SEED)
@@ -219,7 +241,9 @@ def draws_of(loader: Loader) -> list[int] | None:
 
 
 def _weighted(loader: Loader) -> tuple[Weights, list[int], int | None]:
-    """The streams' weights, their samples, and the epoch size; a size of 0 or null counts as None."""
+    """The streams' weights, their samples, and the epoch size; a size of 0 or null counts
+    as None.
+    """
     streams, size = loader.streams, loader.dataset.get("epoch_size") or None
     given = size and in_units(size, COUNT_UNITS)
     return [s.weight for s in streams], [s.index.samples for s in streams], given
@@ -232,7 +256,9 @@ def batching(loader: Loader) -> str:
 def machines_of(
     mix: Mix, nodes: int, gpus: int, batch: int | None, workers: int | None = None
 ) -> World:
-    """The machines of a run; batch and workers come from the YAML where they are None. RecipeError where nothing says the batch."""
+    """The machines of a run; batch and workers come from the YAML where they are None. RecipeError
+    where nothing says the batch.
+    """
     batch = batch or mix.yaml.batch_size
     if not batch or batch < 1:
         raise RecipeError(
@@ -261,13 +287,15 @@ def world_of(loader: Loader, **given: Any) -> World:
 
 
 def delivered_in(loader: Loader, drawn: Sequence[int], world: World) -> list[int]:
-    """Samples of each stream that an epoch delivers on these machines. Where a stream's number is 0, Streaming cannot build batches and the
-    epoch fails."""
+    """Samples of each stream that an epoch delivers on these machines. Where a stream's number is
+    0, Streaming cannot build batches and the epoch fails.
+    """
     return delivered(batching(loader), drawn, parts(*_weighted(loader)), world)
 
 
 def delivered_of(loader: Loader, batch: int | None) -> list[int] | None:
-    """Samples of each stream that an epoch delivers in batches of `batch` rows, for one device that draws whole batches.
+    """Samples of each stream that an epoch delivers in batches of `batch` rows, for one device that
+    draws whole batches.
 
     None where Streaming refuses the weights, or where the batch or the packing ratio is not known.
     """

@@ -1,8 +1,10 @@
 """The samples and tokens of an epoch, and the samples that a recipe's shares draw.
 
-Weights count samples, never tokens: `proportion: 0.5` for short chats beside 2,048-token rows is far from half of the tokens, so both
-shares are shown.
+Weights count samples, never tokens: `proportion: 0.5` for short chats beside 2,048-token rows is
+far from half of the tokens, so both shares are shown.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +24,9 @@ from mdsmix.words import percent
 
 @dataclass(frozen=True, kw_only=True)
 class StreamInEpoch:
-    """One stream in an epoch of its loader. Figures are plain where they are exact, an Estimate where they are not."""
+    """One stream in an epoch of its loader. Figures are plain where they are exact, an Estimate
+    where they are not.
+    """
 
     stream: str
     samples: float
@@ -32,17 +36,22 @@ class StreamInEpoch:
     delivered: float
     "Drawn samples that reach the training loop: all, unless the batching method drops some."
     tokens: float
-    "Tokens of the delivered samples as they are trained: cut, with the EOS that the loader appends, without padding."
+    """Tokens of the delivered samples as they are trained: cut, with the EOS that the loader
+    appends, without padding.
+    """
     trained: float
     "Positions of the delivered samples that give a loss."
     cut: float
-    "Tokens of the delivered samples that were cut off when converting, or that the loader cuts off."
+    """Tokens of the delivered samples that were cut off when converting, or that the loader cuts
+    off.
+    """
 
 
 def in_epoch(stream: StreamInMix, loader: Loader, drawn: int, delivered: int) -> StreamInEpoch:
     """The figures of a stream."""
     samples, is_counted = stream.index.samples, stream.survey is None
-    # Chance decides which rows a part of a pass draws: unless rows are equally long, their tokens are a mean.
+    # Chance decides which rows a part of a pass draws: unless rows are equally long, their tokens
+    # are a mean.
     is_exact = row_length(stream) is not None or not delivered % (samples or 1)
     times = about(delivered / (samples or 1), is_exact)
     tokens, cut = tokens_of(stream, loader)
@@ -60,7 +69,8 @@ def in_epoch(stream: StreamInMix, loader: Loader, drawn: int, delivered: int) ->
 def epoch_of(loader: Loader, batch: int | None = None) -> list[StreamInEpoch]:
     """The figures of an epoch for each stream; empty where Streaming refuses the weights.
 
-    `batch`: rows that all devices draw together in a step. Without `batch`, no sample is counted as dropped.
+    `batch`: rows that all devices draw together in a step. Without `batch`, no sample is counted as
+    dropped.
     """
     drawn = draws_of(loader) or []
     counts = zip(loader.streams, drawn, delivered_of(loader, batch) or drawn, strict=False)
@@ -101,7 +111,8 @@ def share_of(part: float, whole: float) -> float | None:
 
 
 def apportion(recipe: Recipe, loader: Loader, may_estimate: bool) -> Apportioned:
-    """The samples of each stream that a recipe's shares come to. `loader`: the recipe's loader, with its streams opened.
+    """The samples of each stream that a recipe's shares come to. `loader`: the recipe's loader,
+    with its streams opened.
 
     Raises:
         MixRefused: a stream cannot give its share, or its tokens were not counted.
@@ -140,13 +151,16 @@ def apportion(recipe: Recipe, loader: Loader, may_estimate: bool) -> Apportioned
 def _mean(
     stream: StreamInMix, loader: Loader, unit: Unit, may_estimate: bool
 ) -> tuple[Fraction, bool]:
-    """The mean of the unit in a sample of the stream, such as 412.5 tokens, and whether it was counted."""
+    """The mean of the unit in a sample of the stream, such as 412.5 tokens, and whether it was
+    counted.
+    """
     samples = stream.index.samples
     if unit == "samples" or not samples:
         return Fraction(bool(samples)), True
     if unit == "tokens":
         held = tokens_of(stream, loader).kept
-        # Earlier commits did not count the EOS that the loader appends, and such a stream is not refused for that.
+        # Earlier commits did not count the EOS that the loader appends, and such a stream is not
+        # refused for that.
         is_counted = not isinstance(stored_tokens_of(stream, loader).kept, Estimate)
     else:
         held = trained_of(stream, loader)

@@ -1,9 +1,12 @@
 """A recipe and its published streams -> the sections of an LLM-Foundry config, as plain mappings.
 
-Every key of the recipe's train_loader is passed on unchanged, right or wrong: the checks judge the rendered config, so
-they see every key. Where the sections are set into an existing config, the recipe decides the data and its
-encoding. Every other key of that config's loader, right or wrong, takes precedence over the defaults of mdsmix.
+Every key of the recipe's train_loader is passed on unchanged, right or wrong: the checks judge the
+rendered config, so they see every key. Where the sections are set into an existing config, the
+recipe decides the data and its encoding. Every other key of that config's loader, right or wrong,
+takes precedence over the defaults of mdsmix.
 """
+
+from __future__ import annotations
 
 import os
 from collections.abc import Mapping
@@ -58,7 +61,9 @@ OF_RECIPE = TARGET_KEYS | frozenset(
         "allowed_dataset_keys",
     ]
 )
-"Keys of a dataset that name its data and their encoding. The recipe sets these, whatever a config said before."
+"""Keys of a dataset that name its data and their encoding. The recipe sets these, whatever a config
+said before.
+"""
 
 
 def is_train(spec: StreamSpec) -> bool:
@@ -69,7 +74,8 @@ def is_train(spec: StreamSpec) -> bool:
 def stream_section(
     recipe: Recipe, spec: StreamSpec, root: str, split: str, index: Index
 ) -> Section:
-    """The keys of one stream that lies in the folder `split` of `root`, or in `root` itself where `split` is empty.
+    """The keys of one stream that lies in the folder `split` of `root`, or in `root` itself where
+    `split` is empty.
 
     A cache folder ends in the index's short hash, so no stale index is ever read.
     """
@@ -90,7 +96,8 @@ def sections(
     streams: Mapping[str, StreamSection],
     config: Settings,
 ) -> Section:
-    """max_seq_len, tokenizer and train_loader; eval_loader too where the recipe has streams of other splits.
+    """max_seq_len, tokenizer and train_loader; eval_loader too where the recipe has streams of
+    other splits.
 
     `config`: the config that the sections are set into; empty where they are a file of their own.
     """
@@ -113,7 +120,8 @@ def sections(
 
 
 def _with_own_links(tree: Section, config: Settings) -> Section:
-    """Keep a link of the config to its length, such as `${variables.max_seq_len}`, where VARIABLE would replace it.
+    """Keep a link of the config to its length, such as `${variables.max_seq_len}`, where VARIABLE
+    would replace it.
 
     Both mean the same, since the config's own `max_seq_len` is that link.
     """
@@ -137,9 +145,11 @@ def _keys(section: Any) -> Section:
 
 
 def by_label(before: Any, entries: list[Section]) -> list[Any]:
-    """The evaluations of a config in their order. An entry replaces the evaluation of its label, or is appended.
+    """The evaluations of a config in their order. An entry replaces the evaluation of its label, or
+    is appended.
 
-    LLM-Foundry reports a lone evaluation without a label as `eval`. In a list each needs a label, so the lone one gets `eval`.
+    LLM-Foundry reports a lone evaluation without a label as `eval`. In a list each needs a label,
+    so the lone one gets `eval`.
     """
     lone = [{"label": LONE_LABEL} | _keys(before)] if isinstance(before, Mapping) and before else []
     ours = {entry["label"]: entry for entry in entries}
@@ -148,10 +158,13 @@ def by_label(before: Any, entries: list[Section]) -> list[Any]:
 
 
 def _tokenizer(recipe: Recipe) -> Section:
-    """The tokenizer section: the recipe's name and kwargs, or the folder that training nodes fetch, whose files hold the kwargs."""
+    """The tokenizer section: the recipe's name and kwargs, or the folder that training nodes fetch,
+    whose files hold the kwargs.
+    """
     name, kwargs = recipe.tokenizer.name, dict(recipe.tokenizer.kwargs)
     if home := home_of(recipe):
-        # Where mdsmix is on the training nodes, it fetches the tokenizer before LLM-Foundry looks for it.
+        # Where mdsmix is on the training nodes, it fetches the tokenizer before LLM-Foundry looks
+        # for it.
         fetches_itself = recipe.loader == OWN or recipe.mdsmix_on_nodes
         name, kwargs = home.url if fetches_itself else on_node(recipe, home), {}
     return {"name": name, "kwargs": {"model_max_length": VARIABLE} | kwargs}
@@ -160,17 +173,21 @@ def _tokenizer(recipe: Recipe) -> Section:
 def loader_section(
     recipe: Recipe, streams: Section, own: Settings | None = None, trains: bool = True
 ) -> Section:
-    """The section of one loader. `own`: keys of this loader in the config; for an evaluation, the worker settings of training."""
+    """The section of one loader. `own`: keys of this loader in the config; for an evaluation, the
+    worker settings of training.
+    """
     had, given = own or {}, dict(recipe.train_loader)
     dataset = {k: v for k, v in _keys(had.get("dataset")).items() if k not in OF_RECIPE}
     dataset |= _keys(given.get("dataset"))
     if not trains:
-        # An evaluation is never resumed, and its last, smaller batch counts too, even where training drops its own.
+        # An evaluation is never resumed, and its last, smaller batch counts too, even where
+        # training drops its own.
         given = {k: v for k, v in given.items() if k not in ("accept_changed", "drop_last")}
         dataset = {k: v for k, v in dataset.items() if k not in NOT_FOR_EVAL}
     settings: Section = {"drop_last": trains, "num_workers": NUM_WORKERS, **had}
     if given.get("num_workers") == 0:
-        # Without workers torch takes neither prefetching nor persistence, and Foundry's defaults ask for both.
+        # Without workers torch takes neither prefetching nor persistence, and Foundry's defaults
+        # ask for both.
         settings |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
     # The text loader would drop target policies without a word.
     targets = sorted(TARGET_KEYS.intersection(DATASETS.get(recipe.loader, ())))
@@ -186,11 +203,12 @@ def loader_section(
 
 
 def home_of(recipe: Recipe, processor: str | None = None) -> Location | None:
-    """The folder from which training nodes fetch the tokenizer (`tokenizer-<hash8>/` at the remote) or the processor. None where it comes
-    from a hub, or where the mix has no remote store.
+    """The folder from which training nodes fetch the tokenizer (`tokenizer-<hash8>/` at the remote)
+    or the processor. None where it comes from a hub, or where the mix has no remote store.
 
-    Training nodes do not have the converting machine's folders. So `convert` copies tokenizer and processor to the mix's root, and the
-    YAML names a folder beside the nodes' caches. `mdsmix.load` fetches the processor by itself.
+    Training nodes do not have the converting machine's folders. So `convert` copies tokenizer and
+    processor to the mix's root, and the YAML names a folder beside the nodes' caches. `mdsmix.load`
+    fetches the processor by itself.
     """
     from mdsmix.encode.pretrained import open_processor, open_tokenizer
 
@@ -206,5 +224,7 @@ def home_of(recipe: Recipe, processor: str | None = None) -> Location | None:
 
 
 def on_node(recipe: Recipe, home: Location) -> str:
-    """The folder of `home` on a training node: beside the node's caches, else in the folder where training starts."""
+    """The folder of `home` on a training node: beside the node's caches, else in the folder where
+    training starts.
+    """
     return f"{recipe.local or '.'}/{home.name}"

@@ -1,12 +1,17 @@
-"""A rendered mix written into an existing LLM-Foundry config: everything that is not set stays byte for byte.
+"""A rendered mix written into an existing LLM-Foundry config: everything that is not set stays byte
+for byte.
 
-A round trip through a YAML library would rewrite numbers, quotes and line breaks all over the file, and would lose the
-comment that stands between a replaced section and the next one. So the config is walked as nodes with their places in the text. A changed
-value on one line is replaced within the line; any other change replaces the lines of its key or list entry. The result is
-parsed again. Where it differs from the wanted config, as when YAML anchors tie sections together, nothing is written.
+A round trip through a YAML library would rewrite numbers, quotes and line breaks all over the file,
+and would lose the comment that stands between a replaced section and the next one. So the config is
+walked as nodes with their places in the text. A changed value on one line is replaced within the
+line; any other change replaces the lines of its key or list entry. The result is parsed again.
+Where it differs from the wanted config, as when YAML anchors tie sections together, nothing is
+written.
 
 Nothing that a user wrote is replaced in silence: `changes` names every key whose value changed.
 """
+
+from __future__ import annotations
 
 import re
 import textwrap
@@ -74,7 +79,8 @@ def set_into(
         raise RecipeError(
             f"{origin} cannot be written into: its top level must be keys on lines of their own."
         )
-    # A max_seq_len that refers to a variable (`${...}`) still does; the variable gets the new length.
+    # A max_seq_len that refers to a variable (`${...}`) still does; the variable gets the new
+    # length.
     link = LINK.fullmatch(str(was.get(LENGTH)))
     rest = {key: value for key, value in was.items() if key not in without}
     config = OmegaConf.create({**rest, **tree, LENGTH: was.get(LENGTH)})
@@ -93,7 +99,9 @@ def set_into(
 
 
 def _edits(text: str, new: Any, was: Any, node: Any, stop: int) -> Iterator[Edit]:
-    """The edits that turn a block from `was` into `new`; unchanged values keep their spelling. `stop`: where the block's lines end."""
+    """The edits that turn a block from `was` into `new`; unchanged values keep their spelling.
+    `stop`: where the block's lines end.
+    """
     if is_list := node.id == "sequence":
         new, was = dict(enumerate(new)), dict(enumerate(was))
     pairs = [(entry, entry) for entry in node.value] if is_list else node.value
@@ -113,14 +121,17 @@ def _edits(text: str, new: Any, was: Any, node: Any, stop: int) -> Iterator[Edit
 
 
 def _changed(text: str, new: Any, was: Any, pair: tuple[Any, Any], stop: int) -> Iterator[Edit]:
-    """The edits of one key or list entry. A value on one line is replaced there, a block key by key; all else is written anew by lines."""
+    """The edits of one key or list entry. A value on one line is replaced there, a block key by
+    key; all else is written anew by lines.
+    """
     name, node = pair
     start, is_entry = name.start_mark.index, name is node
     is_nested = isinstance(new, Mapping | list)
     is_here = node.start_mark.index >= start  # an alias stands where its anchor does
     is_line = node.start_mark.line == node.end_mark.line
     at, until = node.start_mark.index, node.end_mark.index
-    # What was empty at the top, as `train_loader: {}`, becomes a block, unless a comment stands behind it.
+    # What was empty at the top, as `train_loader: {}`, becomes a block, unless a comment stands
+    # behind it.
     is_empty = not (node.value or name.start_mark.column or text[until:stop].strip())
     if is_here and is_line and not (is_nested and (node.id == "scalar" or is_empty)):
         said = dump([new], in_line=True)[1:-2] if is_nested else dump([new])[2:-1]
@@ -134,7 +145,9 @@ def _changed(text: str, new: Any, was: Any, pair: tuple[Any, Any], stop: int) ->
 
 
 def _differ(one: Any, other: Any) -> bool:
-    """Whether two values differ for a reader of YAML: 1, 1.0 and true do, unlike in Python; the order of keys does not count."""
+    """Whether two values differ for a reader of YAML: 1, 1.0 and true do, unlike in Python; the
+    order of keys does not count.
+    """
     return pformat(one) != pformat(other)
 
 
@@ -160,7 +173,9 @@ def changes(was: Any, now: Any, key: str = "") -> Iterator[str]:
 
 
 def _by_name(value: Any) -> dict[Any, Any] | None:
-    """A mapping's keys and values, or a list of evaluations by their labels; None for any other value."""
+    """A mapping's keys and values, or a list of evaluations by their labels; None for any other
+    value.
+    """
     if isinstance(value, list) and value and all(isinstance(e, Mapping) for e in value):
         return {str(entry.get("label")): entry for entry in value}
     return dict(value) if isinstance(value, Mapping) else None

@@ -1,8 +1,11 @@
-"""The lock of a rendered mix: made by rendering, and compared later with the streams as published then.
+"""The lock of a rendered mix: made by rendering, and compared later with the streams as published
+then.
 
-`mdsmix.training.lock` defines its contents. Here a Mix becomes a lock, and the differences of two locks become findings, stream by
-stream: errors on training streams, warnings on evaluations.
+`mdsmix.training.lock` defines its contents. Here a Mix becomes a lock, and the differences of two
+locks become findings, stream by stream: errors on training streams, warnings on evaluations.
 """
+
+from __future__ import annotations
 
 import os
 from collections.abc import Sequence
@@ -41,14 +44,17 @@ EVALUATED = (
 
 
 def place_of(target: str) -> str | None:
-    """The path of a YAML's lock, beside the YAML; None where the YAML goes into a pipe or a device."""
+    """The path of a YAML's lock, beside the YAML; None where the YAML goes into a pipe or
+    a device.
+    """
     place = locate(target)
     return None if not place.is_store and is_device(place.url) else f"{target}{SUFFIX}"
 
 
 def lock_of(mix: Mix) -> Lock:
-    """Return the lock of the mix as published now: its streams' files, and how the loaders draw them. A loader with a stream that mdsmix
-    cannot open is left out."""
+    """Return the lock of the mix as published now: its streams' files, and how the loaders draw
+    them. A loader with a stream that mdsmix cannot open is left out.
+    """
     opened = [loader for loader in mix.loaders if not loader.unopened]
     return Lock(loaders={loader.label: _loader(mix, loader) for loader in opened})
 
@@ -83,8 +89,10 @@ STREAMS = (
 
 
 def compared(was: Lock, now: Lock, is_accepted: bool = False) -> tuple[list[Finding], Table]:
-    """A finding for each difference, and a table of the streams of `now` with their states. A difference in training is an error, or a
-    warning where it `is_accepted`; a difference in an evaluation is a warning."""
+    """A finding for each difference, and a table of the streams of `now` with their states. A
+    difference in training is an error, or a warning where it `is_accepted`; a difference in an
+    evaluation is a warning.
+    """
     found, rows, none = list[Finding](), list[Row](), LoaderLock(streams=[])
     for label in now.loaders | was.loaders:
         held = now.loaders.get(label, none)
@@ -104,7 +112,9 @@ def compared(was: Lock, now: Lock, is_accepted: bool = False) -> tuple[list[Find
 
 
 def hold(mix: Mix, targets: Sequence[str], is_accepted: bool) -> tuple[list[Finding], Table]:
-    """The lock beside the one YAML in `targets`, compared with the mix of now; RecipeError where no lock can be read."""
+    """The lock beside the one YAML in `targets`, compared with the mix of now; RecipeError where no
+    lock can be read.
+    """
     if mix.recipe or mix.is_bare or len(targets) != 1:
         raise RecipeError(
             f"--lock compares one training YAML with the lock beside it, and {', '.join(targets)} is none; name the YAML that "

@@ -1,12 +1,15 @@
 """The rendered YAML of a recipe: a file of its own, or its sections set into an existing config.
 
-The text depends on the recipe and the streams alone: no time and no host, so that rendering twice gives the same bytes
-and a difference under version control is a difference of the mix.
+The text depends on the recipe and the streams alone: no time and no host, so that rendering twice
+gives the same bytes and a difference under version control is a difference of the mix.
 
-A file that a user named is written as by a shell redirection, yet never half of it. Nobody links or changes modes of a stream's
-files, so storage replaces them by a rename and makes their folders. A config belongs to its owner: a symlink is followed, the mode is
-kept, a FIFO or a device is written into, and a folder that does not exist is refused as a typing error.
+A file that a user named is written as by a shell redirection, yet never half of it. Nobody links or
+changes modes of a stream's files, so storage replaces them by a rename and makes their folders. A
+config belongs to its owner: a symlink is followed, the mode is kept, a FIFO or a device is written
+into, and a folder that does not exist is refused as a typing error.
 """
+
+from __future__ import annotations
 
 import os
 import shlex
@@ -41,8 +44,10 @@ SECONDS = 300
 
 
 def validate(text: str, labels: Sequence[str]) -> str:
-    """One line on the batches that LLM-Foundry draws from the loaders of these labels; what LLM-Foundry prints is not shown. MixRefused
-    where it draws none, RecipeError where llmfoundry is not installed."""
+    """One line on the batches that LLM-Foundry draws from the loaders of these labels; what
+    LLM-Foundry prints is not shown. MixRefused where it draws none, RecipeError where llmfoundry is
+    not installed.
+    """
     if find_spec("llmfoundry") is None:
         raise RecipeError(
             "--validate builds LLM-Foundry's own loader, and llmfoundry is not installed beside this mdsmix: install "
@@ -105,11 +110,13 @@ def render(
     own_evals: OwnEvals = "look",
     may_estimate: bool = False,
 ) -> tuple[Mix, str]:
-    """The mix of a recipe and its YAML, a file of its own or set into the config `into`. Nothing is checked or written.
+    """The mix of a recipe and its YAML, a file of its own or set into the config `into`. Nothing is
+    checked or written.
 
     Args:
         own_evals: what becomes of the config's own evaluations.
-        may_estimate: shares may be worked out from first samples of streams whose tokens were not counted.
+        may_estimate: shares may be worked out from first samples of streams whose tokens were not
+        counted.
     """
     recipe = open_recipe(path, overrides)
     streams, shares = streams_of(recipe, path, may_estimate, overrides=overrides)
@@ -128,7 +135,9 @@ def render(
 
 
 def before_training(mix: Mix) -> str | None:
-    """The command by which every training node first fetches the tokenizer, with this machine's endpoint; None where none is needed."""
+    """The command by which every training node first fetches the tokenizer, with this machine's
+    endpoint; None where none is needed.
+    """
     name = mix.yaml.at("tokenizer", "name")
     if mix.tokenizer_home is None or name == mix.tokenizer_home.url:
         return None
@@ -138,7 +147,9 @@ def before_training(mix: Mix) -> str | None:
 
 
 def epoch_comment(mix: Mix) -> str:
-    """The comment above the YAML: samples, tokens and share of every stream in an epoch, and the recipe's shares as samples."""
+    """The comment above the YAML: samples, tokens and share of every stream in an epoch, and the
+    recipe's shares as samples.
+    """
     recipe, shares = os.path.basename(mix.recipe or mix.yaml.origin), mix.shares
     epoch = epoch_table(epoch_of(mix.train, mix.yaml.batch_size))
     told = [
@@ -168,7 +179,8 @@ def require_place(target: str) -> None:
 
 
 def write(target: str, text: str) -> None:
-    """Writes the text: to a store by one PUT, to a FIFO or device directly, to a file by a rename where its symlinks end.
+    """Writes the text: to a store by one PUT, to a FIFO or device directly, to a file by a rename
+    where its symlinks end.
 
     Unreachable where the target cannot be written.
     """

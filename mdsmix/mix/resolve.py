@@ -1,8 +1,11 @@
 """A recipe, a training YAML or folders of published streams -> a Mix.
 
-Indexes and manifests are read here: two small files a stream, many streams at a time. The rest of a stream is read only when
-a check asks. A stream is read at its remote, or in its local folder where it has no remote.
+Indexes and manifests are read here: two small files a stream, many streams at a time. The rest of a
+stream is read only when a check asks. A stream is read at its remote, or in its local folder where
+it has no remote.
 """
+
+from __future__ import annotations
 
 import os
 import shlex
@@ -49,10 +52,13 @@ if TYPE_CHECKING:
 
 KEEP = "; of an evaluation that is not the recipe's, --keep-evals judges the keys alone, and --drop-evals leaves it out"
 OwnEvals = Literal["look", "keep", "drop"]
-"""What becomes of evaluations that are not the recipe's: their streams are looked at, the evaluations whose streams cannot
-be opened are judged by their keys alone, or they are left out."""
+"""What becomes of evaluations that are not the recipe's: their streams are looked at, the
+evaluations whose streams cannot be opened are judged by their keys alone, or they are left out.
+"""
 Surveyor = Callable[[Recipe, StreamSpec], tuple[Stream, str]]
-"A function from an unpublished stream to its estimate as a Stream, and a sentence on how far its source was read."
+"""A function from an unpublished stream to its estimate as a Stream, and a sentence on how far its
+source was read.
+"""
 
 
 def resolve(
@@ -62,12 +68,15 @@ def resolve(
     survey: Surveyor | None = None,
     own_evals: OwnEvals = "look",
 ) -> Mix:
-    """The Mix of a recipe (with overrides), a training YAML, or streams; the contents of the targets decide which.
+    """The Mix of a recipe (with overrides), a training YAML, or streams; the contents of the
+    targets decide which.
 
     Args:
-        may_estimate: a recipe's shares may be worked out from first samples of streams whose tokens were not counted.
+        may_estimate: a recipe's shares may be worked out from first samples of streams whose tokens
+        were not counted.
         has_evals: evaluations are looked at too.
-        survey: reads the source of a recipe's unpublished stream; without `survey` such streams are refused.
+        survey: reads the source of a recipe's unpublished stream; without `survey` such streams are
+        refused.
         own_evals: what becomes of a training YAML's evaluations.
     """
     if (found := named_yaml(targets)) is None:
@@ -81,8 +90,9 @@ def resolve(
 
 
 def named_yaml(words: Sequence[str]) -> tuple[str, list[str]] | None:
-    """The recipe or training YAML that the words of a command name, and the overrides; None where they name streams. RecipeError where they
-    name both, or several YAMLs."""
+    """The recipe or training YAML that the words of a command name, and the overrides; None where
+    they name streams. RecipeError where they name both, or several YAMLs.
+    """
     named, overrides = parted(words)
     is_one = len(named) == 1 and _is_yaml(named[0])
     if not is_one and (overrides or any(map(_is_yaml, named))):
@@ -99,7 +109,9 @@ def _is_yaml(name: str) -> bool:
 
 
 def stream_places(urls: Iterable[str]) -> list[str]:
-    """The places of streams; in place of a local folder that holds the streams of a mix, the `train` split of each."""
+    """The places of streams; in place of a local folder that holds the streams of a mix, the
+    `train` split of each.
+    """
     return [place for url in urls for place in _below(url) or [url]]
 
 
@@ -110,7 +122,9 @@ def _below(url: str) -> list[str]:
 
 
 def training(recipe: Recipe, path: str) -> Recipe:
-    """The recipe with its training streams alone, so that its evaluations need not be published. RecipeError where it has none."""
+    """The recipe with its training streams alone, so that its evaluations need not be published.
+    RecipeError where it has none.
+    """
     train = {spec.name: spec for spec in recipe.trained}
     if not train:
         raise RecipeError(
@@ -123,8 +137,9 @@ def training(recipe: Recipe, path: str) -> Recipe:
 
 
 def is_recipe(path: str) -> bool:
-    """Whether the file is a recipe, or data in a recipe's place, which `open_recipe` refuses. Another unreadable file is none: the code
-    that parses it later says where it breaks."""
+    """Whether the file is a recipe, or data in a recipe's place, which `open_recipe` refuses.
+    Another unreadable file is none: the code that parses it later says where it breaks.
+    """
     try:
         tree = unresolved(read_text(path), path)
     except RecipeError:
@@ -152,10 +167,11 @@ def streams_of(
     survey: Surveyor | None = None,
     overrides: Sequence[str] = (),
 ) -> tuple[dict[str, StreamInMix], Apportioned | None]:
-    """Return a recipe's streams by name, opened and weighted, and its shares as samples; None if the recipe has no shares.
+    """Return a recipe's streams by name, opened and weighted, and its shares as samples; None if
+    the recipe has no shares.
 
-    Raises NotPublished if streams are missing and there is no `survey`, and MixRefused if they are missing only because a holdout was
-    added to the recipe since it was converted.
+    Raises NotPublished if streams are missing and there is no `survey`, and MixRefused if they are
+    missing only because a holdout was added to the recipe since it was converted.
     """
     specs = [*recipe.streams.values()]
     pairs = [*zip(specs, together(lambda spec: _published(recipe, spec), specs), strict=True)]
@@ -169,7 +185,8 @@ def streams_of(
             f"not published: {'; '.join(told)}: run `mdsmix convert` on this recipe first"
             f"{_of_limited(recipe, missing)}."
         )
-    # One after the other: chat templates are rendered under an alarm signal, which only the main thread gets.
+    # One after the other: chat templates are rendered under an alarm signal, which only the main
+    # thread gets.
     streams = {
         spec.name: found or _of_recipe(recipe, spec, *survey(recipe, spec))  # type: ignore[misc]
         for spec, found in pairs
@@ -189,7 +206,9 @@ def _refuse_new_holdouts(
     path: str,
     overrides: Sequence[str],
 ) -> None:
-    """Raise MixRefused if each stream that is missing is held out of a published stream that was converted without a holdout."""
+    """Raise MixRefused if each stream that is missing is held out of a published stream that was
+    converted without a holdout.
+    """
     without = {
         stream.name
         for stream in published
@@ -228,8 +247,10 @@ def _trained(recipe: Recipe, streams: Iterable[StreamInMix]) -> Loader:
 
 
 def mix_of_streams(urls: Sequence[str]) -> Mix:
-    """The unweighted mix of streams at these places. Its loader is `mdsmix` where a stream is packed, `text` where all hold plain tokens or
-    text, else `finetuning`. RecipeError where a stream is named twice."""
+    """The unweighted mix of streams at these places. Its loader is `mdsmix` where a stream is
+    packed, `text` where all hold plain tokens or text, else `finetuning`. RecipeError where a
+    stream is named twice.
+    """
     streams = {stream.name: stream for stream in together(_at, urls)}
     if len({stream.folder.url for stream in streams.values()}) < len(urls):
         raise RecipeError(f"{', '.join(urls)} names a stream twice; name every stream once.")
@@ -244,7 +265,8 @@ def mix_of_streams(urls: Sequence[str]) -> Mix:
         dataset[LENGTH] = max(encoding.max_seq_len for encoding in encodings)
     for encoding in encodings:
         if encoding.pack and kind_of(encoding).has_targets:
-            # No loader can read packed rows by other targets than the targets they were packed with.
+            # No loader can read packed rows by other targets than the targets they were packed
+            # with.
             for key in ("target_prompts", "target_responses"):
                 dataset.setdefault(key, getattr(encoding, key))
     is_plain = all({"tokens", "text"} & each.keys() for each in columns)
@@ -292,7 +314,9 @@ def mix_of(
 def _evaluations(
     yaml: TrainingYaml, known: Mapping[str, StreamInMix], own_evals: OwnEvals
 ) -> tuple[list[Loader], list[LoaderSection]]:
-    """Open the evaluations of a training YAML; return them, and the sections of those kept unseen."""
+    """Open the evaluations of a training YAML; return them, and the sections of those kept
+    unseen.
+    """
     opened = list[Loader]()
     unseen = list[LoaderSection]()
     for section in yaml.evals:
@@ -345,8 +369,10 @@ def _of_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
 
 
 def _published(recipe: Recipe, spec: StreamSpec) -> StreamInMix | None:
-    """The published stream of a recipe, opened by one read. A stream without a source may lie flat, without a folder for its split. None
-    where it is to be converted first; NotPublished where it has no source."""
+    """The published stream of a recipe, opened by one read. A stream without a source may lie flat,
+    without a folder for its split. None where it is to be converted first; NotPublished where it
+    has no source.
+    """
     place = locate(recipe.published(spec))
     found = read_published(place / spec.split)
     if found is None and not spec.source and (found := read_published(place)) is None:
@@ -363,7 +389,9 @@ def _of_recipe(
 
 
 def _at(url: str) -> StreamInMix:
-    """The stream that a user names by the folder of its split, by the index in that folder, or by the folder above a single split."""
+    """The stream that a user names by the folder of its split, by the index in that folder, or by
+    the folder above a single split.
+    """
     place = at.parent if (at := locate(url)).name == INDEX else at
     found = read_published(place) or read_in(find_published(place))
     root, split = _split(found, place)
@@ -372,12 +400,14 @@ def _at(url: str) -> StreamInMix:
 
 
 def _split(found: Stream, place: Location) -> tuple[Location, str]:
-    """The folder from which a loader reads the stream, and its split; an empty split where the stream lies in `place` itself."""
+    """The folder from which a loader reads the stream, and its split; an empty split where the
+    stream lies in `place` itself.
+    """
     folder = found.folder
     return (place, "") if folder == place else (folder.parent, folder.name)
 
 
-def _tokenizer(yaml: TrainingYaml, recipe: Recipe | None) -> "tuple[Tokenizer | None, str | None]":
+def _tokenizer(yaml: TrainingYaml, recipe: Recipe | None) -> tuple[Tokenizer | None, str | None]:
     """The run's tokenizer, or the reason why it could not be opened."""
     from mdsmix.encode.pretrained import open_tokenizer
     from mdsmix.encode.published_folders import at_hand

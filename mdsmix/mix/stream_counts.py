@@ -1,7 +1,11 @@
-"""Tokens of all samples of a stream, as the loader takes them: counted by a manifest or by rows of one length, else an Estimate.
+"""Tokens of all samples of a stream, as the loader takes them: counted by a manifest or by rows of
+one length, else an Estimate.
 
-Without a manifest the first samples of the first shard stand for the stream. A stream sorted by length or by source looks different
-further on."""
+Without a manifest the first samples of the first shard stand for the stream. A stream sorted by
+length or by source looks different further on.
+"""
+
+from __future__ import annotations
 
 import re
 from collections.abc import Sequence
@@ -34,7 +38,9 @@ def row_length(stream: StreamInMix) -> int | None:
 
 
 def head_turns(stream: StreamInMix, loader: Loader) -> Turns:
-    """The token ids of the stream's first samples. A sample without ids, or whose ids cannot be read, is left out."""
+    """The token ids of the stream's first samples. A sample without ids, or whose ids cannot be
+    read, is left out.
+    """
     dtype, found = str(loader.dataset.get("token_encoding_type", "int64")), list[list[Turn]]()
     for sample in stream.head.samples:
         if layout_of(sample) == ("tokens",) and "text" in sample:
@@ -62,8 +68,9 @@ def spread(totals: Totals) -> Lengths:
 
 
 def mean_longest(streams: Sequence[tuple[Lengths, float]], rows: int, multiple: int) -> float:
-    """Tokens of the longest of `rows` rows, on average, rounded up to `multiple`. `streams`: each stream's lengths, and its part of the
-    rows."""
+    """Tokens of the longest of `rows` rows, on average, rounded up to `multiple`. `streams`: each
+    stream's lengths, and its part of the rows.
+    """
     lengths = np.concatenate([lengths for (lengths, _), _ in streams])
     parts = np.concatenate([samples * (n / max(1, samples.sum())) for (_, samples), n in streams])
     order = np.argsort(lengths)
@@ -81,8 +88,9 @@ class TokenCount(NamedTuple):
 
 
 def tokens_of(stream: StreamInMix, loader: Loader) -> TokenCount:
-    """Count the tokens of all samples as they are trained: cut to max_seq_len, and with the EOS that the loader appends. UNKNOWN if the
-    loader itself tokenizes."""
+    """Count the tokens of all samples as they are trained: cut to max_seq_len, and with the EOS
+    that the loader appends. UNKNOWN if the loader itself tokenizes.
+    """
     stored = stored_tokens_of(stream, loader)
     return stored._replace(kept=stored.kept + eos_of(stream, loader))
 
@@ -109,8 +117,9 @@ def stored_tokens_of(stream: StreamInMix, loader: Loader) -> TokenCount:
 
 
 def trained_of(stream: StreamInMix, loader: Loader) -> float:
-    """Positions of all samples that give a loss: counted where the stream was converted with the loader's targets, else an Estimate
-    or UNKNOWN."""
+    """Positions of all samples that give a loss: counted where the stream was converted with the
+    loader's targets, else an Estimate or UNKNOWN.
+    """
     if (manifest := stream.trusted_manifest) and is_trained_alike(stream, loader):
         return about(manifest.totals.loss_tokens, not stream.survey)
     found, targets = head_turns(stream, loader), loader.target_policies
@@ -124,10 +133,11 @@ def trained_of(stream: StreamInMix, loader: Loader) -> float:
 
 
 def eos_of(stream: StreamInMix, loader: Loader) -> float:
-    """Count the EOS tokens that the finetuning loader appends to all samples: one to each that ends without EOS and is not full.
+    """Count the EOS tokens that the finetuning loader appends to all samples: one to each that ends
+    without EOS and is not full.
 
-    Manifests of earlier commits do not count them. Then the first samples stand for all, since the template or the tokenizer decides
-    whether samples end in EOS.
+    Manifests of earlier commits do not count them. Then the first samples stand for all, since the
+    template or the tokenizer decides whether samples end in EOS.
     """
     manifest, encoding = stream.trusted_manifest, stream.encoding
     if loader.is_text or manifest is None or encoding is None:
@@ -135,7 +145,8 @@ def eos_of(stream: StreamInMix, loader: Loader) -> float:
     totals, limit, made = manifest.totals, loader.limit, encoding.max_seq_len
     has_same_room = limit == made or totals.longest < min(limit, made)
     if not kind_of(encoding).gets_eos:
-        # Pieces of a long document, and rows of joined ones, are full, but for a loader of longer rows.
+        # Pieces of a long document, and rows of joined ones, are full, but for a loader of longer
+        # rows.
         is_plain = "labels" in encoding.columns and totals.longest == made < limit
         return Estimate(0) if is_plain else 0
     if totals.is_eos_counted:
@@ -148,7 +159,9 @@ def eos_of(stream: StreamInMix, loader: Loader) -> float:
 
 
 def is_seen_alike(stream: StreamInMix, loader: Loader) -> bool:
-    """Whether the loader cuts the same tokens off each sample as conversion counted, which is usually none."""
+    """Whether the loader cuts the same tokens off each sample as conversion counted, which is
+    usually none.
+    """
     manifest, limit = stream.trusted_manifest, loader.max_seq_len
     if manifest is None or limit is None or manifest.encoding.max_seq_len == limit:
         return True
@@ -161,7 +174,8 @@ def is_trained_alike(stream: StreamInMix, loader: Loader) -> bool:
         return False
     card = manifest.tokenizer
     if loader.is_text and card.pad_id == card.eos_id is not None:
-        return False  # the text loader masks every padding token from the loss, and here EOS is the padding token
+        # the text loader masks every padding token from the loss, and here EOS is the padding token
+        return False
     return not stream.has_targets or has_policies_of(manifest.encoding, loader)
 
 
@@ -175,7 +189,9 @@ def has_policies_of(encoding: Encoding, loader: Loader) -> bool:
 
 
 def lengths_of(stream: StreamInMix, loader: Loader) -> Lengths | None:
-    """The lengths of a stream's samples after the loader has cut them. None where they are not known, as where the loader tokenizes."""
+    """The lengths of a stream's samples after the loader has cut them. None where they are not
+    known, as where the loader tokenizes.
+    """
     samples, manifest = stream.index.samples, stream.trusted_manifest
     if (fixed := row_length(stream)) is not None:
         lengths, counts = np.array([fixed], np.float64), np.array([samples], np.float64)

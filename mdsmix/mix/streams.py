@@ -1,7 +1,12 @@
-"""A mix as LLM-Foundry will see it: loaders, the streams of each loader, and the facts known of every stream.
+"""A mix as LLM-Foundry will see it: loaders, the streams of each loader, and the facts known of
+every stream.
 
-A mix from a recipe, from a training YAML or from bare folders has this one shape, so that a check is
-written once. A stream's index and manifest are read at once, its stored files and first samples only when a check asks."""
+A mix from a recipe, from a training YAML or from bare folders has this one shape, so that a check
+is written once. A stream's index and manifest are read at once, its stored files and first samples
+only when a check asks.
+"""
+
+from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +38,9 @@ PRETRAINED = ("hf_causal_lm", "hf_t5")
 
 
 def pretrained_name(yaml: TrainingYaml) -> str | None:
-    """The folder or hub name of the weights that training begins with; None where it begins with none."""
+    """The folder or hub name of the weights that training begins with; None where it begins with
+    none.
+    """
     name = yaml.at("model", "pretrained_model_name_or_path")
     is_pretrained = yaml.at("model", "pretrained")
     if is_pretrained is None:
@@ -42,7 +49,8 @@ def pretrained_name(yaml: TrainingYaml) -> str | None:
 
 
 def moved(model: str, run: str) -> int:
-    """The number of ids that stand for different tokens in the tokenizer.json files `model` and `run`.
+    """The number of ids that stand for different tokens in the tokenizer.json files `model` and
+    `run`.
 
     Tokens added to the model's vocabulary are left out, since whoever trains a model names these.
     """
@@ -68,15 +76,19 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamInMix(StreamSection, Stream):
-    """One published stream and its section in the loader. Its folder is the remote, or the local folder where it has no remote."""
+    """One published stream and its section in the loader. Its folder is the remote, or the local
+    folder where it has no remote.
+    """
 
     survey: str | None = None
-    "How far the source of an unpublished stream was read to estimate its index and manifest; None where it is published."
+    """How far the source of an unpublished stream was read to estimate its index and manifest; None
+    where it is published.
+    """
 
     @classmethod
     def of(
         cls, found: Stream, name: str, settings: Settings, survey: str | None = None
-    ) -> "StreamInMix":
+    ) -> StreamInMix:
         return cls(
             name=name,
             settings=settings,
@@ -93,7 +105,9 @@ class StreamInMix(StreamSection, Stream):
 
     @property
     def has_targets(self) -> bool | None:
-        """Whether target policies decide which of its tokens are trained; None where no manifest says so."""
+        """Whether target policies decide which of its tokens are trained; None where no manifest
+        says so.
+        """
         return kind_of(self.encoding).has_targets if self.encoding else None
 
     @cached_property
@@ -138,7 +152,9 @@ class Loader(LoaderSection):
 
     @property
     def target_policies(self) -> Targets | None:
-        """The policies on finetuning samples; None where the section has an invalid policy, which a rule of sections reports."""
+        """The policies on finetuning samples; None where the section has an invalid policy, which a
+        rule of sections reports.
+        """
         try:
             return Targets(
                 max_seq_len=self.limit,
@@ -165,21 +181,29 @@ class Mix:
     train: Loader
     evals: tuple[Loader, ...] = ()
     unseen: tuple[LoaderSection, ...] = ()
-    "Evaluations whose streams nobody looked at, as was asked for. Only the rules of sections judge them."
+    """Evaluations whose streams nobody looked at, as was asked for. Only the rules of sections
+    judge them.
+    """
     is_bare: bool = False
     "Streams were named alone, so there is no loader's section to judge."
     tokenizer: TokenizerCard | None = None
     "The run's tokenizer; None where the YAML names none, or where it cannot be opened here."
     tokenizer_problem: str | None = None
     "Why the tokenizer cannot be opened here."
-    opened: "Tokenizer | None" = None
+    opened: Tokenizer | None = None
     "The run's tokenizer with its files."
     tokenizer_home: Location | None = None
-    "The folder from which training nodes fetch the tokenizer; None where it is at a hub or on the same disk."
+    """The folder from which training nodes fetch the tokenizer; None where it is at a hub or on the
+    same disk.
+    """
     verified: Mapping[str, Report] = field(default_factory=dict)
-    "URL of a stream's folder -> the report of reading all its bytes; empty where nobody asked for a deep check."
+    """URL of a stream's folder -> the report of reading all its bytes; empty where nobody asked for
+    a deep check.
+    """
     shares: Apportioned | None = None
-    "The recipe's shares as samples, which are the streams' `choose`; None where the recipe gives no shares."
+    """The recipe's shares as samples, which are the streams' `choose`; None where the recipe gives
+    no shares.
+    """
     changed: Sequence[str] = ()
     "The keys that rendering changed in an existing config, as `path: old -> new`."
 
@@ -193,7 +217,9 @@ class Mix:
 
     @cached_property
     def model_tokenizer(self) -> str | None:
-        """The path of the tokenizer.json beside the pretrained weights; None where there are no such weights, or none seen here."""
+        """The path of the tokenizer.json beside the pretrained weights; None where there are no
+        such weights, or none seen here.
+        """
         from mdsmix.encode.pretrained import open_tokenizer
 
         kwargs = {"trust_remote_code": True} if self.yaml.at("model", "trust_remote_code") else {}
@@ -228,7 +254,9 @@ class Mix:
             return error
 
     def look(self) -> None:
-        """Lists what is stored of every stream, many at a time: at a store each listing takes 20 ms or more."""
+        """Lists what is stored of every stream, many at a time: at a store each listing takes 20 ms
+        or more.
+        """
         together(lambda stream: stream.files, self.streams)
 
     def again(self, options: str = "") -> str:

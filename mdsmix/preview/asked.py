@@ -1,7 +1,10 @@
-"""The options of a preview: the machines of the run, the steps, and the state of a run that is resumed.
+"""The options of a preview: the machines of the run, the steps, and the state of a run that is
+resumed.
 
 Wrong options are refused before Streaming is imported, which takes 4-15 s.
 """
+
+from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
@@ -15,7 +18,9 @@ from mdsmix.mix.draws import World
 
 @dataclass(frozen=True, kw_only=True)
 class EpochState:
-    """The place at which an epoch is entered, by the keys of Streaming's `state_dict`. None: Streaming's value for a first start."""
+    """The place at which an epoch is entered, by the keys of Streaming's `state_dict`. None:
+    Streaming's value for a first start.
+    """
 
     epoch: int
     sample_in_epoch: int
@@ -32,7 +37,9 @@ class Asked:
     world: World
     steps: int = 3
     state: EpochState = EpochState(epoch=0, sample_in_epoch=0)
-    "The place at which the epoch is entered: the state of a stopped run, or the beginning of an epoch."
+    """The place at which the epoch is entered: the state of a stopped run, or the beginning of an
+    epoch.
+    """
     from_step: int = 0
     "Steps of the epoch that are passed over; ignored where `state` is in mid-epoch."
     seed: int | None = None
@@ -46,7 +53,9 @@ class Asked:
 
 
 def read_state(path: Path) -> EpochState:
-    """The state in a JSON file that `loader.state_dict()` was written to; RecipeError where the file holds no such state."""
+    """The state in a JSON file that `loader.state_dict()` was written to; RecipeError where the
+    file holds no such state.
+    """
     try:
         tree: Any = json.loads(path.read_bytes())
         # The keys above the state in a checkpoint of Composer.

@@ -1,8 +1,11 @@
-"""The samples and tokens that an epoch draws from each stream, and a preview's warnings as sentences.
+"""The samples and tokens that an epoch draws from each stream, and a preview's warnings as
+sentences.
 
-Tokens of an epoch are found without reading all samples: a stream's samples times the mean that its manifest counted, else the mean of
-its first samples.
+Tokens of an epoch are found without reading all samples: a stream's samples times the mean that its
+manifest counted, else the mean of its first samples.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +28,9 @@ Floats = NDArray[np.float64]
 
 
 def sample_tokens(stream: StreamInMix, loader: Loader) -> float:
-    """Mean tokens of a sample as the model sees them, exact where all samples are equally long. UNKNOWN where the loader tokenizes."""
+    """Mean tokens of a sample as the model sees them, exact where all samples are equally long.
+    UNKNOWN where the loader tokenizes.
+    """
     if not has_ids(stream):
         return UNKNOWN
     tokens = tokens_of(stream, loader).kept / max(1, stream.index.samples)
@@ -111,7 +116,9 @@ def sentences(preview: Preview) -> Iterator[str]:
 
 
 def uneven(ids: Ids, first: int) -> Iterator[str]:
-    """A warning where a step gives batches to some devices and none to others. `ids`: int64 [steps, ranks, drawn]."""
+    """A warning where a step gives batches to some devices and none to others. `ids`: int64 [steps,
+    ranks, drawn].
+    """
     lacking = (ids == NOBODY).all(axis=2).sum(axis=1)
     found = np.flatnonzero((lacking > 0) & (lacking < ids.shape[1]))
     if len(found):

@@ -1,4 +1,8 @@
-"""`preview`: a mix and the machines of a run -> the first steps of the run, and its epoch in windows."""
+"""`preview`: a mix and the machines of a run -> the first steps of the run, and its epoch in
+windows.
+"""
+
+from __future__ import annotations
 
 import warnings
 from dataclasses import replace
@@ -20,8 +24,9 @@ from mdsmix.training.loader_keys import OTHERS
 
 
 def preview(mix: Mix, asked: Asked) -> Preview:
-    """The first steps and the epoch of a mix. RecipeError where Streaming refuses the epoch, Unreachable where a stream cannot be read,
-    MixRefused where a row does not fit the loader."""
+    """The first steps and the epoch of a mix. RecipeError where Streaming refuses the epoch,
+    Unreachable where a stream cannot be read, MixRefused where a row does not fit the loader.
+    """
     if other := OTHERS.get(mix.train.name):
         raise RecipeError(
             f"a preview shows rows of LLM-Foundry's loaders and of mdsmix's, and name: {other.name} is the loader of {other.whose}: "
@@ -67,7 +72,9 @@ def _loaders(mix: Mix, asked: Asked) -> Loaders:
 
 
 def _epoch(layout: Layout, asked: Asked) -> tuple[int, Ids]:
-    """The step at which the epoch is entered, by the state or by `from_step`, and int64 [steps, ranks, drawn]: sample ids from there on."""
+    """The step at which the epoch is entered, by the state or by `from_step`, and int64 [steps,
+    ranks, drawn]: sample ids from there on.
+    """
     state, per_step = asked.state, layout.world.num_ranks * layout.batch_size
     layout.enter(state.num_canonical_nodes, state.shuffle_seed, state.initial_physical_nodes)
     sample = state.sample_in_epoch or asked.from_step * per_step
@@ -80,7 +87,9 @@ def _epoch(layout: Layout, asked: Asked) -> tuple[int, Ids]:
 
 
 def _ratio(loaders: Loaders) -> float:
-    """The packing ratio. `auto` is found as by the loader, from the first rows of every device; RecipeError where --read is too small."""
+    """The packing ratio. `auto` is found as by the loader, from the first rows of every device;
+    RecipeError where --read is too small.
+    """
     given, world = loaders.settings.row_key("packing_ratio", 1), loaders.world
     if given != "auto":
         return float(given)

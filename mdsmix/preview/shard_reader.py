@@ -1,8 +1,10 @@
 """Samples of published shards, read up to a bound of bytes, and the images in them.
 
-The bound counts a shard's table of offsets (4 bytes a sample), and samples at their mean size with the gaps between them. A compressed
-shard counts whole.
+The bound counts a shard's table of offsets (4 bytes a sample), and samples at their mean size with
+the gaps between them. A compressed shard counts whole.
 """
+
+from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -47,7 +49,9 @@ class Images:
 
 
 def images_of(mix: Mix) -> Images | None:
-    """The images of a mix's training streams; None where no stream holds any. RecipeError where no processor counts their tokens."""
+    """The images of a mix's training streams; None where no stream holds any. RecipeError where no
+    processor counts their tokens.
+    """
     streams = [stream for stream in mix.train.streams if has_images(stream.columns)]
     if not streams:
         return None
@@ -79,7 +83,9 @@ class ShardReader:
     read: int = 0
 
     def samples(self, places: Iterable[SampleAt]) -> dict[SampleAt, Sample] | None:
-        """The decoded samples. None where they exceed the bound, and from then on. Unreachable where a sample cannot be read."""
+        """The decoded samples. None where they exceed the bound, and from then on. Unreachable
+        where a sample cannot be read.
+        """
         wanted = defaultdict[ShardKey, list[int]](list)
         for place in places:
             wanted[place.stream, place.shard].append(place.position)

@@ -1,4 +1,8 @@
-"""Samples of a step -> the rows that devices train on, by the loader's own rules, with their tokens counted by stream."""
+"""Samples of a step -> the rows that devices train on, by the loader's own rules, with their tokens
+counted by stream.
+"""
+
+from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +27,9 @@ from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import IGNORED
 
 COUNTED = ("samples", "tokens", "trained")
-"The counts of each stream in a step. `tokens`: of both sides of an encoder-decoder; `trained`: positions that give a loss."
+"""The counts of each stream in a step. `tokens`: of both sides of an encoder-decoder; `trained`:
+positions that give a loss.
+"""
 
 
 class Rank(NamedTuple):
@@ -58,7 +64,9 @@ class Step:
     "The number of the step in its epoch, from 0."
     ranks: Sequence[Rank]
     is_unread: bool
-    "The bound on bytes left its samples unread. Text that the loader itself tokenizes is never read."
+    """The bound on bytes left its samples unread. Text that the loader itself tokenizes is never
+    read.
+    """
     counts: NDArray[np.int64] | None
     "int64 [streams, COUNTED]; None where no rows were made."
     rows: int
@@ -73,7 +81,9 @@ class Step:
 
     @property
     def padding(self) -> float | None:
-        """The share of places for tokens that hold padding, 0 to 1; None where no rows were made."""
+        """The share of places for tokens that hold padding, 0 to 1; None where no rows
+        were made.
+        """
         if self.counts is None:
             return None
         return 1 - float(self.counts[:, COUNTED.index("tokens")].sum()) / max(1, self.slots)
@@ -92,8 +102,11 @@ class Loaders:
     def steps(
         self, layout: Layout, ids: Ids, first: int, most: int, is_packed: bool
     ) -> Iterator[Step]:
-        """The global batches of `ids`, int64 [steps, ranks, drawn]. `first`: the first step's number; `most`: rows to show of each step."""
-        # Each worker of a device packs for itself; samples that wait in its bins come with its next batch.
+        """The global batches of `ids`, int64 [steps, ranks, drawn]. `first`: the first step's
+        number; `most`: rows to show of each step.
+        """
+        # Each worker of a device packs for itself; samples that wait in its bins come with its next
+        # batch.
         collators = defaultdict[tuple[int, int], Collate](lambda: self._collate(is_packed))
         for at, step in enumerate(ids, first):
             worker = (at - first) % max(1, self.world.workers)
@@ -132,7 +145,9 @@ class Loaders:
         )
 
     def rows(self, rank: Rank, samples: Mapping[SampleAt, Sample], when: str) -> list[SampleRow]:
-        """The rows of the samples that hold token ids. MixRefused, with the step and the sample, where the run would end there."""
+        """The rows of the samples that hold token ids. MixRefused, with the step and the sample,
+        where the run would end there.
+        """
         rows = []
         for place in rank.places:
             if place in samples:
@@ -165,13 +180,16 @@ def sample_row(sample: Sample, rules: RowRules, images: Images | None) -> Sample
     row, shifted = SampleRow(*grown), rules.decoder_only_format
     row.stored, row.images = stored, seen
     tokens = int(row.input_ids.size + (0 if shifted else row.labels.size))
-    # No position predicts position 0, and the first token of a later document in a row is not trained.
+    # No position predicts position 0, and the first token of a later document in a row is not
+    # trained.
     row.counts = 1, tokens, int((row.labels[shifted:] != IGNORED).sum())
     return row
 
 
 def slots_of(bins: Sequence[Sequence[TrainingRow]], collate: Collate) -> int:
-    """Places for tokens in a device's batch, padding included. `bins`: its rows, each of one sample or of several packed samples."""
+    """Places for tokens in a device's batch, padding included. `bins`: its rows, each of one sample
+    or of several packed samples.
+    """
     if collate.packer or not bins:
         return len(bins) * collate.rules.max_seq_len
     batch = collate([row for (row,) in bins])

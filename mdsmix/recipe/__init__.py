@@ -3,6 +3,8 @@
 A mistake that shows in the recipe alone is refused here, before a byte of data is read.
 """
 
+from __future__ import annotations
+
 from mdsmix.recipe.amounts import read_share
 from mdsmix.recipe.read import load_recipe
 from mdsmix.recipe.spec import MAX_BAD, Recipe, TokenizerSpec, WeightSpec

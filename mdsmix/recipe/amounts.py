@@ -1,7 +1,11 @@
-"""Amounts in a recipe: a stream's part of an epoch (`share: 30%`), an epoch's size (`budget: 2B tokens`), a source's part (`sample: 5%`).
+"""Amounts in a recipe: a stream's part of an epoch (`share: 30%`), an epoch's size (`budget: 2B
+tokens`), a source's part (`sample: 5%`).
 
-Shares and budgets are read into fractions, so that 0.1 + 0.2 is 0.3 and the counts of a mix are the same on every machine.
+Shares and budgets are read into fractions, so that 0.1 + 0.2 is 0.3 and the counts of a mix are the
+same on every machine.
 """
+
+from __future__ import annotations
 
 import math
 import re
@@ -11,7 +15,9 @@ from typing import Literal
 
 Unit = Literal["tokens", "loss_tokens", "samples"]
 UNITS: tuple[Unit, ...] = ("tokens", "loss_tokens", "samples")
-"The units of a share and a budget: tokens that the model sees, positions that give a loss, samples."
+"""The units of a share and a budget: tokens that the model sees, positions that give a loss,
+samples.
+"""
 NUMBER = r"(?:\d[\d_,]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,2})?"
 SHARE = re.compile(rf"({NUMBER})\s*(%?)|(\d{{1,9}}/[1-9]\d{{0,8}})")
 BUDGET = re.compile(
@@ -58,7 +64,9 @@ def read_budget(written: str | int | float) -> Budget:
 
 
 def with_unit(written: str) -> str:
-    """The written budget, with ` tokens` after a number that has no unit: `2B` becomes `2B tokens`."""
+    """The written budget, with ` tokens` after a number that has no unit: `2B` becomes `2B
+    tokens`.
+    """
     is_bare = re.fullmatch(rf"\s*{NUMBER}\s*[kmbt]?\s*", written, re.I)
     return f"{written} tokens" if is_bare else written
 
@@ -69,15 +77,21 @@ def _number(text: str) -> Fraction:
 
 STEPS = (10, 12, 15, 18, 22, 27, 33, 39, 47, 56, 68, 82, 100)
 MARGIN = 0.1
-"The least margin above an estimate, as a part of it: an estimate comes from the beginnings of a few splits."
+"""The least margin above an estimate, as a part of it: an estimate comes from the beginnings of a
+few splits.
+"""
 DEVIATIONS = 2
-"Standard deviations that are added to the margin: of the estimate, and of the tokens that a random sample happens to hold."
+"""Standard deviations that are added to the margin: of the estimate, and of the tokens that a
+random sample happens to hold.
+"""
 
 
 def taken(part: float, records: float, error: float, spread: float) -> tuple[Fraction, float]:
-    """The share of records to take for a `part` of the source's tokens, 1 at most, and the margin in that share: 0.1 is a tenth more.
-    `records`: the number of the source's records. `error`: the relative standard error of the estimate of the source's tokens.
-    `spread`: the standard deviation of a record's tokens, divided by their mean."""
+    """The share of records to take for a `part` of the source's tokens, 1 at most, and the margin
+    in that share: 0.1 is a tenth more. `records`: the number of the source's records. `error`: the
+    relative standard error of the estimate of the source's tokens. `spread`: the standard deviation
+    of a record's tokens, divided by their mean.
+    """
     happen = max(1.0, records * part)
     margin = MARGIN + DEVIATIONS * (error + math.sqrt((1 + spread**2) / happen))
     return min(Fraction(1), step_above(part * (1 + margin))), margin

@@ -1,12 +1,16 @@
 """Reads a recipe's YAML into a Recipe.
 
-OmegaConf reads the file, so `${...}` interpolation and `key=value` overrides work as in LLM-Foundry's configs. Relative
-paths become absolute here, from the recipe's folder; a section becomes its dataclass by that class's annotations.
+OmegaConf reads the file, so `${...}` interpolation and `key=value` overrides work as in
+LLM-Foundry's configs. Relative paths become absolute here, from the recipe's folder; a section
+becomes its dataclass by that class's annotations.
 
-Credentials have no place in a recipe: its values are written into manifests, training YAMLs and messages. A recipe is refused that asks for
-an environment variable whose name tells of a credential (`SECRET_NAME`), or that holds the value of one. boto3 and transformers read their
-credentials from the environment themselves.
+Credentials have no place in a recipe: its values are written into manifests, training YAMLs and
+messages. A recipe is refused that asks for an environment variable whose name tells of a credential
+(`SECRET_NAME`), or that holds the value of one. boto3 and transformers read their credentials from
+the environment themselves.
 """
+
+from __future__ import annotations
 
 import glob
 import json
@@ -43,13 +47,17 @@ _LONG = 12
 
 
 def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """A command's words in two lists: names, and `key=value` overrides of a recipe. A word that is an existing path is a name."""
+    """A command's words in two lists: names, and `key=value` overrides of a recipe. A word that is
+    an existing path is a name.
+    """
     overrides = [word for word in words if OVERRIDE.match(word) and not os.path.exists(word)]
     return [word for word in words if word not in overrides], overrides
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a YAML file, read once, so that a pipe works too. RecipeError: it cannot be read, is no UTF-8, or exceeds 1 MiB."""
+    """The text of a YAML file, read once, so that a pipe works too. RecipeError: it cannot be read,
+    is no UTF-8, or exceeds 1 MiB.
+    """
     try:
         with Path(path).open("rb") as file:
             content = file.read(LONGEST + 1)
@@ -71,8 +79,9 @@ def read_text(path: str | os.PathLike[str]) -> str:
 def load_recipe(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), folder: Path | None = None
 ) -> Recipe:
-    """Reads a recipe and applies `key=value` overrides; RecipeError says in a sentence what is wrong. `folder`: the base of relative
-    paths, if that is not the recipe's own folder."""
+    """Reads a recipe and applies `key=value` overrides; RecipeError says in a sentence what is
+    wrong. `folder`: the base of relative paths, if that is not the recipe's own folder.
+    """
     try:
         tree = _read_yaml(Path(path), overrides)
         if "model" in tree and "streams" not in tree:
@@ -131,8 +140,10 @@ def _with_whole_name(override: str, dotted: Sequence[str]) -> str:
 
 @contextmanager
 def readable(origin: object, what: str) -> Iterator[None]:
-    """Turns errors of reading YAML in the block into a RecipeError with the origin and the library's reason. A YAML that nests too deeply,
-    or refers to itself, raises RecursionError. `what`: the noun in the message, such as `recipe`."""
+    """Turns errors of reading YAML in the block into a RecipeError with the origin and the
+    library's reason. A YAML that nests too deeply, or refers to itself, raises RecursionError.
+    `what`: the noun in the message, such as `recipe`.
+    """
     import yaml
     from omegaconf.errors import OmegaConfBaseException
 
@@ -166,7 +177,9 @@ def _located(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def _beside(name: str, folder: Path) -> str:
-    """The path of a tokenizer or processor that lies in the recipe's folder; any other name stays, as a hub name."""
+    """The path of a tokenizer or processor that lies in the recipe's folder; any other name stays,
+    as a hub name.
+    """
     path = folder / os.path.expanduser(name)
     return os.path.normpath(path) if name and path.exists() else name
 
@@ -195,7 +208,9 @@ def _absolute(url: str, folder: Path) -> str:
 
 
 def _refuse_secrets(text: str) -> None:
-    """RecipeError where a text asks for an environment variable with a credential, or holds the variable's value."""
+    """RecipeError where a text asks for an environment variable with a credential, or holds the
+    variable's value.
+    """
     asked = [name for name in _ASKED.findall(text) if SECRET_NAME.search(name)]
     held = [name for name, value in _values().items() if json.dumps(value)[1:-1] in text]
     for name in asked + held:
@@ -206,7 +221,9 @@ def _refuse_secrets(text: str) -> None:
 
 
 def _without_secrets(text: str) -> str:
-    """The text of another library's error, in which `<NAME>` of its variable replaces a credential's value."""
+    """The text of another library's error, in which `<NAME>` of its variable replaces a
+    credential's value.
+    """
     for name, value in _values().items():
         text = text.replace(value, f"<{name}>")
     return text

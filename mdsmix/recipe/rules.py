@@ -1,7 +1,10 @@
-"""Rules for a recipe, whatever the data and the kinds of its streams. A broken rule yields one sentence that says why and what to do.
+"""Rules for a recipe, whatever the data and the kinds of its streams. A broken rule yields one
+sentence that says why and what to do.
 
 `mdsmix.kinds.open_recipe` adds the rules of the kinds.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
@@ -21,11 +24,15 @@ PROCESSOR_FOLDER = re.compile(r"processor-[0-9a-f]{8}")
 FOLDER_BESIDE = re.compile(rf"tokenizer-[0-9a-f]{{8}}|{PROCESSOR_FOLDER.pattern}")
 "Names of the folders beside the streams in which mdsmix keeps a tokenizer or a processor."
 OWN_SPLIT = re.compile(r"limit-\d+|.+-[0-9a-f]{8}")
-"Names of folders that mdsmix makes beside a split: first looks (`limit-N`), and versions, which `mdsmix gc --keep` deletes."
+"""Names of folders that mdsmix makes beside a split: first looks (`limit-N`), and versions, which
+`mdsmix gc --keep` deletes.
+"""
 
 
 def is_folder_beside(name: str) -> bool:
-    """Whether mdsmix keeps a tokenizer or a processor in a folder of this name: `tokenizer-0123abcd`."""
+    """Whether mdsmix keeps a tokenizer or a processor in a folder of this name:
+    `tokenizer-0123abcd`.
+    """
     return FOLDER_BESIDE.fullmatch(name) is not None
 
 
@@ -48,7 +55,9 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
 
 
 def target_contradictions(prompts: str, responses: str, decoder_only_format: bool) -> Iterator[str]:
-    """Sentences on target policies that LLM-Foundry does not have, in a recipe or a training YAML."""
+    """Sentences on target policies that LLM-Foundry does not have, in a recipe or a
+    training YAML.
+    """
     if not TARGET_PROMPTS.fullmatch(prompts):
         yield f"target_prompts is {prompts!r}; it must be none, all or length>=N with N of at least 1."
     if responses not in ("last", "all"):
@@ -188,7 +197,9 @@ def sample_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
 
 
 def tokens_wanted(recipe: Recipe, stream: StreamSpec) -> Fraction:
-    """The tokens of the stream's share of the budget. ValueError says why the number is unknown before the streams are converted."""
+    """The tokens of the stream's share of the budget. ValueError says why the number is unknown
+    before the streams are converted.
+    """
     budget, shares = budget_of(recipe), written_shares(recipe)
     if budget is None:
         raise ValueError("there is none: add budget, for example 2B tokens")
@@ -209,7 +220,9 @@ def tokens_wanted(recipe: Recipe, stream: StreamSpec) -> Fraction:
 
 
 def with_budget(recipe: Recipe) -> Recipe:
-    """The recipe with `sample: budget` set for each stream that is converted, is trained on and names no sample."""
+    """The recipe with `sample: budget` set for each stream that is converted, is trained on and
+    names no sample.
+    """
     trained, streams = written_shares(recipe), dict(recipe.streams)
     for name, stream in streams.items():
         if stream.source and stream.sample is None and (stream.held_out_of or name) in trained:

@@ -1,7 +1,10 @@
-"""The sections of a recipe, one frozen dataclass each. The sections of a stream are in `stream_spec`.
+"""The sections of a recipe, one frozen dataclass each. The sections of a stream are in
+`stream_spec`.
 
 Nothing here reads a file or judges a combination; `read` and `rules` beside this file do.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import re
@@ -31,21 +34,33 @@ class TokenizerSpec:
     """The tokenizer, in the words of LLM-Foundry."""
 
     name: str
-    "A folder, a hub name, or a lone `tokenizer.json`, which Foundry cannot load: `render-yaml` then wants an S3 remote."
+    """A folder, a hub name, or a lone `tokenizer.json`, which Foundry cannot load: `render-yaml`
+    then wants an S3 remote.
+    """
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    "Keyword arguments of `AutoTokenizer.from_pretrained`; an argument that the tokenizer's class does not read is refused."
+    """Keyword arguments of `AutoTokenizer.from_pretrained`; an argument that the tokenizer's class
+    does not read is refused.
+    """
     template: Mapping[str, Any] = field(default_factory=dict)
-    "Variables of the chat template, `{enable_thinking: false}`; a variable that the template does not read is refused."
+    """Variables of the chat template, `{enable_thinking: false}`; a variable that the template does
+    not read is refused.
+    """
     stop_tokens: list[str] = field(default_factory=list)
-    """The tokens at which the model stops to generate, `["<|user|>", "<|observation|>"]`; without it the `eos_token_id` of
-    generation_config.json beside the tokenizer ([the end of an answer](data.md#the-end-of-an-answer))."""
+    """The tokens at which the model stops to generate, `["<|user|>", "<|observation|>"]`; without
+    it the `eos_token_id` of generation_config.json beside the tokenizer ([the end of an
+    answer](data.md#the-end-of-an-answer)).
+    """
     backend: Literal["auto", "reference", "fastokens"] = "auto"
-    "The encoder: `reference`, `fastokens`, or `auto`: fastokens where it is proved equal to the reference, else the reference."
+    """The encoder: `reference`, `fastokens`, or `auto`: fastokens where it is proved equal to the
+    reference, else the reference.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSpec:
-    """A stream's part of an epoch: a weight of Streaming's Stream, or a share. A recipe gives exactly one of the four."""
+    """A stream's part of an epoch: a weight of Streaming's Stream, or a share. A recipe gives
+    exactly one of the four.
+    """
 
     repeat: int | float | None = key(None, must=NOT_NEGATIVE)
     "How often each sample is taken, as Streaming's `repeat`."
@@ -56,8 +71,9 @@ class WeightSpec:
     share: str | int | float | None = key(
         None, must=must_be(A_SHARE, lambda value: read_share(value) >= 0)
     )
-    """The part of an epoch's tokens, or of the unit in `count`: `0.3`, `30%` or `1/3`. Streams without a share divide the rest by their
-    size."""
+    """The part of an epoch's tokens, or of the unit in `count`: `0.3`, `30%` or `1/3`. Streams
+    without a share divide the rest by their size.
+    """
 
     @property
     def given(self) -> dict[str, str | int | float]:
@@ -81,7 +97,9 @@ class Recipe:
     streams: Mapping[str, StreamSpec]
     "The streams, by name: below."
     processor: str | None = None
-    "The folder or hub name of a vision-language model's [processor](images.md#the-processor): it says how many tokens an image becomes."
+    """The folder or hub name of a vision-language model's [processor](images.md#the-processor): it
+    says how many tokens an image becomes.
+    """
     decoder_only_format: bool = True
     "`false`: encoder-decoder, for finetuning streams only."
     target_prompts: str = "none"
@@ -89,8 +107,9 @@ class Recipe:
     target_responses: Literal["last", "all"] = "last"
     "The answers of a conversation that are trained."
     special_tokens_in_text: Literal["escape", "allow", "reject"] = "escape"
-    """How `<|im_start|>` inside a text is read: as text (`escape`), as the control token (`allow`), or as a fault (`reject`)
-    ([encode](../mdsmix/encode/README.md#special-tokens-in-text))."""
+    """How `<|im_start|>` inside a text is read: as text (`escape`), as the control token (`allow`),
+    or as a fault (`reject`) ([encode](../mdsmix/encode/README.md#special-tokens-in-text)).
+    """
     compression: str | None = key(
         None, must=must_be("zstd or zstd:N with N from 1 to 22", COMPRESSION.fullmatch)
     )
@@ -98,42 +117,57 @@ class Recipe:
     max_bad: str | int | float = key(
         MAX_BAD, must=must_be("a share such as 0.001 or 0.1%", lambda value: read_share(value) <= 1)
     )
-    """The share of quarantined records, `0.001` or `0.1%`, above which nothing is published; `1.0` allows any. One bad record alone is never too
-    many, unless the share is below the default."""
+    """The share of quarantined records, `0.001` or `0.1%`, above which nothing is published; `1.0`
+    allows any. One bad record alone is never too many, unless the share is below the default.
+    """
     publish: Literal["replace", "versioned"] = "replace"
-    """`replace`: a rebuild takes the place of the stream; `versioned`: it becomes a folder `<stream>/<split>-<hash8>/`, which never changes."""
+    """`replace`: a rebuild takes the place of the stream; `versioned`: it becomes a folder
+    `<stream>/<split>-<hash8>/`, which never changes.
+    """
     remote: str | None = None
     "`s3://bucket/prefix`: streams are published there and streamed from there."
     local: str | None = None
-    "Without a remote the folder where streams are published; with one the training node's cache, which `convert` never writes."
+    """Without a remote the folder where streams are published; with one the training node's cache,
+    which `convert` never writes.
+    """
     shared: bool = False
-    "With [`--engine ray`](many-machines.md#a-ray-cluster): local paths are the same folders on every node, as a mount is."
+    """With [`--engine ray`](many-machines.md#a-ray-cluster): local paths are the same folders on
+    every node, as a mount is.
+    """
     mdsmix_on_nodes: bool = False
-    """Training nodes have mdsmix, which [fetches the tokenizer](publishing.md#the-tokenizer-beside-the-streams); with `train_loader.name:
-    mdsmix` they have it anyway."""
+    """Training nodes have mdsmix, which [fetches the
+    tokenizer](publishing.md#the-tokenizer-beside-the-streams); with `train_loader.name: mdsmix`
+    they have it anyway.
+    """
     mix: Mapping[str, WeightSpec] = field(default_factory=dict)
     "The [weight](mixing.md) of each stream, by its name; `repeat: 1` where nothing is said."
     budget: str | int | float | None = key(
         None, must=must_be(A_BUDGET, lambda value: read_budget(value) is not None)
     )
-    """The size of an epoch: `2B tokens`, `500M loss_tokens`, `1M samples` or `2 passes of STREAM` (`k`, `M`, `B`, `T` are thousands).
-    Without it: the largest in which no stream is taken more than once."""
+    """The size of an epoch: `2B tokens`, `500M loss_tokens`, `1M samples` or `2 passes of STREAM`
+    (`k`, `M`, `B`, `T` are thousands). Without it: the largest in which no stream is taken more
+    than once.
+    """
     count: Literal["tokens", "loss_tokens", "samples"] | None = None
-    """The unit of shares: `tokens` that the model sees, `loss_tokens` that it is trained on, or `samples`. Without it: the budget's, else
-    `tokens`."""
+    """The unit of shares: `tokens` that the model sees, `loss_tokens` that it is trained on, or
+    `samples`. Without it: the budget's, else `tokens`.
+    """
     max_repeat: int | float = key(4, must=POSITIVE)
     "Passes over a stream in an epoch above which a share is refused."
     temperature: int | float = key(1, must=POSITIVE)
     "Streams without a share are drawn in proportion to their size to the power of 1 / temperature."
     absolute: bool = False
-    "Shares are of the whole budget and need not sum to 1, so a stream's count is the same planned alone or with others."
+    """Shares are of the whole budget and need not sum to 1, so a stream's count is the same planned
+    alone or with others.
+    """
     train_loader: Mapping[str, Any] = field(default_factory=dict)
     "`name`, and any key that the chosen Foundry loader knows, `dataset` keys included."
 
     @property
     def loader(self) -> str:
-        """The training loader, `text`, `finetuning` or `mdsmix`: it decides the columns of every stream. Only `mdsmix` reads packed rows
-        and images."""
+        """The training loader, `text`, `finetuning` or `mdsmix`: it decides the columns of every
+        stream. Only `mdsmix` reads packed rows and images.
+        """
         own = any(s.pack or s.has_images for s in self.streams.values())
         if "name" not in self.train_loader and own:
             return "mdsmix"
@@ -142,7 +176,9 @@ class Recipe:
 
     @property
     def has_plain_rows(self) -> bool:
-        """Whether pretraining rows are written as plain tokens, which the finetuning loader does not read."""
+        """Whether pretraining rows are written as plain tokens, which the finetuning loader does
+        not read.
+        """
         return self.loader in ("text", "mdsmix")
 
     @property

@@ -1,7 +1,10 @@
-"""The sections of a recipe's stream, in the order in which a user writes them, and the declaration of a key.
+"""The sections of a recipe's stream, in the order in which a user writes them, and the declaration
+of a key.
 
 The text under a field is its sentence in docs/recipe.md.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import math
@@ -56,20 +59,27 @@ class SourceSpec:
     """The place of raw records, and the fields of a shape (mdsmix.shapes) in them."""
 
     path: list[str] = key(MISSING, "paths", "file", "files", "glob", "url", "data")
-    """File, glob (`*`, `**`, `?`), folder of `save_to_disk` or of a stream, `s3://` URL, `hf://datasets/org/name/...`, or a list of these
-    ([formats](data.md))."""
+    """File, glob (`*`, `**`, `?`), folder of `save_to_disk` or of a stream, `s3://` URL,
+    `hf://datasets/org/name/...`, or a list of these ([formats](data.md)).
+    """
     text: str | None = key(None, "content", "document", "body")
     "Pretraining: the field with the document."
     prompt: str | None = key(None, "question", "query")
-    "Finetuning: the field with a pair's prompt; preference: the prompt, unless the answers begin with it."
+    """Finetuning: the field with a pair's prompt; preference: the prompt, unless the answers begin
+    with it.
+    """
     response: str | None = key(None, "answer", "target")
     "Finetuning: the field with a pair's response."
     completion: str | None = None
-    "Finetuning: TRL's field with the messages that answer those of `prompt`. A text is a `response`."
+    """Finetuning: TRL's field with the messages that answer those of `prompt`. A text is a
+    `response`.
+    """
     messages: str | None = key(None, "chat", "turns")
     "Finetuning: the field with a list of `{role, content}`."
     tools: str | None = key(None, "functions")
-    "Beside `messages` or `conversations`: the field with the tools, as OpenAI or ShareGPT write them."
+    """Beside `messages` or `conversations`: the field with the tools, as OpenAI or ShareGPT write
+    them.
+    """
     conversations: str | None = None
     "Finetuning: ShareGPT's field with a list of `{from, value}`."
     conversation: str | None = None
@@ -95,33 +105,46 @@ class SourceSpec:
     rejected_reward: str | None = None
     "Preference: the field with the other number."
     shape: str | None = key(None, "preprocessor", "function")
-    """How a record is written, where the fields do not tell: a [shape](../mdsmix/shapes/README.md), or a
-    [function](data.md#a-function-of-ones-own) that reads it, `my_shapes.py:read` or `package.module:read`."""
+    """How a record is written, where the fields do not tell: a [shape](../mdsmix/shapes/README.md),
+    or a [function](data.md#a-function-of-ones-own) that reads it, `my_shapes.py:read` or
+    `package.module:read`.
+    """
     gives: Literal["document", "pair", "conversation", "preference"] | None = None
-    """The result of that function: `document` for pretraining, `pair` or `conversation` for finetuning, or `preference`. Without it: a
-    document, a pair or a preference, as `kind` says."""
+    """The result of that function: `document` for pretraining, `pair` or `conversation` for
+    finetuning, or `preference`. Without it: a document, a pair or a preference, as `kind` says.
+    """
     joined_by: str = "\n"
-    """Alpaca: the text between instruction and input. LLaMA-Factory and ms-swift write a line break, LLaMA-Factory's engine `v1` nothing
-    (`""`)."""
+    """Alpaca: the text between instruction and input. LLaMA-Factory and ms-swift write a line
+    break, LLaMA-Factory's engine `v1` nothing (`""`).
+    """
     format: str | None = key(None, "type", "file_type")
-    "The format of the files, where their suffix does not tell it: `jsonl`, `json`, `parquet`, `arrow`, `csv`, `tsv`, `text`, `tar` or `mds`."
+    """The format of the files, where their suffix does not tell it: `jsonl`, `json`, `parquet`,
+    `arrow`, `csv`, `tsv`, `text`, `tar` or `mds`.
+    """
     header: list[str] | None = key(None, "columns", "names")
     "csv and tsv: the fields, where the first row does not name them."
     split_by: Literal["file", "line", "paragraph"] | None = None
     "Plain text: the piece that is a document, `file`, `line` or `paragraph`."
     tags: Mapping[str, str] = field(default_factory=dict)
-    """ShareGPT: other keys and roles, in the words of LLaMA-Factory's dataset_info.json: `role_tag`, `content_tag`, `user_tag`,
-    `assistant_tag`, `observation_tag`, `function_tag`, `system_tag`."""
+    """ShareGPT: other keys and roles, in the words of LLaMA-Factory's dataset_info.json:
+    `role_tag`, `content_tag`, `user_tag`, `assistant_tag`, `observation_tag`, `function_tag`,
+    `system_tag`.
+    """
     nulls: Literal["keep", "drop"] = "keep"
-    "Messages: `drop` takes null entries out of messages and tools, which Arrow adds where objects differ."
+    """Messages: `drop` takes null entries out of messages and tools, which Arrow adds where objects
+    differ.
+    """
     train_mark: str | None = key(None, "message_field_training", "mask_field")
-    """Conversations: a further key of messages that says by 0 and 1, or false and true, whether a message is trained, as `train` and
-    [others](data.md#tools-and-messages-that-are-not-trained) do; or a field of the record with a list of such marks."""
+    """Conversations: a further key of messages that says by 0 and 1, or false and true, whether a
+    message is trained, as `train` and [others](data.md#tools-and-messages-that-are-not-trained) do;
+    or a field of the record with a list of such marks.
+    """
     where: str | None = key(None, "filter", "condition", "if")
     "A [condition](#fields) on a record's fields. A record that does not match is filtered."
     id: str | None = key(None, "key", "uid", "_id")
-    """The field, or path, that names a record by a text or a whole number. The quarantine shows the name, and so does `mdsmix inspect` for
-    rows of one record."""
+    """The field, or path, that names a record by a text or a whole number. The quarantine shows the
+    name, and so does `mdsmix inspect` for rows of one record.
+    """
 
     @property
     def fields(self) -> dict[str, str]:
@@ -150,10 +173,13 @@ class ImagesSpec:
     """The images of a stream's records: where they are, and what becomes of them."""
 
     field: str | list[str] | None = key(None, "fields")
-    """The field of a record that holds a path, an image or a list of them, or a list of such fields (`[jpg, png]` of an archive). Without
-    it: `images`, else `image`."""
+    """The field of a record that holds a path, an image or a list of them, or a list of such fields
+    (`[jpg, png]` of an archive). Without it: `images`, else `image`.
+    """
     root: str | None = key(None, "folder", "dir", "media_dir", "base")
-    "The folder or `s3://` URL that paths in the records begin at. Without it: the folder of the records' file."
+    """The folder or `s3://` URL that paths in the records begin at. Without it: the folder of the
+    records' file.
+    """
     token: str | None = key(None, "placeholder")
     "The token that stands for an image. Without it: the tokenizer's `image_token`."
     decode: Literal["full", "header"] = "full"
@@ -167,9 +193,13 @@ class ImagesSpec:
     reencode: ReencodeSpec | None = None
     "`{format: jpeg, quality: 90}` (`jpeg`, `png`, `webp`): all images are written anew."
     http: Literal["refuse", "fetch"] = "refuse"
-    "`refuse`: a record with an image at an http(s) URL is bad; `fetch`: it is fetched when converting."
+    """`refuse`: a record with an image at an http(s) URL is bad; `fetch`: it is fetched when
+    converting.
+    """
     outside: Literal["allow", "refuse"] = "allow"
-    "`refuse`: a path that leads out of `root`, by `/`, `..`, a scheme or a symbolic link, makes the record bad."
+    """`refuse`: a path that leads out of `root`, by `/`, `..`, a scheme or a symbolic link, makes
+    the record bad.
+    """
 
 
 SEEING = frozenset({"llava", "qwen_vl"})
@@ -186,7 +216,9 @@ class StreamSpec:
     source: SourceSpec | None = None
     "The raw records, below; without one the stream is mixed as it was published."
     layout: Literal["concat", "document"] = key("concat", of="pretraining")
-    "`concat` joins documents and cuts full rows; `document` gives each document a row of its own, and splits a longer one."
+    """`concat` joins documents and cuts full rows; `document` gives each document a row of its own,
+    and splits a longer one.
+    """
     add_bos: bool = key(False, of="pretraining")
     "Start every document with BOS where the tokenizer itself does not."
     add_eos: bool = key(True, of="pretraining")
@@ -196,20 +228,31 @@ class StreamSpec:
     max_tokens: int | None = key(None, of="pretraining")
     "Documents of more tokens are filtered."
     date_string: str | None = key(None, of="messages")
-    "The day that some chat templates print. Without it: today, and a published stream keeps its day."
+    """The day that some chat templates print. Without it: today, and a published stream keeps its
+    day.
+    """
     columns: Literal["turns", "compact"] = key("turns", of="messages without images")
-    "`compact` writes two columns at 2 to 4 bytes a token; only with `target_prompts: none` and `target_responses: last`."
+    """`compact` writes two columns at 2 to 4 bytes a token; only with `target_prompts: none` and
+    `target_responses: last`.
+    """
     rewritten_history: Literal["reject", "last", "each"] = key("reject", of="messages")
-    """Some chat templates print earlier turns otherwise once later turns follow. Such a conversation is bad (`reject`), or gives a row for
-    its last answer (`last`) or for each answer (`each`)."""
+    """Some chat templates print earlier turns otherwise once later turns follow. Such a
+    conversation is bad (`reject`), or gives a row for its last answer (`last`) or for each answer
+    (`each`).
+    """
     too_long: Literal["cut", "filter", "first_turns"] = key("cut", of="finetuning")
-    """A record of more than `max_seq_len` tokens, EOS included, is cut by the loader (`cut`), is left out (`filter`), or ends after the last
-    answer that fits (`first_turns`, conversations)."""
+    """A record of more than `max_seq_len` tokens, EOS included, is cut by the loader (`cut`), is
+    left out (`filter`), or ends after the last answer that fits (`first_turns`, conversations).
+    """
     pack: bool = key(False, "packing", "packed", of=SOURCED)
-    """Documents (`layout: document`), pairs or conversations are joined when converting into rows of `max_seq_len` that say where each
-    begins; only `mdsmix.load` and `train_loader.name: mdsmix` read them ([packing](one-loader.md#packing-when-converting))."""
+    """Documents (`layout: document`), pairs or conversations are joined when converting into rows
+    of `max_seq_len` that say where each begins; only `mdsmix.load` and `train_loader.name: mdsmix`
+    read them ([packing](one-loader.md#packing-when-converting)).
+    """
     consecutive_roles: Literal["reject", "merge"] = key("reject", of="messages")
-    "Messages of one role in a row make the record bad (`reject`), or are joined by an empty line (`merge`)."
+    """Messages of one role in a row make the record bad (`reject`), or are joined by an empty line
+    (`merge`).
+    """
     sample: str | int | float | None = key(
         None,
         "fraction",
@@ -222,12 +265,16 @@ class StreamSpec:
             lambda value: value == BY_BUDGET or 0 < read_share(value) <= 1,
         ),
     )
-    """The share of the records, `5%` or `0.05`, that the stream is made of. A hash of a record's content decides, so a larger share only
-    adds records. `budget`: as many records as the stream's share of the [budget](mixing.md#a-budget-that-decides-how-much-is-converted) wants."""
+    """The share of the records, `5%` or `0.05`, that the stream is made of. A hash of a record's
+    content decides, so a larger share only adds records. `budget`: as many records as the stream's
+    share of the [budget](mixing.md#a-budget-that-decides-how-much-is-converted) wants.
+    """
     expected_mean_tokens: int | float | None = key(
         None, "num_tokens_avg", "mean_tokens", "tokens_avg", must=POSITIVE
     )
-    "The mean number of tokens of a record that you expect; a difference of more than 5 % is reported."
+    """The mean number of tokens of a record that you expect; a difference of more than 5 % is
+    reported.
+    """
     holdout: str | int | float | None = key(
         None,
         of=SOURCED,
@@ -236,17 +283,22 @@ class StreamSpec:
             lambda value: 0 < read_share(value) < 1,
         ),
     )
-    """The share of the records, `0.5%` or `0.005`, that is held out: published as `<name>/eval`, rendered as the `eval_loader` entry
-    `<name>-eval`. A hash decides as for `sample`. The source is read twice."""
+    """The share of the records, `0.5%` or `0.005`, that is held out: published as `<name>/eval`,
+    rendered as the `eval_loader` entry `<name>-eval`. A hash decides as for `sample`. The source is
+    read twice.
+    """
     held_out_of: str | None = field(default=None, metadata=SET_BY_READER)
     "For a held-out stream: the stream whose records it holds."
     duplicates: Literal["keep", "drop"] = key(
         "keep", "dedup", "deduplicate", "duplicate", of=SOURCED
     )
-    """Records that say the same as an earlier one of the stream are trained and counted (`keep`), or only [the first
-    stays](publishing.md#duplicates) (`drop`)."""
+    """Records that say the same as an earlier one of the stream are trained and counted (`keep`),
+    or only [the first stays](publishing.md#duplicates) (`drop`).
+    """
     images: ImagesSpec | None = key(None, of="messages with images")
-    """The [images](images.md) of messages: a section, below. `{}` takes all defaults, and so do the shapes `llava` and `qwen_vl` without it."""
+    """The [images](images.md) of messages: a section, below. `{}` takes all defaults, and so do the
+    shapes `llava` and `qwen_vl` without it.
+    """
     split: str = "train"
     "Any other than `train` is rendered as an `eval_loader` entry."
     remote: str | None = key(None, of=UNSOURCED)
@@ -260,7 +312,9 @@ class StreamSpec:
 
 
 def foreign_keys(stream: StreamSpec, called: Collection[str]) -> Iterator[str]:
-    """One sentence for each key that the stream sets and that is not for it. `called`: the stream's groups, in the words of `of`."""
+    """One sentence for each key that the stream sets and that is not for it. `called`: the stream's
+    groups, in the words of `of`.
+    """
     for key in dataclasses.fields(stream):
         whom = key.metadata.get("only of")
         if whom and whom not in called and getattr(stream, key.name) != key.default:

@@ -1,7 +1,11 @@
-"""The table at the end of a conversion, of a part of a conversion, and of `mdsmix mix`, with sentences under it.
+"""The table at the end of a conversion, of a part of a conversion, and of `mdsmix mix`, with
+sentences under it.
 
-The sentences name data that was left out, cut, unread or guessed, and warn. `mdsmix inspect` shows the samples.
+The sentences name data that was left out, cut, unread or guessed, and warn. `mdsmix inspect` shows
+the samples.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -159,7 +163,9 @@ def sentences(outcome: Outcome | PartOutcome) -> Iterator[str]:
 
 
 def _set_aside(records: Records, where: str) -> Iterator[str]:
-    """Yield sentences on good records that are no samples, and on bad records. `where`: the place of the bad records."""
+    """Yield sentences on good records that are no samples, and on bad records. `where`: the place
+    of the bad records.
+    """
     left_out = sum(records.filtered.get(reason, 0) for reason in ASKED_FOR)
     if records.filtered:
         share = (records.dropped - left_out) / max(1, records.read - left_out)
@@ -187,7 +193,9 @@ def _duplicates(records: Records, is_eval: bool) -> Iterator[str]:
 
 
 def _samples(manifest: Manifest) -> Iterator[str]:
-    """A sentence for each count, if not zero, of tokens that were cut or lost, and of texts that were rewritten."""
+    """A sentence for each count, if not zero, of tokens that were cut or lost, and of texts that
+    were rewritten.
+    """
     encoding = manifest.encoding
     if kind_of(encoding).has_template and manifest.tokenizer.chat_template_hash is None:
         yield f"WARNING: {NO_TEMPLATE}"
@@ -201,7 +209,9 @@ def _samples(manifest: Manifest) -> Iterator[str]:
 
 
 def _unread(records: Records) -> Iterator[str]:
-    """Sentences on fields that are not read, on nulls, and on image placeholders that are trained as text."""
+    """Sentences on fields that are not read, on nulls, and on image placeholders that are trained
+    as text.
+    """
     filled = records.unread
     fields = sorted(filled, key=lambda name: (-filled[name], name))
     said = [f"{name} ({filled[name]:,} of {records.read:,} not empty)" for name in fields]
@@ -235,7 +245,9 @@ def _unread(records: Records) -> Iterator[str]:
 
 
 def _budget(outcome: Outcome) -> Iterator[str]:
-    """A sentence on the budget's tokens and the stream's, and one where the mean record is far from expected_mean_tokens."""
+    """A sentence on the budget's tokens and the stream's, and one where the mean record is far from
+    expected_mean_tokens.
+    """
     wanted, manifest, totals = outcome.wanted, outcome.manifest, outcome.manifest.totals
     if wanted:
         said = f"budget: {wanted.said}: {totals.seen_tokens:,} came"
@@ -257,7 +269,9 @@ def parts_result(part: ArrayPart, outcomes: Sequence[PartOutcome]) -> tuple[list
 
 
 def mixture(outcome: MixOutcome) -> Table:
-    """The samples of each stream in a mixed stream; tokens are unknown where columns hold no ids. The notes say where the mix lies."""
+    """The samples of each stream in a mixed stream; tokens are unknown where columns hold no ids.
+    The notes say where the mix lies.
+    """
     mixed, index = outcome.record.mixed, outcome.index
     tokens = [UNKNOWN if each.tokens is None else each.tokens for each in mixed]
     drawn, in_all = sum(each.drawn for each in mixed), sum(tokens)

@@ -1,8 +1,11 @@
-"""A published stream as `mdsmix inspect` shows it: its manifest, or its index alone, and some of its samples. Also its bad
-records as `mdsmix quarantine` shows them.
+"""A published stream as `mdsmix inspect` shows it: its manifest, or its index alone, and some of
+its samples. Also its bad records as `mdsmix quarantine` shows them.
 
-A quarantine may hold a tenth of a large corpus, so its records are read one by one: all are counted, and a few of each reason kept.
+A quarantine may hold a tenth of a large corpus, so its records are read one by one: all are
+counted, and a few of each reason kept.
 """
+
+from __future__ import annotations
 
 import base64
 from collections import Counter, defaultdict
@@ -95,7 +98,9 @@ def _of_appended(found: Inspection) -> Iterator[str]:
 
 
 def inspection_json(found: Inspection) -> Tree:
-    """The counts of the index, the manifest as it is published, and the samples with their numbers."""
+    """The counts of the index, the manifest as it is published, and the samples with their
+    numbers.
+    """
     stream = found.stream
     return {
         "stream": str(stream.folder),
@@ -119,8 +124,9 @@ def inspection_json(found: Inspection) -> Tree:
 
 
 def write_images(found: Inspection, folder: Path) -> int:
-    """Writes the samples' images as stored, `<stream>-<split>-<sample>-0.jpeg` and so on, and returns their number. Unreachable where
-    `folder` cannot be written."""
+    """Writes the samples' images as stored, `<stream>-<split>-<sample>-0.jpeg` and so on, and
+    returns their number. Unreachable where `folder` cannot be written.
+    """
     written, of = 0, "-".join(Path(found.stream.folder.url).parts[-2:])
     for chosen in found.samples:
         for number, picture in enumerate(chosen.pictures):
@@ -137,8 +143,9 @@ def write_images(found: Inspection, folder: Path) -> int:
 
 
 def card_rows(stream: Stream) -> Iterator[tuple[str, str]]:
-    """The stream as (name, value) lines: every setting of its manifest that is not at its default, and every count that is not zero. The
-    names are the manifest's."""
+    """The stream as (name, value) lines: every setting of its manifest that is not at its default,
+    and every count that is not zero. The names are the manifest's.
+    """
     index, manifest = stream.index, stream.manifest
     yield "stream", str(stream.folder)
     yield "samples, shards, bytes", grouped((index.samples, len(index.shards), index.bytes))
@@ -175,7 +182,9 @@ def card_rows(stream: Stream) -> Iterator[tuple[str, str]]:
 
 
 def by_length(totals: Totals) -> Iterator[tuple[str, int, float]]:
-    """(`fewest-most tokens`, samples, their share) for each power of two that samples have, from short to long."""
+    """(`fewest-most tokens`, samples, their share) for each power of two that samples have, from
+    short to long.
+    """
     samples = sum(totals.lengths.values())
     for power, count in sorted((int(key[2:]), count) for key, count in totals.lengths.items()):
         most = min((2 << power) - 1, totals.longest)
@@ -187,15 +196,17 @@ CUT_SHARE = 0.05
 
 
 def trained_tokens(manifest: Manifest) -> float:
-    """Count the tokens of all samples as they are trained; an Estimate if an earlier commit did not count the EOS that the loader
-    appends."""
+    """Count the tokens of all samples as they are trained; an Estimate if an earlier commit did not
+    count the EOS that the loader appends.
+    """
     is_counted = manifest.totals.is_eos_counted or not kind_of(manifest.encoding).gets_eos
     return about(manifest.totals.seen_tokens, is_counted)
 
 
 def untrained(manifest: Manifest) -> Iterator[str]:
-    """Yield a sentence on tokens that are cut off at max_seq_len, by the loader or when converting, and one on other tokens that no sample
-    holds."""
+    """Yield a sentence on tokens that are cut off at max_seq_len, by the loader or when converting,
+    and one on other tokens that no sample holds.
+    """
     totals, encoding = manifest.totals, manifest.encoding
     if totals.cut_rows:
         share = totals.cut_tokens / max(1, totals.tokens)
@@ -248,11 +259,14 @@ def find_bad_records(
         most: records of the quarantine to read; None: all.
 
     Returns:
-        {"stream": ..., "bad": number of records, "reasons": {reason: {"count": ..., "records": the first `each` as the quarantine holds
-        them}}, the most frequent reason first, "others": {reason that is not in `only`: its count}}.
+        {"stream": ..., "bad": number of records, "reasons": {reason: {"count": ..., "records": the
+        first `each` as the quarantine holds
+        them}}, the most frequent reason first, "others": {reason that is not in `only`: its
+        count}}.
 
     Raises:
-        Unreachable: the place has no published stream and no quarantine, or a file of the quarantine is damaged.
+        Unreachable: the place has no published stream and no quarantine, or a file of the
+        quarantine is damaged.
     """
     folder, counts, kept = (
         _folder(locate(stream)),
@@ -297,14 +311,18 @@ def bad_record_lines(record: Tree) -> Iterator[str]:
 
 
 def _folder(at: Location) -> Location:
-    """The folder of the split, which holds its bad records: `at` itself, or the only such split below `at`."""
+    """The folder of the split, which holds its bad records: `at` itself, or the only such split
+    below `at`.
+    """
     folders = (working_folder(at), *(at / name for name in at.folders()))
     bad = [folder for folder in folders if any((folder / QUARANTINE).list())]
     return bad[0] if len(bad) == 1 else working_folder(find_published(at))
 
 
 def cut_text(value: Any, most: int = MOST_SHOWN, keep: str = "") -> str:
-    """The first `most` characters of the value as text, without escape codes. `keep`: as in `printable`."""
+    """The first `most` characters of the value as text, without escape codes. `keep`: as in
+    `printable`.
+    """
     text = str(value)
     more = f"... ({len(text):,} characters)" if len(text) > most else ""
     return printable(text[:most], keep) + more

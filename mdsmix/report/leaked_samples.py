@@ -1,4 +1,8 @@
-"""The output of `mdsmix leaks`: a table of evaluation samples, passages of the first samples, and counts of what was left out."""
+"""The output of `mdsmix leaks`: a table of evaluation samples, passages of the first samples, and
+counts of what was left out.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 
@@ -29,7 +33,9 @@ BOUND = (
 
 
 def leaks_shown(found: Audit, decoder: Decoder | None, samples: int) -> Iterator[Item]:
-    """A table of the evaluation samples with the largest shares, both passages of the first `samples` leaks, and a summary."""
+    """A table of the evaluation samples with the largest shares, both passages of the first
+    `samples` leaks, and a summary.
+    """
     if found.leaks:
         yield Table(columns=COLUMNS, rows=[_row(found, leak) for leak in found.leaks[:ROWS]])
     for leak in found.leaks[:samples]:
@@ -68,7 +74,9 @@ def _text(around: tuple[Int, Int], shared: Int, decoder: Decoder | None) -> Samp
 
 
 def summary(found: Audit) -> Iterator[str]:
-    """A sentence on the samples and grams that were searched, and one for each count, if not zero, of data that was left out."""
+    """A sentence on the samples and grams that were searched, and one for each count, if not zero,
+    of data that was left out.
+    """
     items, leaks = found.items, found.leaks
     if leaks[ROWS:]:
         yield f"the first {ROWS:,} of {plural(len(leaks), 'sample')} are listed, --json has all"
@@ -93,7 +101,9 @@ def summary(found: Audit) -> Iterator[str]:
 
 
 def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> Tree:
-    """The result for programs: all leaks, and for the first `samples` of them the record ids and passages too."""
+    """The result for programs: all leaks, and for the first `samples` of them the record ids and
+    passages too.
+    """
     items = found.items
     return {
         "common": items.common,

@@ -1,5 +1,7 @@
 """The streams that a command line names, whether or not they are published."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +28,9 @@ class NamedStream:
 
 
 def named_streams(words: Sequence[str]) -> list[NamedStream]:
-    """Each stream that `words` name: a recipe with overrides, a training YAML, or streams. RecipeError where one of these is wrong."""
+    """Each stream that `words` name: a recipe with overrides, a training YAML, or streams.
+    RecipeError where one of these is wrong.
+    """
     if (found := named_yaml(words)) is None:
         return [NamedStream(name=url, url=url) for url in stream_places(words)]
     path, overrides = found

@@ -1,7 +1,10 @@
-"""A plan for people: a table of the streams, the figures of a step, the run and a node, and the settings with their reasons.
+"""A plan for people: a table of the streams, the figures of a step, the run and a node, and the
+settings with their reasons.
 
 Every figure comes from the `Plan`, which `--json` prints whole.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -27,13 +30,17 @@ LEGEND = "~ is estimated; ? is not known; all else is counted by manifests and i
 
 
 def plan_json(plan: Plan) -> Tree:
-    """The plan as a tree, with null for unknown figures, and `estimated`: the paths of all estimated figures."""
+    """The plan as a tree, with null for unknown figures, and `estimated`: the paths of all
+    estimated figures.
+    """
     tree = asdict(plan)
     return tree | {"estimated": [path for path, of in figures(tree) if isinstance(of, Estimate)]}
 
 
 def told(figure: float, form: str = "count") -> str:
-    """A figure of the plan as text, marked `~` where it is estimated and `?` where it is not known."""
+    """A figure of the plan as text, marked `~` where it is estimated and `?` where it is
+    not known.
+    """
     return cell_text(Column("", form), figure)
 
 

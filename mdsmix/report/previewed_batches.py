@@ -1,4 +1,8 @@
-"""The output of `mdsmix preview`, for people and for programs: steps with their rows, decoded samples, and the epoch in windows."""
+"""The output of `mdsmix preview`, for people and for programs: steps with their rows, decoded
+samples, and the epoch in windows.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -39,7 +43,9 @@ EPOCH = (
 
 
 def step_table(preview: Preview, counts: NDArray[np.int64]) -> Table:
-    """A row for each stream of the mix: its samples and tokens in the devices' rows. `counts`: int64 [streams, COUNTED]."""
+    """A row for each stream of the mix: its samples and tokens in the devices' rows. `counts`:
+    int64 [streams, COUNTED].
+    """
     total = counts.sum(axis=0)
     whole = np.vstack([counts, total])
     shares = whole / np.maximum(1, total)
@@ -133,7 +139,9 @@ def _sample_shown(preview: Preview, row: SampleRow, decoder: Decoder | None) -> 
 
 
 def row_segments(row: SampleRow) -> list[Segment]:
-    """The row as trained, with one token for each image. The target of an encoder-decoder stands behind its context."""
+    """The row as trained, with one token for each image. The target of an encoder-decoder stands
+    behind its context.
+    """
     ids, labels = row.stored.input_ids, row.stored.labels
     if ids.size != labels.size:
         return segments([(ids.tolist(), False), (labels.tolist(), True)])

@@ -1,4 +1,8 @@
-"""The progress of a long command: a bar with rate and time left on a terminal, plain lines elsewhere."""
+"""The progress of a long command: a bar with rate and time left on a terminal, plain lines
+elsewhere.
+"""
+
+from __future__ import annotations
 
 import sys
 import time
@@ -28,7 +32,7 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
         yield watcher
 
 
-def _progress() -> "Progress":
+def _progress() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -42,8 +46,9 @@ def _progress() -> "Progress":
 
 
 class PlainLines:
-    """A watcher that prints a line every half minute; with `quiet`, warnings alone. It counts bytes, tokens and bad records of all
-    expected streams."""
+    """A watcher that prints a line every half minute; with `quiet`, warnings alone. It counts
+    bytes, tokens and bad records of all expected streams.
+    """
 
     _expected: Collection[str] = ()
 
@@ -85,7 +90,9 @@ class PlainLines:
 
     @property
     def _counted(self) -> str:
-        """What the share and the rate are of: the stream, or all streams and the one that is being done."""
+        """What the share and the rate are of: the stream, or all streams and the one that is being
+        done.
+        """
         if len(self._expected) == 1:
             return self._stream
         return f"{len(self._expected)} streams, now {self._stream}"
@@ -103,7 +110,7 @@ class PlainLines:
 class Bar(PlainLines):
     """A watcher that shows one bar for all streams together."""
 
-    def __init__(self, progress: "Progress") -> None:
+    def __init__(self, progress: Progress) -> None:
         super().__init__()
         self._progress = progress
         self._task = progress.add_task("", visible=False, rate="")

@@ -1,9 +1,13 @@
-"""A result for a person: tables, named values, titles, samples, findings and sentences, in their order.
+"""A result for a person: tables, named values, titles, samples, findings and sentences, in their
+order.
 
-Commands hand their result to `show`. The page of `mdsmix report` draws the same tables, and programs get them by
-`mdsmix.table.as_json`. On a terminal a table that is too wide is folded, and no digit is lost; a sentence is folded between words.
-Files and pipes get whole lines. Escape codes in results are not obeyed, and markup and emoji names stay text.
+Commands hand their result to `show`. The page of `mdsmix report` draws the same tables, and
+programs get them by `mdsmix.table.as_json`. On a terminal a table that is too wide is folded, and
+no digit is lost; a sentence is folded between words. Files and pipes get whole lines. Escape codes
+in results are not obeyed, and markup and emoji names stay text.
 """
+
+from __future__ import annotations
 
 import shlex
 import sys
@@ -32,7 +36,9 @@ Run = tuple[str, str]
 
 @dataclass(frozen=True)
 class NamedValues:
-    """(name, value) lines as two columns. A long word, such as a path or a hash, goes over the edge and can be copied whole."""
+    """(name, value) lines as two columns. A long word, such as a path or a hash, goes over the edge
+    and can be copied whole.
+    """
 
     lines: Iterable[tuple[str, str]]
 
@@ -62,7 +68,7 @@ class Heading:
 Item = str | Table | NamedValues | Title | SampleText | Heading
 
 
-def show(*items: Item, err: bool = False, console: "Console | None" = None) -> None:
+def show(*items: Item, err: bool = False, console: Console | None = None) -> None:
     """Prints the items. The notes of a table follow it."""
     from rich.console import Console
     from rich.text import Text
@@ -95,7 +101,7 @@ def folded(line: str, indent: str, width: int | None) -> list[str]:
     return wide.wrap(line) or [indent]
 
 
-def _lines(item: str | Table | NamedValues | Heading, to: "Console") -> Iterator[str | Heading]:
+def _lines(item: str | Table | NamedValues | Heading, to: Console) -> Iterator[str | Heading]:
     width = to.width if to.is_terminal else None
     if isinstance(item, Table):
         yield from _table(item, width, "-" if to.options.ascii_only else "─")
@@ -119,7 +125,9 @@ def _pairs(pairs: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]
 
 
 def _table(table: Table, width: int | None, rule: str) -> Iterator[str | Heading]:
-    """The lines of a table. Columns that do not fit follow below, behind the first column. A single column may go over the edge."""
+    """The lines of a table. Columns that do not fit follow below, behind the first column. A single
+    column may go over the edge.
+    """
     for group in _folds(list(aligned(table)), width or 10_000):
         head, *rows = (f"  {'   '.join(line)}  " for line in zip(*group, strict=True))
         blank = " " * cell_len(head)
@@ -130,7 +138,9 @@ def _table(table: Table, width: int | None, rule: str) -> Iterator[str | Heading
 
 
 def _folds(columns: Sequence[Sequence[str]], width: int) -> Iterator[list[Sequence[str]]]:
-    """Groups of columns that fit the width. Each group begins with the first column, which names the rows."""
+    """Groups of columns that fit the width. Each group begins with the first column, which names
+    the rows.
+    """
     group = [columns[0]]
     for column in columns[1:]:
         taken = sum(cell_len(each[0]) + 3 for each in (*group, column))
@@ -142,7 +152,9 @@ def _folds(columns: Sequence[Sequence[str]], width: int) -> Iterator[list[Sequen
 
 
 def print_findings(findings: Sequence[Finding], to_stderr: bool = False) -> None:
-    """Prints the findings: in a pipe one line each, for `grep`; on a terminal with findings of one check under one heading."""
+    """Prints the findings: in a pipe one line each, for `grep`; on a terminal with findings of one
+    check under one heading.
+    """
     if (sys.stderr if to_stderr else sys.stdout).isatty():
         show(*alike_shown(findings), err=to_stderr)
     else:
@@ -150,8 +162,9 @@ def print_findings(findings: Sequence[Finding], to_stderr: bool = False) -> None
 
 
 def print_briefly(findings: Sequence[Finding], checked: Sequence[str]) -> None:
-    """Prints errors in full and counts the other findings, to stderr, for commands that check before their work. `checked`: the words that
-    `mdsmix check` takes to show all."""
+    """Prints errors in full and counts the other findings, to stderr, for commands that check
+    before their work. `checked`: the words that `mdsmix check` takes to show all.
+    """
     print_findings([finding for finding in findings if finding.severity == "error"], to_stderr=True)
     command = shlex.join(["mdsmix", "check", *checked])
     for (severity, id), many in Counter((f.severity, f.id) for f in findings).items():
@@ -161,7 +174,9 @@ def print_briefly(findings: Sequence[Finding], checked: Sequence[str]) -> None:
 
 
 def alike_shown(findings: Iterable[Finding]) -> Iterator[Item]:
-    """Findings, with neighbours of one check under one heading. The heading, the reason and each fix come once."""
+    """Findings, with neighbours of one check under one heading. The heading, the reason and each
+    fix come once.
+    """
     for _, group in groupby(findings, key=lambda finding: finding.id):
         some = list(group)
         first, streams = some[0], dict.fromkeys(name for each in some for name in each.streams)

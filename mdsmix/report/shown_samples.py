@@ -1,12 +1,16 @@
-"""Samples of a stream to show: the choice of samples, their text with trained tokens and control tokens marked, and their images.
+"""Samples of a stream to show: the choice of samples, their text with trained tokens and control
+tokens marked, and their images.
 
-A sample is a list of segments, each trained or not. Its kind decides by the target policies of the manifest, as the finetuning
-loader does for its labels. The first token of a row is never predicted, so it is never marked.
-A packed row shows where each of its documents begins, with its number and length.
+A sample is a list of segments, each trained or not. Its kind decides by the target policies of the
+manifest, as the finetuning loader does for its labels. The first token of a row is never predicted,
+so it is never marked. A packed row shows where each of its documents begins, with its number and
+length.
 
-A control token is recognised by its id, never by its text. A typed `<|im_start|>`, or one that a template wrote for a
-tokenizer without such a token, is ordinary tokens, and trains something else.
+A control token is recognised by its id, never by its text. A typed `<|im_start|>`, or one that a
+template wrote for a tokenizer without such a token, is ordinary tokens, and trains something else.
 """
+
+from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,7 +36,9 @@ from mdsmix.table import Tree
 from mdsmix.words import WRITTEN, plural, printable
 
 TRAINED, CONTROL, DOCUMENT = "⟦⟧", "⟨⟩", "⟪⟫"
-"Brackets around trained tokens, around a control token, and around the heading of a document of a packed row."
+"""Brackets around trained tokens, around a control token, and around the heading of a document of a
+packed row.
+"""
 SHARED = "⟮⟯"
 "Brackets around tokens that a sample shares with another one."
 _MARKS = str.maketrans({mark: ascii(mark)[1:-1] for mark in TRAINED + CONTROL + DOCUMENT + SHARED})
@@ -48,7 +54,9 @@ FORMATS = {
     b"MM": "TIFF",
     b"": "unknown",
 }
-"First bytes of an image -> name of its format. Conversions store no other formats but AVIF, which has its name further in."
+"""First bytes of an image -> name of its format. Conversions store no other formats but AVIF, which
+has its name further in.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +80,9 @@ Shown = list[Segment] | Sample
 
 
 def as_shown(sample: Sample, manifest: Manifest | None) -> Shown:
-    """The segments of a decoded sample. A sample without ids, such as raw text, is returned unchanged."""
+    """The segments of a decoded sample. A sample without ids, such as raw text, is returned
+    unchanged.
+    """
     names = layout_of(sample)
     if not names or (manifest is None and any(isinstance(sample[name], bytes) for name in names)):
         return sample
@@ -102,14 +112,18 @@ def segments(pieces: Iterable[Piece], eos: int | None = None) -> list[Segment]:
 
 
 def doubles_eos(sample: Shown) -> bool:
-    """Tell whether the loader appends EOS to a sample whose last answer ends in EOS and white space."""
+    """Tell whether the loader appends EOS to a sample whose last answer ends in EOS and white
+    space.
+    """
     if isinstance(sample, Mapping) or len(sample) < 2 or not sample[-1].is_appended:
         return False
     return sample[-1].ids[0] in sample[-2].ids[-DOUBLED_WITHIN:]
 
 
 def shortened(parts: Sequence[Segment], most: int) -> list[Segment]:
-    """The first and the last `most` / 2 tokens of a sample with more than `most`. The end is kept since it is usually trained."""
+    """The first and the last `most` / 2 tokens of a sample with more than `most`. The end is kept
+    since it is usually trained.
+    """
     tokens, half = [(part, token) for part in parts for token in part.ids], most // 2
     if len(tokens) <= most:
         return list(parts)
@@ -128,8 +142,8 @@ def shortened(parts: Sequence[Segment], most: int) -> list[Segment]:
 
 
 def runs_of(sample: Shown, decoder: Decoder | None, marks: str = TRAINED) -> Iterator[Run]:
-    """Give the sample as text: trained tokens in ⟦ ⟧, each control token in ⟨ ⟩; ids if no tokenizer
-    is known.
+    """Give the sample as text: trained tokens in ⟦ ⟧, each control token in ⟨ ⟩; ids if no
+    tokenizer is known.
 
     Escape codes in a text are escaped, since samples come from anyone, and so are these brackets.
     `marks`: the brackets around segments with `is_trained`, if that means something else.
@@ -163,7 +177,9 @@ def _decoded(part: Segment, decoder: Decoder) -> Iterator[Run]:
 
 
 def sample_json(sample: Shown, decoder: Decoder | None) -> Any:
-    """The sample for programs: its columns, or its segments with ids, text and `control`, the places of control tokens in the ids."""
+    """The sample for programs: its columns, or its segments with ids, text and `control`, the
+    places of control tokens in the ids.
+    """
     if isinstance(sample, Mapping):
         return {name: v if isinstance(v, str) else repr(v) for name, v in sample.items()}
     return [_segment_json(part, decoder) for part in sample]
@@ -218,7 +234,9 @@ def pictures_of(sample: Sample) -> list[Picture]:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The options of `mdsmix inspect`: at most one of `places`, `longest` and `seed`. Without them the first samples are shown."""
+    """The options of `mdsmix inspect`: at most one of `places`, `longest` and `seed`. Without them
+    the first samples are shown.
+    """
 
     count: int
     places: Sequence[int] = ()
@@ -244,7 +262,9 @@ class Chosen:
 
 
 def choose(stream: Stream, choice: Choice) -> Iterator[Chosen]:
-    """The chosen samples; RecipeError for a number beyond the last sample, Unreachable for a sample that cannot be read."""
+    """The chosen samples; RecipeError for a number beyond the last sample, Unreachable for a sample
+    that cannot be read.
+    """
     read: Iterable[Sample]
     if choice.is_first:
         first = stream.first_filled

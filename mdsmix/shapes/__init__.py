@@ -1,8 +1,11 @@
 """Record shapes: how people write a document, a pair or a conversation into a JSON object.
 
-A shape is one pure function from a decoded record to a `Document`, `Pair`, `Conversation` or `Preference`; RecordRefused says why a record
-is none of these. A shape uses no I/O, no tokenizer and no template. A further shape is one more file and one line in `SHAPES`.
+A shape is one pure function from a decoded record to a `Document`, `Pair`, `Conversation` or
+`Preference`; RecordRefused says why a record is none of these. A shape uses no I/O, no tokenizer
+and no template. A further shape is one more file and one line in `SHAPES`.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable
 
@@ -37,13 +40,17 @@ OF = " of "
 
 
 def published_name(shape: Shape) -> str:
-    """The name by which a published stream knows a shape: `chatty of shapes-of-mine 1.2` where another package registers it."""
+    """The name by which a published stream knows a shape: `chatty of shapes-of-mine 1.2` where
+    another package registers it.
+    """
     version = "" if shape.name in SHAPES else version_of(ENTRY_POINTS, shape.name)
     return f"{shape.name}{OF}{version}" if version else shape.name
 
 
 def find_shape(name: str | None, keys: Iterable[str]) -> Shape | None:
-    """The shape of this name; without a name, the shape that follows from the keys of the source. None where there is none."""
+    """The shape of this name; without a name, the shape that follows from the keys of the source.
+    None where there is none.
+    """
     if name is not None:
         if is_function(name):
             return function_shape(name)

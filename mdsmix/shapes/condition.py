@@ -1,9 +1,13 @@
-"""A recipe's `where:`, a condition on a record's fields: `lang == 'en' and len(text) > 200 and not matches(url, '^https?://x')`.
+"""A recipe's `where:`, a condition on a record's fields: `lang == 'en' and len(text) > 200 and not
+matches(url, '^https?://x')`.
 
-A condition is written in Python's syntax and parsed by `ast`. Only conditions of the few constructs in `ALLOWED` are compiled, and
-functions of this package read the fields. There is no arithmetic, so no power or repeated text can grow. Regular expressions are RE2's,
-whose time is linear in the text: one of the standard library may take years for a record of thirty characters.
+A condition is written in Python's syntax and parsed by `ast`. Only conditions of the few constructs
+in `ALLOWED` are compiled, and functions of this package read the fields. There is no arithmetic, so
+no power or repeated text can grow. Regular expressions are RE2's, whose time is linear in the text:
+one of the standard library may take years for a record of thirty characters.
 """
+
+from __future__ import annotations
 
 import ast
 import re
@@ -46,10 +50,14 @@ class Condition:
     entered: frozenset[str]
     "The roots that hold lists or objects, since a path goes into them."
     holds: Callable[[dict[str, Any]], Any]
-    "Record -> whether the condition is true of it; RecordRefused for a missing field, TypeError for types that do not compare."
+    """Record -> whether the condition is true of it; RecordRefused for a missing field, TypeError
+    for types that do not compare.
+    """
 
     def refused(self, record: Any) -> str | None:
-        """The reason code of a record that is left out; None for one that stays. A value that is no object stays: its shape refuses it."""
+        """The reason code of a record that is left out; None for one that stays. A value that is no
+        object stays: its shape refuses it.
+        """
         if type(record) is not dict:
             return None
         try:
@@ -82,8 +90,9 @@ def parse_where(expression: str) -> Condition:
 
 
 class _Compiler(ast.NodeTransformer):
-    """Turns a condition into Python that is safe to evaluate: constructs that are not allowed are refused, and each field and regular
-    expression becomes a call of a function of this package."""
+    """Turns a condition into Python that is safe to evaluate: constructs that are not allowed are
+    refused, and each field and regular expression becomes a call of a function of this package.
+    """
 
     def __init__(self) -> None:
         self.fields = list[Field]()

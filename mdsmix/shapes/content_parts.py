@@ -1,10 +1,14 @@
-"""Contents that are lists of parts, as the interfaces of OpenAI and Anthropic and LLaMA-Factory 1 write them.
+"""Contents that are lists of parts, as the interfaces of OpenAI and Anthropic and LLaMA-Factory 1
+write them.
 
 Parts of text are joined. Anthropic's parts become what chat templates take: `thinking` the key
 `reasoning_content`, `tool_use` a call, and each `tool_result` a message of the role `tool`.
-LLaMA-Factory's `reasoning` and `tool_call`, the call as JSON text, become the first two. A part that
-has no such form makes the record a bad one: nothing of a content is dropped but what holds no text.
+LLaMA-Factory's `reasoning` and `tool_call`, the call as JSON text, become the first two. A part
+that has no such form makes the record a bad one: nothing of a content is dropped but what holds no
+text.
 """
+
+from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +28,9 @@ RESULT_KEYS = frozenset({"type", "tool_use_id", "content", "cache_control"})
 
 
 def joined_parts(parts: Sequence[Any]) -> str:
-    """Join the texts of a list of parts. Raises RecordRefused (content_not_text) for any other part."""
+    """Join the texts of a list of parts. Raises RecordRefused (content_not_text) for any other
+    part.
+    """
     return "".join(map(_text_of, parts))
 
 
@@ -38,13 +44,16 @@ def _text_of(part: Any) -> str:
 
 
 def _unknown(part: Mapping[str, Any], known: set[str] | frozenset[str]) -> list[str]:
-    """Return the keys of a part that hold something, and are neither in `known` nor in WITHOUT_TEXT."""
+    """Return the keys of a part that hold something, and are neither in `known` nor in
+    WITHOUT_TEXT.
+    """
     found = part.keys() - known - WITHOUT_TEXT
     return [key for key in found if part[key] not in (None, "", [], {})]
 
 
 def result_text(content: Any) -> str:
-    """Return the result of a tool as text: of parts their texts, of any other list or object its JSON.
+    """Return the result of a tool as text: of parts their texts, of any other list or object its
+    JSON.
 
     Raises RecordRefused (content_not_text) if it is neither of these nor text.
     """
@@ -101,7 +110,8 @@ def _result(part: Mapping[str, Any]) -> Message:
 def _answer(message: Message) -> Message:
     """Return an assistant's message with its thoughts, its text and its calls, in this order.
 
-    Raises RecordRefused (content_not_text) if the parts have another order, which no template prints.
+    Raises RecordRefused (content_not_text) if the parts have another order, which no template
+    prints.
     """
     thoughts = list[str]()
     texts = list[Any]()

@@ -1,4 +1,8 @@
-"""Rules that all shapes of conversations share: the order of roles, merged messages, dropped nulls, flags of training, tools and calls."""
+"""Rules that all shapes of conversations share: the order of roles, merged messages, dropped nulls,
+flags of training, tools and calls.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -15,11 +19,15 @@ TRAIN_KEYS = (
 )
 "Keys of a message that say whether it is trained, by true and false or 1 and 0: marks."
 MASK = "loss_mask"
-"The field of a record that may hold a list of such marks, one for each message or one for each answer."
+"""The field of a record that may hold a list of such marks, one for each message or one for each
+answer.
+"""
 MARK = "train_mark"
 "The option that names a further mark."
 PARTLY_KEYS = ("train_detail", "loss_scale")
-"Keys that train a part of a message or give it a weight. Labels of LLM-Foundry's loader cannot express that."
+"""Keys that train a part of a message or give it a weight. Labels of LLM-Foundry's loader cannot
+express that.
+"""
 FLAGS = frozenset((*TRAIN_KEYS, *PARTLY_KEYS))
 GREETS = "starts_with_assistant"
 "The reason code of a conversation that begins with a greeting of the assistant's."
@@ -32,7 +40,9 @@ SCHEMAS = ("input_schema", "inputSchema")
 BETWEEN = "\n\n"
 "The text between the texts of merged messages."
 MOST_LEVELS = 200
-"The most levels of nested lists and objects in messages and tools: templates and Python itself follow some 900."
+"""The most levels of nested lists and objects in messages and tools: templates and Python itself
+follow some 900.
+"""
 TRIES: tuple[dict[str, Any], ...] = (
     {"consecutive_roles": "merge"},
     {"nulls": "drop"},
@@ -42,7 +52,8 @@ TRIES: tuple[dict[str, Any], ...] = (
 
 
 def conversation_of(raw: RawRecord, said: Sequence[Message], before: int = 0) -> Conversation:
-    """The conversation of these messages, which have the form of chat templates, with the record's tools.
+    """The conversation of these messages, which have the form of chat templates, with the record's
+    tools.
 
     Args:
         before: how many of the first messages come from another field than the list of messages.
@@ -64,8 +75,8 @@ def conversation_of(raw: RawRecord, said: Sequence[Message], before: int = 0) ->
     fault = roles_fault(tuple(roles), "tool")
     if fault and fault != GREETS:
         raise RecordRefused(fault)
-    # What comes before the first question becomes part of its prompt. Without a question an answer to
-    # the system message is trained; the first message of all has no prompt.
+    # What comes before the first question becomes part of its prompt. Without a question an answer
+    # to the system message is trained; the first message of all has no prompt.
     opening = roles.index("user") if "user" in roles else int(fault == GREETS)
     for at in range(opening):
         if roles[at] == "assistant":
@@ -82,7 +93,9 @@ def conversation_of(raw: RawRecord, said: Sequence[Message], before: int = 0) ->
 
 @lru_cache(maxsize=4096)
 def roles_fault(roles: tuple[Any, ...], repeated: str = "") -> str | None:
-    """The reason code of roles that LLM-Foundry does not take in this order; None if it does. `repeated`: a role that may follow itself."""
+    """The reason code of roles that LLM-Foundry does not take in this order; None if it does.
+    `repeated`: a role that may follow itself.
+    """
     if len(roles) < 2:
         return "too_few_messages" if roles else "no_messages"
     if not {*ROLES}.issuperset(roles):
@@ -102,8 +115,10 @@ def are_trained(raw: RawRecord, messages: Sequence[Message], before: int = 0) ->
         before: how many of the first messages come from another field than the list of messages.
 
     Raises:
-        RecordRefused: a mark is neither true nor false, or two marks of a message differ (bad_weight); the list has not one
-            entry for each message or answer (bad_loss_mask); a message of another role is to be trained (trained_prompt).
+        RecordRefused: a mark is neither true nor false, or two marks of a message differ
+        (bad_weight); the list has not one
+            entry for each message or answer (bad_loss_mask); a message of another role is to be
+            trained (trained_prompt).
     """
     keys = (*TRAIN_KEYS, raw.options[MARK]) if MARK in raw.options else TRAIN_KEYS
     if listed := _listed_marks(raw, messages, before):
@@ -123,12 +138,16 @@ def without_marks(raw: RawRecord, messages: Sequence[Message]) -> list[Message]:
 
 
 def _flags(raw: RawRecord) -> frozenset[str]:
-    """The keys of a message that are no part of it: those that are known, and the one that the recipe names."""
+    """The keys of a message that are no part of it: those that are known, and the one that the
+    recipe names.
+    """
     return FLAGS | {raw.options[MARK]} if MARK in raw.options else FLAGS
 
 
 def _listed_marks(raw: RawRecord, messages: Sequence[Message], before: int) -> list[Any]:
-    """The mark of each message in the record's list, None for a message without one; empty if the record has no list."""
+    """The mark of each message in the record's list, None for a message without one; empty if the
+    record has no list.
+    """
     named = raw.extra(raw.options[MARK]) if MARK in raw.options else None
     lists = [raw.extra(MASK), named if isinstance(named, list) else None]
     given = [decoded(each) for each in lists if each not in (None, "")]
@@ -148,7 +167,9 @@ def _listed_marks(raw: RawRecord, messages: Sequence[Message], before: int) -> l
 
 
 def _is_trained(message: Message, keys: Sequence[str], listed: Any = None) -> bool:
-    """Whether the message is trained, by its marks and the record's list; RecordRefused (bad_weight, trained_prompt)."""
+    """Whether the message is trained, by its marks and the record's list; RecordRefused
+    (bad_weight, trained_prompt).
+    """
     given = [message[key] for key in keys if message.get(key) is not None]
     given += [] if listed is None else [listed]
     is_partly = any(message.get(key) is not None for key in PARTLY_KEYS)
@@ -160,7 +181,9 @@ def _is_trained(message: Message, keys: Sequence[str], listed: Any = None) -> bo
 
 
 def list_of(raw: RawRecord, key: str) -> list[Any]:
-    """The messages in a key's field; RecordRefused where the field is missing, holds no list, or nests too deep."""
+    """The messages in a key's field; RecordRefused where the field is missing, holds no list, or
+    nests too deep.
+    """
     messages = raw.held(key)
     if not isinstance(messages, list):
         raise RecordRefused("messages_not_a_list")
@@ -173,8 +196,9 @@ def _drops(raw: RawRecord) -> bool:
 
 
 def followed(value: Any, drops_nulls: bool, levels: int = MOST_LEVELS) -> Any:
-    """The value, with `drops_nulls` without the null entries of its objects; RecordRefused (too_deep) where it has more than `levels`
-    levels."""
+    """The value, with `drops_nulls` without the null entries of its objects; RecordRefused
+    (too_deep) where it has more than `levels` levels.
+    """
     if isinstance(value, (dict, list)) and not levels:
         raise RecordRefused("too_deep")
     if isinstance(value, list):
@@ -189,7 +213,9 @@ def followed(value: Any, drops_nulls: bool, levels: int = MOST_LEVELS) -> Any:
 
 
 def holds_null(value: Any) -> bool:
-    """Whether an object in the value has a null entry, at any depth. Null under the key `content` does not count."""
+    """Whether an object in the value has a null entry, at any depth. Null under the key `content`
+    does not count.
+    """
     if isinstance(value, dict):
         return any(key != "content" if v is None else holds_null(v) for key, v in value.items())
     return isinstance(value, list) and any(map(holds_null, value))
@@ -198,7 +224,8 @@ def holds_null(value: Any) -> bool:
 def merged(
     messages: Sequence[Message], trained: Sequence[bool], apart: str = "tool"
 ) -> tuple[list[Message], list[bool]]:
-    """Messages in which neighbours of one role are merged, if both are trained or neither is, and both hold only texts and calls.
+    """Messages in which neighbours of one role are merged, if both are trained or neither is, and
+    both hold only texts and calls.
 
     Args:
         apart: a role whose messages are not merged: two calls have two results.
@@ -219,8 +246,10 @@ def merged(
 def _with_parallel_calls(
     messages: list[Message], trained: list[bool]
 ) -> tuple[list[Message], list[bool]]:
-    """Join calls that are written one a message: [call A, call B, result, result] has one message with
-    two calls. The later message must hold nothing but calls, and be trained as the first one is."""
+    """Join calls that are written one a message: [call A, call B, result, result] has one message
+    with two calls. The later message must hold nothing but calls, and be trained as the first one
+    is.
+    """
     if sum("tool_calls" in message for message in messages) < 2:
         return messages, trained
     joined = list[Message]()
@@ -254,8 +283,9 @@ def _tools_of(raw: RawRecord, messages: Sequence[Message]) -> list[Message] | No
 
     Raises RecordRefused if messages call tools that the field does not hold.
 
-    A bare tool is put into `{"type": "function", "function": ...}`, the form of chat templates, and so is a bare call. Arguments stay
-    text or object: the encoder finds out which of the two a template takes.
+    A bare tool is put into `{"type": "function", "function": ...}`, the form of chat templates, and
+    so is a bare call. Arguments stay text or object: the encoder finds out which of the two a
+    template takes.
     """
     if "tools" not in raw.fields:
         return None
@@ -268,7 +298,9 @@ def _tools_of(raw: RawRecord, messages: Sequence[Message]) -> list[Message] | No
 
 
 def _tools_in(value: Any) -> list[Message]:
-    """The tools in a list or its JSON text, each in the form of chat templates; RecordRefused (bad_tools) for another value."""
+    """The tools in a list or its JSON text, each in the form of chat templates; RecordRefused
+    (bad_tools) for another value.
+    """
     tools = decoded(value)
     if not isinstance(tools, list):
         raise RecordRefused("bad_tools")
@@ -276,15 +308,18 @@ def _tools_in(value: Any) -> list[Message]:
 
 
 def _with_tools(message: Message) -> Message:
-    """The message; a system message's own tools, as in records of GLM-4, are put into the form of chat templates."""
+    """The message; a system message's own tools, as in records of GLM-4, are put into the form of
+    chat templates.
+    """
     if message["role"] == "system" and message.get("tools"):
         return message | {"tools": _tools_in(message["tools"])}
     return message
 
 
 def _tool(given: Any) -> Message:
-    """Return a tool as a template takes it. Anthropic's and MCP's names of a tool's schema are renamed
-    to `parameters`, and how a service caches it is left out."""
+    """Return a tool as a template takes it. Anthropic's and MCP's names of a tool's schema are
+    renamed to `parameters`, and how a service caches it is left out.
+    """
     tool = _wrapped(given, "bad_tools")
     function = tool["function"]
     if function.keys().isdisjoint((*SCHEMAS, "cache_control")):
@@ -303,12 +338,14 @@ def calls_of(value: Any) -> list[Message]:
     """The tool calls in `value`, in the form of a message's `tool_calls`.
 
     Args:
-        value: a call or a list of them, as JSON text or decoded: `{"name": ..., "arguments": ...}`, or that inside `function`.
+        value: a call or a list of them, as JSON text or decoded: `{"name": ..., "arguments": ...}`,
+        or that inside `function`.
 
     Arguments that are an empty text mean none: an empty object.
 
     Raises:
-        RecordRefused: a call has no name (bad_tool_call), or its arguments are no JSON object (arguments_not_json).
+        RecordRefused: a call has no name (bad_tool_call), or its arguments are no JSON object
+        (arguments_not_json).
     """
     value = decoded(value)
     each = value if isinstance(value, list) else [value]
@@ -343,7 +380,8 @@ def _wrapped(given: Any, reason: str) -> Message:
 
 
 def decoded(value: Any) -> Any:
-    """The value of a JSON text, None for a text that is no JSON; any other value as it is. RecordRefused where a text nests too deep.
+    """The value of a JSON text, None for a text that is no JSON; any other value as it is.
+    RecordRefused where a text nests too deep.
 
     Python's reader keeps whole numbers of any size.
     """

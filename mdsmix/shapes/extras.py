@@ -1,9 +1,13 @@
-"""Fields beside those that a recipe names, which any record of a conversation may have and which change what is trained.
+"""Fields beside those that a recipe names, which any record of a conversation may have and which
+change what is trained.
 
-`chat_template_kwargs` is TRL's column: an object of variables that `apply_chat_template` gets. `loss_mask` is a list of marks, which
-`conversation_rules` reads. `objects` is ms-swift's: what its `<ref-object>` and `<bbox>` in the texts stand for. ms-swift prints them in
-the form of one model, and boxes in the pixels of that model's images, so such a record is set aside.
+`chat_template_kwargs` is TRL's column: an object of variables that `apply_chat_template` gets.
+`loss_mask` is a list of marks, which `conversation_rules` reads. `objects` is ms-swift's: what its
+`<ref-object>` and `<bbox>` in the texts stand for. ms-swift prints them in the form of one model,
+and boxes in the pixels of that model's images, so such a record is set aside.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -55,12 +59,14 @@ def with_extras(parse: Callable[[RawRecord], Any]) -> Callable[[RawRecord], Any]
 
 
 def variables_of(value: Any) -> Mapping[str, Any] | None:
-    """The variables of a record's `chat_template_kwargs`, an object or its JSON text; None without any.
+    """The variables of a record's `chat_template_kwargs`, an object or its JSON text; None without
+    any.
 
     Null entries are left out at any depth: Arrow adds them where the objects of a column differ.
 
     Raises:
-        RecordRefused: the value is no object, or names a variable that is not the record's to give (bad_template_kwargs).
+        RecordRefused: the value is no object, or names a variable that is not the record's to give
+        (bad_template_kwargs).
     """
     given = value
     if isinstance(value, str):

@@ -1,10 +1,13 @@
-"""A recipe's fields beyond a plain name: a path into nested records (`meta.body`, `conversations[0].value`), and a template
-over several (`"{title}\\n\\n{body}"`).
+"""A recipe's fields beyond a plain name: a path into nested records (`meta.body`,
+`conversations[0].value`), and a template over several (`"{title}\\n\\n{body}"`).
 
-Their values are put into a copy of the record, under the name in the recipe, so a shape reads every field by its name, and a plain
-name costs nothing. A field of exactly this name wins: `meta.body` is that field in a record that has it, and else `body` in
-`meta`. A name that is no path, such as `score[en]`, is always a field of this name.
+Their values are put into a copy of the record, under the name in the recipe, so a shape reads every
+field by its name, and a plain name costs nothing. A field of exactly this name wins: `meta.body` is
+that field in a record that has it, and else `body` in `meta`. A name that is no path, such as
+`score[en]`, is always a field of this name.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -20,11 +23,15 @@ _STEP = _NAME + r"(?:\[-?\d{1,9}\])*"
 _PATH = re.compile(rf"{_STEP}(?:\.{_STEP})*")
 _STEPS = re.compile(r"\[(-?\d+)\]|(" + _NAME + ")")
 _IMAGE = "<image>"
-"A text with this mark and without braces names no field: it is the same for all records, as one question about many captioned images."
+"""A text with this mark and without braces names no field: it is the same for all records, as one
+question about many captioned images.
+"""
 
 
 class BadField(ValueError):
-    """A field of a recipe that cannot be read as a path or a template; the message says where it is wrong."""
+    """A field of a recipe that cannot be read as a path or a template; the message says where it is
+    wrong.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,9 @@ def parse(name: str) -> Field:
 
 
 def _template(template: str) -> Field:
-    """A template: texts, and fields in braces. RecordRefused where one of its fields is missing or holds no text."""
+    """A template: texts, and fields in braces. RecordRefused where one of its fields is missing or
+    holds no text.
+    """
     try:
         pieces = [*Formatter().parse(template)]
         if any(name == "" or "{" in (name or "") or form or how for _, name, form, how in pieces):
@@ -97,8 +106,10 @@ Derive = Callable[[Any], Any]
 
 
 def derived(names: Iterable[str]) -> Derive | None:
-    """A function that copies a record and adds the values of paths and templates, under their names in the recipe; None where all
-    names are plain. The function returns a NoRecord where a record lacks a part of a template."""
+    """A function that copies a record and adds the values of paths and templates, under their names
+    in the recipe; None where all names are plain. The function returns a NoRecord where a record
+    lacks a part of a template.
+    """
     fields = [field for field in map(parse, names) if field.entered or field.is_template]
     if not fields:
         return None

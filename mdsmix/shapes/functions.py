@@ -1,14 +1,19 @@
-"""A function of the user's as a shape: `my_shapes.py:read` of a file, or `package.module:read` of an installed package.
+"""A function of the user's as a shape: `my_shapes.py:read` of a file, or `package.module:read` of
+an installed package.
 
-The function takes a raw record, a dict, and returns a Document, a Pair or a Conversation of `mdsmix.record`, or a dict, as LLM-Foundry's
-preprocessing functions do: `{"text": ...}`, `{"prompt": ..., "response": ...}` (or `completion`), or `{"messages": [...]}` with optional
-`tools`. A preference is a dict `{"prompt": ..., "chosen": ..., "rejected": ...}`. A returned text is the reason why the record is bad, and so is an exception.
+The function takes a raw record, a dict, and returns a Document, a Pair or a Conversation of
+`mdsmix.record`, or a dict, as LLM-Foundry's preprocessing functions do: `{"text": ...}`,
+`{"prompt": ..., "response": ...}` (or `completion`), or `{"messages": [...]}` with optional
+`tools`. A preference is a dict `{"prompt": ..., "chosen": ..., "rejected": ...}`. A returned text
+is the reason why the record is bad, and so is an exception.
 
-A published stream knows the function by a name with a hash: of the file and the local files that it imports, or of the package's version.
-After an edit the stream is converted again. Only `read` imports anything: a recipe is opened, checked and planned without it. A job holds
-the content of the files, so a
-worker on another machine needs none of them.
+A published stream knows the function by a name with a hash: of the file and the local files that it
+imports, or of the package's version. After an edit the stream is converted again. Only `read`
+imports anything: a recipe is opened, checked and planned without it. A job holds the content of the
+files, so a worker on another machine needs none of them.
 """
+
+from __future__ import annotations
 
 import ast
 import importlib
@@ -42,7 +47,9 @@ GIVES: dict[str, Shape] = {
     "pair": PROMPT_RESPONSE,
     "document": TEXT,
 }
-"Value of a recipe's `source.gives` -> the shape whose rules a function's answer must keep. A dict is known by the shape's first field."
+"""Value of a recipe's `source.gives` -> the shape whose rules a function's answer must keep. A dict
+is known by the shape's first field.
+"""
 LONGEST = 1000
 "Characters of a function's message that are kept beside a bad record."
 _BY, _AT = " by ", " of hash "
@@ -50,12 +57,16 @@ _BY, _AT = " by ", " of hash "
 
 @dataclass(frozen=True)
 class Function:
-    """A function with all files that decide what it does. Unpickling registers it in its process under its name."""
+    """A function with all files that decide what it does. Unpickling registers it in its process
+    under its name.
+    """
 
     name: str
     "The name in a published stream: `pair by my_shapes.py:read of hash 0f3a...`."
     files: Mapping[str, bytes]
-    "Path in the folder -> content, of a file and the local files that it imports; empty for an installed package."
+    """Path in the folder -> content, of a file and the local files that it imports; empty for an
+    installed package.
+    """
     folder: str
     "The folder of these files on the machine that read them."
 
@@ -101,7 +112,9 @@ def fault(written: str) -> str | None:
 
 
 def find_function(written: str, gives: str, folder: Path) -> Function:
-    """The function that a recipe in this folder names; nothing is imported. RecipeError where its file or package is missing."""
+    """The function that a recipe in this folder names; nothing is imported. RecipeError where its
+    file or package is missing.
+    """
     place, _, name = written.rpartition(":")
     path = folder / place
     is_file = place.endswith(".py")
@@ -114,7 +127,9 @@ def find_function(written: str, gives: str, folder: Path) -> Function:
 
 
 def _local_files(path: Path) -> dict[str, bytes]:
-    """Path -> content, of a file and of the files in its folder that import lines name, directly or through each other."""
+    """Path -> content, of a file and of the files in its folder that import lines name, directly or
+    through each other.
+    """
     files, waiting = dict[str, bytes](), {path.name: path}
     while waiting:
         name, file = waiting.popitem()
@@ -132,7 +147,9 @@ def _local_files(path: Path) -> dict[str, bytes]:
 
 
 def _imported(tree: ast.Module, file: Path, root: Path) -> Iterator[Path]:
-    """Paths without suffix that a file's import lines may mean: a, a/b and a/b/c for `from a.b import c`."""
+    """Paths without suffix that a file's import lines may mean: a, a/b and a/b/c for `from a.b
+    import c`.
+    """
     for node in ast.walk(tree):
         start, names = root, list[str]()
         if isinstance(node, ast.Import):
@@ -145,7 +162,9 @@ def _imported(tree: ast.Module, file: Path, root: Path) -> Iterator[Path]:
 
 
 def _versions(module: str, written: str) -> list[str]:
-    """Name and version of the package of a module; for a package without a version, the hashes of its files."""
+    """Name and version of the package of a module; for a package without a version, the hashes of
+    its files.
+    """
     top = module.partition(".")[0]
     if found := packages_distributions().get(top):
         return [f"{name} {version(name)}" for name in sorted(set(found))]
@@ -168,7 +187,9 @@ class _LocalModules(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def add(self, function: Function) -> None:
-        """Makes the modules of a function known; ImportError where this process has imported another module of one of their names."""
+        """Makes the modules of a function known; ImportError where this process has imported
+        another module of one of their names.
+        """
         folder, files = Path(function.folder), function.files
         if any(not (folder / n).is_file() or (folder / n).read_bytes() != files[n] for n in files):
             # This is another machine, or the files have changed.
@@ -196,7 +217,9 @@ def function_shape(name: str) -> Shape:
 
 
 def load(name: str | None) -> str | None:
-    """Imports the function of a shape, if the shape is one. Returns a sentence if that imports torch, else None."""
+    """Imports the function of a shape, if the shape is one. Returns a sentence if that imports
+    torch, else None.
+    """
     if name not in _known:
         return None
     had_torch = "torch" in sys.modules
@@ -232,7 +255,9 @@ def _parse(name: str, raw: RawRecord) -> Any:
 
 
 def _record(said: Any, gives: str) -> Any:
-    """The record of a function's answer, read by the shape in GIVES; RecordRefused where the answer breaks its rules."""
+    """The record of a function's answer, read by the shape in GIVES; RecordRefused where the answer
+    breaks its rules.
+    """
     tree = said._asdict() if isinstance(said, Document | Pair | Conversation) else said
     keys = set(tree) if isinstance(tree, dict) else set[Any]()
     given = next((each for each, shape in GIVES.items() if shape.fields[0] in keys), "")

@@ -1,10 +1,15 @@
-"""Images in conversations: a conversation that a plain shape has read becomes one whose messages have parts.
+"""Images in conversations: a conversation that a plain shape has read becomes one whose messages
+have parts.
 
-People write an image in four ways: as a placeholder in a text (`<image>`) with a list of paths beside it, as a part of a message
-that brings the image, as a key of the message itself (`image`, GLM-4's form), or as a path between tags inside of the text. All four
-become a message whose content is a list of parts, as transformers' chat templates take it, and a list of images in the order of the parts. So a template never gets a
-path. The numbers of placeholders and images must agree, or nobody knows which image is meant.
+People write an image in four ways: as a placeholder in a text (`<image>`) with a list of paths
+beside it, as a part of a message that brings the image, as a key of the message itself (`image`,
+GLM-4's form), or as a path between tags inside of the text. All four become a message whose content
+is a list of parts, as transformers' chat templates take it, and a list of images in the order of
+the parts. So a template never gets a path. The numbers of placeholders and images must agree, or
+nobody knows which image is meant.
 """
+
+from __future__ import annotations
 
 import base64
 import re
@@ -27,29 +32,41 @@ from mdsmix.typed import brief
 
 Image = str | bytes
 PLACEHOLDER = "<image>"
-"Stands for the next image of the record in the texts of LLaVA, Qwen2.5-VL, ms-swift and LLaMA-Factory."
+"""Stands for the next image of the record in the texts of LLaVA, Qwen2.5-VL, ms-swift and
+LLaMA-Factory.
+"""
 MARK = "\0image\0"
 "Stands for an image, until texts are cut into parts, in records where `<image>` is plain text."
 FIELDS = ("images", "image")
-"Fields of a record that may hold its images, where a recipe names no field: the first that is there and not empty counts."
+"""Fields of a record that may hold its images, where a recipe names no field: the first that is
+there and not empty counts.
+"""
 NOTHING: tuple[Any, ...] = (None, [], "", {"bytes": None, "path": None})
 "Values of a field without images. Some writers of parquet make the last one of a missing image."
 KINDS = ("image", "image_url", "input_image")
-"Types of a part that is an image. A tuple and no set, since a part's type may be a list, which has no hash."
+"""Types of a part that is an image. A tuple and no set, since a part's type may be a list, which
+has no hash.
+"""
 _ENCODED = ("bytes", "base64")
 _SOURCES = (*_ENCODED, "data", "image", "image_url", "url", "path", "source", "value")
-"Keys of an object that bring an image. Bytes come first: the path beside them is where they once lay."
+"""Keys of an object that bring an image. Bytes come first: the path beside them is where they once
+lay.
+"""
 _DATA = re.compile(r"data:[^,]*?(;base64)?,", re.IGNORECASE)
 _BARE = re.compile(
     r"\s*(/9j/|iVBORw0KGg|UklGR|R0lGOD|Qk|SUkqA|TU0AK|AAAA\wGZ0eXBhdm)[\w+/\s-]{256,}={0,2}",
     re.ASCII,
 )
-"Base64 that begins as a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF does, and is longer than any path without a dot."
+"""Base64 that begins as a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF does, and is longer than any path
+without a dot.
+"""
 _OF_URLS = str.maketrans("-_", "+/")
 
 
 def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
-    """The shape, reading images too: from these fields of a record (without any, `images`, else `image`), and from parts of messages."""
+    """The shape, reading images too: from these fields of a record (without any, `images`, else
+    `image`), and from parts of messages.
+    """
     names = tuple(fields) or FIELDS
     return replace(
         shape,
@@ -82,8 +99,9 @@ def _begun(conversation: Conversation, marks: str) -> Conversation:
 
 
 def placed(conversation: Conversation, images: Sequence[Image], mark: str) -> Conversation:
-    """The conversation with an image part in place of each mark; RecordRefused (image_count) where it has not as many marks as there are
-    images."""
+    """The conversation with an image part in place of each mark; RecordRefused (image_count) where
+    it has not as many marks as there are images.
+    """
     texts = [message.get("content") or "" for message in conversation.messages]
     count = sum(text.count(mark) for text in texts)
     if count != len(images):
@@ -105,7 +123,9 @@ def _cut(text: str, mark: str) -> list[dict[str, str]]:
 
 
 def images_of(value: Any) -> Iterator[Image]:
-    """The images in a field's value: one image or a list of them. RecordRefused (bad_image) for a value that is no image."""
+    """The images in a field's value: one image or a list of them. RecordRefused (bad_image) for a
+    value that is no image.
+    """
     for number, each in enumerate(_each(value)):
         try:
             yield image_of(each)
@@ -121,7 +141,9 @@ def _each(value: Any) -> list[Any]:
 
 
 def _listed(text: str) -> Any:
-    """The list in a csv's cell, as JSON or as Python writes it; the text itself where it is no list."""
+    """The list in a csv's cell, as JSON or as Python writes it; the text itself where it is no
+    list.
+    """
     with warnings.catch_warnings():  # warnings on a backslash, as in paths of Windows
         warnings.simplefilter("ignore")
         for read in (orjson.loads, literal_eval):
@@ -131,8 +153,10 @@ def _listed(text: str) -> Any:
 
 
 def image_of(value: Any) -> Image:
-    """One image: a path or URL, a data: URI, base64 alone, bytes, or an object that holds one of these, such as a part or Hugging Face's
-    `{"bytes": ..., "path": ...}`; RecordRefused (bad_image)."""
+    """One image: a path or URL, a data: URI, base64 alone, bytes, or an object that holds one of
+    these, such as a part or Hugging Face's `{"bytes": ..., "path": ...}`; RecordRefused
+    (bad_image).
+    """
     given, is_encoded = value, False
     for _ in range(2):  # a part, and the object in it
         if isinstance(value, Mapping):
@@ -161,7 +185,9 @@ def _from_data(uri: str) -> bytes:
 
 
 def _decoded(text: str) -> bytes:
-    """The bytes of base64 in any common form: in lines as of MIME, escaped as in a URL, in the alphabet of URLs, without its `=`."""
+    """The bytes of base64 in any common form: in lines as of MIME, escaped as in a URL, in the
+    alphabet of URLs, without its `=`.
+    """
     said = "".join(unquote(text).split()).rstrip("=").translate(_OF_URLS)
     try:
         return base64.b64decode(said + "=" * (-len(said) % 4), validate=True)
@@ -170,7 +196,9 @@ def _decoded(text: str) -> bytes:
 
 
 def _held(record: Any, names: Sequence[str]) -> Iterator[Any]:
-    """The values of a record's fields of images: the first of FIELDS that holds one, or all fields that a recipe names."""
+    """The values of a record's fields of images: the first of FIELDS that holds one, or all fields
+    that a recipe names.
+    """
     for name in names:
         with suppress(RecordRefused):
             if (value := parse(name).find(record)) not in NOTHING:
@@ -182,8 +210,10 @@ def _held(record: Any, names: Sequence[str]) -> Iterator[Any]:
 def _images_of_parts(
     parts: Sequence[Mapping[str, Any]], beside: Sequence[Image]
 ) -> Iterator[Image]:
-    """The image of each part: the image that the part brings, else the image beside the messages that its `index` names, else the next of
-    those. RecordRefused where images and parts do not match."""
+    """The image of each part: the image that the part brings, else the image beside the messages
+    that its `index` names, else the next of those. RecordRefused where images and parts do not
+    match.
+    """
     left, own = dict(enumerate(beside)), sum(map(bool, map(_source, parts)))
     counts = {"placeholders": len(parts), "images": own + len(beside)}
     for part in parts:
@@ -200,8 +230,9 @@ def _images_of_parts(
 
 
 def _flat(message: Any, images: list[Any]) -> Any:
-    """The message with its parts joined into one text, with MARK for each image. The parts that are images are appended to `images`, and
-    so are the images that are a key of the message."""
+    """The message with its parts joined into one text, with MARK for each image. The parts that are
+    images are appended to `images`, and so are the images that are a key of the message.
+    """
     if isinstance(message, dict) and not message.keys().isdisjoint(FIELDS):
         message = _with_own_images(message, images)
     for key in ("content", "value") if isinstance(message, dict) else ():
@@ -213,7 +244,9 @@ def _flat(message: Any, images: list[Any]) -> Any:
 
 
 def _with_own_images(message: Mapping[str, Any], images: list[Any]) -> dict[str, Any]:
-    """The message with MARK in its text for each of the images that are keys of it: in place of `<image>`, else before the text."""
+    """The message with MARK in its text for each of the images that are keys of it: in place of
+    `<image>`, else before the text.
+    """
     held = [message.get(name) for name in FIELDS]
     own = [image for value in held if value not in NOTHING for image in _each(value)]
     plain = {key: value for key, value in message.items() if key not in FIELDS}

@@ -1,14 +1,19 @@
-"""`{"messages": [{"role": "user", "content": "..."}, ...]}`, by LLM-Foundry's strict rules, or as OpenAI's interfaces write it.
+"""`{"messages": [{"role": "user", "content": "..."}, ...]}`, by LLM-Foundry's strict rules, or as
+OpenAI's interfaces write it.
 
-LLM-Foundry's rules, from `_validate_chat_formatted_example` of llmfoundry/data/finetuning/tasks.py: two messages or more, each with
-exactly `role` and `content`, no role twice in a row, the last message the assistant's.
+LLM-Foundry's rules, from `_validate_chat_formatted_example` of llmfoundry/data/finetuning/tasks.py:
+two messages or more, each with exactly `role` and `content`, no role twice in a row, the last
+message the assistant's.
 
-OpenAI's records have `tools` beside the messages, and messages with calls, names and flags. Messages go to the chat template as they are,
-with two exceptions: `weight` and its like, which say whether a message is trained, are taken out, and the texts of content in parts are
-joined.
+OpenAI's records have `tools` beside the messages, and messages with calls, names and flags.
+Messages go to the chat template as they are, with two exceptions: `weight` and its like, which say
+whether a message is trained, are taken out, and the texts of content in parts are joined.
 
-TRL writes `{"prompt": [...], "completion": [...]}`, both lists of such messages, and trains the completion alone.
+TRL writes `{"prompt": [...], "completion": [...]}`, both lists of such messages, and trains the
+completion alone.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -100,7 +105,9 @@ def _openai(raw: RawRecord, given_messages: Sequence[Any]) -> Conversation:
 
 
 def _system_of(raw: RawRecord) -> list[Message]:
-    """Return the system message of the field `system`, text or parts, as a list; empty without one."""
+    """Return the system message of the field `system`, text or parts, as a list; empty
+    without one.
+    """
     system = raw.value("system")
     if system in (None, "", []):
         return []
@@ -110,7 +117,9 @@ def _system_of(raw: RawRecord) -> list[Message]:
 
 
 def _messages(given: Any) -> list[Message]:
-    """Return the message as a template takes it. One with Anthropic's results of tools is several."""
+    """Return the message as a template takes it. One with Anthropic's results of tools is
+    several.
+    """
     if isinstance(given, dict) and "role" in given and has_anthropic(given.get("content")):
         return [_message(each) for each in from_anthropic(given)]
     return [_message(given)]
@@ -130,8 +139,9 @@ def _of_today(given: Message) -> Message:
 
 
 def _without_roles_of_swift(given: Any) -> Any:
-    """Return ms-swift's messages of the roles `tool_call` and `tool_response` as those of OpenAI; any
-    other value as it is."""
+    """Return ms-swift's messages of the roles `tool_call` and `tool_response` as those of OpenAI;
+    any other value as it is.
+    """
     role = given.get("role") if isinstance(given, dict) else None
     if role == "tool_response":
         return given | {"role": "tool"}

@@ -1,15 +1,20 @@
 """Preferences: two answers to one prompt, of which one is preferred, in three forms.
 
-- `{"prompt": ..., "chosen": ..., "rejected": ...}`, as TRL, UltraFeedback and hh-rlhf write them. The
+- `{"prompt": ..., "chosen": ..., "rejected": ...}`, as TRL, UltraFeedback and hh-rlhf write them.
+  The
   prompt is a text or a list of messages, and so are both answers. Messages may contain the prompt
   themselves. Two texts without a prompt begin with it (`common_prompt`).
-- LLaMA-Factory's ranked Alpaca records: `{"instruction": ..., "input": ..., "chosen": ..., "rejected": ...}`.
-- LLaMA-Factory's ranked ShareGPT records: `{"conversations": [...], "chosen": {...}, "rejected": {...}}`.
+- LLaMA-Factory's ranked Alpaca records: `{"instruction": ..., "input": ..., "chosen": ...,
+  "rejected": ...}`.
+- LLaMA-Factory's ranked ShareGPT records: `{"conversations": [...], "chosen": {...}, "rejected":
+  {...}}`.
   Each answer is the message that follows the conversation.
 
-The last message is the answer that is compared. Marks, which say whether a message is trained, are taken
-out, and a record with an answer that is marked not to be trained is left out.
+The last message is the answer that is compared. Marks, which say whether a message is trained, are
+taken out, and a record with an answer that is marked not to be trained is left out.
 """
+
+from __future__ import annotations
 
 from os.path import commonprefix
 from typing import Any, NamedTuple
@@ -68,8 +73,8 @@ def parse(raw: RawRecord) -> Preference:
 def common_prompt(chosen: str, rejected: str) -> str:
     """Return the prompt that both texts begin with.
 
-    It ends after the last BEGINS that both texts contain. Without one it ends where the texts differ,
-    as in TRL, but before a word that they share in part and before a space.
+    It ends after the last BEGINS that both texts contain. Without one it ends where the texts
+    differ, as in TRL, but before a word that they share in part and before a space.
 
     >>> common_prompt("\\n\\nHuman: Hi\\n\\nAssistant: No.", "\\n\\nHuman: Hi\\n\\nAssistant: Now.")
     '\\n\\nHuman: Hi\\n\\nAssistant:'
@@ -136,8 +141,9 @@ def parse_alpaca(raw: RawRecord) -> Preference:
 
 
 def _half(raw: RawRecord, messages: list[Message]) -> Conversation:
-    """Return the conversation of a prompt and an answer. Raises RecordRefused if the answer is marked not
-    to be trained, or the messages break a rule together."""
+    """Return the conversation of a prompt and an answer. Raises RecordRefused if the answer is
+    marked not to be trained, or the messages break a rule together.
+    """
     if raw.extra(MASK) is not None:  # a list of marks cannot be that of both answers
         raw = raw._replace(record={**raw.record, MASK: None})
     conversation = conversation_of(raw, messages)

@@ -1,4 +1,8 @@
-"""The interface of a shape: how it reads a record, and what a recipe and `mdsmix init` know of it."""
+"""The interface of a shape: how it reads a record, and what a recipe and `mdsmix init`
+know of it.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -26,12 +30,16 @@ class RawRecord(NamedTuple):
         return self.options.get("consecutive_roles") == "merge"
 
     def value(self, key: str) -> Any:
-        """The value of an optional key's field; None where the recipe names no field or the record lacks it."""
+        """The value of an optional key's field; None where the recipe names no field or the record
+        lacks it.
+        """
         return self.record.get(self.fields[key]) if key in self.fields else None
 
     def extra(self, name: str) -> Any:
-        """The value of a field that no key of the recipe names; None if the record lacks it. It is at the top of the record, or
-        beside a field that a path leads to: `json.loss_mask` for `json.messages`."""
+        """The value of a field that no key of the recipe names; None if the record lacks it. It is
+        at the top of the record, or beside a field that a path leads to: `json.loss_mask` for
+        `json.messages`.
+        """
         if name in self.record:
             return self.record[name]
         beside = (
@@ -47,7 +55,9 @@ class RawRecord(NamedTuple):
         return self.record[self.fields[key]]
 
     def text(self, key: str) -> str:
-        """The text in a key's field; RecordRefused where the field is missing or holds no encodable text."""
+        """The text in a key's field; RecordRefused where the field is missing or holds no encodable
+        text.
+        """
         text = self.held(key)
         if type(text) is not str:
             raise RecordRefused("field_not_text")
@@ -63,27 +73,40 @@ class Shape:
     name: str
     "The shape's name in the recipe's `shape:`."
     version: int = 1
-    "Raised when a record of the shape gives another result, or is refused where it was not, or the other way."
+    """Raised when a record of the shape gives another result, or is refused where it was not, or
+    the other way.
+    """
     gives: type
     "The class of its records: Document, Pair, Conversation or Preference."
     fields: tuple[str, ...] = ()
-    """The keys of `source:` that name its fields. Where a recipe gives all of these, and no others but `optional` ones, the shape
-    follows from them. Where a recipe names the shape and no field, each field bears its key's name."""
+    """The keys of `source:` that name its fields. Where a recipe gives all of these, and no others
+    but `optional` ones, the shape follows from them. Where a recipe names the shape and no field,
+    each field bears its key's name.
+    """
     optional: tuple[str, ...] = ()
     "Keys of fields that a record may lack."
     structured: tuple[str, ...] = ()
-    "Keys whose values are lists or objects: written as JSON where cells can only be texts, as in csv."
+    """Keys whose values are lists or objects: written as JSON where cells can only be texts, as in
+    csv.
+    """
     options: tuple[str, ...] = ()
     "Keys of the source or the stream that change how the shape reads a record."
     also_called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Key -> other names of its field in common data sets. `mdsmix init` finds a field by these, and by the synonyms in
-    SourceSpec."""
+    """Key -> other names of its field in common data sets. `mdsmix init` finds a field by these,
+    and by the synonyms in SourceSpec.
+    """
     guess: Callable[[Sequence[Any], Fields], Iterable[Mapping[str, Any]]] = lambda *_: ()
-    "(records, fields) -> sets of options that `mdsmix init` tries beside the defaults, as the records suggest them."
+    """(records, fields) -> sets of options that `mdsmix init` tries beside the defaults, as the
+    records suggest them.
+    """
     has_images: Literal["", "beside", "inside"] = ""
-    "Place of images in records of a shape that always has images: beside the texts, or inside, where the shape itself reads them."
+    """Place of images in records of a shape that always has images: beside the texts, or inside,
+    where the shape itself reads them.
+    """
     extras: tuple[str, ...] = ()
-    "Fields that are read by their own names wherever a record has them; a recipe does not name them."
+    """Fields that are read by their own names wherever a record has them; a recipe does not name
+    them.
+    """
     images_first: bool = False
     "Images that no text places come before the first question."
     image_fields: tuple[str, ...] | None = None
@@ -91,8 +114,9 @@ class Shape:
     parse: Callable[[RawRecord], Any]
     "Reads one raw record; RecordRefused with the reason why it is none."
     plain: Callable[[Sequence[Any], Fields], list[Any] | None] | None = None
-    """(records, fields) -> the results of `parse`, worked out for all records at once; None, LookupError or TypeError where a record
-    is odd."""
+    """(records, fields) -> the results of `parse`, worked out for all records at once; None,
+    LookupError or TypeError where a record is odd.
+    """
 
     @property
     def own_fields(self) -> dict[str, str]:
@@ -104,8 +128,9 @@ class Shape:
         return bool(self.fields) and set(self.fields) <= keys <= self.own_fields.keys()
 
     def read(self, record: Any, fields: Fields, **options: Any) -> Any:
-        """The record, or a `NoRecord` with the reason why it is none. A bare list of messages is the record's messages; a list of other
-        objects counts as a whole file in one array."""
+        """The record, or a `NoRecord` with the reason why it is none. A bare list of messages is
+        the record's messages; a list of other objects counts as a whole file in one array.
+        """
         try:
             if isinstance(record, dict):
                 return self.parse(RawRecord(record, fields, options))
@@ -117,8 +142,9 @@ class Shape:
             return refused.why
 
     def read_plain(self, records: Sequence[Any], fields: Fields) -> list[Any] | None:
-        """The records, read field by field in half the time of `read`, which saves a tenth of a conversion of short texts. None where a
-        record is odd: then the caller reads each by itself."""
+        """The records, read field by field in half the time of `read`, which saves a tenth of a
+        conversion of short texts. None where a record is odd: then the caller reads each by itself.
+        """
         try:
             return self.plain(records, fields) if self.plain else None
         except (LookupError, TypeError):
@@ -130,7 +156,9 @@ _KEYS_OF_LISTS = {"role": "messages", "from": "conversations"}
 
 
 def key_of_list(record: Any) -> str:
-    """Return the key of a recipe that names the messages of a record which is nothing but their list; empty for any other."""
+    """Return the key of a recipe that names the messages of a record which is nothing but their
+    list; empty for any other.
+    """
     if not isinstance(record, list) or not record:
         return ""
     shared = set[str](record[0]) if isinstance(record[0], dict) else set[str]()

@@ -1,16 +1,22 @@
-"""`{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...], "system": "...", "tools": "[...]"}`,
-and similar records: LLaVA's, Qwen-VL's and ms-swift's.
+"""`{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...],
+"system": "...", "tools": "[...]"}`, and similar records: LLaVA's, Qwen-VL's and ms-swift's.
 
-A system message in the list is taken, as LLaMA-Factory takes it, and the field `system` is not read; `consecutive_roles: merge`
-joins both. `tags` renames keys and roles, in the words of LLaMA-Factory's dataset_info.json. A message from `function_call` holds one
-call or several as JSON: `{"name": ..., "arguments": ...}`. A message from `observation`, or `tool`, holds the function's result.
+A system message in the list is taken, as LLaMA-Factory takes it, and the field `system` is not
+read; `consecutive_roles: merge` joins both. `tags` renames keys and roles, in the words of
+LLaMA-Factory's dataset_info.json. A message from `function_call` holds one call or several as JSON:
+`{"name": ..., "arguments": ...}`. A message from `observation`, or `tool`, holds the function's
+result.
 
-LLaVA and the finetuning scripts of Qwen2.5-VL and Qwen3-VL write `image` beside these messages, a path or a list of paths, and
-`<image>` in a text for each image; a record without `image` is one of text. In Qwen-VL's records the path stands in the text, `Picture 1:
-<img>a.jpg</img>`, and Qwen-VL itself hands the path to the tokenizer (its issue 147). Here an image takes the place of the tags and the
-path. ms-swift also reads rounds, `{"conversation": [{"human": "...", "assistant": "..."}, ...]}`, and FineVision and the_cauldron write
-`{"images": [...], "texts": [{"user": "...", "assistant": "...", "source": "..."}, ...]}`, where no text places the images.
+LLaVA and the finetuning scripts of Qwen2.5-VL and Qwen3-VL write `image` beside these messages, a
+path or a list of paths, and `<image>` in a text for each image; a record without `image` is one of
+text. In Qwen-VL's records the path stands in the text, `Picture 1: <img>a.jpg</img>`, and Qwen-VL
+itself hands the path to the tokenizer (its issue 147). Here an image takes the place of the tags
+and the path. ms-swift also reads rounds, `{"conversation": [{"human": "...", "assistant": "..."},
+...]}`, and FineVision and the_cauldron write `{"images": [...], "texts": [{"user": "...",
+"assistant": "...", "source": "..."}, ...]}`, where no text places the images.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +50,9 @@ TAGS = {
     "function_tag": "function_call",
     "system_tag": "system",
 }
-"Tag of LLaMA-Factory's dataset_info.json -> its key or role in records, where `tags` does not give another."
+"""Tag of LLaMA-Factory's dataset_info.json -> its key or role in records, where `tags` does not
+give another.
+"""
 KEY_TAGS = ("role_tag", "content_tag")
 "Tags that name keys; all other tags name roles."
 WORDS = {
@@ -83,7 +91,8 @@ def parse_sharegpt(raw: RawRecord) -> Conversation:
 
 
 def sharegpt_messages(raw: RawRecord, items: Sequence[Any]) -> list[Message]:
-    """Return a record's messages, the text of its field `system` first. `items`: as the record has them.
+    """Return a record's messages, the text of its field `system` first. `items`: as the record has
+    them.
 
     Raises RecordRefused if an item is not a message.
     """
@@ -116,8 +125,10 @@ def _message(
 
 
 def guess(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, Any]]:
-    """Sets of options for `mdsmix init` to try: TRIES, and the `tags` that the messages show. Where messages have two keys with texts, and
-    one holds only known words for roles, that key is the role_tag, the other key the content_tag, and the words name the roles."""
+    """Sets of options for `mdsmix init` to try: TRIES, and the `tags` that the messages show. Where
+    messages have two keys with texts, and one holds only known words for roles, that key is the
+    role_tag, the other key the content_tag, and the words name the roles.
+    """
     yield from TRIES
     lists = [r.get(fields["conversations"]) for r in records if isinstance(r, dict)]
     texts = dict[str, set[str]]()
@@ -171,7 +182,9 @@ def parse_finevision(raw: RawRecord) -> Conversation:
 
 
 def _of_rounds(raw: RawRecord, rounds: Sequence[Message], asker: str) -> Conversation:
-    """The conversation of questions, under the key `asker`, and their answers. Other keys of a round are those of its answer."""
+    """The conversation of questions, under the key `asker`, and their answers. Other keys of a
+    round are those of its answer.
+    """
     messages = system_of(raw)
     before = len(messages)
     for each in rounds:

@@ -1,9 +1,13 @@
-"""Records whose fields are texts: `{"text": "..."}` is a document, `{"prompt": "...", "response": "..."}` a pair, and alpaca's
-`{"instruction": "...", "input": "...", "output": "...", "history": [["q", "a"], ...]}`, with `system` and `tools`, a conversation.
+"""Records whose fields are texts: `{"text": "..."}` is a document, `{"prompt": "...", "response":
+"..."}` a pair, and alpaca's `{"instruction": "...", "input": "...", "output": "...", "history":
+[["q", "a"], ...]}`, with `system` and `tools`, a conversation.
 
-Alpaca's question is the instruction and the input, joined. Projects join them differently: LLaMA-Factory up to 0.9 and ms-swift by a
-line break, which is the default here; LLaMA-Factory 1 by nothing (`joined_by: ""`).
+Alpaca's question is the instruction and the input, joined. Projects join them differently:
+LLaMA-Factory up to 0.9 and ms-swift by a line break, which is the default here; LLaMA-Factory 1 by
+nothing (`joined_by: ""`).
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat

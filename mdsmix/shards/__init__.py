@@ -1,1 +1,3 @@
-"""Samples <-> MDS bytes: whole shards from arrays, index.json, and the manifest that says what a stream is."""
+"""Samples <-> MDS bytes: whole shards from arrays, index.json, and the manifest that says what a
+stream is.
+"""

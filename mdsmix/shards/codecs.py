@@ -1,9 +1,13 @@
-"""MDS's column encodings: how large a value is, how many values are laid out at once, how one is decoded.
+"""MDS's column encodings: how large a value is, how many values are laid out at once, how one is
+decoded.
 
-An encoding is a name and settings, `ndarray:uint16:2048`. Values of encodings that mdsmix does not know (images, pickles) stay bytes, since
-a check must never run the content of a shard. Another encoding is one line in `CODECS`: a function that makes a `Codec` of the settings.
-Source: streaming/base/format/mds/encodings.py, 0.12 and 0.13 alike.
+An encoding is a name and settings, `ndarray:uint16:2048`. Values of encodings that mdsmix does not
+know (images, pickles) stay bytes, since a check must never run the content of a shard. Another
+encoding is one line in `CODECS`: a function that makes a `Codec` of the settings. Source:
+streaming/base/format/mds/encodings.py, 0.12 and 0.13 alike.
 """
+
+from __future__ import annotations
 
 import json
 import math
@@ -32,7 +36,9 @@ _DTYPES = {
     65: "int64",
     66: "float64",
 }
-"MDS's codes of an array's dtype, where the column's encoding does not fix it. A column of numbers is named by one of these dtypes."
+"""MDS's codes of an array's dtype, where the column's encoding does not fix it. A column of numbers
+is named by one of these dtypes.
+"""
 
 
 def _as_bytes(rows: Ragged) -> list[Ragged]:
@@ -42,14 +48,18 @@ def _as_bytes(rows: Ragged) -> list[Ragged]:
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """One encoding with its settings. The defaults are the codec of encodings that mdsmix does not know: values stay bytes."""
+    """One encoding with its settings. The defaults are the codec of encodings that mdsmix does not
+    know: values stay bytes.
+    """
 
     dtype: str = "uint8"
     "Dtype of the column's flat values in a Ragged: that of tokens, or uint8 for text and bytes."
     size: int | None = None
     "Bytes of every value; None where values differ in length."
     lay_out: Callable[[Ragged], list[Ragged]] = _as_bytes
-    "Lays out many values as a shard holds them, in uint8: heads, if values have them, and values. ValueError where MDS cannot store one."
+    """Lays out many values as a shard holds them, in uint8: heads, if values have them, and values.
+    ValueError where MDS cannot store one.
+    """
     decode: Callable[[bytes], Any] = bytes
     "One value: ndarray, str, number, JSON value, or bytes."
     is_array: bool = False
@@ -68,7 +78,9 @@ def _arrays(dtype: str = "", shape: str = "") -> Codec:
 
 
 def _with_lengths(rows: Ragged) -> list[Ragged]:
-    """1-d arrays that begin with their shape: `1 << 2 | log2(width)`, then the length in `width` bytes."""
+    """1-d arrays that begin with their shape: `1 << 2 | log2(width)`, then the length in `width`
+    bytes.
+    """
     lengths = rows.lengths
     if len(lengths) and not lengths.min():
         raise ValueError("holds an empty row, which MDS cannot store")
@@ -77,7 +89,9 @@ def _with_lengths(rows: Ragged) -> list[Ragged]:
 
 
 def length_heads(lengths: NDArray[np.int64], log_widths: NDArray[np.int64]) -> Ragged:
-    """The uint8 heads of 1-d arrays of these lengths: a byte of shape, then the length in `1 << log_width` bytes, 4 at most."""
+    """The uint8 heads of 1-d arrays of these lengths: a byte of shape, then the length in `1 <<
+    log_width` bytes, 4 at most.
+    """
     widest = np.empty((len(lengths), 5), np.uint8)
     widest[:, 0] = 4 | log_widths
     widest[:, 1:] = lengths.astype("<u4")[:, None].view(np.uint8).reshape(-1, 4)
@@ -108,8 +122,9 @@ def _number(dtype: str) -> Codec:
 
 
 def _images(data: bytes) -> list[bytes]:
-    """The bytes of each image of a list, not decoded. `data` holds an unused number, the count, the size of each image, all uint32, and
-    then the images. ValueError where the sizes do not add up."""
+    """The bytes of each image of a list, not decoded. `data` holds an unused number, the count, the
+    size of each image, all uint32, and then the images. ValueError where the sizes do not add up.
+    """
     count = int.from_bytes(data[4:8], "little")
     sizes = np.frombuffer(data[8 : 8 + 4 * count], "<u4").astype(np.int64)
     ends = 8 + 4 * count + np.concatenate([[0], np.cumsum(sizes)])
@@ -132,7 +147,9 @@ CODECS: dict[str, Callable[..., Codec]] = {
 
 @lru_cache(maxsize=64)
 def codec_of(encoding: str) -> Codec:
-    """The codec of an encoding such as `ndarray:uint16:2048`; ValueError or TypeError where its settings are wrong."""
+    """The codec of an encoding such as `ndarray:uint16:2048`; ValueError or TypeError where its
+    settings are wrong.
+    """
     name, *settings = encoding.split(":")
     make = CODECS[name] if name in CODECS else extension("mdsmix.codecs", name)
     made: Codec = make(*settings) if make else Codec()

@@ -1,4 +1,8 @@
-"""Counts of a work unit: what became of its records, and what its samples hold. The counts of units add up to those of their stream."""
+"""Counts of a work unit: what became of its records, and what its samples hold. The counts of units
+add up to those of their stream.
+"""
+
+from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
@@ -13,7 +17,9 @@ DUPLICATE_SHARE = 0.01
 NO_MATCH = "where"
 "Reason code of a record for which the recipe's condition is false."
 NOT_SAMPLED = "not_sampled"
-"Reason code of a record that is not in the sample of its stream. It counts as though the source did not hold it."
+"""Reason code of a record that is not in the sample of its stream. It counts as though the source
+did not hold it.
+"""
 
 
 class Counts:
@@ -48,7 +54,9 @@ class Records(Counts):
     unread: dict[str, int] = field(default_factory=dict)
     "Field that the recipe does not read -> records in which it is not empty."
     unseen: dict[str, int] = field(default_factory=dict)
-    "Column of a columnar file that the recipe does not read -> all records: nobody looked into it, so nothing tells which are empty."
+    """Column of a columnar file that the recipe does not read -> all records: nobody looked into
+    it, so nothing tells which are empty.
+    """
     placeholders: dict[str, int] = field(default_factory=dict)
     "Placeholder of a medium, such as <image> -> finetuning records that hold it as text."
     nulls: dict[str, int] = field(default_factory=dict)
@@ -58,12 +66,16 @@ class Records(Counts):
 
     @property
     def sampled(self) -> int:
-        """Records that the stream asks for: all of the source, or those in its sample. Shares such as max_bad are shares of these."""
+        """Records that the stream asks for: all of the source, or those in its sample. Shares such
+        as max_bad are shares of these.
+        """
         return self.read - self.filtered.get(NOT_SAMPLED, 0)
 
     @property
     def asked(self) -> int:
-        """Records in the sample for which the recipe's condition holds, and records that could not be asked."""
+        """Records in the sample for which the recipe's condition holds, and records that could not
+        be asked.
+        """
         return self.sampled - self.filtered.get(NO_MATCH, 0)
 
     @property
@@ -76,7 +88,9 @@ class Records(Counts):
 
     @property
     def has_many_duplicates(self) -> bool:
-        """Whether more than 1 % of the written records are duplicates, so that a warning is given."""
+        """Whether more than 1 % of the written records are duplicates, so that a warning
+        is given.
+        """
         return self.duplicates > DUPLICATE_SHARE * self.written
 
     @property
@@ -93,9 +107,13 @@ class Totals(Counts):
     loss_tokens: int = 0
     "Positions that give a loss, after the shift by one."
     lost_tokens: int = 0
-    "Tokens of written records that no sample holds: those in `truncated_tokens`, and the rest that fills no row."
+    """Tokens of written records that no sample holds: those in `truncated_tokens`, and the rest
+    that fills no row.
+    """
     truncated_rows: int = 0
-    "Samples of which tokens were cut off when converting, and of which the loader cuts off no more."
+    """Samples of which tokens were cut off when converting, and of which the loader cuts off no
+    more.
+    """
     truncated_tokens: int = 0
     "Tokens that were cut off when converting, of all samples."
     largest_id: int = -1
@@ -113,11 +131,15 @@ class Totals(Counts):
     image_bytes: int = 0
     "Stored bytes of these images."
     image_tokens: int = 0
-    "Tokens that the recipe's processor makes of the images; 0 without one. `tokens` counts one for each image."
+    """Tokens that the recipe's processor makes of the images; 0 without one. `tokens` counts one
+    for each image.
+    """
     documents: int = 0
     "Documents, pairs or conversations in packed rows; 0 for other rows."
     given_eos: int = 0
-    "Finetuning samples to which the loader appends EOS: they end without it, and have room for it. Packed rows hold theirs."
+    """Finetuning samples to which the loader appends EOS: they end without it, and have room for
+    it. Packed rows hold theirs.
+    """
     not_given_eos: int = 0
     "Finetuning samples to which it appends none. Earlier commits counted neither."
 
@@ -128,8 +150,10 @@ class Totals(Counts):
 
     @property
     def seen_tokens(self) -> int:
-        """Tokens that the model sees in one pass over all samples, as they are trained: cut to max_seq_len, and with the EOS that the
-        loader appends. An image counts as the tokens that the recipe's processor makes of it, or as one token without a processor."""
+        """Tokens that the model sees in one pass over all samples, as they are trained: cut to
+        max_seq_len, and with the EOS that the loader appends. An image counts as the tokens that
+        the recipe's processor makes of it, or as one token without a processor.
+        """
         in_place_of_images = self.image_tokens - self.images if self.image_tokens else 0
         return self.tokens - self.cut_tokens + self.given_eos + in_place_of_images
 

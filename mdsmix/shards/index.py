@@ -1,9 +1,12 @@
 """index.json, version 2: the list of shards that Streaming reads.
 
-Reading is strict, since a hostile index names files to open: a basename is a path below the stream's folder and every
-size fits a shard. Streaming's merge_index writes such paths (`0/shard.00000.mds`). Unknown top-level keys are ignored, as
-Streaming ignores them. Source: streaming/base/format/base/writer.py, streaming/base/util.py.
+Reading is strict, since a hostile index names files to open: a basename is a path below the
+stream's folder and every size fits a shard. Streaming's merge_index writes such paths
+(`0/shard.00000.mds`). Unknown top-level keys are ignored, as Streaming ignores them. Source:
+streaming/base/format/base/writer.py, streaming/base/util.py.
 """
+
+from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +25,9 @@ from mdsmix.words import in_line
 
 INDEX = "index.json"
 LARGEST = 1 << 28
-"256 MiB: the index of 400,000 shards, 26 TB as a rule. More would take more memory than a look at a stream should."
+"""256 MiB: the index of 400,000 shards, 26 TB as a rule. More would take more memory than a look at
+a stream should.
+"""
 HASH = "xxh128"
 "The hash in the index: xxh128 runs at 29 GB/s here, xxh64 at 10, and it names the shard too."
 
@@ -35,13 +40,17 @@ class StoredFile:
     bytes: int
     hashes: dict[str, str] = field(default_factory=dict)
 
-    def numbered(self, number: int) -> "StoredFile":
-        """The `number`-th file, from 0, of several with the same bytes: `x.mds`, `x-1.mds`, `x-2.mds`."""
+    def numbered(self, number: int) -> StoredFile:
+        """The `number`-th file, from 0, of several with the same bytes: `x.mds`, `x-1.mds`,
+        `x-2.mds`.
+        """
         basename = self.basename.replace(".mds", f"-{number}.mds")
         return replace(self, basename=basename) if number else self
 
     def missing_from(self, found: Mapping[str, Stat]) -> str | None:
-        """Says what is wrong where a listing lacks the file or shows another size; None where it is there."""
+        """Says what is wrong where a listing lacks the file or shows another size; None where it is
+        there.
+        """
         stat = found.get(self.basename)
         if stat is None:
             return f"expected {self.bytes:,} bytes, found no such file"
@@ -72,7 +81,9 @@ class Shard:
 
     @property
     def packing(self) -> str:
-        """The algorithm that compressed the shard's file, for example `zstd`; blank where none did."""
+        """The algorithm that compressed the shard's file, for example `zstd`; blank where
+        none did.
+        """
         return str(self.compression).partition(":")[0] if self.zip_data else ""
 
     @property
@@ -122,9 +133,11 @@ def make_index(shards: Sequence[Shard]) -> Index:
 
 
 def parse_index(content: bytes, where: str) -> Index:
-    """Reads an index from its bytes; Unreachable names the first thing that a reader would stumble over.
+    """Reads an index from its bytes; Unreachable names the first thing that a reader would stumble
+    over.
 
-    100,000 shards take 3.6 s of CPU. msgspec would take 1.4 s, but it passes over unknown keys and is a second reader beside that of recipes.
+    100,000 shards take 3.6 s of CPU. msgspec would take 1.4 s, but it passes over unknown keys and
+    is a second reader beside that of recipes.
     """
     try:
         tree, shards = json.loads(content), list[Shard]()
@@ -145,7 +158,9 @@ def parse_index(content: bytes, where: str) -> Index:
 
 
 OTHER_WRITERS = {"json": "JSONWriter", "csv": "CSVWriter", "tsv": "TSVWriter", "xsv": "XSVWriter"}
-"Format of a shard -> the writer of Streaming that makes it. Their indexes have other keys than those of MDS."
+"""Format of a shard -> the writer of Streaming that makes it. Their indexes have other keys than
+those of MDS.
+"""
 
 
 def _refuse_other_writer(entry: Any, where: str) -> None:
@@ -183,7 +198,9 @@ def find_index(folder: Location) -> Index | None:
 
 
 def find_description(at: Location) -> bytes | None:
-    """The bytes of an index or a manifest, in one request; None where it is missing, Unreachable where it is larger than either can be."""
+    """The bytes of an index or a manifest, in one request; None where it is missing, Unreachable
+    where it is larger than either can be.
+    """
     found = at.fetch(LARGEST)
     if found and found[0].size > LARGEST:
         raise Unreachable(

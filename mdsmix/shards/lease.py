@@ -1,19 +1,25 @@
-"""One writer of a stream at a time: the object `.mdsmix/lease` names the run that writes, and holds while its counter rises.
+"""One writer of a stream at a time: the object `.mdsmix/lease` names the run that writes, and holds
+while its counter rises.
 
-No clock is compared with another. The holder raises a counter in the object every five seconds. A run that finds a lease watches
-it, and takes it over only after the counter has stood still for four beats of its own clock. Every write is conditional on what was
-read. So of two runs that take over, one wins; and a holder that was stopped for a minute learns before it publishes that it lost.
+No clock is compared with another. The holder raises a counter in the object every five seconds. A
+run that finds a lease watches it, and takes it over only after the counter has stood still for four
+beats of its own clock. Every write is conditional on what was read. So of two runs that take over,
+one wins; and a holder that was stopped for a minute learns before it publishes that it lost.
 
-A lease alone protects nothing: its holder may be stopped right after confirming it, and wake when another run has taken it
-over and published. So a run first reads what lies there, then confirms the lease, and then makes every write that publishes
-conditional on what it read (`swap`): the store refuses a run that was overtaken, and the run says so.
+A lease alone protects nothing: its holder may be stopped right after confirming it, and wake when
+another run has taken it over and published. So a run first reads what lies there, then confirms the
+lease, and then makes every write that publishes conditional on what it read (`swap`): the store
+refuses a run that was overtaken, and the run says so.
 
-A stream in place takes two writes, manifest and index, and no store writes two files as one. Where the manifest was written
-and the index then refused, the manifest is taken back: the run that overwrote the manifest of the published index restores
-it (`_settle`). Each run keeps every manifest that it has overwritten and checks, after its own last write, that manifest and
-index belong together; so when all runs have ended, they do. A run that was killed in between leaves an interrupted
-publication like any other, and the next conversion completes it.
+A stream in place takes two writes, manifest and index, and no store writes two files as one. Where
+the manifest was written and the index then refused, the manifest is taken back: the run that
+overwrote the manifest of the published index restores it (`_settle`). Each run keeps every manifest
+that it has overwritten and checks, after its own last write, that manifest and index belong
+together; so when all runs have ended, they do. A run that was killed in between leaves an
+interrupted publication like any other, and the next conversion completes it.
 """
+
+from __future__ import annotations
 
 import os
 import secrets
@@ -40,7 +46,9 @@ BEAT_SECONDS = 5.0
 STALE_BEATS = 4
 LOOKS_A_BEAT = 5
 TRIES = 100
-"Attempts to take a lease. Other runs do not take and leave it so often, so after them something else lies in its place."
+"""Attempts to take a lease. Other runs do not take and leave it so often, so after them something
+else lies in its place.
+"""
 CONFLICTS = 10
 "Attempts at a conditional write: no more runs than that write at one moment."
 
@@ -67,20 +75,23 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A file as it was read, with the stamp that a conditional write asks for; stamp and content are None where there was no file."""
+    """A file as it was read, with the stamp that a conditional write asks for; stamp and content
+    are None where there was no file.
+    """
 
     at: Location
     stamp: str | None = None
     content: bytes | None = None
 
     @classmethod
-    def of(cls, at: Location) -> "Revision":
+    def of(cls, at: Location) -> Revision:
         found = at.fetch()
         return cls(at, found[0].stamp, found[1]) if found else cls(at)
 
-    def put(self, content: bytes) -> "Revision | None":
-        """Replaces this revision; None where another revision, or no file, lies there by now. A write whose answer was lost is sent again
-        and then finds its own content."""
+    def put(self, content: bytes) -> Revision | None:
+        """Replaces this revision; None where another revision, or no file, lies there by now. A
+        write whose answer was lost is sent again and then finds its own content.
+        """
         if self.content == content:
             return self
         for _ in range(CONFLICTS):
@@ -115,7 +126,9 @@ class Lease:
         self._heart.start()
 
     def confirm(self) -> None:
-        """Raises Unreachable where another run took the lease over. Called before anything is published."""
+        """Raises Unreachable where another run took the lease over. Called before anything is
+        published.
+        """
         if not self.is_held():
             raise Unreachable(
                 f"{self._at.parent.parent} was taken over by another run, because this one ({self._holder}) stood "
@@ -133,8 +146,10 @@ class Lease:
             return self._written is not None
 
     def is_held_still(self) -> bool:
-        """As `is_held`, but asks the store only when the last beat is older than 10 s: nobody takes a lease over before its counter
-        has stood still for 20 s. For deletions, which cannot be conditional."""
+        """As `is_held`, but asks the store only when the last beat is older than 10 s: nobody takes
+        a lease over before its counter has stood still for 20 s. For deletions, which cannot be
+        conditional.
+        """
         return _now() - self._held_at < STALE_BEATS * BEAT_SECONDS / 2 or self.is_held()
 
     def delete(self, at: Location) -> None:
@@ -143,7 +158,9 @@ class Lease:
             at.delete()
 
     def release(self) -> None:
-        """Gives the lease up. Where the store does not answer, the lease is left there and grows stale."""
+        """Gives the lease up. Where the store does not answer, the lease is left there and grows
+        stale.
+        """
         self._ended.set()
         self._heart.join(1)
         if not self._heart.is_alive():
@@ -205,7 +222,9 @@ def _is_over(seen: Revision, say: Say) -> bool:
 
 
 def _holder_in(found: Revision) -> Holder | None:
-    """The holder that the lease names; None where it cannot be read, as in the middle of a write."""
+    """The holder that the lease names; None where it cannot be read, as in the middle of a
+    write.
+    """
     return typed.load_if_fit(Holder, found.content or b"")
 
 
@@ -217,7 +236,9 @@ def _now() -> float:
 SUPERSEDED = ".mdsmix/{hash}.index"
 "The file that keeps a replaced index."
 REPLACED = ".mdsmix/{hash}.replaced"
-"A file whose time stamp says when a version, named by the first 8 digits of its index's hash, ceased to be current."
+"""A file whose time stamp says when a version, named by the first 8 digits of its index's hash,
+ceased to be current.
+"""
 
 
 class Overtaken(Unreachable):
@@ -225,8 +246,10 @@ class Overtaken(Unreachable):
 
 
 def publish_in_place(folder: Location, index: Index, manifest: bytes | None, held: Lease) -> None:
-    """Publishes `index` and `manifest` in `folder`; None: the stream has no manifest. The replaced index and its shards are kept for
-    a while (`mdsmix gc`), since caches and running jobs may use them. Overtaken where another run published first."""
+    """Publishes `index` and `manifest` in `folder`; None: the stream has no manifest. The replaced
+    index and its shards are kept for a while (`mdsmix gc`), since caches and running jobs may use
+    them. Overtaken where another run published first.
+    """
     before = Revision.of(folder / MANIFEST)
     old_index = Revision.of(folder / INDEX)
     held.confirm()
@@ -250,7 +273,9 @@ def keep_index(folder: Location, index: bytes) -> None:
 
 
 def superseded(folder: Location) -> Iterator[Index]:
-    """The replaced indexes that are kept in this folder, except damaged ones, which no reader can be using."""
+    """The replaced indexes that are kept in this folder, except damaged ones, which no reader can
+    be using.
+    """
     kept = folder / SUPERSEDED.partition("/")[0]
     for name, _ in kept.list():
         if name.endswith(".index"):
@@ -270,7 +295,9 @@ def swap(seen: Revision, content: bytes) -> Revision:
 
 
 def _settle(folder: Location, *known: bytes | None) -> None:
-    """Restores the manifest of the published index, where another one lies there and this run knows the right one."""
+    """Restores the manifest of the published index, where another one lies there and this run knows
+    the right one.
+    """
     manifests = {index: content for each in known for index, content in _by_index(each).items()}
     for _ in range(CONFLICTS):
         # Read before the index: if the two belong together, they did so at one moment.

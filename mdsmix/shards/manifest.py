@@ -1,9 +1,12 @@
 """The manifest: a stream's identity card, specified in the README beside this file.
 
-It lies beside index.json as `mdsmix.manifest`, without the suffix .json, since Streaming's merge_index reads every
-*.json below a folder as an index. It is published before the index and names the index's hash, so a reader can tell a
-finished publication from an interrupted one. Its first line is the hash of all that follows, so a changed key is noticed.
+It lies beside index.json as `mdsmix.manifest`, without the suffix .json, since Streaming's
+merge_index reads every *.json below a folder as an index. It is published before the index and
+names the index's hash, so a reader can tell a finished publication from an interrupted one. Its
+first line is the hash of all that follows, so a changed key is noticed.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterator
@@ -24,7 +27,9 @@ from mdsmix.words import in_line
 
 MANIFEST = "mdsmix.manifest"
 FORMAT_VERSION = 3
-"Raised when the meaning of a key, a work unit's window or a shard's bytes change: streams of earlier versions are converted again."
+"""Raised when the meaning of a key, a work unit's window or a shard's bytes change: streams of
+earlier versions are converted again.
+"""
 _SEAL = re.compile(rb'\{\n  "hash": "([0-9a-f]{32})",(?=\n)')
 "The first line of a manifest, with the xxh128 of all bytes behind its comma."
 
@@ -36,7 +41,9 @@ class TokenizerCard:
     name: str
     "The name on a hub; of a folder only the last name, since a path means nothing elsewhere."
     hash: str
-    "Hash of the snapshot: tokenizer.json as AutoTokenizer would use it, special tokens and template."
+    """Hash of the snapshot: tokenizer.json as AutoTokenizer would use it, special tokens and
+    template.
+    """
     vocab_size: int
     bos_id: int | None = None
     eos_id: int | None = None
@@ -47,7 +54,9 @@ class TokenizerCard:
 
     @property
     def folder_name(self) -> str:
-        """Name of the folder with its files at the root of the mix. Other ids or another chat template make another name."""
+        """Name of the folder with its files at the root of the mix. Other ids or another chat
+        template make another name.
+        """
         shaping = f"{self.hash} {self.templates}"
         return f"tokenizer-{xxhash.xxh128_hexdigest(shaping)[:8]}"
 
@@ -58,7 +67,7 @@ class TokenizerCard:
         return f"{self.chat_template_hash}{more}"
 
     @classmethod
-    def of(cls, tokenizer: Any) -> "TokenizerCard":
+    def of(cls, tokenizer: Any) -> TokenizerCard:
         """The card of an opened tokenizer (`mdsmix.encode.pretrained.Tokenizer`)."""
         card = cls(**{each.name: getattr(tokenizer, each.name) for each in fields(cls)})
         name = card.name.rstrip("/")
@@ -67,7 +76,9 @@ class TokenizerCard:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """The settings by which records became samples. Where two streams of a mix disagree in a setting, `check` says so."""
+    """The settings by which records became samples. Where two streams of a mix disagree in a
+    setting, `check` says so.
+    """
 
     kind: str
     "The recipe's word, for example pretraining or finetuning."
@@ -113,19 +124,24 @@ class Encoding:
     template: dict[str, Any] = field(default_factory=dict)
     "Variables that the chat template was given beside the tokenizer's own."
     stop_ids: list[int] = field(default_factory=list)
-    """The ids at which the model stops to generate: if the next role's token is trained as the end of
-    an answer, or if the recipe names them."""
+    """The ids at which the model stops to generate: if the next role's token is trained as the end
+    of an answer, or if the recipe names them.
+    """
     compression: str | None = None
     rules: dict[str, int] = field(default_factory=dict)
     """Name -> version, of the rules that shaped the rows and whose version is above 1: of the kind,
     the shape and the template (`mdsmix.kinds.rules`)."""
     images: dict[str, Any] = field(default_factory=dict)
-    """Only for a stream of images. `token` and `id`: the placeholder of an image in the turns. `processor`: the hash of the processor by
-    whose counts rows fit. Others: the recipe's settings that are not at their defaults (`field` as a list); never where images lay."""
+    """Only for a stream of images. `token` and `id`: the placeholder of an image in the turns.
+    `processor`: the hash of the processor by whose counts rows fit. Others: the recipe's settings
+    that are not at their defaults (`field` as a list); never where images lay.
+    """
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The settings that are not at their defaults, as they stand in a manifest and shape a unit's key."""
+        """The settings that are not at their defaults, as they stand in a manifest and shape a
+        unit's key.
+        """
         return _stated(self)
 
     @property
@@ -135,7 +151,9 @@ class Encoding:
 
 
 def processor_folder(digest: str, tokenizer: TokenizerCard) -> str:
-    """Name of a processor's folder at the root of the mix. Another processor or another tokenizer makes another name."""
+    """Name of a processor's folder at the root of the mix. Another processor or another tokenizer
+    makes another name.
+    """
     shaping = f"{digest} {tokenizer.hash} {tokenizer.templates}"
     return f"processor-{xxhash.xxh128_hexdigest(shaping)[:8]}"
 
@@ -162,7 +180,9 @@ class Mixed:
     drawn: int
     "Samples drawn from it; one that was drawn twice counts twice."
     tokens: int | None
-    "Tokens of the drawn samples, without tokens that the loader cuts off; None where the columns hold no token ids."
+    """Tokens of the drawn samples, without tokens that the loader cuts off; None where the columns
+    hold no token ids.
+    """
     weight: dict[str, int | float] = field(default_factory=dict)
     "The weight in the recipe; empty where every sample is drawn once."
 
@@ -186,16 +206,19 @@ class Manifest:
     "xxh128 of index.json's bytes, 32 hex digits."
     complete: Literal[True]
     mixed: list[Mixed] = field(default_factory=list)
-    "The streams that `mdsmix mix` drew this one from; such a stream has neither records nor sources."
+    """The streams that `mdsmix mix` drew this one from; such a stream has neither records nor
+    sources.
+    """
     seed: int | None = None
     "Seed of that draw."
     source_parts: list[SourceList] = field(default_factory=list)
     "Files that hold the names of a long list, in the order of the names."
     side_files: list[SideFile] = field(default_factory=list)
     source: dict[str, Any] = field(default_factory=dict)
-    """The keys of the recipe that say which files were read, and how: `source.path`, from the recipe's
-    folder, and `source.format`, `source.header` and `source.split_by` if they are set. `sample` is
-    budget if the share of a budget decided the sample."""
+    """The keys of the recipe that say which files were read, and how: `source.path`, from the
+    recipe's folder, and `source.format`, `source.header` and `source.split_by` if they are set.
+    `sample` is budget if the share of a budget decided the sample.
+    """
     formats: dict[str, int] = field(default_factory=dict)
     "Name -> version, of the rules that read its sources and whose version is above 1."
 
@@ -206,7 +229,9 @@ class Manifest:
 
     @property
     def processor_folder(self) -> str | None:
-        """Name of the folder of its processor at the root of the mix; None where its rows were made without a processor."""
+        """Name of the folder of its processor at the root of the mix; None where its rows were made
+        without a processor.
+        """
         digest = self.encoding.images.get("processor")
         return processor_folder(digest, self.tokenizer) if digest else None
 
@@ -220,14 +245,16 @@ class Manifest:
         return [*self.source_parts, *self.side_files]
 
     def read_sources(self, folder: Location) -> Iterator[SourceEntry]:
-        """All sources, one part at a time in memory. `folder`: where the manifest was read. Damaged where a part is missing
-        or damaged."""
+        """All sources, one part at a time in memory. `folder`: where the manifest was read. Damaged
+        where a part is missing or damaged.
+        """
         yield from self.sources
         for part in self.source_parts:
             yield from read_part(folder, part)
 
     def to_bytes(self) -> bytes:
-        # orjson alone leaves the keys of dataclasses unsorted; `asdict` copies everything and takes ten times as long.
+        # orjson alone leaves the keys of dataclasses unsorted; `asdict` copies everything and takes
+        # ten times as long.
         tree = orjson.dumps(self, _stated, orjson.OPT_PASSTHROUGH_DATACLASS | _SORTED)
         return b'{\n  "hash": "%s",%s' % (xxhash.xxh128_hexdigest(tree[1:]).encode(), tree[1:])
 
@@ -236,7 +263,9 @@ _SORTED = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
 
 
 def parse_manifest(content: bytes, where: str) -> Manifest:
-    """A manifest from its bytes; Unreachable where it is damaged or of a newer format, Earlier where it is of an earlier one."""
+    """A manifest from its bytes; Unreachable where it is damaged or of a newer format, Earlier
+    where it is of an earlier one.
+    """
     try:
         tree = orjson.loads(content)
         version = tree.get("format_version") if isinstance(tree, dict) else None
@@ -272,7 +301,9 @@ def read_manifest(folder: Location) -> Manifest | None:
 
 
 def _stated(section: Any) -> dict[str, Any]:
-    """The fields that are not at their defaults. So a new key with a default changes no existing manifest."""
+    """The fields that are not at their defaults. So a new key with a default changes no existing
+    manifest.
+    """
     defaults = _defaults(section.__class__)
     return {name: value for name, of in defaults if (value := getattr(section, name)) != of}
 

@@ -1,12 +1,17 @@
-"""Opens a published stream by a folder that a user names: its split's own folder, or one of the versions beside it.
+"""Opens a published stream by a folder that a user names: its split's own folder, or one of the
+versions beside it.
 
-A stream is published in place, its index replaced at every change, or as versions: `<split>-<hash8>/` folders that never
-change. Under versions the split's own folder holds no index. The manifest in it names the current version by its index's
-hash. So one small write moves every reader of the split's folder, and no reader of a version's own folder.
+A stream is published in place, its index replaced at every change, or as versions:
+`<split>-<hash8>/` folders that never change. Under versions the split's own folder holds no index.
+The manifest in it names the current version by its index's hash. So one small write moves every
+reader of the split's folder, and no reader of a version's own folder.
 
-`contradictions` holds the rules between a stream's index, its manifest and the files beside them, for `verify` and `check` alike. It
-needs one listing. Damage inside an index or a manifest is told when that file is read.
+`contradictions` holds the rules between a stream's index, its manifest and the files beside them,
+for `verify` and `check` alike. It needs one listing. Damage inside an index or a manifest is told
+when that file is read.
 """
+
+from __future__ import annotations
 
 import re
 from bisect import bisect_right
@@ -30,7 +35,9 @@ from mdsmix.storage import Location, Stat
 LIMITED = re.compile(r"limit-\d+")
 "Name of the folder that `convert --limit` publishes beside the splits."
 QUARANTINE = "quarantine"
-"The folder of a stream's bad records: a file for each window that has some, a line of JSON for each record."
+"""The folder of a stream's bad records: a file for each window that has some, a line of JSON for
+each record.
+"""
 SUFFIX = ".jsonl.zst"
 VERSION = re.compile(r"(.+)-([0-9a-f]{8})")
 
@@ -57,7 +64,9 @@ class StreamFault:
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """A published stream as it lies there. Its files are listed, and its samples read, when somebody asks."""
+    """A published stream as it lies there. Its files are listed, and its samples read, when
+    somebody asks.
+    """
 
     folder: Location
     "Where index.json lies."
@@ -66,7 +75,9 @@ class Stream:
 
     @property
     def trusted_manifest(self) -> Manifest | None:
-        """The manifest where it names this index; None where it names another, as after an interrupted publication."""
+        """The manifest where it names this index; None where it names another, as after an
+        interrupted publication.
+        """
         is_trusted = self.manifest and self.manifest.index_hash == self.index.hash
         return self.manifest if is_trusted else None
 
@@ -105,7 +116,9 @@ class Stream:
         return list(accumulate(shard.samples for shard in self.shards))
 
     def shard_with(self, sample: int) -> tuple[Shard, int]:
-        """The shard that holds the `sample`-th sample of the stream, from 0, and the sample's number in that shard."""
+        """The shard that holds the `sample`-th sample of the stream, from 0, and the sample's
+        number in that shard.
+        """
         number = bisect_right(self._ends, sample)
         shard = self.shards[number]
         return shard, sample - (self._ends[number] - shard.samples)
@@ -116,7 +129,9 @@ class Stream:
         return read_samples(self.folder, shard, [row])[row]
 
     def id_of(self, sample: int) -> Any:
-        """The name of the record behind a sample, or a list of names behind a packed row; None where no names are kept."""
+        """The name of the record behind a sample, or a list of names behind a packed row; None
+        where no names are kept.
+        """
         sides = self.trusted_manifest.side_files if self.trusted_manifest else ()
         return id_at(self.folder, sides, *self.shard_with(sample))
 
@@ -163,9 +178,11 @@ def _sums(index: Index, manifest: Manifest) -> Iterator[str]:
 
 
 def read_published(folder: Location) -> Stream | None:
-    """Opens the stream published at `folder`: two small reads, three where it is published as versions. None where there is none.
+    """Opens the stream published at `folder`: two small reads, three where it is published as
+    versions. None where there is none.
 
-    Under versions the manifest is that in the split's folder, not the version's own: it names the newest sources.
+    Under versions the manifest is that in the split's folder, not the version's own: it names the
+    newest sources.
     """
     index, manifest = find_index(folder), read_manifest(folder)
     if index is None and manifest:
@@ -193,15 +210,18 @@ def versions(folder: Location) -> Iterator[Location]:
 
 
 def working_folder(folder: Location) -> Location:
-    """The folder of a version's split, where conversion works. Any other folder, or a version whose split has no manifest, is
-    returned as it is."""
+    """The folder of a version's split, where conversion works. Any other folder, or a version whose
+    split has no manifest, is returned as it is.
+    """
     found = VERSION.fullmatch(folder.name)
     split = folder.parent / found[1] if found else folder
     return split if (split / MANIFEST).stat() else folder
 
 
 def named_version(folder: Location) -> Location | None:
-    """The version that the manifest in the split's folder names; None where the stream is published in place."""
+    """The version that the manifest in the split's folder names; None where the stream is published
+    in place.
+    """
     if (folder / INDEX).stat():
         return None
     manifest = read_manifest(folder)
@@ -209,7 +229,9 @@ def named_version(folder: Location) -> Location | None:
 
 
 def current(folder: Location) -> Location | None:
-    """The folder that holds the index of the stream published at `folder`; None where there is none."""
+    """The folder that holds the index of the stream published at `folder`; None where there is
+    none.
+    """
     if (folder / INDEX).stat():
         return folder
     version = named_version(folder)
@@ -217,8 +239,9 @@ def current(folder: Location) -> Location | None:
 
 
 def find_published(at: Location) -> Location:
-    """The folder that holds the index: `at`, the current version of `at`, or that of the only split in `at`. Unreachable where there
-    is none, or several."""
+    """The folder that holds the index: `at`, the current version of `at`, or that of the only split
+    in `at`. Unreachable where there is none, or several.
+    """
     if found := current(at):
         return found
     splits = dict(_splits(at))
@@ -233,7 +256,9 @@ def find_published(at: Location) -> Location:
 
 
 def limited(at: Location) -> list[Location]:
-    """Return the folders of conversions with `--limit` that are published in the folder of a stream."""
+    """Return the folders of conversions with `--limit` that are published in the folder of a
+    stream.
+    """
     names = sorted(name for name in at.folders() if LIMITED.fullmatch(name))
     return [at / name for name in names if current(at / name)]
 
@@ -247,7 +272,9 @@ def nothing_published(at: Location) -> NotPublished:
 
 
 def _splits(at: Location) -> Iterator[tuple[str, Location]]:
-    """The published splits in `at`, and where the index of each lies. A version is no split where its split lies beside it."""
+    """The published splits in `at`, and where the index of each lies. A version is no split where
+    its split lies beside it.
+    """
     names = set(at.folders())
     for name in sorted(names):
         version = VERSION.fullmatch(name)
@@ -256,7 +283,9 @@ def _splits(at: Location) -> Iterator[tuple[str, Location]]:
 
 
 def read_quarantine(folder: Location) -> Iterator[dict[str, Any]]:
-    """All bad records of a stream, in the order of the files' names; Unreachable where a file is damaged."""
+    """All bad records of a stream, in the order of the files' names; Unreachable where a file is
+    damaged.
+    """
     quarantine = folder / QUARANTINE
     for name, _ in quarantine.list():
         if name.endswith(SUFFIX):

@@ -1,18 +1,24 @@
-"""Samples -> shards: laid out as MDS, cut, named by the hash of their bytes, and written where they do not lie yet.
+"""Samples -> shards: laid out as MDS, cut, named by the hash of their bytes, and written where they
+do not lie yet.
 
-Of ndarray columns a shard is byte for byte what streaming's MDSWriter writes for the same samples. A `json` column is written without a
-space behind its commas and colons, which MDSWriter puts there: 75,062 bytes where it takes 91,624. Every reader decodes the same from both.
+Of ndarray columns a shard is byte for byte what streaming's MDSWriter writes for the same samples.
+A `json` column is written without a space behind its commas and colons, which MDSWriter puts there:
+75,062 bytes where it takes 91,624. Every reader decodes the same from both.
 
-MDSWriter encodes one sample at a time; here a shard is laid out at once from flat token arrays, at memory speed. The price is that only the
-column encodings that mdsmix writes are known: `ndarray:<int>[:<length>]`, `json` and `list[jpeg]`.
+MDSWriter encodes one sample at a time; here a shard is laid out at once from flat token arrays, at
+memory speed. The price is that only the column encodings that mdsmix writes are known:
+`ndarray:<int>[:<length>]`, `json` and `list[jpeg]`.
 
-A shard is: sample count (uint32), byte offsets of every sample and of the end (uint32 [n + 1]), a JSON of its settings, then the samples. A
-sample is the sizes of its columns without a fixed size (uint32 each), then its columns in the order of their names. Source:
+A shard is: sample count (uint32), byte offsets of every sample and of the end (uint32 [n + 1]), a
+JSON of its settings, then the samples. A sample is the sizes of its columns without a fixed size
+(uint32 each), then its columns in the order of their names. Source:
 streaming/base/format/mds/{writer,encodings}.py, 0.12 and 0.13 alike.
 
-A file that is there is not written again: a look costs one request, a needless write a whole upload. So a watcher of the folder sees a
-change only where there is one.
+A file that is there is not written again: a look costs one request, a needless write a whole
+upload. So a watcher of the folder sees a change only where there is one.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -77,8 +83,9 @@ class ShardLayout:
 
 
 def lay_out(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Ragged:
-    """uint8 rows, each the bytes of a sample, from one Ragged per column; ValueError for an empty ndarray row, as MDSWriter refuses it.
-    Interleaved columns have one codec, without a fixed size."""
+    """uint8 rows, each the bytes of a sample, from one Ragged per column; ValueError for an empty
+    ndarray row, as MDSWriter refuses it. Interleaved columns have one codec, without a fixed size.
+    """
     if isinstance(columns, Interleaved):
         return _lay_out_cells(next(iter(layout.codecs.values())), columns.cells, len(columns))
     heads, values = list[NDArray[np.int64]](), list[Ragged]()
@@ -105,18 +112,24 @@ def _lay_out_cells(codec: Codec, cells: Ragged, columns: int) -> Ragged:
 
 
 def sample_of(cells: Sequence[bytes | memoryview]) -> bytes:
-    """A sample of columns without a fixed size, in the order of their names: in a twentieth of the time that `lay_out` takes for one."""
+    """A sample of columns without a fixed size, in the order of their names: in a twentieth of the
+    time that `lay_out` takes for one.
+    """
     return np.array([*map(len, cells)], "<u4").tobytes() + b"".join(cells)
 
 
 def split(rows: Rows) -> Iterator[Rows]:
-    """Cuts rows evenly into the fewest shards of at most SHARD_BYTES and SHARD_ROWS; a larger row is a shard alone."""
+    """Cuts rows evenly into the fewest shards of at most SHARD_BYTES and SHARD_ROWS; a larger row
+    is a shard alone.
+    """
     for start, stop in pairwise(_cuts(rows.offsets)):
         yield rows.slice(start, stop)
 
 
 def _cuts(ends: NDArray[np.int64]) -> list[int]:
-    """Row numbers where shards begin and end. Shards have equal rows if such a cut is within the limits, else each is as full as may be."""
+    """Row numbers where shards begin and end. Shards have equal rows if such a cut is within the
+    limits, else each is as full as may be.
+    """
     full, n = [0], len(ends) - 1
     while full[-1] < n:
         full.append(_fullest(full[-1], ends))
@@ -128,14 +141,18 @@ def _cuts(ends: NDArray[np.int64]) -> list[int]:
 
 
 def _fullest(start: int, ends: NDArray[np.int64]) -> int:
-    """The row before which a shard that begins at `start` must end; its table of offsets counts too, 4 bytes a row."""
+    """The row before which a shard that begins at `start` must end; its table of offsets counts
+    too, 4 bytes a row.
+    """
     rows = ends[start : start + SHARD_ROWS + 1] - ends[start]
     within = np.searchsorted(rows + 4 * np.arange(len(rows)), SHARD_BYTES, "right") - 1
     return start + max(1, int(within))
 
 
 def shard_parts(layout: ShardLayout, rows: Rows) -> list[bytes | memoryview]:
-    """The bytes of a raw shard: those before its rows, and the rows, which are not copied. ValueError where they exceed 4 GiB."""
+    """The bytes of a raw shard: those before its rows, and the rows, which are not copied.
+    ValueError where they exceed 4 GiB.
+    """
     settings = json.dumps(layout.settings, sort_keys=True).encode()
     offsets = rows.offsets + 4 + 4 * len(rows.offsets) + len(settings)
     if offsets[-1] >= 1 << 32:
@@ -147,7 +164,9 @@ def shard_parts(layout: ShardLayout, rows: Rows) -> list[bytes | memoryview]:
 def store_shards(
     folder: Location, layout: ShardLayout, rows: Rows, is_new: bool = False
 ) -> list[Shard]:
-    """Writes the rows as shards into `folder`; returns their index entries, in order. `is_new`: none lies there, so nobody looks."""
+    """Writes the rows as shards into `folder`; returns their index entries, in order. `is_new`:
+    none lies there, so nobody looks.
+    """
     return [_store(folder, layout, piece, is_new) for piece in split(rows)]
 
 
@@ -185,7 +204,9 @@ def compressed(content: bytes | bytearray, compression: str) -> bytes:
 
 
 def decompressed(stored: bytes) -> bytes | None:
-    """The content of a Zstandard frame with a checksum; None where it is damaged or cut off, whatever size its head claims."""
+    """The content of a Zstandard frame with a checksum; None where it is damaged or cut off,
+    whatever size its head claims.
+    """
     from zstandard import ZstdDecompressor, ZstdError
 
     frame = ZstdDecompressor().decompressobj()
@@ -196,7 +217,9 @@ def decompressed(stored: bytes) -> bytes | None:
 
 
 def distinct(shards: list[Shard]) -> list[Shard]:
-    """Gives shards of equal bytes different names, so that a cache that evicts one does not evict the other."""
+    """Gives shards of equal bytes different names, so that a cache that evicts one does not evict
+    the other.
+    """
     times = Counter[str]()
     named = []
     for shard in shards:
@@ -208,8 +231,10 @@ def distinct(shards: list[Shard]) -> list[Shard]:
 
 
 def copy_missing(folder: Location, files: Iterable[StoredFile], places: Sequence[Location]) -> None:
-    """Makes sure that all files lie in `folder`. A missing one is copied from the first of the places that holds it, under
-    its name or that of a shard with the same bytes. The copy is made inside the store; nothing is uploaded."""
+    """Makes sure that all files lie in `folder`. A missing one is copied from the first of the
+    places that holds it, under its name or that of a shard with the same bytes. The copy is made
+    inside the store; nothing is uploaded.
+    """
     here = dict(folder.list())
     left = [file for file in files if file.missing_from(here)]
     sources: dict[str, Location] = {}
@@ -233,27 +258,34 @@ def copy_missing(folder: Location, files: Iterable[StoredFile], places: Sequence
 
 
 def _bring(source: Location, target: Location) -> None:
-    """Links a file of the same name. A twin of another name is copied, since damage to one must not be damage to both."""
+    """Links a file of the same name. A twin of another name is copied, since damage to one must not
+    be damage to both.
+    """
     (source.link_to if source.name == target.name else source.copy_to)(target)
 
 
 def write_if_new(at: Location, content: bytes) -> None:
-    """Writes a file unless it holds these bytes already, for files whose content may change under one name."""
+    """Writes a file unless it holds these bytes already, for files whose content may change under
+    one name.
+    """
     found = at.fetch(len(content))
     if found is None or found[1] != content:
         at.write(content)
 
 
 def write_once(at: Location, *parts: bytes | memoryview, is_new: bool = False) -> None:
-    """Writes a file of the joined parts, named by their hash, unless one of the same size lies there. `is_new`: none lies there, so nobody
-    looks."""
+    """Writes a file of the joined parts, named by their hash, unless one of the same size lies
+    there. `is_new`: none lies there, so nobody looks.
+    """
     stat = None if is_new else at.stat()
     if stat is None or stat.size != sum(map(len, parts)):
         at.write(*parts)
 
 
 def refuse_links(root: Location, *names: str) -> None:
-    """RecipeError where a folder on the way `root`/name/..., or `.mdsmix` or `quarantine` in the last one, is a link."""
+    """RecipeError where a folder on the way `root`/name/..., or `.mdsmix` or `quarantine` in the
+    last one, is a link.
+    """
     folder = root
     for name in names:
         folder = folder / name

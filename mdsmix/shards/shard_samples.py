@@ -1,14 +1,20 @@
-"""Reads the samples of a stored shard: all, after the shard was checked against its index, or a few by their positions.
+"""Reads the samples of a stored shard: all, after the shard was checked against its index, or a few
+by their positions.
 
-Whoever copies samples into another stream must not copy damage, so `read_whole` hands nothing out before the hash is right. The
-price is a whole shard in memory, 64 MiB as a rule and less than 4 GB whoever wrote it. `check` and `inspect` look at a few samples. Of an
-uncompressed shard they read the table of offsets and these samples, by ranged requests. A compressed shard is unpacked from its
-beginning only as far as needed. Images and pickles stay bytes, since a check must never run what a shard holds.
+Whoever copies samples into another stream must not copy damage, so `read_whole` hands nothing out
+before the hash is right. The price is a whole shard in memory, 64 MiB as a rule and less than 4 GB
+whoever wrote it. `check` and `inspect` look at a few samples. Of an uncompressed shard they read
+the table of offsets and these samples, by ranged requests. A compressed shard is unpacked from its
+beginning only as far as needed. Images and pickles stay bytes, since a check must never run what a
+shard holds.
 
-Samples are rows of bytes, and so are the cells of a column: they are cut for all samples at once, 20 times as fast as by a loop over them.
-Nothing is trusted: the sizes in front of a sample must add up to its length, and an array's own shape to its bytes. Source:
+Samples are rows of bytes, and so are the cells of a column: they are cut for all samples at once,
+20 times as fast as by a loop over them. Nothing is trusted: the sizes in front of a sample must add
+up to its length, and an array's own shape to its bytes. Source:
 streaming/base/format/mds/reader.py.
 """
+
+from __future__ import annotations
 
 import bz2
 import gzip
@@ -31,9 +37,13 @@ from mdsmix.words import in_line
 
 HEAD_SAMPLES = 32
 HEAD_BYTES = 1 << 20
-"1 MiB of samples, or one sample: enough to see what a stream holds, little enough for a slow store."
+"""1 MiB of samples, or one sample: enough to see what a stream holds, little enough for a slow
+store.
+"""
 GAP = 1 << 16
-"64 KiB: samples less far apart are read by one request, since a store takes longer to answer a second one."
+"""64 KiB: samples less far apart are read by one request, since a store takes longer to answer a
+second one.
+"""
 Sample = Mapping[str, Any]
 "A decoded sample: column name -> ndarray, str, number, JSON value, or bytes."
 DECOMPRESSED = ("zstd", "gz", "bz2")
@@ -47,7 +57,9 @@ def can_unpack(shard: Shard) -> bool:
 
 @contextmanager
 def reading(folder: Location, shard: Shard) -> Iterator[Location]:
-    """The shard's file, for a `with` block: any error of a decoder in it becomes Unreachable, which names the shard."""
+    """The shard's file, for a `with` block: any error of a decoder in it becomes Unreachable, which
+    names the shard.
+    """
     file = folder / shard.stored.basename
     if not can_unpack(shard):
         raise Unreachable(
@@ -65,7 +77,9 @@ def reading(folder: Location, shard: Shard) -> Iterator[Location]:
 
 
 def read_whole(folder: Location, shard: Shard) -> Ragged:
-    """The bytes of the shard's samples, uint8; Unreachable names a shard that is not what its index says."""
+    """The bytes of the shard's samples, uint8; Unreachable names a shard that is not what its index
+    says.
+    """
     with reading(folder, shard) as file:
         return samples_of(shard, file.read())
 
@@ -82,8 +96,9 @@ def samples_of(shard: Shard, data: bytes) -> Ragged:
 
 
 def check_stored(stored: StoredFile, data: bytes, by: str = "index") -> None:
-    """ValueError where stored bytes do not have the size and hashes that the index says (`by`: or another file). An algorithm that is
-    unknown here is skipped."""
+    """ValueError where stored bytes do not have the size and hashes that the index says (`by`: or
+    another file). An algorithm that is unknown here is skipped.
+    """
     if len(data) != stored.bytes:
         raise ValueError(f"it has {len(data):,} bytes, and its {by} says {stored.bytes:,}")
     for algorithm, expected in stored.hashes.items():
@@ -116,8 +131,9 @@ def _read(file: Location, shard: Shard, start: int, stop: int) -> bytes:
 
 
 def read_head(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES) -> list[Sample]:
-    """The first samples, `limit` at most, about HEAD_BYTES by their mean size; empty where br or snappy compressed the shard. Unreachable
-    where it is damaged."""
+    """The first samples, `limit` at most, about HEAD_BYTES by their mean size; empty where br or
+    snappy compressed the shard. Unreachable where it is damaged.
+    """
     if not can_unpack(shard):
         return []
     fit = max(1, HEAD_BYTES * shard.samples // max(1, shard.raw_data.bytes))
@@ -125,8 +141,9 @@ def read_head(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES) -> list
 
 
 def sample_table(folder: Location, shard: Shard) -> NDArray[np.int64]:
-    """int64 [samples + 1]: where each sample begins in the raw shard, and where the last one ends: 4 bytes a sample are read.
-    Unreachable where they cannot be."""
+    """int64 [samples + 1]: where each sample begins in the raw shard, and where the last one ends:
+    4 bytes a sample are read. Unreachable where they cannot be.
+    """
     with reading(folder, shard) as file:
         return _table(shard, _read(file, shard, 0, 4 * (shard.samples + 2)))
 
@@ -146,8 +163,9 @@ def _table(shard: Shard, raw: bytes) -> NDArray[np.int64]:
 
 
 def read_samples(folder: Location, shard: Shard, positions: Iterable[int]) -> dict[int, Sample]:
-    """Position -> decoded sample. Samples with less than GAP between them are read by one request; a compressed shard is unpacked up to
-    the last one. Unreachable where one cannot be read."""
+    """Position -> decoded sample. Samples with less than GAP between them are read by one request;
+    a compressed shard is unpacked up to the last one. Unreachable where one cannot be read.
+    """
     table, found = sample_table(folder, shard), dict[int, Sample]()
     at = np.unique([*positions]).astype(np.int64)
     is_apart = table[at[1:]] - table[at[:-1] + 1] >= (1 << 32 if shard.packing else GAP)
@@ -171,7 +189,9 @@ def decoded_samples(shard: Shard, samples: Ragged) -> Iterator[Sample]:
 
 
 def columns_of(shard: Shard, samples: Ragged) -> Iterator[tuple[str, Ragged]]:
-    """The name and the cells of every column, uint8; ValueError where samples are not as long as the sizes in front of them say."""
+    """The name and the cells of every column, uint8; ValueError where samples are not as long as
+    the sizes in front of them say.
+    """
     count, varying = len(samples), sum(not size for size in shard.column_sizes)
     heads = samples.first(4 * varying)
     if (heads.lengths < 4 * varying).any():
@@ -188,7 +208,9 @@ def columns_of(shard: Shard, samples: Ragged) -> Iterator[tuple[str, Ragged]]:
 
 
 def arrays_of(cells: Ragged, codec: Codec) -> Ragged:
-    """The values of 1-d arrays of a stated dtype; ValueError where one is not as long as the shape in front of it says."""
+    """The values of 1-d arrays of a stated dtype; ValueError where one is not as long as the shape
+    in front of it says.
+    """
     width, skipped = np.dtype(codec.dtype).itemsize, np.zeros(len(cells), np.int64)
     heads = Ragged.of([], np.uint8)
     if codec.size is None:

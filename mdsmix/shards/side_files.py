@@ -1,12 +1,16 @@
-"""Files that lie beside the manifest which names them: a long list of sources in parts, and side files of shards.
+"""Files that lie beside the manifest which names them: a long list of sources in parts, and side
+files of shards.
 
-Whoever checks, renders or inspects a stream reads its manifest, and a manifest that held ten million source names would have
-1.4 GB. So a list of more than 10,000 names goes into files of its own, which are read only where names are asked for, one
-part at a time. A file is named by the hash of its bytes, is written before the manifest and never changes.
+Whoever checks, renders or inspects a stream reads its manifest, and a manifest that held ten
+million source names would have 1.4 GB. So a list of more than 10,000 names goes into files of its
+own, which are read only where names are asked for, one part at a time. A file is named by the hash
+of its bytes, is written before the manifest and never changes.
 
-The names of records (a source's `id`) lie in a side file of each shard, a line of JSON for each row: a text, a whole number, or null
-where the record has no name; for a packed row a list of these.
+The names of records (a source's `id`) lie in a side file of each shard, a line of JSON for each
+row: a text, a whole number, or null where the record has no name; for a packed row a list of these.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -29,8 +33,9 @@ NAMES = {
 }
 """Patterns of the names, which begin with the hash of the file's bytes."""
 LISTED = 10_000
-"""The most sources that the manifest itself lists: 1.4 MB, and 0.1 s of every `check` that reads it. 50,000 took half a
-second, as long as all else that `check` does."""
+"""The most sources that the manifest itself lists: 1.4 MB, and 0.1 s of every `check` that reads
+it. 50,000 took half a second, as long as all else that `check` does.
+"""
 FILES_A_PART = 1 << 15
 "0.8 MB as stored; the names of a part need 15 MB of memory."
 IDS = "ids"
@@ -40,7 +45,9 @@ Name = str | int | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceEntry:
-    """One file that was read: its path from the recipe's folder or its URL, its stored bytes, the hash of its content."""
+    """One file that was read: its path from the recipe's folder or its URL, its stored bytes, the
+    hash of its content.
+    """
 
     path: str
     size: int
@@ -107,7 +114,9 @@ def store_sources(folder: Location, files: Iterable[SourceEntry]) -> list[Source
     left, parts = iter(sorted(files, key=lambda file: file.path)), list[SourceList]()
     while some := list(islice(left, FILES_A_PART)):
         lines = bytearray()
-        for file in some:  # a list of the lines would hold 1 KB for each: orjson shrinks its buffer, and the rest stays unused
+        # a list of the lines would hold 1 KB for each: orjson shrinks its buffer, and the rest
+        # stays unused
+        for file in some:
             lines += orjson.dumps(file, option=orjson.OPT_APPEND_NEWLINE)
         parts.append(SourceList(**_write(folder, lines, "sources.zst"), files=len(some)))
     return parts
@@ -119,7 +128,9 @@ def read_part(folder: Location, part: SourceList) -> list[SourceEntry]:
 
 
 def names_of_rows(names: Sequence[Name], documents: Ragged) -> list[list[Name]]:
-    """For each packed row, the names of its documents. `documents`: for each row, the numbers of its documents."""
+    """For each packed row, the names of its documents. `documents`: for each row, the numbers of
+    its documents.
+    """
     return [[names[number] for number in documents[row]] for row in range(len(documents))]
 
 
@@ -136,7 +147,9 @@ def store_names(folder: Location, names: Iterable[Any], shards: Sequence[Shard])
 
 
 def named_anew(sides: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideFile]:
-    """The side files of these shards, in their order, with `shard` set to the names that the index gives the shards."""
+    """The side files of these shards, in their order, with `shard` set to the names that the index
+    gives the shards.
+    """
     return [
         replace(side, shard=shard.stored.basename)
         for side, shard in zip(sides, shards[: len(sides)], strict=True)
@@ -144,8 +157,9 @@ def named_anew(sides: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideF
 
 
 def id_at(folder: Location, sides: Iterable[SideFile], shard: Shard, row: int) -> Any:
-    """The name of the record behind a row of a shard, or a list of names behind a packed row; None where no names are kept, Damaged where
-    their file cannot be read."""
+    """The name of the record behind a row of a shard, or a list of names behind a packed row; None
+    where no names are kept, Damaged where their file cannot be read.
+    """
     for side in sides:
         if (side.kind, side.shard) == (IDS, shard.stored.basename):
             return orjson.loads(_lines(folder / side.name, side)[row])

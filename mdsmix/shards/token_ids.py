@@ -1,7 +1,10 @@
 """A decoded sample -> its turns, whatever columns it lies in.
 
-Columns are looked for in the order of LLM-Foundry's loaders. That also lets one loader read every kind of stream.
+Columns are looked for in the order of LLM-Foundry's loaders. That also lets one loader read every
+kind of stream.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,9 +22,13 @@ from mdsmix.shards.shard_samples import Sample, arrays_of, columns_of
 
 STARTS = "starts"
 PACKED = ("input_ids", STARTS)
-"Columns of a row of several documents. A third column, `loss_mask`, says which tokens are trained; else all but each document's first are."
+"""Columns of a row of several documents. A third column, `loss_mask`, says which tokens are
+trained; else all but each document's first are.
+"""
 IMAGES = ("images", "sizes")
-"Columns of a conversation with images, beside its turns: the images' bytes, and the height and width of each."
+"""Columns of a conversation with images, beside its turns: the images' bytes, and the height and
+width of each.
+"""
 SIDES = ("input_ids", "labels")
 IGNORED = -100
 "The label that gives no loss, in torch, in LLM-Foundry and in Hugging Face's collators."
@@ -36,18 +43,23 @@ class Turn(NamedTuple):
 
 
 def layout_of(columns: Mapping[str, Any]) -> tuple[str, ...]:
-    """The key of LAYOUTS that the columns of a sample or of a shard make; empty where they hold no ids."""
+    """The key of LAYOUTS that the columns of a sample or of a shard make; empty where they hold no
+    ids.
+    """
     return next((names for names in LAYOUTS if all(map(columns.__contains__, names))), ())
 
 
 def has_images(columns: Mapping[str, Any]) -> bool:
-    """Whether the columns (of a sample or of a shard) are those of a stream of images, whose tokens alone mean little."""
+    """Whether the columns (of a sample or of a shard) are those of a stream of images, whose tokens
+    alone mean little.
+    """
     return all(map(columns.__contains__, IMAGES))
 
 
 def turns_of(sample: Sample, dtype: str = "int64") -> list[Turn]:
-    """The turns of a sample; `dtype` is that of columns of plain bytes. Each document of a packed row counts as a response.
-    MixRefused where it holds something else than ids."""
+    """The turns of a sample; `dtype` is that of columns of plain bytes. Each document of a packed
+    row counts as a response. MixRefused where it holds something else than ids.
+    """
     if layout := layout_of(sample):
         return LAYOUTS[layout](sample, dtype)
     raise MixRefused(
@@ -72,12 +84,16 @@ LAYOUTS: dict[tuple[str, ...], Callable[[Sample, str], list[Turn]]] = {
     ("tokens",): lambda sample, dtype: [Turn(NO_IDS, ids_of(sample["tokens"], dtype))],
     PACKED: lambda sample, _: [Turn(NO_IDS, ids) for ids, _ in documents_of(sample)],
 }
-"Columns that hold a sample's ids, in the order in which a loader looks for them -> function (sample, dtype of plain bytes) -> turns."
+"""Columns that hold a sample's ids, in the order in which a loader looks for them -> function
+(sample, dtype of plain bytes) -> turns.
+"""
 
 
 def packed_row(sample: Sample) -> tuple[Ids, NDArray[np.bool_], Ids]:
-    """The ids of a packed row, which of them are trained, and where its documents begin; MixRefused where its columns contradict each
-    other. The first token of a document is never trained, since nothing predicts it."""
+    """The ids of a packed row, which of them are trained, and where its documents begin; MixRefused
+    where its columns contradict each other. The first token of a document is never trained, since
+    nothing predicts it.
+    """
     ids, starts = (ids_of(sample[name], "int64") for name in PACKED)
     trained = ids_of(sample["loss_mask"], "int64") > 0 if "loss_mask" in sample else ids >= 0
     edges = np.append(starts, len(ids))
@@ -90,7 +106,9 @@ def packed_row(sample: Sample) -> tuple[Ids, NDArray[np.bool_], Ids]:
 
 
 def documents_of(sample: Sample) -> list[tuple[Ids, NDArray[np.bool_]]]:
-    """The ids of each document of a packed row, and which of them are trained; MixRefused where its columns contradict each other."""
+    """The ids of each document of a packed row, and which of them are trained; MixRefused where its
+    columns contradict each other.
+    """
     ids, trained, starts = packed_row(sample)
     return list(zip(np.split(ids, starts[1:]), np.split(trained, starts[1:]), strict=True))
 
@@ -115,7 +133,9 @@ class Tokens:
     "int64 [turns]: tokens of each prompt; plain rows are one turn without a prompt."
     responses: NDArray[np.int64]
     turns: NDArray[np.int64]
-    "int64 [n + 1]: sample i is the turns `turns[i]` to `turns[i + 1]`; of a packed row each document is a turn without a prompt."
+    """int64 [n + 1]: sample i is the turns `turns[i]` to `turns[i + 1]`; of a packed row each
+    document is a turn without a prompt.
+    """
     trained: NDArray[np.int64] | None = None
     "int64 [n]: the number of trained tokens of each packed row; None for other samples."
 
@@ -139,8 +159,9 @@ def token_columns(shard: Shard) -> tuple[str, ...]:
 
 
 def tokens_of(shard: Shard, samples: Ragged) -> Tokens | None:
-    """The ids of these samples; None where there are no samples, or the columns hold no ids of a stated dtype. ValueError, LookupError
-    or TypeError where the bytes contradict the columns."""
+    """The ids of these samples; None where there are no samples, or the columns hold no ids of a
+    stated dtype. ValueError, LookupError or TypeError where the bytes contradict the columns.
+    """
     names = token_columns(shard)
     if not names or not len(samples):
         return None
@@ -163,8 +184,9 @@ def tokens_in(sample: Sample) -> Tokens:
 
 
 def _of_packed(rows: Ragged, begins: Ragged, trained: Ragged | None = None) -> Tokens:
-    """The ids of packed rows; ValueError where the starts of a row's documents do not ascend from 0 inside the row, or its mask has
-    another length."""
+    """The ids of packed rows; ValueError where the starts of a row's documents do not ascend from 0
+    inside the row, or its mask has another length.
+    """
     if trained and (trained.lengths != rows.lengths).any():
         raise ValueError("the loss_mask of a row is not as long as its tokens")
     first = rows.offsets[:-1]

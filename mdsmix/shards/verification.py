@@ -1,9 +1,13 @@
-"""Is a published stream what its index and manifest say? Every shard is read, hashed, decoded and counted.
+"""Is a published stream what its index and manifest say? Every shard is read, hashed, decoded and
+counted.
 
-A damaged shard ends a training run days in, or an epoch early without a word, so it is worth a reading of the stream: the
-speed is that of the disk or the store (JSON columns: 14 M tokens/s). `quick` compares names and sizes by one listing, which
-finds what is missing or cut off. Of the totals only the tokens are counted again.
+A damaged shard ends a training run days in, or an epoch early without a word, so it is worth a
+reading of the stream: the speed is that of the disk or the store (JSON columns: 14 M tokens/s).
+`quick` compares names and sizes by one listing, which finds what is missing or cut off. Of the
+totals only the tokens are counted again.
 """
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +39,9 @@ T = TypeVar("T")
 CONTENTS, BAD_RECORDS = "shard-contents", "quarantine"
 "The rules that only reading the files can judge."
 IN_FLIGHT_BYTES = 1 << 30
-"Memory for the shards that are being looked at, 64 MiB each as a rule; one larger shard is looked at alone."
+"""Memory for the shards that are being looked at, 64 MiB each as a rule; one larger shard is looked
+at alone.
+"""
 COPIES = 4
 "Copies of a shard in memory: as stored, as decompressed, its ids, and arrays made on the way."
 MOST_THREADS = 16
@@ -63,14 +69,18 @@ class Report:
     samples: int = 0
     bytes: int = 0
     blind: int = 0
-    "Shards that mdsmix cannot decompress, or without a hash in the index: damage there that leaves the layout whole is not seen."
+    """Shards that mdsmix cannot decompress, or without a hash in the index: damage there that
+    leaves the layout whole is not seen.
+    """
     faults: tuple[StreamFault, ...]
     in_transit: tuple[StreamFault, ...] = ()
     "Damage that a second read did not find: what is stored is whole."
 
 
 def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> Report:
-    """Looks at all of the stream in `folder`. Unreachable where it cannot be looked at: no index, no right, no store."""
+    """Looks at all of the stream in `folder`. Unreachable where it cannot be looked at: no index,
+    no right, no store.
+    """
     faults = list[StreamFault]()
     manifest = _parsed(folder / MANIFEST, parse_manifest, faults)
     index = _parsed(folder / INDEX, parse_index, faults)
@@ -103,7 +113,9 @@ def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> Re
 
 
 def _parsed(at: Location, parse: Callable[[bytes, str], T], faults: list[StreamFault]) -> T | None:
-    """The parsed index or manifest; None where it is missing, or cannot be read, which is added to `faults`."""
+    """The parsed index or manifest; None where it is missing, or cannot be read, which is added to
+    `faults`.
+    """
     content = find_description(at)
     try:
         return None if content is None else parse(content, str(at))
@@ -115,8 +127,10 @@ def _parsed(at: Location, parse: Callable[[bytes, str], T], faults: list[StreamF
 
 
 def _lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamFault]:
-    """A fault where the quarantine lacks bad records that the manifest counts. More than it counts are no fault: a run that was refused
-    since left them. Versions share one quarantine, in the split's folder; it is that of the current version."""
+    """A fault where the quarantine lacks bad records that the manifest counts. More than it counts
+    are no fault: a run that was refused since left them. Versions share one quarantine, in the
+    split's folder; it is that of the current version.
+    """
     split = working_folder(folder)
     current = read_manifest(split)
     if manifest.mixed or current is None or current.index_hash != manifest.index_hash:
@@ -163,14 +177,17 @@ def _looks(folder: Location, files: list[_File], watcher: ReadingWatcher) -> lis
 
 
 def _threads(files: list[_File]) -> int:
-    """How many threads read. Memory sets the limit, since hashing, decompressing and waiting for bytes release Python's lock."""
+    """How many threads read. Memory sets the limit, since hashing, decompressing and waiting for
+    bytes release Python's lock.
+    """
     sizes = [of.bytes + (shard.raw_data.bytes if shard else 0) for of, shard in files]
     return min(MOST_THREADS, 2 * IN_FLIGHT_BYTES // (COPIES * max(sizes, default=0) + 1)) or 1
 
 
 def _look(folder: Location, of: _File) -> _Look:
-    """Reads and checks a file, a damaged one twice: a file that was damaged on its way is whole then. Unreachable where it cannot be
-    read."""
+    """Reads and checks a file, a damaged one twice: a file that was damaged on its way is whole
+    then. Unreachable where it cannot be read.
+    """
     (stored, shard), fault = of, None
     for _ in range(2):
         data = (folder / stored.basename).read()
@@ -187,7 +204,9 @@ def _look(folder: Location, of: _File) -> _Look:
 
 
 def decode(shard: Shard, samples: Ragged) -> int | None:
-    """The tokens of a shard's samples, None where they hold no ids; an error says what does not decode."""
+    """The tokens of a shard's samples, None where they hold no ids; an error says what does not
+    decode.
+    """
     counted = token_columns(shard)
     for name, cells in columns_of(shard, samples):
         for cell in cells.slices() if name not in counted else ():

@@ -1,12 +1,16 @@
-"""From the files of a recipe's source to records: files are found, cut into work units, and read as batches.
+"""From the files of a recipe's source to records: files are found, cut into work units, and read as
+batches.
 
-files = find(["data/*.jsonl.zst"], base=recipe_folder)      # paths and sizes, nothing is read
-for unit in plan(files):                                    # the same units on every machine
+files = find(["data/*.jsonl.zst"], base=recipe_folder)      # paths and sizes, nothing is read for
+unit in plan(files):                                    # the same units on every machine
     digests = Digests(unit)                                 # hashes of each window's content
     for batch in read(unit, digests=digests):               # about 4 MB of decoded records each
         batch.records, batch.bad, batch.window
-    content = digests.content()                             # tells later whether the unit has changed
+    content = digests.content()                             # tells later whether the unit has
+    changed
 """
+
+from __future__ import annotations
 
 from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find

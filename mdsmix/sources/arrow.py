@@ -1,14 +1,19 @@
-"""Arrow's own files: IPC files (Feather too), which have a directory of their record batches, and streams, which have none. Functions
-on rows that Arrow has read, which parquet uses too, stand here as well.
+"""Arrow's own files: IPC files (Feather too), which have a directory of their record batches, and
+streams, which have none. Functions on rows that Arrow has read, which parquet uses too, stand here
+as well.
 
-`datasets` keeps its data as streams (`save_to_disk`, its cache). On a disk these are mapped and never held whole: only the rows
-that are being decoded are touched. A row's number in the file is known only after all earlier rows were read, so a row is told
-by its batch, and its number is counted at publication.
+`datasets` keeps its data as streams (`save_to_disk`, its cache). On a disk these are mapped and
+never held whole: only the rows that are being decoded are touched. A row's number in the file is
+known only after all earlier rows were read, so a row is told by its batch, and its number is
+counted at publication.
 
-A row's digest covers the fields that are read of it, as orjson writes them: compression, the grouping of rows and the release of
-pyarrow do not change it. Values that JSON has no form for (times, decimals, bytes) are written with the
-name of their type, so that they are not taken for texts. JSON texts and maps are decoded first (`arrow_values.py`).
+A row's digest covers the fields that are read of it, as orjson writes them: compression, the
+grouping of rows and the release of pyarrow do not change it. Values that JSON has no form for
+(times, decimals, bytes) are written with the name of their type, so that they are not taken for
+texts. JSON texts and maps are decoded first (`arrow_values.py`).
 """
+
+from __future__ import annotations
 
 import base64
 import re
@@ -30,7 +35,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_BYTES = BLOCK_BYTES // 2
-"About the bytes of rows that are decoded at once: Arrow's columns, Python's records and their JSON are all held."
+"""About the bytes of rows that are decoded at once: Arrow's columns, Python's records and their
+JSON are all held.
+"""
 MOST_ROWS = 4096
 "The most rows that are decoded at once, however short they are."
 _FILE_MAGIC = b"ARROW1"
@@ -61,7 +68,9 @@ class Arrow(Format):
         import pyarrow.ipc  # noqa: F401
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1: the lines of rows with JSON texts or maps, and so their digests, changed with the decoding, and no others."""
+        """Return 1: the lines of rows with JSON texts or maps, and so their digests, changed with
+        the decoding, and no others.
+        """
         return 1
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
@@ -85,7 +94,9 @@ class Arrow(Format):
 
 
 def in_part(part: int, row: int) -> int:
-    """The ordinal of row `row` in record batch `part`: the number of rows before the batch is unknown."""
+    """The ordinal of row `row` in record batch `part`: the number of rows before the batch is
+    unknown.
+    """
     return (part + 1) << 32 | row
 
 
@@ -93,7 +104,9 @@ def in_part(part: int, row: int) -> int:
 def _opened(
     file: SourceFile, fields: tuple[str, ...]
 ) -> Iterator[tuple[Any, list[str], list[str]]]:
-    """A reader of the wanted columns, their names, and the names of the other columns. Arrow's errors become Unreachable with the file."""
+    """A reader of the wanted columns, their names, and the names of the other columns. Arrow's
+    errors become Unreachable with the file.
+    """
     import pyarrow as pa
 
     try:
@@ -134,7 +147,7 @@ def _rows(reader: Any, span: Span, columns: list[str], others: list[str]) -> Ite
         row += batch.num_rows
 
 
-def _parts(reader: Any, span: Span) -> "Iterator[tuple[int, pa.RecordBatch]]":
+def _parts(reader: Any, span: Span) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The record batches in the span, each with its number."""
     if not hasattr(reader, "num_record_batches"):
         yield from enumerate(reader)
@@ -144,8 +157,10 @@ def _parts(reader: Any, span: Span) -> "Iterator[tuple[int, pa.RecordBatch]]":
             yield part, reader.get_batch(part)
 
 
-def _checked(batch: "pa.RecordBatch") -> "pa.RecordBatch":
-    """The batch, checked: its offsets must not lead outside of it, which Arrow itself does not check. Invalid UTF-8 is left to the rows."""
+def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch, checked: its offsets must not lead outside of it, which Arrow itself does not
+    check. Invalid UTF-8 is left to the rows.
+    """
     try:
         batch.validate(full=True)
     except ValueError as error:
@@ -155,13 +170,15 @@ def _checked(batch: "pa.RecordBatch") -> "pa.RecordBatch":
 
 
 def row_items(
-    rows: "pa.RecordBatch",
+    rows: pa.RecordBatch,
     ordinal: int,
     place: dict[str, int],
     columns: tuple[str, ...],
     decoders: dict[str, Decode],
 ) -> Iterator[Item]:
-    """Rows as items, each with its record and its line of JSON; a bad row has its raw bytes. `ordinal` and `place`: of the first row."""
+    """Rows as items, each with its record and its line of JSON; a bad row has its raw bytes.
+    `ordinal` and `place`: of the first row.
+    """
     rows, bad, raws = _readable(rows), dict[int, str](), dict[int, bytes]()
     try:
         records = rows.to_pylist()
@@ -174,14 +191,15 @@ def row_items(
             try:
                 record = decode_record(record, decoders)
             except RecordRefused as error:
-                # With a space behind it, no other row has this line, so the row has a digest of its own.
+                # With a space behind it, no other row has this line, so the row has a digest of its
+                # own.
                 bad[i], raws[i] = error.why, line(record) + b" "
         raw = raws[i] if i in raws else line(record)
         at, reason = {**place, "row": place["row"] + i}, bad.get(i, "")
         yield Item(ordinal + i, at, len(raw) + 1, raw, record, reason, columns)
 
 
-def _row(rows: "pa.RecordBatch", index: int, bad: dict[int, str]) -> Any:
+def _row(rows: pa.RecordBatch, index: int, bad: dict[int, str]) -> Any:
     try:
         return rows.slice(index, 1).to_pylist()[0]
     except UnicodeDecodeError:
@@ -191,8 +209,10 @@ def _row(rows: "pa.RecordBatch", index: int, bad: dict[int, str]) -> Any:
     return None
 
 
-def _raw(rows: "pa.RecordBatch", index: int) -> bytes:
-    """The bytes of a bad row: those of its texts, or the row as Arrow writes it where it holds other types."""
+def _raw(rows: pa.RecordBatch, index: int) -> bytes:
+    """The bytes of a bad row: those of its texts, or the row as Arrow writes it where it holds
+    other types.
+    """
     import pyarrow as pa
 
     row = rows.slice(index, 1)
@@ -206,7 +226,9 @@ _OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_NON_STR_KEYS
 
 
 def line(record: Any) -> bytes:
-    """A record as a line of JSON without its end; every release of the reading library gives the same bytes."""
+    """A record as a line of JSON without its end; every release of the reading library gives the
+    same bytes.
+    """
     return write_json(record, _said, _OPTIONS)
 
 
@@ -216,8 +238,10 @@ def _said(value: Any) -> Any:
     return {type(value).__name__: said}
 
 
-def _readable(rows: "pa.RecordBatch") -> "pa.RecordBatch":
-    """The rows with times of nanoseconds cut to microseconds, the finest that Python's times have."""
+def _readable(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with times of nanoseconds cut to microseconds, the finest that Python's
+    times have.
+    """
     import pyarrow as pa
 
     wanted = [_coarse(kind) for kind in rows.schema.types]
@@ -227,8 +251,10 @@ def _readable(rows: "pa.RecordBatch") -> "pa.RecordBatch":
     return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
 
 
-def _coarse(kind: "pa.DataType") -> "pa.DataType":
-    """The Arrow type with microseconds in place of nanoseconds, at any depth, and with UTC as the zone of times that have one."""
+def _coarse(kind: pa.DataType) -> pa.DataType:
+    """The Arrow type with microseconds in place of nanoseconds, at any depth, and with UTC as the
+    zone of times that have one.
+    """
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
@@ -243,7 +269,9 @@ def _coarse(kind: "pa.DataType") -> "pa.DataType":
 
 
 def columns_read(file: SourceFile, names: Sequence[str], fields: Sequence[str]) -> list[str]:
-    """The file's columns that are wanted (`fields`; empty: all). Unreachable where two of them have one name."""
+    """The file's columns that are wanted (`fields`; empty: all). Unreachable where two of them have
+    one name.
+    """
     read = [name for name in names if not fields or name in fields]
     if len(set(read)) < len(read):
         twice = next(name for name in read if read.count(name) > 1)
@@ -259,14 +287,18 @@ def rows_at_once(rows: int, size: int) -> int:
 
 
 def begins_as(file: SourceFile) -> str:
-    """The format of a file by its first bytes, or how it is packed; empty where they do not tell."""
+    """The format of a file by its first bytes, or how it is packed; empty where they do
+    not tell.
+    """
     with file.open() as stored:
         head = stored.read(8)
     return next((name for magic, name in _MAGIC.items() if head.lstrip().startswith(magic)), "")
 
 
 def no_such_file(file: SourceFile, what: str, error: Exception) -> Unreachable:
-    """Return the error for a file that is cut off, of another format than it is read as, or of types that pyarrow does not read."""
+    """Return the error for a file that is cut off, of another format than it is read as, or of
+    types that pyarrow does not read.
+    """
     if "64 bits" in str(error):
         return Unreachable(_of_wide_integers(file))
     return Unreachable(
@@ -275,11 +307,15 @@ def no_such_file(file: SourceFile, what: str, error: Exception) -> Unreachable:
 
 
 _WIDE_COLUMN = re.compile(rb"\x15\x0e\x15\x20\x15[\x00\x02\x04]\x18([\x01-\x7f])")
-"A column of 16 bytes in the footer of a parquet file, up to the length of its name: type, length, repetition."
+"""A column of 16 bytes in the footer of a parquet file, up to the length of its name: type, length,
+repetition.
+"""
 
 
 def _of_wide_integers(file: SourceFile) -> str:
-    """Return a sentence on a file with integers of more than 64 bits, and their columns, as far as its footer tells."""
+    """Return a sentence on a file with integers of more than 64 bits, and their columns, as far as
+    its footer tells.
+    """
     with file.open_random() as stored:
         stored.seek(max(0, file.stat.size - 8))
         end = stored.read()

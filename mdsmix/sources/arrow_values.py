@@ -1,10 +1,13 @@
-"""Values that Arrow and parquet keep in another form than JSON Lines: texts of JSON in columns of the type `arrow.json`,
-and maps. Both may be at any depth of a column.
+"""Values that Arrow and parquet keep in another form than JSON Lines: texts of JSON in columns of
+the type `arrow.json`, and maps. Both may be at any depth of a column.
 
-A map whose keys are texts or whole numbers becomes an object, as DuckDB writes it to JSON. Maps with other keys stay
-lists of pairs. Such a type is known by its name, by its field's metadata where the release of pyarrow does not know the type, and
-in parquet by the logical type JSON of a leaf: the leaves of an Arrow schema come in the order of parquet's columns.
+A map whose keys are texts or whole numbers becomes an object, as DuckDB writes it to JSON. Maps
+with other keys stay lists of pairs. Such a type is known by its name, by its field's metadata where
+the release of pyarrow does not know the type, and in parquet by the logical type JSON of a leaf:
+the leaves of an Arrow schema come in the order of parquet's columns.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from itertools import count
@@ -20,14 +23,19 @@ if TYPE_CHECKING:
 JSON = "arrow.json"
 _NAME_KEY = b"ARROW:extension:name"
 _OWN_REASONS = ("lone_surrogate", "too_deep", "unreadable_value")
-"Reasons that a JSON text of a column has in common with a line; for any other fault it is `not_json`."
+"""Reasons that a JSON text of a column has in common with a line; for any other fault it is
+`not_json`.
+"""
 
 Decode = Callable[[Any], Any]
-"A value as pyarrow gives it -> the value as JSON Lines have it; RecordRefused for one that has none."
+"""A value as pyarrow gives it -> the value as JSON Lines have it; RecordRefused for one that has
+none.
+"""
 
 
-def decoders_of(schema: "pa.Schema", json_leaves: Container[int] = ()) -> dict[str, Decode]:
-    """Return a decoder for each column that holds JSON texts or maps, by its name; empty for most files.
+def decoders_of(schema: pa.Schema, json_leaves: Container[int] = ()) -> dict[str, Decode]:
+    """Return a decoder for each column that holds JSON texts or maps, by its name; empty for most
+    files.
 
     Args:
         schema: the schema of all columns of the file.
@@ -39,7 +47,9 @@ def decoders_of(schema: "pa.Schema", json_leaves: Container[int] = ()) -> dict[s
 
 
 def decode_record(record: dict[str, Any], decoders: dict[str, Decode]) -> dict[str, Any]:
-    """Return the record with the values of these columns decoded. Raises RecordRefused, whose detail names the column."""
+    """Return the record with the values of these columns decoded. Raises RecordRefused, whose
+    detail names the column.
+    """
     decoded = dict(record)
     for name, decode in decoders.items():
         if name not in record:
@@ -52,8 +62,10 @@ def decode_record(record: dict[str, Any], decoders: dict[str, Decode]) -> dict[s
     return decoded
 
 
-def _decoder(field: "pa.Field", leaves: Iterator[bool]) -> Decode | None:
-    """Return the decoder of a field's values; None if they are fine as they are. Takes one of `leaves` for each leaf."""
+def _decoder(field: pa.Field, leaves: Iterator[bool]) -> Decode | None:
+    """Return the decoder of a field's values; None if they are fine as they are. Takes one of
+    `leaves` for each leaf.
+    """
     import pyarrow as pa
 
     kind, types = field.type, pa.types
@@ -103,7 +115,7 @@ def _of_list(inner: Decode | None) -> Decode | None:
     return lambda values: None if values is None else [*map(inner, values)]
 
 
-def _of_map(keys: "pa.DataType", inner: Decode | None) -> Decode:
+def _of_map(keys: pa.DataType, inner: Decode | None) -> Decode:
     import pyarrow as pa
 
     kind = keys.value_type if pa.types.is_dictionary(keys) else keys

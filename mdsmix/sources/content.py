@@ -1,9 +1,12 @@
 """Digests of a unit's content, worked out while its blocks stream by.
 
-The digest of a window covers the records that start in it, uncompressed; file names, packing and the unit's other windows
-play no part. So a file that was renamed or compressed anew is known again. A window's digest is known as soon as the window
-has been read, when its shards are made: a first conversion reads every byte once.
+The digest of a window covers the records that start in it, uncompressed; file names, packing and
+the unit's other windows play no part. So a file that was renamed or compressed anew is known again.
+A window's digest is known as soon as the window has been read, when its shards are made: a first
+conversion reads every byte once.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -24,9 +27,13 @@ class Window:
 
     number: int
     digest: str
-    "xxh3_128 of its content and of where one file ends and another begins, 32 hex digits: equal content gives equal records."
+    """xxh3_128 of its content and of where one file ends and another begins, 32 hex digits: equal
+    content gives equal records.
+    """
     place: str
-    "8 hex digits for the files of the records and the places in them, which bad records are kept with."
+    """8 hex digits for the files of the records and the places in them, which bad records are kept
+    with.
+    """
     images: str = ""
     "xxh3_128 of the images that its records name, in their order; blank where they name none."
 
@@ -62,7 +69,9 @@ class Digests:
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
         self._files = dict[int, Any]()
-        "Position of a file -> the hasher of its part, which is that of its first window until a second one begins."
+        """Position of a file -> the hasher of its part, which is that of its first window until a
+        second one begins.
+        """
         self._windows: dict[int, dict[int, _FilePart]] = {}
         self._images: dict[int, str] = {}
 
@@ -87,7 +96,9 @@ class Digests:
         self._images[number] = digest
 
     def window(self, number: int) -> Window:
-        """The digests of a window as far as it was read: wholly, once a block of a later window was added."""
+        """The digests of a window as far as it was read: wholly, once a block of a later window was
+        added.
+        """
         parts = self._windows.get(number, {}).values()
         said = [f"{part.format} {part.length} {part.hasher.hexdigest()}\n" for part in parts]
         return Window(
@@ -109,7 +120,9 @@ class Digests:
 
 
 def file_hash(digests: Iterable[str]) -> str:
-    """The hash of a file, from the digests of its parts in all units, in order. Other files of these units play no part."""
+    """The hash of a file, from the digests of its parts in all units, in order. Other files of
+    these units play no part.
+    """
     return xxhash.xxh128_hexdigest(" ".join(digests))
 
 

@@ -1,10 +1,14 @@
-"""Tables of delimited text, csv and tsv. Every cell is a text and may hold line ends; a row with a fault is a bad record.
+"""Tables of delimited text, csv and tsv. Every cell is a text and may hold line ends; a row with a
+fault is a bad record.
 
-Python's csv reader decides where a row ends: it is handed line after line until a row is whole, so every row keeps its bytes
-and its place. Arrow's reader is twice as fast, but tells no place, ends at a field larger than its block, and makes null of "NA"
-and 7 of "007" unless told not to. Spreadsheets of countries with a decimal comma write semicolons: a first row with semicolons
-and without the delimiter is read by semicolons.
+Python's csv reader decides where a row ends: it is handed line after line until a row is whole, so
+every row keeps its bytes and its place. Arrow's reader is twice as fast, but tells no place, ends
+at a field larger than its block, and makes null of "NA" and 7 of "007" unless told not to.
+Spreadsheets of countries with a decimal comma write semicolons: a first row with semicolons and
+without the delimiter is read by semicolons.
 """
+
+from __future__ import annotations
 
 import csv
 from collections import deque
@@ -26,7 +30,9 @@ _MISFIT = ("", "too_many_fields", "too_few_fields")
 
 
 class CsvTable(Format):
-    """`*.csv` and `*.tsv`. Its ordinals are uncompressed bytes; a quote decides what a line end is, so a file is one split."""
+    """`*.csv` and `*.tsv`. Its ordinals are uncompressed bytes; a quote decides what a line end is,
+    so a file is one split.
+    """
 
     name = "csv"
 
@@ -80,8 +86,9 @@ def _records(
 
 
 def _rows(first: bytes, next_line: Callable[[], bytes], delimiter: str) -> Iterator[Item]:
-    """The rows of consecutive lines, each as its cells. `next_line` gives a line that is too long in pieces. After a faulty row, reading
-    goes on at the next line."""
+    """The rows of consecutive lines, each as its cells. `next_line` gives a line that is too long
+    in pieces. After a faulty row, reading goes on at the next line.
+    """
     csv.field_size_limit(LONGEST_FIELD)
     offset, number, taken, again = 0, 1, list[bytes](), deque([first])
 
@@ -89,7 +96,9 @@ def _rows(first: bytes, next_line: Callable[[], bytes], delimiter: str) -> Itera
         return again.popleft() if again else next_line()
 
     def texts() -> Iterator[str]:
-        """Lines for the reader, one at a time, since only the next line is sure to belong to its row."""
+        """Lines for the reader, one at a time, since only the next line is sure to belong to its
+        row.
+        """
         while raw := line():
             taken.append(raw)
             raw = raw if offset or taken[1:] else raw.removeprefix(MARK)
@@ -120,8 +129,9 @@ def _rows(first: bytes, next_line: Callable[[], bytes], delimiter: str) -> Itera
 
 
 def _passed(begin: bytes, line: Callable[[], bytes]) -> tuple[int, int]:
-    """Passes over the rest of a row that is too long, and counts its bytes and lines. The row ends at a line end with an even number of
-    quotes before it. `begin`: the bytes read so far."""
+    """Passes over the rest of a row that is too long, and counts its bytes and lines. The row ends
+    at a line end with an even number of quotes before it. `begin`: the bytes read so far.
+    """
     size = ends = quotes = 0
     while begin:
         size, ends = size + len(begin), ends + begin.count(b"\n")

@@ -4,6 +4,8 @@ A pattern that finds nothing is an error, never an empty stream: the usual cause
 mistake or another folder, so the message says where it looked.
 """
 
+from __future__ import annotations
+
 import glob
 import os
 from collections.abc import Iterable
@@ -27,7 +29,9 @@ SPLITS = "dataset_dict.json"
 
 
 def inside(folder: Location) -> Found:
-    """The files of a folder of `save_to_disk` or of a stream, in their order; empty for any other folder, or a missing one."""
+    """The files of a folder of `save_to_disk` or of a stream, in their order; empty for any other
+    folder, or a missing one.
+    """
     if names := _said(folder / SPLITS, "splits"):
         raise RecipeError(
             f"{folder} holds several splits of a data set: name one of them, as in {folder}/{names[0]}"
@@ -94,8 +98,9 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
 
 
 def name_of(location: Location, base: str | os.PathLike[str]) -> str:
-    """The file's name: its URL in a store, else its path from `base`. Other files and entries play no part, so that a new one
-    changes no name, and folder and recipe may be moved together."""
+    """The file's name: its URL in a store, else its path from `base`. Other files and entries play
+    no part, so that a new one changes no name, and folder and recipe may be moved together.
+    """
     return location.url if location.is_store else os.path.relpath(location.url, base)
 
 

@@ -1,8 +1,12 @@
-"""The interface of a file format: how a file is cut into splits, its records in blocks, and where each record stands.
+"""The interface of a file format: how a file is cut into splits, its records in blocks, and where
+each record stands.
 
-Units, windows, digests, counting and quarantine are the same for all formats, and ask a `Format` for all that differs.
-A format that cuts records out of a file one by one (rows, members, elements) yields `Item`s, of which `item_blocks` makes blocks.
+Units, windows, digests, counting and quarantine are the same for all formats, and ask a `Format`
+for all that differs. A format that cuts records out of a file one by one (rows, members, elements)
+yields `Item`s, of which `item_blocks` makes blocks.
 """
+
+from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +19,9 @@ from mdsmix.json_values import read_json
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
 LONGEST = 256 << 20
-"Bytes of the longest record. A longer one is skipped as it streams by, and only its place and length are kept."
+"""Bytes of the longest record. A longer one is skipped as it streams by, and only its place and
+length are kept.
+"""
 MOST_ITEMS = 4096
 "The most items of a block, however short they are."
 TOO_LONG = "record_too_long"
@@ -35,7 +41,9 @@ class Item(NamedTuple):
     """A piece of a file: a record, or something that is none for a reason."""
 
     ordinal: int
-    "The piece's number as its format counts (a byte offset, a row): ascending in the file, and the same in whatever unit it is read."
+    """The piece's number as its format counts (a byte offset, a row): ascending in the file, and
+    the same in whatever unit it is read.
+    """
     place: Mapping[str, Any]
     "The place as the quarantine says it: {`line`: 12, `offset`: 345}."
     length: int
@@ -59,13 +67,17 @@ class Item(NamedTuple):
 
 
 Decoded = tuple[list[Any], dict[int, str]]
-"The records of consecutive pieces of bytes, and for each other piece: index -> reason why it is no record. BLANK is no fault."
+"""The records of consecutive pieces of bytes, and for each other piece: index -> reason why it is
+no record. BLANK is no fault.
+"""
 Decoder = Callable[[list[bytes]], Decoded]
 
 
 @dataclass(slots=True)
 class BoundedBytes:
-    """The bytes of one record, gathered in parts, and given up where the record is too long to be kept."""
+    """The bytes of one record, gathered in parts, and given up where the record is too long to be
+    kept.
+    """
 
     offset: int = 0
     "The byte of the file at which the record begins."
@@ -95,17 +107,25 @@ class BoundedBytes:
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """Consecutive pieces of one file in one window, about 4 MB: lines that are not decoded yet, or items."""
+    """Consecutive pieces of one file in one window, about 4 MB: lines that are not decoded yet, or
+    items.
+    """
 
     format: str
-    "All beside the bytes that decides on records, such as the header of a csv: pieces of equal format and content give equal records."
+    """All beside the bytes that decides on records, such as the header of a csv: pieces of equal
+    format and content give equal records.
+    """
     file: str
     "The name of the file of the pieces."
     window: int
     start: tuple[int, ...]
-    "The place of the first piece: it tells blocks of equal content apart. For lines: the line, from 1 at the split's start, and the byte."
+    """The place of the first piece: it tells blocks of equal content apart. For lines: the line,
+    from 1 at the split's start, and the byte.
+    """
     raws: list[bytes]
-    "The bytes of each piece, of the fields that are read; empty for one that is too long to be kept. Each line is with its end."
+    """The bytes of each piece, of the fields that are read; empty for one that is too long to be
+    kept. Each line is with its end.
+    """
     whole: memoryview | None = None
     "The lines with their ends, as in the file, so that hashing does not join them again."
     decoder: Decoder | None = None
@@ -128,7 +148,9 @@ class Block:
         return len(self.whole) if self.whole else sum(map(len, self.raws))
 
     def content(self) -> bytes | memoryview:
-        """The bytes that are hashed to know the pieces again. Joined over consecutive blocks, they are the same however blocks were cut."""
+        """The bytes that are hashed to know the pieces again. Joined over consecutive blocks, they
+        are the same however blocks were cut.
+        """
         if self.whole is not None:
             return self.whole
         if not self.items:
@@ -137,7 +159,7 @@ class Block:
             return b"\n".join(self.raws) + b"\n"
         return b"".join([part for item in self.items for part in (b"%d\n" % item.length, item.raw)])
 
-    def first(self, count: int) -> "Block":
+    def first(self, count: int) -> Block:
         """The block of the first `count` pieces."""
         return replace(self, raws=self.raws[:count], items=self.items[:count], whole=None)
 
@@ -165,7 +187,9 @@ class Block:
 def item_blocks(
     file: SourceFile, span: Span, format: str, items: Iterable[Item], unseen: Sequence[str] = ()
 ) -> Iterator[Block]:
-    """Blocks of the items, cut at the edges of windows, at 4 MB and at 4,096 items. An item is in the window of its first byte."""
+    """Blocks of the items, cut at the edges of windows, at 4 MB and at 4,096 items. An item is in
+    the window of its first byte.
+    """
 
     def block() -> Block:
         return Block(
@@ -196,7 +220,9 @@ def item_blocks(
 
 
 def cut(parts: Iterable[tuple[int, int]], window_bytes: int) -> Splits:
-    """Splits of consecutive parts (records, bytes), each of at most a window or of one part; counted in records."""
+    """Splits of consecutive parts (records, bytes), each of at most a window or of one part;
+    counted in records.
+    """
     start = end = size = 0
     for records, more in parts:
         if size and size + more > window_bytes:
@@ -207,8 +233,9 @@ def cut(parts: Iterable[tuple[int, int]], window_bytes: int) -> Splits:
 
 
 def parsed(record: dict[str, Any], names: Iterable[str]) -> None:
-    """Replaces texts of JSON in the named fields of a record by their values. An empty text becomes null; a text that is no JSON
-    stays, and the shape then refuses it."""
+    """Replaces texts of JSON in the named fields of a record by their values. An empty text becomes
+    null; a text that is no JSON stays, and the shape then refuses it.
+    """
     for name in names:
         cell = record.get(name)
         if isinstance(cell, str):
@@ -219,13 +246,16 @@ def parsed(record: dict[str, Any], names: Iterable[str]) -> None:
 
 
 class Format(ABC):
-    """One kind of file. A split of it is a range [start, end) of ordinals; an end of None is the end of the file."""
+    """One kind of file. A split of it is a range [start, end) of ordinals; an end of None is the
+    end of the file.
+    """
 
     name: ClassVar[str] = ""
     "The word for the format in the names of rules; empty: the class's name."
     version: int = 1
-    """Raised when a file gives other records than before (`version_for`). A subclass inherits it. Files of a raised
-    format are read again, once."""
+    """Raised when a file gives other records than before (`version_for`). A subclass inherits it.
+    Files of a raised format are read again, once.
+    """
     size_factor: int = 1
     "The factor from a file's stored size to its planned size; 1: the file is stored as it is read."
     reads_fields: ClassVar[bool] = False
@@ -237,17 +267,23 @@ class Format(ABC):
     ordinals: ClassVar[str] = "byte"
     "The thing that the format's ordinals count: `byte`, `row`, `sample`."
     counted: ClassVar[str] = ""
-    "The key of a place, such as `line`, that counts from the split's start: the true number depends on earlier splits."
+    """The key of a place, such as `line`, that counts from the split's start: the true number
+    depends on earlier splits.
+    """
 
     def __init__(self, packing: str = "") -> None:
-        """`packing`: the suffix, such as `.gz`, that tells how files are decompressed as they are read."""
+        """`packing`: the suffix, such as `.gz`, that tells how files are decompressed as they are
+        read.
+        """
         self.packing = packing
         if packing:
             self.size_factor = 4  # text compresses three- to fivefold
 
     @property
     def rule(self) -> str:
-        """The name of the rule by which records are cut out of its files, for example `format.csv`."""
+        """The name of the rule by which records are cut out of its files, for example
+        `format.csv`.
+        """
         return f"format.{self.name or type(self).__name__.lower()}"
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
@@ -263,11 +299,15 @@ class Format(ABC):
         return self.version
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
-        """Splits of about a window each, where they are known without reading the file's records; else one split of the whole file."""
+        """Splits of about a window each, where they are known without reading the file's records;
+        else one split of the whole file.
+        """
         return [(0, None)]
 
     def check(self, file: SourceFile) -> None:
-        """RecipeError where the recipe gives the file a key that this format does not use, or lacks one that it needs."""
+        """RecipeError where the recipe gives the file a key that this format does not use, or lacks
+        one that it needs.
+        """
         for key in {"header", "split_by"} - set(self.heeds):
             if getattr(file.read_as, key):
                 raise RecipeError(
@@ -290,5 +330,7 @@ class Format(ABC):
         """The records that start in the span, in order. A damaged file is `Unreachable`."""
 
     def guess(self, file: SourceFile) -> Mapping[str, Any]:
-        """The keys of `heeds`, with values, that a recipe must give for such a file; for `mdsmix init`."""
+        """The keys of `heeds`, with values, that a recipe must give for such a file; for `mdsmix
+        init`.
+        """
         return {}

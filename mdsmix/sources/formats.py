@@ -1,5 +1,7 @@
 """The formats of files, by suffix. A further format is one more file and one more line here."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -47,7 +49,9 @@ ENTRY_POINTS = "mdsmix.formats"
 
 
 def format_of(file: SourceFile) -> Format:
-    """The format of a file; RecipeError where no format has the file's suffix, or the name that the recipe gives."""
+    """The format of a file; RecipeError where no format has the file's suffix, or the name that the
+    recipe gives.
+    """
     return format_by(file.name, file.read_as.format)
 
 

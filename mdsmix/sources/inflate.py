@@ -1,11 +1,14 @@
-"""Files packed by gzip, Zstandard, bzip2 or xz, of any number of members or frames, as a stream of uncompressed bytes.
+"""Files packed by gzip, Zstandard, bzip2 or xz, of any number of members or frames, as a stream of
+uncompressed bytes.
 
-A file whose first bytes are those of another sort of file, packed ones or UTF-16 under a name that does not say so, is refused with
-a sentence: each of its lines would be a bad record.
+A file whose first bytes are those of another sort of file, packed ones or UTF-16 under a name that
+does not say so, is refused with a sentence: each of its lines would be a bad record.
 
 A decoder gets few bytes at once, so that a file which expands a thousandfold costs time and not
 memory. A file that ends inside a member is an error: half a source must not pass for a whole one.
 """
+
+from __future__ import annotations
 
 import bz2
 import io
@@ -21,7 +24,9 @@ from mdsmix.errors import Unreachable
 from mdsmix.sources.units import SourceFile
 
 _STORED = 4 << 10
-"Bytes that a decoder gets at once. They expand to 4 MB at most by gzip, and to 128 MiB by Zstandard, where 4 bytes may stand for 128 KiB."
+"""Bytes that a decoder gets at once. They expand to 4 MB at most by gzip, and to 128 MiB by
+Zstandard, where 4 bytes may stand for 128 KiB.
+"""
 _OUTPUT = 1 << 20
 "Bytes that bzip2 and xz give back at once; gzip and Zstandard have no limit of output."
 
@@ -30,8 +35,10 @@ _OUTPUT = 1 << 20
 def opened(
     file: SourceFile, packing: str, memory: int = 4 << 30, start: int = 0, until: int | None = None
 ) -> Iterator[BinaryIO]:
-    """A sequential reader of a file's uncompressed bytes. `start` and `until` (the likely end of reading) are for files that are not
-    packed. A frame may want half of `memory`. Raises Unreachable if the first bytes are those of another sort of file."""
+    """A sequential reader of a file's uncompressed bytes. `start` and `until` (the likely end of
+    reading) are for files that are not packed. A frame may want half of `memory`. Raises
+    Unreachable if the first bytes are those of another sort of file.
+    """
     with file.open(start, until) as stored:
         found: Any = stored
         if packing:
@@ -113,7 +120,9 @@ class Inflated(io.RawIOBase):
 
 
 def _inflate(file: BinaryIO, new: Callable[[int], Any], most: int) -> Iterator[bytes]:
-    """The uncompressed bytes of any number of members or frames; zeros between them, as tapes and some tools pad, are passed over."""
+    """The uncompressed bytes of any number of members or frames; zeros between them, as tapes and
+    some tools pad, are passed over.
+    """
     stored, decoder = b"", None
     while stored := stored or file.read(_STORED):
         if decoder is None:

@@ -1,10 +1,14 @@
-"""JSON files: one array of values, cut into its elements while it streams by, or JSON Lines under the name `*.json`.
+"""JSON files: one array of values, cut into its elements while it streams by, or JSON Lines under
+the name `*.json`.
 
-Only the array's own brackets and commas decide where an element ends: a regular expression passes over strings and all else between them.
-orjson then reads each element alone, as it does lines. So an element that is no JSON costs its neighbours nothing, and each element
-keeps its bytes and its place. Streaming parsers tell neither bytes nor place and end at the first fault, and the fastest (yajl) makes a
-`?` of a lone surrogate without a word.
+Only the array's own brackets and commas decide where an element ends: a regular expression passes
+over strings and all else between them. orjson then reads each element alone, as it does lines. So
+an element that is no JSON costs its neighbours nothing, and each element keeps its bytes and its
+place. Streaming parsers tell neither bytes nor place and end at the first fault, and the fastest
+(yajl) makes a `?` of a lone surrogate without a word.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterator
@@ -22,8 +26,10 @@ _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _PLAIN = rb'[^\[\]"{},\\]++|\\.|' + _STRING
 _STRING_END = re.compile(_STRING[1:], re.DOTALL)
 _SIGN = re.compile(rb"(?:%b|[\[{](?:,|%b)*+[\]}])*+([\[\]{},\"]|\Z)" % (_PLAIN, _PLAIN), re.DOTALL)
-"""Matches up to the next bracket, brace or comma, or to the end of the bytes. Strings are passed over, and so are objects and lists that
-hold no other. A quote as the sign begins a string that does not end in these bytes."""
+"""Matches up to the next bracket, brace or comma, or to the end of the bytes. Strings are passed
+over, and so are objects and lists that hold no other. A quote as the sign begins a string that does
+not end in these bytes.
+"""
 _TURNS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 "Sign -> its change of the depth."
 
@@ -50,7 +56,9 @@ class Json(Jsonl):
 
 
 def _elements(pieces: Pieces, file: SourceFile) -> Iterator[Item]:
-    """The elements between the array's commas and brackets, without white space around them; an empty one is left out."""
+    """The elements between the array's commas and brackets, without white space around them; an
+    empty one is left out.
+    """
     found, rest, depth, in_string, index = BoundedBytes(), b"", 0, False, 0
     for at, piece in pieces:
         data, offset = rest + piece, at - len(rest)
@@ -91,8 +99,9 @@ def _item(index: int, found: BoundedBytes) -> Item:
 
 
 def _edges(data: bytes, depth: int, in_string: bool) -> tuple[list[int], int, bool]:
-    """Positions of the array's own commas and brackets; the depth at the end of the bytes; and whether a string goes on there. The
-    array has depth 1, a list or object as its element depth 2."""
+    """Positions of the array's own commas and brackets; the depth at the end of the bytes; and
+    whether a string goes on there. The array has depth 1, a list or object as its element depth 2.
+    """
     end = _STRING_END.match(data) if in_string else None
     if in_string and end is None:
         return [], depth, True

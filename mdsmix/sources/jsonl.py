@@ -1,11 +1,15 @@
-"""JSON Lines, plain or compressed: one JSON value of any type on each line. Other formats of lines are cut into lines here too.
+"""JSON Lines, plain or compressed: one JSON value of any type on each line. Other formats of lines
+are cut into lines here too.
 
-`BytesIO.readlines` cuts a block into lines, in a third of the time of `bytes.split`, and one `map(orjson.loads, lines)` decodes them, both in C.
-Lines with a long run of digits are read by `json_values.read_json`, which keeps large whole numbers.
-Only a line that crosses from one block into the next is put together by hand. A bad line stops the decoding loop and is set aside, and the
-loop goes on after it.
-Lines are never joined into one array: a line with two values, comma between, would pass for two lines.
+`BytesIO.readlines` cuts a block into lines, in a third of the time of `bytes.split`, and one
+`map(orjson.loads, lines)` decodes them, both in C. Lines with a long run of digits are read by
+`json_values.read_json`, which keeps large whole numbers. Only a line that crosses from one block
+into the next is put together by hand. A bad line stops the decoding loop and is set aside, and the
+loop goes on after it. Lines are never joined into one array: a line with two values, comma between,
+would pass for two lines.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterator
@@ -33,7 +37,9 @@ from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 PIECE_BYTES = BLOCK_BYTES - (1 << 19)
 "Bytes that are read at once; a batch of 4 MB has room left for the line that crosses into it."
 TAIL_BYTES = 64 << 10
-"Bytes asked for beyond a split's end, in the same request: the last line ends there, as most lines are shorter."
+"""Bytes asked for beyond a split's end, in the same request: the last line ends there, as most
+lines are shorter.
+"""
 _OPENS_ARRAY = re.compile(rb"\s*\[\s*(\{|$)")
 "The beginning of a file that is one array of objects."
 
@@ -47,7 +53,8 @@ def decode_lines(lines: list[bytes]) -> Decoded:
     records, faults, rest = list[Any](), dict[int, str](), map(read, lines)
     while True:
         try:
-            # On an error `extend` has kept the earlier values, and `rest` goes on after the bad line.
+            # On an error `extend` has kept the earlier values, and `rest` goes on after the bad
+            # line.
             records.extend(rest)
             return records, faults
         except (ValueError, RecursionError) as error:
@@ -82,7 +89,8 @@ def reason_of(line: bytes, error: Exception) -> str:
 def owned_bytes(stream: BinaryIO, start: int, end: int) -> Pieces:
     """The whole lines that start in [start, end) of a plain file, in pieces.
 
-    `stream` stands one byte before `start`, or at 0: a line starts at `start` only if the byte before ends a line.
+    `stream` stands one byte before `start`, or at 0: a line starts at `start` only if the byte
+    before ends a line.
     """
     position, piece = start, b"\n"
     if start:
@@ -163,7 +171,9 @@ def split_lines(
 
 
 class Jsonl(Format):
-    """`*.jsonl` and, compressed, `*.jsonl.gz` and `*.jsonl.zst`. Its ordinals are uncompressed bytes."""
+    """`*.jsonl` and, compressed, `*.jsonl.gz` and `*.jsonl.zst`. Its ordinals are uncompressed
+    bytes.
+    """
 
     counted = "line"
     lines_format: ClassVar[str] = "jsonl"

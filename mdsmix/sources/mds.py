@@ -1,8 +1,12 @@
-"""A published MDS stream, of mdsmix or any other tool, as a source: its columns are the fields of its records.
+"""A published MDS stream, of mdsmix or any other tool, as a source: its columns are the fields of
+its records.
 
-A stream of texts can so be cut or tokenized again for another model, without its own source. The file is the stream's
-`index.json`, which names the shards. Each shard is read whole and checked against its size and hashes before a sample is used.
+A stream of texts can so be cut or tokenized again for another model, without its own source. The
+file is the stream's `index.json`, which names the shards. Each shard is read whole and checked
+against its size and hashes before a sample is used.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -55,7 +59,9 @@ def _samples(file: SourceFile, span: Span) -> Iterator[Item]:
 
 
 def _of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[Item]:
-    """The samples of a shard. One with a value that does not decode, or has no form in JSON, is an item with a reason."""
+    """The samples of a shard. One with a value that does not decode, or has no form in JSON, is an
+    item with a reason.
+    """
     folder = file.location.parent
     found = read_whole(folder, shard)
     with reading(folder, shard):

@@ -1,8 +1,12 @@
-"""Parquet: the wanted columns of runs of row groups, in batches of a few MB whatever the size of a row group.
+"""Parquet: the wanted columns of runs of row groups, in batches of a few MB whatever the size of a
+row group.
 
-A row group is decoded page by page (`pre_buffer=False`, one thread, a buffer of 1 MiB): a row group of 444 MB peaks at 63 MB, and
-read whole at 1,113 MB. The footer tells where row groups lie, and so how a file is cut, without reading a record.
+A row group is decoded page by page (`pre_buffer=False`, one thread, a buffer of 1 MiB): a row group
+of 444 MB peaks at 63 MB, and read whole at 1,113 MB. The footer tells where row groups lie, and so
+how a file is cut, without reading a record.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -32,7 +36,9 @@ class Parquet(Format):
         import pyarrow.parquet  # noqa: F401
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1: the lines of rows with JSON texts or maps, and so their digests, changed with the decoding, and no others."""
+        """Return 1: the lines of rows with JSON texts or maps, and so their digests, changed with
+        the decoding, and no others.
+        """
         return 1
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
@@ -64,11 +70,13 @@ class Parquet(Format):
 
 @lru_cache(MOST_FOOTERS)
 def _footer(file: SourceFile) -> Any:
-    """The file's footer, kept: a forked worker has the footers of all planned files from its parent."""
+    """The file's footer, kept: a forked worker has the footers of all planned files from its
+    parent.
+    """
     return _opened(file).metadata
 
 
-def _opened(file: SourceFile, footer: Any = None) -> "pq.ParquetFile":
+def _opened(file: SourceFile, footer: Any = None) -> pq.ParquetFile:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -87,14 +95,16 @@ def _json_leaves(schema: Any) -> set[int]:
 
 
 def _rows(
-    opened: "pq.ParquetFile",
+    opened: pq.ParquetFile,
     number: int,
     row: int,
     columns: list[str],
     names: Sequence[str],
     decoders: dict[str, Decode],
 ) -> Iterator[Item]:
-    """The rows of a row group. Where a batch cannot be decoded, each row from there on is an item with reason damaged_rows."""
+    """The rows of a row group. Where a batch cannot be decoded, each row from there on is an item
+    with reason damaged_rows.
+    """
     import pyarrow as pa
 
     group = opened.metadata.row_group(number)
@@ -138,6 +148,8 @@ def _columns(group: Any, fields: Sequence[str]) -> list[Any]:
 
 
 def _may_be_filled(groups: Iterable[Any], name: str) -> bool:
-    """Whether a row of these row groups may hold something in this column. False: by the footer all values are null or empty texts."""
+    """Whether a row of these row groups may hold something in this column. False: by the footer all
+    values are null or empty texts.
+    """
     columns = (column.statistics for group in groups for column in _columns(group, [name]))
     return not all(each and (not each.num_values or each.max_raw in ("", b"")) for each in columns)

@@ -1,8 +1,11 @@
-"""Plain text: a document is a file, a line or a paragraph. The recipe's `source.split_by` says which, since the text does not tell.
+"""Plain text: a document is a file, a line or a paragraph. The recipe's `source.split_by` says
+which, since the text does not tell.
 
-A record has one field, `text`. A line is without its end, a paragraph without its last line end and the blank lines around it,
-and a file is its text as it stands.
+A record has one field, `text`. A line is without its end, a paragraph without its last line end and
+the blank lines around it, and a file is its text as it stands.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, ClassVar
@@ -44,7 +47,9 @@ def decode_texts(texts: list[bytes]) -> Decoded:
 
 
 class Text(Jsonl):
-    """`*.txt`. Its ordinals are uncompressed bytes. A large file is cut into splits only with `split_by: line`."""
+    """`*.txt`. Its ordinals are uncompressed bytes. A large file is cut into splits only with
+    `split_by: line`.
+    """
 
     version = 1  # a new way to read JSON does not concern it
 
@@ -63,8 +68,9 @@ class Text(Jsonl):
             )
 
     def guess(self, file: SourceFile) -> Mapping[str, Any]:
-        """`line` for long lines without an empty one between them; else `file` if the file is no longer than a record may be; else
-        `paragraph`."""
+        """`line` for long lines without an empty one between them; else `file` if the file is no
+        longer than a record may be; else `paragraph`.
+        """
         with file.open(until=HEAD_BYTES) as stored:
             lines = stored.read(HEAD_BYTES).split(b"\n")[:-1]
         if len(lines) > 1 and all(lines) and sum(map(len, lines)) > LONG_LINE * len(lines):
@@ -111,7 +117,9 @@ def _paragraphs(stream: BinaryIO) -> Iterator[Item]:
 
 
 def _paragraph(text: BoundedBytes, line: int) -> Iterator[Item]:
-    """The gathered lines as an item, if there are any. Their length counts a line end after the last line, also where it has none."""
+    """The gathered lines as an item, if there are any. Their length counts a line end after the
+    last line, also where it has none.
+    """
     if text.parts:
         last = text.parts.pop()
         text.length += not last.endswith(b"\n")

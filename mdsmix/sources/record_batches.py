@@ -1,8 +1,10 @@
 """Units read as batches of decoded records, cut by bytes: 4 MB or one record, never by rows.
 
-A batch keeps only the record itself of each record. The origin of a record is worked out from the blocks of its batch
-when it is asked for, which is for bad records.
+A batch keeps only the record itself of each record. The origin of a record is worked out from the
+blocks of its batch when it is asked for, which is for bad records.
 """
+
+from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
@@ -44,7 +46,9 @@ def _fetched(file: SourceFile) -> SourceFile:
 
 
 class BadRecord(NamedTuple):
-    """An item of a file that gives no record, with the reason. Bad records sort in the order of their batch."""
+    """An item of a file that gives no record, with the reason. Bad records sort in the order of
+    their batch.
+    """
 
     number: int
     "The number of the block in its batch."
@@ -85,7 +89,9 @@ class RecordBatch:
 
     @property
     def bad(self) -> Iterator[BadRecord]:
-        """The items that hold no record, in order. Each is made when it is asked for, since a file may hold nothing else."""
+        """The items that hold no record, in order. Each is made when it is asked for, since a file
+        may hold nothing else.
+        """
         for number, held in enumerate(self._blocks):
             for index, reason in held.faults.items():
                 if reason != BLANK:
@@ -117,7 +123,9 @@ class RecordBatch:
         return block.window == self.window and self.size + block.size <= BLOCK_BYTES
 
     def _add(self, block: Block, most: int | None) -> int:
-        """Adds the block's records, good or bad, or only the first `most`; returns how many were added."""
+        """Adds the block's records, good or bad, or only the first `most`; returns how many were
+        added.
+        """
         records, faults = block.decode()
         filled: Sequence[int] = range(block.count)
         if faults:
@@ -140,9 +148,11 @@ def read(
     digests: Digests | None = None,
     done: Container[int] = (),
 ) -> Iterator[RecordBatch]:
-    """The unit's batches in order, none of which crosses a window. `limit`: the number of records, good or bad, to stop after;
-    `memory`: bytes that may be held; `digests`: gets all blocks that are read; `done`: numbers of windows that are read but give no
-    batch. A damaged, missing or changed file is `Unreachable`."""
+    """The unit's batches in order, none of which crosses a window. `limit`: the number of records,
+    good or bad, to stop after; `memory`: bytes that may be held; `digests`: gets all blocks that
+    are read; `done`: numbers of windows that are read but give no batch. A damaged, missing or
+    changed file is `Unreachable`.
+    """
     batch: RecordBatch | None = None
     left = limit
     for block in _blocks(unit, memory, digests):
@@ -188,8 +198,9 @@ def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]
 
 
 def _unchanged(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
-    """The blocks; Unreachable where the file is no longer the one that was planned. A file on a disk is looked at before each window,
-    since a window is kept as soon as the next one begins. A store gives only bytes of the version that was asked for.
+    """The blocks; Unreachable where the file is no longer the one that was planned. A file on a
+    disk is looked at before each window, since a window is kept as soon as the next one begins. A
+    store gives only bytes of the version that was asked for.
     """
     if file.location.is_store:
         yield from blocks

@@ -4,6 +4,8 @@ So `check` can say that a file was edited without reading it. A machine that did
 stream knows names and sizes alone, from the manifest.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress

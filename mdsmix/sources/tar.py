@@ -1,8 +1,12 @@
-"""Tar archives of the WebDataset kind: neighbouring members whose names agree up to the first dot are the fields of one record.
+"""Tar archives of the WebDataset kind: neighbouring members whose names agree up to the first dot
+are the fields of one record.
 
-`a/0001.txt` and `a/0001.json` are the fields `txt` and `json` of the record `a/0001`, which is its field `__key__`. Nothing is
-unpacked onto a disk. An archive has no directory, so it is one split, read from its start to its end mark.
+`a/0001.txt` and `a/0001.json` are the fields `txt` and `json` of the record `a/0001`, which is its
+field `__key__`. Nothing is unpacked onto a disk. An archive has no directory, so it is one split,
+read from its start to its end mark.
 """
+
+from __future__ import annotations
 
 import tarfile
 from collections.abc import Iterator
@@ -27,7 +31,9 @@ _FORGET = 1000
 
 
 class Tar(Format):
-    """`*.tar`, packed or not. Its ordinals are the uncompressed bytes at which a record's first member begins."""
+    """`*.tar`, packed or not. Its ordinals are the uncompressed bytes at which a record's first
+    member begins.
+    """
 
     version = 2  # hidden members are passed over
     size_factor = 2  # not 1: members that are not wanted are not read
@@ -35,7 +41,9 @@ class Tar(Format):
     cells_are_texts = True
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1: hidden members were part of an archive's content, and are not, so the digests of such archives changed, and no others."""
+        """Return 1: hidden members were part of an archive's content, and are not, so the digests
+        of such archives changed, and no others.
+        """
         return 1
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
@@ -48,7 +56,9 @@ class _BadArchive(Exception):
 
 
 class _Header(tarfile.TarInfo):
-    """A header, or the end mark: tarfile itself ends without a word where one is damaged or missing."""
+    """A header, or the end mark: tarfile itself ends without a word where one is damaged or
+    missing.
+    """
 
     @classmethod
     def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Any:
@@ -94,14 +104,17 @@ def _files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether a member is hidden, as those that a Mac adds (`._0001.jpg`, `.DS_Store`): such a one is passed over, also between
-    two members of a record, as WebDataset does it."""
+    """Return whether a member is hidden, as those that a Mac adds (`._0001.jpg`, `.DS_Store`): such
+    a one is passed over, also between two members of a record, as WebDataset does it.
+    """
     *folders, last = name.split("/")
     return last.startswith(".") or "__MACOSX" in folders
 
 
 def _named(name: str) -> tuple[str, str, str]:
-    """The key of a member's record; the reason code of a member that belongs to no record, else empty; the member's field."""
+    """The key of a member's record; the reason code of a member that belongs to no record, else
+    empty; the member's field.
+    """
     *folders, last = name.split("/")
     if name.startswith("/") or ".." in folders:
         return name, "unsafe_name", ""
@@ -116,7 +129,9 @@ def _item(
     archive: tarfile.TarFile,
     unit: Unit,
 ) -> Item:
-    """A record of texts and bytes. A member that is not read is in it by its size; in the item's raw bytes a blob is its hash."""
+    """A record of texts and bytes. A member that is not read is in it by its size; in the item's
+    raw bytes a blob is its hash.
+    """
     raw, size, held, offsets = key.encode(errors="replace") + b"\n", 0, 0, list[int]()
     cells, others = dict[str, Any](), dict[str, int]()
     is_none = bool(reason)

@@ -1,16 +1,20 @@
-"""Files cut and grouped into work units, from their names and sizes alone, or also from their beginnings where records name images.
+"""Files cut and grouped into work units, from their names and sizes alone, or also from their
+beginnings where records name images.
 
 The number of workers plays no part, so the same files make the same units everywhere. Where many
-small files are grouped, names decide where a group ends: a run that is too large is
-split at the file whose name hashes highest, and both halves again. A new file then changes only
-the group that it falls into, and all other boundaries stay. Groups are about half
-as full as fixed cutting would make them, which costs nothing but a few more units. The last part of
-the path counts first, so that a folder may be moved or renamed and its files stay in their groups.
+small files are grouped, names decide where a group ends: a run that is too large is split at the
+file whose name hashes highest, and both halves again. A new file then changes only the group that
+it falls into, and all other boundaries stay. Groups are about half as full as fixed cutting would
+make them, which costs nothing but a few more units. The last part of the path counts first, so that
+a folder may be moved or renamed and its files stay in their groups.
 
-An estimate of a whole source comes from the beginnings of a few splits, and from the part of the source that they are. Names of splits
-decide which are read, so that a new file changes at most one of them. The uncompressed size of a packed file is unknown: the stored
-bytes of each block are counted while it is read. A file with a directory tells its number of records.
+An estimate of a whole source comes from the beginnings of a few splits, and from the part of the
+source that they are. Names of splits decide which are read, so that a new file changes at most one
+of them. The uncompressed size of a packed file is unknown: the stored bytes of each block are
+counted while it is read. A file with a directory tells its number of records.
 """
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,9 +42,11 @@ def plan(
     line_window: Callable[[SourceFile], int] | None = None,
     blobs: Iterable[str] = (),
 ) -> list[Unit]:
-    """The units of these files, ordered by path, then offset. Empty files are in no unit. `fields`: the fields that are read, where
-    they are known; `parsed`: fields that hold lists or objects; `blobs`: fields that hold bytes. `line_window`: the bytes of a window in
-    a file of lines whose records name something much larger, such as images."""
+    """The units of these files, ordered by path, then offset. Empty files are in no unit. `fields`:
+    the fields that are read, where they are known; `parsed`: fields that hold lists or objects;
+    `blobs`: fields that hold bytes. `line_window`: the bytes of a window in a file of lines whose
+    records name something much larger, such as images.
+    """
     filled = sorted((file for file in files if file.stat.size), key=place)
     lines = [file for file in filled if not format_of(file).reads_fields]
     windows = dict(zip(lines, together(line_window, lines), strict=True)) if line_window else {}
@@ -53,7 +59,9 @@ def plan(
 
 
 def _planned(files: list[SourceFile], like: Unit) -> Iterator[Unit]:
-    """The units of files with one size of window; `like`: a unit with all that these units share."""
+    """The units of files with one size of window; `like`: a unit with all that these units
+    share.
+    """
     new, window = partial(_unit, like), like.window_bytes
     weights = _weights(files)
     is_small = weights < window
@@ -78,13 +86,17 @@ def shown_unit(unit: Unit) -> str:
 
 
 def prepare(units: Iterable[Unit]) -> None:
-    """Imports the libraries that read these units, before workers are forked that would each import them."""
+    """Imports the libraries that read these units, before workers are forked that would each import
+    them.
+    """
     for kind in {id(kind): kind for unit in units for kind in map(format_of, unit.files)}.values():
         kind.prepare()
 
 
 def counted_key(unit: Unit) -> str:
-    """The key of a place that counts from the unit's start; "" where the format tells places without counting."""
+    """The key of a place that counts from the unit's start; "" where the format tells places
+    without counting.
+    """
     return format_of(unit.files[0]).counted
 
 
@@ -127,7 +139,9 @@ def _runs(
 
 
 def _priority(name: str) -> tuple[int, ...]:
-    """Hashes of a path, the last part first. A common beginning of all paths decides nothing: depth and lower folders count before it."""
+    """Hashes of a path, the last part first. A common beginning of all paths decides nothing: depth
+    and lower folders count before it.
+    """
     *folders, last = [xxhash.xxh3_64_intdigest(part) for part in name.split("/")]
     return last, len(folders), *reversed(folders)
 
@@ -158,7 +172,9 @@ class Beginning:
 def chosen(
     files: Iterable[SourceFile], least_window: int = LEAST_WINDOW, **read: Any
 ) -> list[Unit]:
-    """The splits to read from, at most 32; of a few files, several splits each. `read`: the fields, as `plan` takes them."""
+    """The splits to read from, at most 32; of a few files, several splits each. `read`: the fields,
+    as `plan` takes them.
+    """
     filled = [file for file in files if file.stat.size]
     some = sorted(filled, key=lambda file: _draw(file, 0))[:MOST]
     window = _window(size_of(some), least_window)
@@ -167,14 +183,18 @@ def chosen(
 
 
 def read_beginnings(units: Sequence[Unit], size: int | None) -> Iterator[Beginning]:
-    """The beginning of each split, up to `size` uncompressed bytes; a split without an item gives no Beginning."""
+    """The beginning of each split, up to `size` uncompressed bytes; a split without an item gives
+    no Beginning.
+    """
     for begin in range(0, len(units), AT_ONCE):
         some = units[begin : begin + AT_ONCE]
         yield from filter(None, together(lambda unit: _beginning(unit, size or BYTES), some))
 
 
 def _window(size: int, least: int) -> int:
-    """Bytes of a split, so that there are enough splits: a power of two, which stays the same when a source grows a little."""
+    """Bytes of a split, so that there are enough splits: a power of two, which stays the same when
+    a source grows a little.
+    """
     return min(WINDOW_BYTES, max(least, 1 << max(1, size // MOST).bit_length() - 1))
 
 

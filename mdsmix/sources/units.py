@@ -1,8 +1,10 @@
 """The files of a source and the work units that they are cut into.
 
-A unit is small enough to be done again after a crash and large enough to fill a shard. It says what to read and
-nothing else, so that whichever worker reads it gets the same records.
+A unit is small enough to be done again after a crash and large enough to fill a shard. It says what
+to read and nothing else, so that whichever worker reads it gets the same records.
 """
+
+from __future__ import annotations
 
 import io
 from dataclasses import dataclass
@@ -14,17 +16,23 @@ if TYPE_CHECKING:
     from mdsmix.recipe import SourceSpec
 
 WINDOW_BYTES = 96 << 20
-"""Uncompressed bytes per window of text: a shard of 47 MB for English in uint16. With 128 MiB a run is as fast and 35 MB larger;
-with 64 MiB it is as fast and 40 MB smaller, and has half as many shards again."""
+"""Uncompressed bytes per window of text: a shard of 47 MB for English in uint16. With 128 MiB a run
+is as fast and 35 MB larger; with 64 MiB it is as fast and 40 MB smaller, and has half as many
+shards again.
+"""
 
 BLOCK_BYTES = 4 << 20
-"""Bytes that are read, decoded and handed on at once, unless one record alone is longer. With 8 MB wide text took 10 % more CPU time and 60 MB
-more of two workers' memory, as parquet 13 % and 220 MB; with 2 MB no less than with 4."""
+"""Bytes that are read, decoded and handed on at once, unless one record alone is longer. With 8 MB
+wide text took 10 % more CPU time and 60 MB more of two workers' memory, as parquet 13 % and 220 MB;
+with 2 MB no less than with 4.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadAs:
-    """The recipe's settings for reading files, where names and contents of the files do not tell."""
+    """The recipe's settings for reading files, where names and contents of the files do
+    not tell.
+    """
 
     format: str = ""
     "The name of a format; empty: the file's suffix tells it."
@@ -34,7 +42,7 @@ class ReadAs:
     "The record of plain text: `file`, `line` or `paragraph`."
 
     @classmethod
-    def of(cls, source: "SourceSpec") -> "ReadAs":
+    def of(cls, source: SourceSpec) -> ReadAs:
         """The settings of a recipe's source."""
         return cls(
             format=source.format or "",
@@ -49,7 +57,9 @@ BY_NAME = ReadAs()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """One file as it was found. `name` is its path from the recipe's folder, or its URL in a bucket."""
+    """One file as it was found. `name` is its path from the recipe's folder, or its URL in a
+    bucket.
+    """
 
     location: Location
     stat: Stat
@@ -61,7 +71,9 @@ class SourceFile:
     "All bytes of the file, where they were fetched ahead."
 
     def open(self, start: int = 0, until: int | None = None) -> BinaryIO:
-        """A sequential reader of the version that was found, from byte `start` on; `until`: the likely end of reading."""
+        """A sequential reader of the version that was found, from byte `start` on; `until`: the
+        likely end of reading.
+        """
         if self.held is not None:
             return io.BytesIO(self.held)
         if start == 0 and until is not None and until >= self.stat.size:
@@ -69,7 +81,9 @@ class SourceFile:
         return self.location.open(start, until, self.stat.stamp)
 
     def open_random(self, ahead: int = 1 << 20) -> BinaryIO:
-        """A seekable reader of the version that was found. `ahead`: the least bytes that a request to a store asks for."""
+        """A seekable reader of the version that was found. `ahead`: the least bytes that a request
+        to a store asks for.
+        """
         if self.held is not None:
             return io.BytesIO(self.held)
         return self.location.open_random(self.stat, ahead)
@@ -84,8 +98,9 @@ def place(file: SourceFile) -> str:
 class Unit:
     """Whole files, or the split [start, end) of one file, in the ordinals of its format.
 
-    The records of a unit fall into windows by the uncompressed byte at which they start, counted through all its files.
-    A split of plain text is one window; how many windows a compressed file has is known only when it is read.
+    The records of a unit fall into windows by the uncompressed byte at which they start, counted
+    through all its files. A split of plain text is one window; how many windows a compressed file
+    has is known only when it is read.
     """
 
     files: tuple[SourceFile, ...]
@@ -110,7 +125,7 @@ class Unit:
         """The sort key of a unit."""
         return place(self.files[0]), self.start
 
-    def span(self, before: int = 0, memory: int = 4 << 30) -> "Span":
+    def span(self, before: int = 0, memory: int = 4 << 30) -> Span:
         """The unit's span of one of its files; `before` and `memory` as `Span` has them."""
         return Span(self, self.start, self.end, before, memory)
 
@@ -128,7 +143,9 @@ class Span:
     "Bytes that the reading process may hold. A compressed file's window may take half of them."
 
     def window_of(self, position: int) -> int:
-        """The window of a record that starts `position` uncompressed bytes behind the split's start."""
+        """The window of a record that starts `position` uncompressed bytes behind the split's
+        start.
+        """
         return (self.before + position) // self.unit.window_bytes
 
     def holds(self, ordinal: int) -> bool:

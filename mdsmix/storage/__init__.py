@@ -1,9 +1,12 @@
-"""One path type for local folders, S3-compatible stores and the Hugging Face hub: `locate("s3://bucket/key")`.
+"""One path type for local folders, S3-compatible stores and the Hugging Face hub:
+`locate("s3://bucket/key")`.
 
 Nothing else in mdsmix opens a file of a stream or of a source. Operations that a disk or a store
 lacks (append, rename, lock) are not offered, so code on top works on both. The hub is only read.
 boto3 takes 0.5 s to import, so only the first request to a bucket imports it.
 """
+
+from __future__ import annotations
 
 import os
 import re
@@ -47,13 +50,17 @@ _OPENED = ("s3", "hf", "file")
 _MEANT = {"s3": "s3", "s3a": "s3", "s3n": "s3", "hf": "hf", "file": "file"}
 "A scheme in lower case, as other tools or slips of the pen write it -> the one that mdsmix opens."
 _STREAMING = ("gs", "oci", "azure", "azure-dl", "dbfs", "sftp", "alipan")
-"The schemes that Streaming 0.12 and 0.13 read and mdsmix does not (CloudDownloader in streaming/base/storage/download.py)."
+"""The schemes that Streaming 0.12 and 0.13 read and mdsmix does not (CloudDownloader in
+streaming/base/storage/download.py).
+"""
 _KNOWN = "|".join([*_MEANT, *_STREAMING, "https", "http"])
 _SCHEME = re.compile(
     rf"((?i:{_KNOWN})(?=:)|(?i:s3|gs|hf)(?=//)|[A-Za-z][A-Za-z0-9+.-]*(?=:[/\\\\]))(:?(?://|[/\\\\])?)"
 )
-"""The scheme at the beginning of a name, such as `s3` of `s3://bucket`, with the signs that follow it. A known scheme is one too if its
-slashes are left out (`s3:bucket`), and `s3`, `gs` and `hf` also if the colon is (`s3//bucket`)."""
+"""The scheme at the beginning of a name, such as `s3` of `s3://bucket`, with the signs that follow
+it. A known scheme is one too if its slashes are left out (`s3:bucket`), and `s3`, `gs` and `hf`
+also if the colon is (`s3//bucket`).
+"""
 _SLIPS = (":", "//")
 "What follows a known scheme if its slashes or its colon are left out."
 
@@ -62,14 +69,16 @@ THREADS = 16
 
 
 def together(request: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """The results of `request` for each item, in the items' order; 16 requests run at a time. Raises the error of the first item that
-    failed, and drops requests that have not begun."""
+    """The results of `request` for each item, in the items' order; 16 requests run at a time.
+    Raises the error of the first item that failed, and drops requests that have not begun.
+    """
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(request, items))
 
 
 def locate(url: str | os.PathLike[str]) -> Location:
-    """Return the place that `s3://bucket/key`, `hf://datasets/org/name/file`, `file:///folder/file` or a (relative) path names.
+    """Return the place that `s3://bucket/key`, `hf://datasets/org/name/file`, `file:///folder/file`
+    or a (relative) path names.
 
     Raises RecipeError for any other URL.
     """
@@ -97,8 +106,9 @@ def locate(url: str | os.PathLike[str]) -> Location:
 def is_url(text: str) -> bool:
     """Whether the text is a URL that mdsmix opens; False for a path.
 
-    Raises RecipeError for another URL, a URL without its colon or one of its slashes (`s3:/bucket`, `s3:bucket`, `s3//bucket`), and a
-    path that begins with a drive (`C:/data`). A folder that is really named so can be written `./s3:/bucket`.
+    Raises RecipeError for another URL, a URL without its colon or one of its slashes (`s3:/bucket`,
+    `s3:bucket`, `s3//bucket`), and a path that begins with a drive (`C:/data`). A folder that is
+    really named so can be written `./s3:/bucket`.
     """
     found = _SCHEME.match(text)
     if found is None:
@@ -139,13 +149,17 @@ def require_local(folder: str | os.PathLike[str]) -> None:
 
 
 def sign_that_ends(url: str) -> str:
-    """Return the first `#` or `?` of a URL, at which Streaming's parser of URLs ends the key; blank if there is none, and for a path."""
+    """Return the first `#` or `?` of a URL, at which Streaming's parser of URLs ends the key; blank
+    if there is none, and for a path.
+    """
     found = re.search("[#?]", url) if "://" in url else None
     return found[0] if found else ""
 
 
 def is_for_streaming_alone(text: str) -> bool:
-    """Whether the text is a URL that Streaming reads and mdsmix does not, such as `gs://bucket/key` or `dbfs:/Volumes/a/b/c`."""
+    """Whether the text is a URL that Streaming reads and mdsmix does not, such as `gs://bucket/key`
+    or `dbfs:/Volumes/a/b/c`.
+    """
     found = _SCHEME.match(text)
     if found is None or found[1] not in _STREAMING:
         return False

@@ -1,8 +1,12 @@
-"""Data sets of the Hugging Face hub, `hf://datasets/org/name/folder/file` or `...name@revision/...`, which are only read.
+"""Data sets of the Hugging Face hub, `hf://datasets/org/name/folder/file` or
+`...name@revision/...`, which are only read.
 
-huggingface_hub's file system asks the hub, by the user's own login and endpoint (`HF_ENDPOINT`). A file is known by the hash that
-git or LFS has of it, and each reader reads from the commit that it began with, so a file that is replaced meanwhile is noticed.
+huggingface_hub's file system asks the hub, by the user's own login and endpoint (`HF_ENDPOINT`). A
+file is known by the hash that git or LFS has of it, and each reader reads from the commit that it
+began with, so a file that is replaced meanwhile is noticed.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterator
@@ -49,7 +53,9 @@ class HubPath(Location):
         return self._opened(found.stamp, ahead)
 
     def _opened(self, stamp: str, ahead: int) -> BinaryIO:
-        """A reader of the file in the newest commit; Unreachable where the file has another stamp there."""
+        """A reader of the file in the newest commit; Unreachable where the file has another stamp
+        there.
+        """
         with _explained(self.url):
             commit = _commit(self.path)
             found = _stat(_files().info(self.path, revision=commit))
@@ -103,7 +109,9 @@ def _stat(said: Any) -> Stat:
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """Errors of the hub or its client as one Unreachable sentence. Releases of the client name their errors differently."""
+    """Errors of the hub or its client as one Unreachable sentence. Releases of the client name
+    their errors differently.
+    """
     try:
         yield
     except (Unreachable, FileNotFoundError):

@@ -1,10 +1,13 @@
 """Files on a local disk: a reader sees the old file or the new one and never half of one.
 
-A write goes to a temporary name beside its target, is flushed to the disk and renamed; then the folder is flushed. Without
-these flushes a power cut may undo any of the renames, so that an index would be there and its shards would not. They cost 0.2
-to 1.2 ms a file on an SSD; a file of 32 MiB takes 65 ms. A killed process leaves at most a `*.tmp` file, which `unfinished`
-finds so that `gc` can delete it.
+A write goes to a temporary name beside its target, is flushed to the disk and renamed; then the
+folder is flushed. Without these flushes a power cut may undo any of the renames, so that an index
+would be there and its shards would not. They cost 0.2 to 1.2 ms a file on an SSD; a file of 32 MiB
+takes 65 ms. A killed process leaves at most a `*.tmp` file, which `unfinished` finds so that `gc`
+can delete it.
 """
+
+from __future__ import annotations
 
 import errno
 import fcntl
@@ -68,10 +71,10 @@ class LocalPath(Location):
         return False
 
     @property
-    def parent(self) -> "LocalPath":
+    def parent(self) -> LocalPath:
         return LocalPath(os.path.dirname(self.path))
 
-    def __truediv__(self, name: str) -> "LocalPath":
+    def __truediv__(self, name: str) -> LocalPath:
         return LocalPath(os.path.normpath(super().__truediv__(name).path))
 
     def stat(self) -> Stat | None:
@@ -132,7 +135,8 @@ class LocalPath(Location):
     def replace(self, stamp: str, content: bytes) -> Stat | None:
         with explained("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
             with Path(self.path).open("r+b") as file:
-                # Only the holder of the lock replaces the file, if the name still means the locked file.
+                # Only the holder of the lock replaces the file, if the name still means the locked
+                # file.
                 with suppress(OSError):  # a file system without locks: look and write, at once
                     fcntl.flock(file, fcntl.LOCK_EX)
                 found = self.stat()
@@ -147,7 +151,9 @@ class LocalPath(Location):
         return True
 
     def copy_to(self, other: Location) -> None:
-        """On a disk, copies without the whole file in memory: sixteen shards at a time would be a gigabyte."""
+        """On a disk, copies without the whole file in memory: sixteen shards at a time would be a
+        gigabyte.
+        """
         if not isinstance(other, LocalPath):
             other.write(self.read())
             return
@@ -168,8 +174,9 @@ class LocalPath(Location):
 
     @contextmanager
     def _beside(self) -> Iterator[Path]:
-        """A temporary name beside this one (`_TEMPORARY`), for a file that will replace this one. After the block the temporary file is
-        deleted, if it is still there, and the folder flushed."""
+        """A temporary name beside this one (`_TEMPORARY`), for a file that will replace this one.
+        After the block the temporary file is deleted, if it is still there, and the folder flushed.
+        """
         self._make_folder()
         temporary = Path(f"{self.path}.{secrets.token_hex(8)}.tmp")
         try:
@@ -180,7 +187,9 @@ class LocalPath(Location):
         self.parent.flush()
 
     def _make_folder(self) -> None:
-        """Makes the folder of this file and the folders above it, and flushes each new name to the disk."""
+        """Makes the folder of this file and the folders above it, and flushes each new name to the
+        disk.
+        """
         folder = self.parent
         if not os.path.isdir(folder.path):
             folder._make_folder()
@@ -235,7 +244,9 @@ class LocalPath(Location):
         return [(place, found) for place in places if (found := place._source()) is not None]
 
     def _source(self) -> Stat | None:
-        """As `stat`, but Unreachable for a link that leads nowhere: its file would be missing without a word."""
+        """As `stat`, but Unreachable for a link that leads nowhere: its file would be missing
+        without a word.
+        """
         found = self.stat()
         if found is None and os.path.islink(self.path):
             raise Unreachable(
@@ -246,7 +257,9 @@ class LocalPath(Location):
 
 
 def _looked_at(path: str) -> os.stat_result:
-    """`os.stat` of the path; Unreachable for a pipe, a socket or a device, whose reading may never end."""
+    """`os.stat` of the path; Unreachable for a pipe, a socket or a device, whose reading may never
+    end.
+    """
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         raise Unreachable(
@@ -257,7 +270,9 @@ def _looked_at(path: str) -> os.stat_result:
 
 
 def _make(path: Path, *parts: Bytes) -> Stat:
-    """Writes a new file of the joined parts and flushes it to the disk; FileExistsError where a file is there."""
+    """Writes a new file of the joined parts and flushes it to the disk; FileExistsError where a
+    file is there.
+    """
     with path.open("xb") as file:
         try:
             file.writelines(parts)

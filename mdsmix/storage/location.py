@@ -1,7 +1,8 @@
 """The interface of every place, on a disk, in a bucket or on the hub: whole files, without modes.
 
-It makes only promises that a local disk and an object store can both keep: a write is all or nothing, a
-missing file is an answer and not an accident, and every failure is one `Unreachable` sentence.
+It makes only promises that a local disk and an object store can both keep: a write is all or
+nothing, a missing file is an answer and not an accident, and every failure is one `Unreachable`
+sentence.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ Bytes = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """Size in bytes, and a stamp that changes with the file: mtime and inode on a disk, the ETag on S3, a hash on the hub."""
+    """Size in bytes, and a stamp that changes with the file: mtime and inode on a disk, the ETag on
+    S3, a hash on the hub.
+    """
 
     size: int
     stamp: str
@@ -40,11 +43,15 @@ CHANGED = (
 
 @dataclass(frozen=True, slots=True)
 class Location(ABC):
-    """A file or folder on a disk, in a bucket or in a data set of the hub. Frozen, hashable and picklable."""
+    """A file or folder on a disk, in a bucket or in a data set of the hub. Frozen, hashable and
+    picklable.
+    """
 
     scheme: ClassVar[str] = ""
     path: str
-    "Absolute on a disk; `bucket/key` in a bucket; `datasets/org/name@revision/folder/file` on the hub."
+    """Absolute on a disk; `bucket/key` in a bucket; `datasets/org/name@revision/folder/file` on the
+    hub.
+    """
 
     @property
     def url(self) -> str:
@@ -58,7 +65,9 @@ class Location(ABC):
 
     @property
     def is_store(self) -> bool:
-        """True for a bucket and the hub, false for a disk. A request to a store takes long, and brings the version that was asked for."""
+        """True for a bucket and the hub, false for a disk. A request to a store takes long, and
+        brings the version that was asked for.
+        """
         return True
 
     @property
@@ -82,7 +91,9 @@ class Location(ABC):
         """Size and stamp; None where there is no such file (a folder is not a file)."""
 
     def read(self, start: int = 0, length: int | None = None) -> bytes:
-        """`length` bytes from `start` on, fewer only at the end of the file; None: all. A missing file is Unreachable."""
+        """`length` bytes from `start` on, fewer only at the end of the file; None: all. A missing
+        file is Unreachable.
+        """
         if length is None:
             with self.open(start) as file:
                 return file.read()
@@ -91,18 +102,23 @@ class Location(ABC):
 
     @abstractmethod
     def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
-        """Stat and bytes of one and the same file; None for a missing file. The bytes are empty where the file is larger than
-        `most` bytes. A bucket is asked once."""
+        """Stat and bytes of one and the same file; None for a missing file. The bytes are empty
+        where the file is larger than `most` bytes. A bucket is asked once.
+        """
 
     @abstractmethod
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
-        """A sequential reader from byte `start` on. `stamp`: Unreachable where the file has another. `until`: the likely end of
-        reading; a store is asked for the bytes up to there, and for more where more is read."""
+        """A sequential reader from byte `start` on. `stamp`: Unreachable where the file has
+        another. `until`: the likely end of reading; a store is asked for the bytes up to there, and
+        for more where more is read.
+        """
 
     @abstractmethod
     def open_random(self, found: Stat, ahead: int = 1 << 20) -> BinaryIO:
-        """A seekable reader of the file with the stamp of `found`; Unreachable where the file has another. A disk tells when
-        the file is opened, a bucket at each request. `ahead`: the least bytes that a request to a store asks for."""
+        """A seekable reader of the file with the stamp of `found`; Unreachable where the file has
+        another. A disk tells when the file is opened, a bucket at each request. `ahead`: the least
+        bytes that a request to a store asks for.
+        """
 
     def write(self, *parts: Bytes) -> None:
         """Put the joined parts here, wholly or not at all, over whatever was here."""
@@ -113,7 +129,9 @@ class Location(ABC):
         raise self._cannot_be_written()
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
-        """Put `content` in the place of the file with this stamp; None where another file, or none, is here."""
+        """Put `content` in the place of the file with this stamp; None where another file, or none,
+        is here.
+        """
         raise self._cannot_be_written()
 
     def _cannot_be_written(self) -> Unreachable:
@@ -122,20 +140,28 @@ class Location(ABC):
         )
 
     def keeps_conditions(self) -> bool:
-        """Whether only one of several writers succeeds that `create` or `replace` this file at the same moment. An unknown store is
-        tried once a run, beside this file. In a store that fails, both look before they write, and a write in between is lost."""
+        """Whether only one of several writers succeeds that `create` or `replace` this file at the
+        same moment. An unknown store is tried once a run, beside this file. In a store that fails,
+        both look before they write, and a write in between is lost.
+        """
         return False
 
     def copy_to(self, other: Location) -> None:
-        """Write this file's bytes at `other`; inside the store, where both places are in one store."""
+        """Write this file's bytes at `other`; inside the store, where both places are in
+        one store.
+        """
         other.write(self.read())
 
     def link_to(self, other: Location) -> None:
-        """Put this file, which never changes, at `other` too: by a hard link where a disk has them, else by a copy."""
+        """Put this file, which never changes, at `other` too: by a hard link where a disk has them,
+        else by a copy.
+        """
         self.copy_to(other)
 
     def flush(self) -> None:  # noqa: B027 - a store has done it
-        """Make links and deletions in this folder survive a power cut. Files that were written here survive one anyway."""
+        """Make links and deletions in this folder survive a power cut. Files that were written here
+        survive one anyway.
+        """
 
     def delete(self) -> None:
         """Remove the file, or an empty folder; a missing file is fine."""
@@ -148,11 +174,15 @@ class Location(ABC):
 
     @abstractmethod
     def list(self, recursive: bool = False, beginning: str = "") -> Listing:
-        """The files directly inside, or (`recursive`) all below, by relative path, sorted. A missing folder is empty. A store may leave
-        out files whose relative path does not start with `beginning`."""
+        """The files directly inside, or (`recursive`) all below, by relative path, sorted. A
+        missing folder is empty. A store may leave out files whose relative path does not start with
+        `beginning`.
+        """
 
     def folders(self) -> Iterator[str]:
-        """Names of the folders directly inside, sorted. A missing folder is empty, and the hub tells none."""
+        """Names of the folders directly inside, sorted. A missing folder is empty, and the hub
+        tells none.
+        """
         return iter(())
 
     def entries(self) -> Entries:
@@ -160,12 +190,16 @@ class Location(ABC):
         return dict(self.list()), set(self.folders())
 
     def unfinished(self) -> Listing:
-        """The temporary files below this folder, by relative path, of writes that were killed or still go on. A store has none."""
+        """The temporary files below this folder, by relative path, of writes that were killed or
+        still go on. A store has none.
+        """
         return iter(())
 
     def expand(self) -> Found:
-        """The files that this path names, sorted: the path itself, or the matches of `*`, `?`, `[]`, `**`. A store is asked for one
-        listing, and for each file whose stamp the listing leaves out."""
+        """The files that this path names, sorted: the path itself, or the matches of `*`, `?`,
+        `[]`, `**`. A store is asked for one listing, and for each file whose stamp the listing
+        leaves out.
+        """
         if not has_pattern(self.path):
             itself = self.stat()
             return [(self, itself)] if itself else []

@@ -1,9 +1,11 @@
 """Objects in a bucket of S3 or of a store that speaks its protocol (MinIO and others).
 
-One object is one PUT: a store takes 5 GiB in one, a shard is 64 MiB, and one record is 4 GiB at most, so nothing is sent in
-parts and nothing is left of a write that was killed. A read that breaks in the middle goes on where it broke, as long as the
-object is still the same one.
+One object is one PUT: a store takes 5 GiB in one, a shard is 64 MiB, and one record is 4 GiB at
+most, so nothing is sent in parts and nothing is left of a write that was killed. A read that breaks
+in the middle goes on where it broke, as long as the object is still the same one.
 """
+
+from __future__ import annotations
 
 import io
 import secrets
@@ -92,7 +94,9 @@ class S3Path(Location):
         ask(self.url, lambda client: client.delete_object(**self._object()))
 
     def delete_all(self, names: Sequence[str]) -> None:
-        """Deletes a thousand objects in a request, then one by one those that the request did not delete."""
+        """Deletes a thousand objects in a request, then one by one those that the request did not
+        delete.
+        """
         for start in range(0, len(names), _DELETED_AT_ONCE):
             left = names[start : start + _DELETED_AT_ONCE]
             wanted = {
@@ -114,7 +118,9 @@ class S3Path(Location):
         return self._listed("/")
 
     def _listed(self, delimiter: str, beginning: str = "") -> Entries:
-        """Files and folders whose names start with `beginning`; the store passes over all others."""
+        """Files and folders whose names start with `beginning`; the store passes over all
+        others.
+        """
         files, folders, start = dict[str, Stat](), set[str](), len(self._prefix)
         wanted = {
             "Bucket": self.bucket,
@@ -148,7 +154,9 @@ def _delete(wanted: dict[str, Any], client: Any) -> list[str]:
 
 
 def _stat(place: Object, client: Any) -> Stat | None:
-    """Stat by a HEAD. A refused HEAD is followed by a GET: its answer tells expired credentials, a wrong key and a wrong name apart."""
+    """Stat by a HEAD. A refused HEAD is followed by a GET: its answer tells expired credentials, a
+    wrong key and a wrong name apart.
+    """
     from botocore.exceptions import ClientError
 
     try:
@@ -162,6 +170,7 @@ def _stat(place: Object, client: Any) -> Stat | None:
 
 
 def _got(place: Object, client: Any) -> Answer | None:
-    """The answer to a GET; None where the bucket has no such object. A bare 404 does not tell a missing bucket; the answer to a write
-    would."""
+    """The answer to a GET; None where the bucket has no such object. A bare 404 does not tell a
+    missing bucket; the answer to a write would.
+    """
     return answered(client.get_object, {**place, "ChecksumMode": "ENABLED"}, "404", "NoSuchKey")

@@ -1,10 +1,13 @@
 """The S3 client of a process, its retries, and the sentences that are shown during a wait.
 
-boto3's own retries differ by release (four of them last 0.4 s in 2026, and 8 s before), so they are off and the retries are
-here. An endpoint that has answered before is asked through 90 s of failures in a row, which outlasts a server's restart. One
-that never has is asked for 3 s, so that a wrong address is told at once. Expired credentials are read anew once:
-boto3 reads a credentials file only when it starts, and somebody may have renewed the file since.
+boto3's own retries differ by release (four of them last 0.4 s in 2026, and 8 s before), so they are
+off and the retries are here. An endpoint that has answered before is asked through 90 s of failures
+in a row, which outlasts a server's restart. One that never has is asked for 3 s, so that a wrong
+address is told at once. Expired credentials are read anew once: boto3 reads a credentials file only
+when it starts, and somebody may have renewed the file since.
 """
+
+from __future__ import annotations
 
 import os
 import random
@@ -37,13 +40,16 @@ _LATER_SECONDS = 90.0
 _PAUSE_SECONDS = 0.25, 8.0  # the first pause and the longest, each drawn from 0 up
 _CONNECT_SECONDS = 5
 _READ_SECONDS = 30
-# Other stores get no checksum headers of 2025: many refuse them, and the signature covers the body anyway.
+# Other stores get no checksum headers of 2025: many refuse them, and the signature covers the body
+# anyway.
 _CHECKSUMS = "when_required"
 
 _answered: set[str] = set()
 "Endpoints that have answered; a forked worker knows them from its parent."
 _given_up: set[str] = set()
-"Endpoints at which a request was given up. Later requests there, as for cleaning up, are retried for _FIRST_SECONDS only."
+"""Endpoints at which a request was given up. Later requests there, as for cleaning up, are retried
+for _FIRST_SECONDS only.
+"""
 
 AFTER = 5.0
 "Seconds of failures in a row before a wait is said: a server that restarts quickly is no news."
@@ -67,7 +73,9 @@ def tell(endpoint: str, sentence: str) -> None:
 
 @contextmanager
 def said_by(say: Say) -> Iterator[None]:
-    """Makes `say` the function that shows sentences within the block, as while a progress bar is drawn. Any thread that waits calls it."""
+    """Makes `say` the function that shows sentences within the block, as while a progress bar is
+    drawn. Any thread that waits calls it.
+    """
     global _say
     before, _say = _say, say
     try:
@@ -85,7 +93,9 @@ os.register_at_fork(
 
 
 def ask(url: str, request: Callable[[Any], T]) -> T:
-    """The result of `request(client)`. Failures that may pass are retried; then Unreachable with one sentence."""
+    """The result of `request(client)`. Failures that may pass are retried; then Unreachable with
+    one sentence.
+    """
     from botocore.exceptions import ClientError
 
     began, tries, is_reopened = time.monotonic(), 0, False
@@ -113,8 +123,9 @@ def ask(url: str, request: Callable[[Any], T]) -> T:
 
 
 def _pause(url: str, endpoint: str, error: Exception, tries: int, passed: float) -> None:
-    """Sleeps until the next try of a request, longer each time; raises the refusal where no further try is due. `passed`: seconds of
-    `tries` tries that failed."""
+    """Sleeps until the next try of a request, longer each time; raises the refusal where no further
+    try is due. `passed`: seconds of `tries` tries that failed.
+    """
     is_trusted = endpoint in _answered and endpoint not in _given_up
     patience = _LATER_SECONDS if is_trusted else _FIRST_SECONDS
     passes = may_pass(error)
@@ -132,7 +143,9 @@ def _pause(url: str, endpoint: str, error: Exception, tries: int, passed: float)
 def answered(
     request: Callable[..., Any], wanted: Mapping[str, Any], *nothing: str
 ) -> Answer | None:
-    """The store's answer to one request; None where it is an error with one of the codes `nothing`."""
+    """The store's answer to one request; None where it is an error with one of the codes
+    `nothing`.
+    """
     from botocore.exceptions import ClientError
 
     try:
@@ -145,7 +158,9 @@ def answered(
 
 
 def credentials_from() -> str:
-    """Where boto3 found the credentials: `env`, `shared-credentials-file`, `iam-role`, ...; Unreachable where there are none."""
+    """Where boto3 found the credentials: `env`, `shared-credentials-file`, `iam-role`, ...;
+    Unreachable where there are none.
+    """
     import boto3
     from botocore.exceptions import BotoCoreError, NoCredentialsError
 
@@ -193,7 +208,9 @@ def _client(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
 
 
 def said_stat(said: Answer) -> Stat:
-    """Stat from a store's answer on one object, or from an entry of a listing. Some stores list no ETag: then the stamp is empty."""
+    """Stat from a store's answer on one object, or from an entry of a listing. Some stores list no
+    ETag: then the stamp is empty.
+    """
     modified = said.get("LastModified") or _refuse("Last-Modified")
     if "Size" in said:
         return Stat(said["Size"], _stamp(said), modified.timestamp())
@@ -206,7 +223,9 @@ def own_stamp(said: Answer) -> str:
 
 
 def _stamp(said: Answer) -> str:
-    """The ETag without quotes, and without the `W/` that a compressing proxy puts before it: the store knows the ETag without."""
+    """The ETag without quotes, and without the `W/` that a compressing proxy puts before it: the
+    store knows the ETag without.
+    """
     return str(said.get("ETag", "")).removeprefix("W/").strip('"')
 
 

@@ -1,11 +1,16 @@
-"""Conditional writes (If-None-Match and If-Match of PUT), and a trial of whether a store keeps the conditions.
+"""Conditional writes (If-None-Match and If-Match of PUT), and a trial of whether a store keeps the
+conditions.
 
-AWS has kept conditions since 2024, and MinIO and others do. Some stores ignore them and answer 200 to all (Garage, s3rver).
-Others look first and write then, so that two writers at one moment both succeed (S3Mock, s3s-fs). Ceph compares the quoted ETag
-of If-Match with its own, which has no quotes, so nothing could be replaced: Ceph is sent the ETag without quotes. Therefore a
-store that is not AWS is tried before it is trusted. For a store that fails, `put_if` looks at the object right before the
-write, and only the moment between the two stays open. The rule for those stores is in the README beside this file.
+AWS has kept conditions since 2024, and MinIO and others do. Some stores ignore them and answer 200
+to all (Garage, s3rver). Others look first and write then, so that two writers at one moment both
+succeed (S3Mock, s3s-fs). Ceph compares the quoted ETag of If-Match with its own, which has no
+quotes, so nothing could be replaced: Ceph is sent the ETag without quotes. Therefore a store that
+is not AWS is tried before it is trusted. For a store that fails, `put_if` looks at the object right
+before the write, and only the moment between the two stays open. The rule for those stores is in
+the README beside this file.
 """
+
+from __future__ import annotations
 
 import threading
 import time
@@ -17,7 +22,9 @@ from mdsmix.storage.s3_client import answered, ask, own_stamp
 from mdsmix.storage.s3_errors import Answer, Object, error_code
 
 AT_ONCE = 3
-"Writers at once, in a trial of each condition. A store that lets both of two writers through in 9 of 20 rounds passes 1 trial in 36."
+"""Writers at once, in a trial of each condition. A store that lets both of two writers through in 9
+of 20 rounds passes 1 trial in 36.
+"""
 _NOT_SO = (
     "PreconditionFailed",
     "412",
@@ -34,17 +41,23 @@ _UNKNOWN = (
     "InvalidArgument",
     "InvalidRequest",
 )
-"Codes of stores for a header that they do not know. A store that kept conditions before and now answers so has changed, and is refused."
+"""Codes of stores for a header that they do not know. A store that kept conditions before and now
+answers so has changed, and is refused.
+"""
 
 _kept: dict[tuple[str, str], bool] = {}
-"Endpoint and bucket -> whether conditions are kept there; a forked worker knows it from its parent."
+"""Endpoint and bucket -> whether conditions are kept there; a forked worker knows it from its
+parent.
+"""
 _unquoted: set[tuple[str, str]] = set()
 "Endpoints and buckets that take the ETag of If-Match only without its quotes."
 _trying = threading.Lock()
 
 
 def put_if(client: Any, place: Object, content: bytes, stamp: str | None) -> Stat | None:
-    """Puts `content` over the object whose ETag is `stamp`, or (None) where no object is. Returns None if that is not so."""
+    """Puts `content` over the object whose ETag is `stamp`, or (None) where no object is. Returns
+    None if that is not so.
+    """
     from botocore.exceptions import ClientError
 
     store = client.meta.endpoint_url, place["Bucket"]
@@ -66,7 +79,9 @@ def put_if(client: Any, place: Object, content: bytes, stamp: str | None) -> Sta
 
 
 def are_kept(trial: Location, bucket: str) -> bool:
-    """Whether the store keeps conditions: tried with the object `trial`, which is deleted again, once a run."""
+    """Whether the store keeps conditions: tried with the object `trial`, which is deleted again,
+    once a run.
+    """
     store = ask(trial.url, lambda client: (str(client.meta.endpoint_url), bucket))
     if ".amazonaws.com" in store[0]:
         return _kept.setdefault(store, True)
@@ -81,7 +96,9 @@ def are_kept(trial: Location, bucket: str) -> bool:
 
 
 def _is_kept_in_a_trial(trial: Location, store: tuple[str, str]) -> bool:
-    """True where just one of 3 writers creates an object, and then just one of 3 replaces it, all at one moment."""
+    """True where just one of 3 writers creates an object, and then just one of 3 replaces it, all
+    at one moment.
+    """
 
     def writers_let_through(stamp: str | None) -> list[Stat]:
         together = threading.Barrier(AT_ONCE)
@@ -105,7 +122,9 @@ def _is_kept_in_a_trial(trial: Location, store: tuple[str, str]) -> bool:
 
 
 def head(place: Object, client: Any) -> Answer | None:
-    """The answer to a HEAD; None for a missing object or a missing bucket, which a HEAD does not tell apart."""
+    """The answer to a HEAD; None for a missing object or a missing bucket, which a HEAD does not
+    tell apart.
+    """
     return answered(client.head_object, place, "404")
 
 

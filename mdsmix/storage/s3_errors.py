@@ -1,7 +1,10 @@
-"""The errors of S3 stores: whether a retry may help, and the sentence for the user where it does not.
+"""The errors of S3 stores: whether a retry may help, and the sentence for the user where it does
+not.
 
 Sentences are built from error codes alone: the store's own words may quote a key.
 """
+
+from __future__ import annotations
 
 import os
 import re
@@ -106,7 +109,9 @@ _LASTING_STATUS = (501, 507)  # cannot do this; full
 
 @cache
 def failures() -> tuple[type[Exception], ...]:
-    """Classes of errors that a request may raise. botocore does not convert those of a cut-off answer, or of TLS that breaks in a body."""
+    """Classes of errors that a request may raise. botocore does not convert those of a cut-off
+    answer, or of TLS that breaks in a body.
+    """
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
     from urllib3.exceptions import HTTPError
@@ -138,7 +143,9 @@ def _status_passes(error: Exception) -> bool:
 
 
 def has_expired(error: Exception) -> bool:
-    """Whether renewed credentials may help. A code for an unknown key counts, since a store forgets expired keys."""
+    """Whether renewed credentials may help. A code for an unknown key counts, since a store forgets
+    expired keys.
+    """
     return _RENEW in _SENTENCES.get(error_code(error), "")
 
 

@@ -1,9 +1,13 @@
-"""Readers of an object: one from its beginning, which goes on where a body breaks, and one for parts in any order.
+"""Readers of an object: one from its beginning, which goes on where a body breaks, and one for
+parts in any order.
 
-botocore compares a whole body with the checksum that a store sends. A reader of a directory or a footer (zip, parquet) asks for a
-few bytes at a time, first near the end. A request takes as long for 1 KB as for 1 MB, so a read beyond the bytes at hand is one range
-request, for a little more than was asked for.
+botocore compares a whole body with the checksum that a store sends. A reader of a directory or a
+footer (zip, parquet) asks for a few bytes at a time, first near the end. A request takes as long
+for 1 KB as for 1 MB, so a read beyond the bytes at hand is one range request, for a little more
+than was asked for.
 """
+
+from __future__ import annotations
 
 import errno
 import io
@@ -29,8 +33,9 @@ class ObjectReader(io.RawIOBase):
         answer: Answer | None = None,
         stamp: str = "",
     ) -> None:
-        """`end`: the likely end of reading; reading beyond it takes one more request. `answer`: the answer to a GET that was already
-        sent. `stamp`: the ETag of the version to read."""
+        """`end`: the likely end of reading; reading beyond it takes one more request. `answer`: the
+        answer to a GET that was already sent. `stamp`: the ETag of the version to read.
+        """
         self._url, self._place, self._position, self._end = url, place, start, end
         self._stamp = stamp
         if answer:
@@ -66,7 +71,9 @@ class ObjectReader(io.RawIOBase):
         return len(data)
 
     def _next(self, size: int, client: Any) -> bytes:
-        """The next bytes. The body is requested anew from the position on where the last read broke, or has come to the likely end."""
+        """The next bytes. The body is requested anew from the position on where the last read
+        broke, or has come to the likely end.
+        """
         if self._is_over:
             self._body.close()
             self._begin(client)
@@ -96,8 +103,10 @@ def _get(wanted: Object, client: Any) -> Answer:
 
 
 class RandomReader(io.RawIOBase):
-    """A seekable file of `size` bytes, which `fetch(start, end)` brings. A request asks for at least `ahead` bytes, up to the file's end.
-    They are kept until the next request, so that small reads beside each other share one."""
+    """A seekable file of `size` bytes, which `fetch(start, end)` brings. A request asks for at
+    least `ahead` bytes, up to the file's end. They are kept until the next request, so that small
+    reads beside each other share one.
+    """
 
     def __init__(self, fetch: Callable[[int, int], bytes], size: int, ahead: int) -> None:
         self._fetch, self._size, self._ahead = fetch, size, ahead
@@ -123,7 +132,8 @@ class RandomReader(io.RawIOBase):
         held_until = self._first + len(self._held)
         if not self._first <= start < held_until:
             last = min(self._size, max(end, start + self._ahead))
-            # A jump to the end looks for a directory, from which reads go backwards: 5 requests for a zip, not 19.
+            # A jump to the end looks for a directory, from which reads go backwards: 5 requests for
+            # a zip, not 19.
             self._first = start if start == held_until else min(start, max(0, last - self._ahead))
             self._held = b""
             self._held = self._fetch(self._first, last)

@@ -1,1 +1,3 @@
-"""A training YAML of LLM-Foundry: `training_yaml.py` reads its sections, the rules of `section_*.py` judge them."""
+"""A training YAML of LLM-Foundry: `training_yaml.py` reads its sections, the rules of
+`section_*.py` judge them.
+"""

@@ -1,9 +1,13 @@
-"""The keys that LLM-Foundry 0.22 and Streaming read of a loader's section, each with the type and default it has there.
+"""The keys that LLM-Foundry 0.22 and Streaming read of a loader's section, each with the type and
+default it has there.
 
-The keys are held here as plain data, since importing either library takes 4-15 s and `check` answers in one second;
-tests/foundry/test_batches.py compares them with the real signatures. Sources: llmfoundry/data/
-{text_data,data,utils}.py, llmfoundry/data/finetuning/{dataloader,tasks}.py, streaming/base/{dataset,stream}.py.
+The keys are held here as plain data, since importing either library takes 4-15 s and `check`
+answers in one second; tests/foundry/test_batches.py compares them with the real signatures.
+Sources: llmfoundry/data/ {text_data,data,utils}.py,
+llmfoundry/data/finetuning/{dataloader,tasks}.py, streaming/base/{dataset,stream}.py.
 """
+
+from __future__ import annotations
 
 import math
 import re
@@ -73,7 +77,9 @@ LOADER_DEFAULTS: dict[str, Any] = {
 }
 "The values that torch's DataLoader is given where the section says nothing."
 OWN_LOADER_KEYS = LOADER_KEYS | {"accept_changed": bool}
-"""The keys of a loader with `name: mdsmix`. `accept_changed` goes on from a checkpoint of other data, and logs what differs."""
+"""The keys of a loader with `name: mdsmix`. `accept_changed` goes on from a checkpoint of other
+data, and logs what differs.
+"""
 _BOTH: Types = {
     "remote": Any,
     "local": Any,
@@ -83,7 +89,9 @@ _BOTH: Types = {
     "validate_hash": str,
     "keep_zip": bool,
 }
-"Keys of a dataset, and of each of its streams. Null is the default of these and of keys below, NOT_NULL excepted."
+"""Keys of a dataset, and of each of its streams. Null is the default of these and of keys below,
+NOT_NULL excepted.
+"""
 STREAM_KEYS: Types = _BOTH | {"proportion": Any, "repeat": Any, "choose": Any}
 "The keys of one of `dataset.streams`."
 DATASET_KEYS: Types = _BOTH | {
@@ -122,8 +130,9 @@ NOT_NULL = frozenset(
     {"batching_method", "sampling_method", "sampling_granularity", "partition_algo"}
     | {"shuffle_algo", "shuffle_seed", "token_encoding_type", "target_prompts", "target_responses"}
 )
-"""Keys of `dataset` that LLM-Foundry 0.22 and Streaming 0.12 and 0.13 fail on if they are null. The loader of mdsmix
-takes null for the default."""
+"""Keys of `dataset` that LLM-Foundry 0.22 and Streaming 0.12 and 0.13 fail on if they are null. The
+loader of mdsmix takes null for the default.
+"""
 _SEPARATORS: Types = {
     "eos_token_id": int,
     "bos_token_id": int,
@@ -151,14 +160,17 @@ DATASETS: dict[str, Types] = {
     "finetuning": _FINETUNING,
     OWN: _FINETUNING | _SEPARATORS | {"processor": str, "dummy_image": bool},
 }
-"""Name of a loader -> the keys of its `dataset` that have an effect. The text loader drops any other key without a word; the finetuning
-loader fails on it. The loader of mdsmix reads the keys of both others, except `mlm_probability`.
-`processor`, a folder or hub name, turns the images of streams into what a model sees; with `dummy_image` a batch without an image gets a
-masked one."""
+"""Name of a loader -> the keys of its `dataset` that have an effect. The text loader drops any
+other key without a word; the finetuning loader fails on it. The loader of mdsmix reads the keys of
+both others, except `mlm_probability`. `processor`, a folder or hub name, turns the images of
+streams into what a model sees; with `dummy_image` a batch without an image gets a masked one.
+"""
 
 
 def wanted(of: Any, value: Any) -> str | None:
-    """Says what the value of a key must be; None where it is that. `of`: the key's type or bound."""
+    """Says what the value of a key must be; None where it is that. `of`: the key's type or
+    bound.
+    """
     if isinstance(of, tuple):
         words, holds = of
         return None if holds(value) else f"{words}."
@@ -171,7 +183,9 @@ def wanted(of: Any, value: Any) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherLoader:
-    """A loader of neither LLM-Foundry nor mdsmix, which reads one kind of stream: the kind brings it (`Kind.loader`)."""
+    """A loader of neither LLM-Foundry nor mdsmix, which reads one kind of stream: the kind brings
+    it (`Kind.loader`).
+    """
 
     name: str
     "`train_loader.name`."
@@ -189,7 +203,9 @@ class OtherLoader:
     "The loader takes only a max_seq_len that is a multiple of this."
 
     def fault(self, max_seq_len: int) -> str:
-        """Return the condition of max_seq_len that this value breaks, for a message; empty if none."""
+        """Return the condition of max_seq_len that this value breaks, for a message; empty
+        if none.
+        """
         if max_seq_len % self.multiple:
             return f"{self.whose}'s {self.name} loader takes only multiples of {self.multiple}"
         return ""
@@ -206,7 +222,9 @@ def register(loader: OtherLoader) -> None:
 
 
 PASSED_TWICE = frozenset({"batch_size", "tokenizer"})
-"Keys that LLM-Foundry passes to its builders by itself; a section that has them too makes the builder fail."
+"""Keys that LLM-Foundry passes to its builders by itself; a section that has them too makes the
+builder fail.
+"""
 _NEEDED = {"dataset": "", "num_workers": ": 8"}
 LOADER_NEEDS = {"text": _NEEDED | {"drop_last": ": true"}, "finetuning": _NEEDED}
 "Name of a loader -> its keys without a default in LLM-Foundry, each with an example of the value."

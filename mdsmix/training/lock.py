@@ -1,10 +1,14 @@
-"""mix.lock: what a run's data was when it was planned, and what decides the order in which it is drawn.
+"""mix.lock: what a run's data was when it was planned, and what decides the order in which it is
+drawn.
 
-A checkpoint says how many samples of an epoch are behind, and not which samples: resumed on data that was published anew, it
-repeats samples and leaves others out without a word. So a lock is written in two places, in a file beside the training YAML
-and in a checkpoint. It holds a hash of each stream's shards, in their order, and every setting that decides which samples a
-batch holds. Settings that only the model or the optimiser reads are not in it.
+A checkpoint says how many samples of an epoch are behind, and not which samples: resumed on data
+that was published anew, it repeats samples and leaves others out without a word. So a lock is
+written in two places, in a file beside the training YAML and in a checkpoint. It holds a hash of
+each stream's shards, in their order, and every setting that decides which samples a batch holds.
+Settings that only the model or the optimiser reads are not in it.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,8 +50,9 @@ LOCKED: dict[str, Any] = {
     "shuffle_seed": 9176,
     "token_encoding_type": "int64",
 }
-"""Keys of `dataset` that decide the order of samples and what becomes of each, target policies aside, with the defaults of Streaming and
-LLM-Foundry."""
+"""Keys of `dataset` that decide the order of samples and what becomes of each, target policies
+aside, with the defaults of Streaming and LLM-Foundry.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +76,9 @@ Shard = tuple[int, str, int, Mapping[str, str]]
 
 
 def locked_stream(name: str, drawn: int, shards: Iterable[Shard]) -> LockedStream:
-    """A stream of these shards. Each is known by its content where the index holds a hash of it, else by its name and size."""
+    """A stream of these shards. Each is known by its content where the index holds a hash of it,
+    else by its name and size.
+    """
     held = [*shards]
     known = [[n, sorted(hashes.items())[:1] or [file, size]] for n, file, size, hashes in held]
     return LockedStream(
@@ -108,7 +115,9 @@ class Lock:
 
 
 def settings_of(section: LoaderSection, **more: Any) -> dict[str, Any]:
-    """The settings of a loader that a lock holds: the section's, else the defaults. `more`: values that are known better."""
+    """The settings of a loader that a lock holds: the section's, else the defaults. `more`: values
+    that are known better.
+    """
     given = LOCKED | {k: v for k in LOCKED if (v := section.dataset.get(k)) is not None}
     given |= zip(("target_prompts", "target_responses"), section.targets, strict=True)
     given["epoch_size"] = in_units(given["epoch_size"] or 0, COUNT_UNITS) or None
@@ -120,7 +129,9 @@ AnyLock = TypeVar("AnyLock", Lock, LoaderLock)
 
 
 def parse_lock(cls: type[AnyLock], content: str | bytes, where: str, fix: str) -> AnyLock:
-    """A file's `Lock` or a checkpoint's `LoaderLock`; RecipeError where it is none, or of another version."""
+    """A file's `Lock` or a checkpoint's `LoaderLock`; RecipeError where it is none, or of another
+    version.
+    """
     try:
         tree = orjson.loads(content)
         version = tree.get("version") if isinstance(tree, Mapping) else None
@@ -139,7 +150,9 @@ LockDifference = tuple[str, Sequence[str]]
 
 
 def differences(was: LoaderLock, now: LoaderLock) -> Iterator[LockDifference]:
-    """Every difference that changes which samples come, and when. Settings that only one lock holds are not compared."""
+    """Every difference that changes which samples come, and when. Settings that only one lock holds
+    are not compared.
+    """
     old, new = ({stream.name: stream for stream in lock.streams} for lock in (was, now))
     for name in sorted(old | new):
         before, after = (found.get(name, "not in the mix") for found in (old, new))

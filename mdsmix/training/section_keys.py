@@ -1,5 +1,7 @@
 """Rules on the keys of a loader's section and on where its streams are kept on a training node."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +22,9 @@ def loader_unknown(loader: LoaderSection) -> Findings:
 
 
 def parts_of(loader: LoaderSection) -> Iterator[tuple[str, Settings, Types]]:
-    """The loader's section, its dataset and each of its streams: a phrase for it, its keys, and the keys that may stand there."""
+    """The loader's section, its dataset and each of its streams: a phrase for it, its keys, and the
+    keys that may stand there.
+    """
     keys = loader.keys | {"label": Any} if loader.is_in_list else loader.keys
     yield "{loader}", loader.section, keys
     # Of a loader that is not known nothing can be said, and loader-unknown says so.

@@ -1,4 +1,8 @@
-"""Rules on the values of a loader's section: whether LLM-Foundry and Streaming take them, and they fit each other."""
+"""Rules on the values of a loader's section: whether LLM-Foundry and Streaming take them, and they
+fit each other.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -52,7 +56,9 @@ def length_odd(loader: LoaderSection) -> Findings:
     "The loader refuses such a value (ValueError, KeyError or TypeError), or takes it for another.",
 )
 def setting_value(loader: LoaderSection) -> Findings:
-    """Unknown keys have a rule of their own, and null is the default of a dataset's and a stream's."""
+    """Unknown keys have a rule of their own, and null is the default of a dataset's and a
+    stream's.
+    """
     for whose, section, keys in parts_of(loader):
         for key, value in section.items():
             is_default = value is None and section is not loader.section
@@ -76,7 +82,9 @@ def setting_null(loader: LoaderSection) -> Findings:
     "The finetuning loader refuses a local folder in which the split is not a folder of that very name (ValueError).",
 )
 def split_nested(loader: LoaderSection) -> Findings:
-    """Find a split of a dataset's own local folder that is a path, such as `v1/train` or `train/`."""
+    """Find a split of a dataset's own local folder that is a path, such as `v1/train` or
+    `train/`.
+    """
     split = str(loader.dataset.get("split") or "")
     remote, local = (loader.dataset.get(key) for key in ("remote", "local"))
     is_local = bool(local) and remote in (None, local)
@@ -175,7 +183,8 @@ SEPARATORS = "LLM-Foundry refuses separators that are not the tokenizer's."
 
 
 def separator_differs(loader: LoaderSection, own: Mapping[str, int | None]) -> Findings:
-    """`eos_token_id` and `bos_token_id` must be those of the tokenizer. The rule is for callers that know the tokenizer.
+    """`eos_token_id` and `bos_token_id` must be those of the tokenizer. The rule is for callers
+    that know the tokenizer.
 
     Args:
         own: the tokenizer's ids, as "eos" and "bos"; empty where it is not known.

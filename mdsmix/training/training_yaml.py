@@ -1,9 +1,13 @@
-"""The sections of a training YAML that say what is read and how: loaders and their streams, variables filled in by OmegaConf.
+"""The sections of a training YAML that say what is read and how: loaders and their streams,
+variables filled in by OmegaConf.
 
-Values are kept as they stand, right or wrong, so that rules can judge them. Properties read them as LLM-Foundry and Streaming do, with
-their defaults. The variables of judged sections must resolve; those of others need not: a model section with an environment variable of
-the training node hinders nobody from looking at the data.
+Values are kept as they stand, right or wrong, so that rules can judge them. Properties read them as
+LLM-Foundry and Streaming do, with their defaults. The variables of judged sections must resolve;
+those of others need not: a model section with an environment variable of the training node hinders
+nobody from looking at the data.
 """
+
+from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -26,7 +30,9 @@ DATA_KEYS = {"streams", "remote", "local", "hf_name"}
 
 
 def is_recipe_tree(tree: Settings) -> bool:
-    """A recipe names its streams at the top level; a training YAML has a model, and data in train_loader.dataset."""
+    """A recipe names its streams at the top level; a training YAML has a model, and data in
+    train_loader.dataset.
+    """
     loader = tree.get(TRAIN)
     dataset = loader.get("dataset") if isinstance(loader, Mapping) else None
     names_data = isinstance(dataset, Mapping) and bool(DATA_KEYS & set(dataset))
@@ -54,12 +60,16 @@ class StreamSection:
 
     @property
     def weighted(self) -> str:
-        """The weight as text, for example `repeat: 2`; `1` where none is given, since Streaming then takes every sample once."""
+        """The weight as text, for example `repeat: 2`; `1` where none is given, since Streaming
+        then takes every sample once.
+        """
         return ", ".join(f"{k}: {v}" for k, v in self.weight.items()) or "1"
 
     @property
     def cache_folder(self) -> str | None:
-        """The folder that a training node keeps the stream in: local/split, with symlinks followed."""
+        """The folder that a training node keeps the stream in: local/split, with symlinks
+        followed.
+        """
         local, split = self.settings.get("local"), self.settings.get("split") or ""
         return os.path.realpath(os.path.join(str(local), str(split))) if local else None
 
@@ -72,7 +82,9 @@ class LoaderSection:
     "How messages call it: train_loader, or eval_loader heldout."
     section: Settings
     is_in_list: bool = False
-    "An entry of a list of evaluations, which has a label. LLM-Foundry hands on the label of a lone one, and fails."
+    """An entry of a list of evaluations, which has a label. LLM-Foundry hands on the label of a
+    lone one, and fails.
+    """
 
     @property
     def name(self) -> str:
@@ -108,7 +120,9 @@ class LoaderSection:
 
     @property
     def own_places(self) -> list[str]:
-        """Those of the keys remote and local that the dataset itself has, which then is one stream."""
+        """Those of the keys remote and local that the dataset itself has, which then is
+        one stream.
+        """
         return [key for key in ("remote", "local") if self.dataset.get(key)]
 
     @property
@@ -117,18 +131,24 @@ class LoaderSection:
 
     @property
     def decoder_only_format(self) -> Any:
-        """The key as it stands; where it is false, LLM-Foundry reads an encoder and a decoder row of each sample."""
+        """The key as it stands; where it is false, LLM-Foundry reads an encoder and a decoder row
+        of each sample.
+        """
         return self.dataset.get("decoder_only_format")
 
     @property
     def targets(self) -> tuple[str, str]:
-        """(target_prompts, target_responses) as LLM-Foundry reads them: in lower case, with the defaults in place of null."""
+        """(target_prompts, target_responses) as LLM-Foundry reads them: in lower case, with the
+        defaults in place of null.
+        """
         prompts, responses = (self.dataset.get(f"target_{t}") for t in ("prompts", "responses"))
         return str(prompts or "none").lower(), str(responses or "last").lower()
 
     @cached_property
     def stream_sections(self) -> tuple[StreamSection, ...]:
-        """Its streams; a dataset with remote or local of its own is one. RecipeError where they are no keys and values."""
+        """Its streams; a dataset with remote or local of its own is one. RecipeError where they are
+        no keys and values.
+        """
         streams, given = self.dataset.get("streams"), self.own_places
         if not streams and given:
             name = str(self.dataset[given[0]]).rstrip("/").rpartition("/")[2]
@@ -159,7 +179,9 @@ class LoaderSection:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingYaml:
-    """A whole training YAML. Keys that could not be resolved are left out of sections that nobody judges."""
+    """A whole training YAML. Keys that could not be resolved are left out of sections that nobody
+    judges.
+    """
 
     origin: str
     "How messages call the file."
@@ -190,7 +212,9 @@ class TrainingYaml:
         return tuple(section for section in sections if not section.dataset.get("hf_name"))
 
     def loader(self, name: str) -> LoaderSection:
-        """`train_loader`, or `eval_loader.<label>`; RecipeError where it is not there, or names several."""
+        """`train_loader`, or `eval_loader.<label>`; RecipeError where it is not there, or names
+        several.
+        """
         if name == TRAIN:
             return self.train
         known = {f"eval_loader.{each.section.get('label')}": each for each in self.evals}
@@ -208,7 +232,9 @@ class TrainingYaml:
 
     @property
     def tokenizer(self) -> TokenizerSpec | None:
-        """The run's tokenizer; RecipeError where its keywords are none. model_max_length is left out: it shapes no id."""
+        """The run's tokenizer; RecipeError where its keywords are none. model_max_length is left
+        out: it shapes no id.
+        """
         section = self.config.get("tokenizer")
         keys = section if isinstance(section, Mapping) else {"name": section}
         if not keys.get("name"):
@@ -240,8 +266,9 @@ Config = str | os.PathLike[str] | Settings
 
 
 def read_yaml(config: Config, loader: str) -> TrainingYaml:
-    """A training YAML by its path, or a mapping of the same keys; relative paths in it are the current folder's. Of it `loader` and the
-    tokenizer are judged."""
+    """A training YAML by its path, or a mapping of the same keys; relative paths in it are the
+    current folder's. Of it `loader` and the tokenizer are judged.
+    """
     judged = (loader.partition(".")[0], "tokenizer")
     if isinstance(config, Mapping):
         return parse(dict(config), "the config", judged)
@@ -249,7 +276,9 @@ def read_yaml(config: Config, loader: str) -> TrainingYaml:
 
 
 def parse(tree: Any, origin: str, judged: Collection[str] = JUDGED) -> TrainingYaml:
-    """A training YAML from its text or tree; RecipeError where it cannot be read, or a judged section does not resolve."""
+    """A training YAML from its text or tree; RecipeError where it cannot be read, or a judged
+    section does not resolve.
+    """
     with readable(origin, "training YAML"):
         config = config_of(tree)
         filled = {str(key): v for key in config for v in _filled(config, key, judged)}

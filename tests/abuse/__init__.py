@@ -1,1 +1,3 @@
-"""Input that means harm, or comes of bad luck: each ends in one sentence or in a counted outcome, and nothing else happens."""
+"""Input that means harm, or comes of bad luck: each ends in one sentence or in a counted outcome,
+and nothing else happens.
+"""

@@ -1,4 +1,8 @@
-"""The arena: commands run inside of it with hostile input, and what they did outside of their output folder is seen."""
+"""The arena: commands run inside of it with hostile input, and what they did outside of their
+output folder is seen.
+"""
+
+from __future__ import annotations
 
 import os
 import resource
@@ -14,7 +18,9 @@ from tests.alarm import at_most
 from tests.converting import Answer, documents, mdsmix, write_recipe
 
 MEMORY = 384 << 20
-"Bytes that this process may grow by while a command runs: a line is kept up to 256 MiB, and bombs unfold to more."
+"""Bytes that this process may grow by while a command runs: a line is kept up to 256 MiB, and bombs
+unfold to more.
+"""
 REFUSALS = {2, 3, 4, 5}
 "The exit codes of the README, but for 0 and for 1, which says that mdsmix itself failed."
 
@@ -57,7 +63,9 @@ class Arena:
         return answer
 
     def refused(self, *arguments: object) -> str:
-        """The one sentence with which the command refuses, or the report of what it was asked to look at."""
+        """The one sentence with which the command refuses, or the report of what it was asked to
+        look at.
+        """
         answer = self.run(*arguments)
         assert answer.code in REFUSALS, answer
         if answer.code == 3 and not answer.err:
@@ -68,7 +76,9 @@ class Arena:
         return last
 
     def _outside(self) -> dict[Path, tuple[object, ...]]:
-        """Every file and folder around `out`: what a command may neither make, change nor take away."""
+        """Every file and folder around `out`: what a command may neither make, change nor take
+        away.
+        """
         around = (p for p in self.home.parent.rglob("*") if self.out not in (p, *p.parents))
         found = {path: (path.lstat(), path.is_dir()) for path in around}
         return {

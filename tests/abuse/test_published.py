@@ -1,8 +1,13 @@
-"""A stream from anyone: no command follows an index out of its folder, believes its sizes or chokes on it, unpacks a shard a thousandfold, or runs code that lies in one.
+"""A stream from anyone: no command follows an index out of its folder, believes its sizes or chokes
+on it, unpacks a shard a thousandfold, or runs code that lies in one.
 
-Good files with something wrong in them are read as far as they have sense, or one sentence is said. Bytes at random are refused by the first
-look at them; what gets further is a whole file of which one thing was changed. What of an index is refused, value by value:
-test_shards_files.py. Damage: test_shards_verify.py."""
+Good files with something wrong in them are read as far as they have sense, or one sentence is said.
+Bytes at random are refused by the first look at them; what gets further is a whole file of which
+one thing was changed. What of an index is refused, value by value: test_shards_files.py. Damage:
+test_shards_verify.py.
+"""
+
+from __future__ import annotations
 
 import copy
 import json
@@ -164,7 +169,9 @@ WRONG: dict[type, list[Any]] = {
 
 
 def edited(tree: Any, data: st.DataObject) -> Any:
-    """The tree with one to three values that are wrong or another's, keys dropped, or keys added."""
+    """The tree with one to three values that are wrong or another's, keys dropped, or keys
+    added.
+    """
     for _ in range(data.draw(st.integers(1, 3))):
         places = [*places_in(tree)]
         *path, last = data.draw(st.sampled_from(places))

@@ -1,7 +1,11 @@
-"""A recipe from anyone, and a chat template: whatever stands in it, it is read in a moment or refused in a sentence, and reaches nothing.
+"""A recipe from anyone, and a chat template: whatever stands in it, it is read in a moment or
+refused in a sentence, and reaches nothing.
 
-A credential of the environment reaches no manifest, no YAML, no message: a recipe that holds one is refused. Other variables are a
-fine place for a bucket's or a folder's name."""
+A credential of the environment reaches no manifest, no YAML, no message: a recipe that holds one is
+refused. Other variables are a fine place for a bucket's or a folder's name.
+"""
+
+from __future__ import annotations
 
 import os
 from pathlib import Path

@@ -1,8 +1,13 @@
-"""What a pattern may match: pipes, devices, names that would steer a terminal, and links; and records that are none: each is set aside
-with its place and its reason, and its neighbours are converted.
+"""What a pattern may match: pipes, devices, names that would steer a terminal, and links; and
+records that are none: each is set aside with its place and its reason, and its neighbours are
+converted.
 
-A source is read through the links that its pattern names, and no command writes through one that lies in its output. A `**` does not follow
-links to folders, so that a link to a parent ends. Links to files are followed, as everyone's caches of downloaded data sets are made of them."""
+A source is read through the links that its pattern names, and no command writes through one that
+lies in its output. A `**` does not follow links to folders, so that a link to a parent ends. Links
+to files are followed, as everyone's caches of downloaded data sets are made of them.
+"""
+
+from __future__ import annotations
 
 import gzip
 import lzma
@@ -32,7 +37,9 @@ REFUSED = {
     "a\0.jsonl": "",
     "data/*\0.jsonl": "",
 }
-"Path of a source -> a part of the sentence. A pipe keeps nobody waiting, and /dev/zero is not read for ever."
+"""Path of a source -> a part of the sentence. A pipe keeps nobody waiting, and /dev/zero is not
+read for ever.
+"""
 
 
 def test_a_path_that_names_no_file_of_records_is_refused(arena: Arena) -> None:
@@ -195,7 +202,9 @@ def test_a_file_without_a_record_is_a_sentence(arena: Arena) -> None:
 
 
 def test_a_bomb_takes_time_and_not_memory(arena: Arena) -> None:
-    """Hundreds of MB out of 1 in 200 and more, where a line may have 256: it is set aside, unread."""
+    """Hundreds of MB out of 1 in 200 and more, where a line may have 256: it is set aside,
+    unread.
+    """
     for suffix, pack, byte in ((".gz", gzip.compress, b"\0"), (".zst", zstandard.compress, b" "), (".xz", lzma.compress, b"\0")):  # fmt: skip
         block = byte * (4 << 20)
         packed = pack(GOOD * 9) + pack(b"\n" + block) + pack(block) * 70 + pack(b"\n")
@@ -212,7 +221,9 @@ def test_a_bomb_takes_time_and_not_memory(arena: Arena) -> None:
 
 
 def test_a_line_of_300_megabytes_is_set_aside_by_its_place_and_length(arena: Arena) -> None:
-    """In bounded memory of all processes: a line is kept up to 256 MiB, in pieces that the allocator may hold twice."""
+    """In bounded memory of all processes: a line is kept up to 256 MiB, in pieces that the
+    allocator may hold twice.
+    """
     source, length = arena.home / "a.jsonl", 300 << 20
     with source.open("wb") as file:
         file.write(GOOD * 9)

@@ -1,4 +1,8 @@
-"""The pages that the browser opens, made by the command: `python -m tests.browser.make FOLDER`, by the Python that has mdsmix."""
+"""The pages that the browser opens, made by the command: `python -m tests.browser.make FOLDER`, by
+the Python that has mdsmix.
+"""
+
+from __future__ import annotations
 
 import json
 import sys
@@ -36,7 +40,9 @@ def _images(home: Path, tokenizer: Path) -> Path:
 
 
 def make(folder: Path) -> None:
-    """mix.html, with the first batches, and images.html; mix.json: what `inspect` says of its samples."""
+    """mix.html, with the first batches, and images.html; mix.json: what `inspect` says of its
+    samples.
+    """
     tokenizer = train_tokenizer(folder / "plain", documents_n=30)
     for make_recipe, more in ((_mix, ()), (_images, ("--no-preview",))):
         name = make_recipe.__name__[1:]

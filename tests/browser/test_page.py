@@ -1,6 +1,10 @@
-"""The report as a person has it: opened, searched, paged through, by mouse, by keyboard, on a phone, in the dark, and by whoever listens to it.
+"""The report as a person has it: opened, searched, paged through, by mouse, by keyboard, on a
+phone, in the dark, and by whoever listens to it.
 
-Whatever a page says on the console, asks of a network or opens as a dialog fails its test."""
+Whatever a page says on the console, asks of a network or opens as a dialog fails its test.
+"""
+
+from __future__ import annotations
 
 import json
 import os

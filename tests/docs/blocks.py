@@ -1,16 +1,22 @@
-"""The pages, cut into what a test does with them: fenced blocks, and marks in HTML comments that no reader sees.
+"""The pages, cut into what a test does with them: fenced blocks, and marks in HTML comments that no
+reader sees.
 
-A mark stands on a line of its own. What stands right above a block is about it; `home` and `run` are steps of their own.
+A mark stands on a line of its own. What stands right above a block is about it; `home` and `run`
+are steps of their own.
 
-    <!-- home: demo -->              from here on a fresh folder of that kind (homes.py); a page begins in `own`
+    <!-- home: demo -->              from here on a fresh folder of that kind (homes.py); a page
+    begins in `own`
     <!-- data: NAME -->              files that the page has its reader have (data.py)
     <!-- run: COMMAND -->            a command that the page does not show
     <!-- file: NAME -->              the block is that file
     <!-- file: NAME, over BASE -->   the recipe BASE with the keys of the block in place of its own
     <!-- printed -->                 the block is part of what a command before it printed
-    <!-- only exit codes -->         commands run, and what they print is not compared: it is another one each time
+    <!-- only exit codes -->         commands run, and what they print is not compared: it is
+    another one each time
     <!-- not run: WHY -->            for readers alone
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterator
@@ -39,7 +45,9 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """In the order of the page; a fence that is not closed, or a mark that is about nothing, is an AssertionError."""
+    """In the order of the page; a fence that is not closed, or a mark that is about nothing, is an
+    AssertionError.
+    """
     text, mark, said = page.read_text("utf-8"), "", ""
     for found in PIECE.finditer(text):
         line = text.count("\n", 0, found.start()) + 1
@@ -59,7 +67,9 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def shown(console: str) -> Iterator[tuple[str, str]]:
-    """Each command behind a `$ ` with what is shown below it; lines that end in a backslash go on."""
+    """Each command behind a `$ ` with what is shown below it; lines that end in a
+    backslash go on.
+    """
     assert console.startswith("$ "), f"no line of this begins with `$ `: {console[:60]!r}"
     _, *commands = re.split(r"(?m)^\$ ", console)
     for found in map(COMMAND.fullmatch, commands):

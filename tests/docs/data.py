@@ -1,4 +1,8 @@
-"""What readers of a page have in their folder, or what has happened to it, where the page says so: `<!-- data: NAME -->`."""
+"""What readers of a page have in their folder, or what has happened to it, where the page says so:
+`<!-- data: NAME -->`.
+"""
+
+from __future__ import annotations
 
 import json
 import re
@@ -46,7 +50,9 @@ def two_alike() -> None:
 
 
 def sights() -> None:
-    """The six records of docs/images.md with their pictures, and a tokenizer that knows an image."""
+    """The six records of docs/images.md with their pictures, and a tokenizer that knows an
+    image.
+    """
     seeing_tokenizer(Path("tokenizer").rename("plain"), Path("tokenizer"))
     write_drawings(Path("pictures"), 3, (90, 70))
     (Path("pictures") / "4.jpg").write_bytes(drawing(size=(90, 70), seed=4)[:-200])
@@ -90,7 +96,9 @@ def small_llama() -> dict[str, Any]:
 
 
 def calls() -> None:
-    """The conversation of the page, which calls a tool, and a template in the manner of Qwen 2.5; the recipe names a shape that does not read it."""
+    """The conversation of the page, which calls a tool, and a template in the manner of Qwen 2.5;
+    the recipe names a shape that does not read it.
+    """
     config = Path("tokenizer/tokenizer_config.json")
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": QWEN_2_5}))
     page = (Path(__file__).parents[2] / "docs/data.md").read_text("utf-8")
@@ -168,7 +176,9 @@ def articles_and_chats() -> None:
 
 
 def broken_lines() -> None:
-    """1,000 records about 20 images; one in fifty is broken: its answer is a number, or its image is lost."""
+    """1,000 records about 20 images; one in fifty is broken: its answer is a number, or its image
+    is lost.
+    """
     seeing_tokenizer(Path("tokenizer").rename("plain"), Path("tokenizer"))
     paths = [path.name for path in write_drawings(Path("pictures"), 20)]
     talks = [(f"Number {n}?", f"Drawing {n}.") for n in range(1000)]
@@ -180,7 +190,9 @@ def broken_lines() -> None:
 
 
 def others_chats() -> None:
-    """Conversations as the files of LLaMA-Factory and axolotl hold them, and a dataset_info.json."""
+    """Conversations as the files of LLaMA-Factory and axolotl hold them, and a
+    dataset_info.json.
+    """
     Path("data").mkdir()
     said = [("How many shards?", "Three."), ("And samples?", "Twelve."), ("Which loader?", "The finetuning loader.")]  # fmt: skip
     talks = [[{"from": "human", "value": q}, {"from": "gpt", "value": a}] for q, a in said]

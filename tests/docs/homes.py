@@ -1,8 +1,11 @@
 """Where the commands of a page run, and how: the folder of somebody who follows it.
 
-Its name, `/home/you/mdsmix`, is what pages show for it; what the test's own folder adds in front of it is taken off. Commands of mdsmix
-run in this process, which costs some milliseconds; all else, and what is piped, is bash's.
+Its name, `/home/you/mdsmix`, is what pages show for it; what the test's own folder adds in front of
+it is taken off. Commands of mdsmix run in this process, which costs some milliseconds; all else,
+and what is piped, is bash's.
 """
+
+from __future__ import annotations
 
 import functools
 import os
@@ -20,12 +23,16 @@ from tests.corpus import train_tokenizer, write_corpus
 
 ROOT = Path(__file__).parents[2]
 WRITTEN_WITH = "5f0a28acd8eeea0d"
-"xxh64 of corpus and tokenizer of `make demo` under the Python that the pages were written with (3.11.7): another one has another library."
+"""xxh64 of corpus and tokenizer of `make demo` under the Python that the pages were written with
+(3.11.7): another one has another library.
+"""
 
 
 @dataclass(frozen=True)
 class Homes:
-    """`place` is the folder of all tests; what is made for one page is kept beside its home for the next one."""
+    """`place` is the folder of all tests; what is made for one page is kept beside its home for the
+    next one.
+    """
 
     place: Path
 
@@ -34,7 +41,9 @@ class Homes:
         return self.place / "home/you/mdsmix"
 
     def make(self, kind: str) -> None:
-        """The home anew, and this process in it: `own` holds a tokenizer and the starters, `corpus` the demo's files and recipes, `demo` its streams and YAML too."""
+        """The home anew, and this process in it: `own` holds a tokenizer and the starters, `corpus`
+        the demo's files and recipes, `demo` its streams and YAML too.
+        """
         kept = self.place / kind
         os.chdir(self.place)
         shutil.rmtree(self.home, ignore_errors=True)
@@ -65,7 +74,9 @@ class Homes:
 
     @functools.cached_property
     def are_as_written(self) -> bool:
-        """Whether figures and samples of the demo's corpus, which has been made, are those that the pages show."""
+        """Whether figures and samples of the demo's corpus, which has been made, are those that the
+        pages show.
+        """
         demo = self.place / "corpus/demo"
         made = [*sorted((demo / "corpus").iterdir()), demo / "tokenizer/tokenizer.json"]
         return xxhash.xxh64_hexdigest(b"".join(p.read_bytes() for p in made)) == WRITTEN_WITH

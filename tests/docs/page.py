@@ -1,8 +1,12 @@
-"""A page from its first block to its last, as its reader does it; what does not happen as the page says is told.
+"""A page from its first block to its last, as its reader does it; what does not happen as the page
+says is told.
 
-Whether it shows what a command prints: times and versions aside, and with `...` for what the page leaves out. Lines may be folded elsewhere
-and columns be wider, since paths and times are of other lengths: words are compared, in their order.
+Whether it shows what a command prints: times and versions aside, and with `...` for what the page
+leaves out. Lines may be folded elsewhere and columns be wider, since paths and times are of other
+lengths: words are compared, in their order.
 """
+
+from __future__ import annotations
 
 import contextlib
 import io
@@ -171,7 +175,9 @@ def _words(text: str) -> Iterator[str]:
 
 
 def _told(part: str, text: str) -> str:
-    """The page's words and those that were printed, from shortly before the first that is another."""
+    """The page's words and those that were printed, from shortly before the first that is
+    another.
+    """
     both = [part.split(), text.split()]
     pairs = enumerate(zip(*both, strict=False))
     same = next((i for i, (a, b) in pairs if a != b), min(map(len, both)))

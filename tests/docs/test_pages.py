@@ -1,7 +1,11 @@
-"""Every page for readers does what it says; one that lies is noticed, and what may differ from run to run is not.
+"""Every page for readers does what it says; one that lies is noticed, and what may differ from run
+to run is not.
 
-Pages may load and preview, so torch is wanted; all of them share one process, one corpus and its streams.
+Pages may load and preview, so torch is wanted; all of them share one process, one corpus and its
+streams.
 """
+
+from __future__ import annotations
 
 import os
 import sys

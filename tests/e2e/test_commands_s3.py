@@ -1,6 +1,9 @@
-"""Every command at streams in a bucket: it says and writes what it does of the same streams on a disk, and refuses in one sentence. `doctor`
-says what a store refuses. Images in a bucket: none is asked for when a run is planned, each once when it is converted, and a second run lists
-them."""
+"""Every command at streams in a bucket: it says and writes what it does of the same streams on a
+disk, and refuses in one sentence. `doctor` says what a store refuses. Images in a bucket: none is
+asked for when a run is planned, each once when it is converted, and a second run lists them.
+"""
+
+from __future__ import annotations
 
 import gzip
 import json
@@ -25,7 +28,9 @@ from tests.pictures import drawing, record, stream
 
 @pytest.fixture
 def streams(corpus_folder: Path, bucket: str) -> dict[str, Any]:
-    """A stream of each kind, of files in the bucket that are plain, .gz and .zst; some records are in the stream `quiz` too."""
+    """A stream of each kind, of files in the bucket that are plain, .gz and .zst; some records are
+    in the stream `quiz` too.
+    """
     raw, gz, zst = f"s3://{bucket}/raw", gzip.compress, zstandard.compress
     for name, suffix, pack in (("docs", "", bytes), ("faq", ".gz", gz), ("chat", ".zst", zst)):
         content = (corpus_folder / f"{name}.jsonl").read_bytes()

@@ -1,4 +1,8 @@
-"""Whole runs through a store that fails: what passes costs time and not a byte, what lasts is one sentence and no loss."""
+"""Whole runs through a store that fails: what passes costs time and not a byte, what lasts is one
+sentence and no loss.
+"""
+
+from __future__ import annotations
 
 import os
 import re
@@ -72,7 +76,8 @@ def read_by_streaming(found: dict[str, bytes]) -> dict[str, bytes]:
 def sentence(*arguments: object) -> str:
     """What the command said, soon: one line, no traceback, no key."""
     began, answer = time.monotonic(), mdsmix(*arguments)
-    # More than any command takes on a busy machine, less than a store which has answered is waited for.
+    # More than any command takes on a busy machine, less than a store which has answered is waited
+    # for.
     assert time.monotonic() - began < 60
     assert answer.code == 4, answer.err
     (line,) = [line for line in answer.err.splitlines() if line.startswith("error: ")]
@@ -155,7 +160,9 @@ def test_every_command_gives_up_in_a_sentence_and_in_time(
 def test_credentials_that_are_renewed_in_their_file_in_mid_run_are_taken(
     proxy: Proxy, far: Far, minio: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Real ones of MinIO, each for a session; the proxy says of the first in two ways that it has expired."""
+    """Real ones of MinIO, each for a session; the proxy says of the first in two ways that it has
+    expired.
+    """
     file, sessions = tmp_path / "credentials", [_session(minio) for _ in range(3)]
     file.write_text(sessions[0])
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -170,7 +177,9 @@ def test_credentials_that_are_renewed_in_their_file_in_mid_run_are_taken(
 
 
 def _expires(file: Path, code: str, old: str, new: str) -> Rule:
-    """Requests with the old key meet that fault, behind the first ones, and the new one is there then."""
+    """Requests with the old key meet that fault, behind the first ones, and the new one is there
+    then.
+    """
     rule = Rule(code, skip=20, times=9999, then=lambda: file.write_text(new))
     rule.when = lambda request: old.split()[3] in request.headers["authorization"]
     return rule
@@ -189,8 +198,9 @@ def _session(minio: str) -> str:
 def test_a_store_that_has_answered_and_is_away_for_a_while_is_waited_for(
     far: Far, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real stop and start, in the moment in which the third shard is written: it lasts twice as long as a store is waited for
-    that never answered."""
+    """A real stop and start, in the moment in which the third shard is written: it lasts twice as
+    long as a store is waited for that never answered.
+    """
     monkeypatch.setattr(s3_client, "_FIRST_SECONDS", 1)
     sources, stopped = lying_at(f"s3://{far.bucket}/raw"), threading.Event()
     with own_minio(tmp_path / "own") as server, ThreadPoolExecutor(1) as pool:

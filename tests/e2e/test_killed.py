@@ -1,9 +1,12 @@
 """Killed anywhere, same bytes: SIGKILL of the whole process tree, and the same command again.
 
-Three targets share the writes of a publication: before and after each of them a run is killed once. `MDSMIX_TEST_KILLS` asks for as many
-at random moments (`make soak`: 100), `MDSMIX_TEST_SEED` says at which. A machine that goes away
-says SIGTERM and waits: the run ends in order, and another machine goes on. One that stands still for a while is overtaken.
+Three targets share the writes of a publication: before and after each of them a run is killed once.
+`MDSMIX_TEST_KILLS` asks for as many at random moments (`make soak`: 100), `MDSMIX_TEST_SEED` says
+at which. A machine that goes away says SIGTERM and waits: the run ends in order, and another
+machine goes on. One that stands still for a while is overtaken.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -40,7 +43,9 @@ SIDES = ("before", "after")
 
 
 def write_sources(folder: Path, version: int) -> None:
-    """About six units a stream; version 2 is longer, another in its middle, and has other bad records."""
+    """About six units a stream; version 2 is longer, another in its middle, and has other bad
+    records.
+    """
     sentence = "the quick brown fox jumps over the lazy dog, number {} of version {}"
     texts = [{"text": sentence.format(n, version if n > 100 else 1) * (n % 3)} for n in range(150)]
     write_jsonl(folder / "a.jsonl", [*texts, {"text": version}, *texts[: 10 * version]])
@@ -62,7 +67,9 @@ class Runs:
     "What is written only where an older stream is replaced."
     settings: tuple[str, ...] = ()
     late: int = 0
-    "Records of killed workers that a store may have taken and not stored when they are looked for: one of each."
+    """Records of killed workers that a store may have taken and not stored when they are looked
+    for: one of each.
+    """
 
     def arguments(self, target: str) -> list[str]:
         place = f"{self.key}={self.root}/{target}"
@@ -115,7 +122,9 @@ def recorded(runs: Runs, target: str) -> dict[str, set[str]]:
 
 
 def again(runs: Runs, target: str, expected: dict[str, bytes]) -> int:
-    """The same command again, in this process: it finishes what was begun, does nothing twice, and says so. How many units it reused."""
+    """The same command again, in this process: it finishes what was begun, does nothing twice, and
+    says so. How many units it reused.
+    """
     before = recorded(runs, target)
     answer = done("convert", *runs.arguments(target)[:-1], "1")
     said = {stream: int(count or 0) for stream, count in SAID.findall(answer.out)}
@@ -132,11 +141,15 @@ def again(runs: Runs, target: str, expected: dict[str, bytes]) -> int:
 
 
 Life = tuple[bool, list[Write | float]]
-"Whether an older stream is replaced, and the moments at which runs are killed, one after the other."
+"""Whether an older stream is replaced, and the moments at which runs are killed, one after the
+other.
+"""
 
 
 def lives(runs: Runs) -> Iterator[Life]:
-    """Each third write of the first stream's publication, in order, and a moment in the midst of the work."""
+    """Each third write of the first stream's publication, in order, and a moment in the midst of
+    the work.
+    """
     what = (*PUBLISHING[:-1], runs.replacing, PUBLISHING[-1])
     writes = [Write("main", each, side) for each in what for side in SIDES]
     is_old = runs.number < 2
@@ -145,7 +158,9 @@ def lives(runs: Runs) -> Iterator[Life]:
 
 
 def random_lives(rng: random.Random, replacing: str) -> Iterator[Life]:
-    """In each a moment of an undisturbed run's time, mostly, and a write. The earlier come first, mostly."""
+    """In each a moment of an undisturbed run's time, mostly, and a write. The earlier come first,
+    mostly.
+    """
     writes = [(what, side) for what in (*PUBLISHING, replacing) for side in SIDES]
     while True:
         for what, side in rng.sample(writes, len(writes)):

@@ -1,4 +1,6 @@
-"""Whatever is done to a stream, on a disk or in a store, is done in an order that a reader and a killed process can live with."""
+"""Whatever is done to a stream, on a disk or in a store, is done in an order that a reader and a
+killed process can live with.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ TEXTS = [{"text": f"Document {n} is about the number {n}. "} for n in range(40)]
 
 @dataclass
 class Place:
-    """A recipe that publishes into a folder or a bucket, and what its publications are seen to change."""
+    """A recipe that publishes into a folder or a bucket, and what its publications are seen to
+    change.
+    """
 
     recipe: Path
     url: str
@@ -64,7 +68,9 @@ def place(request: pytest.FixtureRequest, web: Web) -> Place:
 
 
 def write_sources(folder: Path, version: int) -> None:
-    """Equal files give equal shards; of a.jsonl one line is bad, and the others are of this version."""
+    """Equal files give equal shards; of a.jsonl one line is bad, and the others are of this
+    version.
+    """
     write_jsonl(folder / "a.jsonl", [{"text": version}, {"text": str(version)}, *TEXTS])
     for name in ("b", "c"):
         write_jsonl(folder / f"{name}.jsonl", TEXTS[:10])
@@ -90,7 +96,9 @@ def mend(place: Place) -> None:
 
 
 def damage(place: Place) -> None:
-    """One shard is flipped, and one is gone; one part of the list of sources is flipped, and any other gone."""
+    """One shard is flipped, and one is gone; one part of the list of sources is flipped, and any
+    other gone.
+    """
     folder = current(place.split)
     flipped, gone, *_ = (folder / shard.stored.basename for shard in read_index(folder).shards)
     parts = [folder / name for name, _ in folder.list() if name.endswith(".sources.zst")]

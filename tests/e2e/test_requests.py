@@ -1,8 +1,11 @@
-"""What commands ask of a store, by operation: one listing and a few reads a stream, not some requests for each file.
+"""What commands ask of a store, by operation: one listing and a few reads a stream, not some
+requests for each file.
 
-The bounds hold for a stream of any size: where the streams of a test have five units, the same bound with a thousand is
-looked at by `python -m benchmarks.requests`.
+The bounds hold for a stream of any size: where the streams of a test have five units, the same
+bound with a thousand is looked at by `python -m benchmarks.requests`.
 """
+
+from __future__ import annotations
 
 from collections import Counter
 from functools import partial
@@ -33,8 +36,9 @@ def texts(*numbers: int) -> list[Any]:
 
 @pytest.fixture
 def work(bucket: str, web: Web) -> Any:
-    """Writes a recipe of streams of these records, into that bucket. No lease beats on its clock: on a busy machine it would be
-    asked for more."""
+    """Writes a recipe of streams of these records, into that bucket. No lease beats on its clock:
+    on a busy machine it would be asked for more.
+    """
     web.windows(LINE)
     web.patch.setattr(lease, "BEAT_SECONDS", 3600)
 
@@ -83,7 +87,9 @@ def test_a_check_of_finetuning_streams_reads_no_shard_whose_samples_were_judged_
 def test_the_longest_sample_is_found_by_tables_and_never_by_reading_shards(
     work: Any, bucket: str, proxy: Proxy
 ) -> None:
-    """The table of each shard; then, of the 16 largest samples, what their shard counts, where they lie, and they themselves."""
+    """The table of each shard; then, of the 16 largest samples, what their shard counts, where they
+    lie, and they themselves.
+    """
     run_recipe(work({"web": texts(*range(5))}))
     stream = f"s3://{bucket}/mix/web/train"
     index = read_index(locate(stream))
@@ -114,7 +120,9 @@ def test_a_run_or_a_dry_run_of_what_is_up_to_date_costs_a_listing_and_two_reads_
 
 
 def test_at_a_new_target_a_unit_is_two_writes_one_read_and_no_look(work: Any, proxy: Proxy) -> None:
-    """Its shard, its fingerprints and its record; all fingerprints are read when they are joined."""
+    """Its shard, its fingerprints and its record; all fingerprints are read when they are
+    joined.
+    """
     counts = {}
     for count in (1, 2, 7):  # the first one finds out what the store can
         recipe = work({f"web{count}": texts(*range(count))}, document)

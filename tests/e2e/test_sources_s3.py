@@ -1,5 +1,9 @@
-"""Sources in a bucket are fetched once, by as few requests as can be, and only as they were when they were listed. Of
-columnar ones the footer is read once, and only the bytes of the wanted columns."""
+"""Sources in a bucket are fetched once, by as few requests as can be, and only as they were when
+they were listed. Of columnar ones the footer is read once, and only the bytes of the wanted
+columns.
+"""
+
+from __future__ import annotations
 
 import gzip
 import re
@@ -152,7 +156,9 @@ def test_a_pattern_lists_only_what_begins_as_it_does(raw: str, proxy: Proxy) -> 
 
 
 def test_the_beginning_of_a_file_says_which_part_of_it_it_is(tmp_path: Path, raw: str) -> None:
-    """An arrow file and a stream tell no rows without being read, and of a packed file only its reader tells how far it came."""
+    """An arrow file and a stream tell no rows without being read, and of a packed file only its
+    reader tells how far it came.
+    """
     for name in ("arrow", "jsonl", "jsonl.bz2"):
         written = write(tmp_path, name, RECORDS * 50).read_bytes()
         file = find([put(raw, f"a.{name}", written)], tmp_path)

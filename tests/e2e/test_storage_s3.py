@@ -1,4 +1,8 @@
-"""A real MinIO through the one path type: the same answers as on a disk, and sentences without keys; damaged and broken bodies too."""
+"""A real MinIO through the one path type: the same answers as on a disk, and sentences without
+keys; damaged and broken bodies too.
+"""
+
+from __future__ import annotations
 
 import base64
 import hashlib
@@ -200,7 +204,9 @@ def test_a_listing_without_etags_has_sizes_and_sources_have_stamps_all_the_same(
 def test_what_is_said_of_a_body_holds_it_whole_with_and_without_new_checksums(
     checksums: str, root: Location, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only AWS is sent checksum headers of 2025, which others refuse. The signature covers the SHA-256 of every body anyway."""
+    """Only AWS is sent checksum headers of 2025, which others refuse. The signature covers the
+    SHA-256 of every body anyway.
+    """
     monkeypatch.setattr(s3_client, "_CHECKSUMS", checksums)
     proxy.rules = [Rule("damaged", "PUT"), Rule("damaged", "PUT", skip=1)]
     (root / "small").write(b"1234")
@@ -277,7 +283,9 @@ STORES: list[tuple[str, Any, bool, int]] = [
     # Ceph takes an ETag without its quotes alone, which three writes more find out.
     ("412", lambda r: r.headers.get("if-match", "").startswith('"'), True, 10),
 ]
-"What a store makes of conditions, which writes, whether it keeps them, and the most requests that tell so."
+"""What a store makes of conditions, which writes, whether it keeps them, and the most requests that
+tell so.
+"""
 
 
 @pytest.mark.parametrize(("fault", "when", "is_kept", "most"), STORES)

@@ -1,8 +1,11 @@
-"""The real llm-foundry has an environment of its own: these tests convert here, render into the config of a tiny model and run it there.
+"""The real llm-foundry has an environment of its own: these tests convert here, render into the
+config of a tiny model and run it there.
 
 `MDSMIX_FOUNDRY_PYTHON` names another such interpreter. A missing one fails the tests; a skipped
 test of the real thing would look like a passed one.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -34,7 +37,9 @@ SERVE = "import sys; sys.path.insert(0, sys.argv[1]); import serve; serve.main(i
 
 
 class Foundry:
-    """Calls functions of `scripts/` in one process of Foundry's interpreter: foundry("train.losses", path=...)."""
+    """Calls functions of `scripts/` in one process of Foundry's interpreter:
+    foundry("train.losses", path=...).
+    """
 
     def __init__(self, programs: Standing) -> None:
         with Listener(("127.0.0.1", 0)) as listener:
@@ -59,7 +64,9 @@ class Foundry:
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory, own_temporary: None) -> Iterator[Standing]:
-    """The interpreter that has llm-foundry 0.22 and mdsmix, with LLM-Foundry imported once, 15 s."""
+    """The interpreter that has llm-foundry 0.22 and mdsmix, with LLM-Foundry imported
+    once, 15 s.
+    """
     python = Path(os.environ.get("MDSMIX_FOUNDRY_PYTHON", HERE))
     if not os.access(python, os.X_OK):
         pytest.fail(f"no Foundry environment at {python}: run `make foundry-env`", pytrace=False)
@@ -86,7 +93,9 @@ def styled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 class Lab:
-    """A test's folder, a tokenizer and the demo's corpus: recipes are converted there, and rendered into the config of the tiny model."""
+    """A test's folder, a tokenizer and the demo's corpus: recipes are converted there, and rendered
+    into the config of the tiny model.
+    """
 
     def __init__(self, folder: Path, tokenizer: Path, corpus: Path) -> None:
         self.folder, self.tokenizer, self.corpus = folder, tokenizer, corpus
@@ -104,7 +113,9 @@ class Lab:
         return {name: streams[name] for name in names.split()}
 
     def converted(self, name: str = "", **settings: Any) -> Path:
-        """The recipe, in a folder of this name, whose streams are published in `out` there unless `settings` say otherwise."""
+        """The recipe, in a folder of this name, whose streams are published in `out` there unless
+        `settings` say otherwise.
+        """
         (folder := self.folder / name).mkdir(parents=True, exist_ok=True)
         recipe = write_recipe(folder, self.tokenizer, **settings)
         done("convert", recipe)

@@ -1,5 +1,9 @@
-"""The batches of LLM-Foundry's own loaders, with the Streaming that it pins, are those of `mdsmix.load` and those that a preview tells; and
-their keys and algorithms are those of the allow-lists."""
+"""The batches of LLM-Foundry's own loaders, with the Streaming that it pins, are those of
+`mdsmix.load` and those that a preview tells; and their keys and algorithms are those of the
+allow-lists.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
@@ -22,7 +26,9 @@ LEFT = {"padding_side": "left"}
 
 
 def write_streams(folder: Path) -> dict[str, dict[str, str]]:
-    """160 rows of each shape: some too long (never by the whole last response), some ended by EOS."""
+    """160 rows of each shape: some too long (never by the whole last response), some ended
+    by EOS.
+    """
     rng, count = np.random.default_rng(7), range(160)
     first = {"input_ids": "ndarray:uint16:1", "labels": f"ndarray:uint16:{MAX_SEQ_LEN - 1}"}
     pair = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
@@ -49,7 +55,9 @@ def write_streams(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def cases(places: dict[str, dict[str, str]], tokenizer: Path) -> Iterator[dict[str, Any]]:
-    """Every policy, padding side, packing and pad rule of the finetuning loader; the text loader's own rules."""
+    """Every policy, padding side, packing and pad rule of the finetuning loader; the text loader's
+    own rules.
+    """
     shared = {"drop_last": False, "num_workers": 0, "prefetch_factor": None, "shuffle": True}
 
     def case(used: str, loader: str = "finetuning", **more: Any) -> dict[str, Any]:
@@ -89,7 +97,9 @@ def test_batches_are_foundrys(foundry: Foundry, tokenizer_folder: Path, tmp_path
 
 
 def test_a_preview_is_what_the_real_loader_draws(lab: Lab, foundry: Foundry) -> None:
-    """By the Streaming that it pins. That counts and packed rows are the loader's: with_torch/test_preview.py."""
+    """By the Streaming that it pins. That counts and packed rows are the loader's:
+    with_torch/test_preview.py.
+    """
     texts = {"docs": documents(lab.corpus / "docs.jsonl")} | lab.demo("web")
     for name, workers, of in (("finetuning", 2, lab.demo()), ("text", 0, texts)):
         dataset = {"shuffle": True, "shuffle_seed": 17}
@@ -151,7 +161,9 @@ def section_with(loader: str, place: dict[str, str], where: str, keys: Any) -> d
 def test_what_check_passes_starts_and_what_it_refuses_does_not(
     loader: str, foundry: Foundry, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
-    """Each setting alone, over 20 samples in batches of 16: the real loader draws an epoch of it, or fails."""
+    """Each setting alone, over 20 samples in batches of 16: the real loader draws an epoch of it,
+    or fails.
+    """
     chunks = [
         {"tokens": np.arange(10 + n, 10 + n + MAX_SEQ_LEN, dtype=np.int32)} for n in range(20)
     ]
@@ -197,7 +209,9 @@ LEARNED = ("none", "last"), ("all", "last"), ("none", "all"), ("length>=1", "las
 
 @pytest.mark.parametrize("layout", ["concat", "document"])
 def test_documents_in_the_finetuning_loader(layout: str, lab: Lab, foundry: Foundry) -> None:
-    """A model learns from them what it learns from the same records in the text loader, under every policy."""
+    """A model learns from them what it learns from the same records in the text loader, under every
+    policy.
+    """
     only = {"only": documents(lab.corpus / "docs.jsonl", layout=layout)}
 
     def losses(name: str, *settings: str) -> Any:

@@ -1,4 +1,8 @@
-"""`train_loader.name: mdsmix`: the unmodified LLM-Foundry trains on streams that none of its own loaders reads together."""
+"""`train_loader.name: mdsmix`: the unmodified LLM-Foundry trains on streams that none of its own
+loaders reads together.
+"""
+
+from __future__ import annotations
 
 from pathlib import Path
 

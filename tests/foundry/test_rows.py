@@ -1,7 +1,10 @@
-"""For the same records, mdsmix's samples are those of LLM-Foundry: of its functions row by row, and of its converters from file to batches.
+"""For the same records, mdsmix's samples are those of LLM-Foundry: of its functions row by row, and
+of its converters from file to batches.
 
 Special tokens in the text are allowed here, since Foundry knows no other way.
 """
+
+from __future__ import annotations
 
 import json
 import random
@@ -158,7 +161,9 @@ def test_samples_are_foundrys(style: str, styled: dict[str, Path], foundry: Foun
 def test_the_stop_of_the_next_role_is_the_one_exception(
     tmp_path: Path, styled: dict[str, Path], foundry: Foundry
 ) -> None:
-    """Under a template without an end of turn whose stop tokens are known, and target_responses: all."""
+    """Under a template without an end of turn whose stop tokens are known, and target_responses:
+    all.
+    """
     source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     roles = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
     folder = with_tokens(styled["plain"], tmp_path / "roles", source, roles, stops=roles[1::2])
@@ -178,7 +183,9 @@ def test_the_stop_of_the_next_role_is_the_one_exception(
 
 
 def is_refused(record: Any) -> bool:
-    """Whether no row comes of a conversation, or one of its texts may be empty once it is rendered."""
+    """Whether no row comes of a conversation, or one of its texts may be empty once it is
+    rendered.
+    """
     messages = record["messages"]
     is_odd = isinstance(MESSAGES.read(record, {"messages": "messages"}), str)
     return is_odd or not all(str(message["content"]).strip() for message in messages)

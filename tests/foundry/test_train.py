@@ -1,5 +1,9 @@
-"""The whole way: raw records, `mdsmix convert`, `mdsmix render-yaml --into`, and the unmodified `llmfoundry train` learns: from folders and
-from a bucket, on two ranks with an empty disk, and by the blocks of pages."""
+"""The whole way: raw records, `mdsmix convert`, `mdsmix render-yaml --into`, and the unmodified
+`llmfoundry train` learns: from folders and from a bucket, on two ranks with an empty disk, and by
+the blocks of pages.
+"""
+
+from __future__ import annotations
 
 import re
 import shlex
@@ -28,7 +32,9 @@ def losses(said: str) -> list[float]:
 
 
 def trained(programs: Standing, config: Path, *settings: str) -> str:
-    """What `llmfoundry train` printed up to its good end: what that script runs, in a process that has imported it."""
+    """What `llmfoundry train` printed up to its good end: what that script runs, in a process that
+    has imported it.
+    """
     ended = programs.start(LLMFOUNDRY, "train", config, *settings).wait()
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
     return ended.stdout + ended.stderr
@@ -90,7 +96,8 @@ def test_both_environments_write_the_same_bytes_and_the_real_loader_draws_from_t
     lab.converted("ours", **settings)
     (tmp_path / "theirs").mkdir()
     recipe = write_recipe(tmp_path / "theirs", lab.tokenizer, **settings)
-    # A cache of its own: the tokenizer is to be read by Foundry's transformers, not found in a snapshot.
+    # A cache of its own: the tokenizer is to be read by Foundry's transformers, not found in a
+    # snapshot.
     environment = {"MDSMIX_CACHE": str(tmp_path / "cache")}
     validating = ("render-yaml", recipe, "-o", tmp_path / "o.yaml", "--validate")
     for words in (("convert", recipe), validating):

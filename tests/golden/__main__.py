@@ -1,4 +1,8 @@
-"""`python -m tests.golden --write` rewrites rows.json; `--convert FOLDER` makes the streams there and reads none."""
+"""`python -m tests.golden --write` rewrites rows.json; `--convert FOLDER` makes the streams there
+and reads none.
+"""
+
+from __future__ import annotations
 
 import argparse
 import os

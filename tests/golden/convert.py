@@ -1,5 +1,8 @@
-"""Each stream made by this process, and every third one again: by two workers, a run that goes on where a killed one ended, or one unit by a
-job of its own."""
+"""Each stream made by this process, and every third one again: by two workers, a run that goes on
+where a killed one ended, or one unit by a job of its own.
+"""
+
+from __future__ import annotations
 
 import gc
 import json
@@ -108,7 +111,9 @@ def _kill(recipe: Path, local: str, stream: str, writes: int) -> None:
 
 @contextmanager
 def _counting(counts: Counter[str], dies_at: tuple[str, int] = ("", 0)) -> Iterator[None]:
-    """Counts the files that are written below each stream's folder. `dies_at`: a stream, and of its files the last one."""
+    """Counts the files that are written below each stream's folder. `dies_at`: a stream, and of its
+    files the last one.
+    """
 
     def watched(write: Any) -> Any:
         def writing(self: LocalPath, *given: Any) -> Any:

@@ -1,4 +1,8 @@
-"""The made records as files of every format, and images of every format that needs no library to be written."""
+"""The made records as files of every format, and images of every format that needs no library to be
+written.
+"""
+
+from __future__ import annotations
 
 import csv
 import io
@@ -77,7 +81,9 @@ def write_sources(folder: Path) -> None:
 
 
 def write_json_columns(folder: Path) -> None:
-    """Parquet files and Arrow streams with columns of JSON, and with maps, as `datasets` and DuckDB write them."""
+    """Parquet files and Arrow streams with columns of JSON, and with maps, as `datasets` and DuckDB
+    write them.
+    """
     pairs = list(made.pairs("json columns", 100))
     mixed = [_mixed(number, pair["response"]) for number, pair in enumerate(pairs)]
     prompts = pa.array([pair["prompt"] for pair in pairs])

@@ -1,4 +1,8 @@
-"""Sources and tokenizers that a seed makes, by nothing that a release of Python or of a library may make otherwise."""
+"""Sources and tokenizers that a seed makes, by nothing that a release of Python or of a library may
+make otherwise.
+"""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
@@ -24,7 +28,9 @@ TEMPLATE = (
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if style is defined and style == 'opens' %}<think>\n{% endif %}{% endif %}"
 )
-"ChatML with tools and images; `style` makes it print the day, forget the reasoning of earlier answers, or begin an answer by it."
+"""ChatML with tools and images; `style` makes it print the day, forget the reasoning of earlier
+answers, or begin an answer by it.
+"""
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 ROLE_ENDED = (
     "<s>{% if tools %}<|system|>\n{{ tools | tojson }}{% endif %}{% for m in messages %}"
@@ -77,7 +83,9 @@ def text(draws: Draws, least: int, most: int) -> str:
 
 
 def documents(seed: str, count: int) -> Iterator[Record]:
-    """Documents with fields beside the text; one in nine says what an earlier one says, some are empty or hold special tokens."""
+    """Documents with fields beside the text; one in nine says what an earlier one says, some are
+    empty or hold special tokens.
+    """
     draws, said = Draws(seed), list[str]()
     for number in range(count):
         words = text(draws, 1, 60) if draws.is_one_in(5) else text(draws, 10, 30)
@@ -91,7 +99,9 @@ def documents(seed: str, count: int) -> Iterator[Record]:
 
 
 def talks(seed: str, count: int) -> Iterator[list[tuple[str, str]]]:
-    """Conversations as (role, text): some with a system message, reasoning or special tokens, too long, or out of order."""
+    """Conversations as (role, text): some with a system message, reasoning or special tokens, too
+    long, or out of order.
+    """
     draws, kept = Draws(seed), list[list[tuple[str, str]]]()
     for number in range(count):
         talk = [("system", text(draws, 2, 6))] if draws.is_one_in(3) else []
@@ -124,7 +134,9 @@ def messages(seed: str, count: int) -> Iterator[Record]:
 
 
 def openai(seed: str, count: int) -> Iterator[Record]:
-    """Calls of tools and their results, weights, null entries, parts, and a call that nothing describes."""
+    """Calls of tools and their results, weights, null entries, parts, and a call that nothing
+    describes.
+    """
     draws = Draws(f"{seed} tools")
     at = {"type": "object", "properties": {"at": {"type": "string"}}}
     tool = {"name": "look", "description": "looks", "parameters": at}
@@ -198,7 +210,9 @@ def rounds(seed: str, count: int) -> Iterator[Record]:
 
 
 def pictured(seed: str, count: int, images: Sequence[str]) -> Iterator[tuple[Record, list[str]]]:
-    """LLaVA's records, and the images of each; one in eleven lacks an image, one in seven is of text."""
+    """LLaVA's records, and the images of each; one in eleven lacks an image, one in seven is of
+    text.
+    """
     draws = Draws(f"{seed} images")
     for number, record in enumerate(sharegpt(seed, count)):
         said = [m for m in record["conversations"] if m["from"] in ("human", "gpt")]

@@ -1,4 +1,8 @@
-"""Rows as plain StreamingDataset gives them, as hashes, and the totals of their manifest; held against the file that keeps them."""
+"""Rows as plain StreamingDataset gives them, as hashes, and the totals of their manifest; held
+against the file that keeps them.
+"""
+
+from __future__ import annotations
 
 import json
 from collections import defaultdict
@@ -83,7 +87,9 @@ def _hash(row: Row) -> str:
 
 
 def _images(stored: bytes) -> list[str]:
-    """Hashes of the images of a stored row: three sizes of columns, the images first, and of these how many and their sizes."""
+    """Hashes of the images of a stored row: three sizes of columns, the images first, and of these
+    how many and their sizes.
+    """
     length = int(np.frombuffer(stored, "<u4", 1)[0])
     column = stored[12 : 12 + length]
     count = int(np.frombuffer(column, "<u4", 1, 4)[0])
@@ -93,7 +99,9 @@ def _images(stored: bytes) -> list[str]:
 
 
 def differences(made: Made, kept: Mapping[str, Any]) -> Iterator[str]:
-    """A paragraph on each stream that is not as it was kept, with the ways in which it was made so."""
+    """A paragraph on each stream that is not as it was kept, with the ways in which it was
+    made so.
+    """
     ways = defaultdict[str, list[str]](list)
     for name in made.names:
         way, _, stream = name.partition("/")

@@ -1,5 +1,7 @@
 """The recipes: between them every kind, shape, format, compression, loader and policy."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +16,9 @@ def documents(path: str, source: Tree | None = None, **settings: Any) -> Tree:
 
 
 def finetuning(path: str, source: Tree | str, **settings: Any) -> Tree:
-    """A stream of pairs or conversations; a `source` that is a word is the field that its shape is told by."""
+    """A stream of pairs or conversations; a `source` that is a word is the field that its shape is
+    told by.
+    """
     named = {source: source} if isinstance(source, str) else source
     return {"kind": "finetuning", "source": {"path": path, **named}, **settings}
 

@@ -1,4 +1,8 @@
-"""The wheel and the sdist as `make test-package` has built and installed them, used where there is no checkout."""
+"""The wheel and the sdist as `make test-package` has built and installed them, used where there is
+no checkout.
+"""
+
+from __future__ import annotations
 
 import email
 import json

@@ -1,5 +1,7 @@
 """A Ray engine whose first unit waits until it is let go, and a driver that ends in the middle."""
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -63,7 +65,9 @@ class Held:
 
 
 def end_after_the_first_answer(number: int) -> None:
-    """This process, a driver, gives itself a signal once it has taken the answer of its first unit."""
+    """This process, a driver, gives itself a signal once it has taken the answer of its
+    first unit.
+    """
     take = RayEngine._take
 
     def taking(run: RayEngine, node: Any, what: str, *said: Any) -> Any:

@@ -1,9 +1,13 @@
-"""On a cluster that loses nodes, workers and its driver: the bytes of one process, and what is told of it.
+"""On a cluster that loses nodes, workers and its driver: the bytes of one process, and what is told
+of it.
 
-It is one cluster for all tests here: a head without processors, and two nodes of one processor each, all on this machine. Ray's own folder is in
-the system's temporary one, under a short name, because sockets lie in it. A lost node is given up within seven seconds, not within a minute as
+It is one cluster for all tests here: a head without processors, and two nodes of one processor
+each, all on this machine. Ray's own folder is in the system's temporary one, under a short name,
+because sockets lie in it. A lost node is given up within seven seconds, not within a minute as
 Ray's own settings have it.
 """
+
+from __future__ import annotations
 
 import logging
 import os
@@ -73,7 +77,9 @@ class Cluster:
 
 @pytest.fixture(scope="session")
 def cluster(_minio_settings: dict[str, str]) -> Iterator[Cluster]:
-    """This process is its driver. Its nodes have the credentials of the tests' MinIO, and know not where it is."""
+    """This process is its driver. Its nodes have the credentials of the tests' MinIO, and know not
+    where it is.
+    """
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)
@@ -126,7 +132,9 @@ POOL = PoolSettings(workers=0, memory=0)
 
 
 def test_the_bytes_are_those_of_one_process(cluster: Cluster, recipe: Path, bucket: str) -> None:
-    """Into a folder that all nodes share, and into a bucket, whose endpoint the nodes learn from the driver."""
+    """Into a folder that all nodes share, and into a bucket, whose endpoint the nodes learn from
+    the driver.
+    """
     answer = mdsmix("convert", recipe, f"remote=s3://{bucket}", "--engine", cluster.engine)
     assert answer.code == 0, answer.err
     assert re.search(r"web +402 +342 +58 +2 ", answer.out), answer.out
@@ -143,8 +151,9 @@ def test_the_bytes_are_those_of_one_process(cluster: Cluster, recipe: Path, buck
 
 
 def test_a_late_worker_of_a_lost_node_changes_nothing(cluster: Cluster, recipe: Path) -> None:
-    """A raylet is killed while its worker has the first unit, and the worker waits until its unit was done again and all is
-    published. Then it goes on, in other pieces, to its end."""
+    """A raylet is killed while its worker has the first unit, and the worker waits until its unit
+    was done again and all is published. Then it goes on, in other pieces, to its end.
+    """
     expected, out = by_one_process(recipe), recipe.parent / "out"
     engine, watcher = HoldingEngine(recipe.parent / "told"), converting.Told()
     ended = engine.folder / "ended"
@@ -190,7 +199,9 @@ def test_a_closed_run_leaves_nobody_at_work_and_nothing_half_written(
 
 
 def ended(recipe: Path, number: int, *arguments: str, **more: str) -> tuple[int, str]:
-    """`mdsmix convert` as a process of its own that ends by this signal in the middle: its exit code, and what it said."""
+    """`mdsmix convert` as a process of its own that ends by this signal in the middle: its exit
+    code, and what it said.
+    """
     program = f"{UNITS.format(WINDOW)}; from tests.ray.held import end_after_the_first_answer as end; end({number}); from mdsmix.cli.main import run; run()"
     words = [sys.executable, "-c", program, "convert", str(recipe), "--only", "web", *arguments]
     driver = subprocess.run(words, env=os.environ | more, capture_output=True, text=True)

@@ -1,9 +1,12 @@
 """Stores of other makers, each a real server on a free loopback port with a folder of its own.
 
-`make stores` installs them: MinIO and versitygw as Go binaries, moto in an environment of its own. A missing one fails the
-tests, since a skipped store would look like one that passed. `MDSMIX_TEST_STORE` names an endpoint that runs already, used
-with the AWS_* credentials of the environment: so a store that cannot be started here is tried by hand.
+`make stores` installs them: MinIO and versitygw as Go binaries, moto in an environment of its own.
+A missing one fails the tests, since a skipped store would look like one that passed.
+`MDSMIX_TEST_STORE` names an endpoint that runs already, used with the AWS_* credentials of the
+environment: so a store that cannot be started here is tried by hand.
 """
+
+from __future__ import annotations
 
 import contextlib
 import os

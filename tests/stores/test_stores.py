@@ -1,4 +1,8 @@
-"""What mdsmix asks of a store, asked of each in turn: objects, conditions, and whole commands. Kills and stalls are tried on MinIO (`tests/e2e`)."""
+"""What mdsmix asks of a store, asked of each in turn: objects, conditions, and whole commands.
+Kills and stalls are tried on MinIO (`tests/e2e`).
+"""
+
+from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator

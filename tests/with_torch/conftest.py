@@ -1,5 +1,7 @@
 """Here torch is wanted, and Streaming keeps what its datasets share apart by numbers."""
 
+from __future__ import annotations
+
 import gc
 import os
 import subprocess
@@ -31,7 +33,8 @@ def _own_numbers(own_temporary: None) -> Iterator[None]:
     def opened(name: str, create: bool, size: int = 0) -> Any:
         return memory(name, create, size, auto_cleanup=create)
 
-    # Streaming would leave open what it has only looked at, until the process ends: 150 datasets had 11,800 files.
+    # Streaming would leave open what it has only looked at, until the process ends: 150 datasets
+    # had 11,800 files.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix, "SharedMemory", opened)
         yield
@@ -49,8 +52,9 @@ def _is_golden(item: pytest.Item) -> bool:
 def golden_streams(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[], Path]]:
-    """Makes the golden streams beside all other tests, for the last one, by a process without torch: it forks workers in a twentieth
-    of the time. Waits for their folder."""
+    """Makes the golden streams beside all other tests, for the last one, by a process without
+    torch: it forks workers in a twentieth of the time. Waits for their folder.
+    """
     folder, process = tmp_path_factory.mktemp("golden"), None
     with (folder / "said").open("wb") as out:
         if _is_golden(request.session.items[-1]):
@@ -68,7 +72,9 @@ def golden_streams(
 
 @pytest.fixture
 def _release_loaders() -> Iterator[None]:
-    """A worker forked later must not inherit the loaders of an earlier test, and a loader's folders are its own until it is gone."""
+    """A worker forked later must not inherit the loaders of an earlier test, and a loader's folders
+    are its own until it is gone.
+    """
     yield
     gc.collect()
 

@@ -1,4 +1,8 @@
-"""Small streams in every column layout, written by Streaming's own MDSWriter, and the config that loads them."""
+"""Small streams in every column layout, written by Streaming's own MDSWriter, and the config that
+loads them.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,7 +32,9 @@ def write_stream(folder: Path, columns: dict[str, str], samples: Any, **settings
 
 
 def write_tokens(folder: Path, count: int, length: int = 8, **settings: Any) -> Path:
-    """A concat stream as mdsmix writes it for the text loader, in which no token comes twice: row i starts with 10 + i * length."""
+    """A concat stream as mdsmix writes it for the text loader, in which no token comes twice: row i
+    starts with 10 + i * length.
+    """
     rows = np.arange(10, 10 + count * length, dtype=np.uint16).reshape(count, length)
     samples = [{"tokens": row} for row in rows]
     return write_stream(folder, {"tokens": f"ndarray:uint16:{length}"}, samples, **settings)
@@ -49,7 +55,9 @@ def loaded(mixed: Mixed, batch: int = 2, name: str = "text", **dataset: Any) -> 
 
 
 def config(mixed: Mixed, name: str = "finetuning", **dataset: Any) -> dict[str, Any]:
-    """A config for rows of 8 tokens; keywords of the loader are those that LLM-Foundry has there."""
+    """A config for rows of 8 tokens; keywords of the loader are those that LLM-Foundry has
+    there.
+    """
     keys = ("num_workers", "drop_last", "prefetch_factor", "persistent_workers", "timeout")
     loader = {key: dataset.pop(key) for key in keys if key in dataset}
     targets = {"decoder_only_format": True} if name == "finetuning" else {}

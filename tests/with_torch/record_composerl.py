@@ -1,5 +1,9 @@
-"""`python -m tests.with_torch.record_composerl PATH` writes composerl_batches.json: batches that ComposeRL's own dataset and collator
-make of rows drawn here. PATH is a git checkout of ComposeRL. test_preferences.py compares them with those of mdsmix."""
+"""`python -m tests.with_torch.record_composerl PATH` writes composerl_batches.json: batches that
+ComposeRL's own dataset and collator make of rows drawn here. PATH is a git checkout of ComposeRL.
+test_preferences.py compares them with those of mdsmix.
+"""
+
+from __future__ import annotations
 
 import argparse
 import importlib.util
@@ -56,7 +60,9 @@ def draw_row(draw: random.Random, lengths: tuple[int, int, int]) -> Row:
 
 
 def draw_rows(case: Case) -> list[Row]:
-    """Return rows of random lengths, then rows whose answers grow token by token past max_seq_len."""
+    """Return rows of random lengths, then rows whose answers grow token by token past
+    max_seq_len.
+    """
     draw = random.Random(case.max_seq_len)
     most = case.max_seq_len
     lengths = [
@@ -79,8 +85,8 @@ def draw_rows(case: Case) -> list[Row]:
 def write_rows(folder: Path, rows: list[Row], max_seq_len: int) -> None:
     """Write rows as a stream.
 
-    If max_seq_len is not a multiple of 8, ComposeRL's dataset fails on an answer that is longer with
-    its prompt: there the rest of it is left out.
+    If max_seq_len is not a multiple of 8, ComposeRL's dataset fails on an answer that is longer
+    with its prompt: there the rest of it is left out.
     """
     columns = dict.fromkeys(SIDES, "bytes")
     columns |= {key: "float64" for key in REWARDS if key in rows[0]}
@@ -103,7 +109,9 @@ def describe(tensor: torch.Tensor) -> dict[str, Any]:
 def record_batch(
     theirs: ModuleType, folder: Path, tokenizer: PreTrainedTokenizerBase, max_seq_len: int
 ) -> dict[str, Any]:
-    """Return one batch of all rows of a stream, and the rows on which ComposeRL fails, which it leaves out."""
+    """Return one batch of all rows of a stream, and the rows on which ComposeRL fails, which it
+    leaves out.
+    """
     dataset = theirs.PairwisePreferenceStreamingDataset(
         max_seq_len, local=str(folder), batch_size=1
     )
@@ -132,7 +140,9 @@ def record_odd(theirs: ModuleType, tokenizer: PreTrainedTokenizerBase) -> dict[s
 
 
 def head_of(checkout: Path) -> dict[str, str]:
-    """Return what made the batches: the checkout's commit and version, and the versions of libraries."""
+    """Return what made the batches: the checkout's commit and version, and the versions of
+    libraries.
+    """
     command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
     commit = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     named = re.search(r'^version = "(.+)"$', (checkout / "pyproject.toml").read_text(), re.M)

@@ -1,5 +1,7 @@
 """Recipes of images and their processors, as they are written and rendered."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

@@ -1,4 +1,8 @@
-"""Loaders timed: what is counted and what is not, and that nothing is left behind, whatever happens."""
+"""Loaders timed: what is counted and what is not, and that nothing is left behind, whatever
+happens.
+"""
+
+from __future__ import annotations
 
 import json
 import tempfile
@@ -36,7 +40,9 @@ class Loader:
 
 
 def test_a_step_waits_as_long_as_a_batch_takes_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches that lay ready count for nothing: 5 of 13 come at once, and would make the loader look twice as fast."""
+    """Batches that lay ready count for nothing: 5 of 13 come at once, and would make the loader
+    look twice as fast.
+    """
     monkeypatch.setattr(speed, "time", clock := Clock())
     alone, ahead, loader = LoaderSetting(0), LoaderSetting(2, 2), Loader(clock, 1000, 1 / 64)
     found = timed(loader, alone, "warm", step=1 / 256, seconds=0.5, most=None)
@@ -51,15 +57,19 @@ def test_a_step_waits_as_long_as_a_batch_takes_to_make(monkeypatch: pytest.Monke
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The system's folder for temporary files. Its name is short: a worker of torch opens a socket below it, whose path has 107
-    characters at most, and where it is longer the loader waits for ever."""
+    """The system's folder for temporary files. Its name is short: a worker of torch opens a socket
+    below it, whose path has 107 characters at most, and where it is longer the loader waits for
+    ever.
+    """
     with tempfile.TemporaryDirectory(prefix="b-", dir="/tmp") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
 
 
 def test_nothing_is_left(temporary: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
-    """Cold and warm are measured of a stream with a remote folder, whose local folder nobody may touch, and of one without."""
+    """Cold and warm are measured of a stream with a remote folder, whose local folder nobody may
+    touch, and of one without.
+    """
     web, docs = (str(write_tokens(tmp_path / n, 200, size_limit=2000)) for n in ("web", "docs"))
     mixed = {"web": {"remote": web, "local": str(tmp_path / "cache")}, "docs": {"local": docs}}
     tree = config(mixed, "text", shuffle=True) | {"tokenizer": {"name": str(tokenizer_folder)}}

@@ -1,7 +1,11 @@
-"""Under the least cache_limit no shard is evicted before its samples are read; under smaller ones that were once accepted, some are.
+"""Under the least cache_limit no shard is evicted before its samples are read; under smaller ones
+that were once accepted, some are.
 
-Streaming draws the orders. The workers' reading and the eviction are simulated here, so that nothing waits for an evicted shard.
+Streaming draws the orders. The workers' reading and the eviction are simulated here, so that
+nothing waits for an evicted shard.
 """
+
+from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +43,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> StreamingDataset:
 
 
 class Node:
-    """A node whose workers prepare and read samples one by one, in an order drawn at random, and whose cache evicts as Streaming does."""
+    """A node whose workers prepare and read samples one by one, in an order drawn at random, and
+    whose cache evicts as Streaming does.
+    """
 
     def __init__(self, shards: list[list[int]], sizes: list[int], limit: int, window: Window):
         self.shards, self.sizes, self.limit, self.window = shards, sizes, limit, window
@@ -58,8 +64,10 @@ class Node:
                 del self.used[next(iter(self.used))]
         self.used[shard] = None
 
-    def run(self, rng: np.random.Generator) -> "Node":
-        """Read all samples. A worker is at most `prefetch_factor` + 1 batches ahead of any other."""
+    def run(self, rng: np.random.Generator) -> Node:
+        """Read all samples. A worker is at most `prefetch_factor` + 1 batches ahead of any
+        other.
+        """
         ends = [len(of) for of in self.shards]
         prepared, read = [0] * len(ends), [0] * len(ends)
         rows, apart = self.window.world.drawn, self.window.prefetch_factor + 1
@@ -159,7 +167,9 @@ def test_four_shards_and_even_one_window_are_not_enough(dataset: StreamingDatase
 
 
 def test_a_loader_refuses_a_limit_below_its_window(tmp_path: Path) -> None:
-    """One device of 2 rows, without workers: 2 * 16 + 1 samples, each in another shard of the largest size."""
+    """One device of 2 rows, without workers: 2 * 16 + 1 samples, each in another shard of the
+    largest size.
+    """
     remote = write_tokens(tmp_path / "remote", 60, size_limit=1)
     size = max(file.stat().st_size for file in remote.glob("*.mds"))
     index = (remote / "index.json").stat().st_size

@@ -1,4 +1,8 @@
-"""Rows of every kind, shape, format and policy are as the golden file has them, whoever made them: tests/golden."""
+"""Rows of every kind, shape, format and policy are as the golden file has them, whoever made them:
+tests/golden.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,9 @@
-"""What a YAML and an index say is judged when the loader is built: what no one would read, and a stream that is missing or hostile, is
-refused. A shard that fails reaches the training loop, named, with and without workers; nothing ends early, nothing hangs."""
+"""What a YAML and an index say is judged when the loader is built: what no one would read, and a
+stream that is missing or hostile, is refused. A shard that fails reaches the training loop, named,
+with and without workers; nothing ends early, nothing hangs.
+"""
+
+from __future__ import annotations
 
 import gc
 import json
@@ -38,8 +42,9 @@ def shards_of(folder: Path, **settings: Any) -> Path:
 
 
 def loader_of(folder: Path, workers: int = 0, remote: Path | None = None, **keys: Any) -> MixLoader:
-    """Of a stream in the folder, to which it is fetched where `remote` has it. A lost shard is asked for once: each further time takes
-    a second and more."""
+    """Of a stream in the folder, to which it is fetched where `remote` has it. A lost shard is
+    asked for once: each further time takes a second and more.
+    """
     stream = {"local": str(folder), "download_retry": 1}
     stream |= {"remote": str(remote)} if remote else {}
     return loaded({"web": stream}, num_workers=workers, **keys)
@@ -80,7 +85,9 @@ def test_a_damaged_shard_is_named(damage: Any, local: str, workers: int, tmp_pat
 
 
 def test_a_damaged_shard_that_is_no_copy_stays_where_it_is(tmp_path: Path) -> None:
-    """A remote that is the local folder, by whatever name: what lies there is the stream itself. A packed one too."""
+    """A remote that is the local folder, by whatever name: what lies there is the stream itself. A
+    packed one too.
+    """
     web, link = shards_of(tmp_path / "web"), tmp_path / "link"
     truncate(web / SHARD)
     link.symlink_to(web)
@@ -219,7 +226,8 @@ def test_a_foundry_config_is_read_and_only_the_loaders_part_is_resolved(tmp_path
         read_settings(path, "eval_loader")
 
 
-# Each rule has its cases in tests/test_mix_checks.py: here is one of each sort, and what this loader alone refuses.
+# Each rule has its cases in tests/test_mix_checks.py: here is one of each sort, and what this
+# loader alone refuses.
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("finetuning", {"shufle": True}, "dataset of train_loader has the key shufle, which is not read there. The loader is called with it and fails (TypeError). Fix: leave it out, or write what was meant (shuffle)."),
     ("finetuning", {"target_prompts": "some"}, "target_prompts is 'some'"),

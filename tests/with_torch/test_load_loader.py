@@ -1,4 +1,8 @@
-"""Streams of every column layout in one loader, drawn by weight, stopped and resumed without losing or repeating a row."""
+"""Streams of every column layout in one loader, drawn by weight, stopped and resumed without losing
+or repeating a row.
+"""
+
+from __future__ import annotations
 
 import gc
 import re
@@ -118,7 +122,9 @@ def test_what_the_yaml_says_of_rows_reaches_them() -> None:
 
 
 def test_ranks_take_the_smallest_of_their_packing_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each finds one from rows of its own, and batches of different sizes would not fit together."""
+    """Each finds one from rows of its own, and batches of different sizes would not fit
+    together.
+    """
     made = config({"a": {"local": "a"}}, packing_ratio="auto") | {"max_seq_len": 200}
     row = TrainingRow(np.full(100, 9), np.full(100, 9))
     monkeypatch.setattr(loader, "_dataset", lambda *of: SimpleNamespace(end=lambda: None))
@@ -154,7 +160,9 @@ def test_what_no_loader_can_be_built_of_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_an_epoch_that_fills_no_batch_is_refused(tmp_path: Path) -> None:
-    """Streaming gives a pass without a batch and without a word; where the last batch may be short, it is one."""
+    """Streaming gives a pass without a batch and without a word; where the last batch may be short,
+    it is one.
+    """
     streams = {n: {"local": str(write_tokens(tmp_path / n, 30))} for n in "ab"}
     for size, drop_last in ((200, False), (60, True)):
         assert len(list(loaded(streams, size, drop_last=drop_last))) == 1

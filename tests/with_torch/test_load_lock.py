@@ -1,4 +1,8 @@
-"""A state goes on with the data that it was counted on; on other data it is refused, or goes on with a warning if that is accepted."""
+"""A state goes on with the data that it was counted on; on other data it is refused, or goes on
+with a warning if that is accepted.
+"""
+
+from __future__ import annotations
 
 import gc
 import json
@@ -23,7 +27,9 @@ pytestmark = pytest.mark.usefixtures("_release_loaders")
 
 
 def publish(folder: Path, rows: Sequence[int] = range(10, 110)) -> dict[str, Any]:
-    """A stream of eight tokens a row, the first of which tells rows apart; shards of 12 rows or so."""
+    """A stream of eight tokens a row, the first of which tells rows apart; shards of 12
+    rows or so.
+    """
     samples = [{"tokens": np.full(8, row, np.int32)} for row in rows]
     columns = {"tokens": "ndarray:int32:8"}
     return {"local": str(write_stream(folder, columns, samples, size_limit=640, hashes=["xxh64"]))}
@@ -101,7 +107,9 @@ def test_a_state_without_a_lock_is_told(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_what_is_no_state_is_one_sentence(two: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A whole checkpoint, in which the loader's state is one part; a field or a lock that is none."""
+    """A whole checkpoint, in which the loader's state is one part; a field or a lock that
+    is none.
+    """
     loader, (_, state) = opened(two[0]), two
     for given, word in (
         ({"model": {}, "loader": state}, "epoch"),
@@ -173,7 +181,9 @@ def test_an_epoch_that_composer_has_ended_is_not_begun_again(tmp_path: Path) -> 
 def test_other_devices_are_refused_where_they_divide_an_epoch_differently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the same batch of all devices together. What is exact by Streaming's own layout: test_load_worlds.py."""
+    """With the same batch of all devices together. What is exact by Streaming's own layout:
+    test_load_worlds.py.
+    """
     mixed = {"a": publish(tmp_path / "a"), "b": publish(tmp_path / "b", range(200, 240))}
 
     def on(world: World, batch: int, method: str) -> MixLoader:

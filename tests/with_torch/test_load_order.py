@@ -1,4 +1,8 @@
-"""An order that was kept is the one that Streaming works out, for all that ask; and what decides it decides which one is read."""
+"""An order that was kept is the one that Streaming works out, for all that ask; and what decides it
+decides which one is read.
+"""
+
+from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
@@ -93,7 +97,9 @@ def test_what_decides_it_names_it(streams: Streams, tmp_path: Path, monkeypatch:
 
 @pytest.fixture
 def asked(streams: Streams, monkeypatch: Patch) -> Asked:
-    """Gives the order of two nodes with eight ranks each as their datasets ask for it; a mock counts those that Streaming worked out."""
+    """Gives the order of two nodes with eight ranks each as their datasets ask for it; a mock
+    counts those that Streaming worked out.
+    """
     dataset, world, work = loader(streams).dataset, World(2, 8, 2, 0), Mock(wraps=generate_work)
     dataset._resume(world, 0)
     monkeypatch.setattr(order, "generate_work", work)

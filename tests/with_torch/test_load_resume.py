@@ -1,4 +1,8 @@
-"""A run that stops and goes on reads what an undisturbed one reads, under every trainer, also from the end of an epoch."""
+"""A run that stops and goes on reads what an undisturbed one reads, under every trainer, also from
+the end of an epoch.
+"""
+
+from __future__ import annotations
 
 import gc
 import json
@@ -79,7 +83,9 @@ def test_the_end_of_an_epoch_is_the_beginning_of_the_next(mixed: Any, settings: 
 
 @pytest.mark.parametrize("settings", [SETTINGS[0], SETTINGS[3]], ids=str)
 def test_a_state_is_honoured_by_a_loader_that_was_iterated(mixed: Any, settings: Any) -> None:
-    """After whole passes, in the middle of one, and one state after another; the pass that was read before cannot go on."""
+    """After whole passes, in the middle of one, and one state after another; the pass that was read
+    before cannot go on.
+    """
     first = loaded(mixed, **settings)
     list(islice(first, 3))
     early = kept(first.state_dict())
@@ -127,7 +133,9 @@ print(json.dumps(seen))
 
 
 def test_ranks_go_on_together(mixed: Any, programs: Standing) -> None:
-    """From the end of an epoch and from the middle of one that is behind, with two workers a rank."""
+    """From the end of an epoch and from the middle of one that is behind, with two workers
+    a rank.
+    """
     settings = config(mixed, "mdsmix", shuffle=True, drop_last=True, **WORKERS)
     started = ranks(programs, TWO_RANKS, json.dumps(settings))
     ended = [program.wait() for program in started]
@@ -258,7 +266,9 @@ class Lit(lightning.LightningModule):
 
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_goes_on(mixed: Any, tmp_path: Path) -> None:
-    """Its checkpoint of the end of an epoch is not handed to the loader: Lightning says which epoch begins."""
+    """Its checkpoint of the end of an epoch is not handed to the loader: Lightning says which epoch
+    begins.
+    """
 
     def fitted(epochs: int, begin: Path | None = None, **saving: Any) -> list[int]:
         gc.collect()

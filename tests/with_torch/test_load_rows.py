@@ -1,4 +1,8 @@
-"""A sample becomes the row that LLM-Foundry's collators would make of it, rows are packed, and become one padded batch: by hand."""
+"""A sample becomes the row that LLM-Foundry's collators would make of it, rows are packed, and
+become one padded batch: by hand.
+"""
+
+from __future__ import annotations
 
 import warnings
 from mmap import mmap

@@ -1,4 +1,8 @@
-"""Batches of images: what the processor makes of a stored row, for four families, and what a model sees of it."""
+"""Batches of images: what the processor makes of a stored row, for four families, and what a model
+sees of it.
+"""
+
+from __future__ import annotations
 
 import json
 import re
@@ -30,7 +34,9 @@ from tests.with_torch.seeing import LENGTH, Folders, rendered, unnamed, written
 
 pytestmark = pytest.mark.usefixtures("_looks_here")
 Published = tuple[Path, Path, list[Path]]
-"The folder of a processor, a recipe, and the images of its rows: one, none, two, one turned by EXIF."
+"""The folder of a processor, a recipe, and the images of its rows: one, none, two, one turned by
+EXIF.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +91,8 @@ def test_a_batch_is_what_the_processor_makes_of_it(family: str, published: Any) 
     assert totals.seen_tokens == int(masks.sum())
     assert totals.seen_tokens == totals.tokens + totals.image_tokens - totals.images + 4
 
-    # Microbatches are what the loader makes of their rows, but for zeros up to the largest image of the whole batch.
+    # Microbatches are what the loader makes of their rows, but for zeros up to the largest image of
+    # the whole batch.
     drawn_rows, collate = list(loader.dataset), loader.collate_fn
     alone = replace(collate, vision=replace(collate.vision))
     split = prepare(collate)
@@ -207,7 +214,9 @@ ODD = [(600, 3), (3, 600), (1, 1), (2, 2), (4, 4), (3, 3), (30, 600)]
 
 
 def _is_taken(processor: Any, token: str, image: Image.Image) -> bool:
-    """Whether AutoProcessor takes an image alone, and in a batch with another one, before and after it."""
+    """Whether AutoProcessor takes an image alone, and in a batch with another one, before and after
+    it.
+    """
     usual = Image.new("RGB", (80, 60))
     try:
         for images in ([image], [image, usual], [usual, image]):
@@ -261,7 +270,9 @@ def test_one_bad_image_of_two_is_one_bad_record(tmp_path: Path, processors: Fold
 
 
 def test_no_token_of_an_image_is_trained_or_counted_so(tmp_path: Path, processors: Folders) -> None:
-    """Wherever it stands. And plain Streaming opens what is stored, lazily, and an empty list too."""
+    """Wherever it stands. And plain Streaming opens what is stored, lazily, and an empty
+    list too.
+    """
     paths = write_drawings(tmp_path / "img")
     drawn = record(question="Draw it.", answer="<image> and <image>.")
     records = [record("img/0.jpg"), drawn | {"image": ["img/1.png"] * 2}, record()]

@@ -1,4 +1,8 @@
-"""On which other devices a run goes on exactly in the middle of an epoch, by Streaming's own layout of it."""
+"""On which other devices a run goes on exactly in the middle of an epoch, by Streaming's own layout
+of it.
+"""
+
+from __future__ import annotations
 
 import random
 import warnings
@@ -77,8 +81,10 @@ def resumed(method: str, choice: random.Random, same: bool) -> tuple[Steps, Step
 
 @pytest.mark.parametrize("method", ["random", "stratified", "per_stream", "device_per_stream"])
 def test_what_is_exact_on_other_devices(method: str) -> None:
-    """Every method goes on exactly on the same devices with other workers, and `random` on all, up to the last batch of the epoch, which
-    may not be full. Under each other method some change loses samples, which is why `load_state_dict` refuses it."""
+    """Every method goes on exactly on the same devices with other workers, and `random` on all, up
+    to the last batch of the epoch, which may not be full. Under each other method some change loses
+    samples, which is why `load_state_dict` refuses it.
+    """
     choice = random.Random(45)
     compared = inexact = 0
     with warnings.catch_warnings():

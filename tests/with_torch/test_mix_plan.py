@@ -1,4 +1,8 @@
-"""What an epoch draws, delivers and pads, and what a node reads of it, is what Streaming and the loader do, for all weights, methods and worlds."""
+"""What an epoch draws, delivers and pads, and what a node reads of it, is what Streaming and the
+loader do, for all weights, methods and worlds.
+"""
+
+from __future__ import annotations
 
 import itertools
 import json
@@ -67,7 +71,9 @@ def weighted(weights: list[Any], sizes: Sequence[int], epoch_size: int | None, s
 
 
 def test_an_epoch_draws_what_streaming_draws() -> None:
-    """3,000 cases that do not change: schemes x sizes x epoch sizes x seeds, odd on purpose. None: the weights are refused."""
+    """3,000 cases that do not change: schemes x sizes x epoch sizes x seeds, odd on purpose. None:
+    the weights are refused.
+    """
     rng, refused = np.random.default_rng(3), 0
     for number in range(3000):
         samples = [int(x) for x in rng.integers(1, 1000, int(rng.integers(1, 6)))]
@@ -85,7 +91,9 @@ def test_an_epoch_draws_what_streaming_draws() -> None:
 
 
 def theirs_of(dataset: StreamingDataset, world: World) -> list[int]:
-    """Samples of each stream in the epoch that Streaming lays out, 0 everywhere where it refuses."""
+    """Samples of each stream in the epoch that Streaming lays out, 0 everywhere where it
+    refuses.
+    """
     try:
         found = generate_work(dataset.batching_method, dataset, world, 0, 0).ravel()
     except ValueError:
@@ -179,7 +187,9 @@ WORLDS = (
 
 
 def test_steps_are_those_of_real_ranks(dataset: StreamingDataset, tmp_path: Path) -> None:
-    """Each rank's batches, as Streaming lays them out. A step that not all ranks have is none of training."""
+    """Each rank's batches, as Streaming lays them out. A step that not all ranks have is none of
+    training.
+    """
     streams = {str(n): {"local": dataset.streams[i].local} for i, n in enumerate(SIZES)}
     for (method, nodes, ranks, batch), drop_last in itertools.product(WORLDS, (True, False)):
         dataset.batch_size = batch // nodes // ranks
@@ -237,8 +247,9 @@ def test_steps_tokens_and_padding_are_those_of_the_loader(tmp_path: Path) -> Non
 
 
 def test_an_eos_that_the_loader_adds_counts_once(tmp_path: Path, tokenizer_folder: Path) -> None:
-    """Answers of a ChatML template end without an EOS: it is a token more, and among those with a loss when they are counted. A row that is
-    full has no room for it."""
+    """Answers of a ChatML template end without an EOS: it is a token more, and among those with a
+    loss when they are counted. A row that is full has no room for it.
+    """
     said = [(("user", f"{n}?"), ("assistant", "so " * n)) for n in range(1, 25)]
     talks = [[{"role": role, "content": text} for role, text in each] for each in said]
     data = write_jsonl(tmp_path / "a.jsonl", [{"messages": messages} for messages in talks])
@@ -268,7 +279,9 @@ TALKED = [
 
 
 def _one_loader(folder: Path, loader: str) -> dict[str, Any]:
-    """Streams of all kinds that the loader reads: rows that are cut, full to the last token, one token short, and short."""
+    """Streams of all kinds that the loader reads: rows that are cut, full to the last token, one
+    token short, and short.
+    """
     asked, talked = write_jsonl(folder / "a.jsonl", ASKED), write_jsonl(folder / "t.jsonl", TALKED)
     texts = write_jsonl(folder / "d.jsonl", [{"text": text} for text in WORDS])
     streams = {

@@ -1,5 +1,9 @@
-"""`kind: preference`: mdsmix.load gives the batches that ComposeRL's own dataset and collator made of the same rows, as
-`composerl_batches.json` records them (`record_composerl.py`); and nothing mixes it."""
+"""`kind: preference`: mdsmix.load gives the batches that ComposeRL's own dataset and collator made
+of the same rows, as `composerl_batches.json` records them (`record_composerl.py`); and nothing
+mixes it.
+"""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path
@@ -91,7 +95,9 @@ def tensors_of(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def records_of(rows: list[dict[str, Any]], tokenizer_folder: Path) -> list[dict[str, Any]]:
-    """Return the records whose tokens are these rows: texts without the EOS that ends each answer."""
+    """Return the records whose tokens are these rows: texts without the EOS that ends each
+    answer.
+    """
     decode = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json")).decode
     return [row | {side: decode(row[side]) for side in SIDES} for row in rows]
 
@@ -186,7 +192,9 @@ def test_a_process_that_imports_the_loader_reads_it(likes: Path, programs: Stand
 def test_batches_are_those_of_composerl(
     tmp_path: Path, tokenizer_folder: Path, case: dict[str, Any], pad: int
 ) -> None:
-    """With padding of its own and EOS as padding. If the length is not a multiple of 8, ComposeRL's dataset fails on a longer answer."""
+    """With padding of its own and EOS as padding. If the length is not a multiple of 8, ComposeRL's
+    dataset fails on a longer answer.
+    """
     length, rows = case["max_seq_len"], case["rows"]
     (recorded,) = [of for of in case["batches"] if (of["eos"], of["pad"]) == (EOS, pad)]
     named = {key: key for key in rows[0]}

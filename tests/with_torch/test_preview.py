@@ -1,4 +1,8 @@
-"""What a preview says of a step is what the loader's batches of that step hold, packed or not, for people and for programs."""
+"""What a preview says of a step is what the loader's batches of that step hold, packed or not, for
+people and for programs.
+"""
+
+from __future__ import annotations
 
 import dataclasses
 import gc
@@ -49,7 +53,9 @@ def packed(i: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of one length, of documents between separators, pairs and conversations, some of which are cut, and packed rows."""
+    """Rows of one length, of documents between separators, pairs and conversations, some of which
+    are cut, and packed rows.
+    """
     root = tmp_path_factory.mktemp("streams")
     docs = [{"tokens": np.array([9, 0, 9, 9, 0, 9][: 2 + i % 5], np.uint16)} for i in range(70)]
     write_tokens(root / "web", 60, size_limit=500)
@@ -82,7 +88,9 @@ def batches(settings: dict[str, Any], size: int, steps: int) -> list[dict[str, A
 
 
 def held(batch: dict[str, Any]) -> list[int]:
-    """The rows, places, tokens and trained tokens of a batch, of both sides of an encoder-decoder."""
+    """The rows, places, tokens and trained tokens of a batch, of both sides of an encoder-
+    decoder.
+    """
     mask, labels = batch["attention_mask"], batch["labels"]
     if "decoder_input_ids" not in batch:
         return [len(mask), mask.numel(), int(mask.sum()), int((labels[:, 1:] != IGNORED).sum())]
@@ -212,7 +220,9 @@ def test_people_see_steps_samples_and_the_epoch(recipe: Path) -> None:
 
 
 def test_stderr_is_for_news(recipe: Path) -> None:
-    """torch's libraries print 30 lines on leaks where Python's last search for garbage is left out."""
+    """torch's libraries print 30 lines on leaks where Python's last search for garbage is
+    left out.
+    """
     command = [Path(sys.executable).with_name("mdsmix"), "preview", recipe, "--batch", "8"]
     shown = subprocess.run(command, capture_output=True, text=True)
     assert (shown.returncode, shown.stderr) == (0, "")

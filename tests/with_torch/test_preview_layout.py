@@ -1,9 +1,13 @@
-"""The layout of an epoch that nobody runs is what real datasets yield: Streaming's own iteration, worker by worker, is asked.
+"""The layout of an epoch that nobody runs is what real datasets yield: Streaming's own iteration,
+worker by worker, is asked.
 
-A real StreamingDataset keeps apart who it works together with and whose samples it gives (for `replication`). So one
-process gives the samples of each device of a cluster in turn, through torch's DataLoader with its workers. And two real
-processes of a run get rows of their own, and after a stop exactly the rest; a preview says the same of them.
+A real StreamingDataset keeps apart who it works together with and whose samples it gives (for
+`replication`). So one process gives the samples of each device of a cluster in turn, through
+torch's DataLoader with its workers. And two real processes of a run get rows of their own, and
+after a stop exactly the rest; a preview says the same of them.
 """
+
+from __future__ import annotations
 
 import gc
 import json
@@ -39,7 +43,9 @@ MIXES: dict[str, Mapping[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three streams of several shards, whose rows begin with the sample id that Streaming gives them."""
+    """Three streams of several shards, whose rows begin with the sample id that Streaming gives
+    them.
+    """
     root, first = tmp_path_factory.mktemp("streams"), 0
     for name, count in SIZES.items():
         rows = [{"tokens": np.full(8, first + i, np.uint16)} for i in range(count)]
@@ -111,7 +117,8 @@ def test_two_nodes_of_four_devices_with_workers(folder: Path, method: str, batch
 
 
 def test_a_state_of_other_devices_is_entered_as_streaming_enters_it(folder: Path) -> None:
-    # Three nodes share the canonical nodes of two by no whole number: the order is laid out for the two, then shared out.
+    # Three nodes share the canonical nodes of two by no whole number: the order is laid out for the
+    # two, then shared out.
     cluster = Machines(nodes=3, batch=48)
     made = settings(folder, "repeat")
     state = {"epoch": 4, "sample_in_epoch": 96, "num_canonical_nodes": 2, "shuffle_seed": 3}

@@ -1,6 +1,10 @@
-"""A processor is used only where it is equal: what a loader makes of stored rows is what transformers makes of whole conversations.
+"""A processor is used only where it is equal: what a loader makes of stored rows is what
+transformers makes of whole conversations.
 
-One process counts the tokens of images, and a loader finds the processor that was published."""
+One process counts the tokens of images, and a loader finds the processor that was published.
+"""
+
+from __future__ import annotations
 
 import json
 import os
@@ -109,7 +113,9 @@ def test_a_difference_in_any_key_is_seen(
 
 
 def test_text_around_images_may_not_be_missing(tmp_path: Path, processors: Folders) -> None:
-    """Gemma 3 prints blank lines around an image, which become one token with those that stand there."""
+    """Gemma 3 prints blank lines around an image, which become one token with those that stand
+    there.
+    """
     run_recipe(recipe_of(tmp_path, processors["gemma3"]), "processor=null")
     processor = str(processors["gemma3"][1])
     streams = {"see": {"local": str(tmp_path / "out/see"), "split": "train"}}
@@ -122,7 +128,9 @@ SIZES = [(30, 40), (200, 120), (57, 333)]
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_image_is_counted_as_it_is_made_or_refused(family: str, processors: Folders) -> None:
-    """What the functions of LLaVA-NeXT and Idefics3 say of images 1 or 3 high is not what they then do."""
+    """What the functions of LLaVA-NeXT and Idefics3 say of images 1 or 3 high is not what they then
+    do.
+    """
     seeing = opened(str(processors[family][1]))
     assert seeing.has_function == (family != "gemma3"), "Gemma 3 counts no token around an image"
     assert seeing.token == IMAGE_TOKEN[family]

@@ -1,4 +1,8 @@
-"""A shard laid out from arrays is, byte for byte, what streaming's own MDSWriter writes for the same samples; and what is read of one is what was written."""
+"""A shard laid out from arrays is, byte for byte, what streaming's own MDSWriter writes for the
+same samples; and what is read of one is what was written.
+"""
+
+from __future__ import annotations
 
 import dataclasses
 import itertools
@@ -119,7 +123,9 @@ def test_rows_are_split_evenly_within_both_limits(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_streaming_reads_is_no_fault() -> None:
-    """Columns of encodings that mdsmix does not know, every compression of Streaming, and an empty shard."""
+    """Columns of encodings that mdsmix does not know, every compression of Streaming, and an empty
+    shard.
+    """
     columns = {"a": "pkl", "b": "jpeg", "c": "str", "d": "int", "e": "ndarray"}
     sizes = [None, None, None, 8, None]
     for packed in (None, *get_compressions()):

@@ -1,4 +1,8 @@
-"""Streams that Streaming's own writers leave behind: merged indexes, a first shard without samples."""
+"""Streams that Streaming's own writers leave behind: merged indexes, a first shard without
+samples.
+"""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path
@@ -65,7 +69,9 @@ def test_a_merged_index_is_one_source(merged: Path) -> None:
 
 
 def test_first_samples_are_those_of_the_first_shard_that_has_any(tmp_path: Path) -> None:
-    """MDSWriter begins with a shard of 0 samples if the first sample is larger than `size_limit`."""
+    """MDSWriter begins with a shard of 0 samples if the first sample is larger than
+    `size_limit`.
+    """
     folder = tmp_path / "large"
     large = np.full(200, 90_000, np.int32)
     rows = [{"tokens": large}] * 3

@@ -1,4 +1,8 @@
-"""Every starter of yamls/ goes the whole way: converted, checked, rendered and loaded, with its own keys and tiny data."""
+"""Every starter of yamls/ goes the whole way: converted, checked, rendered and loaded, with its own
+keys and tiny data.
+"""
+
+from __future__ import annotations
 
 import gzip
 from pathlib import Path

@@ -1,4 +1,8 @@
-"""The files that are kept of a tokenizer open to the tokenizer that they are of, and a YAML with an S3 remote names them: they are fetched from the mix's root."""
+"""The files that are kept of a tokenizer open to the tokenizer that they are of, and a YAML with an
+S3 remote names them: they are fetched from the mix's root.
+"""
+
+from __future__ import annotations
 
 import json
 import os
@@ -90,7 +94,9 @@ def test_what_is_kept_of_a_lone_file_opens_alike(tokenizer_folder: Path) -> None
 
 
 def test_a_tokenizer_is_looked_at_without_torch_and_is_the_same(tokenizer_folder: Path) -> None:
-    """torch would be imported for nothing: 11 s and 900 MB more, where a tokenizer is used for the first time."""
+    """torch would be imported for nothing: 11 s and 900 MB more, where a tokenizer is used for the
+    first time.
+    """
     main = "from mdsmix.encode import transformers_process; transformers_process.main()"
     program = f"import sys; {main}; sys.exit('torch' in sys.modules)"
     kwargs = {"bos_token": "<|im_start|>"}
@@ -107,7 +113,9 @@ def remote(bucket: str) -> str:
 
 @pytest.fixture
 def mix(remote: str, web: Web) -> Web:
-    """A mix that was converted into a bucket; its tokenizer is given as a folder with a keyword of its own."""
+    """A mix that was converted into a bucket; its tokenizer is given as a folder with a keyword of
+    its own.
+    """
     web.holds(f"one two three {n} " * 9 for n in range(9))
     web.says(remote=remote, train_loader={"num_workers": 0})
     tree = json.loads(web.recipe.read_text())

@@ -1,4 +1,8 @@
-"""Folders in the form in which transformers 5 saves them open to the same processor and tokenizer as in the form of transformers 4."""
+"""Folders in the form in which transformers 5 saves them open to the same processor and tokenizer
+as in the form of transformers 4.
+"""
+
+from __future__ import annotations
 
 import json
 import shutil

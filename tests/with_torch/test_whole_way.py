@@ -1,5 +1,7 @@
 """With a real store: a job reads on, or resumes, while and after its stream is published anew."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

@@ -1,6 +1,12 @@
-"""The checks, a file for each thing that must fit. Importing this package registers all of them, in this order."""
+"""The checks, a file for each thing that must fit. Importing this package registers all of them, in
+this order.
+"""
 
-from mdsmix.mix.checks import (  # noqa: F401, I001 - registered in the order in which findings are printed
+from __future__ import annotations
+
+# Registered in the order in which findings are printed.
+# isort: off
+from mdsmix.mix.checks import (  # noqa: F401
     columns,
     samples,
     tokenizers,

@@ -1,4 +1,8 @@
-"""Whether weights draw the samples that they seem to draw, and whether batches can be built from these."""
+"""Whether weights draw the samples that they seem to draw, and whether batches can be built from
+these.
+"""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -150,8 +154,9 @@ def resume_devices(mix: Mix) -> Findings:
     "What fits into no row waits for a later batch, and what waits when the epoch ends is never trained.",
 )
 def packing_high(mix: Mix) -> Findings:
-    """Compare packing_ratio with the most samples that a row can hold: by the mean length, and by the samples longer than half a row, of
-    which no two share one."""
+    """Compare packing_ratio with the most samples that a row can hold: by the mean length, and by
+    the samples longer than half a row, of which no two share one.
+    """
     loader, epoch = mix.train, _epoch(mix)
     ratio: Any = loader.dataset.get("packing_ratio")
     limit = loader.max_seq_len

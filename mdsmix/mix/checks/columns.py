@@ -1,9 +1,12 @@
 """Whether the loader can read every stream's columns and token ids. Columns stand in index.json.
 
-The two loaders of LLM-Foundry read different columns. Neither notices a wrong sample before the batch in which it
-comes up: with 3 % of wrong samples, after about ten batches. Ids are judged by the manifest. Without one, the
-first samples of the first shard are judged, which can show that a stream is wrong but not that it is right.
+The two loaders of LLM-Foundry read different columns. Neither notices a wrong sample before the
+batch in which it comes up: with 3 % of wrong samples, after about ten batches. Ids are judged by
+the manifest. Without one, the first samples of the first shard are judged, which can show that a
+stream is wrong but not that it is right.
 """
+
+from __future__ import annotations
 
 import re
 from typing import get_args
@@ -34,20 +37,26 @@ SHAPES: dict[str, tuple[tuple[str, set[str]], ...]] = {
         ("packed", set(PACKED)),
     ),
 }
-"Loader -> its shapes of samples, each with the columns that identify it, in the order in which the loader looks."
+"""Loader -> its shapes of samples, each with the columns that identify it, in the order in which
+the loader looks.
+"""
 IDS = r"bytes|ndarray(:u?int(8|16|32|64)(:\d+)?)?"
 ENCODINGS = (
     dict.fromkeys(("tokens", "input_ids", "labels"), IDS)
     | dict.fromkeys(("text", "prompt", "response", "completion"), "str")
     | dict.fromkeys(("turns", "messages"), "json")
 )
-"Column -> a pattern of the encodings that loaders can decode, such as `ndarray:<int>` with or without a length."
+"""Column -> a pattern of the encodings that loaders can decode, such as `ndarray:<int>` with or
+without a length.
+"""
 RAW = {"messages": 1, "prompt/response": 2}
 "Shapes of text that the finetuning loader tokenizes -> the number of columns that each must have."
 
 
 def shape(stream: StreamInMix, loader: str) -> str | None:
-    """The shape that the loader takes the stream's samples for: the first that fits. None where none fits."""
+    """The shape that the loader takes the stream's samples for: the first that fits. None where
+    none fits.
+    """
     columns = set(stream.columns)
     if other := OTHERS.get(loader):
         return other.name if dict(stream.columns).items() >= other.columns.items() else None
@@ -55,7 +64,9 @@ def shape(stream: StreamInMix, loader: str) -> str | None:
 
 
 def is_plain(loader: Loader, stream: StreamInMix) -> bool:
-    """Whether the loader reads the stream as plain tokens, whose padding it masks from the loss by the padding id."""
+    """Whether the loader reads the stream as plain tokens, whose padding it masks from the loss by
+    the padding id.
+    """
     return loader.is_text or (loader.is_own and shape(stream, OWN) == "tokens")
 
 
@@ -74,7 +85,9 @@ def columns_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _way(mix: Mix, stream: StreamInMix) -> str:
-    """The fix: a loader that reads all streams, else a loader that reads this stream alone, else a new conversion."""
+    """The fix: a loader that reads all streams, else a loader that reads this stream alone, else a
+    new conversion.
+    """
     own = [name for name in (*OTHERS, "text", "finetuning", OWN) if shape(stream, name)]
     if not own:
         return "convert it to tokens with `mdsmix convert`, or take it out of the mix."
@@ -112,7 +125,9 @@ def text_and_tokens(loader: Loader) -> Findings:
     "A batch has the columns of its samples: one of samples with other columns cannot be put together, and fails in mid-training.",
 )
 def columns_unlike(loader: Loader, stream: StreamInMix) -> Findings:
-    """Judges loaders that a kind of stream brings. Other loaders read each sample by its own columns."""
+    """Judges loaders that a kind of stream brings. Other loaders read each sample by its own
+    columns.
+    """
     first, name = loader.streams[0], loader.name
     are_read = name in OTHERS and shape(first, name) and shape(stream, name)
     if are_read and first.columns.keys() != stream.columns.keys():
@@ -227,7 +242,9 @@ def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _dtype_of_bytes(stream: StreamInMix, limit: int) -> str | None:
-    """The widest dtype under which the first samples hold ids of a vocabulary of `limit`; None without columns of bytes."""
+    """The widest dtype under which the first samples hold ids of a vocabulary of `limit`; None
+    without columns of bytes.
+    """
     columns = [name for name in TOKEN_COLUMNS if stream.columns.get(name) == "bytes"]
     head = stream.head.samples if columns else ()  # a shard is read only if it has such columns
     samples = [s[c] for s in head for c in columns if isinstance(s.get(c), bytes)]

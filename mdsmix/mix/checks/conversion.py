@@ -1,7 +1,10 @@
-"""Whether streams are trained as they were converted: under the same policies, and images by a loader and a processor that read them.
+"""Whether streams are trained as they were converted: under the same policies, and images by a
+loader and a processor that read them.
 
 A stored sample has one token for each image.
 """
+
+from __future__ import annotations
 
 import os
 from contextlib import suppress
@@ -23,7 +26,9 @@ from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.words import spelled
 
 USES_SEQUENCE_ID = ("model", "attn_config", "attn_uses_sequence_id")
-"The key by which LLM-Foundry's MPT keeps documents apart in attention. Models of transformers have no such key."
+"""The key by which LLM-Foundry's MPT keeps documents apart in attention. Models of transformers
+have no such key.
+"""
 
 
 @check(
@@ -82,7 +87,9 @@ def targets_differ(loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _difference(encoding: Encoding, wanted: Targets) -> str | None:
-    """The id of the rule that a stream breaks by targets other than the wanted; None where the targets agree."""
+    """The id of the rule that a stream breaks by targets other than the wanted; None where the
+    targets agree.
+    """
     made = targets_of(encoding)
     # No prompt is empty, so `all` is length>=1.
     more = max(1, wanted.least_trained_prompt) - max(1, made.least_trained_prompt)
@@ -154,13 +161,16 @@ def images_loader(loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def planned_for(stream: StreamInMix) -> str | None:
-    """The hash of the processor by whose token counts the stream's rows fit; None where none is known."""
+    """The hash of the processor by whose token counts the stream's rows fit; None where none is
+    known.
+    """
     return stream.encoding.images.get("processor") if stream.encoding else None
 
 
 def processor_of(mix: Mix, loader: Loader, stream: StreamInMix) -> tuple[str, Path] | None:
-    """Hash and folder of the processor for the stream: the processor that the loader names, else the one published beside the stream. None
-    where it cannot be opened here."""
+    """Hash and folder of the processor for the stream: the processor that the loader names, else
+    the one published beside the stream. None where it cannot be opened here.
+    """
     name, manifest = loader.dataset.get("processor"), stream.trusted_manifest
     home: str | Path | None = None
     with suppress(MdsmixError):
@@ -193,7 +203,8 @@ def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     name, planned = loader.dataset.get("processor"), planned_for(stream)
     hash, folder = processor_of(mix, loader, stream) or (None, None)
     of_all = {found for each in loader.streams if (found := planned_for(each))}
-    # A processor folder that `convert` published is fetched from beside the stream, so it must lie there.
+    # A processor folder that `convert` published is fetched from beside the stream, so it must lie
+    # there.
     is_ours = PROCESSOR_FOLDER.fullmatch(os.path.basename(str(name)))
     is_other = bool(hash or is_ours) and planned != hash
     rule = None

@@ -1,5 +1,7 @@
 """Whether streams are what this mdsmix would make of the same records today."""
 
+from __future__ import annotations
+
 from contextlib import suppress
 
 from mdsmix.errors import Damaged
@@ -39,8 +41,8 @@ def rows_outdated(mix: Mix, stream: StreamInMix) -> Findings:
 
 
 def _formats_of(stream: StreamInMix, manifest: Manifest) -> dict[str, int]:
-    """Return the raised rules that read the stream's sources. Long lists of sources are read only if
-    there are such rules.
+    """Return the raised rules that read the stream's sources. Long lists of sources are read only
+    if there are such rules.
     """
     known = {each.rule: each.version for each in FORMATS.values()}
     # The recipe may have named the format of a file whose suffix does not tell it.

@@ -1,4 +1,8 @@
-"""Whether each stream is one whole publication, by the rules of `verify`, that training nodes can find and cache."""
+"""Whether each stream is one whole publication, by the rules of `verify`, that training nodes can
+find and cache.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -107,7 +111,9 @@ class Lack(NamedTuple):
 
 
 def _lacks(loader: Loader, rows: int, gpus: int) -> Iterator[Lack]:
-    """What the loader's limit lacks on a node of these devices, of so many rows each; nothing if it is enough."""
+    """What the loader's limit lacks on a node of these devices, of so many rows each; nothing if it
+    is enough.
+    """
     given = loader.dataset.get("cache_limit")
     limit = in_units(given, BYTE_UNITS) if given else None
     if limit is None:
@@ -135,7 +141,9 @@ def _device_rows(mix: Mix, loader: Loader) -> int:
 
 
 def _devices(mix: Mix, loader: Loader) -> int | None:
-    """The devices of a node, as far as the YAML says: those of the run, 8 of them at most; None if it does not say."""
+    """The devices of a node, as far as the YAML says: those of the run, 8 of them at most; None if
+    it does not say.
+    """
     batch, rows = mix.yaml.batch_size, whole(mix.yaml.at("device_train_batch_size"))
     if not batch or not rows or min(batch, rows) < 1 or batch % rows:
         return None

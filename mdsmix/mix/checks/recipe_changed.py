@@ -1,5 +1,7 @@
 """Whether streams are those of the recipe and of its sources, as they are now."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -73,8 +75,10 @@ def recipe_differs(mix: Mix, stream: StreamInMix) -> Findings:
         )
 
 
-def _fix_of_sources(mix: Mix, sources: "_Sources") -> str:
-    """Say what to do about source files that are gone, which a conversion refuses, and about those that were edited or are new."""
+def _fix_of_sources(mix: Mix, sources: _Sources) -> str:
+    """Say what to do about source files that are gone, which a conversion refuses, and about those
+    that were edited or are new.
+    """
     fixes = list[str]()
     if sources.has_gone:
         fixes.append("correct `path`, or bring the files back")
@@ -96,8 +100,8 @@ def _is_for_budget(spec: StreamSpec, manifest: Manifest) -> bool:
 
 
 def _settings(mix: Mix, stream: StreamInMix, spec: StreamSpec, manifest: Manifest) -> list[str]:
-    """Compare the settings that shape rows, and say which differ. The budget's share and the day that a template prints stay
-    as they are published, as `mdsmix convert` leaves them.
+    """Compare the settings that shape rows, and say which differ. The budget's share and the day
+    that a template prints stay as they are published, as `mdsmix convert` leaves them.
     """
     assert mix.wanted is not None
     made, tokenizer = manifest.encoding, mix.opened or published_tokenizer(stream, manifest)

@@ -1,8 +1,11 @@
-"""Whether the lengths of samples fit, documents are kept apart, and each sample has something to train on.
+"""Whether the lengths of samples fit, documents are kept apart, and each sample has something to
+train on.
 
-The manifest is judged where there is one. Without one, the first samples of the first shard are judged, which can show that a stream is
-wrong but not that it is right.
+The manifest is judged where there is one. Without one, the first samples of the first shard are
+judged, which can show that a stream is wrong but not that it is right.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 
@@ -42,7 +45,9 @@ def rows_long(loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _long(loader: Loader, stream: StreamInMix) -> tuple[str, str] | None:
-    """The rule that too long samples break, and a sentence on how many or how long they are; None where all fit."""
+    """The rule that too long samples break, and a sentence on how many or how long they are; None
+    where all fit.
+    """
     if manifest := stream.trusted_manifest:
         top = manifest.totals.longest
     else:
@@ -72,15 +77,19 @@ def _long(loader: Loader, stream: StreamInMix) -> tuple[str, str] | None:
     told = f"the longest sample of {{streams}} has {top:,} tokens"
     if not has_sides:
         return "rows-cut" if is_kept else "rows-too-long", told
-    # Tokens cut at the conversion's length are counted; where none were, none are cut at a larger length.
+    # Tokens cut at the conversion's length are counted; where none were, none are cut at a larger
+    # length.
     is_counted = not more or (manifest and more > 0 and not manifest.totals.cut_rows)
     return None if is_counted else ("sides-unseen", f"{told}, context and target together")
 
 
 def _is_kept_by_rule(loader: Loader, stream: StreamInMix) -> bool:
-    """Whether conversion kept long conversations because the loader's length leaves them something to train on."""
+    """Whether conversion kept long conversations because the loader's length leaves them something
+    to train on.
+    """
     if (encoding := stream.encoding) is None:
-        # LLM-Foundry's converter keeps turns by the same rule, and sample-unusable judges the first samples.
+        # LLM-Foundry's converter keeps turns by the same rule, and sample-unusable judges the first
+        # samples.
         return "turns" in stream.columns and not loader.is_text
     return kind_of(encoding).keeps_long and encoding.max_seq_len <= loader.limit
 
@@ -127,7 +136,9 @@ def rows_of_different_lengths(mix: Mix, loader: Loader) -> Findings:
 
 
 def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
-    """Whether samples seem to have one length though their columns do not fix it, as from LLM-Foundry's own converters."""
+    """Whether samples seem to have one length though their columns do not fix it, as from
+    LLM-Foundry's own converters.
+    """
     if stream.encoding:
         return stream.encoding.layout == "concat"
     return len(set(head_turns(stream, loader).samples.lengths.tolist())) < 2
@@ -167,7 +178,9 @@ def sample_unusable(loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _was_judged(stream: StreamInMix, loader: Loader) -> bool:
-    """Whether conversion judged every sample by this loader's rule, so that no shard need be read."""
+    """Whether conversion judged every sample by this loader's rule, so that no shard need
+    be read.
+    """
     encoding, limit = stream.encoding, loader.max_seq_len or 0
     if not encoding or not stream.has_targets:
         # A prompt of one token, and one token to train on.
@@ -176,7 +189,9 @@ def _was_judged(stream: StreamInMix, loader: Loader) -> bool:
 
 
 def _unusable(stream: StreamInMix, loader: Loader) -> Iterator[str]:
-    """The reasons why some of the first samples give nothing to train on; for token ids by the encoder's own rule."""
+    """The reasons why some of the first samples give nothing to train on; for token ids by the
+    encoder's own rule.
+    """
     for column in ("prompt", "response", "completion"):
         if any(sample.get(column) == "" for sample in stream.head.samples):
             yield f"empty_{column}"

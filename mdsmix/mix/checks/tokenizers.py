@@ -1,4 +1,8 @@
-"""Whether streams, run and model share one tokenizer and one length of rows, and how special ids affect the loss."""
+"""Whether streams, run and model share one tokenizer and one length of rows, and how special ids
+affect the loss.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -119,7 +123,9 @@ def eos_missing(mix: Mix) -> Findings:
     "The text loader then masks tokens, and fails without a token to put in their place (ValueError).",
 )
 def mask_missing(mix: Mix, loader: Loader) -> Findings:
-    """Find mlm_probability under a tokenizer without a mask token, as those of causal models are."""
+    """Find mlm_probability under a tokenizer without a mask token, as those of causal
+    models are.
+    """
     probability = loader.dataset.get("mlm_probability")
     if not loader.is_text or probability is None or mix.opened is None:
         return

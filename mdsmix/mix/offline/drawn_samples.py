@@ -1,13 +1,18 @@
-"""The draw of samples and their shuffle, both by a random number for each sample, which is computed and never stored.
+"""The draw of samples and their shuffle, both by a random number for each sample, which is computed
+and never stored.
 
-The numbers are SplitMix64's. Its n-th number follows from n alone, so any part of the sequence can be computed again, at
-100 M numbers a second, and memory never holds a permutation of a stream. All numbers of one seed differ, so
-sorting by them is a shuffle without ties. numpy's generators promise neither, nor the same numbers in every version.
-Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.
+The numbers are SplitMix64's. Its n-th number follows from n alone, so any part of the sequence can
+be computed again, at 100 M numbers a second, and memory never holds a permutation of a stream. All
+numbers of one seed differ, so sorting by them is a shuffle without ties. numpy's generators promise
+neither, nor the same numbers in every version. Source: Steele, Lea, Flood: Fast splittable
+pseudorandom number generators, OOPSLA 2014.
 
-A stream's shards are read one after the other, verified and counted. Drawn samples are dealt into buckets, which are files on a local
-disk, by ranges of their numbers. Each bucket is sorted in memory, so all buckets in a row hold the samples in the order of their numbers.
+A stream's shards are read one after the other, verified and counted. Drawn samples are dealt into
+buckets, which are files on a local disk, by ranges of their numbers. Each bucket is sorted in
+memory, so all buckets in a row hold the samples in the order of their numbers.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,12 +48,16 @@ Copies = NDArray[np.int64]
 
 
 def seed_of(*parts: object) -> int:
-    """A seed of 64 bits from the purpose of a sequence, such as (7, "draw", "web"), so that no two purposes share numbers."""
+    """A seed of 64 bits from the purpose of a sequence, such as (7, "draw", "web"), so that no two
+    purposes share numbers.
+    """
     return xxhash.xxh64_intdigest("\0".join(map(str, parts)))
 
 
 def random_keys(seed: int, start: int, stop: int) -> Keys:
-    """uint64 [stop - start]: the numbers `start` to `stop` of the seed's sequence, which are all different."""
+    """uint64 [stop - start]: the numbers `start` to `stop` of the seed's sequence, which are all
+    different.
+    """
     z = np.arange(start + 1, stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z += np.uint64(seed)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -57,9 +66,11 @@ def random_keys(seed: int, start: int, stop: int) -> Keys:
 
 
 def copies_of(sizes: Iterable[int], drawn: int, seed: int) -> Iterator[Copies]:
-    """For each shard, int64 [size]: how often each sample is drawn. Of 10 samples, 23 draws take each twice and 3 once more.
+    """For each shard, int64 [size]: how often each sample is drawn. Of 10 samples, 23 draws take
+    each twice and 3 once more.
 
-    The 3 are the samples with the smallest random keys: a choice without replacement in which all samples are equally likely.
+    The 3 are the samples with the smallest random keys: a choice without replacement in which all
+    samples are equally likely.
     """
     ends = np.cumsum([0, *sizes]).tolist()
     whole, more = divmod(drawn, ends[-1])
@@ -72,7 +83,9 @@ def copies_of(sizes: Iterable[int], drawn: int, seed: int) -> Iterator[Copies]:
 
 
 def _kth_smallest(seed: int, n: int, k: int) -> np.uint64:
-    """The k-th smallest (from 1) of the first n keys. Memory holds only the keys with the same first 16 bits, a 65,536th of them."""
+    """The k-th smallest (from 1) of the first n keys. Memory holds only the keys with the same
+    first 16 bits, a 65,536th of them.
+    """
 
     def blocks() -> Iterator[Keys]:
         return (random_keys(seed, at, min(n, at + BLOCK)) for at in range(0, n, BLOCK))
@@ -86,7 +99,9 @@ def _kth_smallest(seed: int, n: int, k: int) -> np.uint64:
 
 
 class Buckets:
-    """`number` files of samples in `folder`, each beside a file of their keys and sizes. Samples are numbered in the order of deals."""
+    """`number` files of samples in `folder`, each beside a file of their keys and sizes. Samples
+    are numbered in the order of deals.
+    """
 
     def __init__(self, folder: Path, number: int, seed: int) -> None:
         self._folder, self._number, self._seed = folder, number, seed
@@ -110,7 +125,9 @@ class Buckets:
                     beside.write(heads.data)
 
     def shuffled(self) -> Iterator[Ragged]:
-        """The sorted samples of each bucket in turn, whose files are deleted. FileNotFoundError where another program deleted them."""
+        """The sorted samples of each bucket in turn, whose files are deleted. FileNotFoundError
+        where another program deleted them.
+        """
         for bucket in sorted(self._used):
             yield _sorted(self._folder / str(bucket))
 
@@ -131,7 +148,9 @@ def _sorted(path: Path) -> Ragged:
 def deal(
     source: Source, seed: int, buckets: Buckets, watcher: ReadingWatcher
 ) -> tuple[Mixed, Totals]:
-    """Deals out the drawn samples of a stream, and returns their counts. Unreachable, with the shard's name, where a shard is damaged."""
+    """Deals out the drawn samples of a stream, and returns their counts. Unreachable, with the
+    shard's name, where a shard is damaged.
+    """
     stream, totals, is_counted = source.stream, Totals(), True
     copies_a_shard = copies_of(
         (shard.samples for shard in stream.shards),
@@ -157,7 +176,9 @@ def deal(
 def _read_ahead(
     stream: StreamInMix, copies: Iterable[Copies]
 ) -> Iterator[tuple[Shard, Copies, Ragged]]:
-    """The shards with drawn samples, their copies and all their samples. The next shard is read ahead."""
+    """The shards with drawn samples, their copies and all their samples. The next shard is read
+    ahead.
+    """
     with ThreadPoolExecutor(1) as reader:
         reading = (
             (shard, times, reader.submit(read_whole, stream.folder, shard))
@@ -182,7 +203,9 @@ def _counted(stream: StreamInMix, shard: Shard, samples: Ragged, copies: Copies)
 
 
 def count(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
-    """The counts of the samples, each taken `copies` times; without a manifest only their number and tokens."""
+    """The counts of the samples, each taken `copies` times; without a manifest only their number
+    and tokens.
+    """
     lengths, drawn = tokens.ids.lengths, copies > 0
     plain = Totals(samples=int(copies.sum()), tokens=int(lengths @ copies))
     if manifest is None or not drawn.any():
@@ -210,7 +233,9 @@ def count(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
 
 
 def _images(shard: Shard, samples: Ragged, copies: Copies, manifest: Manifest | None) -> Totals:
-    """The images of the samples, their bytes, and their tokens by the processor of the conversion (0 without one)."""
+    """The images of the samples, their bytes, and their tokens by the processor of the conversion
+    (0 without one).
+    """
     found = dict(columns_of(shard, samples))
     sizes = [[*map(tuple, orjson.loads(cell))] for cell in found["sizes"].slices()]
     counts, tokens = np.array([*map(len, sizes)], np.int64), np.zeros(len(sizes), np.int64)

@@ -1,8 +1,11 @@
-"""The plan of a mix, settled before a sample is read: the samples of each stream, their columns, their manifest.
+"""The plan of a mix, settled before a sample is read: the samples of each stream, their columns,
+their manifest.
 
-The plan follows from the recipe, the indexes and the manifests. So streams that cannot be mixed are refused before anything is
-downloaded, and a second run knows by one key that nothing changed.
+The plan follows from the recipe, the indexes and the manifests. So streams that cannot be mixed are
+refused before anything is downloaded, and a second run knows by one key that nothing changed.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +29,9 @@ from mdsmix.training.findings import CHECKS, Finding
 from mdsmix.training.training_yaml import Settings
 
 BUCKET_BYTES = 120 << 20
-"Bytes of samples that are shuffled in memory at a time: 120 MiB, which become two shards. The bytes of a mix depend on it."
+"""Bytes of samples that are shuffled in memory at a time: 120 MiB, which become two shards. The
+bytes of a mix depend on it.
+"""
 BUCKET_ROWS = 1 << 20
 "The most samples of a bucket, about a million: each takes 40 bytes of bookkeeping."
 OF_THE_RUN = (
@@ -41,7 +46,9 @@ OF_THE_RUN = (
 )
 "Checks that judge a loader's batches or the model: a mixed stream has neither."
 TRAINED_BY = ("decoder_only_format", "target_prompts", "target_responses")
-"Keys of Encoding that decide which tokens of turns are trained. All streams with targets must agree on them."
+"""Keys of Encoding that decide which tokens of turns are trained. All streams with targets must
+agree on them.
+"""
 BY_THE_WAY = (
     "layout",
     "add_bos",
@@ -83,7 +90,9 @@ class MixPlan:
     seed: int
     layout: ShardLayout
     manifest: Manifest | None
-    "The mix's manifest, still without counts; None where a stream has no manifest, since its contents are not known."
+    """The mix's manifest, still without counts; None where a stream has no manifest, since its
+    contents are not known.
+    """
 
     @property
     def bytes(self) -> int:
@@ -96,7 +105,9 @@ class MixPlan:
 
     @property
     def draw(self) -> str:
-        """The draw in words: weights, seed and columns, but not the contents of streams. Another draw makes another stream."""
+        """The draw in words: weights, seed and columns, but not the contents of streams. Another
+        draw makes another stream.
+        """
         weights = {source.stream.name: source.weight for source in self.sources}
         said = orjson.dumps(weights, option=orjson.OPT_SORT_KEYS).decode()
         return f"{said} (seed {self.seed}, columns {', '.join(sorted(self.layout.encodings))})"
@@ -123,7 +134,9 @@ def findings_on_streams(mix: Mix) -> list[Finding]:
 
 
 def make_plan(mix: Mix, compression: str | None, seed: int) -> MixPlan:
-    """The plan of a mix that has passed the checks; MixRefused where its streams cannot become one stream."""
+    """The plan of a mix that has passed the checks; MixRefused where its streams cannot become one
+    stream.
+    """
     drawn = draws_of(mix.train)
     assert drawn is not None, "the checks on weights refuse what Streaming refuses"
     sources = [
@@ -148,8 +161,9 @@ def make_plan(mix: Mix, compression: str | None, seed: int) -> MixPlan:
 
 
 def _refuse_unlike(streams: Mapping[str, StreamInMix]) -> None:
-    """MixRefused where streams differ in a setting that decides how a sample is stored, trained or loaded. Samples of equal columns have
-    one format, so their bytes can be copied."""
+    """MixRefused where streams differ in a setting that decides how a sample is stored, trained or
+    loaded. Samples of equal columns have one format, so their bytes can be copied.
+    """
     known: dict[str, tuple[str, Any]] = {}
     for name, stream in streams.items():
         settings: dict[str, Any] = {"columns": dict(stream.columns)}
@@ -168,7 +182,9 @@ def _refuse_unlike(streams: Mapping[str, StreamInMix]) -> None:
 
 
 def _merged(manifests: Sequence[Manifest], compression: str | None, seed: int) -> Manifest:
-    """The manifest of the mix, without counts: settings that hold for the samples of all streams."""
+    """The manifest of the mix, without counts: settings that hold for the samples of all
+    streams.
+    """
     leading = max(manifests, key=_leads)
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -187,7 +203,9 @@ def _merged(manifests: Sequence[Manifest], compression: str | None, seed: int) -
 
 
 def _leads(manifest: Manifest) -> tuple[bool, bool]:
-    """The rank of a manifest. Conversations lead, since their samples depend on the tokenizer's chat template."""
+    """The rank of a manifest. Conversations lead, since their samples depend on the tokenizer's
+    chat template.
+    """
     kind = kind_of(manifest.encoding)
     return kind.has_targets, kind.has_template
 
@@ -216,7 +234,9 @@ def _encoding(
 
 
 def _oldest_rules(joined: Encoding, encodings: Sequence[Encoding]) -> dict[str, int]:
-    """Return the rules of a drawn stream: name -> the oldest version that shaped any of its samples."""
+    """Return the rules of a drawn stream: name -> the oldest version that shaped any of its
+    samples.
+    """
     versions = dict[str, int]()
     for encoding in encodings:
         for rule in rules_of(encoding, None):

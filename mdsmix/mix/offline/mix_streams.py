@@ -1,11 +1,14 @@
 """Carries out a planned mix: deals the drawn samples into buckets, shuffles each, publishes.
 
-Nothing reaches the target before every drawn shard was read and verified, and the index is written after all shards are
-there. The temporary folder needs room for all drawn samples.
+Nothing reaches the target before every drawn shard was read and verified, and the index is written
+after all shards are there. The temporary folder needs room for all drawn samples.
 
-Every mix leaves a record, `.mdsmix/mixed`, beside its manifest or in place of one. Its key says whether the wanted mix is
-there already. The record also proves that `mdsmix mix` made the stream, so that it may be replaced.
+Every mix leaves a record, `.mdsmix/mixed`, beside its manifest or in place of one. Its key says
+whether the wanted mix is there already. The record also proves that `mdsmix mix` made the stream,
+so that it may be replaced.
 """
+
+from __future__ import annotations
 
 import os
 import shutil
@@ -119,7 +122,9 @@ def _read_record(folder: Location) -> MixRecord | None:
 
 
 def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:
-    """RecipeError where `out` holds another stream than an earlier mix of the same draw (streams, weights, seed)."""
+    """RecipeError where `out` holds another stream than an earlier mix of the same draw (streams,
+    weights, seed).
+    """
     folder = out / SPLIT
     held = next((f for f in (out, folder) if (f / INDEX).stat()), None)
     record = _read_record(folder) if held is folder else None
@@ -165,7 +170,9 @@ def _mix(
 
 @contextmanager
 def _room(parent: Path, size: int) -> Iterator[Path]:
-    """A temporary folder with room for `size` bytes, deleted in the end. Unreachable where there is no room."""
+    """A temporary folder with room for `size` bytes, deleted in the end. Unreachable where there is
+    no room.
+    """
     try:
         parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(parent).free

@@ -1,1 +1,3 @@
-"""Before the money is spent: what a run on so many nodes comes to, in closed form, from indexes and manifests alone."""
+"""Before the money is spent: what a run on so many nodes comes to, in closed form, from indexes and
+manifests alone.
+"""

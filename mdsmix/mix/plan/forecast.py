@@ -1,7 +1,10 @@
 """Forecasts the index and manifest that an unconverted stream will have once it is published.
 
-The forecast follows from a survey of the stream's source. A source of less than 2 MiB is read whole.
+The forecast follows from a survey of the stream's source. A source of less than 2 MiB is read
+whole.
 """
+
+from __future__ import annotations
 
 import math
 from collections import Counter
@@ -34,7 +37,9 @@ from mdsmix.words import counted, plural
 LEAST_WINDOW = 1 << 16
 "Bytes of a split of a small source, 64 KiB: 32 splits are the whole of 2 MiB."
 BYTES, OF_IMAGES = 1 << 22, 1 << 18
-"Bytes of records that are decoded: 4 MiB, or 256 KiB (some 1,000 records) where records name images, which are read too."
+"""Bytes of records that are decoded: 4 MiB, or 256 KiB (some 1,000 records) where records name
+images, which are read too.
+"""
 SCALED = (
     *("tokens", "loss_tokens", "cut_rows", "cut_tokens", "truncated_rows", "truncated_tokens"),
     *("given_eos", "images", "image_tokens"),
@@ -44,8 +49,9 @@ OFFSET_BYTES = 4
 
 
 def forecast(recipe: Recipe, spec: StreamSpec) -> tuple[Stream, str]:
-    """The stream as it will be published, and a sentence on how far its source was read. RecipeError where no record becomes a sample, or
-    the recipe is wrong."""
+    """The stream as it will be published, and a sentence on how far its source was read.
+    RecipeError where no record becomes a sample, or the recipe is wrong.
+    """
     source = spec.source
     assert source is not None
     if is_function(source.shape):
@@ -80,8 +86,10 @@ def _look(
     tokenizer: Tokenizer,
     files: Sequence[sources.SourceFile],
 ) -> list[SplitSample]:
-    """Reads splits of the source. A stream's `sample` is ignored here, since a small sample of few records may be empty. A stream by budget
-    is read at the same places as by its conversion, so that both take the same share."""
+    """Reads splits of the source. A stream's `sample` is ignored here, since a small sample of few
+    records may be empty. A stream by budget is read at the same places as by its conversion, so
+    that both take the same share.
+    """
     whole = replace(encoding, sample=None)
     has_images, root = kind_of(whole).has_images, spec.images.root if spec.images else None
     window, decoded = LEAST_WINDOW, OF_IMAGES if has_images else BYTES
@@ -100,7 +108,9 @@ def _look(
 
 
 def _looked_at(looks: Sequence[SplitSample], size: int) -> str:
-    """A sentence on how many records were read, and how many become no sample. `size`: bytes of all files."""
+    """A sentence on how many records were read, and how many become no sample. `size`: bytes of all
+    files.
+    """
     left_out = sum((each.left_out for each in looks), Counter[str]())
     records = sum(len(each.by_record) for each in looks) + left_out.total()
     is_all = sum(each.weight for each in looks) >= size * (1 - 1e-9)
@@ -118,7 +128,9 @@ def _stream(
     scale: float,
     size: int,
 ) -> Stream:
-    """The stream of a source of `size` bytes, in equal shards. `scale`: the stream's size as a multiple of the part that was read."""
+    """The stream of a source of `size` bytes, in equal shards. `scale`: the stream's size as a
+    multiple of the part that was read.
+    """
     kind, layout = kind_of(encoding), ShardLayout(encoding.columns, encoding.compression)
     rows, width = kind.open_rows(layout, tokenizer.dtype), encoding.max_seq_len
     parts = [part for each in looks for part in rows.add(each.encoded)]

@@ -1,12 +1,17 @@
-"""A mix and the machines of its run -> the plan, a tree of frozen dataclasses that a terminal, JSON and a page show alike.
+"""A mix and the machines of its run -> the plan, a tree of frozen dataclasses that a terminal, JSON
+and a page show alike.
 
-A figure is a plain number where it is exact: it follows from indexes, manifests and settings, as Streaming computes it. Otherwise it is
-an `Estimate`, as is every figure computed from one. NaN means not known.
+A figure is a plain number where it is exact: it follows from indexes, manifests and settings, as
+Streaming computes it. Otherwise it is an `Estimate`, as is every figure computed from one. NaN
+means not known.
 
-All figures are in closed form, and nothing is laid out sample by sample, so a plan of 15 T tokens takes as long as one of 15 M. Exact
-figures are tested against Streaming's own partitions (tests/with_torch/test_mix_plan.py). The length of a run is `--tokens`, else the
-`max_duration` of a training YAML, else one epoch.
+All figures are in closed form, and nothing is laid out sample by sample, so a plan of 15 T tokens
+takes as long as one of 15 M. Exact figures are tested against Streaming's own partitions
+(tests/with_torch/test_mix_plan.py). The length of a run is `--tokens`, else the `max_duration` of a
+training YAML, else one epoch.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
@@ -39,8 +44,10 @@ from mdsmix.training.loader_keys import BYTE_UNITS, COUNT_UNITS, in_units, is_nu
 from mdsmix.words import listed
 
 AUTO_FILL = 0.9
-"""The part of a row that `packing_ratio: auto` is taken to fill. `auto` stops at the last ratio that leaves no row over; first fit then
-fills 88 % of the rows of the demo's documents (docs/one-loader.md)."""
+"""The part of a row that `packing_ratio: auto` is taken to fill. `auto` stops at the last ratio
+that leaves no row over; first fit then fills 88 % of the rows of the demo's documents
+(docs/one-loader.md).
+"""
 DURATION = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)\s*(ep|ba|sp|tok)?")
 "The values of `max_duration` that count data: not seconds, not iterations."
 
@@ -78,7 +85,9 @@ class PlanOptions:
 
 
 def resolve_for_plan(targets: Sequence[str]) -> Mix:
-    """The mix to train, without evaluations. Unpublished streams of a recipe are surveyed, and shares may be worked out from the survey."""
+    """The mix to train, without evaluations. Unpublished streams of a recipe are surveyed, and
+    shares may be worked out from the survey.
+    """
     return resolve(targets, may_estimate=True, has_evals=False, survey=forecast)
 
 
@@ -92,7 +101,9 @@ def problems(mix: Mix) -> list[Finding]:
 
 
 def make_plan(mix: Mix, asked: PlanOptions) -> Plan:
-    """The plan of a mix's run. RecipeError where an option cannot be met, MixRefused where Streaming would refuse the mix."""
+    """The plan of a mix's run. RecipeError where an option cannot be met, MixRefused where
+    Streaming would refuse the mix.
+    """
     loader, disk = mix.train, in_units(asked.disk, BYTE_UNITS)
     loader.require_opened()
     if not loader.max_seq_len:
@@ -129,7 +140,9 @@ def make_plan(mix: Mix, asked: PlanOptions) -> Plan:
 
 
 def _packing(loader: Loader) -> float:
-    """Samples that are drawn for each row; an Estimate where training works the ratio out when it begins."""
+    """Samples that are drawn for each row; an Estimate where training works the ratio out when it
+    begins.
+    """
     given, limit = loader.dataset.get("packing_ratio") or 1, loader.max_seq_len or 1
     if given == "auto":
         epoch = epoch_of(loader)
@@ -142,7 +155,9 @@ def _packing(loader: Loader) -> float:
 
 
 def _streams(loader: Loader, drawn: Sequence[int], world: World) -> list[StreamInEpoch]:
-    """The figures of each stream in an epoch on these machines; MixRefused where batches cannot be built."""
+    """The figures of each stream in an epoch on these machines; MixRefused where batches cannot be
+    built.
+    """
     came = delivered_in(loader, drawn, world)
     if batching(loader) in METHODS and not all(came):
         empty = [s.name for s, n in zip(loader.streams, came, strict=True) if not n]
@@ -161,7 +176,9 @@ def _notes(
     step: StepPlan,
     world: World,
 ) -> Iterator[str]:
-    """Sentences on how far streams are known, on tokens that the loader cuts off, and on samples that are dropped or wait."""
+    """Sentences on how far streams are known, on tokens that the loader cuts off, and on samples
+    that are dropped or wait.
+    """
     for stream, of in zip(loader.streams, streams, strict=True):
         if stream.survey:
             yield stream.survey
@@ -188,7 +205,9 @@ def _notes(
 
 
 def _duration(mix: Mix, tokens: str | None) -> tuple[float, str, str]:
-    """The run's length, its unit, and where it is set. Units: Composer's ep, ba, sp and tok, and `positions`, tokens with padding."""
+    """The run's length, its unit, and where it is set. Units: Composer's ep, ba, sp and tok, and
+    `positions`, tokens with padding.
+    """
     if tokens is not None:
         count = in_units(tokens, COUNT_UNITS)
         if not count or count < 1:
@@ -201,7 +220,8 @@ def _duration(mix: Mix, tokens: str | None) -> tuple[float, str, str]:
     given = mix.yaml.at("max_duration")
     if not (found := DURATION.fullmatch(str(given).strip().lower())):
         return 1, "ep", "one epoch, since nothing says how long the run is"
-    # Composer counts the tokens of text batches by their size, padding included, and those of the finetuning loader by their mask.
+    # Composer counts the tokens of text batches by their size, padding included, and those of the
+    # finetuning loader by their mask.
     unit = "positions" if found[2] == "tok" and mix.train.is_text else found[2] or "ep"
     return float(found[1].replace("_", "")), unit, f"max_duration: {given}"
 

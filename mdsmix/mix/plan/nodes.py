@@ -1,11 +1,16 @@
-"""The bytes that a node is expected to fetch and keep, in closed form, and the settings that decide speed and use of the disk.
+"""The bytes that a node is expected to fetch and keep, in closed form, and the settings that decide
+speed and use of the disk.
 
-Streaming draws a piece of each shard, orders the pieces by the seed, and cuts the order into one part for each canonical node, with equal
-samples. Node p reads parts p, p + nodes, and so on (streaming/base/shuffle, partition/orig.py, 0.12 and 0.13). So a piece lies in one
-part, and in one more for each cut within it. The shards of a stream are taken to be equal. Where an epoch takes a part of a stream, the
-orders of epochs are taken to be independent: a node reads more and more of its shards over the run. The figure is then up to a half too
-high, since orders of different epochs have something in common.
+Streaming draws a piece of each shard, orders the pieces by the seed, and cuts the order into one
+part for each canonical node, with equal samples. Node p reads parts p, p + nodes, and so on
+(streaming/base/shuffle, partition/orig.py, 0.12 and 0.13). So a piece lies in one part, and in one
+more for each cut within it. The shards of a stream are taken to be equal. Where an epoch takes a
+part of a stream, the orders of epochs are taken to be independent: a node reads more and more of
+its shards over the run. The figure is then up to a half too high, since orders of different epochs
+have something in common.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,14 +32,18 @@ class NodePlan:
     run_bytes: float
     "Bytes fetched over the run, if the disk has room for `kept_bytes`."
     kept_bytes: float
-    "Bytes on the node's disk at the end of the run: shards unpacked, and packed ones too under keep_zip."
+    """Bytes on the node's disk at the end of the run: shards unpacked, and packed ones too under
+    keep_zip.
+    """
     largest_shard: float
     "Bytes of the largest shard, packed and unpacked together."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A key of train_loader that decides speed or use of the disk, and never the samples that are trained on."""
+    """A key of train_loader that decides speed or use of the disk, and never the samples that are
+    trained on.
+    """
 
     key: str
     use: str | None
@@ -43,7 +52,9 @@ class Setting:
 
 
 def is_fetched(stream: StreamInMix) -> bool:
-    """Whether the stream has a remote. The shards of other streams lie on the node's disk and stay there."""
+    """Whether the stream has a remote. The shards of other streams lie on the node's disk and stay
+    there.
+    """
     return bool(stream.settings.get("remote"))
 
 
@@ -60,7 +71,8 @@ def chance(shard: float, passes: float, epoch: int, method: str, world: World) -
     # The probability that the last, partial pass draws from the shard.
     hit = 1 - (1 - part) ** shard
     piece = max(1.0, shard * passes / max(full + hit, 1e-12))
-    # A stratified batch is divided among nodes after the ordering, so every node reads from every part.
+    # A stratified batch is divided among nodes after the ordering, so every node reads from every
+    # part.
     if world.algo == "naive" or method == "stratified":
         read = 1 - (1 - 1 / world.layout_nodes) ** piece
     else:
@@ -70,7 +82,9 @@ def chance(shard: float, passes: float, epoch: int, method: str, world: World) -
 
 
 def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float) -> NodePlan:
-    """The bytes that a node fetches and keeps over `epochs` epochs. `drawn`: samples that an epoch draws from each stream."""
+    """The bytes that a node fetches and keeps over `epochs` epochs. `drawn`: samples that an epoch
+    draws from each stream.
+    """
     method, keep_zip = batching(loader), loader.dataset.get("keep_zip")
     is_fixed = loader.dataset.get("sampling_method") == "fixed" or world.algo == "none"
     is_whole = not any(
@@ -111,7 +125,8 @@ ROOM = 0.9
 def settings_for(
     loader: Loader, node: NodePlan, world: World, disk: int | None
 ) -> tuple[Setting, ...]:
-    """Settings whose defaults depend on the machines or fit none of them. They do not change which samples an epoch holds.
+    """Settings whose defaults depend on the machines or fit none of them. They do not change which
+    samples an epoch holds.
 
     `disk`: bytes that a node has for its cache; None where not given.
     """

@@ -1,4 +1,8 @@
-"""The steps of an epoch and of a run: their number, and the samples, tokens and padding that they hold."""
+"""The steps of an epoch and of a run: their number, and the samples, tokens and padding that they
+hold.
+"""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
@@ -68,7 +72,9 @@ class StreamInRun(StreamInEpoch):
     share: float
     "The stream's share of the epoch's tokens, 0 to 1."
     padding: float
-    "The share of padding in the positions of its rows; not known where rows are packed, since streams share rows."
+    """The share of padding in the positions of its rows; not known where rows are packed, since
+    streams share rows.
+    """
     passes: float
     "How often the run sees each sample of the stream, on average."
     run_tokens: float
@@ -76,7 +82,9 @@ class StreamInRun(StreamInEpoch):
 
 
 def is_even(loader: Loader) -> bool:
-    """Whether all rows of all streams have one length, so that any part of an epoch holds exactly its mean."""
+    """Whether all rows of all streams have one length, so that any part of an epoch holds exactly
+    its mean.
+    """
     lengths = {row_length(stream) for stream in loader.streams}
     return len(lengths) == 1 and lengths != {None}
 
@@ -84,7 +92,9 @@ def is_even(loader: Loader) -> bool:
 def fitted(
     streams: Sequence[StreamInEpoch], loader: Loader, world: World
 ) -> Sequence[StreamInEpoch]:
-    """Take the tokens for which packed rows have no room off the figures of the streams, in equal parts."""
+    """Take the tokens for which packed rows have no room off the figures of the streams, in equal
+    parts.
+    """
     tokens = sum(each.tokens for each in streams)
     rows = sum(each.delivered for each in streams) * world.rows / world.drawn
     positions = float(rows) * (loader.max_seq_len or 0)
@@ -95,7 +105,9 @@ def fitted(
 
 
 def epoch_plan(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> EpochPlan:
-    """The figures of an epoch: the delivered samples that are in steps of all devices. RecipeError where no step is filled."""
+    """The figures of an epoch: the delivered samples that are in steps of all devices. RecipeError
+    where no step is filled.
+    """
     drawn = samples = int(sum(s.delivered for s in streams))
     drops = batching(loader) in METHODS or loader.section.get("drop_last")
     if batching(loader) not in METHODS:
@@ -200,7 +212,8 @@ def run_plan(
     # A billionth is subtracted against the rounding of floats.
     steps = about(math.ceil(count / float(one) - 1e-9), not isinstance(one, Estimate))
     epochs = steps / epoch.steps
-    # Tokens of whole epochs are known. Those of a part are a mean, unless every step holds equally many tokens.
+    # Tokens of whole epochs are known. Those of a part are a mean, unless every step holds equally
+    # many tokens.
     are_alike = is_even and step.rows == step.global_batch
     times = about(epochs, are_alike or float(epochs).is_integer())
     return RunPlan(
@@ -218,7 +231,8 @@ def in_run(
 ) -> Iterator[StreamInRun]:
     tokens = sum(s.tokens for s in streams)
     width = step.positions / step.rows if world.packing == 1 else UNKNOWN
-    # Samples that are dropped or come twice are spread over all streams, so that the streams add up to the run.
+    # Samples that are dropped or come twice are spread over all streams, so that the streams add up
+    # to the run.
     times = run.tokens / tokens if tokens else UNKNOWN
     for each in streams:
         yield StreamInRun(

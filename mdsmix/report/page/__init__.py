@@ -1,1 +1,3 @@
-"""A mix as one HTML page: what there is to know of it, gathered, drawn and written. README.md beside this file says how."""
+"""A mix as one HTML page: what there is to know of it, gathered, drawn and written. README.md
+beside this file says how.
+"""

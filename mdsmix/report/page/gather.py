@@ -1,8 +1,11 @@
 """Collects all data of a page by the functions of the commands: no figure is computed here.
 
-A part that fails does not affect other parts. Data that could not be looked at is a failure, which sets the command's exit
-code. A part that does not apply, such as a plan of streams without a length, is a note on the page.
+A part that fails does not affect other parts. Data that could not be looked at is a failure, which
+sets the command's exit code. A part that does not apply, such as a plan of streams without a
+length, is a note on the page.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -79,7 +82,7 @@ class Gathered:
     findings: Sequence[Finding] = ()
     plan: Plan | None = None
     is_batch_guessed: bool = False
-    preview: "Preview | None" = None
+    preview: Preview | None = None
     decoder: Decoder | None = None
     "The decoder of the run's tokenizer."
     notes: dict[str, str] = field(default_factory=dict)
@@ -89,7 +92,9 @@ class Gathered:
 
     @property
     def colours(self) -> dict[str, str]:
-        """Stream -> class of the style sheet. Streams of the mix come first, in the order of the mix."""
+        """Stream -> class of the style sheet. Streams of the mix come first, in the order of the
+        mix.
+        """
         mixed = [stream.stream for stream in self.plan.streams] if self.plan else []
         names = dict.fromkeys([*mixed, *(stream.named.name for stream in self.streams)])
         return {name: f"s{number % COLOURS}" for number, name in enumerate(names)}
@@ -106,7 +111,8 @@ def gather(
 
     Args:
         choice: the samples of each stream.
-        asked: the machines of the run. Without a batch, the YAML's batch is taken, else 8 rows a device.
+        asked: the machines of the run. Without a batch, the YAML's batch is taken, else 8 rows a
+        device.
         tokenizer: decodes streams whose own tokenizer this machine does not know.
         say: gets a line before slow work; None: the first batches are left out.
 
@@ -139,8 +145,9 @@ def gather(
 
 
 def _stream(named: NamedStream, choice: Choice, tokenizer: str | None) -> StreamOnPage:
-    """Reads one stream. Where no sample can be read, its index still is. Bad records may come from a conversion that published
-    nothing."""
+    """Reads one stream. Where no sample can be read, its index still is. Bad records may come from
+    a conversion that published nothing.
+    """
     failed, found, bad = list[MdsmixError](), None, None
     for samples in (choice, Choice(count=0)):
         try:
@@ -156,7 +163,9 @@ def _stream(named: NamedStream, choice: Choice, tokenizer: str | None) -> Stream
 
 
 def _plan(page: Gathered, asked: PlanOptions) -> None:
-    """Adds the plan, by the same steps as `mdsmix plan`. Errors that the check reports are notes, and no failures."""
+    """Adds the plan, by the same steps as `mdsmix plan`. Errors that the check reports are notes,
+    and no failures.
+    """
     try:
         # Where the mix could not be resolved, the streams are surveyed as `mdsmix plan` does.
         mix = replace(page.mix, evals=()) if page.mix else resolve_for_plan(page.targets)

@@ -1,7 +1,11 @@
-"""Gathered -> the text of the page, by jinja2 with autoescape: a sample that holds markup stays text.
+"""Gathered -> the text of the page, by jinja2 with autoescape: a sample that holds markup stays
+text.
 
-The page loads nothing from outside: its policy allows its own style and script, by their hashes, and embedded images.
+The page loads nothing from outside: its policy allows its own style and script, by their hashes,
+and embedded images.
 """
+
+from __future__ import annotations
 
 import base64
 import hashlib
@@ -94,14 +98,18 @@ def _environment() -> Environment:
 
 
 def _printable(value: Any) -> Any:
-    """Escapes characters that change the direction of writing, and NUL. Markup comes from mdsmix itself and stays."""
+    """Escapes characters that change the direction of writing, and NUL. Markup comes from mdsmix
+    itself and stays.
+    """
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable(value, WRITTEN)
     return value
 
 
 def figure(value: float, form: str, name: str) -> Markup:
-    """A figure of the plan as `mdsmix plan` spells it, with attributes for programs: its value, and its path in `plan --json`."""
+    """A figure of the plan as `mdsmix plan` spells it, with attributes for programs: its value, and
+    its path in `plan --json`.
+    """
     number = f"{float(value)!r}" if is_known(value) else ""
     return Markup('<data value="{}" data-figure="{}">{}</data>').format(
         number, name, told(value, form)

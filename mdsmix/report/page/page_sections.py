@@ -1,4 +1,8 @@
-"""The sections of a page: items that a terminal shows too, and drawings (ribbons, and bars as a column of a table)."""
+"""The sections of a page: items that a terminal shows too, and drawings (ribbons, and bars as a
+column of a table).
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,11 +1,15 @@
-"""The samples of a page, token by token, with small images. `mdsmix inspect --random` shows the same samples.
+"""The samples of a page, token by token, with small images. `mdsmix inspect --random` shows the
+same samples.
 
-Most tokens are whole characters. Where several tokens make up one character, they are one span, which is marked so. The joined
-spans equal the text of the whole sample.
+Most tokens are whole characters. Where several tokens make up one character, they are one span,
+which is marked so. The joined spans equal the text of the whole sample.
 
-Long samples are cut, and images are at most 144 pixels a side, so that a page stays below 2 MB: it opens at once and can be sent. Images
-come from anyone's data, so they are opened as `convert` opens them. A sentence stands in place of an image that cannot be shown.
+Long samples are cut, and images are at most 144 pixels a side, so that a page stays below 2 MB: it
+opens at once and can be sent. Images come from anyone's data, so they are opened as `convert` opens
+them. A sentence stands in place of an image that cannot be shown.
 """
+
+from __future__ import annotations
 
 import base64
 import io
@@ -30,7 +34,9 @@ MOST_NAMES = 4
 BROKEN = "\ufffd"
 "The character that a decoder writes for bytes that are no character."
 MOST_PARTS = 8
-"The most tokens that are joined to make up one character. A character has up to 4 bytes, and a token at least one."
+"""The most tokens that are joined to make up one character. A character has up to 4 bytes, and a
+token at least one.
+"""
 SIDE, QUALITY = 144, 70
 MOST_PIXELS = 1 << 25
 "The most pixels of an image that is decoded for a page: more would take over 100 MB."
@@ -44,8 +50,10 @@ class TokenSpan:
     text: str
     ids: tuple[int, ...]
     form: str
-    """`text`; `line`: ends a line; `control`: a special token, by its id; `split`: several tokens, one character; `bytes`: a part of a
-    character whose rest is not there; `id`: no tokenizer is known here."""
+    """`text`; `line`: ends a line; `control`: a special token, by its id; `split`: several tokens,
+    one character; `bytes`: a part of a character whose rest is not there; `id`: no tokenizer is
+    known here.
+    """
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,9 @@ class Thumbnail:
 
 
 def samples_of(page: Gathered) -> list[Tree]:
-    """The samples of all streams in turn, for the template. The more samples there are, the less of each is shown."""
+    """The samples of all streams in turn, for the template. The more samples there are, the less of
+    each is shown.
+    """
     streams = [(each.named.name, each.found) for each in page.streams if each.found]
     count = max(1, sum(len(found.samples) for _, found in streams))
     tokens = min(MOST_TOKENS, LEAST_TOKENS + ALL_TOKENS // count)

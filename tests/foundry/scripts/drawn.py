@@ -1,4 +1,8 @@
-"""What LLM-Foundry's own loaders draw of a training YAML, beside a preview's first batches; and which keys these loaders read."""
+"""What LLM-Foundry's own loaders draw of a training YAML, beside a preview's first batches; and
+which keys these loaders read.
+"""
+
+from __future__ import annotations
 
 import gc
 import inspect

@@ -1,5 +1,7 @@
 """Batches of LLM-Foundry's own data loaders, and of mdsmix.load, over streams on this disk."""
 
+from __future__ import annotations
+
 import copy
 from typing import Any
 
@@ -36,7 +38,9 @@ def batches(tree: dict[str, Any]) -> list[Batch]:
 
 
 def same(tokenizer: str, theirs: str, ours: str, name: str, dataset: Any) -> dict[str, int]:
-    """Fails unless Foundry's loader gives the same for its own stream and ours, and mdsmix.load for ours; counts what was compared."""
+    """Fails unless Foundry's loader gives the same for its own stream and ours, and mdsmix.load for
+    ours; counts what was compared.
+    """
     trees = [config(tokenizer, folder, name, dataset) for folder in (theirs, ours)]
     left, right = map(batches, trees)
     _same(left, right, set())
@@ -46,8 +50,9 @@ def same(tokenizer: str, theirs: str, ours: str, name: str, dataset: Any) -> dic
 
 
 def compare(case: dict[str, Any]) -> int:
-    """Fails unless mdsmix.load gives the batches of LLM-Foundry for a config, a tokenizer folder, its attributes and a batch size;
-    gives how many those are."""
+    """Fails unless mdsmix.load gives the batches of LLM-Foundry for a config, a tokenizer folder,
+    its attributes and a batch size; gives how many those are.
+    """
     tokenizer = AutoTokenizer.from_pretrained(case["tokenizer"])
     for name, value in case["attributes"].items():
         setattr(tokenizer, name, value)

@@ -1,5 +1,7 @@
 """Rows by LLM-Foundry's own functions, converters and collator."""
 
+from __future__ import annotations
+
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -16,9 +18,11 @@ SETTINGS = ("max_seq_len", "decoder_only_format", "target_responses", "target_pr
 
 
 def compare(tokenizer: str, date: str, records: dict[str, Any], cases: list[Any]) -> list[Any]:
-    """A case has settings, the name of its records, and `rows`: what mdsmix stored of the usable ones, as lists of turns. Fails unless
-    these give the batch that Foundry's own turns give. The answer has `outcomes`, one a record: empty for a row, `filtered`, or
-    the name of an exception; the number of rows, and of positions that give a loss."""
+    """A case has settings, the name of its records, and `rows`: what mdsmix stored of the usable
+    ones, as lists of turns. Fails unless these give the batch that Foundry's own turns give. The
+    answer has `outcomes`, one a record: empty for a row, `filtered`, or the name of an exception;
+    the number of rows, and of positions that give a loss.
+    """
     tasks.get_date_string = lambda: date
     known = AutoTokenizer.from_pretrained(tokenizer)
     found = {name: [_tokenized(r, known) for r in listed] for name, listed in records.items()}
@@ -61,8 +65,10 @@ def _case(case: dict[str, Any], found: list[Turns | str], tokenizer: Any) -> dic
 def ended_by_next_role(
     tokenizer: str, records: list[Any], rows: list[Turns], stops: list[int]
 ) -> int:
-    """Fail unless the rows are Foundry's own turns, but for stop tokens, which are the last of the labels before and not the first of
-    a prompt. The batches then differ in the labels of these tokens alone. Returns how many there are."""
+    """Fail unless the rows are Foundry's own turns, but for stop tokens, which are the last of the
+    labels before and not the first of a prompt. The batches then differ in the labels of these
+    tokens alone. Returns how many there are.
+    """
     known = AutoTokenizer.from_pretrained(tokenizer)
     theirs: list[Any] = [_tokenized(record, known) for record in records]
     moved = list[Turns]()
@@ -84,7 +90,9 @@ def ended_by_next_role(
 
 
 def text(path: str, out: str, tokenizer: str, max_seq_len: int, **around: str) -> None:
-    """One shard of Foundry's converter of text, in the source's order. `around`: bos_text and eos_text."""
+    """One shard of Foundry's converter of text, in the source's order. `around`: bos_text and
+    eos_text.
+    """
     how: dict[str, Any] = {"concat_tokens": max_seq_len, "split": "train", "compression": None}
     command_utils.convert_dataset_json_from_args(
         path=path, out_root=out, tokenizer=tokenizer, **how, **around
@@ -94,8 +102,10 @@ def text(path: str, out: str, tokenizer: str, max_seq_len: int, **around: str) -
 def finetuning(
     path: str, out: str, tokenizer: str, targets: dict[str, Any], preprocessor: str | None = None
 ) -> int:
-    """The same of pairs and conversations; gives the number of records that it could take: one that its tokenization, or the function
-    `package.module:function`, refuses ends a whole conversion of Foundry's, so those are left out first."""
+    """The same of pairs and conversations; gives the number of records that it could take: one that
+    its tokenization, or the function `package.module:function`, refuses ends a whole conversion of
+    Foundry's, so those are left out first.
+    """
     taken, known = Path(path).with_suffix(".taken.jsonl"), AutoTokenizer.from_pretrained(tokenizer)
     prepared = tasks.dataset_constructor.get_preprocessing_fn_from_str(preprocessor)
     lines = Path(path).read_text().splitlines()

@@ -1,4 +1,8 @@
-"""A tiny model that sees, in LLM-Foundry's own registry of models: what `code_paths` of a YAML names."""
+"""A tiny model that sees, in LLM-Foundry's own registry of models: what `code_paths` of a YAML
+names.
+"""
+
+from __future__ import annotations
 
 from typing import Any
 

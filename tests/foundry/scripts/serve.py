@@ -1,7 +1,10 @@
 """Runs in Foundry's environment and answers calls until there is nobody to ask: all tests share it.
 
-A call is {"call": "module.function", "arguments": {...}}, an answer {"value": ...} or {"error": traceback}, as texts of JSON.
+A call is {"call": "module.function", "arguments": {...}}, an answer {"value": ...} or {"error":
+traceback}, as texts of JSON.
 """
+
+from __future__ import annotations
 
 import importlib
 import json

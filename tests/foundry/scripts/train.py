@@ -1,4 +1,8 @@
-"""Trains as `llmfoundry train` does, which calls the same function, and tells the loss of every step in full."""
+"""Trains as `llmfoundry train` does, which calls the same function, and tells the loss of every
+step in full.
+"""
+
+from __future__ import annotations
 
 import gc
 import re
@@ -44,7 +48,9 @@ def failure(path: str, steps: int, settings: Sequence[str] = ()) -> str:
 
 
 def run(code: str) -> int:
-    """How many batches the `trainer` of a page's block was given, with a model that has learned nothing."""
+    """How many batches the `trainer` of a page's block was given, with a model that has learned
+    nothing.
+    """
     torch.manual_seed(1)
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 1}
     config = LlamaConfig(vocab_size=2048, num_hidden_layers=1, num_key_value_heads=1, **shape)
