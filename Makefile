@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-images test tests-without-torch tests-with-torch test-docs docs tables docs-env test-stores test-ray stores soak mutants test-foundry test-package test-browser browser lint bench venv foundry-env bench-env mutants-env minio clean
+.PHONY: help demo demo-images quick test tests-without-torch tests-with-torch test-docs docs tables docs-env test-stores test-ray stores soak mutants test-foundry test-package test-browser browser lint bench venv foundry-env bench-env mutants-env minio clean
 
 PYTHON ?= >=3.10,<3.13
 FOUNDRY_PYTHON ?= 3.11
@@ -63,6 +63,10 @@ demo-images: venv ## convert, check, look at, load and train a tiny model on dra
 	$(BIN)/mdsmix render-yaml yamls/demo-images.yaml -o demo/images/train.yaml
 	$(BIN)/mdsmix inspect demo/images/mix/drawings -n 1 --images demo/images/seen
 	$(BIN)/python -m tests.drawings train demo/images/train.yaml
+
+QUICK := json_values ragged recipe rules typed encode_* kinds_* shapes_* sources_*
+quick: venv ## the tests of parsing, tokenization and recipes: a minute, without MinIO and torch
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(QUICK:%=tests/test_%.py)
 
 test: ## the tests, with a real MinIO; those with torch in a process of their own
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going tests-without-torch tests-with-torch
