@@ -128,8 +128,8 @@ def test_the_flag_says_tokens_and_what_it_leaves_as_it_is(mix: Web) -> None:
     streams["c4"]["sample"] = "50%"
     streams["heldout"] = documents("data/wiki.jsonl", split="val")
     answer = says(mix, streams=streams, budget=None).done("--budget", "8k", "--json")
-    assert "c4: --budget leaves it as the recipe says: sample: 50% of it" in answer.err
-    assert "heldout: --budget leaves it as the recipe says: all of it" in answer.err
+    assert "c4: not sampled by --budget; the recipe says sample: 50%" in answer.err
+    assert "heldout: not sampled by --budget; the recipe says all of it" in answer.err
     rows = {row["stream"]: row for row in orjson.loads(answer.out)["rows"]}
     wanted = rows["commoncrawl"]["budget"]
     assert (wanted["wanted_tokens"], wanted["missing_tokens"]) == (4_176, 0)

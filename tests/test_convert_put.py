@@ -199,7 +199,7 @@ def test_what_is_deleted_and_what_is_not(four: list[Path], web: Web) -> None:
     assert not half.exists()
     stream = web.train.parent
     before = files(stream)
-    assert done("gc", web.train, "--keep", 2).out.endswith("0 bytes: all is in use\n")
+    assert done("gc", web.train, "--keep", 2).out.endswith("0 bytes: all files are in use\n")
     age(web, 8)
     strange = four[0] / "notes.txt"
     strange.write_text("not ours")

@@ -242,4 +242,4 @@ def test_what_is_no_mixture_is_one_sentence(tmp_path: Path, tokenizer_folder: Pa
         assert sentence in answer.err
     assert not (tmp_path / "recipe.yaml").exists()
     answer = mdsmix("init", tmp_path / "data", "--budget", "2B", "--tokenizer", tokenizer_folder)
-    assert (answer.code, "it is of a mixture file (--mixture FILE)" in answer.err) == (2, True)
+    assert (answer.code, "it needs --mixture FILE" in answer.err) == (2, True)

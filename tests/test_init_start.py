@@ -94,7 +94,7 @@ def test_without_a_file_the_recipe_goes_to_stdout(data: Path, tokenizer_folder: 
     told = json.loads(init(tokenizer_folder, "data/faq.jsonl", "--json").out)["streams"]["faq"]
     assert told["quarantined"] == {"missing_field": 1}
     refused = init(tokenizer_folder, "data/faq.jsonl", "-o", "recipe.yaml")
-    assert (refused.code, "is there already: pass --replace" in refused.err) == (2, True)
+    assert (refused.code, "exists already: pass --replace" in refused.err) == (2, True)
     assert Path("recipe.yaml").read_text() == answer.out
     assert "faq:" in written(tokenizer_folder, "data/faq.jsonl", "--replace")[1]
 

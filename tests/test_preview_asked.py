@@ -44,7 +44,7 @@ def test_the_command_refuses_in_a_sentence_without_importing_streaming(tmp_path:
     for arguments, told in (
         ([config], "nothing says how large a batch is"),
         ([*eight, "--gpus", "3"], "take a multiple of 3,"),
-        ([*eight, "--read", "much"], "--read much is no size"),
+        ([*eight, "--read", "much"], "--read much is not a size"),
         ([*eight, "--state", "none"], "--state none is no state"),
         ([*eight, "--state", "none", "--epoch", "1"], "leave --epoch"),
         ([eight[0], "--batch", "4"], "take a multiple of 8,"),  # as plan, bench and report

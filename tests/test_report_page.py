@@ -224,11 +224,11 @@ def test_the_page_of_another_mix_stays(tmp_path: Path, monkeypatch: pytest.Monke
     publish(tmp_path / "b", PAIR, [PAIR_ROW] * 9, card={})
     for name, code in (("a", 0), ("a", 0), ("b", 2)):
         answer = mdsmix("report", name, "--no-preview", "--nodes", 2)
-        assert (answer.code, "is no page of b" in answer.err) == (code, code == 2), answer.err
+        assert (answer.code, "is not a page of b" in answer.err) == (code, code == 2), answer.err
         assert "2 nodes of 8 devices, 128 rows" in Path("report.html").read_text()
     page, _ = report("a", "b", "-n", 1, out=tmp_path / "r.html")
     assert page.text.count("2 streams may not be mixed") == 1
-    assert "so no run comes of it and nothing was planned" in page.text
+    assert "so it cannot be trained and nothing was planned" in page.text
 
 
 def test_where_there_is_no_page_one_sentence_says_why(tmp_path: Path) -> None:

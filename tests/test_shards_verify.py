@@ -167,7 +167,7 @@ def test_damage_in_transit_is_no_fault(split: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(LocalPath, "read", flipped)
     answer = done("verify", split)
-    assert f"damaged on its way, and whole when it was read again: {victim}" in answer.err
+    assert f"damaged in transit, whole when read again: {victim}" in answer.err
     times.clear()
     assert "damage-in-transit" in mdsmix("check", split, "--deep").out
     monkeypatch.setattr(LocalPath, "read", refused)

@@ -4,55 +4,89 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from typing import Annotated
+
+import typer
 
 from mdsmix.cli.options import (
-    AS_JSON,
-    Number,
-    Text,
-    argument,
+    AsJson,
     echo,
     echo_json,
-    option,
 )
 from mdsmix.errors import RecipeError
 from mdsmix.words import plural
 
 
 def bench(
-    train: str = argument("TRAIN.yaml", "A rendered YAML or a config of LLM-Foundry."),
-    step_ms: float = option(250.0, "Milliseconds of a step of the model.", least=0.1),
-    seconds: float = option(
-        10.0, "Seconds for each setting; starting its workers is not counted.", least=0.2
-    ),
-    workers: Text = option(
-        None, "Numbers of workers.", "0,2,4", shown="from 0 to a core each, doubling"
-    ),
-    prefetch: Text = option(None, "Batches that each worker makes in advance.", "2,4", shown="2,4"),
-    gpus: int = option(
-        8, "Ranks that share this machine; one is measured, on its part of the cores.", least=1
-    ),
-    batch: Number = option(
-        None, "Rows of a device and step.", least=1, shown="global_train_batch_size / gpus, else 8"
-    ),
-    loader: str = option("train_loader", "train_loader, or eval_loader.<label>.", "NAME"),
-    tmp: Text = option(
-        None,
-        "Where cold caches lie; on the training disk they are as fast as there.",
-        "FOLDER",
-        shown="the system's",
-    ),
-    out: Text = option(
-        None,
-        "Write the best settings here, as key=value lines for `mdsmix render-yaml`.",
-        "FILE",
-        "-o",
-        "--out",
-    ),
-    as_json: bool = AS_JSON,
+    train: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRAIN.yaml",
+            help="A rendered YAML or a config of LLM-Foundry.",
+            show_default=False,
+        ),
+    ],
+    step_ms: Annotated[
+        float, typer.Option(min=0.1, help="Milliseconds of a step of the model.")
+    ] = 250.0,
+    seconds: Annotated[
+        float,
+        typer.Option(min=0.2, help="Seconds for each setting, not counting the workers' start."),
+    ] = 10.0,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,2,4",
+            help="Numbers of workers.",
+            show_default="from 0 to a core each, doubling",
+        ),
+    ] = None,
+    prefetch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="2,4",
+            help="Batches that each worker makes in advance.",
+            show_default="2,4",
+        ),
+    ] = None,
+    gpus: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Ranks that share this machine; one is measured, on its part of the cores.",
+        ),
+    ] = 8,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Rows of a device and step.",
+            show_default="global_train_batch_size / gpus, else 8",
+        ),
+    ] = None,
+    loader: Annotated[
+        str, typer.Option(metavar="NAME", help="train_loader, or eval_loader.<label>.")
+    ] = "train_loader",
+    tmp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for cold caches; use the training disk to measure its speed.",
+            show_default="the system's",
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="Write the best settings here, as key=value lines for `mdsmix render-yaml`.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Measure the loader of TRAIN.yaml with 0 to N workers, and say whether the loader or the model
-    waits.
-    """
+    """Measure the loader of TRAIN.yaml with 0 to N workers: does the loader or the model wait?"""
     from mdsmix.bench import chosen, read_bench, settings, table, verdict
     from mdsmix.bench.speed import run
     from mdsmix.engines.memory import cpu_count
@@ -60,24 +94,30 @@ def bench(
     from mdsmix.report.show import show
     from mdsmix.table import as_json as tree_of
 
-    step, cores = step_ms / 1000, cpu_count()
+    step = step_ms / 1000
+    cores = cpu_count()
     plan, about = read_bench(train, loader, batch, gpus, step=step, seconds=seconds, tmp=tmp)
     if out:
         require_place(out)
     if tmp and not os.path.isdir(tmp):
-        raise RecipeError(f"--tmp {tmp} is no folder; make it, or name another.")
-    tried = settings(max(1, cores // gpus), workers, prefetch)
-    about += f"; one rank of {gpus} on {plural(cores, 'core')}; {plural(len(tried), 'setting')} of {seconds:g} s"
+        raise RecipeError(f"--tmp {tmp} is not a folder; create it, or name another.")
+    candidates = settings(max(1, cores // gpus), workers, prefetch)
+    about += (
+        f"; one rank of {gpus} on {plural(cores, 'core')}; "
+        f"{plural(len(candidates), 'setting')} of {seconds:g} s"
+    )
     echo(about, err=as_json)
-    measured = run(plan, tried, partial(echo, err=True))
-    best = chosen(measured, step)
+    measurements = run(plan, candidates, partial(echo, err=True))
+    best = chosen(measurements, step)
     if out:
         write(out, "".join(f"{line}\n" for line in best.setting.overrides))
-    said = verdict(best, step, plan.batch)
+    conclusion = verdict(best, step, plan.batch)
     if as_json:
         waits = "loader" if best.keeps_up(step) else "model"
-        choice = {"waits": waits, "verdict": said, "overrides": best.setting.overrides}
-        return echo_json({"measured": about} | tree_of(table(measured)) | choice | {"wrote": out})
-    show(table(measured))
-    rendered = f"$(cat {out})" if out else " ".join(best.setting.overrides)
-    return echo(said, f"to render: mdsmix render-yaml RECIPE {rendered}")
+        choice = {"waits": waits, "verdict": conclusion, "overrides": best.setting.overrides}
+        rows = tree_of(table(measurements))
+        echo_json({"measured": about} | rows | choice | {"wrote": out})
+        return
+    show(table(measurements))
+    overrides = f"$(cat {out})" if out else " ".join(best.setting.overrides)
+    echo(conclusion, f"to render: mdsmix render-yaml RECIPE {overrides}")

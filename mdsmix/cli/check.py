@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
 import typer
 
 from mdsmix.cli.options import (
-    AS_JSON,
-    ESTIMATE,
-    KEEP_EVALS,
-    MIXES,
+    AsJson,
+    Estimate,
+    KeepEvals,
+    MixTargets,
     echo_json,
-    flag,
-    own_evals_of,
+    evals_mode,
 )
 from mdsmix.errors import MixRefused
 
 
 def check(
-    targets: list[str] = MIXES,
-    deep: bool = flag("--deep", "Also read, hash and decode every shard, as `mdsmix verify` does."),
-    estimate: bool = ESTIMATE,
-    lock: bool = flag(
-        "--lock",
-        "For a TRAIN.yaml: also say of each stream whether it is published as its mix.lock names it.",
-    ),
-    accept_changed: bool = flag(
-        "--accept-changed", "As --lock, but differences are only told and refuse nothing."
-    ),
-    keep_evals: bool = KEEP_EVALS,
-    drop_evals: bool = flag("--drop-evals", "Leave a TRAIN.yaml's evaluations out of the check."),
-    as_json: bool = AS_JSON,
+    targets: MixTargets,
+    deep: Annotated[
+        bool,
+        typer.Option(
+            "--deep", help="Also read, hash and decode every shard, as `mdsmix verify` does."
+        ),
+    ] = False,
+    estimate: Estimate = False,
+    lock: Annotated[
+        bool,
+        typer.Option(
+            "--lock",
+            help="For a TRAIN.yaml: also compare each published stream with its mix.lock.",
+        ),
+    ] = False,
+    accept_changed: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changed", help="As --lock, but differences are only printed, not refused."
+        ),
+    ] = False,
+    keep_evals: KeepEvals = False,
+    drop_evals: Annotated[
+        bool,
+        typer.Option("--drop-evals", help="Leave a TRAIN.yaml's evaluations out of the check."),
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Say whether streams may be mixed, from indexes, manifests and first samples. Exit code 3:
-    they may not.
+    """Check whether streams may be mixed, from indexes, manifests and first samples.
+
+    Exit code 3: they may not.
     """
     from mdsmix.mix import checking as checks
     from mdsmix.mix.apportion import shares_table, title
@@ -42,23 +58,27 @@ def check(
     from mdsmix.report.show import print_findings, show
     from mdsmix.table import as_json as rows_of
 
-    mix = resolve(targets, estimate, own_evals=own_evals_of(keep_evals, drop_evals))
+    mix = resolve(targets, estimate, own_evals=evals_mode(keep_evals, drop_evals))
     if deep:
         with watching() as watcher:
             mix = checks.with_bytes_read(mix, watcher)
-    differences, locked = (
-        hold(mix, targets, accept_changed) if lock or accept_changed else ([], None)
-    )
+    differences = list[Any]()
+    locked = None
+    if lock or accept_changed:
+        differences, locked = hold(mix, targets, accept_changed)
     findings = checks.in_order([*checks.findings(mix), *differences])
     if as_json:
-        streams = {"lock": {"streams": rows_of(locked)["rows"]}} if locked else {}
-        echo_json(checks.report(mix, findings) | streams)
+        tree = checks.report(mix, findings)
+        if locked:
+            tree["lock"] = {"streams": rows_of(locked)["rows"]}
+        echo_json(tree)
     else:
         print_findings(findings)
         if mix.shares:
             show(title(mix.shares), shares_table(mix.shares))
         show(checks.verdict(mix, findings), checks.looked(mix))
         show(*(f"kept unseen: {label}" for label in checks.unseen(mix)))
-        show(*filter(None, [locked]))
+        if locked:
+            show(locked)
     if checks.is_refused(findings):
         raise typer.Exit(MixRefused.exit_code)

@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
 
-from mdsmix.cli.options import Text, argument, echo, option
+import typer
+
+from mdsmix.cli.options import (
+    echo,
+)
 from mdsmix.words import plural
 
 
 def fetch(
-    source: str = argument(
-        "SOURCE",
-        "The tokenizer or processor beside the streams: s3://bucket/mix/tokenizer-0f3a9c21.",
-    ),
-    folder: str = argument("FOLDER", "Where the training YAML looks for it."),
-    endpoint_url: Text = option(
-        None, "The store, where it is not AWS.", "URL", shown="S3_ENDPOINT_URL"
-    ),
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="The tokenizer or processor published with the streams: "
+            "s3://bucket/mix/tokenizer-0f3a9c21.",
+            show_default=False,
+        ),
+    ],
+    folder: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER", help="Where the training YAML looks for it.", show_default=False
+        ),
+    ],
+    endpoint_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="The store, if it is not AWS.", show_default="S3_ENDPOINT_URL"
+        ),
+    ] = None,
 ) -> None:
-    """Copy a published tokenizer or processor into a folder of this node, and say whether it is as
-    it was published.
+    """Copy a published tokenizer or processor into a folder of this node, and compare it with what
+    was published.
 
-    The line at the head of a rendered YAML does the same: `aws s3 cp --recursive`.
+    The first line of a rendered YAML does the same: `aws s3 cp --recursive`.
     """
     from mdsmix.encode.published_folders import copy_folder
     from mdsmix.storage import locate, require_local

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from mdsmix.cli.options import (
-    AS_JSON,
-    STREAMS,
-    Number,
+    AsJson,
+    Streams,
     echo,
-    flag,
-    for_each,
-    option,
+    for_each_stream,
 )
 from mdsmix.words import plural
 
@@ -20,47 +19,61 @@ KEYS = ("kind", "name", "bytes", "age")
 
 
 def gc(
-    streams: list[str] = STREAMS,
-    older_than: str = option("7d", "Only files written longer ago: 7d, 12h, 30m or 0s.", "AGE"),
-    keep: Number = option(
-        None,
-        "Of a stream published as versions, keep only the newest N and those replaced since AGE ago.",
-        "N",
-        least=1,
-        shown="all",
-    ),
-    delete: bool = flag("--delete", "Delete the files; otherwise they are only listed."),
-    as_json: bool = AS_JSON,
+    streams: Streams,
+    older_than: Annotated[
+        str,
+        typer.Option(metavar="AGE", help="Only files written longer ago: 7d, 12h, 30m or 0s."),
+    ] = "7d",
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Of a stream published as versions, keep only the newest N and those replaced "
+            "since AGE ago.",
+            show_default="all",
+        ),
+    ] = None,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete the files; otherwise they are only listed.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """List the files at each STREAM that nothing names any more: shards, unit records, quarantine
-    files, killed writes.
+    """List the files at each STREAM that nothing refers to any more: shards, unit records,
+    quarantine files, interrupted writes.
 
-    Files that the index, the manifest or a unit record in use names always stay, as do shards of
-    indexes replaced since AGE ago. Versions stay unless --keep says how many are enough. Of a
+    A file that the index, the manifest or a unit record in use refers to is always kept, as are
+    shards of indexes replaced since AGE ago. Versions are kept unless --keep limits them. Of a
     recipe, only the streams that it makes are looked at.
     """
     from mdsmix.convert import garbage as collector
 
     warn = partial(echo, err=True)
-    age, days = collector.seconds_of(older_than), collector.KEEP_SECONDS // 86_400
+    age = collector.seconds_of(older_than)
     if age < collector.KEEP_SECONDS:
-        warn(f"WARNING: running jobs and caches may still name what is younger than {days} days")
+        days = collector.KEEP_SECONDS // 86_400
+        warn(f"WARNING: running jobs and caches may still use files younger than {days} days")
 
-    def one(stream: str) -> Any:
+    def collect(stream: str) -> Any:
         folder = collector.find_folder(stream)
-        garbage = (
-            collector.delete_garbage(folder, age, warn, keep)
-            if delete
-            else collector.find_garbage(folder, age, keep)
-        )
+        if delete:
+            garbage = collector.delete_garbage(folder, age, warn, keep)
+        else:
+            garbage = collector.find_garbage(folder, age, keep)
         if as_json:
             items = [{key: getattr(item, key) for key in KEYS} for item in garbage]
             return {"stream": str(folder), "deleted": delete, "garbage": items}
         for item in garbage:
             days = item.age / 86_400
             echo(f"{item.kind:16}  {item.bytes:>13,} bytes  {days:>6.1f} days  {item.name}")
-        left = "nothing is deleted without --delete" if garbage else "all is in use"
         size = f"{plural(len(garbage), 'file')}, {sum(item.bytes for item in garbage):,} bytes"
-        return echo(f"{folder}: {size}: {'deleted' if delete else left}")
+        if delete:
+            outcome = "deleted"
+        elif garbage:
+            outcome = "nothing is deleted without --delete"
+        else:
+            outcome = "all files are in use"
+        echo(f"{folder}: {size}: {outcome}")
+        return None
 
-    for_each(streams, as_json, one, only_made=True)
+    for_each_stream(streams, as_json, collect, only_made=True)

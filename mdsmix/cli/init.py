@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mdsmix.cli.options import (
-    AS_JSON,
-    Text,
-    Texts,
-    argument,
+    AsJson,
     echo,
     echo_json,
-    flag,
-    option,
 )
 from mdsmix.errors import RecipeError
 
@@ -30,63 +25,88 @@ if TYPE_CHECKING:
     from mdsmix.table import Tree
 
 BUDGET = re.compile(r"(?:(\d{1,9}):)?(\d[\d.,_]*\s*[kmbt]?)(?:\s*tokens?)?", re.IGNORECASE)
-"""A budget such as `2B`, or as FlagEmbedding writes it, `8192:2B`: the tokens of a row, then all
-tokens.
-"""
+"A budget such as `2B`, or as FlagEmbedding writes it, `8192:2B`: a row's tokens, all tokens."
 MOST_SAMPLES = 4
+"How many streams' first records are shown."
 MOST_TOKENS = 150
+"Tokens of a shown record; the middle of a longer one is left out."
 
 
 def init(
-    tokenizer: str = option(
-        ...,
-        "The model's tokenizer: a folder or a hub name.",
-        "NAME",
-        shown=False,
-    ),
-    files: Texts = argument(
-        "FILES...",
-        "Files, folders, patterns or s3:// URLs of data, or a dataset_info.json; with --dataset-info names of its entries.",
-        None,
-    ),
-    out: Text = option(None, "Write the recipe here.", "FILE", "-o", "--out", shown="stdout"),
-    to: str = option(
-        "./mix", "Where the streams are to be published: a folder or s3:// URL.", "PLACE"
-    ),
-    dataset_info: Text = option(
-        None, "Make streams of the entries of LLaMA-Factory's dataset_info.json.", "FILE"
-    ),
-    mixture: Text = option(
-        None,
-        "Make streams of the sources of FlagEmbedding's mixture file, with its percents as shares.",
-        "FILE",
-    ),
-    budget: Text = option(
-        None,
-        "With --mixture: the tokens that the percents are of, e.g. 2B, or 8192:2B with the tokens of a row; no more are converted.",
-        "TOKENS",
-    ),
-    replace: bool = flag("--replace", "Allow overwriting the file of --out."),
-    as_json: bool = AS_JSON,
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The model's tokenizer: a folder or a hub name.",
+            show_default=False,
+        ),
+    ],
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILES...",
+            help="Files, folders, patterns or s3:// URLs of data, or a dataset_info.json; with "
+            "--dataset-info names of its entries.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "-o", "--out", metavar="FILE", help="Write the recipe here.", show_default="stdout"
+        ),
+    ] = None,
+    to: Annotated[
+        str,
+        typer.Option(metavar="PLACE", help="Where to publish the streams: a folder or s3:// URL."),
+    ] = "./mix",
+    dataset_info: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Make streams of the entries of LLaMA-Factory's dataset_info.json.",
+        ),
+    ] = None,
+    mixture: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Make streams of the sources of FlagEmbedding's mixture file, with its percents "
+            "as shares.",
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKENS",
+            help="With --mixture: the tokens that the percents are of, e.g. 2B, or 8192:2B with "
+            "the tokens of a row; no more are converted.",
+        ),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Allow overwriting the file of --out.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Look at FILES, recognise their format and shape, and write a recipe that converts them.
 
-    It shows one record of each stream as it will be trained, and says what is missing where data is
-    not recognised.
+    One record of each stream is shown as it will be trained. For data that is not recognised,
+    what is missing is printed.
     """
     from mdsmix.encode.pretrained import decoder_of
     from mdsmix.init.start import begin
     from mdsmix.mix.render import require_place, write
     from mdsmix.report.show import show
 
-    asked = BUDGET.fullmatch(budget or "1")
-    if sentence := _misuse(files, dataset_info, mixture, budget, asked):
-        raise RecipeError(sentence)
+    amount = BUDGET.fullmatch(budget or "1")
+    misuse = _misuse(files, dataset_info, mixture, budget, amount)
+    if misuse:
+        raise RecipeError(misuse)
     if out:
         require_place(out)
         if os.path.isfile(out) and not replace:
             raise RecipeError(
-                f"{out} is there already: pass --replace to overwrite it, or name another file."
+                f"{out} exists already: pass --replace to overwrite it, or name another file."
             )
     folder = Path.cwd() if not out or "://" in out else Path(out).absolute().parent
     begun = begin(
@@ -96,8 +116,8 @@ def init(
         place=to,
         dataset_info=dataset_info,
         mixture=mixture,
-        budget=f"{asked[2]} tokens" if budget and asked else None,
-        max_seq_len=int(asked[1]) if asked and asked[1] else None,
+        budget=f"{amount[2]} tokens" if budget and amount else None,
+        max_seq_len=int(amount[1]) if amount and amount[1] else None,
     )
     if out:
         write(out, begun.text)
@@ -110,28 +130,38 @@ def init(
     show(*_shown(begun, decoder), err=not out)
     echo(*begun.said, err=True)
     if out:
-        convert = f"mdsmix convert {out}" if begun.live else "mend what keeps its streams out"
-        echo(f"wrote {out}; next: {convert}")
+        step = f"mdsmix convert {out}" if begun.live else "fix what keeps its streams out"
+        echo(f"wrote {out}; next: {step}")
 
 
 def _misuse(
-    files: Texts, dataset_info: Text, mixture: Text, budget: Text, asked: re.Match[str] | None
+    files: list[str] | None,
+    dataset_info: str | None,
+    mixture: str | None,
+    budget: str | None,
+    amount: re.Match[str] | None,
 ) -> str | None:
-    """A sentence on options that do not go together; None where they do."""
+    """Return a sentence if options contradict each other, else None."""
     if not files and not dataset_info:
         return (
-            "no files are named: name files, folders or patterns of data (with --mixture its sources are among them), or "
-            "--dataset-info FILE."
+            "no files are named: name files, folders or patterns of data (with --mixture its "
+            "sources are among them), or --dataset-info FILE."
         )
     if mixture and dataset_info:
-        return "--mixture finds its sources among files and folders, and --dataset-info names entries: give one of the two."
-    if budget and not (mixture and asked):
-        return f"--budget is {budget!r}; it is of a mixture file (--mixture FILE), and counts tokens, as in 2B or 8192:2B."
+        return (
+            "--mixture finds its sources among files and folders, and --dataset-info names "
+            "entries: give one of the two."
+        )
+    if budget and not (mixture and amount):
+        return (
+            f"--budget is {budget!r}; it needs --mixture FILE, and counts tokens, as in 2B or "
+            "8192:2B."
+        )
     return None
 
 
 def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
-    """The first record of each stream, as it is trained."""
+    """Yield the first record of each stream, as it is trained."""
     from mdsmix.report.show import SampleText, Title
     from mdsmix.report.shown_samples import runs_of, segments, shortened
 

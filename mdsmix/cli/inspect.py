@@ -4,46 +4,56 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any, Optional
+from typing import Annotated, Any
+
+import typer
 
 from mdsmix.cli.options import (
-    AS_JSON,
-    STREAMS,
-    Number,
-    Text,
-    decoder_option,
+    AsJson,
+    DecodeWith,
+    Streams,
     echo,
-    flag,
-    for_each,
-    option,
+    for_each_stream,
 )
 from mdsmix.errors import RecipeError
 from mdsmix.words import plural
 
 
 def inspect(
-    streams: list[str] = STREAMS,
-    samples: int = option(3, "Samples to show.", "N", "-n", "--samples", least=0),
-    sample: Optional[list[int]] = option(  # noqa: UP045
-        None, "Show sample N, the first is 0; may be repeated.", "N", least=0
-    ),
-    longest: bool = flag("--longest", "Show the sample of the most bytes."),
-    at_random: bool = flag("--random", "Show samples from anywhere in the stream."),
-    seed: Number = option(
-        None,
-        "Show samples at random: the same seed shows the same samples.",
-        "N",
-        least=0,
-        shown="another each time",
-    ),
-    tokenizer: Text = decoder_option("it"),
-    images: Text = option(None, "Write the images of the samples here, as stored.", "DIR"),
-    as_json: bool = AS_JSON,
+    streams: Streams,
+    samples: Annotated[
+        int, typer.Option("-n", "--samples", metavar="N", min=0, help="Samples to show.")
+    ] = 3,
+    sample: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", min=0, help="Show sample N, the first is 0; may be repeated."),
+    ] = None,
+    longest: Annotated[
+        bool, typer.Option("--longest", help="Show the sample of the most bytes.")
+    ] = False,
+    at_random: Annotated[
+        bool, typer.Option("--random", help="Show samples from anywhere in the stream.")
+    ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Show samples at random: the same seed shows the same samples.",
+            show_default="another each time",
+        ),
+    ] = None,
+    tokenizer: DecodeWith = None,
+    images: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Write the images of the samples here, as stored."),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show the manifest of each STREAM as a table and its first samples, trained tokens in ⟦ ⟧,
     control tokens in ⟨ ⟩.
 
-    Text that only looks like a control token stands in no ⟨ ⟩: it is ordinary tokens.
+    Text that only looks like a control token is ordinary tokens and has no ⟨ ⟩.
     """
     from mdsmix.report.inspection import inspect as inspect_stream
     from mdsmix.report.inspection import inspection_json, inspection_shown, write_images
@@ -53,18 +63,20 @@ def inspect(
 
     if at_random and seed is None:
         seed = random.randrange(1_000_000)
-    if bool(sample) + longest + (seed is not None) > 1:
+    if [bool(sample), longest, seed is not None].count(True) > 1:
         raise RecipeError("--sample, --longest and --random exclude each other: give one of them.")
     if images:
         require_local(images)
     choice = Choice(count=samples, places=sample or (), longest=longest, seed=seed)
 
-    def one(stream: str) -> Any:
-        found = inspect_stream(stream, choice, tokenizer)
-        written = write_images(found, Path(images)) if images else 0
+    def inspect_one(stream: str) -> Any:
+        inspection = inspect_stream(stream, choice, tokenizer)
+        written = write_images(inspection, Path(images)) if images else 0
         if as_json:
-            return inspection_json(found) | {"seed": choice.seed}
-        show(*inspection_shown(found, choice))
-        return echo(f"wrote {plural(written, 'image')} into {images}") if images else None
+            return inspection_json(inspection) | {"seed": choice.seed}
+        show(*inspection_shown(inspection, choice))
+        if images:
+            echo(f"wrote {plural(written, 'image')} into {images}")
+        return None
 
-    for_each(streams, as_json, one)
+    for_each_stream(streams, as_json, inspect_one)

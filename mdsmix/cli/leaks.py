@@ -1,40 +1,58 @@
-"""`mdsmix leaks`: which samples of an evaluation stand in the training streams?"""
+"""`mdsmix leaks`: which samples of an evaluation are in the training streams?"""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from mdsmix.cli.options import (
-    AS_JSON,
-    MIX,
-    Text,
-    Texts,
-    argument,
-    decoder_option,
+    MIX_HELP,
+    AsJson,
+    DecodeWith,
     echo_json,
-    option,
 )
 from mdsmix.errors import RecipeError
 
 
 def leaks(
-    targets: list[str] = argument("RECIPE | TRAIN.yaml | STREAM...", f"What is trained: {MIX}"),
-    evaluations: Texts = option(
-        None,
-        "A published stream of evaluation samples, of the same tokenizer; may be repeated.",
-        "STREAM",
-        "--eval",
-        shown="the evaluations of the recipe or YAML",
-    ),
-    samples: int = option(3, "Findings whose passages are shown.", "N", "-n", "--samples", least=0),
-    common: int = option(
-        10,
-        "Leave grams out that stand in more than N samples of a stream; 0 leaves none out.",
-        "N",
-        least=0,
-    ),
-    tokenizer: Text = decoder_option("the streams"),
-    as_json: bool = AS_JSON,
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE | TRAIN.yaml | STREAM...",
+            help=f"What is trained: {MIX_HELP}",
+            show_default=False,
+        ),
+    ],
+    evaluations: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--eval",
+            metavar="STREAM",
+            help="A published stream of evaluation samples, of the same tokenizer; may be "
+            "repeated.",
+            show_default="the evaluations of the recipe or YAML",
+        ),
+    ] = None,
+    samples: Annotated[
+        int,
+        typer.Option(
+            "-n", "--samples", metavar="N", min=0, help="Findings whose passages are shown."
+        ),
+    ] = 3,
+    common: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Leave out grams that occur in more than N samples of a stream; 0 leaves none "
+            "out.",
+        ),
+    ] = 10,
+    tokenizer: DecodeWith = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Look for every run of 13 tokens of evaluation samples in all training streams, and show both
+    """Search all training streams for every run of 13 tokens of evaluation samples, and show both
     passages.
 
     The exit code is 0 whatever is found: a leak is a finding and refuses nothing.
@@ -51,18 +69,19 @@ def leaks(
     for loader in mix.loaders:
         loader.require_opened()
     loaders = [mix_of_streams(evaluations).train] if evaluations else mix.evals
-    given = [stream for loader in loaders for stream in loader.streams]
-    if not given:
+    eval_streams = [stream for loader in loaders for stream in loader.streams]
+    if not eval_streams:
         raise RecipeError(
-            f"{mix.yaml.origin} has no evaluation, so there is nothing to look for: name published streams by --eval; a file of "
-            "questions becomes one by `mdsmix convert`, under the tokenizer of the mix."
+            f"{mix.yaml.origin} has no evaluation, so there is nothing to look for: name published "
+            "streams by --eval; `mdsmix convert` makes one of a file of questions, with the "
+            "tokenizer of the mix."
         )
-    evals = distinct(given)
+    evals = distinct(eval_streams)
     with watching() as watcher:
-        found = audit(distinct(mix.train.streams), evals, common, watcher)
+        audited = audit(distinct(mix.train.streams), evals, common, watcher)
     manifest = evals[0].trusted_manifest
     decoder = find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None)
     if as_json:
-        echo_json(leaks_json(found, decoder, samples))
+        echo_json(leaks_json(audited, decoder, samples))
     else:
-        show(*leaks_shown(found, decoder, samples))
+        show(*leaks_shown(audited, decoder, samples))

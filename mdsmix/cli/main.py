@@ -1,5 +1,5 @@
-"""The root of the command line: assembles the commands, and turns errors into one sentence and an
-exit code. It imports nothing heavy.
+"""The root of the command line: it assembles the commands, and turns an error into one sentence and
+an exit code. It imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="From raw pretraining and finetuning data to a checked mix of MDS streams and its LLM-Foundry YAML.",
-    epilog="Exit codes: 0 done, or the streams may be mixed; 1 mdsmix itself failed; 2 wrong usage or recipe; "
-    "3 the streams may not be mixed, or one is damaged; 4 could not look, or another run is at work; "
-    "5 too many bad records.",
+    help="From raw pretraining and finetuning data to a checked mix of MDS streams and its "
+    "LLM-Foundry YAML.",
+    epilog="Exit codes: 0 done, or the streams may be mixed; 1 mdsmix itself failed; 2 wrong usage "
+    "or recipe; 3 the streams may not be mixed, or one is damaged; 4 could not look, or another "
+    "run is at work; 5 too many bad records.",
 )
 EXAMPLES: dict[Callable[..., None], str] = {
     init: "init 'data/*.jsonl' --tokenizer ./tokenizer -o recipe.yaml",
@@ -64,19 +65,25 @@ EXAMPLES: dict[Callable[..., None], str] = {
     repair: "repair s3://bucket/mix/web/train --recipe recipe.yaml",
     gc: "gc recipe.yaml --older-than 7d --delete",
 }
-"An example for each command. It ends the help of the command."
+"An example for each command, shown at the end of its help."
 for command, example in EXAMPLES.items():
     app.command(no_args_is_help=True, epilog=f"Example: mdsmix {example}")(command)
 
 
 INTERRUPTED = 130
-"The exit code of typer for Ctrl-C."
+"The exit code for Ctrl-C, as typer has it."
 TERMINATED = 143
 "The exit code for SIGTERM, which a scheduler sends. Workers are stopped and the lease is released."
 PIPE_CLOSED = 141
 "The exit code for a closed pipe, as after `| head`."
-WINDOWS = "error: mdsmix runs on Linux, and on macOS, not on Windows itself: run it in WSL, where the same commands work."
-KEPT = "interrupted: nothing was half published or written; a conversion keeps its finished work units, and goes on from them."
+WINDOWS = (
+    "error: mdsmix runs on Linux and macOS, not on Windows itself: run it in WSL, where the same "
+    "commands work."
+)
+KEPT = (
+    "interrupted: nothing was half published or written; the next conversion continues from the "
+    "finished work units."
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -89,18 +96,19 @@ def root(
 
 
 def run() -> None:
-    """The console script. MDSMIX_DEBUG=1 shows the traceback of a defect."""
-    set_threshold(50_000)  # imports are no garbage: with Python's 700, searching them took 0.1 s
+    """Run the console script. With MDSMIX_DEBUG=1 the traceback of a defect is shown."""
+    # Imports make no garbage: with Python's threshold of 700, searching them took 0.1 s.
+    set_threshold(50_000)
     _open_standard_streams()
     if sys.platform == "win32":
-        _end(WINDOWS, code=4)
+        _exit(WINDOWS, code=4)
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         app()
     except MdsmixError as failed:
         errors = failed.errors if isinstance(failed, SeveralFailed) else [failed]
-        _end(*(f"error: {error}" for error in errors), code=failed.exit_code)
+        _exit(*(f"error: {error}" for error in errors), code=failed.exit_code)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # typer and rich turn it into exit code 1
             raise SystemExit(PIPE_CLOSED) from None
@@ -108,31 +116,35 @@ def run() -> None:
             print(KEPT, file=sys.stderr)
         raise
     except KeyboardInterrupt:  # before a command begins: a command turns Ctrl-C into an exit code
-        _end(KEPT, code=INTERRUPTED)
+        _exit(KEPT, code=INTERRUPTED)
     except BrokenPipeError:
         os._exit(PIPE_CLOSED)
     except Exception as error:
         if os.environ.get("MDSMIX_DEBUG"):
             raise
         detail = f"{type(error).__name__}: {error}".splitlines()[0]
-        _end(
-            f"error: mdsmix itself failed ({detail}); MDSMIX_DEBUG=1 shows where, please report it.",
+        _exit(
+            f"error: mdsmix itself failed ({detail}); MDSMIX_DEBUG=1 shows where, please report "
+            "it.",
             code=1,
         )
     finally:
-        if "torch" not in sys.modules:  # whose libraries print what they take for leaked
-            freeze()  # at its end Python would search all objects once more, for 0.2 s
+        # At its end Python would search all objects once more, for 0.2 s. Torch's libraries need
+        # that search: without it they print what they take for leaks.
+        if "torch" not in sys.modules:
+            freeze()
 
 
 def _open_standard_streams() -> None:
-    """Opens /dev/null for a standard stream that the shell closed (`>&-`): Python sets such a
-    stream to None.
+    """Open /dev/null for a standard stream that the shell closed (`>&-`), which Python sets to
+    None.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
 
 
-def _end(*sentences: str, code: int) -> None:
+def _exit(*sentences: str, code: int) -> None:
+    """Print sentences on stderr and raise SystemExit with the exit code."""
     print(*map(printable, sentences), sep="\n", file=sys.stderr)
     raise SystemExit(code)

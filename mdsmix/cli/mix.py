@@ -3,46 +3,55 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from mdsmix.cli.options import (
-    AS_JSON,
-    ESTIMATE,
-    OVERRIDES,
-    QUIET,
-    RECIPE,
-    Text,
-    Texts,
+    AsJson,
+    Estimate,
+    Overrides,
+    Quiet,
+    RecipeFile,
     echo_json,
-    flag,
-    option,
 )
 from mdsmix.errors import MixRefused, RecipeError
 
 
 def mix(
-    recipe: Path = RECIPE,
-    out: str = option(
-        ...,
-        "Publish here, as STREAM/train/: a folder or s3:// URL.",
-        "STREAM",
-        "-o",
-        "--out",
-        shown=False,
-    ),
-    overrides: Texts = OVERRIDES,
-    seed: int = option(0, "Decides which samples are drawn, and their order.", "N", least=0),
-    replace: bool = flag(
-        "--replace", "Allow replacing another stream, or another draw, that lies at STREAM."
-    ),
-    tmp: Text = option(
-        None,
-        "The folder where all drawn samples lie meanwhile.",
-        "FOLDER",
-        shown="the cache folder",
-    ),
-    estimate: bool = ESTIMATE,
-    quiet: bool = QUIET,
-    as_json: bool = AS_JSON,
+    recipe: RecipeFile,
+    out: Annotated[
+        str,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="STREAM",
+            help="Publish here, as STREAM/train/: a folder or s3:// URL.",
+            show_default=False,
+        ),
+    ],
+    overrides: Overrides = None,
+    seed: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="Decides which samples are drawn, and their order."),
+    ] = 0,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace", help="Allow replacing another stream, or another draw, at STREAM."
+        ),
+    ] = False,
+    tmp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for all drawn samples until they are published.",
+            show_default="the cache folder",
+        ),
+    ] = None,
+    estimate: Estimate = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Draw from the train streams of RECIPE by weight, and publish the samples as one stream,
     shuffled across all of them.
@@ -62,11 +71,13 @@ def mix(
 
     if tmp:
         require_local(tmp)
-    if sign := sign_that_ends(out):
+    sign = sign_that_ends(out)
+    if sign:
         raise RecipeError(
             f"{out} has a `{sign}`, at which Streaming ends a key: name another place."
         )
-    loaded, path = open_recipe(recipe, overrides or ()), str(recipe)
+    loaded = open_recipe(recipe, overrides or ())
+    path = str(recipe)
     streams = mix_of_recipe(training(loaded, path), path, estimate, overrides=overrides or ())
     refuse_sources(loaded, locate(out))
     findings = findings_on_streams(streams)

@@ -1,4 +1,4 @@
-"""Arguments and options of the commands, and their shared functions: streams one after the other,
+"""Arguments and options that several commands share, and how commands print: stream after stream,
 lines and JSON on stdout.
 """
 
@@ -7,90 +7,114 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Annotated, Any, Literal
 
 import typer
 
 from mdsmix.errors import MdsmixError, RecipeError, all_of
 from mdsmix.words import printable
 
-# typer 0.15 cannot read `int | None` under Python 3.10, hence Optional.
-Number = Optional[int]  # noqa: UP045
-Text = Optional[str]  # noqa: UP045
-Texts = Optional[list[str]]  # noqa: UP045
-File = Optional[Path]  # noqa: UP045
+MIX_HELP = (
+    "A recipe (key=value overrides may follow), a training YAML, or folders and s3:// URLs of "
+    "published streams."
+)
+BATCH_DEFAULT = "global_train_batch_size of the YAML"
+
+# Positional arguments.
+RecipeFile = Annotated[
+    Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Recipe keys to set, e.g. max_seq_len=4096.",
+        show_default=False,
+    ),
+]
+MixTargets = Annotated[
+    list[str],
+    typer.Argument(metavar="RECIPE | TRAIN.yaml | STREAM...", help=MIX_HELP, show_default=False),
+]
+Streams = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="STREAM... | RECIPE",
+        help="Published streams, folders or s3:// URLs; or a recipe (key=value overrides may "
+        "follow): all its streams.",
+        show_default=False,
+    ),
+]
+
+# Options.
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print warnings and errors only: no progress, no summary."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Worker processes; the output is identical for any number.",
+        show_default="one per processor",
+    ),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory that all processes together may use, e.g. 2GiB.",
+        show_default="half of the machine or its control group",
+    ),
+]
+QuarantineCrashes = Annotated[
+    bool,
+    typer.Option("--quarantine-crashes", help="Quarantine a record if worker processes die on it."),
+]
+Estimate = Annotated[
+    bool,
+    typer.Option(
+        "--estimate", help="Estimate shares from first samples if tokens were not counted."
+    ),
+]
+KeepEvals = Annotated[
+    bool,
+    typer.Option(
+        "--keep-evals",
+        help="Check evaluations that are not the recipe's by their keys only, if their streams "
+        "are not here.",
+    ),
+]
+Nodes = Annotated[int, typer.Option(metavar="N", min=1, help="Nodes of the run.")]
+Gpus = Annotated[int, typer.Option(metavar="N", min=1, help="Devices of a node.")]
+GlobalBatch = Annotated[
+    int | None,
+    typer.Option(
+        "--batch",
+        metavar="N",
+        min=1,
+        help="Rows of a step, over all devices.",
+        show_default=BATCH_DEFAULT,
+    ),
+]
+DecodeWith = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="NAME",
+        help="Decode with this tokenizer.",
+        show_default="the one that made the stream, if known here",
+    ),
+]
 
 
-def option(
-    default: Any,
-    help: str,
-    metavar: str | None = None,
-    *names: str,
-    least: float | None = None,
-    shown: bool | str = True,
-) -> Any:
-    """An option with a value. `shown`: words for the default in the help; `names`: the option's
-    names, if not the parameter's.
+def evals_mode(keep: bool, drop: bool) -> Literal["look", "keep", "drop"]:
+    """Return the mode that --keep-evals and --drop-evals ask for.
+
+    Raises RecipeError if both are given.
     """
-    return typer.Option(
-        default,
-        *names,
-        help=help,
-        metavar=metavar,
-        min=least,
-        show_default=shown,
-    )
-
-
-def flag(name: str, help: str) -> Any:
-    """An option without a value."""
-    return typer.Option(False, name, help=help)
-
-
-def argument(metavar: str, help: str, *default: None) -> Any:
-    """A positional argument. It is required unless a default, None, is given."""
-    return typer.Argument(*default, metavar=metavar, help=help, show_default=False)
-
-
-RECIPE = argument("RECIPE", "The recipe, a YAML file.")
-OVERRIDES = argument("[KEY=VALUE]...", "Recipe keys to set, e.g. max_seq_len=4096.", None)
-MIX = "A recipe (key=value overrides may follow), a training YAML, or folders and s3:// URLs of published streams."
-MIXES = argument("RECIPE | TRAIN.yaml | STREAM...", MIX)
-STREAMS = argument(
-    "STREAM... | RECIPE",
-    "Published streams, folders or s3:// URLs; or a recipe (key=value overrides may follow): all its streams.",
-)
-WORKERS = option(
-    None, "Processes; their number changes no byte.", "N", least=1, shown="one per processor"
-)
-MEMORY = option(
-    None,
-    "Memory that all processes together may take, e.g. 2GiB.",
-    "SIZE",
-    shown="half of the machine or its control group",
-)
-QUARANTINE_CRASHES = flag(
-    "--quarantine-crashes", "Set a record aside if worker processes die of it."
-)
-ESTIMATE = flag("--estimate", "Work out shares from first samples where tokens were not counted.")
-QUIET = typer.Option(
-    False, "--quiet", "-q", help="No progress and no summary: warnings and errors alone."
-)
-NODES = option(1, "Nodes of the run.", "N", least=1)
-AS_JSON = flag("--json", "Print the result as JSON, for programs.")
-GPUS = option(8, "Devices of a node.", "N", least=1)
-ROWS = "Rows of a step, of all devices together."
-BATCH = "global_train_batch_size of the YAML"
-
-
-KEEP_EVALS = flag(
-    "--keep-evals",
-    "Judge evaluations that are not the recipe's by their keys alone if their streams are not here.",
-)
-
-
-def own_evals_of(keep: bool, drop: bool) -> Literal["look", "keep", "drop"]:
-    """Return what --keep-evals and --drop-evals say; raises RecipeError if both are given."""
     if keep and drop:
         raise RecipeError("--keep-evals and --drop-evals contradict each other: give one of them.")
     if drop:
@@ -98,23 +122,21 @@ def own_evals_of(keep: bool, drop: bool) -> Literal["look", "keep", "drop"]:
     return "keep" if keep else "look"
 
 
-def decoder_option(whose: str) -> Any:
-    """The option `--tokenizer` of commands that show text. `whose`: the streams whose ids are
-    decoded, for the help.
-    """
-    said = f"the one that made {whose}, if known here"
-    return option(None, "Decode with this tokenizer.", "NAME", shown=said)
-
-
-def for_each(
+def for_each_stream(
     targets: Sequence[str], as_json: bool, do: Callable[[str], Any], only_made: bool = False
 ) -> None:
-    """Calls `do`, which shows a stream or returns its JSON, for each stream. Errors are raised
-    after the last stream.
+    """Call `do` for each stream, in order, and print the JSON of the results.
 
-    The JSON of a single named stream is a document of its own. Otherwise the streams are listed as
-    `streams`, with an `error` where one failed. `only_made`: of a recipe, only the streams that it
-    makes.
+    One stream that is named itself gives a JSON document of its own. Several streams give
+    `{"streams": [...]}`; a stream that failed is listed with its `error`.
+
+    Args:
+        targets: Streams, or a recipe and overrides.
+        do: Prints a stream, or returns its JSON tree if `as_json`.
+        only_made: Leave out streams of a recipe that have no source.
+
+    Raises the errors of the streams that failed, after the last stream. Raises RecipeError if
+    there is no stream.
     """
     from mdsmix.report.named_streams import named_streams
 
@@ -122,14 +144,16 @@ def for_each(
     streams = [s.url for s in every if s.is_made or not only_made or s.url == s.name]
     if not streams:
         raise RecipeError(f"{targets[0]} makes no stream: none of its streams has a source.")
-    results, failed = list[Any](), list[MdsmixError]()
+    results = list[Any]()
+    failed = list[MdsmixError]()
     for stream in streams:
         try:
             results.append(do(stream))
         except MdsmixError as error:
             failed.append(error)
             results.append({"stream": stream, "error": str(error)})
-    if as_json and streams != list(targets)[:1]:
+    is_named_alone = streams == list(targets)[:1]
+    if as_json and not is_named_alone:
         echo_json({"streams": results})
     elif as_json and not failed:
         echo_json(results[0])
@@ -138,19 +162,20 @@ def for_each(
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Prints lines; with `err`, on stderr. Escape codes and line breaks in a line are shown by
-    name, since names and records may come from anyone.
+    """Print lines on stdout, or on stderr if `err`.
+
+    Escape codes and line breaks within a line are printed by name, since file names and records
+    may come from anyone.
     """
     for line in lines:
         typer.echo(printable(line), err=err)
 
 
 def echo_json(tree: Any) -> None:
-    """Prints one JSON document on stdout: an Estimate as its number, NaN as null. All other output
-    of the command goes to stderr.
+    """Print one JSON document on stdout; with --json all other output goes to stderr.
 
-    Characters that JSON allows and a terminal obeys (U+009B, changes of direction) are escaped.
-    They occur in strings alone.
+    An Estimate is printed as its number, NaN as null. Characters that JSON allows and a terminal
+    obeys (U+009B, changes of direction) are escaped; they occur in strings only.
     """
     import orjson
 

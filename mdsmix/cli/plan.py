@@ -2,47 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Annotated
+
+import typer
 
 from mdsmix.cli.options import (
-    AS_JSON,
-    BATCH,
-    GPUS,
-    NODES,
-    ROWS,
-    Number,
-    Text,
-    argument,
+    AsJson,
+    GlobalBatch,
+    Gpus,
+    Nodes,
     echo_json,
-    option,
 )
 from mdsmix.errors import MixRefused
 from mdsmix.words import plural
 
 
 def plan(
-    targets: list[str] = argument(
-        "RECIPE | TRAIN.yaml",
-        "A recipe (key=value overrides may follow), converted or not, or a training YAML.",
-    ),
-    nodes: int = NODES,
-    gpus: int = GPUS,
-    batch: Number = option(None, ROWS, "N", least=1, shown=BATCH),
-    tokens: Text = option(
-        None,
-        "How long the run is, e.g. 100B, padding not counted.",
-        "COUNT",
-        shown="max_duration of the YAML, else one epoch",
-    ),
-    disk: Text = option(None, "Disk that a node has for shards, e.g. 500gb.", "SIZE"),
-    speed: Optional[float] = option(  # noqa: UP045
-        None,
-        "Tokens a second of all devices together, padding counted: then the hours are told.",
-        "N",
-        "--tokens-per-second",
-        least=1,
-    ),
-    as_json: bool = AS_JSON,
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE | TRAIN.yaml",
+            help="A recipe (key=value overrides may follow), converted or not, or a training YAML.",
+            show_default=False,
+        ),
+    ],
+    nodes: Nodes = 1,
+    gpus: Gpus = 8,
+    batch: GlobalBatch = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COUNT",
+            help="How long the run is, e.g. 100B, padding not counted.",
+            show_default="max_duration of the YAML, else one epoch",
+        ),
+    ] = None,
+    disk: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Disk that a node has for shards, e.g. 500gb."),
+    ] = None,
+    speed: Annotated[
+        float | None,
+        typer.Option(
+            "--tokens-per-second",
+            metavar="N",
+            min=1,
+            help="Tokens a second of all devices together, padding counted: adds the hours.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Forecast a run: tokens, padding, steps, the bytes that each node fetches and keeps, and the
     settings to use.
@@ -54,15 +62,19 @@ def plan(
     from mdsmix.report.planned_run import plan_json, plan_shown
     from mdsmix.report.show import print_findings, show
 
-    asked = PlanOptions(nodes=nodes, gpus=gpus, batch=batch, tokens=tokens, disk=disk, speed=speed)
+    options = PlanOptions(
+        nodes=nodes, gpus=gpus, batch=batch, tokens=tokens, disk=disk, speed=speed
+    )
     mix = resolve_for_plan(targets)
-    if errors := problems(mix):
+    errors = problems(mix)
+    if errors:
         print_findings(errors, to_stderr=True)
         raise MixRefused(
-            f"the mix has {plural(len(errors), 'error')}, so no run comes of it and nothing was planned."
+            f"the mix has {plural(len(errors), 'error')}, so it cannot be trained and nothing was "
+            "planned."
         )
-    made = make_plan(mix, asked)
+    planned = make_plan(mix, options)
     if as_json:
-        echo_json(plan_json(made))
+        echo_json(plan_json(planned))
     else:
-        show(*plan_shown(made))
+        show(*plan_shown(planned))

@@ -2,51 +2,83 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from mdsmix.cli.options import (
-    AS_JSON,
-    BATCH,
-    GPUS,
-    NODES,
-    ROWS,
-    File,
-    Number,
-    argument,
+    AsJson,
+    GlobalBatch,
+    Gpus,
+    Nodes,
     echo_json,
-    flag,
-    option,
 )
 from mdsmix.errors import MixRefused, RecipeError
 
 
 def preview(
-    targets: list[str] = argument(
-        "TRAIN.yaml | RECIPE", "A training YAML, or a recipe (key=value overrides may follow)."
-    ),
-    steps: int = option(3, "Global batches to show.", "N", least=0),
-    nodes: int = NODES,
-    gpus: int = GPUS,
-    workers: Number = option(
-        None, "Workers of each GPU's loader.", "N", least=0, shown="num_workers of the YAML"
-    ),
-    batch: Number = option(None, ROWS, "N", least=1, shown=BATCH),
-    epoch: int = option(0, "The epoch, the first is 0.", "N", least=0),
-    from_step: int = option(
-        0, "Go on in mid-epoch, behind so many steps, as a resumed run does.", "N", least=0
-    ),
-    state: File = option(
-        None,
-        "Go on at the state in FILE, a loader's state_dict() written as JSON.",
-        "FILE",
-        shown=False,
-    ),
-    seed: Number = option(
-        None, "Another shuffle_seed.", "N", least=0, shown="shuffle_seed of the YAML, else 9176"
-    ),
-    samples: int = option(3, "Samples decoded of each step.", "N", least=0),
-    ids: bool = flag("--ids", "List the samples of each step, GPU by GPU."),
-    windows: int = option(10, "Windows of steps that the epoch is cut into.", "N", least=1),
-    read: str = option("256MiB", "Read at most so much of the streams' shards.", "SIZE"),
-    as_json: bool = AS_JSON,
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TRAIN.yaml | RECIPE",
+            help="A training YAML, or a recipe (key=value overrides may follow).",
+            show_default=False,
+        ),
+    ],
+    steps: Annotated[int, typer.Option(metavar="N", min=0, help="Global batches to show.")] = 3,
+    nodes: Nodes = 1,
+    gpus: Gpus = 8,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Workers of each GPU's loader.",
+            show_default="num_workers of the YAML",
+        ),
+    ] = None,
+    batch: GlobalBatch = None,
+    epoch: Annotated[int, typer.Option(metavar="N", min=0, help="The epoch, the first is 0.")] = 0,
+    from_step: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Start in mid-epoch, after so many steps, as a resumed run does.",
+        ),
+    ] = 0,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Start at the state in FILE, a loader's state_dict() written as JSON.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Another shuffle_seed.",
+            show_default="shuffle_seed of the YAML, else 9176",
+        ),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Samples of each step to decode.")
+    ] = 3,
+    ids: Annotated[
+        bool, typer.Option("--ids", help="List the samples of each step, GPU by GPU.")
+    ] = False,
+    windows: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Windows of steps that the epoch is cut into."),
+    ] = 10,
+    read: Annotated[
+        str, typer.Option(metavar="SIZE", help="Read at most so much of the streams' shards.")
+    ] = "256MiB",
+    as_json: AsJson = False,
 ) -> None:
     """Show the first global batches as the GPUs will see them, and how steady the mix is over an
     epoch.
@@ -64,19 +96,23 @@ def preview(
 
     if state and (epoch or from_step or seed is not None):
         raise RecipeError(
-            "--state says the epoch, the step and the seed: leave --epoch, --from-step and --seed out."
+            "--state sets the epoch, the step and the seed: leave --epoch, --from-step and --seed "
+            "out."
         )
-    if (most := size_of(read)) is None:
-        raise RecipeError(f"--read {read} is no size: write for example 2GiB or 800MiB.")
+    most = size_of(read)
+    if most is None:
+        raise RecipeError(f"--read {read} is not a size: write for example 2GiB or 800MiB.")
     mix = resolve(targets)
     if mix.is_bare:
         raise RecipeError(
-            "A preview needs the loader's section of a training YAML or a recipe: streams alone have no batches."
+            "A preview needs the loader's section of a training YAML or a recipe: streams alone "
+            "have no batches."
         )
     mix.train.require_opened()
-    if changed := found_by(mix, "recipe-changed"):
+    changed = found_by(mix, "recipe-changed")
+    if changed:
         print_findings(changed, to_stderr=True)
-        raise MixRefused("what the streams hold is not what the recipe says, so nothing was shown.")
+        raise MixRefused("the streams were not made by this recipe as it is, so nothing was shown.")
     asked = Asked(
         world=machines_of(mix, nodes, gpus, batch, workers),
         steps=steps,
@@ -87,13 +123,13 @@ def preview(
         windows=windows,
         read=most,
     )
-    # Streaming and torch are imported here, after errors that need neither have been told.
+    # Streaming and torch are imported here, after the errors that need neither of them.
     from mdsmix.preview.first_steps import preview as run
     from mdsmix.report.previewed_batches import preview_json, preview_shown
 
-    found = run(mix, asked)
+    previewed = run(mix, asked)
     decoder = find_decoder(None, mix.tokenizer.hash) if mix.tokenizer else None
     if as_json:
-        echo_json(preview_json(found, decoder))
+        echo_json(preview_json(previewed, decoder))
     else:
-        show(*preview_shown(found, decoder, ids))
+        show(*preview_shown(previewed, decoder, ids))

@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from mdsmix.cli.options import AS_JSON, STREAMS, Texts, for_each, option
+import typer
+
+from mdsmix.cli.options import (
+    AsJson,
+    Streams,
+    for_each_stream,
+)
 
 
 def quarantine(
-    streams: list[str] = STREAMS,
-    each: int = option(3, "Records to show of each reason.", "N", "-n", "--each", least=0),
-    reason: Texts = option(None, "Only these reasons; may be repeated.", "CODE", shown="all"),
-    as_json: bool = AS_JSON,
+    streams: Streams,
+    each: Annotated[
+        int,
+        typer.Option("-n", "--each", metavar="N", min=0, help="Records to show of each reason."),
+    ] = 3,
+    reason: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CODE", help="Only these reasons; may be repeated.", show_default="all"
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Show the bad records of each STREAM by reason, the most frequent first: where each stands,
-    and what it holds.
+    """Show the bad records of each STREAM by reason, the most frequent first: file, position and
+    content.
 
-    `convert` sets such records aside, even where it publishes nothing because too many are bad.
+    `convert` writes such records to quarantine/, even if it publishes nothing because too many
+    are bad.
     """
     from mdsmix.report.inspection import bad_records_shown, find_bad_records
     from mdsmix.report.show import show
 
-    def one(stream: str) -> Any:
-        found = find_bad_records(stream, each, reason or ())
-        return found if as_json else show(*bad_records_shown(found))
+    def show_records(stream: str) -> Any:
+        records = find_bad_records(stream, each, reason or ())
+        if as_json:
+            return records
+        show(*bad_records_shown(records))
+        return None
 
-    for_each(streams, as_json, one)
+    for_each_stream(streams, as_json, show_records)

@@ -2,46 +2,61 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from mdsmix.cli.options import (
-    AS_JSON,
-    ESTIMATE,
-    KEEP_EVALS,
-    OVERRIDES,
-    RECIPE,
-    Text,
-    Texts,
+    AsJson,
+    Estimate,
+    KeepEvals,
+    Overrides,
     echo,
     echo_json,
-    flag,
-    option,
-    own_evals_of,
+    evals_mode,
 )
 from mdsmix.errors import MixRefused
 
 
 def render_yaml(
-    recipe: str = RECIPE,
-    overrides: Texts = OVERRIDES,
-    out: Text = option(
-        None, "Write here.", "FILE", "-o", "--out", shown="the file of --into, else stdout"
-    ),
-    into: Text = option(
-        None,
-        "Set the loaders, tokenizer and length in this config, and keep all else.",
-        "FOUNDRY.yaml",
-    ),
-    validate: bool = flag(
-        "--validate",
-        "Also build LLM-Foundry's real loaders from it and draw two batches of each.",
-    ),
-    keep_evals: bool = KEEP_EVALS,
-    drop_evals: bool = flag(
-        "--drop-evals", "With --into: take the config's own evaluations out of it."
-    ),
-    estimate: bool = ESTIMATE,
-    as_json: bool = AS_JSON,
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.", show_default=False),
+    ],
+    overrides: Overrides = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="Write here.",
+            show_default="the file of --into, else stdout",
+        ),
+    ] = None,
+    into: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOUNDRY.yaml",
+            help="Set the loaders, tokenizer and length in this config; keep everything else.",
+        ),
+    ] = None,
+    validate: Annotated[
+        bool,
+        typer.Option(
+            "--validate",
+            help="Also build LLM-Foundry's real loaders from it and draw two batches of each.",
+        ),
+    ] = False,
+    keep_evals: KeepEvals = False,
+    drop_evals: Annotated[
+        bool,
+        typer.Option(
+            "--drop-evals", help="With --into: remove the config's own evaluations from it."
+        ),
+    ] = False,
+    estimate: Estimate = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check the mix of RECIPE and render it as train_loader, eval_loader and tokenizer of
     LLM-Foundry.
@@ -51,24 +66,28 @@ def render_yaml(
     from mdsmix.mix.render import before_training, refuse_recipe, render, require_place, write
     from mdsmix.report.show import print_briefly, print_findings
 
+    # Refuse what cannot be written before anything is looked at.
     target = out or into
-    locked = place_of(target) if target else None
-    for file in filter(None, (target, locked)):
+    lock_file = place_of(target) if target else None
+    for file in filter(None, (target, lock_file)):
         require_place(file)
     refuse_recipe(out or "", "--out")
     refuse_recipe(into or "", "--into")
-    own_evals = own_evals_of(keep_evals, drop_evals)
+    own_evals = evals_mode(keep_evals, drop_evals)
     mix, text = render(recipe, overrides or [], into, own_evals, estimate)
-    found = findings(mix)
-    if into and is_refused(found) and not as_json:
-        print_findings(found, to_stderr=True)  # no file is written that `mdsmix check` could judge
+
+    # Print the findings, all of them if no file is written that `mdsmix check` could check.
+    mix_findings = findings(mix)
+    if into and is_refused(mix_findings) and not as_json:
+        print_findings(mix_findings, to_stderr=True)
     elif not as_json:
         # `mdsmix check` of the recipe does not see the config of --into.
-        print_briefly(found, [str(target)] if into else [recipe, *(overrides or [])])
-    if is_refused(found):
+        print_briefly(mix_findings, [str(target)] if into else [recipe, *(overrides or [])])
+    if is_refused(mix_findings):
         if as_json:
-            echo_json(report(mix, found))
-        raise MixRefused(f"{verdict(mix, found)}; nothing was rendered.")
+            echo_json(report(mix, mix_findings))
+        raise MixRefused(f"{verdict(mix, mix_findings)}; nothing was rendered.")
+
     drawn = None
     if validate:
         from mdsmix.mix.render import validate as draw
@@ -76,18 +95,24 @@ def render_yaml(
         drawn = draw(text, [loader.label for loader in mix.loaders])
     if target:
         write(target, text)
-    if locked:
-        write(locked, lock_of(mix).to_bytes().decode())
+    if lock_file:
+        write(lock_file, lock_of(mix).to_bytes().decode())
+
     command = before_training(mix)
     if as_json:
-        written = {"wrote": target, "lock": locked, "drawn": drawn, "yaml": text}
-        echo_json(report(mix, found) | written | {"before_training": command})
+        written = {"wrote": target, "lock": lock_file, "drawn": drawn, "yaml": text}
+        echo_json(report(mix, mix_findings) | written | {"before_training": command})
         return
     if not target:
         typer.echo(text, nl=False)
-    wrote = " and ".join(filter(None, (target, locked)))
-    changed = [f"changed {change}" for change in mix.changed]
-    kept = [f"kept unseen: {label}" for label in unseen(mix)]
-    told = f"on every training node, before training: {command}" if command else None
-    said = verdict(mix, found) + (f"; wrote {wrote}" if wrote else "")
-    echo(*changed, *kept, *filter(None, (said, drawn, told)), err=True)
+    news = [f"changed {change}" for change in mix.changed]
+    news += [f"kept unseen: {label}" for label in unseen(mix)]
+    outcome = verdict(mix, mix_findings)
+    if target:
+        outcome += f"; wrote {' and '.join(filter(None, (target, lock_file)))}"
+    news.append(outcome)
+    if drawn:
+        news.append(drawn)
+    if command:
+        news.append(f"on every training node, before training: {command}")
+    echo(*news, err=True)

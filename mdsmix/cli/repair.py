@@ -4,36 +4,42 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from mdsmix.cli.options import (
-    AS_JSON,
-    MEMORY,
-    OVERRIDES,
-    QUARANTINE_CRASHES,
-    QUIET,
-    WORKERS,
-    Number,
-    Text,
-    Texts,
-    argument,
+    AsJson,
+    Memory,
+    Overrides,
+    QuarantineCrashes,
+    Quiet,
+    Workers,
     echo,
     echo_json,
-    option,
 )
 
 
 def repair(
-    stream: str = argument("STREAM", "A published stream: a folder or s3:// URL."),
-    recipe: Path = option(..., "The recipe that made it.", shown=False),
-    overrides: Texts = OVERRIDES,
-    workers: Number = WORKERS,
-    memory: Text = MEMORY,
-    quarantine_crashes: bool = QUARANTINE_CRASHES,
-    quiet: bool = QUIET,
-    as_json: bool = AS_JSON,
+    stream: Annotated[
+        str,
+        typer.Argument(
+            metavar="STREAM",
+            help="A published stream: a folder or s3:// URL.",
+            show_default=False,
+        ),
+    ],
+    recipe: Annotated[Path, typer.Option(help="The recipe that made it.", show_default=False)],
+    overrides: Overrides = None,
+    workers: Workers = None,
+    memory: Memory = None,
+    quarantine_crashes: QuarantineCrashes = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Verify STREAM and convert again only the work units whose shards fail: the stream comes out
-    byte for byte as it was.
+    """Verify STREAM and convert again only the work units whose shards fail.
+
+    The repaired stream is byte for byte as it was published.
     """
     from mdsmix.convert.damage import repair as make_whole
     from mdsmix.convert.planning import Options
@@ -56,8 +62,10 @@ def repair(
         return
     for fault in done.faults:
         echo(f"fault {fault.file}: {fault.problem}")
-    said = "whole, nothing to repair"
+    outcome = "whole, nothing to repair"
     if done.faults:
-        said = f"repaired, {done.units} of {done.of} work units made again, byte for byte as before"
+        outcome = (
+            f"repaired, {done.units} of {done.of} work units made again, byte for byte as before"
+        )
     if not quiet:
-        echo(f"{done.stream}: {said}")
+        echo(f"{done.stream}: {outcome}")

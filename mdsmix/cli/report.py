@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from mdsmix.cli.options import (
-    BATCH,
-    GPUS,
-    MIXES,
-    NODES,
-    ROWS,
-    Number,
-    Text,
-    decoder_option,
+    BATCH_DEFAULT,
+    DecodeWith,
+    Gpus,
+    MixTargets,
+    Nodes,
     echo,
-    option,
 )
 from mdsmix.errors import RecipeError
 
@@ -25,25 +22,43 @@ PAGE = "report.html"
 
 
 def report(
-    targets: list[str] = MIXES,
-    out: str = option(PAGE, "Write the page here.", "FILE", "-o", "--out"),
-    samples: int = option(12, "Samples of each stream.", "N", "-n", "--samples", least=0),
-    seed: int = option(
-        0, "Which samples: those of inspect --random with this --seed.", "N", least=0
-    ),
-    nodes: int = NODES,
-    gpus: int = GPUS,
-    batch: Number = option(None, ROWS, "N", least=1, shown=f"{BATCH}, else 8 a device"),
-    tokenizer: Text = decoder_option("the streams"),
-    preview: bool = typer.Option(
-        True, help="The first global batches too: imports streaming, some seconds."
-    ),
+    targets: MixTargets,
+    out: Annotated[
+        str, typer.Option("-o", "--out", metavar="FILE", help="Write the page here.")
+    ] = PAGE,
+    samples: Annotated[
+        int, typer.Option("-n", "--samples", metavar="N", min=0, help="Samples of each stream.")
+    ] = 12,
+    seed: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Which samples: those of inspect --random with this --seed.",
+        ),
+    ] = 0,
+    nodes: Nodes = 1,
+    gpus: Gpus = 8,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Rows of a step, over all devices.",
+            show_default=f"{BATCH_DEFAULT}, else 8 a device",
+        ),
+    ] = None,
+    tokenizer: DecodeWith = None,
+    preview: Annotated[
+        bool,
+        typer.Option(help="Add the first global batches: imports streaming, some seconds."),
+    ] = True,
 ) -> None:
     """Write one self-contained HTML page: the mix, its check, lengths, records, plan, first
     batches, and samples to browse.
 
-    The page opens anywhere and reaches no network. It names data that could not be looked at, which
-    the exit code tells too.
+    The page opens anywhere and reaches no network. It names data that could not be looked at; the
+    exit code is then not 0.
     """
     from mdsmix.errors import all_of
     from mdsmix.mix.plan.make import PlanOptions
@@ -54,17 +69,24 @@ def report(
     from mdsmix.table import size_of
 
     require_place(out)
-    there = Path(out)
-    if out == PAGE and there.is_file() and mark_of(targets) not in there.read_text("utf-8", "replace"):  # fmt: skip
-        raise RecipeError(
-            f"{out} is there already, and is no page of {' '.join(targets)}: name another file by -o, or delete it."
-        )
+    file = Path(out)
+    # A file that is named is overwritten; at the default name only a page of the same mix.
+    if out == PAGE and file.is_file():
+        text = file.read_text("utf-8", "replace")
+        if mark_of(targets) not in text:
+            raise RecipeError(
+                f"{out} exists already and is not a page of {' '.join(targets)}: name another "
+                "file by -o, or delete it."
+            )
     machines = PlanOptions(nodes=nodes, gpus=gpus, batch=batch)
     say = partial(echo, err=True) if preview else None
     page = gather(targets, Choice(count=samples, seed=seed), machines, tokenizer, say)
     text = page_html(page)
     write(out, text)
-    lacks = ", without what could not be looked at" if page.problems else ""
-    echo(f"wrote {out}, {size_of(len(text.encode()))}{lacks}")
+    size = size_of(len(text.encode()))
+    if page.problems:
+        echo(f"wrote {out}, {size}, without what could not be looked at")
+    else:
+        echo(f"wrote {out}, {size}")
     if page.problems:
         raise all_of(list(page.problems.values()))

@@ -171,7 +171,7 @@ def _plan(page: Gathered, asked: PlanOptions) -> None:
         mix = replace(page.mix, evals=()) if page.mix else resolve_for_plan(page.targets)
         if errors := problems(mix):
             page.notes["plan"] = (
-                f"the mix has {plural(len(errors), 'error')}, so no run comes of it and nothing was planned"
+                f"the mix has {plural(len(errors), 'error')}, so it cannot be trained and nothing was planned"
             )
             return
         batch = asked.batch or mix.yaml.batch_size
