@@ -17,7 +17,7 @@ import pytest
 from mdsmix.encode import pretrained as module
 from mdsmix.encode.loaded_processor import texts_in
 from mdsmix.encode.pretrained import Tokenizer, find_decoder, open_tokenizer
-from mdsmix.encode.transformers_process import content_hash, take
+from mdsmix.encode.transformers_process import take
 from mdsmix.errors import Unreachable
 from mdsmix.recipe import TokenizerSpec
 from tests.styles import train_style
@@ -85,16 +85,6 @@ def answered(lettered: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[dict[
     answers, card = list[dict[str, Any]](), asdict(lettered) | {"files": {}}
     monkeypatch.setattr(module, "ask", lambda *_: card | answers.pop())
     return answers
-
-
-def test_tokenizers_have_one_hash_where_they_give_the_same_ids() -> None:
-    content, own = '{"model": {"vocab": {"a": 0, "b": 1}}}', {"bos_id": 0, "eos_id": 1, "pad_id": None}  # fmt: skip
-    known = content_hash(content, own)
-    assert known == "8320738bd11674b73d3a45a6ddc007a3"
-    assert content_hash('{"model":{"vocab":{"b":1,"a":0}}}', own) == known
-    changes = ({"bos_id": None}, {"eos_id": 0}, {"pad_id": 1})
-    others = {content_hash(content, own | change) for change in changes}
-    assert len({known, content_hash(content.replace("1", "2"), own), *others}) == 5
 
 
 def test_a_snapshot_is_of_its_files(tmp_path: Path, answered: list[Any], monkeypatch: Any) -> None:

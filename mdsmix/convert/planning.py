@@ -40,6 +40,7 @@ from mdsmix.convert.publish import is_published
 from mdsmix.convert.stored import StoredUnits, list_stored
 from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.pretrained import open_processor, open_tokenizer
+from mdsmix.encode.published_folders import PublishedTokenizer, adopt_hash
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.encodings import shape_of
 from mdsmix.kinds.recipe_changes import SAMPLE, encoding_changes, source_changes
@@ -208,9 +209,23 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
     found = [sources.find(of.path, recipe.folder, sources.ReadAs.of(of)) for of in of_each]
     sizes = [sampled(recipe, *each) for each in zip(streams, jobs, found, strict=True)]
     targets = together(state_of, [job for job, _ in sizes])
+    olds = [
+        published_manifest(job, target, options.reencode)
+        for (job, _), target in zip(sizes, targets, strict=True)
+    ]
+    tokenizer = adopt_hash(
+        tokenizer,
+        [
+            PublishedTokenizer(old.tokenizer, job.root)
+            for (job, _), old in zip(sizes, olds, strict=True)
+            if old
+        ],
+    )
     unequal, plans = known_unequal(tokenizer), list[StreamPlan]()
-    for stream, files, (job, wanted), target in zip(streams, found, sizes, targets, strict=True):
-        old = published_manifest(job, target, options.reencode)
+    for stream, files, (job, wanted), target, old in zip(
+        streams, found, sizes, targets, olds, strict=True
+    ):
+        job = replace(job, tokenizer=tokenizer)
         refuse_replacing(job, old, files, options.reencode)
         job = on_day(job, old.encoding.date_string if old else None)
         if old:

@@ -33,7 +33,7 @@ from mdsmix.storage import is_url, locate
 from mdsmix.words import Say, hint
 
 What = Literal["tokenizer", "processor"]
-FORMAT = 11
+FORMAT = 12
 CARD, MODEL = "card.json", "tokenizer.json"
 GENERATION = transformers_process.GENERATION
 TOOL_USE = "tool_use"
@@ -60,8 +60,8 @@ class Tokenizer:
     path: str
     "The snapshot's tokenizer.json."
     hash: str
-    """xxh128 of tokenizer.json and the ids of BOS, EOS and padding. Two tokenizers of one hash give
-    the same ids for every text.
+    """xxh128 of what tokenizer.json says about ids, and of the ids of BOS, EOS and padding. Two
+    tokenizers of one hash give the same ids for every text (`tokenizer_hash`).
     """
     class_name: str
     vocab_size: int
@@ -150,6 +150,8 @@ def open_tokenizer(spec: TokenizerSpec, say: Say | None = None) -> Tokenizer:
     """
     folder = _snapshot("tokenizer", spec.name, spec.kwargs, say)
     tokenizer = _read(Tokenizer, folder, name=spec.name, path=str(folder / MODEL))
+    if spec.published_hash:
+        tokenizer = replace(tokenizer, hash=spec.published_hash)
     return _with_stops(tokenizer, spec.stop_tokens) if spec.stop_tokens else tokenizer
 
 

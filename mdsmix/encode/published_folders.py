@@ -14,18 +14,21 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import xxhash
 
 from mdsmix import typed
-from mdsmix.encode.pretrained import Processor, Tokenizer, cache_folder, keep_in_cache
-from mdsmix.errors import Unreachable
+from mdsmix.encode.pretrained import MODEL, Processor, Tokenizer, cache_folder, keep_in_cache
+from mdsmix.encode.tokenizer_hash import bytes_hash, content_hash
+from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.rules import is_folder_beside
+from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.storage import Location, is_for_streaming_alone, locate, together
 
 
@@ -107,6 +110,50 @@ def fetch_folder(home: Location) -> Path | None:
         for file, content in {**files, name: card}.items():  # the card last
             keep_in_cache(folder / file, content)
     return folder
+
+
+class PublishedTokenizer(NamedTuple):
+    """The tokenizer of a published stream, and the root of its mix."""
+
+    card: TokenizerCard
+    root: Location
+
+
+def adopt_hash(tokenizer: Tokenizer, published: Iterable[PublishedTokenizer]) -> Tokenizer:
+    """Return the tokenizer under the hash that published streams have of it.
+
+    An earlier version of mdsmix gave the same tokenizer another hash (`tokenizer_hash`). Streams
+    that have that hash keep it: their keys, locks and folder names stay. The tokenizer is returned
+    as it is if a stream has its own hash, or if none has an earlier one of it.
+    """
+    others = {of.card.hash: of for of in published}
+    if tokenizer.hash in others:
+        return tokenizer
+    for of in others.values():
+        if hash_today(of) == tokenizer.hash:
+            return replace(tokenizer, hash=of.card.hash)
+    return tokenizer
+
+
+def hash_today(published: PublishedTokenizer) -> str:
+    """Return the hash that a published tokenizer has by today's rule.
+
+    It is worked out from the tokenizer's published folder, once on this machine. If the folder
+    cannot be read, or is not what the card was made of, the card's own hash is returned.
+    """
+    card = published.card
+    known = cache_folder() / "tokenizer_hashes" / card.hash
+    if known.is_file():
+        return known.read_text()
+    ids = {key: getattr(card, key) for key in ("bos_id", "eos_id", "pad_id")}
+    with suppress(MdsmixError):
+        folder = fetch_folder(published.root / card.folder_name)
+        content = (folder / MODEL).read_bytes() if folder else b""
+        if content and bytes_hash(content, ids) == card.hash:
+            digest = content_hash(content, ids)
+            keep_in_cache(known, digest.encode())
+            return digest
+    return card.hash
 
 
 def at_hand(spec: TokenizerSpec, streams: Iterable[str]) -> TokenizerSpec:

@@ -32,9 +32,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
-import xxhash
 
 from mdsmix.encode.loaded_processor import LoadedProcessor, texts_in
+from mdsmix.encode.tokenizer_hash import content_hash
 from mdsmix.encode.transformers_five import readable_folder
 from mdsmix.errors import MdsmixError, Unreachable
 
@@ -98,12 +98,6 @@ def _stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
     return []
 
 
-def content_hash(content: str, ids: dict[str, int | None]) -> str:
-    """A tokenizer's hash, by its tokenizer.json and the ids of its BOS, EOS and padding."""
-    shaping = orjson.dumps([orjson.loads(content), ids], option=orjson.OPT_SORT_KEYS)
-    return xxhash.xxh128_hexdigest(shaping)
-
-
 def _read_off(tokenizer: Any) -> dict[str, Any]:
     prefix, suffix = _added_around(tokenizer)
     added = sorted(tokenizer.added_tokens_decoder.items())
@@ -124,8 +118,20 @@ def _read_off(tokenizer: Any) -> dict[str, Any]:
         "added_tokens": {token.content: id for id, token in added},
         "chat_template": named.get("default") if named else template,
         "named_templates": named,
-        "template_variables": dict(tokenizer.special_tokens_map),
+        "template_variables": _template_variables(tokenizer),
     }
+
+
+def _template_variables(tokenizer: Any) -> dict[str, Any]:
+    """Return the special tokens that a chat template may print, by the names of transformers 4.
+
+    transformers 5 has the list `additional_special_tokens` under another name, and not among them.
+    """
+    variables = dict(tokenizer.special_tokens_map)
+    listed = getattr(tokenizer, "extra_special_tokens", None)
+    if isinstance(listed, list) and listed:
+        variables.setdefault("additional_special_tokens", [str(token) for token in listed])
+    return variables
 
 
 def _files(tokenizer: Any, taken: dict[str, Any], content: str) -> dict[str, str]:

@@ -30,7 +30,7 @@ from mdsmix.mix.apportion import shares_table, title
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.foundry_config import EVALS, sections
 from mdsmix.mix.into import MARK, dump, set_into
-from mdsmix.mix.resolve import OwnEvals, is_recipe, mix_of, streams_of
+from mdsmix.mix.resolve import OwnEvals, is_recipe, mix_of, streams_of, with_published_hash
 from mdsmix.mix.streams import Mix
 from mdsmix.recipe.read import read_text
 from mdsmix.storage import locate
@@ -120,6 +120,7 @@ def render(
     """
     recipe = open_recipe(path, overrides)
     streams, shares = streams_of(recipe, path, may_estimate, overrides=overrides)
+    recipe = with_published_hash(recipe, streams.values())
     before = read_text(into) if into else ""
     config = unresolved(before, into) if into else {}
     kept = config

@@ -10,16 +10,18 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from mdsmix.encode.published_folders import adopt_hash
 from mdsmix.errors import MdsmixError, MixRefused, NotPublished, RecipeError
 from mdsmix.kinds import is_data, kind_of, open_recipe
 from mdsmix.mix import foundry_config
 from mdsmix.mix.apportion import Apportioned
 from mdsmix.mix.epoch import apportion
 from mdsmix.mix.into import LENGTH
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, publish_again
+from mdsmix.mix.streams import Loader, Mix, StreamInMix, publish_again, published_tokenizers
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.read import parted, read_text
 from mdsmix.shards.index import INDEX
@@ -156,8 +158,22 @@ def mix_of_recipe(
 ) -> Mix:
     """The mix that a recipe renders; MixRefused where its streams cannot fill their shares."""
     streams, shares = streams_of(recipe, path, may_estimate, survey, overrides)
+    recipe = with_published_hash(recipe, streams.values())
     mix = mix_of(foundry_config.sections(recipe, streams, {}), path, streams, recipe, shares=shares)
     return replace(mix, overrides=overrides)
+
+
+def with_published_hash(recipe: Recipe, streams: Iterable[StreamInMix]) -> Recipe:
+    """Return the recipe, whose tokenizer is opened under the hash that its streams have of it."""
+    from mdsmix.encode.pretrained import open_tokenizer
+
+    with suppress(MdsmixError):  # why it cannot be opened is a finding
+        tokenizer = open_tokenizer(recipe.tokenizer)
+        adopted = adopt_hash(tokenizer, published_tokenizers(streams))
+        if adopted.hash != tokenizer.hash:
+            spec = replace(recipe.tokenizer, published_hash=adopted.hash)
+            return replace(recipe, tokenizer=spec)
+    return recipe
 
 
 def streams_of(
@@ -295,12 +311,16 @@ def mix_of(
     """
     yaml = parse(config, into or origin)
     opened, problem = _tokenizer(yaml, recipe)
+    train = _loader(yaml.train, known or {})
     evals, unseen = _evaluations(yaml, known or {}, own_evals)
+    if opened:
+        streams = [stream for loader in (train, *evals) for stream in loader.streams]
+        opened = adopt_hash(opened, published_tokenizers(streams))
     return Mix(
         yaml=yaml,
         recipe=origin if recipe else None,
         wanted=recipe,
-        train=_loader(yaml.train, known or {}),
+        train=train,
         evals=tuple(evals),
         unseen=tuple(unseen),
         tokenizer=TokenizerCard.of(opened) if opened else None,

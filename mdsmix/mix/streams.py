@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mdsmix.encode.labels import Targets
+from mdsmix.encode.published_folders import PublishedTokenizer
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import kind_of
 from mdsmix.mix.apportion import Apportioned
@@ -35,6 +36,15 @@ if TYPE_CHECKING:
 
 PRETRAINED = ("hf_causal_lm", "hf_t5")
 "Models of LLM-Foundry that load pretrained weights unless `pretrained: false` is set."
+
+
+def published_tokenizers(streams: Iterable[StreamInMix]) -> list[PublishedTokenizer]:
+    """Return the tokenizers of those streams that have a manifest."""
+    return [
+        PublishedTokenizer(manifest.tokenizer, stream.folder.parent.parent)
+        for stream in streams
+        if (manifest := stream.trusted_manifest)
+    ]
 
 
 def pretrained_name(yaml: TrainingYaml) -> str | None:

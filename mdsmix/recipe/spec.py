@@ -54,6 +54,8 @@ class TokenizerSpec:
     """The encoder: `reference`, `fastokens`, or `auto`: fastokens where it is proved equal to the
     reference, else the reference.
     """
+    published_hash: str = field(default="", metadata={"set by": "published streams"})
+    "The hash that published streams have of this tokenizer, if it is not today's."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,23 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
-from mdsmix.encode.published_folders import card_name, fetch_folder
+from mdsmix.encode.published_folders import (
+    adopt_hash,
+    card_name,
+    fetch_folder,
+    hash_today,
+)
 from mdsmix.errors import MdsmixError
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import is_plain
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, moved, pretrained_name
+from mdsmix.mix.streams import (
+    Loader,
+    Mix,
+    StreamInMix,
+    moved,
+    pretrained_name,
+    published_tokenizers,
+)
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards.manifest import Manifest, TokenizerCard
 from mdsmix.training.findings import Finding, Findings, check
@@ -42,7 +54,8 @@ def tokenizer_differs(mix: Mix, stream: StreamInMix) -> Findings:
     if not other or not manifest:
         return
     own, whose = manifest.tokenizer, "run's" if mix.tokenizer else "first stream's"
-    is_same, has_template = own.hash == other.hash, kind_of(manifest.encoding).has_template
+    is_same = own.hash == other.hash or _is_same_today(mix, stream, other)
+    has_template = kind_of(manifest.encoding).has_template
     part = "chat_template_hash" if is_same and has_template else "hash"
     if is_same and has_template and own.chat_template_hash == other.chat_template_hash:
         # Streams of older versions, and those without tools, were made without the other template.
@@ -55,6 +68,19 @@ def tokenizer_differs(mix: Mix, stream: StreamInMix) -> Findings:
             "convert again with the run's tokenizer folder, or name that of the conversion.",
             id="template-differs" if is_same else "tokenizer-differs",
         )
+
+
+def _is_same_today(mix: Mix, stream: StreamInMix, other: TokenizerCard) -> bool:
+    """Check whether two hashes are of one tokenizer, one or both by the rule of an earlier mdsmix.
+
+    `other` is the run's tokenizer, or that of the first stream with a manifest.
+    """
+    [own] = published_tokenizers([stream])
+    theirs = next(
+        (of for of in published_tokenizers(mix.streams) if of.card.hash == other.hash), None
+    )
+    wanted = hash_today(theirs) if theirs else other.hash
+    return hash_today(own) == wanted
 
 
 @check(
@@ -211,7 +237,10 @@ def published_tokenizer(stream: StreamInMix, manifest: Manifest) -> Tokenizer | 
     """Return the tokenizer that is published beside the stream; None if it cannot be opened."""
     with suppress(MdsmixError):
         folder = fetch_folder(stream.folder.parent.parent / manifest.tokenizer.folder_name)
-        return open_tokenizer(TokenizerSpec(name=str(folder))) if folder else None
+        if folder is None:
+            return None
+        tokenizer = open_tokenizer(TokenizerSpec(name=str(folder)))
+        return adopt_hash(tokenizer, published_tokenizers([stream]))
     return None
 
 
