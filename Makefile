@@ -1,13 +1,16 @@
-# Two commands on a fresh machine with python3 (3.10-3.12), pip and make: `make demo` and `make test`.
-# Everything lands in .venv, .venv-foundry, .venv-browser, .venv-bench, .venv-docs, .site, .venv-mutants, .venv-package, dist, .mutants, .bench, .uv and demo/; only the MinIO binary goes to the Go bin folder.
+# Two commands on a fresh machine with python3 (3.10 or later), pip and make: `make demo` and `make test`.
+# Everything lands in .venv, .venv-foundry, .venv-today, .venv-browser, .venv-bench, .venv-docs, .site, .venv-mutants, .venv-package, dist, .mutants, .bench, .uv and demo/; only the MinIO binary goes to the Go bin folder.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-images quick test tests-without-torch tests-with-torch test-docs docs tables docs-env test-stores test-ray stores soak mutants test-foundry test-package test-browser browser lint bench venv foundry-env bench-env mutants-env minio clean
+.PHONY: help demo demo-images quick test tests-without-torch tests-with-torch test-docs docs tables docs-env test-stores test-ray stores soak mutants test-foundry test-today test-package test-browser browser lint bench venv foundry-env today-env bench-env mutants-env minio clean
 
 PYTHON ?= >=3.10,<3.13
+# The newest Python of this machine that is 3.13 or later, also one of pyenv's that is not on the
+# path; else one that uv fetches.
+TODAY_PYTHON ?= $(or $(lastword $(sort $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.1[3-9].*/bin/python3))),>=3.13)
 FOUNDRY_PYTHON ?= 3.11
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
@@ -97,6 +100,14 @@ test-ray: venv .venv/.ray ## the tests on a real Ray cluster of three nodes on t
 test-foundry: venv foundry-env minio ## the tests against the real llm-foundry
 	$(BIN)/python -m pytest tests/foundry
 
+TODAY_TESTS := encode_* kinds_* convert_chats convert_images mix_checks mix_lock
+TODAY_TORCH := load_rows load_lock load_loader load_resume load_vision processor_proof tokenizers transformers_five
+
+test-today: venv today-env minio ## today's stack: transformers 5, Python 3.13 or later: 3 minutes
+	.venv-today/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(TODAY_TESTS:%=tests/test_%.py)
+	.venv-today/bin/python -m pytest $(TODAY_TORCH:%=tests/with_torch/test_%.py)
+	.venv-today/bin/python -m pytest tests/today
+
 test-docs: venv ## every command block of README and docs/, its output compared: a minute
 	$(BIN)/python -m pytest tests/docs
 
@@ -128,6 +139,8 @@ venv: .venv/.ready ## mdsmix and its tools in .venv
 
 foundry-env: .venv-foundry/.ready ## llm-foundry 0.22 and mdsmix in .venv-foundry
 
+today-env: .venv-today/.ready ## mdsmix with transformers 5 and the newest numpy, in .venv-today
+
 bench-env: .venv-bench/.ready ## what mdsmix is measured against and with, in .venv-bench
 
 docs-env: .venv-docs/.ready ## what makes the site, in .venv-docs
@@ -143,7 +156,7 @@ stores: minio .venv-stores/.ready $(OWN_UV) ## the other stores of `make test-st
 	@$(call go_install,versitygw,$(VERSITYGW),1.25)
 
 clean: ## remove the environments and the demo
-	rm -rf .venv .venv-stores .venv-package .venv-browser .venv-foundry .venv-bench .venv-docs .site .venv-mutants .mutants .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-stores .venv-package .venv-browser .venv-foundry .venv-today .venv-bench .venv-docs .site .venv-mutants .mutants .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.ready: pyproject.toml | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(PYTHON)' .venv
@@ -163,6 +176,11 @@ clean: ## remove the environments and the demo
 .venv-foundry/.ready: pyproject.toml | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(FOUNDRY_PYTHON)' .venv-foundry
 	$(UV) pip install --python .venv-foundry 'llm-foundry==0.22.0' 'setuptools<81' --editable .
+	touch $@
+
+.venv-today/.ready: pyproject.toml overrides.txt | $(OWN_UV)
+	$(UV) venv --allow-existing --python '$(TODAY_PYTHON)' .venv-today
+	$(UV) pip install --python .venv-today --override overrides.txt --editable '.[dev]'
 	touch $@
 
 .venv-bench/.ready: Makefile | $(OWN_UV)

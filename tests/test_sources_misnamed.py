@@ -128,7 +128,7 @@ BAD_SAMPLES = {
     b'{"text": "\\ud800"}': "lone_surrogate",
     b'{"text": ': "not_json",
     b'{"text": "\xff"}': "invalid_utf8",
-    b"[" * 9000 + b"]" * 9000: "too_deep",
+    b"[" * 100_000 + b"]" * 100_000: "too_deep",
 }
 
 

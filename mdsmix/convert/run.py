@@ -28,7 +28,14 @@ from mdsmix.convert.duplicates import count_repeats, without_duplicates
 from mdsmix.convert.guard import source_entries
 from mdsmix.convert.job import with_versions
 from mdsmix.convert.known_sources import note_part, notes_of_parts
-from mdsmix.convert.planning import ArrayPart, Options, StreamPlan, Watcher, plan_streams
+from mdsmix.convert.planning import (
+    ArrayPart,
+    Options,
+    StreamPlan,
+    Watcher,
+    plan_streams,
+    tokenizer_sentences,
+)
 from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.publish import publish
 from mdsmix.convert.stored import (
@@ -41,6 +48,7 @@ from mdsmix.convert.stored import (
 )
 from mdsmix.convert.work import Work, do_units, publish_bad
 from mdsmix.encode.backends import known_unequal
+from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.encode.transformers_process import BYTES, shared
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory import cpu_count, default_cap, is_told
@@ -133,6 +141,8 @@ def convert(
     """
     address_of(options.engine)  # refused before sources are looked for
     plans, failed = plan_streams(recipe, options, watcher.on_step), list[MdsmixError]()
+    for sentence in tokenizer_sentences(open_tokenizer(recipe.tokenizer)):
+        watcher.say(sentence)
     publish_pretrained([plan.job for plan in plans])
     with ExitStack() as ends:
         if any(plan.job.processor for plan in plans):

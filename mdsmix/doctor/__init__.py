@@ -65,6 +65,10 @@ def diagnose(recipe: Recipe) -> Diagnoses:
     yield versions()
     yield memory()
     yield attempt("tokenizer", lambda: _tokenizer(recipe))
+    with suppress(MdsmixError):
+        warning = open_tokenizer(recipe.tokenizer).warning
+        if warning:
+            yield Diagnosis("tokenizer", "warning", warning)
     streams = [stream for stream in recipe.streams.values() if not stream.held_out_of]
     paths = [path for s in streams for path in (s.source.path if s.source else [s.remote])]
     if any(str(place).startswith("s3://") for place in (recipe.remote, *paths)):

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from mdsmix.encode.transformers_five import readable_folder
+from mdsmix.encode.transformers_five import make_readable, readable_folder
 from mdsmix.words import in_line
 
 PROBES = ((56, 56), (100, 333), (700, 250))
@@ -75,7 +75,7 @@ class LoadedProcessor:
         from transformers import AutoProcessor
 
         with readable_folder(name) as folder:
-            self.processor = AutoProcessor.from_pretrained(folder)
+            self.processor = AutoProcessor.from_pretrained(folder.name)
         self.tokenizer: Any = getattr(self.processor, "tokenizer", None)
         if self.tokenizer is None or not hasattr(self.processor, "image_processor"):
             raise ValueError(
@@ -143,6 +143,7 @@ class LoadedProcessor:
         """The fields of `mdsmix.encode.pretrained.Processor`, with the files as name -> text."""
         with TemporaryDirectory() as folder:
             self.processor.save_pretrained(folder)
+            make_readable(Path(folder))
             files = texts_in(folder)
         return {
             "hash": self.digest,

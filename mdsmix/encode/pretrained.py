@@ -26,7 +26,7 @@ import xxhash
 
 from mdsmix import typed
 from mdsmix.encode import transformers_process
-from mdsmix.encode.transformers_five import NEW_CLASS
+from mdsmix.encode.transformers_five import NEW_CLASS, PLAIN_CLASS
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.storage import is_url, locate
@@ -92,10 +92,30 @@ class Tokenizer:
     """
     are_stops_named: bool = False
     "Whether `stop_ids` are the recipe's."
+    read_as: str = ""
+    "A sentence on how its folder was read, if not by the class that it names."
+    class_changes: str = ""
+    "A sentence with an example, if its class gives other ids than its tokenizer.json says."
     files: list[str] = field(default_factory=list)
     """Names of the files in the folder of `path` that AutoTokenizer.from_pretrained opens to this
     tokenizer, tokenizer.json among them.
     """
+
+    @property
+    def warning(self) -> str:
+        """A sentence for the user if its class changes ids; else an empty string."""
+        if not self.class_changes:
+            return ""
+        return (
+            f"the tokenizer {self.name}: {self.class_changes}; other programs that read this "
+            "folder may give either: to train by the file, name the tokenizer.json itself, or set "
+            f"tokenizer_class in its tokenizer_config.json to {PLAIN_CLASS}"
+        )
+
+    @property
+    def note(self) -> str:
+        """A sentence for the user on how its folder was read; empty if as it says itself."""
+        return f"the tokenizer {self.name} was {self.read_as}" if self.read_as else ""
 
     @property
     def dtype(self) -> str:
@@ -273,10 +293,12 @@ def ask(what: What, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     if why.startswith("HFValidationError"):
         why = "a hub's names are written NAME or OWNER/NAME"
     lost, cure = "", NEEDED[what]
-    if (
-        NEW_CLASS in error
-    ):  # a folder of transformers 5 is read, and the hub is not asked for its files
-        cure = f"transformers 5 saved it: download it (`hf download {name} --local-dir FOLDER`) and name that folder, which can be read"
+    if NEW_CLASS in error or "Tokenizer class" in error:
+        # mdsmix reads such a folder, but does not ask the hub for its files.
+        cure = (
+            f"this transformers has no such class: download it (`hf download {name} --local-dir "
+            "FOLDER`) and name that folder, which can be read"
+        )
     elif not os.path.exists(name):
         lost = "there is no such folder or file (a recipe's paths are relative to its folder), and no such repository: "
     raise Unreachable(f"the {what} {name} could not be loaded: {lost}{why}: {cure}.")

@@ -1,9 +1,14 @@
-"""Folders of tokenizers and processors that transformers 5 saved, for transformers 4.
+"""Folders of tokenizers and processors in the form that transformers 4 and 5 both open.
 
-Two things differ. The class of a tokenizer that only follows its tokenizer.json is
-TokenizersBackend, which transformers 4 does not know: it is PreTrainedTokenizerFast there. The
-settings of the image processor are a section of processor_config.json, which only some versions of
-transformers 4 read: the others want a preprocessor_config.json.
+A folder that transformers 5 saved differs in three things. Its tokenizer_config.json names a class
+that transformers 4 does not know (TokenizersBackend), or one of the same name that transformers 4
+builds in another way. Its list of special tokens has another key. And the settings of an image
+processor are a section of processor_config.json, where some versions of transformers 4 want a
+preprocessor_config.json.
+
+In all of these cases tokenizer.json says what the tokens are, and PreTrainedTokenizerFast follows
+it alone, in transformers 4.51, 4.57 and 5.24. The same class reads a tokenizer.json whose class no
+transformers knows.
 """
 
 from __future__ import annotations
@@ -14,10 +19,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
-TOKENIZER, PROCESSOR = "tokenizer_config.json", "processor_config.json"
-NEW_CLASS, OLD_CLASS = "TokenizersBackend", "PreTrainedTokenizerFast"
+TOKENIZER = "tokenizer_config.json"
+MODEL = "tokenizer.json"
+PROCESSOR = "processor_config.json"
+NEW_CLASS = "TokenizersBackend"
+PLAIN_CLASS = "PreTrainedTokenizerFast"
+SAVED_BY_FIVE = "backend"
+"A key of tokenizer_config.json that only transformers 5 writes."
 SECTIONS = {
     "image_processor": "preprocessor_config.json",
     "video_processor": "video_preprocessor_config.json",
@@ -25,50 +35,103 @@ SECTIONS = {
 "Section of processor_config.json -> the file that transformers 4 saves in its place."
 
 
+class Readable(NamedTuple):
+    """A folder that this version of transformers opens, and how it differs from the original."""
+
+    name: str
+    "A temporary copy, or the original's name, which may be a hub name."
+    note: str
+    "A sentence for the user; empty for the original."
+
+
 @contextmanager
-def readable_folder(name: str) -> Iterator[str]:
-    """Give the folder in a form that transformers 4 opens: a temporary copy if transformers 5 saved
-    `name`, else `name` itself, which may be a hub name.
+def readable_folder(name: str) -> Iterator[Readable]:
+    """Give the folder of a tokenizer or processor in a form that the installed transformers opens.
+
+    A hub name is given back as it is.
     """
-    changed = _changed_files(Path(name)) if os.path.isdir(name) else {}
+    folder = Path(name)
+    if not os.path.isdir(name):
+        yield Readable(name, "")
+        return
+    changed = _for_four(folder)
+    note = ""
+    config = _read(folder / TOKENIZER)
+    own_class = str(config.get("tokenizer_class", ""))
+    if is_known_class(NEW_CLASS):  # this is transformers 5
+        changed.pop(TOKENIZER, None)
+    if TOKENIZER in changed:
+        note = f"saved by transformers 5 as {own_class}, and is read by its tokenizer.json alone"
+    elif _is_only_unknown(folder, config):
+        changed[TOKENIZER] = config | {"tokenizer_class": PLAIN_CLASS}
+        note = f"read by its tokenizer.json alone, since transformers has no class {own_class}"
     if not changed:
-        yield name
+        yield Readable(name, "")
         return
     with TemporaryDirectory(prefix="mdsmix-") as copy:
-        for path in Path(name).resolve().iterdir():
+        for path in folder.resolve().iterdir():
             if path.name not in changed:
                 (Path(copy) / path.name).symlink_to(path)
-        for file, content in changed.items():
-            (Path(copy) / file).write_text(json.dumps(content))
-        yield copy
+        _write(Path(copy), changed)
+        yield Readable(copy, note)
 
 
-def _changed_files(folder: Path) -> dict[str, Any]:
-    """Name -> content of the files that transformers 4 needs and the folder lacks or has
-    otherwise.
+def is_known_class(name: str) -> bool:
+    """Check whether transformers has a tokenizer class of this name, slow or fast."""
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    names = (name, f"{name}Fast", name.removesuffix("Fast"))
+    return any(tokenizer_class_from_name(each) is not None for each in names)
+
+
+def make_readable(folder: Path) -> None:
+    """Rewrite the files of a folder that transformers saved: transformers 4 and 5 open it then."""
+    _write(folder, _for_four(folder))
+
+
+def is_saved_by_five(folder: str) -> bool:
+    """Check whether transformers 4 cannot open the tokenizer in this folder as it is, since
+    transformers 5 saved it. A hub name is not looked at.
+    """
+    return os.path.isdir(folder) and TOKENIZER in _for_four(Path(folder))
+
+
+def _is_only_unknown(folder: Path, config: dict[str, Any]) -> bool:
+    """Check whether only the class of a tokenizer is missing: it came without code of its own."""
+    own_class = config.get("tokenizer_class")
+    if not isinstance(own_class, str) or "auto_map" in config:
+        return False
+    return (folder / MODEL).is_file() and not is_known_class(own_class)
+
+
+def _for_four(folder: Path) -> dict[str, Any]:
+    """Return file name -> content of the files that transformers 4 needs and the folder lacks, or
+    has in the form of transformers 5.
     """
     changed = dict[str, Any]()
     tokenizer = _read(folder / TOKENIZER)
-    if tokenizer.get("tokenizer_class") == NEW_CLASS:
-        changed[TOKENIZER] = _tokenizer_of_four(tokenizer)
+    is_five = SAVED_BY_FIVE in tokenizer or tokenizer.get("tokenizer_class") == NEW_CLASS
+    if is_five and (folder / MODEL).is_file():
+        changed[TOKENIZER] = _tokenizer_for_four(tokenizer)
     processor = _read(folder / PROCESSOR)
     for section, file in SECTIONS.items():
         settings = processor.get(section)
         if isinstance(settings, dict) and not (folder / file).exists():
-            of = {key: processor[key] for key in ("processor_class",) if key in processor}
-            changed[file] = of | settings
+            shared = {key: processor[key] for key in ("processor_class",) if key in processor}
+            changed[file] = shared | settings
     return changed
 
 
-def _tokenizer_of_four(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer's config with the class and the keys of transformers 4. Its named special
-    tokens were one mapping, `extra_special_tokens`, and the others a list under another key.
+def _tokenizer_for_four(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer's config with the class and the keys of transformers 4.
+
+    Its named special tokens were one mapping, `extra_special_tokens`, and the others a list,
+    `additional_special_tokens`.
     """
-    old = config | {"tokenizer_class": OLD_CLASS}
-    listed, named = (
-        config.get("extra_special_tokens"),
-        old.pop("model_specific_special_tokens", None),
-    )
+    old = {key: value for key, value in config.items() if key != SAVED_BY_FIVE}
+    old["tokenizer_class"] = PLAIN_CLASS
+    named = old.pop("model_specific_special_tokens", None)
+    listed = old.get("extra_special_tokens")
     if isinstance(listed, list):
         old["additional_special_tokens"] = listed
         del old["extra_special_tokens"]
@@ -77,8 +140,13 @@ def _tokenizer_of_four(config: dict[str, Any]) -> dict[str, Any]:
     return old
 
 
+def _write(folder: Path, files: dict[str, Any]) -> None:
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False))
+
+
 def _read(path: Path) -> dict[str, Any]:
-    """Return a JSON file's object; {} if there is no such file or it holds something else."""
+    """Return a JSON file's object; {} if there is no such file or it contains something else."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -34,20 +34,34 @@ from typing import Any
 import orjson
 
 from mdsmix.encode.loaded_processor import LoadedProcessor, texts_in
-from mdsmix.encode.tokenizer_hash import content_hash
-from mdsmix.encode.transformers_five import readable_folder
+from mdsmix.encode.tokenizer_hash import content_hash, normalized
+from mdsmix.encode.transformers_five import make_readable, readable_folder
 from mdsmix.errors import MdsmixError, Unreachable
 
-GENERATION = "generation_config.json"
+GENERATION, MODEL_FILE = "generation_config.json", "tokenizer.json"
 PROBES = ("a", "Hello, world!", "one two  three\n", "déjà vu, 東京", "12345")
 "Texts that show which tokens a tokenizer adds by itself."
+RARE_PROBES = (
+    *(" ", "\n", "  a\n\n  b", "\tx = {1: 'one'}", "don't HTMLParser camelCase", "1234567890"),
+    *(
+        "नमस्ते مرحبا שלום สวัสดี",
+        "한국어 日本語 中文",
+        "naïve ﬁ ½ ²",
+        "a\u00a0b\u200bc",
+        "🙂👍🏽",
+        "</s> <s> [INST]",
+        "a</s>b<s>c",
+    ),
+)
+"Texts that two classes are likely to split in different ways."
 
 
 def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The tokenizer as plain data; `wrong`, a sentence, where an argument changes nothing.
-    ValueError says why mdsmix cannot use it.
+    """Return the tokenizer as plain data; only `wrong`, a sentence, if an argument changes nothing.
+
+    Raises ValueError, which says why, if mdsmix cannot use it.
     """
-    tokenizer = _load(name, kwargs)
+    tokenizer, note = _load(name, kwargs)
     if unread := _unread(type(tokenizer), kwargs):
         wrong = (
             f"tokenizer.kwargs: {', '.join(unread)} would change nothing, since {type(tokenizer).__name__} does not read it: "
@@ -59,6 +73,7 @@ def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
             f"its class {type(tokenizer).__name__} has no fast form (tokenizer.json), which mdsmix needs; "
             "convert it once with transformers.convert_slow_tokenizer and save it"
         )
+    _refuse_empty(tokenizer)
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     taken = _read_off(tokenizer)
@@ -67,28 +82,63 @@ def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     files, stops = _files(tokenizer, taken, content), _stop_ids(name, kwargs)
     if stops:
         files[GENERATION] = json.dumps({"eos_token_id": stops})
-    return taken | {"hash": content_hash(content, ids), "files": files, "stop_ids": stops}
+    return taken | {
+        "hash": content_hash(content, ids),
+        "files": files,
+        "stop_ids": stops,
+        "read_as": note,
+        "class_changes": "" if kwargs else _class_changes(name, tokenizer, content),
+    }
+
+
+def _refuse_empty(tokenizer: Any) -> None:
+    """Raise ValueError if a tokenizer has no token but special ones.
+
+    transformers 5 opens a folder with a config.json alone to such a tokenizer.
+    """
+    ordinary = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()
+    if len(ordinary) <= 1:
+        raise ValueError(
+            "it opens as an empty tokenizer, since it has no file with a vocabulary (tokenizer.json)"
+        )
+
+
+def _class_changes(name: str, tokenizer: Any, content: str) -> str:
+    """Return a sentence with an example if the tokenizer's class gives other ids than its
+    tokenizer.json says; else, or without such a file, an empty string.
+    """
+    if os.path.isfile(name):
+        return ""
+    path = _file_beside(name, MODEL_FILE, {})
+    if path is None:
+        return ""
+    own = Path(path).read_bytes()
+    with suppress(ValueError, KeyError, TypeError):
+        if normalized(orjson.loads(own)) == normalized(orjson.loads(content)):
+            return ""
+    from tokenizers import Tokenizer as Model
+
+    alone = Model.from_str(own.decode())
+    alone.no_truncation()
+    alone.no_padding()
+    for text in (*PROBES, *RARE_PROBES):
+        ids = tokenizer.backend_tokenizer.encode(text).ids
+        others = alone.encode(text).ids
+        if ids != others:
+            return (
+                f"its class {type(tokenizer).__name__} gives other ids than its tokenizer.json: "
+                f"{text!r} is {ids[:8]} by the class and {others[:8]} by the file"
+            )
+    return ""
 
 
 def _stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
-    """Return the `eos_token_id` of the generation_config.json beside a tokenizer, in its folder or
-    at the hub; [] if there is none.
+    """Return the `eos_token_id` of the generation_config.json of a tokenizer, in its folder or at
+    the hub; [] if there is none.
     """
-    from transformers.utils.hub import cached_file
-
     if os.path.isfile(name):
         return []
-    keys = ("revision", "subfolder", "token", "cache_dir", "local_files_only")
-    place = {key: kwargs[key] for key in keys if key in kwargs}
-    path = None
-    with suppress(OSError):  # the hub cannot be reached
-        path = cached_file(
-            name,
-            GENERATION,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-            **place,
-        )
+    path = _file_beside(name, GENERATION, kwargs)
     content = Path(path).read_bytes() if path else b"{}"
     with suppress(ValueError):
         config = orjson.loads(content)
@@ -96,6 +146,26 @@ def _stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
         listed = ids if isinstance(ids, list) else [ids]
         return [id for id in listed if type(id) is int]
     return []
+
+
+def _file_beside(name: str, file: str, kwargs: dict[str, Any]) -> str | None:
+    """Return the path of a tokenizer's file, in its folder or in the hub's cache; None if it is not
+    there.
+    """
+    from transformers.utils.hub import cached_file
+
+    keys = ("revision", "subfolder", "token", "cache_dir", "local_files_only")
+    place = {key: kwargs[key] for key in keys if key in kwargs}
+    with suppress(OSError):  # the hub cannot be reached
+        path = cached_file(
+            name,
+            file,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            **place,
+        )
+        return None if path is None else str(path)
+    return None
 
 
 def _read_off(tokenizer: Any) -> dict[str, Any]:
@@ -135,19 +205,21 @@ def _template_variables(tokenizer: Any) -> dict[str, Any]:
 
 
 def _files(tokenizer: Any, taken: dict[str, Any], content: str) -> dict[str, str]:
-    """Name -> text of the files that AutoTokenizer opens to this same tokenizer, tokenizer.json
-    among them.
+    """Return name -> text of the files that AutoTokenizer opens to this same tokenizer,
+    tokenizer.json among them.
 
     transformers saves them, so the keyword arguments are in them, and no other file of the original
-    folder or hub is. A class whose code came with the tokenizer cannot be opened from them:
-    PreTrainedTokenizerFast, which follows tokenizer.json alone, is saved in its place. ValueError
-    where neither opens to the same tokenizer.
+    folder or hub is. Their class is PreTrainedTokenizerFast if possible, which follows
+    tokenizer.json alone, so that transformers 4 and 5 give the same ids: a class of its own may
+    change the tokenizer in one version and not in the other. Raises ValueError if neither this
+    class nor the tokenizer's own opens to the same tokenizer.
     """
-    for candidate in (tokenizer, _plain(tokenizer)):
+    for make in (_plain, lambda own: own):
         with TemporaryDirectory() as folder, suppress(Exception):
-            candidate.save_pretrained(folder, legacy_format=False)
+            make(tokenizer).save_pretrained(folder, legacy_format=False)
             (Path(folder) / "tokenizer.json").write_text(content)
-            opened = _load(folder, {"trust_remote_code": False})
+            make_readable(Path(folder))
+            opened, _ = _load(folder, {"trust_remote_code": False})
             is_same = opened.backend_tokenizer.to_str() == content
             if is_same and _read_off(opened) | {"class_name": taken["class_name"]} == taken:
                 return texts_in(folder)
@@ -162,8 +234,23 @@ def _plain(tokenizer: Any) -> Any:
         chat_template=tokenizer.chat_template,
         padding_side=tokenizer.padding_side,
         model_max_length=tokenizer.model_max_length,
-        **tokenizer.special_tokens_map,
+        **_special_tokens(tokenizer),
     )
+
+
+def _special_tokens(tokenizer: Any) -> dict[str, Any]:
+    """Return a tokenizer's special tokens as arguments of PreTrainedTokenizerFast.
+
+    Tokens with a name that only some models have, such as `image_token`, are an argument of their
+    own, which transformers 5 calls otherwise.
+    """
+    usual = {"additional_special_tokens", *tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
+    tokens = dict(tokenizer.special_tokens_map)
+    named = {key: tokens.pop(key) for key in tokens.keys() - usual}
+    listed = getattr(tokenizer, "extra_special_tokens", None)
+    if isinstance(listed, list):
+        return tokens | {"extra_special_tokens": listed, "model_specific_special_tokens": named}
+    return tokens | ({"extra_special_tokens": named} if named else {})
 
 
 WITHOUT = {"USE_TORCH": "0", "USE_TF": "0", "USE_FLAX": "0"}
@@ -172,14 +259,15 @@ WITHOUT = {"USE_TORCH": "0", "USE_TF": "0", "USE_FLAX": "0"}
 """
 
 
-def _load(name: str, kwargs: dict[str, Any]) -> Any:
+def _load(name: str, kwargs: dict[str, Any]) -> tuple[Any, str]:
+    """Return a tokenizer of transformers, and a sentence on how it was read, or an empty string."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if os.path.isfile(name):
-        return PreTrainedTokenizerFast(tokenizer_file=name, **kwargs)
+        return PreTrainedTokenizerFast(tokenizer_file=name, **kwargs), ""
     with readable_folder(name) as folder:
-        return AutoTokenizer.from_pretrained(folder, **kwargs)
+        return AutoTokenizer.from_pretrained(folder.name, **kwargs), folder.note
 
 
 def _unread(of: type, kwargs: dict[str, Any]) -> list[str]:
@@ -325,11 +413,21 @@ def main() -> None:
         serve(socket.socket(fileno=0), lambda asked: opened(asked["name"]).answer(asked))
         return
     os.environ.update(WITHOUT)
-    with redirect_stdout(
-        sys.stderr
-    ):  # transformers asks there whether to run a tokenizer's own code
-        said = _tried(lambda asked: take(**asked), json.load(sys.stdin))
-    print(json.dumps(said))
+    question = json.load(sys.stdin)
+    if not question["kwargs"].get("trust_remote_code"):
+        hide_torch()
+    # transformers asks on stdout whether to run a tokenizer's own code.
+    with redirect_stdout(sys.stderr):
+        answer = _tried(lambda asked: take(**asked), question)
+    print(json.dumps(answer))
+
+
+def hide_torch() -> None:
+    """Let transformers 5 take torch for missing: it does not read USE_TORCH any more.
+
+    No tokenizer of its own needs torch. Code that came with a tokenizer may.
+    """
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

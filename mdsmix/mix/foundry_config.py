@@ -167,6 +167,8 @@ def _tokenizer(recipe: Recipe) -> Section:
         # for it.
         fetches_itself = recipe.loader == OWN or recipe.mdsmix_on_nodes
         name, kwargs = home.url if fetches_itself else on_node(recipe, home), {}
+    elif copy := _published_copy(recipe):
+        name, kwargs = copy, {}
     return {"name": name, "kwargs": {"model_max_length": VARIABLE} | kwargs}
 
 
@@ -221,6 +223,19 @@ def home_of(recipe: Recipe, processor: str | None = None) -> Location | None:
         folder = processor_folder(digest, card) if digest else card.folder_name
         return locate(str(recipe.remote)) / folder
     return None
+
+
+def _published_copy(recipe: Recipe) -> str:
+    """Return the folder of the tokenizer that is published with the streams, if LLM-Foundry cannot
+    open the recipe's own folder: transformers 5 saved it, or its class is not known.
+    """
+    from mdsmix.encode.pretrained import open_tokenizer
+
+    with suppress(MdsmixError):  # tokenizer-unseen says why
+        tokenizer = open_tokenizer(recipe.tokenizer)
+        if tokenizer.note and recipe.local:
+            return str(locate(recipe.local) / TokenizerCard.of(tokenizer).folder_name)
+    return ""
 
 
 def on_node(recipe: Recipe, home: Location) -> str:

@@ -36,8 +36,13 @@ class ObjectReader(io.RawIOBase):
         """`end`: the likely end of reading; reading beyond it takes one more request. `answer`: the
         answer to a GET that was already sent. `stamp`: the ETag of the version to read.
         """
-        self._url, self._place, self._position, self._end = url, place, start, end
+        self._url = url
+        self._place = place
+        self._position = start
+        self._end = end
         self._stamp = stamp
+        # Python closes a reader also if its first request fails.
+        self._body: Any = io.BytesIO()
         if answer:
             self._take(answer)
         else:

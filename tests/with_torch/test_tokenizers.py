@@ -98,7 +98,7 @@ def test_a_tokenizer_is_looked_at_without_torch_and_is_the_same(tokenizer_folder
     first time.
     """
     main = "from mdsmix.encode import transformers_process; transformers_process.main()"
-    program = f"import sys; {main}; sys.exit('torch' in sys.modules)"
+    program = f"import sys; {main}; sys.exit(bool(sys.modules.get('torch')))"
     kwargs = {"bos_token": "<|im_start|>"}
     given = json.dumps({"name": str(tokenizer_folder), "kwargs": kwargs})
     command = [sys.executable, "-c", program]

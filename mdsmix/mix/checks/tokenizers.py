@@ -14,6 +14,7 @@ from mdsmix.encode.published_folders import (
     fetch_folder,
     hash_today,
 )
+from mdsmix.encode.transformers_five import PLAIN_CLASS
 from mdsmix.errors import MdsmixError
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import is_plain
@@ -104,6 +105,33 @@ def tokenizer_unseen(mix: Mix) -> Findings:
         yield Finding(
             f"the run's tokenizer could not be looked at: {mix.tokenizer_problem.rstrip('.')}.",
             "check where the tokenizer can be loaded, for example on the machine that converts.",
+        )
+
+
+@check(
+    "note",
+    "Other programs may not open this folder, or read it in another way; mdsmix publishes one that they open.",
+    "tokenizer-read",
+)
+@check(
+    "warning",
+    "Another version of transformers, or another program, may take the file's ids: a model trained on one reads and writes other words with the other.",
+    "tokenizer-class",
+)
+def tokenizer_class(mix: Mix) -> Findings:
+    opened = mix.opened
+    if opened and opened.class_changes:
+        yield Finding(
+            f"the tokenizer {opened.name}: {opened.class_changes}.",
+            "to train by the file, name the tokenizer.json itself, or set tokenizer_class in "
+            f"tokenizer_config.json to {PLAIN_CLASS}; else leave it, if this version is that of training.",
+            id="tokenizer-class",
+        )
+    if opened and opened.note:
+        yield Finding(
+            f"{opened.note}.",
+            "OK if intended. A folder that transformers 4 and 5 open is published with the streams.",
+            id="tokenizer-read",
         )
 
 
