@@ -27,7 +27,7 @@ import orjson
 import pytest
 
 from benchmarks.finished import finish_units
-from mdsmix.mix.checking import findings
+from mdsmix.mix.check import findings
 from mdsmix.mix.resolve import resolve
 from mdsmix.storage import locate
 from tests.converting import documents, run_recipe, windows, write_jsonl, write_recipe

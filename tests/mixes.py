@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from mdsmix.kinds import open_recipe
-from mdsmix.mix.checking import with_bytes_read
+from mdsmix.mix.check import with_bytes_read
 from mdsmix.mix.resolve import mix_of, mix_of_recipe
 from mdsmix.mix.streams import Mix
 from mdsmix.shards.counts import Records

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from mdsmix.foundry_yaml.findings import Finding
 from mdsmix.report.show import print_findings
-from mdsmix.training.findings import Finding
 from tests.converting import Answer, Web, documents, done, flip, manifest_of, mdsmix, pairs
 from tests.corpus import train_tokenizer
 from tests.published import CONCAT, TOKEN_ROW, publish

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from mdsmix.errors import RecipeError
+from mdsmix.foundry_yaml.lock import LoaderLock, parse_lock
 from mdsmix.shards.published import find_published
 from mdsmix.storage import locate
-from mdsmix.training.lock import LoaderLock, parse_lock
 from tests.converting import documents, done, files, mdsmix, samples, write_recipe
 
 GOLDEN = Path(__file__).parent / "golden" / "earlier"

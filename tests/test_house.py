@@ -24,7 +24,7 @@ LAYERS = (
     {"init", "bench", "doctor", "convert", "mix", "load"},
     {"engines", "kinds"},
     {"images"},
-    {"shapes", "sources", "encode", "shards", "training"},
+    {"shapes", "sources", "encode", "shards", "foundry_yaml"},
     {"recipe", "storage"},
 )
 """As the README names them: a room imports those of its own line and of lines below, and the files

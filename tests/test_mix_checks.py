@@ -14,14 +14,14 @@ import pytest
 
 from mdsmix.encode import pretrained as looks
 from mdsmix.errors import RecipeError
-from mdsmix.mix import checking
-from mdsmix.mix.checking import findings, is_refused
+from mdsmix.foundry_yaml.findings import CHECKS, Finding
+from mdsmix.mix import check as check_module
+from mdsmix.mix.check import findings, is_refused
 from mdsmix.mix.checks import conversion
 from mdsmix.mix.epoch import epoch_of
 from mdsmix.mix.resolve import mix_of_streams
 from mdsmix.shards.manifest import MANIFEST
 from mdsmix.shards.published import StreamFault
-from mdsmix.training.findings import CHECKS, Finding
 
 # isort: off
 from tests.mixes import BARE, CHAT, CHUNKS, DOCS, FAQ, INT32, MESSAGES, OF_TURNS, PACK, PACKS
@@ -335,7 +335,7 @@ def ids(found: list[Finding], severity: str = "") -> set[str]:
 def told(make: Make, home: Path, id: str) -> list[Finding]:
     """What that check says."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checking, "checks", lambda: [CHECKS[id]])
+        patch.setattr(check_module, "checks", lambda: [CHECKS[id]])
         return findings(make(home))
 
 
@@ -347,7 +347,7 @@ def _nothing_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_check_fires_on_what_is_wrong_and_on_nothing_else(tmp_path: Path) -> None:
-    assert CASES.keys() == {check.id for check in checking.checks()}, "every check has a case"
+    assert CASES.keys() == {check.id for check in check_module.checks()}, "every check has a case"
     for id, (wrong, right) in CASES.items():
         found = told(wrong, tmp_path / id / "wrong", id)
         assert found, f"{id} did not fire"

@@ -19,7 +19,7 @@ import yaml
 
 from mdsmix.encode import pretrained
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.mix.checking import findings, report, verdict
+from mdsmix.mix.check import findings, report, verdict
 from mdsmix.mix.resolve import mix_of, resolve
 from mdsmix.report.named_streams import named_streams
 from tests import published as hand

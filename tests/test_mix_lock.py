@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from mdsmix.foundry_yaml.lock import LoaderLock, Lock, locked_stream, parse_lock
 from mdsmix.mix.lock_check import TRAIN, compared, lock_of
 from mdsmix.mix.resolve import resolve
-from mdsmix.training.lock import LoaderLock, Lock, locked_stream, parse_lock
 from tests.converting import Answer, Web, documents, done, mdsmix, pairs
 
 

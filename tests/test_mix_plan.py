@@ -20,7 +20,7 @@ from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.plan import forecast
-from mdsmix.mix.plan.make import Plan, PlanOptions, figures, make_plan, resolve_for_plan
+from mdsmix.mix.plan.plan import Plan, PlanOptions, figures, make_plan, resolve_for_plan
 from mdsmix.sources import unit_plan
 from mdsmix.table import Estimate, as_json, is_known
 from tests.converting import Web, documents, done, manifest_of, mdsmix, pairs, refused, run_recipe

@@ -16,11 +16,11 @@ from omegaconf import OmegaConf
 
 from mdsmix.encode import pretrained
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.mix.checking import findings, is_refused
+from mdsmix.foundry_yaml.training_yaml import unresolved
+from mdsmix.mix.check import findings, is_refused
 from mdsmix.mix.into import set_into, without_head
 from mdsmix.mix.render import render, require_place, write
 from mdsmix.mix.streams import Mix
-from mdsmix.training.training_yaml import unresolved
 from tests import published as hand
 from tests.published import LENGTH, SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish, write_mix
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from mdsmix.encode import pretrained
 from mdsmix.errors import MixRefused
 from mdsmix.mix.apportion import Shares, StreamShare, asked, ideals, rounded
-from mdsmix.mix.checking import findings
+from mdsmix.mix.check import findings
 from mdsmix.mix.resolve import resolve
 from mdsmix.recipe.amounts import Budget
 from tests import published as hand

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from mdsmix import typed
-from mdsmix.training.loader_keys import whole
+from mdsmix.foundry_yaml.loader_keys import whole
 from mdsmix.words import listed
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import mdsmix.kinds  # noqa: F401 - registers the loaders of kinds of streams
 from mdsmix.errors import RecipeError
+from mdsmix.foundry_yaml.loader_keys import whole
+from mdsmix.foundry_yaml.training_yaml import LoaderSection, StreamSection, TrainingYaml, read_yaml
 from mdsmix.table import Column, Table
-from mdsmix.training.loader_keys import whole
-from mdsmix.training.training_yaml import LoaderSection, StreamSection, TrainingYaml, read_yaml
 from mdsmix.words import plural, spelled
 
 PREFETCH = [2, 4]

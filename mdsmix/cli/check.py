@@ -50,7 +50,7 @@ def check(
 
     Exit code 3: they may not.
     """
-    from mdsmix.mix import checking as checks
+    from mdsmix.mix import check as checks
     from mdsmix.mix.apportion import shares_table, title
     from mdsmix.mix.lock_check import hold
     from mdsmix.mix.resolve import resolve

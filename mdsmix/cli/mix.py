@@ -59,7 +59,7 @@ def mix(
     Samples are copied byte for byte. The same streams, weights and seed give the same stream.
     """
     from mdsmix.kinds import open_recipe
-    from mdsmix.mix.checking import is_refused, verdict
+    from mdsmix.mix.check import is_refused, verdict
     from mdsmix.mix.offline.mix_plan import findings_on_streams, make_plan
     from mdsmix.mix.offline.mix_streams import mix_offline, refuse_sources
     from mdsmix.mix.resolve import mix_of_recipe, training

@@ -58,7 +58,7 @@ def plan(
     Figures come from indexes and manifests, and for streams that are not converted yet from a
     survey of their sources.
     """
-    from mdsmix.mix.plan.make import PlanOptions, make_plan, problems, resolve_for_plan
+    from mdsmix.mix.plan.plan import PlanOptions, make_plan, problems, resolve_for_plan
     from mdsmix.report.planned_run import plan_json, plan_shown
     from mdsmix.report.show import print_findings, show
 

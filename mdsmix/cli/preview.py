@@ -88,7 +88,7 @@ def preview(
     """
     from mdsmix.encode.pretrained import find_decoder
     from mdsmix.engines.memory import size_of
-    from mdsmix.mix.checking import found_by
+    from mdsmix.mix.check import found_by
     from mdsmix.mix.draws import machines_of
     from mdsmix.mix.resolve import resolve
     from mdsmix.preview.asked import Asked, EpochState, read_state

@@ -61,7 +61,7 @@ def render_yaml(
     """Check the mix of RECIPE and render it as train_loader, eval_loader and tokenizer of
     LLM-Foundry.
     """
-    from mdsmix.mix.checking import findings, is_refused, report, unseen, verdict
+    from mdsmix.mix.check import findings, is_refused, report, unseen, verdict
     from mdsmix.mix.lock_check import lock_of, place_of
     from mdsmix.mix.render import before_training, refuse_recipe, render, require_place, write
     from mdsmix.report.show import print_briefly, print_findings

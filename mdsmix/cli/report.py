@@ -61,7 +61,7 @@ def report(
     exit code is then not 0.
     """
     from mdsmix.errors import all_of
-    from mdsmix.mix.plan.make import PlanOptions
+    from mdsmix.mix.plan.plan import PlanOptions
     from mdsmix.mix.render import require_place, write
     from mdsmix.report.page.gather import gather
     from mdsmix.report.page.html import mark_of, page_html

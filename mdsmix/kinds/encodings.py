@@ -14,6 +14,7 @@ from typing import Any
 from mdsmix.encode.answer_ends import is_ended_by_next, known_stops
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import RecipeError
+from mdsmix.foundry_yaml.loader_keys import DATASETS, register
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.kind import Kind
@@ -32,7 +33,6 @@ from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.shards.manifest import Encoding
 from mdsmix.sources.formats import FORMATS
-from mdsmix.training.loader_keys import DATASETS, register
 from mdsmix.typed import brief
 from mdsmix.words import hint, listed
 

@@ -19,6 +19,7 @@ from mdsmix.encode.backends import Backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Flags, Labels, Lengths, Targets, Turns
 from mdsmix.encode.pretrained import Tokenizer
+from mdsmix.foundry_yaml.loader_keys import OTHERS, OtherLoader
 from mdsmix.kinds.assemble import Assembler, JoinedRows, PackedRows, SampleRows
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
@@ -36,7 +37,6 @@ from mdsmix.shards.token_ids import (
     turns_of,
 )
 from mdsmix.sources import WINDOW_BYTES
-from mdsmix.training.loader_keys import OTHERS, OtherLoader
 
 if TYPE_CHECKING:
     from mdsmix.encode.answer_ends import EndNote

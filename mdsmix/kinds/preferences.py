@@ -23,6 +23,7 @@ from mdsmix.encode.encoded import Encoded, encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, OtherLoader
 from mdsmix.kinds.conversations import Conversations, template_variables
 from mdsmix.kinds.finetuning import Finetuning, TurnRows, placeholders_in
 from mdsmix.kinds.kind import Piece
@@ -32,7 +33,6 @@ from mdsmix.record import Conversation, Pair, RecordRefused
 from mdsmix.shapes.preference import REWARDS, Preference
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import LAYOUTS, NO_IDS, Ids, Tokens, Turn, ids_of
-from mdsmix.training.loader_keys import DATASET_KEYS, OtherLoader
 
 SIDES = ("prompt", "chosen", "rejected")
 

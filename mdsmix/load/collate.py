@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from mdsmix.foundry_yaml.loader_keys import OtherLoader
 from mdsmix.load.training_rows import RowRules, Tokens, TrainingRow, positions
 from mdsmix.load.vision import Vision
 from mdsmix.shards.token_ids import IGNORED
-from mdsmix.training.loader_keys import OtherLoader
 
 Batch = dict[str, torch.Tensor]
 Rows = Sequence[TrainingRow]

@@ -26,10 +26,10 @@ from streaming.base.hashing import get_hash
 from streaming.base.world import World
 
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
+from mdsmix.foundry_yaml.loader_keys import OtherLoader
+from mdsmix.foundry_yaml.lock import LoaderLock, Shard, differences, locked_stream, parse_lock
 from mdsmix.load.internals import ShardKeeper, drop_connection
 from mdsmix.load.training_rows import RowRules, row_of
-from mdsmix.training.loader_keys import OtherLoader
-from mdsmix.training.lock import LoaderLock, Shard, differences, locked_stream, parse_lock
 from mdsmix.words import in_line, plural
 
 log = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ class MixDataset(ShardKeeper):
     bins: int | None = None
     "Packed rows that a batch of samples becomes; None without packing."
     locked: Mapping[str, Any] = {}
-    "Settings that a state is locked to, beside the streams (mdsmix.training.lock)."
+    "Settings that a state is locked to, beside the streams (mdsmix.foundry_yaml.lock)."
     accept_changed = False
     "Whether to go on from a state of other data, and log what differs."
     starts = 0

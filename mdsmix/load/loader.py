@@ -20,6 +20,11 @@ import torch
 from streaming import StreamingDataLoader
 
 from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.foundry_yaml.findings import refusal
+from mdsmix.foundry_yaml.loader_keys import LOADER_DEFAULTS, OTHERS
+from mdsmix.foundry_yaml.lock import settings_of as lock_settings
+from mdsmix.foundry_yaml.section_values import separator_differs
+from mdsmix.foundry_yaml.training_yaml import Config
 from mdsmix.load.collate import Batch, Collate, Packer, best_ratio, ratios
 from mdsmix.load.dataset import CheckedStream, MixDataset, reason
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
@@ -28,11 +33,6 @@ from mdsmix.load.vision import vision_of
 from mdsmix.mix.cache_window import CachedStream, Window, cache_need
 from mdsmix.mix.draws import METHODS, World, delivered
 from mdsmix.shards.token_ids import IMAGES, PACKED
-from mdsmix.training.findings import refusal
-from mdsmix.training.loader_keys import LOADER_DEFAULTS, OTHERS
-from mdsmix.training.lock import settings_of as lock_settings
-from mdsmix.training.section_values import separator_differs
-from mdsmix.training.training_yaml import Config
 from mdsmix.words import listed, plural
 
 log = logging.getLogger(__name__)

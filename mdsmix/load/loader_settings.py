@@ -1,7 +1,7 @@
 """A training YAML -> what one of its loaders is built from.
 
-`mdsmix.training` reads it and holds the rules that `mdsmix check` reports too. Only the loader's
-own section and the tokenizer must resolve, so that a config whose model section needs an
+`mdsmix.foundry_yaml` reads it and has the rules that `mdsmix check` reports too. Only the
+loader's own section and the tokenizer must resolve, so that a config whose model section needs an
 environment variable can still be read.
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 
 import mdsmix.kinds  # noqa: F401 - a kind of stream registers the loader that it brings
 from mdsmix.errors import RecipeError
+from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, LOADER_DEFAULTS, TARGET_KEYS
+from mdsmix.foundry_yaml.section_values import refuse
+from mdsmix.foundry_yaml.training_yaml import Config, LoaderSection, Settings, read_yaml
 from mdsmix.load.dataset import BEST_HASH
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.training.loader_keys import DATASET_KEYS, LOADER_DEFAULTS, TARGET_KEYS
-from mdsmix.training.section_values import refuse
-from mdsmix.training.training_yaml import Config, LoaderSection, Settings, read_yaml
 
 NOT_HERE = ("workers", "key-missing", "remote-alone", "setting-null", "split-nested")
 """Rules for LLM-Foundry's loaders alone. In this one, keys that are missing or null have defaults

@@ -13,13 +13,13 @@ from importlib import import_module
 from typing import Any
 
 from mdsmix.errors import RecipeError
+from mdsmix.foundry_yaml.loader_keys import OWN
+from mdsmix.foundry_yaml.training_yaml import LoaderSection
 from mdsmix.load.collate import Batch, Collate
 from mdsmix.load.loader import open_loader
 from mdsmix.load.loader_settings import settings_of
 from mdsmix.load.training_rows import TokenIds
 from mdsmix.load.vision import ROWS
-from mdsmix.training.loader_keys import OWN
-from mdsmix.training.training_yaml import LoaderSection
 
 
 def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) -> Any:

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mdsmix.foundry_yaml.loader_keys import LOADER_DEFAULTS, whole
 from mdsmix.mix.draws import World, batching, draws_of
 from mdsmix.mix.streams import Loader, StreamInMix
-from mdsmix.training.loader_keys import LOADER_DEFAULTS, whole
 
 LEAST_SHARDS = 4
 """The largest shards that a limit must hold in any case: Streaming refuses one that holds fewer

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from mdsmix.errors import RecipeError
+from mdsmix.foundry_yaml.loader_keys import COUNT_UNITS, in_units, is_number, whole
+from mdsmix.foundry_yaml.training_yaml import Settings
 from mdsmix.mix.streams import Loader, Mix
-from mdsmix.training.loader_keys import COUNT_UNITS, in_units, is_number, whole
-from mdsmix.training.training_yaml import Settings
 from mdsmix.words import plural
 
 OLD_SHUFFLES = ("py1s", "py2s")

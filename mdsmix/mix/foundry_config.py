@@ -14,13 +14,13 @@ from contextlib import suppress
 from typing import Any
 
 from mdsmix.errors import MdsmixError
+from mdsmix.foundry_yaml.loader_keys import DATASETS, OWN, TARGET_KEYS
+from mdsmix.foundry_yaml.training_yaml import TRAIN, Settings, StreamSection
 from mdsmix.mix.into import LENGTH, LINK
 from mdsmix.recipe import Recipe, StreamSpec, WeightSpec
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import TokenizerCard, processor_folder
 from mdsmix.storage import Location, locate
-from mdsmix.training.loader_keys import DATASETS, OWN, TARGET_KEYS
-from mdsmix.training.training_yaml import TRAIN, Settings, StreamSection
 
 Section = dict[str, Any]
 "Keys and values of a config, as YAML holds them."

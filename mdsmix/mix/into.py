@@ -22,7 +22,7 @@ from pprint import pformat
 from typing import Any
 
 from mdsmix.errors import RecipeError
-from mdsmix.training.training_yaml import Settings, unresolved
+from mdsmix.foundry_yaml.training_yaml import Settings, unresolved
 from mdsmix.words import spelled
 
 LINK = re.compile(r"\$\{([\w.]+)\}")

@@ -1,8 +1,8 @@
 """The lock of a rendered mix: made by rendering, and compared later with the streams as published
 then.
 
-`mdsmix.training.lock` defines its contents. Here a Mix becomes a lock, and the differences of two
-locks become findings, stream by stream: errors on training streams, warnings on evaluations.
+`mdsmix.foundry_yaml.lock` defines its contents. Here a Mix becomes a lock, and the differences of
+two locks become findings, stream by stream: errors on training streams, warnings on evaluations.
 """
 
 from __future__ import annotations
@@ -11,13 +11,8 @@ import os
 from collections.abc import Sequence
 
 from mdsmix.errors import RecipeError
-from mdsmix.mix.draws import draws_of
-from mdsmix.mix.render import is_device
-from mdsmix.mix.streams import Loader, Mix, StreamInMix
-from mdsmix.storage import locate
-from mdsmix.table import Column, Row, Table
-from mdsmix.training.findings import Finding, Severity
-from mdsmix.training.lock import (
+from mdsmix.foundry_yaml.findings import Finding, Severity
+from mdsmix.foundry_yaml.lock import (
     SUFFIX,
     LoaderLock,
     Lock,
@@ -27,7 +22,12 @@ from mdsmix.training.lock import (
     parse_lock,
     settings_of,
 )
-from mdsmix.training.training_yaml import TRAIN
+from mdsmix.foundry_yaml.training_yaml import TRAIN
+from mdsmix.mix.draws import draws_of
+from mdsmix.mix.render import is_device
+from mdsmix.mix.streams import Loader, Mix, StreamInMix
+from mdsmix.storage import locate
+from mdsmix.table import Column, Row, Table
 
 TRAINED = (
     "lock-differs",

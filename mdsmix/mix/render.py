@@ -25,6 +25,7 @@ from pathlib import Path
 
 from mdsmix import __version__
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
+from mdsmix.foundry_yaml.training_yaml import parse, unresolved
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.apportion import shares_table, title
 from mdsmix.mix.epoch import epoch_of, epoch_table
@@ -36,7 +37,6 @@ from mdsmix.recipe.read import read_text
 from mdsmix.storage import locate
 from mdsmix.storage.s3_errors import AWS, shown_endpoint
 from mdsmix.table import lines
-from mdsmix.training.training_yaml import parse, unresolved
 
 BATCHES = 2
 BATCH_SIZE = 2

@@ -16,6 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mdsmix.encode.published_folders import adopt_hash
 from mdsmix.errors import MdsmixError, MixRefused, NotPublished, RecipeError
+from mdsmix.foundry_yaml.loader_keys import OWN
+from mdsmix.foundry_yaml.training_yaml import (
+    TRAIN,
+    LoaderSection,
+    Settings,
+    StreamSection,
+    TrainingYaml,
+    is_recipe_tree,
+    parse,
+    unresolved,
+)
 from mdsmix.kinds import is_data, kind_of, open_recipe
 from mdsmix.mix import foundry_config
 from mdsmix.mix.apportion import Apportioned
@@ -37,17 +48,6 @@ from mdsmix.shards.published import (
 )
 from mdsmix.shards.token_ids import PACKED, layout_of
 from mdsmix.storage import Location, locate, together
-from mdsmix.training.loader_keys import OWN
-from mdsmix.training.training_yaml import (
-    TRAIN,
-    LoaderSection,
-    Settings,
-    StreamSection,
-    TrainingYaml,
-    is_recipe_tree,
-    parse,
-    unresolved,
-)
 
 if TYPE_CHECKING:
     from mdsmix.encode.pretrained import Tokenizer

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from mdsmix.encode.labels import Targets
 from mdsmix.encode.published_folders import PublishedTokenizer
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
+from mdsmix.foundry_yaml.training_yaml import LoaderSection, Settings, StreamSection, TrainingYaml
 from mdsmix.kinds import kind_of
 from mdsmix.mix.apportion import Apportioned
 from mdsmix.recipe import Recipe, StreamSpec, TokenizerSpec
@@ -28,7 +29,6 @@ from mdsmix.shards.verification import Report
 from mdsmix.sources import ReadAs, SourceFile, find
 from mdsmix.sources.find import filled
 from mdsmix.storage import Location, locate, together
-from mdsmix.training.training_yaml import LoaderSection, Settings, StreamSection, TrainingYaml
 from mdsmix.words import listed
 
 if TYPE_CHECKING:

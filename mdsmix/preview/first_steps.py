@@ -8,6 +8,7 @@ import warnings
 from dataclasses import replace
 
 from mdsmix.errors import RecipeError
+from mdsmix.foundry_yaml.loader_keys import OTHERS
 from mdsmix.load.collate import best_ratio, ratios
 from mdsmix.load.internals import Ids
 from mdsmix.load.layout import Layout
@@ -20,7 +21,6 @@ from mdsmix.preview.asked import Asked
 from mdsmix.preview.epoch_windows import Preview, sample_tokens, windows_of
 from mdsmix.preview.shard_reader import ShardReader, images_of
 from mdsmix.preview.step_rows import Loaders, rank_of
-from mdsmix.training.loader_keys import OTHERS
 
 
 def preview(mix: Mix, asked: Asked) -> Preview:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mdsmix.foundry_yaml.training_yaml import parse
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.foundry_config import is_train
 from mdsmix.mix.resolve import is_recipe, named_yaml, stream_places
 from mdsmix.recipe.read import read_text
 from mdsmix.shards.published import current
 from mdsmix.storage import locate
-from mdsmix.training.training_yaml import parse
 
 TRAINED = "train_loader"
 

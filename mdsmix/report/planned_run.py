@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from mdsmix.mix.plan.make import Plan, figures
+from mdsmix.mix.plan.plan import Plan, figures
 from mdsmix.report.show import Item, NamedValues
 from mdsmix.table import Column, Estimate, Table, Tree, cell_text, is_known
 from mdsmix.words import plural

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
+from mdsmix.foundry_yaml.findings import Finding
 from mdsmix.table import Table, aligned
-from mdsmix.training.findings import Finding
 from mdsmix.words import printable
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import zstandard
 from mdsmix import doctor
 from mdsmix.convert import known_sources
 from mdsmix.errors import Unreachable
-from mdsmix.mix.plan.make import PlanOptions, make_plan, resolve_for_plan
+from mdsmix.mix.plan.plan import PlanOptions, make_plan, resolve_for_plan
 from mdsmix.storage import locate, s3_conditions
 from tests.converting import Answer, Web, chats, documents, done, lying_at, mdsmix, pairs, samples
 from tests.counting import counted

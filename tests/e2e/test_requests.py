@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mdsmix.convert.planning import Options, describe
-from mdsmix.mix.checking import findings
+from mdsmix.mix.check import findings
 from mdsmix.mix.resolve import resolve
 from mdsmix.recipe import load_recipe
 from mdsmix.shards import lease

@@ -13,9 +13,9 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from mdsmix.mix.checking import findings
+from mdsmix.foundry_yaml import loader_keys as keys
+from mdsmix.mix.check import findings
 from mdsmix.mix.resolve import mix_of
-from mdsmix.training import loader_keys as keys
 from tests.converting import documents
 from tests.foundry.conftest import Foundry, Lab
 from tests.with_torch.load_streams import config, write_stream

@@ -23,8 +23,8 @@ from streaming.base.world import World
 from mdsmix.load import build_loader
 from mdsmix.mix.draws import World as Machines
 from mdsmix.mix.draws import delivered, draws, parts
-from mdsmix.mix.plan.make import Plan, PlanOptions, make_plan, resolve_for_plan
 from mdsmix.mix.plan.nodes import chance
+from mdsmix.mix.plan.plan import Plan, PlanOptions, make_plan, resolve_for_plan
 from mdsmix.mix.render import render
 from mdsmix.table import Estimate
 from tests.converting import (

@@ -17,7 +17,7 @@ from mdsmix import sources
 from mdsmix.errors import MixRefused, Unreachable
 from mdsmix.init.data_files import find_data
 from mdsmix.load.training_rows import RowRules, row_of
-from mdsmix.mix.checking import findings
+from mdsmix.mix.check import findings
 from mdsmix.mix.resolve import mix_of_streams
 from mdsmix.shards.published import read_in
 from mdsmix.shards.verification import verify

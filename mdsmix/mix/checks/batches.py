@@ -8,13 +8,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from mdsmix.foundry_yaml.findings import Finding, Findings, check
+from mdsmix.foundry_yaml.loader_keys import OWN, is_number, whole
 from mdsmix.mix.draws import METHODS, batching, delivered_of, draws_of
 from mdsmix.mix.epoch import StreamInEpoch, epoch_of, share_of
 from mdsmix.mix.stream_counts import row_length
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
 from mdsmix.table import is_known
-from mdsmix.training.findings import Finding, Findings, check
-from mdsmix.training.loader_keys import OWN, is_number, whole
 from mdsmix.words import plural
 
 SKEW = 2.0

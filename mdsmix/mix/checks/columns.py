@@ -14,12 +14,12 @@ from typing import get_args
 import numpy as np
 
 from mdsmix.errors import MixRefused
+from mdsmix.foundry_yaml.findings import Finding, Findings, check
+from mdsmix.foundry_yaml.loader_keys import OTHERS, OWN, IntType
 from mdsmix.mix.stream_counts import TOKEN_COLUMNS, head_turns
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import IGNORED, PACKED, has_images, turns_of
-from mdsmix.training.findings import Finding, Findings, check
-from mdsmix.training.loader_keys import OTHERS, OWN, IntType
 
 SHAPES: dict[str, tuple[tuple[str, set[str]], ...]] = {
     "text": (("text", {"text"}), ("tokens", {"tokens"})),

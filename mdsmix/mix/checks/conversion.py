@@ -14,6 +14,7 @@ from mdsmix.encode.labels import Targets
 from mdsmix.encode.pretrained import open_processor
 from mdsmix.encode.published_folders import fetch_folder, name_at_hand, read_card
 from mdsmix.errors import MdsmixError
+from mdsmix.foundry_yaml.findings import Finding, Findings, check
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.kinds.processor_proof import WAY_OUT, difference, row_of
 from mdsmix.mix.checks.columns import shape
@@ -22,7 +23,6 @@ from mdsmix.recipe.rules import PROCESSOR_FOLDER
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import PACKED, has_images, layout_of
 from mdsmix.storage import locate
-from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.words import spelled
 
 USES_SEQUENCE_ID = ("model", "attn_config", "attn_uses_sequence_id")

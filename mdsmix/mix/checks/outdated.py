@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from mdsmix.errors import Damaged
+from mdsmix.foundry_yaml.findings import Finding, Findings, check
 from mdsmix.kinds.encodings import rules_of
 from mdsmix.kinds.rules import raised_extras, raised_formats, rule_changes
 from mdsmix.mix.checks.tokenizers import tokenizer_that_made
@@ -12,7 +13,6 @@ from mdsmix.mix.streams import Mix, StreamInMix
 from mdsmix.shapes import find_shape
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources.formats import FORMATS
-from mdsmix.training.findings import Finding, Findings, check
 
 
 @check(

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import xxhash
 
 from mdsmix.errors import RecipeError
+from mdsmix.foundry_yaml.findings import Finding, Findings, Severity, check
+from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, in_units, is_number, whole
 from mdsmix.mix.cache_window import CacheNeed, need_of
 from mdsmix.mix.draws import World, world_of
 from mdsmix.mix.streams import Loader, Mix, StreamInMix
@@ -27,8 +29,6 @@ from mdsmix.shards.published import (
 )
 from mdsmix.shards.verification import BAD_RECORDS, CONTENTS
 from mdsmix.storage import locate
-from mdsmix.training.findings import Finding, Findings, Severity, check
-from mdsmix.training.loader_keys import BYTE_UNITS, in_units, is_number, whole
 from mdsmix.words import plural
 
 DEVICES_OF_A_NODE = 8

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mdsmix.errors import Damaged, MdsmixError, RecipeError
+from mdsmix.foundry_yaml.findings import Finding, Findings, check
 from mdsmix.kinds.encodings import make_encoding
 from mdsmix.kinds.recipe_changes import SAMPLE, KeyChange, encoding_changes, source_changes
 from mdsmix.mix.checks.tokenizers import published_tokenizer
@@ -18,7 +19,6 @@ from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import ReadAs, SourceFile
 from mdsmix.sources.find import source_keys
 from mdsmix.sources.stamps import Stamps, known_stamps, stamp_of
-from mdsmix.training.findings import Finding, Findings, check
 
 PATH = "source.path"
 

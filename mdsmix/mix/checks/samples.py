@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mdsmix.encode.labels import USABLE, Labels
+from mdsmix.foundry_yaml.findings import Finding, Findings, check
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import is_plain, shape
 from mdsmix.mix.stream_counts import has_policies_of, head_turns, row_length
 from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
-from mdsmix.training.findings import Finding, Findings, check
 from mdsmix.words import plural
 
 

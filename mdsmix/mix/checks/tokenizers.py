@@ -16,6 +16,10 @@ from mdsmix.encode.published_folders import (
 )
 from mdsmix.encode.transformers_five import PLAIN_CLASS
 from mdsmix.errors import MdsmixError
+from mdsmix.foundry_yaml.findings import Finding, Findings, check
+from mdsmix.foundry_yaml.loader_keys import OTHERS, whole
+from mdsmix.foundry_yaml.section_values import SEPARATORS
+from mdsmix.foundry_yaml.section_values import separator_differs as _separator_differs
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import is_plain
 from mdsmix.mix.streams import (
@@ -28,10 +32,6 @@ from mdsmix.mix.streams import (
 )
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards.manifest import Manifest, TokenizerCard
-from mdsmix.training.findings import Finding, Findings, check
-from mdsmix.training.loader_keys import OTHERS, whole
-from mdsmix.training.section_values import SEPARATORS
-from mdsmix.training.section_values import separator_differs as _separator_differs
 
 
 def _reference(mix: Mix) -> TokenizerCard | None:

@@ -16,17 +16,17 @@ import xxhash
 
 from mdsmix import __version__
 from mdsmix.errors import MixRefused
+from mdsmix.foundry_yaml.findings import CHECKS, Finding
+from mdsmix.foundry_yaml.training_yaml import Settings
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.encodings import rules_of
-from mdsmix.mix.checking import findings
+from mdsmix.mix.check import findings
 from mdsmix.mix.draws import draws_of
 from mdsmix.mix.streams import Mix, StreamInMix
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.shards.token_ids import has_images
-from mdsmix.training.findings import CHECKS, Finding
-from mdsmix.training.training_yaml import Settings
 
 BUCKET_BYTES = 120 << 20
 """Bytes of samples that are shuffled in memory at a time: 120 MiB, which become two shards. The

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, in_units
 from mdsmix.mix.cache_window import need_of
 from mdsmix.mix.draws import World, batching
 from mdsmix.mix.streams import Loader, StreamInMix
 from mdsmix.table import about, size_of
-from mdsmix.training.loader_keys import BYTE_UNITS, in_units
 from mdsmix.words import does, listed
 
 

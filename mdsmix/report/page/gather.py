@@ -20,9 +20,10 @@ from mdsmix.errors import (
     RecipeError,
     Unreachable,
 )
-from mdsmix.mix.checking import findings
+from mdsmix.foundry_yaml.findings import Finding
+from mdsmix.mix.check import findings
 from mdsmix.mix.draws import World, machines_of
-from mdsmix.mix.plan.make import Plan, PlanOptions, make_plan, problems, resolve_for_plan
+from mdsmix.mix.plan.plan import Plan, PlanOptions, make_plan, problems, resolve_for_plan
 from mdsmix.mix.resolve import resolve
 from mdsmix.mix.streams import Mix
 from mdsmix.report.inspection import Inspection, find_bad_records, inspect
@@ -31,7 +32,6 @@ from mdsmix.report.shown_samples import Choice
 from mdsmix.shards.manifest import Manifest
 from mdsmix.storage import together
 from mdsmix.table import Tree
-from mdsmix.training.findings import Finding
 from mdsmix.words import Say, plural
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from mdsmix import __version__
-from mdsmix.mix.checking import is_refused, verdict
+from mdsmix.mix.check import is_refused, verdict
 from mdsmix.recipe.read import parted
 from mdsmix.report.page.gather import UNSEEN, Gathered
 from mdsmix.report.page.page_sections import sections

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mdsmix.mix.apportion import shares_table, title
-from mdsmix.mix.checking import looked
+from mdsmix.mix.check import looked
 from mdsmix.report.inspection import (
     LENGTHS,
     bad_records_shown,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from mdsmix.foundry_yaml.findings import Finding, Findings, check
+from mdsmix.foundry_yaml.loader_keys import DATASETS, LOADER_NEEDS, PASSED_TWICE, STREAM_KEYS, Types
+from mdsmix.foundry_yaml.training_yaml import LoaderSection, Settings, StreamSection
 from mdsmix.storage import sign_that_ends
-from mdsmix.training.findings import Finding, Findings, check
-from mdsmix.training.loader_keys import DATASETS, LOADER_NEEDS, PASSED_TWICE, STREAM_KEYS, Types
-from mdsmix.training.training_yaml import LoaderSection, Settings, StreamSection
 from mdsmix.words import nearest, spelled
 
 

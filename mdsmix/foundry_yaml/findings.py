@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mdsmix.training.training_yaml import LoaderSection, StreamSection
+from mdsmix.foundry_yaml.training_yaml import LoaderSection, StreamSection
 
 Severity = Literal["error", "warning", "note"]
 

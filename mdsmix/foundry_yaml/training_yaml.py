@@ -16,10 +16,17 @@ from functools import cached_property
 from typing import Any
 
 from mdsmix.errors import RecipeError
+from mdsmix.foundry_yaml.loader_keys import (
+    LOADER_KEYS,
+    OWN,
+    OWN_LOADER_KEYS,
+    WEIGHT_KEYS,
+    Types,
+    whole,
+)
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.read import config_of, read_text, readable
 from mdsmix.storage import is_for_streaming_alone
-from mdsmix.training.loader_keys import LOADER_KEYS, OWN, OWN_LOADER_KEYS, WEIGHT_KEYS, Types, whole
 from mdsmix.typed import brief
 
 Settings = Mapping[str, Any]

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import get_args
 
+from mdsmix.foundry_yaml.findings import CHECKS, Check, Finding, Severity
+from mdsmix.foundry_yaml.training_yaml import StreamSection
 from mdsmix.mix.apportion import shares_json
 from mdsmix.mix.epoch import epoch_of, epoch_table
 from mdsmix.mix.streams import Mix, distinct
 from mdsmix.shards.verification import ReadingWatcher, verify
 from mdsmix.table import Tree, as_json
-from mdsmix.training.findings import CHECKS, Check, Finding, Severity
-from mdsmix.training.training_yaml import StreamSection
 from mdsmix.words import plural
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -48,8 +48,6 @@ def _of_all(mix: Mix, run: Sequence[Check]) -> list[Finding]:
 
 def checks() -> list[Check]:
     """All checks in the order of the README's table, the rules of sections last."""
-    import mdsmix.mix.checks
-    import mdsmix.training.section_values  # noqa: F401 - both register
 
     return sorted(CHECKS.values(), key=lambda check: check.of.endswith("Section"))
 

@@ -8,9 +8,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from mdsmix.errors import RecipeError
-from mdsmix.recipe.rules import target_contradictions
-from mdsmix.training.findings import CHECKS, Finding, Findings, check, refusal
-from mdsmix.training.loader_keys import (
+from mdsmix.foundry_yaml.findings import CHECKS, Finding, Findings, check, refusal
+from mdsmix.foundry_yaml.loader_keys import (
     COUNT_UNITS,
     DATASETS,
     LOADER_DEFAULTS,
@@ -21,8 +20,9 @@ from mdsmix.training.loader_keys import (
     is_number,
     wanted,
 )
-from mdsmix.training.section_keys import parts_of
-from mdsmix.training.training_yaml import LoaderSection, StreamSection
+from mdsmix.foundry_yaml.section_keys import parts_of
+from mdsmix.foundry_yaml.training_yaml import LoaderSection, StreamSection
+from mdsmix.recipe.rules import target_contradictions
 from mdsmix.typed import brief
 from mdsmix.words import spelled
 

@@ -20,10 +20,10 @@ import xxhash
 
 from mdsmix import typed
 from mdsmix.errors import RecipeError
+from mdsmix.foundry_yaml.loader_keys import COUNT_UNITS, in_units
+from mdsmix.foundry_yaml.training_yaml import LoaderSection
 from mdsmix.recipe.stream_spec import NOT_NEGATIVE, must_be
 from mdsmix.shards.manifest import FORMAT_VERSION
-from mdsmix.training.loader_keys import COUNT_UNITS, in_units
-from mdsmix.training.training_yaml import LoaderSection
 from mdsmix.words import in_line, plural, spelled
 
 VERSION = FORMAT_VERSION

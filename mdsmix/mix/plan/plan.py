@@ -19,7 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mdsmix.errors import MixRefused, RecipeError
-from mdsmix.mix.checking import findings
+from mdsmix.foundry_yaml.findings import Finding
+from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, COUNT_UNITS, in_units, is_number
+from mdsmix.mix.check import findings
 from mdsmix.mix.draws import METHODS, World, batching, delivered_in, draws_of, machines_of
 from mdsmix.mix.epoch import StreamInEpoch, epoch_of, in_epoch
 from mdsmix.mix.plan.forecast import forecast
@@ -39,8 +41,6 @@ from mdsmix.mix.plan.steps import (
 from mdsmix.mix.resolve import resolve
 from mdsmix.mix.streams import Loader, Mix
 from mdsmix.table import Estimate, is_known
-from mdsmix.training.findings import Finding
-from mdsmix.training.loader_keys import BYTE_UNITS, COUNT_UNITS, in_units, is_number
 from mdsmix.words import listed
 
 AUTO_FILL = 0.9
