@@ -102,10 +102,12 @@ test-foundry: venv foundry-env minio ## the tests against the real llm-foundry
 
 TODAY_TESTS := encode_* kinds_* convert_chats convert_images mix_checks mix_lock
 TODAY_TORCH := load_rows load_lock load_loader load_resume load_vision processor_proof tokenizers transformers_five
+# Of the slow files among these a test or two.
+TODAY_ONLY := rows or lock or loader or trainer or batch_is or equal_or or tokenizers or five
 
 test-today: venv today-env minio ## today's stack: transformers 5, Python 3.13 or later: 3 minutes
 	.venv-today/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(TODAY_TESTS:%=tests/test_%.py)
-	.venv-today/bin/python -m pytest $(TODAY_TORCH:%=tests/with_torch/test_%.py)
+	.venv-today/bin/python -m pytest $(TODAY_TORCH:%=tests/with_torch/test_%.py) -k '$(TODAY_ONLY)'
 	.venv-today/bin/python -m pytest tests/today
 
 test-docs: venv ## every command block of README and docs/, its output compared: a minute

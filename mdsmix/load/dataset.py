@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path, PurePosixPath
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from streaming import Stream
 from streaming.base.format import FileInfo, Reader
 from streaming.base.hashing import get_hash
 from streaming.base.world import World
+from torch.utils.data import get_worker_info
 
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.foundry_yaml.loader_keys import OtherLoader
@@ -48,12 +51,39 @@ SKIPPED_TWICE = (
     "batches of an epoch: the state skips them too, so they would be skipped twice. Give TrainingArguments(ignore_data_skip=True), "
     "and read batches from what build_loader returned."
 )
+EPOCH_UNKNOWN = (
+    "Another loader that was built around this loader's dataset reads it without a word on the "
+    "epoch, as Trainer of transformers 5 does to skip batches: it would read the first epoch "
+    "again. Keep the loader's state by a callback and give "
+    "TrainingArguments(ignore_data_skip=True) (docs/loading.md), or call set_epoch before."
+)
 BEST_HASH = "best"
 """`validate_hash` when the YAML does not say: the fastest algorithm that every shard of the index
 holds, else none.
 """
 
 FASTEST_FIRST = ("xxh3_64", "xxh128", "xxh3_128", "xxh64", "sha1", "xxh32", "sha256", "md5")
+
+
+def _is_skipped_by_trainer() -> bool:
+    """Check whether Trainer of transformers 5 or later reads a pass to skip its batches.
+
+    It skips them by a loader of accelerate's, and only then calls set_epoch, on that loader.
+    Trainer of transformers 4 calls set_epoch before.
+    """
+    transformers = sys.modules.get("transformers")
+    if transformers is None or "transformers.trainer" not in sys.modules:
+        return False
+    if int(transformers.__version__.partition(".")[0]) < 5:
+        return False
+    if get_worker_info() is not None:
+        return True
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "accelerate.data_loader":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class CheckedStream(Stream):  # type: ignore[misc]
@@ -199,6 +229,8 @@ class MixDataset(ShardKeeper):
     "How many times a place to begin at was given."
     is_resumed = False
     "Whether a state was given."
+    is_epoch_set = False
+    "Whether set_epoch was called, as every other trainer does before it reads an epoch."
 
     def __init__(self, rules: RowRules, **settings: Any):
         super().__init__(**settings)
@@ -209,8 +241,11 @@ class MixDataset(ShardKeeper):
         "Shared with the workers of this rank."
 
     def __iter__(self) -> Iterator[Any]:
-        if self.is_resumed and not self.is_read_by_loader[0]:
-            raise RecipeError(SKIPPED_TWICE)
+        if not self.is_read_by_loader[0]:
+            if self.is_resumed:
+                raise RecipeError(SKIPPED_TWICE)
+            if not self.is_epoch_set and _is_skipped_by_trainer():
+                raise RecipeError(EPOCH_UNKNOWN)
         rows: Iterator[Any] = super().__iter__()
         return rows
 
@@ -291,6 +326,7 @@ class MixDataset(ShardKeeper):
         """Make the next pass that of `epoch`, from its first sample, if it would be an
         earlier one.
         """
+        self.is_epoch_set = True
         if epoch > self.next_epoch:
             self._begin_at(self._place() | {"epoch": epoch, "sample_in_epoch": 0})
 

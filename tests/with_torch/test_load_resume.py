@@ -14,6 +14,7 @@ import accelerate
 import pytest
 import pytorch_lightning as lightning
 import torch
+import transformers
 from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback
 from transformers import TrainingArguments as Arguments
 
@@ -214,9 +215,14 @@ def test_trainer_goes_on(mixed: Any, tmp_path: Path) -> None:
     for step in (7, STEPS, 14, 21):
         begin = saved / f"checkpoint-{step}"
         assert trained(mixed, tmp_path / "more", begin) == whole[step:], step
-    # Trainer's own way reads the batches of the epoch without a state, and passes over them.
+    # Trainer's own way reads the batches of the epoch without a state, and passes over them. That
+    # of transformers 5 reads those of the first epoch, whatever the epoch is.
     without = {"with_state": False, "ignore_data_skip": False}
-    assert trained(mixed, tmp_path / "more", saved / "checkpoint-14", **without) == whole[14:]
+    if transformers.__version__.startswith("4."):
+        assert trained(mixed, tmp_path / "more", saved / "checkpoint-14", **without) == whole[14:]
+    else:
+        with pytest.raises(RecipeError, match="without a word on the epoch"):
+            trained(mixed, tmp_path / "more", saved / "checkpoint-14", **without)
 
 
 def test_trainer_that_would_skip_twice_is_refused(mixed: Any, tmp_path: Path) -> None:

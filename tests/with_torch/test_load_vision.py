@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 import yaml
 from PIL import Image, ImageOps
 from streaming import StreamingDataset
@@ -248,7 +249,8 @@ def test_an_odd_image_is_set_aside_if_a_batch_with_it_would_end_training(
     }
     assert {each["detail"]["image"] for each in bad} == refused
     assert {each["reason"] for each in bad} <= {"image_refused"}
-    assert bool(refused) == (family != "qwen")
+    if transformers.__version__.startswith("4."):  # transformers 5 takes all of them
+        assert bool(refused) == (family != "qwen")
     kept = len(paths) - len(bad)
     loader = build_loader(rendered(recipe), kept)
     rows = [loader.dataset[at] for at in range(kept)]
@@ -256,6 +258,9 @@ def test_an_odd_image_is_set_aside_if_a_batch_with_it_would_end_training(
         assert "pixel_values" in loader.collate_fn(rows[first:] + rows[:first])
 
 
+@pytest.mark.skipif(
+    not transformers.__version__.startswith("4."), reason="transformers 5 takes such an image"
+)
 def test_one_bad_image_of_two_is_one_bad_record(tmp_path: Path, processors: Folders) -> None:
     """By the default of max_bad, and though the processor is tried on the first records."""
     paths = write_drawings(tmp_path / "img", 1, (80, 60))

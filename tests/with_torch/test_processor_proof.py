@@ -43,6 +43,9 @@ UNEQUAL = {
     "lfm2": "of two images side by side Lfm2VlProcessor makes input_ids",
 }
 OF_ONE_IMAGE = ("idefics2", "llava_onevision", "lfm2")
+if not transformers.__version__.startswith("4."):
+    del UNEQUAL["lfm2"]
+    OF_ONE_IMAGE = ("llava_onevision", "lfm2")
 "Processors that are equal on rows of one image."
 
 
@@ -71,6 +74,10 @@ def test_it_is_equal_or_refused(tmp_path: Path, tokenizer_folder: Path, family: 
         encoding = make_encoding(recipe, recipe.streams["see"], tokenizer)
         return difference(of[1], encoding, tokenizer, [])
 
+    if family == "paligemma" and not transformers.__version__.startswith("4."):
+        with pytest.raises(MdsmixError, match="expands neither a boi_token nor an image_token"):
+            found()
+        return
     assert UNEQUAL.get(family, "None") in str(found())
     if family in OF_ONE_IMAGE:
         assert found("streams.see.images.max_images=1") is None

@@ -65,6 +65,8 @@ def test_a_processor_is_the_same(family: str, tmp_path: Path, processors: Folder
     saved = five.card()["files"]
     assert "preprocessor_config.json" in saved, "so that a loader opens it by any transformers 4"
     assert {path.name for path in new.iterdir()} == before, "the user's folder stays as it is"
+    if not (folder / "preprocessor_config.json").exists():  # made by transformers 5
+        return
     with readable_folder(str(new)) as copy:
         settings = _read(Path(copy.name) / "preprocessor_config.json")
         assert settings == _read(folder / "preprocessor_config.json")
