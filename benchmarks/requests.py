@@ -27,8 +27,8 @@ import orjson
 import pytest
 
 from benchmarks.finished import finish_units
-from mdsmix.mix.check import findings
-from mdsmix.mix.resolve import resolve
+from mdsmix.mix.check import run_checks
+from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.storage import locate
 from tests.converting import documents, run_recipe, windows, write_jsonl, write_recipe
 from tests.corpus import train_tokenizer
@@ -71,7 +71,7 @@ def check(bench: Bench, n: int) -> Counted:
     recipe = bench.recipe(bench.streams(n))
     run_recipe(recipe)
     with counted(bench.proxy) as found:
-        findings(resolve([str(recipe)]))
+        run_checks(resolve_mix([str(recipe)]))
     return found
 
 
@@ -79,7 +79,7 @@ def check_versioned(bench: Bench, n: int) -> Counted:
     recipe = bench.recipe(bench.streams(n), publish="versioned")
     run_recipe(recipe)
     with counted(bench.proxy) as found:
-        findings(resolve([str(recipe)]))
+        run_checks(resolve_mix([str(recipe)]))
     return found
 
 

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from mdsmix.kinds import open_recipe
-from mdsmix.mix.check import with_bytes_read
-from mdsmix.mix.resolve import mix_of, mix_of_recipe
-from mdsmix.mix.streams import Mix
+from mdsmix.mix.check import verify_streams
+from mdsmix.mix.streams.mix import Mix
+from mdsmix.mix.streams.resolve import make_mix, make_recipe_mix
 from mdsmix.shards.counts import Records
 from mdsmix.shards.published import StreamFault
 from mdsmix.storage import locate
@@ -100,7 +100,7 @@ def loaded(home: Path, name: str, *sorts: Sort, loader: Any = (), top: Any = (),
     section["dataset"] = {k: v for k, v in keys.items() if v is not ...}
     section = {k: v for k, v in section.items() if v is not ...}
     config = {"max_seq_len": LENGTH, "train_loader": section} | dict(top)
-    return replace(mix_of(config, "train.yaml"), tokenizer=CARD)
+    return replace(make_mix(config, "train.yaml"), tokenizer=CARD)
 
 
 own = partial(loaded, "mdsmix")
@@ -127,7 +127,7 @@ def converted_by(home: Path, source: bytes | None = b"", **keys: Any) -> Mix:
     path = home / "recipe.yaml"
     path.write_text(json.dumps(tree))
     recipe = open_recipe(path)
-    made = mix_of_recipe(recipe, str(path), may_estimate=False)
+    made = make_recipe_mix(recipe, str(path), may_estimate=False)
     return replace(made, opened=hand.TOKENIZER, tokenizer=CARD)
 
 
@@ -288,7 +288,7 @@ def bad(count: int, **records: Any) -> Make:
 @at_home
 def read_through(home: Path, make: Make, *in_transit: StreamFault) -> Mix:
     """Every byte of its streams is read, of which some came damaged once."""
-    mix = with_bytes_read(make(home), Told())
+    mix = verify_streams(make(home), Told())
     found = {url: replace(each, in_transit=in_transit) for url, each in mix.verified.items()}
     return replace(mix, verified=found)
 

@@ -15,7 +15,7 @@ import pytest
 from mdsmix.convert.garbage import find_garbage
 from mdsmix.convert.run import Outcome
 from mdsmix.errors import Unreachable
-from mdsmix.mix.resolve import resolve
+from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.shards.published import find_published, versions
 from mdsmix.storage import locate
 from tests.converting import Web, documents, done, files, flip, mdsmix, refused, times, write_recipe
@@ -74,7 +74,7 @@ def test_everything_that_reads_a_stream_finds_the_current_version(web: Web, seco
     train = web.train
     for place in (train.parent, train, second):
         assert find_published(locate(place)) == locate(second)
-        (stream,) = resolve([str(place)]).streams
+        (stream,) = resolve_mix([str(place)]).streams
         assert stream.folder == locate(second)
         assert stream.trusted_manifest is not None
         assert done("verify", place).out.startswith(f"{second}: ")
@@ -85,7 +85,7 @@ def test_everything_that_reads_a_stream_finds_the_current_version(web: Web, seco
         mixing.mkdir()
         loader, streams = {"name": "text"}, {"old": {"local": str(place)}}
         recipe = write_recipe(mixing, web.tokenizer, streams=streams, train_loader=loader)
-        (read,) = resolve([str(recipe)]).streams
+        (read,) = resolve_mix([str(recipe)]).streams
         assert read.settings == {"local": str(train.parent), "split": second.name}
 
 
@@ -96,15 +96,15 @@ def test_what_is_rendered_reads_the_version(web: Web) -> None:
     cached = {"local": f"/cache/web-{first.name[-8:]}", "remote": str(stream), "split": first.name}
     elsewhere = [f"remote={web.out}", "local=/cache"]
     for given, settings in (([], local), (elsewhere, cached)):
-        assert resolve([str(web.recipe), *given]).streams[0].settings == settings
+        assert resolve_mix([str(web.recipe), *given]).streams[0].settings == settings
     rendered = web.folder / "train.yaml"
     done("render-yaml", web.recipe, "-o", rendered)
     publish(web, OTHER)
-    (read,) = resolve([str(rendered)]).streams
+    (read,) = resolve_mix([str(rendered)]).streams
     assert read.folder == locate(first), "what was rendered before stays what it was"
     rendered.write_text(rendered.read_text().replace(first.name, "train"))
     with pytest.raises(Unreachable, match=r"no index\.json; correct its split, train-[0-9a-f]{8}"):
-        resolve([str(rendered)])
+        resolve_mix([str(rendered)])
 
 
 def test_the_current_version_is_repaired_and_an_older_one_refused(web: Web, second: Path) -> None:

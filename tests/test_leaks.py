@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.leaks.audit import Scanned, _around, leaks_of, longest_shared
-from mdsmix.leaks.evaluation_grams import LENGTH, Items, hashes
+from mdsmix.leaks.audit import ScannedStream, _around, find_longest_shared, rank_leaks
+from mdsmix.leaks.evaluation_grams import LENGTH, EvalSamples, hash_grams
 from mdsmix.ragged import Ragged
 from tests.alarm import at_most
 from tests.converting import Web, chats, documents, done, mdsmix, samples, tokens
@@ -41,11 +41,11 @@ def grams(row: list[int]) -> set[tuple[int, ...]]:
     return {tuple(row[i : i + LENGTH]) for i in range(len(row) - LENGTH + 1)}
 
 
-def made(rows: Rows, common: int = 0) -> Items:
-    return Items(Ragged.of(rows, "int64"), [0], common)
+def made(rows: Rows, common: int = 0) -> EvalSamples:
+    return EvalSamples(Ragged.of(rows, "int64"), [0], common)
 
 
-def found_in(items: Items, training: Rows) -> Any:
+def found_in(items: EvalSamples, training: Rows) -> Any:
     """(grams of the items, samples) of all that is shared."""
     return items.find(Ragged.of(training, "uint16"))
 
@@ -68,7 +68,7 @@ def test_found_is_just_what_sets_of_tuples_share(evals: Rows, training: Rows, co
     items = made(evals, common)
     times = Counter(gram for row in evals for gram in grams(row))
     usable = {gram for gram, n in times.items() if not common or n <= common}
-    known = {int(hashes(np.array(gram))[0]): gram for gram in times}
+    known = {int(hash_grams(np.array(gram))[0]): gram for gram in times}
     name = [known[number] for number in items.hashes.tolist()]
     assert (len(name), set(name)) == (len(usable), usable)
     assert items.left_out == len(times) - len(usable)
@@ -88,8 +88,8 @@ def test_the_longest_run_of_two_long_rows_is_found_soon_and_what_is_around_it() 
     other = np.arange(len(its))
     other[7000:7100], other[9000:9200] = mine[:100], mine[15_000:15_200]
     with at_most(8):
-        assert longest_shared(mine, its) == (0, 0, 15_001)
-        assert longest_shared(mine, other) == (15_000, 9000, 200)
+        assert find_longest_shared(mine, its) == (0, 0, 15_001)
+        assert find_longest_shared(mine, other) == (15_000, 9000, 200)
 
 
 @settings(max_examples=20)
@@ -104,10 +104,10 @@ def test_leaks_are_counted_sorted_and_shown_as_sets_have_it(evals: Rows, trainin
         if times:
             expected.append((-times / len(mine), -times, n, [(at, -k) for k, at in counts[:3]]))
     for mine, its in product(evals, training):
-        begin, there, length = longest_shared(np.array(mine, int), np.array(its, int))
+        begin, there, length = find_longest_shared(np.array(mine, int), np.array(its, int))
         assert mine[begin : begin + length] == its[there : there + length]
         assert (length >= LENGTH) == bool(grams(mine) & grams(its))
-    leaks = leaks_of(items, [Scanned(0, 0, *found)])
+    leaks = rank_leaks(items, [ScannedStream(0, 0, *found)])
     assert [(-e.share, -e.found, e.item, [(w.sample, w.grams) for w in e.places]) for e in leaks] == sorted(expected)  # fmt: skip
 
 

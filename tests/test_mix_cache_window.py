@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mdsmix.mix.cache_window import CachedStream, Window, cache_need
-from mdsmix.mix.draws import World
+from mdsmix.mix.epoch.cache_window import CachedStream, Window, compute_cache_need
+from mdsmix.mix.epoch.draws import World
 
 INDEX = 50
 
@@ -64,5 +64,5 @@ CASES: list[tuple[CachedStream, World, dict[str, Any], int, int]] = [
 def test_the_limit_holds_the_shards_of_the_window(
     of: CachedStream, world: World, settings: dict[str, Any], shards: int, held: int
 ) -> None:
-    need = cache_need([of], INDEX, Window(world=world, **settings))
+    need = compute_cache_need([of], INDEX, Window(world=world, **settings))
     assert (need.shards, need.bytes - INDEX) == (shards, held)

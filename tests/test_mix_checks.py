@@ -16,10 +16,10 @@ from mdsmix.encode import pretrained as looks
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.findings import CHECKS, Finding
 from mdsmix.mix import check as check_module
-from mdsmix.mix.check import findings, is_refused
+from mdsmix.mix.check import is_refused, run_checks
 from mdsmix.mix.checks import conversion
-from mdsmix.mix.epoch import epoch_of
-from mdsmix.mix.resolve import mix_of_streams
+from mdsmix.mix.epoch.figures import measure_epoch
+from mdsmix.mix.streams.resolve import make_stream_mix
 from mdsmix.shards.manifest import MANIFEST
 from mdsmix.shards.published import StreamFault
 
@@ -335,8 +335,8 @@ def ids(found: list[Finding], severity: str = "") -> set[str]:
 def told(make: Make, home: Path, id: str) -> list[Finding]:
     """What that check says."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check_module, "checks", lambda: [CHECKS[id]])
-        return findings(make(home))
+        patch.setattr(check_module, "list_checks", lambda: [CHECKS[id]])
+        return run_checks(make(home))
 
 
 @pytest.fixture(autouse=True)
@@ -347,7 +347,9 @@ def _nothing_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_check_fires_on_what_is_wrong_and_on_nothing_else(tmp_path: Path) -> None:
-    assert CASES.keys() == {check.id for check in check_module.checks()}, "every check has a case"
+    assert CASES.keys() == {check.id for check in check_module.list_checks()}, (
+        "every check has a case"
+    )
     for id, (wrong, right) in CASES.items():
         found = told(wrong, tmp_path / id / "wrong", id)
         assert found, f"{id} did not fire"
@@ -359,7 +361,7 @@ def test_each_check_fires_on_what_is_wrong_and_on_nothing_else(tmp_path: Path) -
 
 def test_all_is_found_and_said_with_its_numbers(tmp_path: Path) -> None:
     for number, (make, expected, words) in enumerate(MORE):
-        found = findings(make(tmp_path / str(number)))
+        found = run_checks(make(tmp_path / str(number)))
         assert ids(found) == set(expected.split()), number
         assert words in "\n".join(map(str, found)), number
 
@@ -372,21 +374,21 @@ def test_images_fit_processor_and_length(tmp_path: Path, monkeypatch: pytest.Mon
         found = (given * 32, None) if given else None
         monkeypatch.setattr(conversion, "processor_of", lambda *_, found=found: found)
         see = SEES(card=OF_TURNS | MESSAGES | {"images": images, "max_seq_len": length * LENGTH})
-        told = ids(findings(own(see, processor="p")(tmp_path / str(number))))
+        told = ids(run_checks(own(see, processor="p")(tmp_path / str(number))))
         assert [id[7:] for id in told if id.startswith("images-")] == said, number
 
 
 def test_packed_streams_alone_are_looked_at_as_their_loader_reads_them(tmp_path: Path) -> None:
     folders = [sort.at(tmp_path)["local"] for sort in (PACKS, WEB)]
-    assert not ids(findings(mix_of_streams(folders)), "error")
+    assert not ids(run_checks(make_stream_mix(folders)), "error")
     other = PACKS("other", card=PACK | {"target_responses": "all"}).at(tmp_path)["local"]
-    assert ids(findings(mix_of_streams([*folders, other])), "error") == {"targets-packed"}
+    assert ids(run_checks(make_stream_mix([*folders, other])), "error") == {"targets-packed"}
 
 
 def test_streams_of_other_tools_are_read_from_index_and_first_samples(tmp_path: Path) -> None:
     in_bytes = replace(INT32, name="b", row={"tokens": (9).to_bytes(8, "little") * LENGTH})
     for sort in (DOCS("a", card=None), in_bytes, TEXT):
-        assert not is_refused(findings(text(sort)(tmp_path)))
+        assert not is_refused(run_checks(text(sort)(tmp_path)))
     beyond = replace(in_bytes, row={"tokens": CARD.vocab_size.to_bytes(8, "little") * LENGTH})
     assert told(text(beyond), tmp_path, "tokens-dtype")
     long = replace(DOCS, row={"tokens": list(range(5, 5 + LENGTH + 1))}, how=THEIRS)
@@ -394,5 +396,5 @@ def test_streams_of_other_tools_are_read_from_index_and_first_samples(tmp_path: 
 
 
 def test_what_the_loader_cuts_is_no_token_of_the_epoch(tmp_path: Path) -> None:
-    assert epoch_of(finetuning(CUT)(tmp_path).train)[0].tokens == 144
+    assert measure_epoch(finetuning(CUT)(tmp_path).train)[0].tokens == 144
     assert not told(text(CUT), tmp_path, "rows-cut"), "that loader reads none of it"

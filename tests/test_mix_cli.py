@@ -19,8 +19,8 @@ import yaml
 
 from mdsmix.encode import pretrained
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.mix.check import findings, report, verdict
-from mdsmix.mix.resolve import mix_of, resolve
+from mdsmix.mix.check import describe_verdict, make_report, run_checks
+from mdsmix.mix.streams.resolve import make_mix, resolve_mix
 from mdsmix.report.named_streams import named_streams
 from tests import published as hand
 from tests.converting import done, mdsmix
@@ -56,7 +56,7 @@ def test_a_target_is_folder_split_or_index(streams: Path, monkeypatch: pytest.Mo
     shutil.copytree(streams / "web", streams / "elsewhere" / "web")
     monkeypatch.chdir(streams)
     for targets in (["web", "chat/train"], ["web/train/index.json", "flat"], ["flat/index.json"]):
-        assert [s.name for s in resolve(targets).streams] == targets
+        assert [s.name for s in resolve_mix(targets).streams] == targets
     shutil.copytree(streams / "web/train", streams / "elsewhere/web/val")
     assert [s.url for s in named_streams(["elsewhere", "flat"])] == ["elsewhere/web/train", "flat"]
 
@@ -310,8 +310,8 @@ def is_answered(config: Any) -> bool:
     defect.
     """
     try:
-        found = findings(mix := mix_of(config, "x"))
-        return bool(report(mix, found)) and "\n" not in verdict(mix, found)
+        found = run_checks(mix := make_mix(config, "x"))
+        return bool(make_report(mix, found)) and "\n" not in describe_verdict(mix, found)
     except MdsmixError as refusal:
         return "\n" not in str(refusal)
 
@@ -340,4 +340,4 @@ def test_a_recipes_dataset_that_holds_no_keys_is_refused(home: Path) -> None:
     recipe = str(write_mix(home, "web", "chat"))
     for value in ("5", "[1]", "x"):
         with pytest.raises(RecipeError, match=r"train_loader\.dataset is .* must hold keys"):
-            resolve([recipe, f"train_loader.dataset={value}"])
+            resolve_mix([recipe, f"train_loader.dataset={value}"])

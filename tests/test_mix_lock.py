@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from mdsmix.foundry_yaml.lock import LoaderLock, Lock, locked_stream, parse_lock
-from mdsmix.mix.lock_check import TRAIN, compared, lock_of
-from mdsmix.mix.resolve import resolve
+from mdsmix.foundry_yaml.lock import LoaderLock, Lock, lock_stream, parse_lock
+from mdsmix.mix.lock_check import TRAIN, compare_locks, make_lock
+from mdsmix.mix.streams.resolve import resolve_mix
 from tests.converting import Answer, Web, documents, done, mdsmix, pairs
 
 
@@ -50,7 +50,7 @@ class Lab(Web):
         for key, value in changes.items():
             OmegaConf.update(tree, key.replace("__", "."), value, force_add=True)
         other.write_text(OmegaConf.to_yaml(tree))
-        return lock_of(resolve([str(other)]))
+        return make_lock(resolve_mix([str(other)]))
 
     @property
     def locked(self) -> Lock:
@@ -124,25 +124,25 @@ CHANGES: tuple[tuple[dict[str, Any], str], ...] = (
 
 def test_what_decides_the_samples_is_locked_and_nothing_else(rendered: Lab) -> None:
     for change, said in CHANGES:
-        found, _ = compared(rendered.locked, rendered.now(**change))
+        found, _ = compare_locks(rendered.locked, rendered.now(**change))
         told = [each.message for each in found if each.id == "lock-differs"]
         assert [said in each for each in told] == [True] * bool(said), change
     eight, four = (rendered.now(global_train_batch_size=batch) for batch in (8, 4))
-    assert "batch was 8 and is 4" in compared(eight, four)[0][0].message
-    assert not compared(rendered.locked, eight)[0], "it was not known"
+    assert "batch was 8 and is 4" in compare_locks(eight, four)[0][0].message
+    assert not compare_locks(rendered.locked, eight)[0], "it was not known"
 
 
 def locked(drawn: int, shards: str = "a3") -> LoaderLock:
     """Of a stream of these shards, each by its content and its samples."""
     held = [(int(n), "", 0, {"xxh64": content}) for content, n in shards.split()]
-    return LoaderLock(streams=[locked_stream("web", drawn, held)])
+    return LoaderLock(streams=[lock_stream("web", drawn, held)])
 
 
 def test_what_differs_is_an_error_where_it_is_trained_on_and_not_accepted() -> None:
     was = Lock(loaders={TRAIN: locked(3)})
     now = Lock(loaders={TRAIN: locked(4), "eval_loader more": locked(3)})
     for is_accepted, severity in ((False, "error"), (True, "warning")):
-        findings, table = compared(was, now, is_accepted)
+        findings, table = compare_locks(was, now, is_accepted)
         found = [(each.id, each.severity) for each in findings]
         assert found == [("lock-differs", severity), ("lock-eval-differs", "warning")]
         assert [row[2] for row in table.rows] == ["not as planned", "not as planned"]

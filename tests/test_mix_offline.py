@@ -20,7 +20,12 @@ import numpy as np
 import pytest
 
 from mdsmix.mix.offline import drawn_samples, mix_plan, mix_streams
-from mdsmix.mix.offline.drawn_samples import copies_of, count, random_keys, seed_of
+from mdsmix.mix.offline.drawn_samples import (
+    count_samples,
+    derive_seed,
+    draw_copies,
+    make_random_keys,
+)
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.index import read_index
 from mdsmix.shards.lease import lease
@@ -36,7 +41,7 @@ TEXT, FINETUNING = ({"train_loader": {"name": name}} for name in ("text", "finet
 
 @pytest.fixture(autouse=True)
 def _known_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mdsmix.mix.resolve._tokenizer", lambda *_: (hand.TOKENIZER, None))
+    monkeypatch.setattr("mdsmix.mix.streams.resolve._tokenizer", lambda *_: (hand.TOKENIZER, None))
 
 
 def concat_rows(n: int, first: int = 2) -> list[dict[str, Any]]:
@@ -166,7 +171,7 @@ def test_what_was_not_drawn_is_in_no_total(tmp_path: Path) -> None:
     [shard] = read_index(place).shards
     tokens, card = tokens_of(shard, read_whole(place, shard)), manifest_of(place.url)
     copies = map(np.array, ([0, 0, 0], [2, 0, 1], [2, 3, 1]))
-    nothing, found, longest = (count(tokens, each, card) for each in copies)
+    nothing, found, longest = (count_samples(tokens, each, card) for each in copies)
     assert (found.samples, found.tokens, found.largest_id, found.longest) == (3, 10, 7, 4)
     # The loader appends an EOS to each response, which is trained.
     assert (found.loss_tokens, found.lengths) == (2 * 4 + 2, {"2^2": 2, "2^1": 1})
@@ -337,9 +342,9 @@ def test_who_lost_the_lease_publishes_nothing(two: Path, monkeypatch: pytest.Mon
 
 def test_a_draw_takes_the_smallest_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mdsmix.mix.offline.drawn_samples.BLOCK", 64)
-    seed = seed_of(1, "x")
+    seed = derive_seed(1, "x")
     for more in (0, 1, 500, 999):
-        copies = np.concatenate([*copies_of([300, 700], 2000 + more, seed)])
-        smallest = np.argsort(random_keys(seed, 0, 1000))[:more]
+        copies = np.concatenate([*draw_copies([300, 700], 2000 + more, seed)])
+        smallest = np.argsort(make_random_keys(seed, 0, 1000))[:more]
         assert set(np.flatnonzero(copies == 3)) == set(smallest)
         assert copies.sum() == 2000 + more

@@ -18,9 +18,9 @@ import pytest
 
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.kinds import open_recipe
-from mdsmix.mix.epoch import epoch_of, epoch_table
+from mdsmix.mix.epoch.figures import make_epoch_table, measure_epoch
 from mdsmix.mix.plan import forecast
-from mdsmix.mix.plan.plan import Plan, PlanOptions, figures, make_plan, resolve_for_plan
+from mdsmix.mix.plan.plan import Plan, PlanOptions, list_figures, make_plan, resolve_for_plan
 from mdsmix.sources import unit_plan
 from mdsmix.table import Estimate, as_json, is_known
 from tests.converting import Web, documents, done, manifest_of, mdsmix, pairs, refused, run_recipe
@@ -68,7 +68,7 @@ def test_a_stream_of_full_rows_is_exact_throughout(tmp_path: Path) -> None:
     assert (plan.step.tokens, plan.step.trained) == (8 * 8, 8 * 7)
     assert (plan.run.steps, plan.run.tokens) == (math.ceil(1000 / 64), 16 * 64)
     assert web.passes == pytest.approx(16 / 3)
-    guessed = [path for path, each in figures(asdict(plan)) if not exact(each)]
+    guessed = [path for path, each in list_figures(asdict(plan)) if not exact(each)]
     assert guessed == ["run.hours"], "which nobody gave"
 
 
@@ -141,7 +141,7 @@ PLANNED: list[tuple[dict[str, Any], dict[str, Any], dict[str, float]]] = [
 
 def test_a_run_comes_to_what_is_worked_out_by_hand(tmp_path: Path) -> None:
     for settings, asked, expected in PLANNED:
-        found = dict(figures(asdict(_plan(_yaml(tmp_path, **settings), **asked))))
+        found = dict(list_figures(asdict(_plan(_yaml(tmp_path, **settings), **asked))))
         seen = {key: float(found[key if "." in key else f"run.{key}"]) for key in expected}
         assert seen == pytest.approx(expected), (settings, asked)
 
@@ -203,9 +203,9 @@ def test_where_the_loader_tokenizes_neither_tokens_nor_shares_are_known(tmp_path
         _plan(_yaml(tmp_path, stream=raw), tokens="1B")
     both = (("raw", raw), ("web", {"local": str(tmp_path / "web")}))
     streams = {name: place | {"split": "train"} for name, place in both}
-    epoch = epoch_of(resolve_for_plan([_yaml(tmp_path, dataset={"streams": streams})]).train)
+    epoch = measure_epoch(resolve_for_plan([_yaml(tmp_path, dataset={"streams": streams})]).train)
     assert [(each.drawn, is_known(each.tokens)) for each in epoch] == [(10, False), (30, True)]
-    rows = as_json(epoch_table(epoch))["rows"]
+    rows = as_json(make_epoch_table(epoch))["rows"]
     shares = [(row["share_of_samples"], row["share_of_tokens"]) for row in rows]
     assert shares == [(0.25, None), (0.75, None)]
 
@@ -238,7 +238,7 @@ CORPUS = [{"text": "word " * int(DRAW.integers(1, 9) * (1 + n // 400))} for n in
 
 def _surveyed(recipe: Path, name: str = "web", *overrides: str) -> tuple[Any, str]:
     opened = open_recipe(recipe, overrides)
-    return forecast.forecast(opened, opened.streams[name])
+    return forecast.forecast_stream(opened, opened.streams[name])
 
 
 def test_a_survey_comes_near_what_is_counted(web: Web) -> None:

@@ -16,11 +16,11 @@ from omegaconf import OmegaConf
 
 from mdsmix.encode import pretrained
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.foundry_yaml.training_yaml import unresolved
-from mdsmix.mix.check import findings, is_refused
-from mdsmix.mix.into import set_into, without_head
-from mdsmix.mix.render import render, require_place, write
-from mdsmix.mix.streams import Mix
+from mdsmix.foundry_yaml.training_yaml import read_unresolved
+from mdsmix.mix.check import is_refused, run_checks
+from mdsmix.mix.render.render import render_recipe, require_writable, write_yaml
+from mdsmix.mix.render.set_into import set_sections, strip_head
+from mdsmix.mix.streams.mix import Mix
 from tests import published as hand
 from tests.published import LENGTH, SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish, write_mix
 
@@ -29,7 +29,7 @@ TREE = {"max_seq_len": 16, "tokenizer": {"name": "new"}, "train_loader": {"name"
 
 def became(text: str, tree: Any = TREE) -> str:
     """The config with the sections of the tree set into it."""
-    return set_into(text, unresolved(text, "x.yaml"), tree, "x.yaml")[0]
+    return set_sections(text, read_unresolved(text, "x.yaml"), tree, "x.yaml")[0]
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def rendered(home: Path, into: Path | None = None, **changes: Any) -> tuple[Mix,
         "mix": {"web": {"repeat": 0.5}},
         "train_loader": {"num_workers": 0, "dataset": {"packing_ratio": 2.0}},
     }
-    return render(str(write_mix(home, **recipe | changes)), [], str(into) if into else None)
+    return render_recipe(str(write_mix(home, **recipe | changes)), [], str(into) if into else None)
 
 
 def resolved(text: str) -> Any:
@@ -94,7 +94,7 @@ def test_the_rendered_file_is_this_one_and_passes_the_check(home: Path) -> None:
     tree |= {"train_loader": loader | NO_WORKERS, "eval_loader": [evals | NO_WORKERS]}
     mix, text = rendered(home)
     assert text == HEAD + yaml.safe_dump(tree, sort_keys=False)
-    assert not is_refused(findings(mix))
+    assert not is_refused(run_checks(mix))
     assert rendered(home)[1] == text
 
 
@@ -103,7 +103,7 @@ def test_the_loader_of_this_package_is_rendered_for_training_and_evaluation(home
     dataset = {"eos_token_id": 0, "shuffle": True, "epoch_size": 9}
     loader = {"name": "mdsmix", "accept_changed": True, "dataset": dataset}
     mix, text = rendered(home, streams=streams, mix={}, train_loader=loader)
-    assert {f.id for f in findings(mix)} == {"changed-accepted"}
+    assert {f.id for f in run_checks(mix)} == {"changed-accepted"}
     train, held = resolved(text)["train_loader"], resolved(text)["eval_loader"][0]
     assert (train["name"], train["accept_changed"]) == ("mdsmix", True)
     assert (held["name"], "accept_changed" in held) == ("mdsmix", False)
@@ -176,7 +176,7 @@ def into(home: Path, text: str, **changes: Any) -> tuple[str, Any]:
     config = home / "config.yaml"
     config.write_text(text)
     made = rendered(home, config, **changes)[1]
-    return without_head(made), resolved(made)
+    return strip_head(made), resolved(made)
 
 
 def test_into_keeps_comments_and_what_the_recipe_does_not_name(home: Path) -> None:
@@ -200,7 +200,7 @@ def test_into_keeps_comments_and_what_the_recipe_does_not_name(home: Path) -> No
     alone = resolved(rendered(home, **packed)[1])
     assert (config["tokenizer"], config["max_seq_len"]) == (alone["tokenizer"], LENGTH)
     mix, _ = rendered(home, home / "config.yaml", **packed)
-    assert "eos_token_id" in str([f for f in findings(mix) if f.id == "key-rejected"])
+    assert "eos_token_id" in str([f for f in run_checks(mix) if f.id == "key-rejected"])
     assert into(home, text, **packed)[0] == text, "set into once more it stays"
 
 
@@ -289,11 +289,11 @@ def test_what_cannot_be_written_into_is_left_alone() -> None:
 def test_a_symlink_is_followed_the_mode_kept_and_a_fifo_stays_one(tmp_path: Path) -> None:
     real, link = tmp_path / "real.yaml", tmp_path / "link.yaml"
     link.symlink_to("real.yaml")
-    write(str(link), "of a file that was not there")
+    write_yaml(str(link), "of a file that was not there")
     (tmp_path / "other").touch()
     assert real.stat().st_mode == (tmp_path / "other").stat().st_mode
     real.chmod(0o640)
-    write(str(link), "new")
+    write_yaml(str(link), "new")
     assert (link.is_symlink(), real.read_text()) == (True, "new")
     assert real.stat().st_mode & 0o777 == 0o640
     assert sorted(os.listdir(tmp_path)) == ["link.yaml", "other", "real.yaml"]
@@ -301,20 +301,20 @@ def test_a_symlink_is_followed_the_mode_kept_and_a_fifo_stays_one(tmp_path: Path
     os.mkfifo(fifo)
     reader = threading.Thread(target=lambda: got.append(fifo.read_text()), daemon=True)
     reader.start()
-    write(str(fifo), "new" * 100_000)
+    write_yaml(str(fifo), "new" * 100_000)
     reader.join()
     assert (got, fifo.is_fifo()) == (["new" * 100_000], True)
 
 
 def test_what_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (tmp_path / "no/x.yaml", tmp_path):
-        for refuse in (require_place, lambda place: write(place, "new")):
+        for refuse in (require_writable, lambda place: write_yaml(place, "new")):
             with pytest.raises(RecipeError, match="it is a folder, or there is no folder"):
                 refuse(str(place))
     target = tmp_path / "x.yaml"
     target.write_text("old")
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(Unreachable, match="the disk is full"):
-        write(str(target), "new")
+        write_yaml(str(target), "new")
     assert target.read_text() == "old"
     assert os.listdir(tmp_path) == ["x.yaml"]

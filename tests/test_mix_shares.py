@@ -20,9 +20,15 @@ from hypothesis import strategies as st
 
 from mdsmix.encode import pretrained
 from mdsmix.errors import MixRefused
-from mdsmix.mix.apportion import Shares, StreamShare, asked, ideals, rounded
-from mdsmix.mix.check import findings
-from mdsmix.mix.resolve import resolve
+from mdsmix.mix.check import run_checks
+from mdsmix.mix.epoch.apportion import (
+    Shares,
+    StreamShare,
+    compute_ideal_samples,
+    round_to_whole,
+    set_asked_shares,
+)
+from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.recipe.amounts import Budget
 from tests import published as hand
 from tests.converting import done, mdsmix
@@ -46,7 +52,7 @@ STREAMS = st.builds(
 )
 "A stream of 1 to 10^6 samples of 1 to 4,096 tokens on average, with a share."
 MIXES = st.lists(STREAMS, min_size=1, max_size=5).map(
-    lambda parts: asked([replace(part, stream=f"s{i}") for i, part in enumerate(parts)])
+    lambda parts: set_asked_shares([replace(part, stream=f"s{i}") for i, part in enumerate(parts)])
 )
 AMOUNTS = st.fractions(1, 10**12, max_denominator=100)
 
@@ -54,7 +60,7 @@ AMOUNTS = st.fractions(1, 10**12, max_denominator=100)
 @FEW
 @given(PARTS)
 def test_rounding_is_by_largest_remainder(ideal: list[Fraction]) -> None:
-    whole = rounded(ideal)
+    whole = round_to_whole(ideal)
     assert abs(sum(whole) - sum(ideal)) <= HALF
     remainders: dict[int, list[Fraction]] = {0: [], 1: []}
     for n, exact in zip(whole, ideal, strict=True):
@@ -63,26 +69,26 @@ def test_rounding_is_by_largest_remainder(ideal: list[Fraction]) -> None:
 
 
 def test_of_equal_remainders_the_first_is_rounded_up_and_an_absolute_count_for_itself() -> None:
-    assert rounded([HALF, HALF]) == [1, 0]
-    assert rounded([HALF]) == rounded([HALF], is_absolute=True) == [1]
-    assert rounded([Fraction(1, 3)] * 3, is_absolute=True) == [0, 0, 0]
+    assert round_to_whole([HALF, HALF]) == [1, 0]
+    assert round_to_whole([HALF]) == round_to_whole([HALF], is_absolute=True) == [1]
+    assert round_to_whole([Fraction(1, 3)] * 3, is_absolute=True) == [0, 0, 0]
 
 
 @FEW
 @given(MIXES, AMOUNTS)
 def test_an_epoch_of_a_budget_holds_it_in_the_shares_asked(parts: Shares, budget: Fraction) -> None:
-    ideal = ideals(parts, Budget(amount=budget, unit="tokens"))
+    ideal = compute_ideal_samples(parts, Budget(amount=budget, unit="tokens"))
     assert sum(part.asked for part in parts) == 1
     assert sum(n * part.budgeted for n, part in zip(ideal, parts, strict=True)) == budget
     held = [n * part.counted for n, part in zip(ideal, parts, strict=True)]
     assert [each / sum(held) for each in held] == [part.asked for part in parts]
-    assert all(abs(n - x) < 1 for n, x in zip(rounded(ideal), ideal, strict=True))
+    assert all(abs(n - x) < 1 for n, x in zip(round_to_whole(ideal), ideal, strict=True))
 
 
 @FEW
 @given(MIXES, st.integers(1, 20))
 def test_temperature_flattens_and_keeps_the_order(found: Shares, degrees: int) -> None:
-    parts = asked([replace(part, written=None) for part in found], Fraction(degrees))
+    parts = set_asked_shares([replace(part, written=None) for part in found], Fraction(degrees))
     assert abs(float(sum(part.asked for part in parts) - 1)) < 1e-30
     largest = max(parts, key=lambda part: part.size)
     for one in parts:
@@ -94,7 +100,10 @@ def test_temperature_flattens_and_keeps_the_order(found: Shares, degrees: int) -
 def test_what_written_shares_leave_goes_by_size_to_the_others() -> None:
     def shares(*written: Fraction | None) -> list[Fraction]:
         sizes = zip((10, 30, 5), written, strict=True)
-        return [p.asked for p in asked([stream(n, Fraction(2), Fraction(1), w) for n, w in sizes])]
+        return [
+            p.asked
+            for p in set_asked_shares([stream(n, Fraction(2), Fraction(1), w) for n, w in sizes])
+        ]
 
     zero = Fraction(0)
     assert shares(None, None, Fraction(3, 5)) == [Fraction(n, 10) for n in (1, 3, 6)]
@@ -139,7 +148,7 @@ def write(home: Path, *streams: str, **keys: Any) -> str:
 
 
 def chosen(path: str, may_estimate: bool = False) -> dict[str, int]:
-    mix = resolve([path], may_estimate)
+    mix = resolve_mix([path], may_estimate)
     assert [s.weight for s in mix.train.streams] == [{"choose": p.choose} for p in mix.shares.parts]
     held = [part.choose * part.counted for part in mix.shares.parts]
     reached = [part.reached for part in mix.shares.parts]
@@ -167,8 +176,8 @@ def test_shares_become_the_counts_worked_by_hand(home: Path) -> None:
         assert chosen(path) == {"web": web, "chat": chat}, keys
     shorter = write(home, "web", mix={}, budget="1 pass of web", max_seq_len=LENGTH // 2)
     assert chosen(shorter) == {"web": 4000}, "rows of one length are counted at any"
-    meant = resolve([write(home, mix={"chat": {"share": 0}})])
-    assert not [f for f in findings(meant) if f.id == "weights-off"]
+    meant = resolve_mix([write(home, mix={"chat": {"share": 0}})])
+    assert not [f for f in run_checks(meant) if f.id == "weights-off"]
 
 
 def test_the_shares_are_rendered_shown_and_told(home: Path) -> None:
@@ -235,7 +244,7 @@ def test_what_was_counted_for_another_length_is_not_taken_for_counted(home: Path
         path = write(home, "long", mix={}, count=count, budget="3 passes of long")
         publish(home / "long", TURNS, TALK, card=long | totals(1, **counts))
         with pytest.raises(MixRefused, match=f"the {count} of long were not counted"):
-            resolve([path])
+            resolve_mix([path])
         publish(home / "long", TURNS, TALK, card=long | totals(1))
         assert chosen(path) == {"long": 12}, "no sample is longer than the shorter length"
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from mdsmix import typed
-from mdsmix.foundry_yaml.loader_keys import whole
+from mdsmix.foundry_yaml.loader_keys import as_whole_number
 from mdsmix.words import listed
 
 
@@ -64,7 +64,7 @@ def test_a_misfit_is_named() -> None:
 
 def test_only_a_whole_number_is_one() -> None:
     values = (0, 7, -1, True, 1.5, "7", None)
-    assert [whole(value) for value in values] == [0, 7, -1, None, None, None, None]
+    assert [as_whole_number(value) for value in values] == [0, 7, -1, None, None, None, None]
 
 
 def test_names_beyond_the_most_are_counted() -> None:

@@ -21,7 +21,7 @@ import typer.main
 from mdsmix import recipe
 from mdsmix.cli.main import app
 from mdsmix.kinds.encodings import KINDS as KINDS_OF_STREAM
-from mdsmix.mix.check import checks as registered
+from mdsmix.mix.check import list_checks as registered
 from mdsmix.record import BAD, FILTERED
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,13 @@ from typing import Any
 
 import mdsmix.kinds  # noqa: F401 - registers the loaders of kinds of streams
 from mdsmix.errors import RecipeError
-from mdsmix.foundry_yaml.loader_keys import whole
-from mdsmix.foundry_yaml.training_yaml import LoaderSection, StreamSection, TrainingYaml, read_yaml
+from mdsmix.foundry_yaml.loader_keys import as_whole_number
+from mdsmix.foundry_yaml.training_yaml import (
+    LoaderSection,
+    StreamSection,
+    TrainingYaml,
+    read_training_yaml,
+)
 from mdsmix.table import Column, Table
 from mdsmix.words import plural, spelled
 
@@ -142,7 +147,7 @@ def rows_of(yaml: TrainingYaml, section: LoaderSection, ranks: int) -> int | Non
     ranks do not divide its batch.
     """
     if not section.trains:
-        return whole(yaml.config.get("device_eval_batch_size"))
+        return as_whole_number(yaml.config.get("device_eval_batch_size"))
     batch = yaml.batch_size
     if batch is not None and (batch % ranks or batch < ranks):
         raise RecipeError(
@@ -158,7 +163,7 @@ def read_bench(
     """The Bench of a YAML, and a sentence on its loader. RecipeError where the YAML cannot be read,
     is a recipe, or has no such loader.
     """
-    yaml = read_yaml(path, loader)
+    yaml = read_training_yaml(path, loader)
     section = yaml.loader(loader)
     rows = batch or rows_of(yaml, section, ranks)
     bench = Bench(yaml=yaml, section=section, batch=rows or BATCH, **measured)

@@ -90,7 +90,7 @@ def bench(
     from mdsmix.bench import chosen, read_bench, settings, table, verdict
     from mdsmix.bench.speed import run
     from mdsmix.engines.memory import cpu_count
-    from mdsmix.mix.render import require_place, write
+    from mdsmix.mix.render.render import require_writable, write_yaml
     from mdsmix.report.show import show
     from mdsmix.table import as_json as tree_of
 
@@ -98,7 +98,7 @@ def bench(
     cores = cpu_count()
     plan, about = read_bench(train, loader, batch, gpus, step=step, seconds=seconds, tmp=tmp)
     if out:
-        require_place(out)
+        require_writable(out)
     if tmp and not os.path.isdir(tmp):
         raise RecipeError(f"--tmp {tmp} is not a folder; create it, or name another.")
     candidates = settings(max(1, cores // gpus), workers, prefetch)
@@ -110,7 +110,7 @@ def bench(
     measurements = run(plan, candidates, partial(echo, err=True))
     best = chosen(measurements, step)
     if out:
-        write(out, "".join(f"{line}\n" for line in best.setting.overrides))
+        write_yaml(out, "".join(f"{line}\n" for line in best.setting.overrides))
     conclusion = verdict(best, step, plan.batch)
     if as_json:
         waits = "loader" if best.keeps_up(step) else "model"

@@ -51,33 +51,33 @@ def check(
     Exit code 3: they may not.
     """
     from mdsmix.mix import check as checks
-    from mdsmix.mix.apportion import shares_table, title
-    from mdsmix.mix.lock_check import hold
-    from mdsmix.mix.resolve import resolve
+    from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
+    from mdsmix.mix.lock_check import check_lock
+    from mdsmix.mix.streams.resolve import resolve_mix
     from mdsmix.report.progress import watching
     from mdsmix.report.show import print_findings, show
     from mdsmix.table import as_json as rows_of
 
-    mix = resolve(targets, estimate, own_evals=evals_mode(keep_evals, drop_evals))
+    mix = resolve_mix(targets, estimate, own_evals=evals_mode(keep_evals, drop_evals))
     if deep:
         with watching() as watcher:
-            mix = checks.with_bytes_read(mix, watcher)
+            mix = checks.verify_streams(mix, watcher)
     differences = list[Any]()
     locked = None
     if lock or accept_changed:
-        differences, locked = hold(mix, targets, accept_changed)
-    findings = checks.in_order([*checks.findings(mix), *differences])
+        differences, locked = check_lock(mix, targets, accept_changed)
+    findings = checks.sort_by_severity([*checks.run_checks(mix), *differences])
     if as_json:
-        tree = checks.report(mix, findings)
+        tree = checks.make_report(mix, findings)
         if locked:
             tree["lock"] = {"streams": rows_of(locked)["rows"]}
         echo_json(tree)
     else:
         print_findings(findings)
         if mix.shares:
-            show(title(mix.shares), shares_table(mix.shares))
-        show(checks.verdict(mix, findings), checks.looked(mix))
-        show(*(f"kept unseen: {label}" for label in checks.unseen(mix)))
+            show(describe_shares(mix.shares), make_shares_table(mix.shares))
+        show(checks.describe_verdict(mix, findings), checks.describe_coverage(mix))
+        show(*(f"kept unseen: {label}" for label in checks.list_unopened_evals(mix)))
         if locked:
             show(locked)
     if checks.is_refused(findings):

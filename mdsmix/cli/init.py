@@ -95,7 +95,7 @@ def init(
     """
     from mdsmix.encode.pretrained import decoder_of
     from mdsmix.init.start import begin
-    from mdsmix.mix.render import require_place, write
+    from mdsmix.mix.render.render import require_writable, write_yaml
     from mdsmix.report.show import show
 
     amount = BUDGET.fullmatch(budget or "1")
@@ -103,7 +103,7 @@ def init(
     if misuse:
         raise RecipeError(misuse)
     if out:
-        require_place(out)
+        require_writable(out)
         if os.path.isfile(out) and not replace:
             raise RecipeError(
                 f"{out} exists already: pass --replace to overwrite it, or name another file."
@@ -120,7 +120,7 @@ def init(
         max_seq_len=int(amount[1]) if amount and amount[1] else None,
     )
     if out:
-        write(out, begun.text)
+        write_yaml(out, begun.text)
     decoder = decoder_of(begun.tokenizer)
     if as_json:
         echo_json(_json(begun, decoder) | {"wrote": out})

@@ -58,17 +58,17 @@ def leaks(
     The exit code is 0 whatever is found: a leak is a finding and refuses nothing.
     """
     from mdsmix.encode.pretrained import find_decoder
-    from mdsmix.leaks.audit import audit
-    from mdsmix.mix.resolve import mix_of_streams, resolve
-    from mdsmix.mix.streams import distinct
+    from mdsmix.leaks.audit import find_leaks
+    from mdsmix.mix.streams.mix import unique_folders
+    from mdsmix.mix.streams.resolve import make_stream_mix, resolve_mix
     from mdsmix.report.leaked_samples import leaks_json, leaks_shown
     from mdsmix.report.progress import watching
     from mdsmix.report.show import show
 
-    mix = resolve(targets)
+    mix = resolve_mix(targets)
     for loader in mix.loaders:
         loader.require_opened()
-    loaders = [mix_of_streams(evaluations).train] if evaluations else mix.evals
+    loaders = [make_stream_mix(evaluations).train] if evaluations else mix.evals
     eval_streams = [stream for loader in loaders for stream in loader.streams]
     if not eval_streams:
         raise RecipeError(
@@ -76,9 +76,9 @@ def leaks(
             "streams by --eval; `mdsmix convert` makes one of a file of questions, with the "
             "tokenizer of the mix."
         )
-    evals = distinct(eval_streams)
+    evals = unique_folders(eval_streams)
     with watching() as watcher:
-        audited = audit(distinct(mix.train.streams), evals, common, watcher)
+        audited = find_leaks(unique_folders(mix.train.streams), evals, common, watcher)
     manifest = evals[0].trusted_manifest
     decoder = find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None)
     if as_json:

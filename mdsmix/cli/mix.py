@@ -59,10 +59,10 @@ def mix(
     Samples are copied byte for byte. The same streams, weights and seed give the same stream.
     """
     from mdsmix.kinds import open_recipe
-    from mdsmix.mix.check import is_refused, verdict
-    from mdsmix.mix.offline.mix_plan import findings_on_streams, make_plan
+    from mdsmix.mix.check import describe_verdict, is_refused
+    from mdsmix.mix.offline.mix_plan import check_streams, plan_mix
     from mdsmix.mix.offline.mix_streams import mix_offline, refuse_sources
-    from mdsmix.mix.resolve import mix_of_recipe, training
+    from mdsmix.mix.streams.resolve import drop_evaluations, make_recipe_mix
     from mdsmix.report.conversions import mixture
     from mdsmix.report.progress import watching
     from mdsmix.report.show import print_briefly, show
@@ -78,13 +78,15 @@ def mix(
         )
     loaded = open_recipe(recipe, overrides or ())
     path = str(recipe)
-    streams = mix_of_recipe(training(loaded, path), path, estimate, overrides=overrides or ())
+    streams = make_recipe_mix(
+        drop_evaluations(loaded, path), path, estimate, overrides=overrides or ()
+    )
     refuse_sources(loaded, locate(out))
-    findings = findings_on_streams(streams)
+    findings = check_streams(streams)
     print_briefly(findings, [path, *(overrides or ())])
     if is_refused(findings):
-        raise MixRefused(f"{verdict(streams, findings)}; nothing was mixed.")
-    plan = make_plan(streams, loaded.compression, seed)
+        raise MixRefused(f"{describe_verdict(streams, findings)}; nothing was mixed.")
+    plan = plan_mix(streams, loaded.compression, seed)
     with watching(quiet) as watcher:
         outcome = mix_offline(
             plan,

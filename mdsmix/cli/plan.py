@@ -58,7 +58,7 @@ def plan(
     Figures come from indexes and manifests, and for streams that are not converted yet from a
     survey of their sources.
     """
-    from mdsmix.mix.plan.plan import PlanOptions, make_plan, problems, resolve_for_plan
+    from mdsmix.mix.plan.plan import PlanOptions, find_plan_problems, make_plan, resolve_for_plan
     from mdsmix.report.planned_run import plan_json, plan_shown
     from mdsmix.report.show import print_findings, show
 
@@ -66,7 +66,7 @@ def plan(
         nodes=nodes, gpus=gpus, batch=batch, tokens=tokens, disk=disk, speed=speed
     )
     mix = resolve_for_plan(targets)
-    errors = problems(mix)
+    errors = find_plan_problems(mix)
     if errors:
         print_findings(errors, to_stderr=True)
         raise MixRefused(

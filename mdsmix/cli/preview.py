@@ -88,9 +88,9 @@ def preview(
     """
     from mdsmix.encode.pretrained import find_decoder
     from mdsmix.engines.memory import size_of
-    from mdsmix.mix.check import found_by
-    from mdsmix.mix.draws import machines_of
-    from mdsmix.mix.resolve import resolve
+    from mdsmix.mix.check import run_one_check
+    from mdsmix.mix.epoch.draws import make_run_world
+    from mdsmix.mix.streams.resolve import resolve_mix
     from mdsmix.preview.asked import Asked, EpochState, read_state
     from mdsmix.report.show import print_findings, show
 
@@ -102,19 +102,19 @@ def preview(
     most = size_of(read)
     if most is None:
         raise RecipeError(f"--read {read} is not a size: write for example 2GiB or 800MiB.")
-    mix = resolve(targets)
+    mix = resolve_mix(targets)
     if mix.is_bare:
         raise RecipeError(
             "A preview needs the loader's section of a training YAML or a recipe: streams alone "
             "have no batches."
         )
     mix.train.require_opened()
-    changed = found_by(mix, "recipe-changed")
+    changed = run_one_check(mix, "recipe-changed")
     if changed:
         print_findings(changed, to_stderr=True)
         raise MixRefused("the streams were not made by this recipe as it is, so nothing was shown.")
     asked = Asked(
-        world=machines_of(mix, nodes, gpus, batch, workers),
+        world=make_run_world(mix, nodes, gpus, batch, workers),
         steps=steps,
         state=read_state(state) if state else EpochState(epoch=epoch, sample_in_epoch=0),
         from_step=from_step,

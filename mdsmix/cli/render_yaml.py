@@ -61,23 +61,35 @@ def render_yaml(
     """Check the mix of RECIPE and render it as train_loader, eval_loader and tokenizer of
     LLM-Foundry.
     """
-    from mdsmix.mix.check import findings, is_refused, report, unseen, verdict
-    from mdsmix.mix.lock_check import lock_of, place_of
-    from mdsmix.mix.render import before_training, refuse_recipe, render, require_place, write
+    from mdsmix.mix.check import (
+        describe_verdict,
+        is_refused,
+        list_unopened_evals,
+        make_report,
+        run_checks,
+    )
+    from mdsmix.mix.lock_check import lock_path, make_lock
+    from mdsmix.mix.render.render import (
+        fetch_command,
+        refuse_recipe,
+        render_recipe,
+        require_writable,
+        write_yaml,
+    )
     from mdsmix.report.show import print_briefly, print_findings
 
     # Refuse what cannot be written before anything is looked at.
     target = out or into
-    lock_file = place_of(target) if target else None
+    lock_file = lock_path(target) if target else None
     for file in filter(None, (target, lock_file)):
-        require_place(file)
+        require_writable(file)
     refuse_recipe(out or "", "--out")
     refuse_recipe(into or "", "--into")
     own_evals = evals_mode(keep_evals, drop_evals)
-    mix, text = render(recipe, overrides or [], into, own_evals, estimate)
+    mix, text = render_recipe(recipe, overrides or [], into, own_evals, estimate)
 
     # Print the findings, all of them if no file is written that `mdsmix check` could check.
-    mix_findings = findings(mix)
+    mix_findings = run_checks(mix)
     if into and is_refused(mix_findings) and not as_json:
         print_findings(mix_findings, to_stderr=True)
     elif not as_json:
@@ -85,29 +97,29 @@ def render_yaml(
         print_briefly(mix_findings, [str(target)] if into else [recipe, *(overrides or [])])
     if is_refused(mix_findings):
         if as_json:
-            echo_json(report(mix, mix_findings))
-        raise MixRefused(f"{verdict(mix, mix_findings)}; nothing was rendered.")
+            echo_json(make_report(mix, mix_findings))
+        raise MixRefused(f"{describe_verdict(mix, mix_findings)}; nothing was rendered.")
 
     drawn = None
     if validate:
-        from mdsmix.mix.render import validate as draw
+        from mdsmix.mix.render.render import validate_with_foundry as draw
 
         drawn = draw(text, [loader.label for loader in mix.loaders])
     if target:
-        write(target, text)
+        write_yaml(target, text)
     if lock_file:
-        write(lock_file, lock_of(mix).to_bytes().decode())
+        write_yaml(lock_file, make_lock(mix).to_bytes().decode())
 
-    command = before_training(mix)
+    command = fetch_command(mix)
     if as_json:
         written = {"wrote": target, "lock": lock_file, "drawn": drawn, "yaml": text}
-        echo_json(report(mix, mix_findings) | written | {"before_training": command})
+        echo_json(make_report(mix, mix_findings) | written | {"before_training": command})
         return
     if not target:
         typer.echo(text, nl=False)
     news = [f"changed {change}" for change in mix.changed]
-    news += [f"kept unseen: {label}" for label in unseen(mix)]
-    outcome = verdict(mix, mix_findings)
+    news += [f"kept unseen: {label}" for label in list_unopened_evals(mix)]
+    outcome = describe_verdict(mix, mix_findings)
     if target:
         outcome += f"; wrote {' and '.join(filter(None, (target, lock_file)))}"
     news.append(outcome)

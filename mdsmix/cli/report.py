@@ -62,13 +62,13 @@ def report(
     """
     from mdsmix.errors import all_of
     from mdsmix.mix.plan.plan import PlanOptions
-    from mdsmix.mix.render import require_place, write
+    from mdsmix.mix.render.render import require_writable, write_yaml
     from mdsmix.report.page.gather import gather
     from mdsmix.report.page.html import mark_of, page_html
     from mdsmix.report.shown_samples import Choice
     from mdsmix.table import size_of
 
-    require_place(out)
+    require_writable(out)
     file = Path(out)
     # A file that is named is overwritten; at the default name only a page of the same mix.
     if out == PAGE and file.is_file():
@@ -82,7 +82,7 @@ def report(
     say = partial(echo, err=True) if preview else None
     page = gather(targets, Choice(count=samples, seed=seed), machines, tokenizer, say)
     text = page_html(page)
-    write(out, text)
+    write_yaml(out, text)
     size = size_of(len(text.encode()))
     if page.problems:
         echo(f"wrote {out}, {size}, without what could not be looked at")

@@ -104,7 +104,7 @@ def check(severity: Severity, why: str, id: str | None = None) -> Callable[[Find
     return register
 
 
-def refusal(finding: Finding, loader: LoaderSection) -> str:
+def refusal_message(finding: Finding, loader: LoaderSection) -> str:
     """The sentence with which a refused command ends: what is wrong, what comes of it,
     what to do.
     """

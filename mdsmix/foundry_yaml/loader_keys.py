@@ -22,7 +22,7 @@ Number = int | float
 IntType = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 
 
-def whole(value: Any) -> int | None:
+def as_whole_number(value: Any) -> int | None:
     """The value where it is a whole number; YAML's true, 2.5 and .inf are none."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
@@ -31,7 +31,7 @@ def whole(value: Any) -> int | None:
 
 def _at_least(least: int) -> typed.Bound:
     words = f"a whole number of at least {least}"
-    return words, lambda value: (n := whole(value)) is not None and n >= least
+    return words, lambda value: (n := as_whole_number(value)) is not None and n >= least
 
 
 SIZE = re.compile(r"(\d{0,18}\.?\d{1,18})\s*([a-z]*)")
@@ -41,7 +41,7 @@ BYTE_UNITS = {
 COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
-def in_units(value: Any, units: dict[str, int]) -> int | None:
+def parse_quantity(value: Any, units: dict[str, int]) -> int | None:
     """A size or count as Streaming reads it (`500gb`, `64M`, 1000); None where it would not."""
     if is_number(value):
         return int(value)
@@ -100,7 +100,7 @@ DATASET_KEYS: Types = _BOTH | {
     "predownload": int,
     "cache_limit": (
         "bytes, or a size such as 500gb",
-        lambda value: in_units(value, BYTE_UNITS) is not None,
+        lambda value: parse_quantity(value, BYTE_UNITS) is not None,
     ),
     "sampling_method": Literal["balanced", "fixed"],
     "sampling_granularity": _at_least(1),
@@ -114,7 +114,7 @@ DATASET_KEYS: Types = _BOTH | {
     ),
     "shuffle_block_size": (
         "a whole number",
-        lambda size: whole(size) is not None,
+        lambda size: as_whole_number(size) is not None,
     ),
     "batching_method": Literal["random", "stratified", "per_stream", "device_per_stream"],
     "allow_unsafe_types": bool,
@@ -153,12 +153,12 @@ _FINETUNING: Types = DATASET_KEYS | {
     "max_leftover_bins_to_keep": int,
     "pad_to_longest": bool,
 }
-OWN = "mdsmix"
+MDSMIX_LOADER = "mdsmix"
 "The name under which LLM-Foundry finds the loader of this package (docs/loading.md)."
 DATASETS: dict[str, Types] = {
     "text": DATASET_KEYS | _SEPARATORS | {"mlm_probability": Number},
     "finetuning": _FINETUNING,
-    OWN: _FINETUNING | _SEPARATORS | {"processor": str, "dummy_image": bool},
+    MDSMIX_LOADER: _FINETUNING | _SEPARATORS | {"processor": str, "dummy_image": bool},
 }
 """Name of a loader -> the keys of its `dataset` that have an effect. The text loader drops any
 other key without a word; the finetuning loader fails on it. The loader of mdsmix reads the keys of
@@ -167,7 +167,7 @@ streams into what a model sees; with `dummy_image` a batch without an image gets
 """
 
 
-def wanted(of: Any, value: Any) -> str | None:
+def describe_expected(of: Any, value: Any) -> str | None:
     """Says what the value of a key must be; None where it is that. `of`: the key's type or
     bound.
     """
@@ -182,7 +182,7 @@ def wanted(of: Any, value: Any) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherLoader:
+class ExtraLoader:
     """A loader of neither LLM-Foundry nor mdsmix, which reads one kind of stream: the kind brings
     it (`Kind.loader`).
     """
@@ -211,13 +211,13 @@ class OtherLoader:
         return ""
 
 
-OTHERS: dict[str, OtherLoader] = {}
+EXTRA_LOADERS: dict[str, ExtraLoader] = {}
 "Name -> registered loader."
 
 
-def register(loader: OtherLoader) -> None:
+def register_loader(loader: ExtraLoader) -> None:
     """Makes a loader known to the checks of a section, to `render-yaml` and to `mdsmix.load`."""
-    OTHERS[loader.name] = loader
+    EXTRA_LOADERS[loader.name] = loader
     DATASETS[loader.name] = loader.keys
 
 

@@ -20,7 +20,7 @@ import xxhash
 
 from mdsmix import typed
 from mdsmix.errors import RecipeError
-from mdsmix.foundry_yaml.loader_keys import COUNT_UNITS, in_units
+from mdsmix.foundry_yaml.loader_keys import COUNT_UNITS, parse_quantity
 from mdsmix.foundry_yaml.training_yaml import LoaderSection
 from mdsmix.recipe.stream_spec import NOT_NEGATIVE, must_be
 from mdsmix.shards.manifest import FORMAT_VERSION
@@ -71,11 +71,11 @@ class LockedStream:
         return f"{plural(self.drawn, 'sample')} an epoch of {self.samples:,} in shards {self.shards[:8]}"
 
 
-Shard = tuple[int, str, int, Mapping[str, str]]
+LockedShard = tuple[int, str, int, Mapping[str, str]]
 "Samples, file name, bytes and hashes of a shard before compression."
 
 
-def locked_stream(name: str, drawn: int, shards: Iterable[Shard]) -> LockedStream:
+def lock_stream(name: str, drawn: int, shards: Iterable[LockedShard]) -> LockedStream:
     """A stream of these shards. Each is known by its content where the index holds a hash of it,
     else by its name and size.
     """
@@ -114,13 +114,13 @@ class Lock:
         return orjson.dumps(self, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n"
 
 
-def settings_of(section: LoaderSection, **more: Any) -> dict[str, Any]:
+def locked_settings(section: LoaderSection, **more: Any) -> dict[str, Any]:
     """The settings of a loader that a lock holds: the section's, else the defaults. `more`: values
     that are known better.
     """
     given = LOCKED | {k: v for k in LOCKED if (v := section.dataset.get(k)) is not None}
     given |= zip(("target_prompts", "target_responses"), section.targets, strict=True)
-    given["epoch_size"] = in_units(given["epoch_size"] or 0, COUNT_UNITS) or None
+    given["epoch_size"] = parse_quantity(given["epoch_size"] or 0, COUNT_UNITS) or None
     given |= {key: None for key in ("packing_ratio", "replication") if given[key] == 1}
     return given | {key: value for key, value in more.items() if value is not None}
 
@@ -149,7 +149,7 @@ LockDifference = tuple[str, Sequence[str]]
 "A sentence on one thing in which data is not what was locked, and the streams that it is about."
 
 
-def differences(was: LoaderLock, now: LoaderLock) -> Iterator[LockDifference]:
+def find_differences(was: LoaderLock, now: LoaderLock) -> Iterator[LockDifference]:
     """Every difference that changes which samples come, and when. Settings that only one lock holds
     are not compared.
     """

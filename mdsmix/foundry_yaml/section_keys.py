@@ -21,7 +21,7 @@ def loader_unknown(loader: LoaderSection) -> Findings:
         )
 
 
-def parts_of(loader: LoaderSection) -> Iterator[tuple[str, Settings, Types]]:
+def list_sections(loader: LoaderSection) -> Iterator[tuple[str, Settings, Types]]:
     """The loader's section, its dataset and each of its streams: a phrase for it, its keys, and the
     keys that may stand there.
     """
@@ -44,7 +44,7 @@ def parts_of(loader: LoaderSection) -> Iterator[tuple[str, Settings, Types]]:
     "key-dropped",
 )
 def keys_unread(loader: LoaderSection) -> Findings:
-    for where, section, known in parts_of(loader):
+    for where, section, known in list_sections(loader):
         for key in sorted({*map(str, section)}.difference(known)):
             is_dropped = loader.is_text and section is loader.dataset and key not in PASSED_TWICE
             near = nearest(key, known) or "no key is spelled like it"

@@ -8,19 +8,19 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from mdsmix.errors import RecipeError
-from mdsmix.foundry_yaml.findings import CHECKS, Finding, Findings, check, refusal
+from mdsmix.foundry_yaml.findings import CHECKS, Finding, Findings, check, refusal_message
 from mdsmix.foundry_yaml.loader_keys import (
     COUNT_UNITS,
     DATASETS,
+    EXTRA_LOADERS,
     LOADER_DEFAULTS,
     NOT_NULL,
-    OTHERS,
     TARGET_KEYS,
-    in_units,
+    describe_expected,
     is_number,
-    wanted,
+    parse_quantity,
 )
-from mdsmix.foundry_yaml.section_keys import parts_of
+from mdsmix.foundry_yaml.section_keys import list_sections
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, StreamSection
 from mdsmix.recipe.rules import target_contradictions
 from mdsmix.typed import brief
@@ -43,7 +43,7 @@ def length_invalid(loader: LoaderSection) -> Findings:
     "The collator divides a row evenly between two answers, and fails at the first batch (ValueError).",
 )
 def length_odd(loader: LoaderSection) -> Findings:
-    other, length = OTHERS.get(loader.name), loader.max_seq_len or 0
+    other, length = EXTRA_LOADERS.get(loader.name), loader.max_seq_len or 0
     if other and (fault := other.fault(length)):
         yield Finding(
             f"dataset.max_seq_len of {{loader}} is {length}, and {fault}.",
@@ -59,10 +59,10 @@ def setting_value(loader: LoaderSection) -> Findings:
     """Unknown keys have a rule of their own, and null is the default of a dataset's and a
     stream's.
     """
-    for whose, section, keys in parts_of(loader):
+    for whose, section, keys in list_sections(loader):
         for key, value in section.items():
             is_default = value is None and section is not loader.section
-            if not is_default and (meant := wanted(keys.get(key, Any), value)):
+            if not is_default and (meant := describe_expected(keys.get(key, Any), value)):
                 yield Finding(f"{whose}: {key} is {brief(value)}.", f"set it to {meant}")
 
 
@@ -242,7 +242,7 @@ def weights_together(loader: LoaderSection) -> Findings:
             relative,
             "weights-scheme",
         )
-    if size and (in_units(size, COUNT_UNITS) or -1) < 0:
+    if size and (parse_quantity(size, COUNT_UNITS) or -1) < 0:
         yield Finding(
             f"epoch_size of {{loader}} is {size!r}.",
             "write a number of samples, for example 64M.",
@@ -258,9 +258,9 @@ def weights_together(loader: LoaderSection) -> Findings:
         )
 
 
-def refuse(loader: LoaderSection, but: Collection[str]) -> None:
+def refuse_broken_rules(loader: LoaderSection, but: Collection[str]) -> None:
     """RecipeError on the first rule that the section breaks, those named in `but` left out."""
     for each in CHECKS.values():
         if each.of.endswith("Section") and each.severity == "error" and each.id not in but:
             for finding in each.found(loader.stream_sections, loader=loader):
-                raise RecipeError(refusal(finding, loader))
+                raise RecipeError(refusal_message(finding, loader))

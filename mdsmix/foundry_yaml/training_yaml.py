@@ -18,11 +18,11 @@ from typing import Any
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import (
     LOADER_KEYS,
-    OWN,
+    MDSMIX_LOADER,
     OWN_LOADER_KEYS,
     WEIGHT_KEYS,
     Types,
-    whole,
+    as_whole_number,
 )
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.read import config_of, read_text, readable
@@ -104,7 +104,7 @@ class LoaderSection:
     @property
     def is_own(self) -> bool:
         """The loader of this package, which reads the samples of both of LLM-Foundry's."""
-        return self.name == OWN
+        return self.name == MDSMIX_LOADER
 
     @property
     def reads_turns(self) -> bool:
@@ -134,7 +134,7 @@ class LoaderSection:
 
     @property
     def max_seq_len(self) -> int | None:
-        return whole(self.dataset.get("max_seq_len"))
+        return as_whole_number(self.dataset.get("max_seq_len"))
 
     @property
     def decoder_only_format(self) -> Any:
@@ -235,7 +235,7 @@ class TrainingYaml:
     @property
     def batch_size(self) -> int | None:
         """Samples that all devices draw together at a time."""
-        return whole(self.config.get("global_train_batch_size"))
+        return as_whole_number(self.config.get("global_train_batch_size"))
 
     @property
     def tokenizer(self) -> TokenizerSpec | None:
@@ -272,17 +272,17 @@ JUDGED = ("max_seq_len", "tokenizer", "train_loader", "eval_loader")
 Config = str | os.PathLike[str] | Settings
 
 
-def read_yaml(config: Config, loader: str) -> TrainingYaml:
+def read_training_yaml(config: Config, loader: str) -> TrainingYaml:
     """A training YAML by its path, or a mapping of the same keys; relative paths in it are the
     current folder's. Of it `loader` and the tokenizer are judged.
     """
     judged = (loader.partition(".")[0], "tokenizer")
     if isinstance(config, Mapping):
-        return parse(dict(config), "the config", judged)
-    return parse(read_text(config), str(config), judged)
+        return parse_training_yaml(dict(config), "the config", judged)
+    return parse_training_yaml(read_text(config), str(config), judged)
 
 
-def parse(tree: Any, origin: str, judged: Collection[str] = JUDGED) -> TrainingYaml:
+def parse_training_yaml(tree: Any, origin: str, judged: Collection[str] = JUDGED) -> TrainingYaml:
     """A training YAML from its text or tree; RecipeError where it cannot be read, or a judged
     section does not resolve.
     """
@@ -297,7 +297,7 @@ def parse(tree: Any, origin: str, judged: Collection[str] = JUDGED) -> TrainingY
     return TrainingYaml(origin=origin, config=filled)
 
 
-def unresolved(text: str, origin: str) -> dict[str, Any]:
+def read_unresolved(text: str, origin: str) -> dict[str, Any]:
     """A config's text as keys and values, every `${...}` as it stands."""
     from omegaconf import OmegaConf
 

@@ -14,7 +14,7 @@ from typing import Any
 from mdsmix.encode.answer_ends import is_ended_by_next, known_stops
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import RecipeError
-from mdsmix.foundry_yaml.loader_keys import DATASETS, register
+from mdsmix.foundry_yaml.loader_keys import DATASETS, register_loader
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.kind import Kind
@@ -39,7 +39,7 @@ from mdsmix.words import hint, listed
 KINDS: list[type[Kind]] = [Pretraining, Pairs, Conversations, ConversationsWithImages, Preferences]
 for kind in KINDS:
     if kind.loader:
-        register(kind.loader)
+        register_loader(kind.loader)
 
 
 def kinds_of_word(word: str | None) -> list[type[Kind]]:

@@ -19,7 +19,7 @@ from mdsmix.encode.backends import Backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Flags, Labels, Lengths, Targets, Turns
 from mdsmix.encode.pretrained import Tokenizer
-from mdsmix.foundry_yaml.loader_keys import OTHERS, OtherLoader
+from mdsmix.foundry_yaml.loader_keys import EXTRA_LOADERS, ExtraLoader
 from mdsmix.kinds.assemble import Assembler, JoinedRows, PackedRows, SampleRows
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
@@ -74,7 +74,7 @@ class Kind(ABC):
     """
     reasons: ClassVar[Mapping[str, str]] = {}
     "Reason codes that only this kind and its shapes give -> their explanations."
-    loader: ClassVar[OtherLoader | None] = None
+    loader: ClassVar[ExtraLoader | None] = None
     "The loader of its streams, where neither LLM-Foundry's loaders nor that of mdsmix read them."
 
     tokenizer: Tokenizer
@@ -99,7 +99,7 @@ class Kind(ABC):
         this kind.
         """
         wanted = cls.loader.name if cls.loader else None
-        if (recipe.loader in OTHERS or wanted) and recipe.loader != wanted:
+        if (recipe.loader in EXTRA_LOADERS or wanted) and recipe.loader != wanted:
             yield f"kind: {cls.word} is read by train_loader.name: {wanted or 'text, finetuning or mdsmix'} alone, and the recipe's is {recipe.loader}."
         if cls.loader and (fault := cls.loader.fault(recipe.max_seq_len)):
             yield f"has rows of max_seq_len: {recipe.max_seq_len}, and {fault}: set another max_seq_len."

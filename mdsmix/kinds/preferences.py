@@ -23,7 +23,7 @@ from mdsmix.encode.encoded import Encoded, encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import MixRefused, RecipeError
-from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, OtherLoader
+from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, ExtraLoader
 from mdsmix.kinds.conversations import Conversations, template_variables
 from mdsmix.kinds.finetuning import Finetuning, TurnRows, placeholders_in
 from mdsmix.kinds.kind import Piece
@@ -139,7 +139,7 @@ class Preferences(Conversations):
         "prompts_differ": "The chat template prints another conversation before each answer of a preference; the detail holds both prompts where they part.",
         "bad_reward": "A reward is no number, or is missing where the recipe names its field.",
     }
-    loader = OtherLoader(
+    loader = ExtraLoader(
         name="pairwise_preference",
         whose="ComposeRL",
         keys=DATASET_KEYS,

@@ -19,8 +19,14 @@ import numpy as np
 
 from mdsmix.encode.published_folders import hash_today
 from mdsmix.errors import RecipeError
-from mdsmix.leaks.evaluation_grams import Int, Items, hashes, load, stored_tokens
-from mdsmix.mix.streams import StreamInMix, published_tokenizers
+from mdsmix.leaks.evaluation_grams import (
+    EvalSamples,
+    Int,
+    hash_grams,
+    load_eval_samples,
+    read_stored_tokens,
+)
+from mdsmix.mix.streams.mix import StreamInMix, published_tokenizers
 from mdsmix.shards.index import Shard
 from mdsmix.shards.published import Stream
 from mdsmix.shards.token_ids import turns_of
@@ -35,7 +41,7 @@ MOST_HELD = 10
 "Training samples that are kept for each gram where `common` is 0; more would fill the memory."
 
 
-class Scanned(NamedTuple):
+class ScannedStream(NamedTuple):
     """The grams of evaluations that were found in one training stream."""
 
     tokens: int
@@ -83,8 +89,8 @@ class Audit:
 
     evaluations: Sequence[StreamInMix]
     streams: Sequence[StreamInMix]
-    items: Items
-    scanned: Sequence[Scanned]
+    items: EvalSamples
+    scanned: Sequence[ScannedStream]
     leaks: Sequence[Leak]
     "The largest share first."
 
@@ -95,7 +101,7 @@ class Audit:
         return list(dict.fromkeys(each.name for each in every if not each.trusted_manifest))
 
 
-def audit(
+def find_leaks(
     streams: Sequence[StreamInMix],
     evaluations: Sequence[StreamInMix],
     common: int,
@@ -105,12 +111,12 @@ def audit(
     Unreachable where a shard cannot be read.
     """
     _refuse_others([*streams, *evaluations])
-    items = load(evaluations, common)
+    items = load_eval_samples(evaluations, common)
     scanned = []
     for stream in streams:
         watcher.begin(stream.name, stream.index.bytes)
-        scanned.append(scan(stream, items, watcher))
-    return Audit(evaluations, streams, items, scanned, leaks_of(items, scanned))
+        scanned.append(scan_stream(stream, items, watcher))
+    return Audit(evaluations, streams, items, scanned, rank_leaks(items, scanned))
 
 
 def _refuse_others(streams: Sequence[StreamInMix]) -> None:
@@ -126,7 +132,7 @@ def _refuse_others(streams: Sequence[StreamInMix]) -> None:
             )
 
 
-def scan(stream: Stream, items: Items, watcher: ReadingWatcher) -> Scanned:
+def scan_stream(stream: Stream, items: EvalSamples, watcher: ReadingWatcher) -> ScannedStream:
     """Searches every shard, several at once; Unreachable where a shard cannot be read.
 
     Memory does not grow with the stream. It holds the shards in flight, a count for each gram, and
@@ -145,20 +151,20 @@ def scan(stream: Stream, items: Items, watcher: ReadingWatcher) -> Scanned:
             watcher.on_progress(shard.stored.bytes, size)
     is_common = (counts > items.common) & (items.common > 0)
     every = np.concatenate(parts, axis=1)
-    return Scanned(tokens, int(is_common.sum()), *every[:, ~is_common[every[0]]])
+    return ScannedStream(tokens, int(is_common.sum()), *every[:, ~is_common[every[0]]])
 
 
-def _look(folder: Location, shard: Shard, items: Items) -> tuple[int, Int]:
+def _look(folder: Location, shard: Shard, items: EvalSamples) -> tuple[int, Int]:
     """The number of tokens in a shard, and int64 [2, finds]: the grams found, and the sample of
     each in the shard.
     """
-    tokens = stored_tokens(folder, shard)
+    tokens = read_stored_tokens(folder, shard)
     if tokens is None:
         return 0, np.empty((2, 0), np.int64)
     return len(tokens.ids.values), items.find(tokens.ids)
 
 
-def leaks_of(items: Items, scanned: Sequence[Scanned]) -> list[Leak]:
+def rank_leaks(items: EvalSamples, scanned: Sequence[ScannedStream]) -> list[Leak]:
     """The leak of each item with a gram in a stream, the largest share first."""
     is_found = np.zeros(len(items.hashes), bool)
     for each in scanned:
@@ -180,7 +186,7 @@ def leaks_of(items: Items, scanned: Sequence[Scanned]) -> list[Leak]:
     return sorted(leaks, key=lambda leak: (-leak.share, -leak.found))
 
 
-def _places(items: Items, scanned: Sequence[Scanned]) -> dict[int, list[LeakingSample]]:
+def _places(items: EvalSamples, scanned: Sequence[ScannedStream]) -> dict[int, list[LeakingSample]]:
     """For each item, the MOST_PLACES training samples that hold most of its grams."""
     every = defaultdict[int, list[LeakingSample]](list)
     for number, each in enumerate(scanned):
@@ -205,24 +211,24 @@ class Passage(NamedTuple):
     training: tuple[Int, Int]
 
 
-def passage(found: Audit, leak: Leak) -> Passage:
+def read_passage(found: Audit, leak: Leak) -> Passage:
     """The passage that a leak shares with the training sample that holds most of its grams; that
     sample is read again.
     """
     first = leak.places[0]
     turns = turns_of(found.streams[first.stream].read(first.sample))
     mine, its = found.items.rows[leak.item], np.concatenate([*chain(*turns)])
-    begin, there, length = longest_shared(mine, its)
+    begin, there, length = find_longest_shared(mine, its)
     return Passage(
         mine[begin : begin + length], _around(mine, begin, length), _around(its, there, length)
     )
 
 
-def longest_shared(mine: Int, its: Int) -> tuple[int, int, int]:
+def find_longest_shared(mine: Int, its: Int) -> tuple[int, int, int]:
     """Where a long shared run of tokens begins in `mine` and in `its`, and its length; (0, 0, 0)
     where they share no gram. Where a gram stands in `mine` more than once, its first place counts.
     """
-    own, other = hashes(mine), hashes(its)
+    own, other = hash_grams(mine), hash_grams(its)
     edges = np.flatnonzero(np.diff(np.isin(other, own), prepend=False, append=False))
     if not len(edges):
         return 0, 0, 0

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.errors import RecipeError
-from mdsmix.mix.streams import StreamInMix
+from mdsmix.mix.streams.mix import StreamInMix
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_samples import read_whole
@@ -41,7 +41,7 @@ _JOINED = ((1, 1), (2, 1), (3, 3), (6, 6), (12, 1))
 
 
 @dataclass
-class Items:
+class EvalSamples:
     """All items, one row each, and their distinct grams, sorted by hash."""
 
     rows: Ragged
@@ -56,7 +56,7 @@ class Items:
 
     def __post_init__(self) -> None:
         at, item = self._whole()
-        found, gram = np.unique(hashes(self.rows.values)[at], return_inverse=True)
+        found, gram = np.unique(hash_grams(self.rows.values)[at], return_inverse=True)
         gram, item = np.divmod(np.unique(gram * len(self.rows) + item), len(self.rows))
         times = np.bincount(gram, minlength=len(found))
         is_usable = times <= (self.common or len(self.rows))
@@ -105,7 +105,7 @@ class Items:
         """int64 [2, finds]: positions in the block from `start` on whose hash is a gram's, and the
         number of that gram.
         """
-        block = hashes(ids[start : start + BLOCK + LENGTH - 1])
+        block = hash_grams(ids[start : start + BLOCK + LENGTH - 1])
         at = np.flatnonzero(self._flags[block >> self._shift])
         gram = np.searchsorted(self.hashes, block[at])
         known = self.hashes.take(gram, mode="clip") == block[at]
@@ -113,7 +113,7 @@ class Items:
         return found
 
 
-def hashes(ids: NDArray[Any]) -> NDArray[np.uint64]:
+def hash_grams(ids: NDArray[Any]) -> NDArray[np.uint64]:
     """uint64 [n - 12]: a hash of the 13 ids at each position, built from hashes of its parts. The
     dtype of the ids does not change it.
     """
@@ -134,7 +134,7 @@ def _rows_of(rows: Ragged, at: Int) -> tuple[Int, NDArray[np.bool_]]:
     return row, at + LENGTH <= rows.offsets[row + 1]
 
 
-def load(evaluations: Sequence[StreamInMix], common: int) -> Items:
+def load_eval_samples(evaluations: Sequence[StreamInMix], common: int) -> EvalSamples:
     """All samples of the evaluations; RecipeError where they have more than MOST_TOKENS tokens."""
     parts, firsts, images = [Ragged.of([], np.int64)], list[int](), set[int]()
     for stream in evaluations:
@@ -142,17 +142,17 @@ def load(evaluations: Sequence[StreamInMix], common: int) -> Items:
         if manifest := stream.trusted_manifest:
             images.update(manifest.encoding.image_ids)
         for shard in stream.shards:
-            if tokens := stored_tokens(stream.folder, shard):
+            if tokens := read_stored_tokens(stream.folder, shard):
                 parts.append(Ragged(tokens.ids.values.astype(np.int64), tokens.ids.offsets))
             if sum(len(part.values) for part in parts) > MOST_TOKENS:
                 raise RecipeError(
                     f"the evaluations down to {stream.name} have more than {MOST_TOKENS:,} tokens, and their grams must fit in memory: name "
                     "fewer, or a sample of them (`sample:` in the recipe)."
                 )
-    return Items(Ragged.concat(parts), firsts, common, tuple(images))
+    return EvalSamples(Ragged.concat(parts), firsts, common, tuple(images))
 
 
-def stored_tokens(folder: Location, shard: Shard) -> Tokens | None:
+def read_stored_tokens(folder: Location, shard: Shard) -> Tokens | None:
     """The token ids of a shard, None where it has none; RecipeError where nothing says which of its
     columns are ids.
     """

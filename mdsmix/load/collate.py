@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from mdsmix.foundry_yaml.loader_keys import OtherLoader
+from mdsmix.foundry_yaml.loader_keys import ExtraLoader
 from mdsmix.load.training_rows import RowRules, Tokens, TrainingRow, positions
 from mdsmix.load.vision import Vision
 from mdsmix.shards.token_ids import IGNORED
@@ -98,7 +98,7 @@ class Collate:
     packer: Packer | None = None
     vision: Vision | None = None
     "The processor of the loader; None without one."
-    other: OtherLoader | None = None
+    other: ExtraLoader | None = None
     "The loader that makes the batches, where a kind of stream brings its own."
     pad_to_longest: bool = False
     allow_pad_trimming: bool = False

@@ -29,8 +29,14 @@ from streaming.base.world import World
 from torch.utils.data import get_worker_info
 
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
-from mdsmix.foundry_yaml.loader_keys import OtherLoader
-from mdsmix.foundry_yaml.lock import LoaderLock, Shard, differences, locked_stream, parse_lock
+from mdsmix.foundry_yaml.loader_keys import ExtraLoader
+from mdsmix.foundry_yaml.lock import (
+    LoaderLock,
+    LockedShard,
+    find_differences,
+    lock_stream,
+    parse_lock,
+)
 from mdsmix.load.internals import ShardKeeper, drop_connection
 from mdsmix.load.training_rows import RowRules, row_of
 from mdsmix.words import in_line, plural
@@ -217,7 +223,7 @@ class MixDataset(ShardKeeper):
     """A StreamingDataset that gives rows to train on; takes any keyword of StreamingDataset."""
 
     streams: list[CheckedStream]
-    other: OtherLoader | None = None
+    other: ExtraLoader | None = None
     "The loader that makes the rows, where a kind of stream brings its own."
     bins: int | None = None
     "Packed rows that a batch of samples becomes; None without packing."
@@ -257,7 +263,7 @@ class MixDataset(ShardKeeper):
         ranks = World.detect().num_ranks // (self.replication or 1)
         shards = map(_locked_shard, self.shards)
         streams = [
-            locked_stream(stream.name, int(stream.choose), islice(shards, count))
+            lock_stream(stream.name, int(stream.choose), islice(shards, count))
             for stream, count in zip(self.streams, self.shards_per_stream, strict=True)
         ]
         settings = {**self.locked, "batch": (self.batch_size or 0) * ranks}
@@ -400,7 +406,7 @@ class MixDataset(ShardKeeper):
         nodes = {"num_canonical_nodes": canonical_nodes if is_named else None}
         known = replace(was, settings={**was.settings, **nodes})
         known.settings.pop(DEVICES, None)  # compared apart: they are no data
-        changes = "; ".join(sentence for sentence, _ in differences(known, self.lock))
+        changes = "; ".join(sentence for sentence, _ in find_differences(known, self.lock))
         if changes and not self.accept_changed:
             raise MixRefused(
                 f"The checkpoint was written on other data: {changes}. Resumed on this data, samples would come twice and "
@@ -439,7 +445,7 @@ class MixDataset(ShardKeeper):
             raise stream.failure(shard, f"row {position}: {reason(error)}") from error
 
 
-def _locked_shard(shard: Reader) -> Shard:
+def _locked_shard(shard: Reader) -> LockedShard:
     raw, zipped = shard.file_pairs[0]
     hashes = raw.hashes or (zipped.hashes if zipped else {})
     return len(shard), raw.basename, raw.bytes, hashes

@@ -28,8 +28,8 @@ from mdsmix.errors import RecipeError
 from mdsmix.load.dataset import reason
 from mdsmix.load.internals import Ids, fill_shuffle_block_size
 from mdsmix.load.loader_settings import LoaderSettings
-from mdsmix.mix.draws import World
-from mdsmix.mix.streams import StreamInMix
+from mdsmix.mix.epoch.draws import World
+from mdsmix.mix.streams.mix import StreamInMix
 
 LARGEST = 200_000_000
 """Samples of an epoch: laying out takes 1.1 s and 100 MB a million and more, here and on every node

@@ -20,9 +20,9 @@ import torch
 from streaming import StreamingDataLoader
 
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.foundry_yaml.findings import refusal
-from mdsmix.foundry_yaml.loader_keys import LOADER_DEFAULTS, OTHERS
-from mdsmix.foundry_yaml.lock import settings_of as lock_settings
+from mdsmix.foundry_yaml.findings import refusal_message
+from mdsmix.foundry_yaml.loader_keys import EXTRA_LOADERS, LOADER_DEFAULTS
+from mdsmix.foundry_yaml.lock import locked_settings as lock_settings
 from mdsmix.foundry_yaml.section_values import separator_differs
 from mdsmix.foundry_yaml.training_yaml import Config
 from mdsmix.load.collate import Batch, Collate, Packer, best_ratio, ratios
@@ -30,8 +30,8 @@ from mdsmix.load.dataset import CheckedStream, MixDataset, reason
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
 from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 from mdsmix.load.vision import vision_of
-from mdsmix.mix.cache_window import CachedStream, Window, cache_need
-from mdsmix.mix.draws import METHODS, World, delivered
+from mdsmix.mix.epoch.cache_window import CachedStream, Window, compute_cache_need
+from mdsmix.mix.epoch.draws import METHODS, World, count_delivered
 from mdsmix.shards.token_ids import IMAGES, PACKED
 from mdsmix.words import listed, plural
 
@@ -227,7 +227,7 @@ def open_loader(
     ratio = _packing_ratio(settings, rules, batch_size)
     drawn, bins = int(batch_size * ratio), batch_size if ratio > 1 else None
     dataset = _dataset(settings, rules, drawn, int(own["num_workers"]))
-    dataset.bins, dataset.other = bins, OTHERS.get(section.name)
+    dataset.bins, dataset.other = bins, EXTRA_LOADERS.get(section.name)
     dataset.accept_changed = accept_changed or own.get("accept_changed", False)
     # The parts of the tokenizer that the loader reads.
     dataset.locked = lock_settings(
@@ -282,7 +282,7 @@ def rules_of(settings: LoaderSettings, ids: TokenIds) -> RowRules:
             "it one of them."
         )
     for found in separator_differs(section, {"eos": ids.eos, "bos": ids.bos}):
-        raise RecipeError(refusal(found, section))
+        raise RecipeError(refusal_message(found, section))
     (prompts, responses), eos = section.targets, settings.row_key("eos_token_id")
     return RowRules(
         ids=ids,
@@ -361,7 +361,7 @@ def _refuse_evicting(
         granularity=dataset.sampling_granularity,
     )
     index = sum(stream.get_index_size() for stream in dataset.streams)
-    need, limit = cache_need(streams, index, window), int(dataset.cache_limit)
+    need, limit = compute_cache_need(streams, index, window), int(dataset.cache_limit)
     if limit < need.bytes:
         label, given = settings.section.label, settings.streaming["cache_limit"]
         raise RecipeError(
@@ -394,7 +394,7 @@ def _refuse_unfilled(dataset: MixDataset, label: str) -> None:
     world = _world_of(dataset, dataset.batch_size)
     streams = dataset.streams
     drawn, parts = [int(s.choose) for s in streams], [float(s.proportion) for s in streams]
-    counts = zip(streams, delivered(method, drawn, parts, world), strict=True)
+    counts = zip(streams, count_delivered(method, drawn, parts, world), strict=True)
     if empty := [stream.name for stream, count in counts if not count]:
         size = "larger" if method == "stratified" else "smaller"
         raise RecipeError(

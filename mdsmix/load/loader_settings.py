@@ -14,8 +14,8 @@ from typing import Any
 import mdsmix.kinds  # noqa: F401 - a kind of stream registers the loader that it brings
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, LOADER_DEFAULTS, TARGET_KEYS
-from mdsmix.foundry_yaml.section_values import refuse
-from mdsmix.foundry_yaml.training_yaml import Config, LoaderSection, Settings, read_yaml
+from mdsmix.foundry_yaml.section_values import refuse_broken_rules
+from mdsmix.foundry_yaml.training_yaml import Config, LoaderSection, Settings, read_training_yaml
 from mdsmix.load.dataset import BEST_HASH
 from mdsmix.recipe import TokenizerSpec
 
@@ -63,7 +63,7 @@ def read_settings(config: Config, loader: str = "train_loader") -> LoaderSetting
     """The settings of `train_loader`, or `eval_loader.<label>`; RecipeError says in a sentence what
     is wrong.
     """
-    yaml = read_yaml(config, loader)
+    yaml = read_training_yaml(config, loader)
     return settings_of(yaml.loader(loader), yaml.tokenizer)
 
 
@@ -75,7 +75,7 @@ def settings_of(section: LoaderSection, tokenizer: TokenizerSpec | None = None) 
         # loader reads them under either name.
         dataset = {key: value for key, value in dataset.items() if key not in TARGET_KEYS}
         judged = replace(section, section={**section.section, "dataset": dataset})
-    refuse(judged, but=NOT_HERE)
+    refuse_broken_rules(judged, but=NOT_HERE)
     for key, why in UNSUPPORTED.items():
         if section.dataset.get(key):
             raise RecipeError(f"{section.label}: {key} is set, {why}.")

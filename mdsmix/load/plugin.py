@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from mdsmix.errors import RecipeError
-from mdsmix.foundry_yaml.loader_keys import OWN
+from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER
 from mdsmix.foundry_yaml.training_yaml import LoaderSection
 from mdsmix.load.collate import Batch, Collate
 from mdsmix.load.loader import open_loader
@@ -35,9 +35,11 @@ def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) 
     """
     if tokenizer is None:
         raise RecipeError(
-            f"name: {OWN} needs the EOS and padding ids of a tokenizer, and the config names none; add tokenizer: {{name: ...}}."
+            f"name: {MDSMIX_LOADER} needs the EOS and padding ids of a tokenizer, and the config names none; add tokenizer: {{name: ...}}."
         )
-    own = LoaderSection(label=f"the {OWN} loader", section={"name": OWN, **section})
+    own = LoaderSection(
+        label=f"the {MDSMIX_LOADER} loader", section={"name": MDSMIX_LOADER, **section}
+    )
     ids = TokenIds(
         eos=tokenizer.eos_token_id,
         pad=tokenizer.pad_token_id,

@@ -13,9 +13,9 @@ from typing import get_args
 
 from mdsmix.foundry_yaml.findings import CHECKS, Check, Finding, Severity
 from mdsmix.foundry_yaml.training_yaml import StreamSection
-from mdsmix.mix.apportion import shares_json
-from mdsmix.mix.epoch import epoch_of, epoch_table
-from mdsmix.mix.streams import Mix, distinct
+from mdsmix.mix.epoch.apportion import shares_to_json
+from mdsmix.mix.epoch.figures import make_epoch_table, measure_epoch
+from mdsmix.mix.streams.mix import Mix, unique_folders
 from mdsmix.shards.verification import ReadingWatcher, verify
 from mdsmix.table import Tree, as_json
 from mdsmix.words import plural
@@ -23,17 +23,17 @@ from mdsmix.words import plural
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 
-def findings(mix: Mix) -> list[Finding]:
+def run_checks(mix: Mix) -> list[Finding]:
     """All findings on the mix, errors first, then in the order of the README's table. A finding
     that several loaders or streams share is one finding that names them all.
     """
     mix.look()
-    return in_order(_of_all(mix, checks()))
+    return sort_by_severity(_of_all(mix, list_checks()))
 
 
-def found_by(mix: Mix, id: str) -> list[Finding]:
+def run_one_check(mix: Mix, id: str) -> list[Finding]:
     """Return the findings of one check, for a command that asks for no verdict."""
-    return _of_all(mix, [check for check in checks() if check.id == id])
+    return _of_all(mix, [check for check in list_checks() if check.id == id])
 
 
 def _of_all(mix: Mix, run: Sequence[Check]) -> list[Finding]:
@@ -46,7 +46,7 @@ def _of_all(mix: Mix, run: Sequence[Check]) -> list[Finding]:
     return [f.of(labels, streams) for f, (labels, streams) in said.items()]
 
 
-def checks() -> list[Check]:
+def list_checks() -> list[Check]:
     """All checks in the order of the README's table, the rules of sections last."""
 
     return sorted(CHECKS.values(), key=lambda check: check.of.endswith("Section"))
@@ -68,12 +68,12 @@ def _by_loader(check: Check, mix: Mix) -> Iterator[tuple[str, Finding]]:
                 yield from ((section.label, each) for each in found)
 
 
-def in_order(found: Sequence[Finding]) -> list[Finding]:
+def sort_by_severity(found: Sequence[Finding]) -> list[Finding]:
     """The findings, errors first."""
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def with_bytes_read(mix: Mix, watcher: ReadingWatcher) -> Mix:
+def verify_streams(mix: Mix, watcher: ReadingWatcher) -> Mix:
     """The mix with every shard read, hashed, decoded and counted, which reads every byte of every
     stream.
 
@@ -82,7 +82,8 @@ def with_bytes_read(mix: Mix, watcher: ReadingWatcher) -> Mix:
     return replace(
         mix,
         verified={
-            stream.folder.url: verify(stream.folder, watcher) for stream in distinct(mix.streams)
+            stream.folder.url: verify(stream.folder, watcher)
+            for stream in unique_folders(mix.streams)
         },
     )
 
@@ -92,9 +93,9 @@ def is_refused(found: Sequence[Finding]) -> bool:
     return any(finding.severity == "error" for finding in found)
 
 
-def report(mix: Mix, found: Sequence[Finding]) -> Tree:
+def make_report(mix: Mix, found: Sequence[Finding]) -> Tree:
     """Verdict, findings and the epoch's samples and tokens, for machines."""
-    epoch = epoch_table(epoch_of(mix.train, mix.yaml.batch_size))
+    epoch = make_epoch_table(measure_epoch(mix.train, mix.yaml.batch_size))
     return {
         "origin": mix.yaml.origin,
         "loader": mix.train.name,
@@ -102,16 +103,16 @@ def report(mix: Mix, found: Sequence[Finding]) -> Tree:
         "findings": [asdict(finding) for finding in found],
         "contents_read": bool(mix.verified),
         "changed": list(mix.changed),
-        "unseen": unseen(mix),
+        "unseen": list_unopened_evals(mix),
         "epoch": as_json(epoch)["rows"],
-    } | ({"shares": shares_json(mix.shares)} if mix.shares else {})
+    } | ({"shares": shares_to_json(mix.shares)} if mix.shares else {})
 
 
-def looked(mix: Mix) -> str:
+def describe_coverage(mix: Mix) -> str:
     """One line on how far shards were looked at. Names and sizes do not show a byte that was
     changed in place.
     """
-    shards = [shard.stored for stream in distinct(mix.streams) for shard in stream.shards]
+    shards = [shard.stored for stream in unique_folders(mix.streams) for shard in stream.shards]
     told = f"{plural(len(shards), 'shard')}, {plural(sum(s.bytes for s in shards), 'byte')}"
     if mix.verified:
         blind = sum(report.blind for report in mix.verified.values())
@@ -123,12 +124,12 @@ def looked(mix: Mix) -> str:
     )
 
 
-def unseen(mix: Mix) -> list[str]:
+def list_unopened_evals(mix: Mix) -> list[str]:
     """Return the labels of the config's evaluations whose streams were not looked at."""
     return [section.label for section in mix.unseen]
 
 
-def verdict(mix: Mix, found: Sequence[Finding]) -> str:
+def describe_verdict(mix: Mix, found: Sequence[Finding]) -> str:
     """One line: how many streams, whether they may be mixed, and the findings counted by
     severity.
     """

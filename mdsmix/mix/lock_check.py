@@ -17,25 +17,25 @@ from mdsmix.foundry_yaml.lock import (
     LoaderLock,
     Lock,
     LockedStream,
-    differences,
-    locked_stream,
+    find_differences,
+    lock_stream,
+    locked_settings,
     parse_lock,
-    settings_of,
 )
 from mdsmix.foundry_yaml.training_yaml import TRAIN
-from mdsmix.mix.draws import draws_of
-from mdsmix.mix.render import is_device
-from mdsmix.mix.streams import Loader, Mix, StreamInMix
+from mdsmix.mix.epoch.draws import count_loader_draws
+from mdsmix.mix.render.render import is_device
+from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
 from mdsmix.storage import locate
 from mdsmix.table import Column, Row, Table
 
-TRAINED = (
+TRAINING_DIFFERS = (
     "lock-differs",
     "A checkpoint of the run that was planned, resumed on this, repeats samples and leaves others out.",
     "train on what the lock names (publish: versioned keeps every version), or render the YAML again and begin a new run; "
     "--accept-changed takes it for a warning.",
 )
-EVALUATED = (
+EVALUATION_DIFFERS = (
     "lock-eval-differs",
     "Its losses cannot be compared with those of before.",
     "nothing, if that is known; render the YAML again to lock what is there now.",
@@ -43,7 +43,7 @@ EVALUATED = (
 "Id, reason and fix of a finding: TRAINED on training streams, EVALUATED on evaluations."
 
 
-def place_of(target: str) -> str | None:
+def lock_path(target: str) -> str | None:
     """The path of a YAML's lock, beside the YAML; None where the YAML goes into a pipe or
     a device.
     """
@@ -51,7 +51,7 @@ def place_of(target: str) -> str | None:
     return None if not place.is_store and is_device(place.url) else f"{target}{SUFFIX}"
 
 
-def lock_of(mix: Mix) -> Lock:
+def make_lock(mix: Mix) -> Lock:
     """Return the lock of the mix as published now: its streams' files, and how the loaders draw
     them. A loader with a stream that mdsmix cannot open is left out.
     """
@@ -60,8 +60,8 @@ def lock_of(mix: Mix) -> Lock:
 
 
 def _loader(mix: Mix, loader: Loader) -> LoaderLock:
-    drawn, card = draws_of(loader) or [0] * len(loader.streams), mix.tokenizer
-    settings = settings_of(
+    drawn, card = count_loader_draws(loader) or [0] * len(loader.streams), mix.tokenizer
+    settings = locked_settings(
         loader,
         batch=mix.yaml.batch_size if loader.trains else None,
         tokenizer=card and card.hash,
@@ -72,14 +72,14 @@ def _loader(mix: Mix, loader: Loader) -> LoaderLock:
 
 def _stream(stream: StreamInMix, drawn: int) -> LockedStream:
     files = [(shard.samples, shard.raw_data, shard.stored) for shard in stream.shards]
-    return locked_stream(
+    return lock_stream(
         stream.name,
         drawn,
         [(n, raw.basename, raw.bytes, raw.hashes or stored.hashes) for n, raw, stored in files],
     )
 
 
-STREAMS = (
+STREAM_COLUMNS = (
     Column("loader", "text"),
     Column("stream", "text"),
     Column("state", "text"),
@@ -88,7 +88,7 @@ STREAMS = (
 )
 
 
-def compared(was: Lock, now: Lock, is_accepted: bool = False) -> tuple[list[Finding], Table]:
+def compare_locks(was: Lock, now: Lock, is_accepted: bool = False) -> tuple[list[Finding], Table]:
     """A finding for each difference, and a table of the streams of `now` with their states. A
     difference in training is an error, or a warning where it `is_accepted`; a difference in an
     evaluation is a warning.
@@ -96,8 +96,8 @@ def compared(was: Lock, now: Lock, is_accepted: bool = False) -> tuple[list[Find
     found, rows, none = list[Finding](), list[Row](), LoaderLock(streams=[])
     for label in now.loaders | was.loaders:
         held = now.loaders.get(label, none)
-        told = [*differences(was.loaders.get(label, none), held)]
-        id, why, fix = TRAINED if label == TRAIN else EVALUATED
+        told = [*find_differences(was.loaders.get(label, none), held)]
+        id, why, fix = TRAINING_DIFFERS if label == TRAIN else EVALUATION_DIFFERS
         severity: Severity = "error" if label == TRAIN and not is_accepted else "warning"
         found += [
             Finding(f"{label}: {sentence}.", fix, tuple(streams), id, severity, why)
@@ -108,10 +108,10 @@ def compared(was: Lock, now: Lock, is_accepted: bool = False) -> tuple[list[Find
             (label, s.name, f"{'not ' * (s.name in changed)}as planned", s.samples, s.drawn)
             for s in held.streams
         ]
-    return found, Table(columns=STREAMS, rows=rows)
+    return found, Table(columns=STREAM_COLUMNS, rows=rows)
 
 
-def hold(mix: Mix, targets: Sequence[str], is_accepted: bool) -> tuple[list[Finding], Table]:
+def check_lock(mix: Mix, targets: Sequence[str], is_accepted: bool) -> tuple[list[Finding], Table]:
     """The lock beside the one YAML in `targets`, compared with the mix of now; RecipeError where no
     lock can be read.
     """
@@ -121,7 +121,7 @@ def hold(mix: Mix, targets: Sequence[str], is_accepted: bool) -> tuple[list[Find
             "`mdsmix render-yaml` wrote."
         )
     mix.train.require_opened()
-    target, place = targets[0], place_of(targets[0])
+    target, place = targets[0], lock_path(targets[0])
     found = locate(place).fetch() if place else None
     if found is None:
         raise RecipeError(
@@ -129,4 +129,4 @@ def hold(mix: Mix, targets: Sequence[str], is_accepted: bool) -> tuple[list[Find
             f"not known; `mdsmix render-yaml RECIPE -o {target}` writes both."
         )
     fix = "render the YAML again, which locks what is published now"
-    return compared(parse_lock(Lock, found[1], str(place), fix), lock_of(mix), is_accepted)
+    return compare_locks(parse_lock(Lock, found[1], str(place), fix), make_lock(mix), is_accepted)

@@ -13,7 +13,7 @@ from typing import Any
 
 from mdsmix import typed
 from mdsmix.errors import RecipeError
-from mdsmix.mix.draws import World
+from mdsmix.mix.epoch.draws import World
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from mdsmix.load.internals import Ids
 from mdsmix.load.layout import NOBODY, Layout
-from mdsmix.mix.stream_counts import row_length, tokens_of
-from mdsmix.mix.streams import Loader, StreamInMix
+from mdsmix.mix.epoch.stream_counts import count_tokens, fixed_row_length
+from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.shard_reader import has_ids
 from mdsmix.preview.step_rows import Loaders, Step
@@ -33,8 +33,8 @@ def sample_tokens(stream: StreamInMix, loader: Loader) -> float:
     """
     if not has_ids(stream):
         return UNKNOWN
-    tokens = tokens_of(stream, loader).kept / max(1, stream.index.samples)
-    return about(tokens, row_length(stream) is not None)
+    tokens = count_tokens(stream, loader).kept / max(1, stream.index.samples)
+    return about(tokens, fixed_row_length(stream) is not None)
 
 
 @dataclass(frozen=True)

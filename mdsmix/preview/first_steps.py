@@ -8,7 +8,7 @@ import warnings
 from dataclasses import replace
 
 from mdsmix.errors import RecipeError
-from mdsmix.foundry_yaml.loader_keys import OTHERS
+from mdsmix.foundry_yaml.loader_keys import EXTRA_LOADERS
 from mdsmix.load.collate import best_ratio, ratios
 from mdsmix.load.internals import Ids
 from mdsmix.load.layout import Layout
@@ -16,7 +16,7 @@ from mdsmix.load.loader import PROFILED, rules_of
 from mdsmix.load.loader_settings import read_settings
 from mdsmix.load.training_rows import TokenIds
 from mdsmix.load.vision import refuse_packing
-from mdsmix.mix.streams import Mix
+from mdsmix.mix.streams.mix import Mix
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.epoch_windows import Preview, sample_tokens, windows_of
 from mdsmix.preview.shard_reader import ShardReader, images_of
@@ -27,7 +27,7 @@ def preview(mix: Mix, asked: Asked) -> Preview:
     """The first steps and the epoch of a mix. RecipeError where Streaming refuses the epoch,
     Unreachable where a stream cannot be read, MixRefused where a row does not fit the loader.
     """
-    if other := OTHERS.get(mix.train.name):
+    if other := EXTRA_LOADERS.get(mix.train.name):
         raise RecipeError(
             f"a preview shows rows of LLM-Foundry's loaders and of mdsmix's, and name: {other.name} is the loader of {other.whose}: "
             "`mdsmix inspect` shows its samples, and mdsmix.load gives its batches."

@@ -15,8 +15,8 @@ from mdsmix.encode.pretrained import image_tokens
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import RowImages
-from mdsmix.mix.checks.conversion import processor_of
-from mdsmix.mix.streams import Mix, StreamInMix, names_listed
+from mdsmix.mix.checks.conversion import find_processor
+from mdsmix.mix.streams.mix import Mix, StreamInMix, list_stream_names
 from mdsmix.shards.shard_samples import GAP, Sample, read_samples
 from mdsmix.shards.token_ids import has_images, layout_of
 from mdsmix.storage import together
@@ -56,10 +56,10 @@ def images_of(mix: Mix) -> Images | None:
     if not streams:
         return None
     tokens = {id for s in streams if s.manifest for id in s.manifest.encoding.image_ids}
-    found = processor_of(mix, mix.train, streams[0])
+    found = find_processor(mix, mix.train, streams[0])
     if found is None or len(tokens) != 1:
         raise RecipeError(
-            f"nothing here says how many tokens each image of {names_listed(streams)} becomes: name the processor by "
+            f"nothing here says how many tokens each image of {list_stream_names(streams)} becomes: name the processor by "
             "train_loader.dataset.processor, or convert again with processor: in the recipe, which publishes it beside the streams."
         )
     return Images(tokens.pop(), found[0])

@@ -21,7 +21,7 @@ from mdsmix.load.loader import collate_of
 from mdsmix.load.loader_settings import LoaderSettings
 from mdsmix.load.training_rows import RowRules, TrainingRow, row_of
 from mdsmix.load.vision import expanded
-from mdsmix.mix.draws import World
+from mdsmix.mix.epoch.draws import World
 from mdsmix.preview.shard_reader import Images, ImageSize, ShardReader, has_ids
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import IGNORED

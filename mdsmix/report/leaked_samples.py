@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mdsmix.encode.pretrained import Decoder
-from mdsmix.leaks.audit import Audit, Leak, passage
+from mdsmix.leaks.audit import Audit, Leak, read_passage
 from mdsmix.leaks.evaluation_grams import LENGTH, Int
-from mdsmix.mix.streams import names_listed
+from mdsmix.mix.streams.mix import list_stream_names
 from mdsmix.report.show import Item, SampleText, Title
 from mdsmix.report.shown_samples import SHARED, Segment, runs_of, shortened
 from mdsmix.table import Column, Row, Table, Tree
@@ -53,7 +53,7 @@ def _row(found: Audit, leak: Leak) -> Row:
 
 def _passages(found: Audit, leak: Leak, decoder: Decoder | None) -> Iterator[Item]:
     """Both passages of a leak, each under a headline. The shared tokens are in ⟮ ⟯."""
-    where, each = leak.places[0], passage(found, leak)
+    where, each = leak.places[0], read_passage(found, leak)
     mine, its = found.evaluations[leak.stream], found.streams[where.stream]
     for stream, sample, around, said in (
         (mine, leak.sample, each.item, f"{leak.found:,} of its {leak.of:,} grams found"),
@@ -81,8 +81,8 @@ def summary(found: Audit) -> Iterator[str]:
     if leaks[ROWS:]:
         yield f"the first {ROWS:,} of {plural(len(leaks), 'sample')} are listed, --json has all"
     yield (
-        f"{plural(len(items.rows), 'sample')} of {names_listed(found.evaluations)} with {plural(len(items.hashes), f'different {LENGTH}-gram')}, "
-        f"looked for in {plural(sum(s.tokens for s in found.scanned), 'token')} of {names_listed(found.streams)}: of "
+        f"{plural(len(items.rows), 'sample')} of {list_stream_names(found.evaluations)} with {plural(len(items.hashes), f'different {LENGTH}-gram')}, "
+        f"looked for in {plural(sum(s.tokens for s in found.scanned), 'token')} of {list_stream_names(found.streams)}: of "
         f"{plural(len(leaks), 'sample')} something was found"
     )
     if common := items.left_out + sum(each.left_out for each in found.scanned):
@@ -148,7 +148,7 @@ def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> Tree:
 
 def _passage_json(found: Audit, leak: Leak, decoder: Decoder | None) -> Tree:
     where = leak.places[0]
-    shared: list[int] = passage(found, leak).shared.tolist()
+    shared: list[int] = read_passage(found, leak).shared.tolist()
     return {
         "id": found.evaluations[leak.stream].id_of(leak.sample),
         "training_id": found.streams[where.stream].id_of(where.sample),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mdsmix.foundry_yaml.training_yaml import parse
+from mdsmix.foundry_yaml.training_yaml import parse_training_yaml
 from mdsmix.kinds import open_recipe
-from mdsmix.mix.foundry_config import is_train
-from mdsmix.mix.resolve import is_recipe, named_yaml, stream_places
+from mdsmix.mix.render.foundry_config import is_train_stream
+from mdsmix.mix.streams.resolve import find_named_yaml, is_recipe_file, list_stream_urls
 from mdsmix.recipe.read import read_text
 from mdsmix.shards.published import current
 from mdsmix.storage import locate
@@ -31,10 +31,10 @@ def named_streams(words: Sequence[str]) -> list[NamedStream]:
     """Each stream that `words` name: a recipe with overrides, a training YAML, or streams.
     RecipeError where one of these is wrong.
     """
-    if (found := named_yaml(words)) is None:
-        return [NamedStream(name=url, url=url) for url in stream_places(words)]
+    if (found := find_named_yaml(words)) is None:
+        return [NamedStream(name=url, url=url) for url in list_stream_urls(words)]
     path, overrides = found
-    is_of_recipe = overrides or is_recipe(path)
+    is_of_recipe = overrides or is_recipe_file(path)
     return list(_of_recipe(path, overrides) if is_of_recipe else _of_yaml(path))
 
 
@@ -47,13 +47,13 @@ def _of_recipe(path: str, overrides: Sequence[str]) -> Iterator[NamedStream]:
         yield NamedStream(
             name=spec.name,
             url=url,
-            loader=TRAINED if is_train(spec) else f"eval_loader {spec.name}",
+            loader=TRAINED if is_train_stream(spec) else f"eval_loader {spec.name}",
             is_made=is_made,
         )
 
 
 def _of_yaml(path: str) -> Iterator[NamedStream]:
-    yaml = parse(read_text(path), path)
+    yaml = parse_training_yaml(read_text(path), path)
     for section in (yaml.train, *yaml.evals):
         for stream in section.stream_sections:
             below = "/".join(filter(None, (stream.place, stream.settings.get("split"))))

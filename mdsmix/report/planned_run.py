@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from mdsmix.mix.plan.plan import Plan, figures
+from mdsmix.mix.plan.plan import Plan, list_figures
 from mdsmix.report.show import Item, NamedValues
 from mdsmix.table import Column, Estimate, Table, Tree, cell_text, is_known
 from mdsmix.words import plural
@@ -34,7 +34,9 @@ def plan_json(plan: Plan) -> Tree:
     estimated figures.
     """
     tree = asdict(plan)
-    return tree | {"estimated": [path for path, of in figures(tree) if isinstance(of, Estimate)]}
+    return tree | {
+        "estimated": [path for path, of in list_figures(tree) if isinstance(of, Estimate)]
+    }
 
 
 def told(figure: float, form: str = "count") -> str:

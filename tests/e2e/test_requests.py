@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from mdsmix.convert.planning import Options, describe
-from mdsmix.mix.check import findings
-from mdsmix.mix.resolve import resolve
+from mdsmix.mix.check import run_checks
+from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.recipe import load_recipe
 from mdsmix.shards import lease
 from mdsmix.shards.index import read_index
@@ -66,7 +66,7 @@ def test_a_check_lists_a_stream_and_reads_two_small_files_and_of_versions_which_
     recipe = work(THREE, publish=publish)
     run_recipe(recipe)
     with counted(proxy) as found:
-        assert not findings(resolve([str(recipe)]))
+        assert not run_checks(resolve_mix([str(recipe)]))
     assert not found.at(".mds")
     # One of all streams: whether the tokenizer that the YAML will name is published beside them.
     assert found.by_operation == {"GET": reads * 3, "GET list": 3, "HEAD": 1}, found
@@ -80,7 +80,7 @@ def test_a_check_of_finetuning_streams_reads_no_shard_whose_samples_were_judged_
     run_recipe(recipe)
     for overrides, reads in ([], {}), (["target_prompts=all"], {"GET": 2}):
         with counted(proxy) as found:
-            findings(resolve([str(recipe), *overrides]))
+            run_checks(resolve_mix([str(recipe), *overrides]))
         assert found.at(".mds") == reads, overrides
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from mdsmix.foundry_yaml import loader_keys as keys
-from mdsmix.mix.check import findings
-from mdsmix.mix.resolve import mix_of
+from mdsmix.mix.check import run_checks
+from mdsmix.mix.streams.resolve import make_mix
 from tests.converting import documents
 from tests.foundry.conftest import Foundry, Lab
 from tests.with_torch.load_streams import config, write_stream
@@ -181,7 +181,7 @@ def test_what_check_passes_starts_and_what_it_refuses_does_not(
         tree = {"max_seq_len": MAX_SEQ_LEN, "global_train_batch_size": 16, "train_loader": section}
         tree["tokenizer"] = {"name": str(tokenizer_folder)}
         refused = [
-            each for each in findings(mix_of(tree, "train.yaml")) if each.severity == "error"
+            each for each in run_checks(make_mix(tree, "train.yaml")) if each.severity == "error"
         ]
         assert bool(refused) == bool(error), (setting, error, [each.id for each in refused])
 

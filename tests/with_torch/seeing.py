@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from mdsmix.mix.render import render
+from mdsmix.mix.render.render import render_recipe
 from tests.converting import write_jsonl, write_recipe
 from tests.pictures import stream
 
@@ -25,7 +25,7 @@ def written(folder: Path, of: tuple[Path, Path], records: list[Any], **settings:
 
 def rendered(recipe: Path) -> str:
     path = recipe.with_name("train.yaml")
-    path.write_text(render(recipe, [], None)[1])
+    path.write_text(render_recipe(recipe, [], None)[1])
     return str(path)
 
 

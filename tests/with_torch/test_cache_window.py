@@ -18,8 +18,8 @@ from streaming.base.world import World as Devices
 
 from mdsmix.errors import RecipeError
 from mdsmix.load import build_loader
-from mdsmix.mix.cache_window import CachedStream, Window, cache_need
-from mdsmix.mix.draws import World
+from mdsmix.mix.epoch.cache_window import CachedStream, Window, compute_cache_need
+from mdsmix.mix.epoch.draws import World
 from tests.with_torch.load_streams import (
     IDS,
     PAIR,
@@ -132,7 +132,7 @@ def test_no_shard_is_evicted_before_it_is_read(
         packed=np.zeros(len(sizes), np.int64),
         drawn=dataset.num_samples,
     )
-    need = cache_need([stream], 0, window).bytes
+    need = compute_cache_need([stream], 0, window).bytes
     dataset.batch_size, dataset.num_canonical_nodes = batch, canonical
     dataset.shuffle, dataset.shuffle_block_size = algo != "none", block
     dataset.shuffle_algo = "py1e" if algo == "none" else algo
@@ -157,7 +157,7 @@ def test_four_shards_and_even_one_window_are_not_enough(dataset: StreamingDatase
         packed=np.zeros(len(sizes), np.int64),
         drawn=dataset.num_samples,
     )
-    need = cache_need([stream], 0, window).bytes
+    need = compute_cache_need([stream], 0, window).bytes
     assert len(sizes) > 41
     early = [
         Node(order, sizes, limit, window).run(np.random.default_rng(1)).evicted_too_early

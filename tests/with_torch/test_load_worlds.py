@@ -16,7 +16,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.load.dataset import EXACT
 from mdsmix.load.layout import NOBODY, Layout
 from mdsmix.load.loader_settings import read_settings
-from mdsmix.mix.draws import World
+from mdsmix.mix.epoch.draws import World
 from tests.with_torch.load_streams import config
 
 BATCH = 16

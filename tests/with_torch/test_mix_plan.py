@@ -21,11 +21,11 @@ from streaming.base.batching import generate_work
 from streaming.base.world import World
 
 from mdsmix.load import build_loader
-from mdsmix.mix.draws import World as Machines
-from mdsmix.mix.draws import delivered, draws, parts
-from mdsmix.mix.plan.nodes import chance
+from mdsmix.mix.epoch.draws import World as Machines
+from mdsmix.mix.epoch.draws import batch_shares, count_delivered, count_draws
+from mdsmix.mix.plan.nodes import chance_of_fetch
 from mdsmix.mix.plan.plan import Plan, PlanOptions, make_plan, resolve_for_plan
-from mdsmix.mix.render import render
+from mdsmix.mix.render.render import render_recipe
 from mdsmix.table import Estimate
 from tests.converting import (
     chats,
@@ -80,7 +80,7 @@ def test_an_epoch_draws_what_streaming_draws() -> None:
         weights = [weight(SCHEMES[number % 5], rng, SCHEMES[:4]) for _ in samples]
         epoch_size = int(rng.integers(1, 5000)) if rng.random() < 0.4 else None
         case, found = (weights, samples, epoch_size, int(rng.integers(0, 10000))), list[Any]()
-        for draw in (lambda *of: [int(s.choose) for s in weighted(*of)], draws):
+        for draw in (lambda *of: [int(s.choose) for s in weighted(*of)], count_draws):
             try:
                 found.append(draw(*case))
             except ValueError:
@@ -128,9 +128,12 @@ def _both(method: str, dataset: StreamingDataset, sizes: Any, weights: list[Any]
     dataset.shuffle_block_size, batch = 1 << 18, dataset.batch_size * nodes * ranks
     how = {"num_canonical_nodes": canonical, "algo": "py1e" if dataset.shuffle else "none"}
     devices = Machines(batch=batch, nodes=nodes, gpus=ranks, **how)
-    drawn, shares = draws(weights, sizes, epoch_size), parts(weights, sizes, epoch_size)
+    drawn, shares = (
+        count_draws(weights, sizes, epoch_size),
+        batch_shares(weights, sizes, epoch_size),
+    )
     theirs = theirs_of(dataset, World(nodes, ranks, workers, 0))
-    return delivered(method, drawn, shares, devices), theirs
+    return count_delivered(method, drawn, shares, devices), theirs
 
 
 def _set(dataset: StreamingDataset, drawn: Sequence[int], world: Machines, seed: int) -> None:
@@ -176,7 +179,9 @@ def test_a_node_reads_about_as_many_shards_as_streaming_gives_it(dataset: Stream
             _set(dataset, drawn, world, seed)
             theirs.append(_read(dataset, world))
         pairs = zip(samples, drawn, strict=True)
-        each = [chance(s.mean(), n / s.sum(), sum(drawn), "random", world) for s, n in pairs]
+        each = [
+            chance_of_fetch(s.mean(), n / s.sum(), sum(drawn), "random", world) for s, n in pairs
+        ]
         assert each @ counts == pytest.approx(np.mean(theirs), rel=0.08), (drawn, world)
 
 
@@ -258,14 +263,14 @@ def test_an_eos_that_the_loader_adds_counts_once(tmp_path: Path, tokenizer_folde
     for _ in range(2):  # in the second conversion a row is full to its last token
         recipe, config = write_recipe(tmp_path, tokenizer_folder, **made), tmp_path / "train.yaml"
         (outcome,) = run_recipe(recipe)
-        config.write_text(render(str(recipe), [], None)[1])
+        config.write_text(render_recipe(str(recipe), [], None)[1])
         run = make_plan(resolve_for_plan([str(config)]), PlanOptions(gpus=1, batch=4)).run
         batches = list(build_loader(str(config), 4))
         seen = sum(int(batch["attention_mask"].sum()) for batch in batches)
         trained = sum(int((batch["labels"] != -100).sum()) for batch in batches)
         assert (run.tokens, isinstance(run.tokens, Estimate)) == (seen, False)
         assert run.trained == trained
-        budgeted = render(str(recipe), [f"budget={seen} tokens"], None)[1]
+        budgeted = render_recipe(str(recipe), [f"budget={seen} tokens"], None)[1]
         assert "choose: 24" in budgeted, "the EOS is in the budget"
         made["max_seq_len"] = outcome.manifest.totals.longest
 

@@ -21,9 +21,9 @@ import pytest
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
 from mdsmix.load.layout import SampleAt
-from mdsmix.mix.draws import World as Machines
-from mdsmix.mix.resolve import mix_of
-from mdsmix.mix.streams import Mix
+from mdsmix.mix.epoch.draws import World as Machines
+from mdsmix.mix.streams.mix import Mix
+from mdsmix.mix.streams.resolve import make_mix
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.epoch_windows import Preview, sentences
 from mdsmix.preview.first_steps import preview
@@ -73,7 +73,7 @@ def made(folder: Path, names: str = "web docs faq chat", **dataset: Any) -> dict
 
 
 def mix(settings: dict[str, Any]) -> Mix:
-    return dataclasses.replace(mix_of(settings, "train.yaml"), tokenizer=CARD)
+    return dataclasses.replace(make_mix(settings, "train.yaml"), tokenizer=CARD)
 
 
 def looked(settings: dict[str, Any], batch: int, gpus: int = 1, **asked: Any) -> Preview:

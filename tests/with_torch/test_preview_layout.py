@@ -24,8 +24,8 @@ from mdsmix.errors import RecipeError
 from mdsmix.load import build_loader
 from mdsmix.load.layout import NOBODY, Layout
 from mdsmix.load.loader_settings import read_settings
-from mdsmix.mix.draws import World as Machines
-from mdsmix.mix.resolve import mix_of
+from mdsmix.mix.epoch.draws import World as Machines
+from mdsmix.mix.streams.resolve import make_mix
 from mdsmix.preview.asked import EpochState
 from mdsmix.preview.step_rows import Step
 from tests.forked import Standing
@@ -61,7 +61,9 @@ def settings(folder: Path, mix: str = "whole", **dataset: Any) -> dict[str, Any]
 
 def laid_out(made: dict[str, Any], cluster: Machines, state: Any = None) -> list[Any]:
     """Lists [step][rank] of sample ids."""
-    layout = Layout(read_settings(made), mix_of(made, "test").train.streams, cluster, cluster.rows)
+    layout = Layout(
+        read_settings(made), make_mix(made, "test").train.streams, cluster, cluster.rows
+    )
     entered = {"epoch": 0, "sample_in_epoch": 0, **(state or {})}
     at = entered.pop("epoch"), entered.pop("sample_in_epoch")
     layout.enter(**entered)

@@ -17,8 +17,8 @@ from mdsmix import sources
 from mdsmix.errors import MixRefused, Unreachable
 from mdsmix.init.data_files import find_data
 from mdsmix.load.training_rows import RowRules, row_of
-from mdsmix.mix.check import findings
-from mdsmix.mix.resolve import mix_of_streams
+from mdsmix.mix.check import run_checks
+from mdsmix.mix.streams.resolve import make_stream_mix
 from mdsmix.shards.published import read_in
 from mdsmix.shards.verification import verify
 from mdsmix.sources.find import find
@@ -44,7 +44,9 @@ def test_a_merged_index_is_read_like_any_other(merged: Path) -> None:
     assert [shard.stored.basename[:2] for shard in stream.shards] == ["0/", "1/"]
     assert not stream.contradictions
     assert not verify(locate(merged), Told()).faults
-    refused = [each for each in findings(mix_of_streams([str(merged)])) if each.severity == "error"]
+    refused = [
+        each for each in run_checks(make_stream_mix([str(merged)])) if each.severity == "error"
+    ]
     assert refused == []
     rows = [stream.read(number)["tokens"].tolist() for number in range(10)]
     by_streaming = first_tokens(loaded({"web": {"local": str(merged)}}, batch=1))
@@ -78,7 +80,7 @@ def test_first_samples_are_those_of_the_first_shard_that_has_any(tmp_path: Path)
     write_stream(folder, {"tokens": "ndarray:int32"}, rows, size_limit=300)
     index = json.loads((folder / "index.json").read_bytes())
     assert index["shards"][0]["samples"] == 0
-    mix = mix_of_streams([str(folder)])
+    mix = make_stream_mix([str(folder)])
     (stream,) = mix.train.streams
     assert [sample["tokens"].max() for sample in stream.head.samples] == [90_000]
 
@@ -105,7 +107,9 @@ def test_ids_below_zero_are_refused_by_the_loader(tmp_path: Path) -> None:
     row = {"input_ids": np.array([5, 6, 7], np.int32), "labels": np.array([-100, 6, 7], np.int32)}
     with MDSWriter(out=str(folder), columns=columns) as writer:
         writer.write(row)
-    ids = {each.id for each in findings(mix_of_streams([str(folder)])) if each.severity == "error"}
+    ids = {
+        each.id for each in run_checks(make_stream_mix([str(folder)])) if each.severity == "error"
+    }
     assert "labels-repeated" in ids
     with pytest.raises(MixRefused, match="contains the id -100"):
         row_of(read_in(locate(folder)).read(0), RowRules(max_seq_len=8, ids=IDS))

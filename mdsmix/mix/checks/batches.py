@@ -9,11 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from mdsmix.foundry_yaml.findings import Finding, Findings, check
-from mdsmix.foundry_yaml.loader_keys import OWN, is_number, whole
-from mdsmix.mix.draws import METHODS, batching, delivered_of, draws_of
-from mdsmix.mix.epoch import StreamInEpoch, epoch_of, share_of
-from mdsmix.mix.stream_counts import row_length
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
+from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER, as_whole_number, is_number
+from mdsmix.mix.epoch.draws import (
+    METHODS,
+    count_loader_delivered,
+    count_loader_draws,
+    get_batching_method,
+)
+from mdsmix.mix.epoch.figures import StreamInEpoch, compute_share, measure_epoch
+from mdsmix.mix.epoch.stream_counts import fixed_row_length
+from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.table import is_known
 from mdsmix.words import plural
 
@@ -26,7 +31,7 @@ OFTEN = 4
 @check("warning", "The stream is in the mix and never used.", "weights-off")
 @check("error", "Streaming rounds down without a word: the stream is never used.", "weights-zero")
 def weights_unused(mix: Mix, loader: Loader) -> Findings:
-    for stream, drawn in zip(loader.streams, draws_of(loader) or [], strict=False):
+    for stream, drawn in zip(loader.streams, count_loader_draws(loader) or [], strict=False):
         is_off = not any(stream.weight.values() or [1])
         is_meant = is_off and mix.shares is not None  # `share: 0` leaves a stream out
         if stream.index.samples and not drawn and not is_meant:
@@ -54,7 +59,7 @@ def weights_tokens(mix: Mix) -> Findings:
     epoch = _epoch(mix) if mix.shares is None else []
     samples, tokens = sum(s.delivered for s in epoch), sum(s.tokens for s in epoch)
     for each in epoch:
-        share, part = share_of(each.delivered, samples), share_of(each.tokens, tokens)
+        share, part = compute_share(each.delivered, samples), compute_share(each.tokens, tokens)
         if share and part is not None and not 1 / SKEW <= part / share <= SKEW:
             yield Finding(
                 f"{each.stream} is {share:.1%} of an epoch's samples and {part:.1%} of its tokens.",
@@ -80,7 +85,7 @@ def evaluation_varies(loader: Loader) -> Findings:
     """Find an evaluation that reads a part of its samples, drawn anew at each pass."""
     if loader.trains or loader.dataset.get("sampling_method") == "fixed":
         return
-    drawn = draws_of(loader) or []
+    drawn = count_loader_draws(loader) or []
     varied = [
         stream
         for stream, count in zip(loader.streams, drawn, strict=False)
@@ -90,7 +95,7 @@ def evaluation_varies(loader: Loader) -> Findings:
         yield Finding(
             "{loader} draws a part of the samples of {streams}, by epoch_size or a weight.",
             "leave epoch_size and the weight out, or set sampling_method: fixed.",
-            names(varied),
+            stream_names(varied),
         )
 
 
@@ -123,7 +128,7 @@ def epoch_too_small(mix: Mix) -> Findings:
     "them at the first batch (ValueError).",
 )
 def canonical_nodes(loader: Loader) -> Findings:
-    nodes = whole(loader.dataset.get("num_canonical_nodes"))
+    nodes = as_whole_number(loader.dataset.get("num_canonical_nodes"))
     samples = sum(stream.index.samples for stream in loader.streams)
     algorithm = loader.dataset.get("shuffle_algo", "py1e")
     is_py1e = loader.dataset.get("shuffle") is True and algorithm == "py1e"
@@ -141,11 +146,11 @@ def canonical_nodes(loader: Loader) -> Findings:
     "at it.",
 )
 def resume_devices(mix: Mix) -> Findings:
-    if batching(mix.train) in METHODS and not mix.train.is_own:
+    if get_batching_method(mix.train) in METHODS and not mix.train.is_own:
         yield Finding(
-            f"train_loader sets batching_method: {batching(mix.train)}, under which only the same nodes, devices and batch of a device go on "
+            f"train_loader sets batching_method: {get_batching_method(mix.train)}, under which only the same nodes, devices and batch of a device go on "
             "exactly from a checkpoint.",
-            f"resume on the devices of the checkpoint, or use batching_method: random; name: {OWN} refuses other devices.",
+            f"resume on the devices of the checkpoint, or use batching_method: random; name: {MDSMIX_LOADER} refuses other devices.",
         )
 
 
@@ -178,7 +183,7 @@ def packing_high(mix: Mix) -> Findings:
 
 def _share_above(stream: StreamInMix, length: float) -> float:
     """Give the share of a stream's samples that are certainly longer than this."""
-    if (fixed := row_length(stream)) is not None:
+    if (fixed := fixed_row_length(stream)) is not None:
         return float(fixed > length)
     manifest, samples = stream.trusted_manifest, stream.index.samples
     if not manifest or not samples:
@@ -193,7 +198,7 @@ def _undelivered(epoch: Sequence[StreamInEpoch]) -> list[str]:
 
 
 def _epoch(mix: Mix) -> list[StreamInEpoch]:
-    return epoch_of(mix.train, mix.yaml.batch_size)
+    return measure_epoch(mix.train, mix.yaml.batch_size)
 
 
 @check(
@@ -216,17 +221,17 @@ def batching_method(mix: Mix) -> Findings:
     batch, epoch = mix.yaml.batch_size, _epoch(mix)
     drawn, came = sum(s.drawn for s in epoch), sum(s.delivered for s in epoch)
     told, fix = (
-        f"train_loader sets batching_method: {batching(mix.train)}",
+        f"train_loader sets batching_method: {get_batching_method(mix.train)}",
         "use batching_method: random.",
     )
-    if drawn and delivered_of(mix.train, batch) is None:
+    if drawn and count_loader_delivered(mix.train, batch) is None:
         yield Finding(
             f"{told}, and {mix.yaml.origin} has global_train_batch_size: {batch or 'none'} and packing_ratio: "
             f"{mix.train.dataset.get('packing_ratio')}.",
             f"check the whole training YAML (render-yaml --into), which says both as numbers, or {fix}",
             id="batching-unknown",
         )
-    elif drawn and batching(mix.train) in METHODS and (none := _undelivered(epoch)):
+    elif drawn and get_batching_method(mix.train) in METHODS and (none := _undelivered(epoch)):
         yield Finding(
             f"{told}, and an epoch draws too little of {', '.join(none)} for a part of a batch of {batch}.",
             f"raise the weight, take a stream of weight 0 out of the mix, change the batch, or {fix}",

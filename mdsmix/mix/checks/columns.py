@@ -15,13 +15,13 @@ import numpy as np
 
 from mdsmix.errors import MixRefused
 from mdsmix.foundry_yaml.findings import Finding, Findings, check
-from mdsmix.foundry_yaml.loader_keys import OTHERS, OWN, IntType
-from mdsmix.mix.stream_counts import TOKEN_COLUMNS, head_turns
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
+from mdsmix.foundry_yaml.loader_keys import EXTRA_LOADERS, MDSMIX_LOADER, IntType
+from mdsmix.mix.epoch.stream_counts import TOKEN_COLUMNS, read_head_turns
+from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import IGNORED, PACKED, has_images, turns_of
 
-SHAPES: dict[str, tuple[tuple[str, set[str]], ...]] = {
+SAMPLE_LAYOUTS: dict[str, tuple[tuple[str, set[str]], ...]] = {
     "text": (("text", {"text"}), ("tokens", {"tokens"})),
     "finetuning": (
         ("turns", {"turns"}),
@@ -30,7 +30,7 @@ SHAPES: dict[str, tuple[tuple[str, set[str]], ...]] = {
         ("prompt/response", {"prompt", "response"}),
         ("prompt/response", {"prompt", "completion"}),
     ),
-    OWN: (
+    MDSMIX_LOADER: (
         ("turns", {"turns"}),
         ("input_ids", {"input_ids", "labels"}),
         ("tokens", {"tokens"}),
@@ -53,21 +53,23 @@ RAW = {"messages": 1, "prompt/response": 2}
 "Shapes of text that the finetuning loader tokenizes -> the number of columns that each must have."
 
 
-def shape(stream: StreamInMix, loader: str) -> str | None:
+def find_layout(stream: StreamInMix, loader: str) -> str | None:
     """The shape that the loader takes the stream's samples for: the first that fits. None where
     none fits.
     """
     columns = set(stream.columns)
-    if other := OTHERS.get(loader):
+    if other := EXTRA_LOADERS.get(loader):
         return other.name if dict(stream.columns).items() >= other.columns.items() else None
-    return next((name for name, wanted in SHAPES.get(loader, ()) if columns >= wanted), None)
+    return next(
+        (name for name, wanted in SAMPLE_LAYOUTS.get(loader, ()) if columns >= wanted), None
+    )
 
 
 def is_plain(loader: Loader, stream: StreamInMix) -> bool:
     """Whether the loader reads the stream as plain tokens, whose padding it masks from the loss by
     the padding id.
     """
-    return loader.is_text or (loader.is_own and shape(stream, OWN) == "tokens")
+    return loader.is_text or (loader.is_own and find_layout(stream, MDSMIX_LOADER) == "tokens")
 
 
 @check(
@@ -75,8 +77,8 @@ def is_plain(loader: Loader, stream: StreamInMix) -> bool:
     "Neither loader reads the other's columns, and training fails only at the batch in which such a sample comes up.",
 )
 def columns_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    is_known = loader.name in OTHERS or loader.name in SHAPES
-    is_read = not is_known or not stream.shards or shape(stream, loader.name)
+    is_known = loader.name in EXTRA_LOADERS or loader.name in SAMPLE_LAYOUTS
+    is_read = not is_known or not stream.shards or find_layout(stream, loader.name)
     if not is_read and not has_images(stream.columns):  # else images-loader
         yield Finding(
             f"{{streams}}: columns {', '.join(sorted(stream.columns))}, and the {loader.name} loader reads others.",
@@ -88,10 +90,14 @@ def _way(mix: Mix, stream: StreamInMix) -> str:
     """The fix: a loader that reads all streams, else a loader that reads this stream alone, else a
     new conversion.
     """
-    own = [name for name in (*OTHERS, "text", "finetuning", OWN) if shape(stream, name)]
+    own = [
+        name
+        for name in (*EXTRA_LOADERS, "text", "finetuning", MDSMIX_LOADER)
+        if find_layout(stream, name)
+    ]
     if not own:
         return "convert it to tokens with `mdsmix convert`, or take it out of the mix."
-    of_all = [name for name in own if all(shape(each, name) for each in mix.streams)]
+    of_all = [name for name in own if all(find_layout(each, name) for each in mix.streams)]
     way = "which reads all of these streams" if of_all else "for this stream in a run of its own"
     return f"set train_loader.name: {(of_all or own)[0]}, {way}, or convert it again for this loader with --reencode (docs/loading.md)."
 
@@ -108,14 +114,14 @@ def _way(mix: Mix, stream: StreamInMix) -> str:
 )
 def text_and_tokens(loader: Loader) -> Findings:
     """A finding where the loader tokenizes some streams and other streams hold tokens."""
-    shapes = [(s, shape(s, loader.name)) for s in loader.streams]
+    shapes = [(s, find_layout(s, loader.name)) for s in loader.streams]
     texts = [s for s, each in shapes if each in {"text", *RAW}]
     tokens = [s for s, each in shapes if each and s not in texts]
     if texts and tokens:
         yield Finding(
             "{loader} is to tokenize the text of {streams}, and its other streams hold tokens.",
             "convert the text streams to tokens with `mdsmix convert`.",
-            names(texts),
+            stream_names(texts),
             "columns-text-and-tokens" if loader.is_text else "columns-raw-and-tokenized",
         )
 
@@ -129,7 +135,7 @@ def columns_unlike(loader: Loader, stream: StreamInMix) -> Findings:
     columns.
     """
     first, name = loader.streams[0], loader.name
-    are_read = name in OTHERS and shape(first, name) and shape(stream, name)
+    are_read = name in EXTRA_LOADERS and find_layout(first, name) and find_layout(stream, name)
     if are_read and first.columns.keys() != stream.columns.keys():
         yield Finding(
             f"{first.name} holds {', '.join(sorted(first.columns))}, and {{streams}}: {', '.join(sorted(stream.columns))}.",
@@ -142,7 +148,7 @@ def columns_unlike(loader: Loader, stream: StreamInMix) -> Findings:
     "The finetuning loader takes a sample for one of these shapes only when it has no other column (UnknownExampleTypeError).",
 )
 def columns_exact(loader: Loader, stream: StreamInMix) -> Findings:
-    found = shape(stream, "finetuning") if loader.name == "finetuning" else None
+    found = find_layout(stream, "finetuning") if loader.name == "finetuning" else None
     if found in RAW and len(stream.columns) != RAW[found]:
         yield Finding(
             f"{{streams}}: columns {', '.join(sorted(stream.columns))}, and beside {found} {{loader}} takes no other.",
@@ -155,7 +161,7 @@ def columns_exact(loader: Loader, stream: StreamInMix) -> Findings:
     "The loader cannot decode such a column and fails at the first sample, or reads wrong ids from it.",
 )
 def columns_encoding(loader: Loader, stream: StreamInMix) -> Findings:
-    for column, encoding in stream.columns.items() if loader.name not in OTHERS else ():
+    for column, encoding in stream.columns.items() if loader.name not in EXTRA_LOADERS else ():
         if not re.fullmatch(ENCODINGS.get(column, ".*"), encoding):
             yield Finding(
                 f"the column {column} of {{streams}} is `{encoding}`, which no loader reads of it.",
@@ -195,7 +201,7 @@ def columns_unsafe(loader: Loader, stream: StreamInMix) -> Findings:
 )
 def labels_repeated(loader: Loader, stream: StreamInMix) -> Findings:
     """Find rows in the form of Hugging Face, whose labels are input_ids again, masked by -100."""
-    if stream.trusted_manifest or shape(stream, loader.name) != "input_ids":
+    if stream.trusted_manifest or find_layout(stream, loader.name) != "input_ids":
         return
     dtype = str(loader.dataset.get("token_encoding_type", "int64"))
     samples = stream.head.samples
@@ -266,7 +272,7 @@ def id_vocabulary(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if manifest := stream.trusted_manifest:
         top = manifest.totals.largest_id
     else:
-        ids = head_turns(stream, loader).ids.values
+        ids = read_head_turns(stream, loader).ids.values
         top = int(ids.max(initial=-1))
         least = int(ids.min(initial=0))
         if least < 0:

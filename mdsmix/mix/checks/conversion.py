@@ -17,8 +17,8 @@ from mdsmix.errors import MdsmixError
 from mdsmix.foundry_yaml.findings import Finding, Findings, check
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.kinds.processor_proof import WAY_OUT, difference, row_of
-from mdsmix.mix.checks.columns import shape
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
+from mdsmix.mix.checks.columns import find_layout
+from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.recipe.rules import PROCESSOR_FOLDER
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import PACKED, has_images, layout_of
@@ -114,7 +114,7 @@ def _difference(encoding: Encoding, wanted: Targets) -> str | None:
 )
 def documents_joined(loader: Loader, stream: StreamInMix) -> Findings:
     """Notes pretraining text in full rows, whose documents the loader cannot tell apart."""
-    read = None if loader.is_text or stream.has_targets else shape(stream, loader.name)
+    read = None if loader.is_text or stream.has_targets else find_layout(stream, loader.name)
     is_marked = any(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos"))
     is_unmarked = read == "tokens" and not is_marked
     if (
@@ -143,7 +143,7 @@ def documents_unmasked(mix: Mix) -> Findings:
             f"{{streams}}: packed rows, and the model is {model} without {key}.",
             f"set {key}: true of an mpt_causal_lm; of other models only a training loop of your own can mask documents "
             "(mdsmix.load.document_mask); or leave it, if that is wanted.",
-            names(packed),
+            stream_names(packed),
         )
 
 
@@ -160,14 +160,14 @@ def images_loader(loader: Loader, stream: StreamInMix) -> Findings:
         )
 
 
-def planned_for(stream: StreamInMix) -> str | None:
+def planned_processor(stream: StreamInMix) -> str | None:
     """The hash of the processor by whose token counts the stream's rows fit; None where none is
     known.
     """
     return stream.encoding.images.get("processor") if stream.encoding else None
 
 
-def processor_of(mix: Mix, loader: Loader, stream: StreamInMix) -> tuple[str, Path] | None:
+def find_processor(mix: Mix, loader: Loader, stream: StreamInMix) -> tuple[str, Path] | None:
     """Hash and folder of the processor for the stream: the processor that the loader names, else
     the one published beside the stream. None where it cannot be opened here.
     """
@@ -200,9 +200,9 @@ def processor_of(mix: Mix, loader: Loader, stream: StreamInMix) -> tuple[str, Pa
 def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if not (loader.is_own and has_images(stream.columns)):
         return
-    name, planned = loader.dataset.get("processor"), planned_for(stream)
-    hash, folder = processor_of(mix, loader, stream) or (None, None)
-    of_all = {found for each in loader.streams if (found := planned_for(each))}
+    name, planned = loader.dataset.get("processor"), planned_processor(stream)
+    hash, folder = find_processor(mix, loader, stream) or (None, None)
+    of_all = {found for each in loader.streams if (found := planned_processor(each))}
     # A processor folder that `convert` published is fetched from beside the stream, so it must lie
     # there.
     is_ours = PROCESSOR_FOLDER.fullmatch(os.path.basename(str(name)))

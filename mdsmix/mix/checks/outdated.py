@@ -9,7 +9,7 @@ from mdsmix.foundry_yaml.findings import Finding, Findings, check
 from mdsmix.kinds.encodings import rules_of
 from mdsmix.kinds.rules import raised_extras, raised_formats, rule_changes
 from mdsmix.mix.checks.tokenizers import tokenizer_that_made
-from mdsmix.mix.streams import Mix, StreamInMix
+from mdsmix.mix.streams.mix import Mix, StreamInMix
 from mdsmix.shapes import find_shape
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources.formats import FORMATS

@@ -13,10 +13,10 @@ import xxhash
 
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.findings import Finding, Findings, Severity, check
-from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, in_units, is_number, whole
-from mdsmix.mix.cache_window import CacheNeed, need_of
-from mdsmix.mix.draws import World, world_of
-from mdsmix.mix.streams import Loader, Mix, StreamInMix
+from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, as_whole_number, is_number, parse_quantity
+from mdsmix.mix.epoch.cache_window import CacheNeed, compute_loader_need
+from mdsmix.mix.epoch.draws import World, make_world
+from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
 from mdsmix.shards.counts import BAD_SHARE
 from mdsmix.shards.index import INDEX
 from mdsmix.shards.published import (
@@ -115,21 +115,21 @@ def _lacks(loader: Loader, rows: int, gpus: int) -> Iterator[Lack]:
     is enough.
     """
     given = loader.dataset.get("cache_limit")
-    limit = in_units(given, BYTE_UNITS) if given else None
+    limit = parse_quantity(given, BYTE_UNITS) if given else None
     if limit is None:
         return
     ratio, replication = (
         loader.dataset.get("packing_ratio"),
-        whole(loader.dataset.get("replication")),
+        as_whole_number(loader.dataset.get("replication")),
     )
     packing = max(1.0, float(ratio)) if ratio is not None and is_number(ratio) else 1.0
-    workers = max(0, whole(loader.section.get("num_workers")) or 0)
+    workers = max(0, as_whole_number(loader.section.get("num_workers")) or 0)
     world = World(batch=rows * gpus, gpus=gpus, workers=workers, packing=packing)
     with suppress(RecipeError):  # canonical nodes that fit no such node: other checks say so
-        world = world_of(loader, batch=rows * gpus, gpus=gpus, workers=workers, packing=packing)
+        world = make_world(loader, batch=rows * gpus, gpus=gpus, workers=workers, packing=packing)
         if replication and replication > 1:
             world = replace(world, batch=world.batch // replication, replication=replication)
-    need = need_of(loader, world)
+    need = compute_loader_need(loader, world)
     if limit < need.bytes:
         yield Lack(need, limit, given)
 
@@ -137,17 +137,17 @@ def _lacks(loader: Loader, rows: int, gpus: int) -> Iterator[Lack]:
 def _device_rows(mix: Mix, loader: Loader) -> int:
     """Rows of one device's batch; 1 if the YAML does not say."""
     key = "device_train_batch_size" if loader is mix.train else "device_eval_batch_size"
-    return max(1, whole(mix.yaml.at(key)) or 1)
+    return max(1, as_whole_number(mix.yaml.at(key)) or 1)
 
 
 def _devices(mix: Mix, loader: Loader) -> int | None:
     """The devices of a node, as far as the YAML says: those of the run, 8 of them at most; None if
     it does not say.
     """
-    batch, rows = mix.yaml.batch_size, whole(mix.yaml.at("device_train_batch_size"))
+    batch, rows = mix.yaml.batch_size, as_whole_number(mix.yaml.at("device_train_batch_size"))
     if not batch or not rows or min(batch, rows) < 1 or batch % rows:
         return None
-    if loader is not mix.train and not whole(mix.yaml.at("device_eval_batch_size")):
+    if loader is not mix.train and not as_whole_number(mix.yaml.at("device_eval_batch_size")):
         return None
     return min(DEVICES_OF_A_NODE, batch // rows)
 

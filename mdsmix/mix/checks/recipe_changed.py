@@ -11,7 +11,7 @@ from mdsmix.foundry_yaml.findings import Finding, Findings, check
 from mdsmix.kinds.encodings import make_encoding
 from mdsmix.kinds.recipe_changes import SAMPLE, KeyChange, encoding_changes, source_changes
 from mdsmix.mix.checks.tokenizers import published_tokenizer
-from mdsmix.mix.streams import Mix, StreamInMix
+from mdsmix.mix.streams.mix import Mix, StreamInMix
 from mdsmix.recipe import StreamSpec
 from mdsmix.recipe.stream_spec import BY_BUDGET
 from mdsmix.shapes.functions import is_function

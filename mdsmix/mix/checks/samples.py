@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from mdsmix.encode.labels import USABLE, Labels
 from mdsmix.foundry_yaml.findings import Finding, Findings, check
 from mdsmix.kinds import kind_of
-from mdsmix.mix.checks.columns import is_plain, shape
-from mdsmix.mix.stream_counts import has_policies_of, head_turns, row_length
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, names
+from mdsmix.mix.checks.columns import find_layout, is_plain
+from mdsmix.mix.epoch.stream_counts import fixed_row_length, has_policies_of, read_head_turns
+from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.words import plural
 
 
@@ -51,8 +51,8 @@ def _long(loader: Loader, stream: StreamInMix) -> tuple[str, str] | None:
     if manifest := stream.trusted_manifest:
         top = manifest.totals.longest
     else:
-        lengths = head_turns(stream, loader).samples.lengths
-        top = row_length(stream) or int(lengths.max(initial=0))
+        lengths = read_head_turns(stream, loader).samples.lengths
+        top = fixed_row_length(stream) or int(lengths.max(initial=0))
     is_kept = _is_kept_by_rule(loader, stream)
     if is_kept and loader.is_text:
         return None  # the text loader reads no conversation: columns-loader reports that
@@ -99,7 +99,7 @@ def _is_kept_by_rule(loader: Loader, stream: StreamInMix) -> bool:
     "Every batch is padded or shorter than the model is paid for: part of each step is wasted.",
 )
 def rows_short(loader: Loader, stream: StreamInMix) -> Findings:
-    length, limit = row_length(stream), loader.max_seq_len or 0
+    length, limit = fixed_row_length(stream), loader.max_seq_len or 0
     if length is not None and length < limit:
         yield Finding(
             f"every sample of {{streams}} has {length} tokens, and max_seq_len of {{loader}} is {limit}.",
@@ -118,19 +118,19 @@ def rows_short(loader: Loader, stream: StreamInMix) -> Findings:
     "rows-uneven",
 )
 def rows_of_different_lengths(mix: Mix, loader: Loader) -> Findings:
-    tokens = [s for s in loader.streams if loader.is_text and shape(s, "text") == "tokens"]
-    uneven = [s for s in tokens if row_length(s) is None and not _looks_even(s, loader)]
-    if not uneven and len({row_length(s) for s in tokens} - {None, 0}) > 1:
+    tokens = [s for s in loader.streams if loader.is_text and find_layout(s, "text") == "tokens"]
+    uneven = [s for s in tokens if fixed_row_length(s) is None and not _looks_even(s, loader)]
+    if not uneven and len({fixed_row_length(s) for s in tokens} - {None, 0}) > 1:
         uneven = tokens
     if uneven:
         told = "samples of {streams} have different lengths under {loader}"
         fix = "use layout: concat, or the finetuning loader with packing, whose rows are masked."
-        yield Finding(f"{told}.", fix, names(uneven), "rows-uneven")
+        yield Finding(f"{told}.", fix, stream_names(uneven), "rows-uneven")
         if mix.tokenizer and mix.tokenizer.pad_id is None:
             yield Finding(
                 f"{told}, and the tokenizer has no padding token.",
                 "add pad_token to tokenizer.kwargs, a token of its own and not EOS, or use layout: concat.",
-                names(uneven),
+                stream_names(uneven),
                 "pad-missing",
             )
 
@@ -141,7 +141,7 @@ def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
     """
     if stream.encoding:
         return stream.encoding.layout == "concat"
-    return len(set(head_turns(stream, loader).samples.lengths.tolist())) < 2
+    return len(set(read_head_turns(stream, loader).samples.lengths.tolist())) < 2
 
 
 @check(
@@ -154,7 +154,7 @@ def separator_absent(loader: Loader, stream: StreamInMix) -> Findings:
         is_promised = encoding is not None and getattr(encoding, f"add_{word}") is not False
         if not isinstance(token, int) or is_promised or not (encoding or stream.head.samples):
             continue
-        if token not in head_turns(stream, loader).ids.values:
+        if token not in read_head_turns(stream, loader).ids.values:
             yield Finding(
                 f"{{loader}} sets {word}_token_id: {token}, and without that token were written: {{streams}}.",
                 f"convert again with add_{word}: true, or leave {word}_token_id out.",
@@ -195,6 +195,10 @@ def _unusable(stream: StreamInMix, loader: Loader) -> Iterator[str]:
     for column in ("prompt", "response", "completion"):
         if any(sample.get(column) == "" for sample in stream.head.samples):
             yield f"empty_{column}"
-    found, targets = head_turns(stream, loader), loader.target_policies
-    if targets and len(found.counts) and shape(stream, "finetuning") in ("turns", "input_ids"):
+    found, targets = read_head_turns(stream, loader), loader.target_policies
+    if (
+        targets
+        and len(found.counts)
+        and find_layout(stream, "finetuning") in ("turns", "input_ids")
+    ):
         yield from {*Labels(targets, found, None).verdicts()} - {USABLE}

@@ -17,17 +17,17 @@ from mdsmix.encode.published_folders import (
 from mdsmix.encode.transformers_five import PLAIN_CLASS
 from mdsmix.errors import MdsmixError
 from mdsmix.foundry_yaml.findings import Finding, Findings, check
-from mdsmix.foundry_yaml.loader_keys import OTHERS, whole
+from mdsmix.foundry_yaml.loader_keys import EXTRA_LOADERS, as_whole_number
 from mdsmix.foundry_yaml.section_values import SEPARATORS
 from mdsmix.foundry_yaml.section_values import separator_differs as _separator_differs
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import is_plain
-from mdsmix.mix.streams import (
+from mdsmix.mix.streams.mix import (
     Loader,
     Mix,
     StreamInMix,
-    moved,
-    pretrained_name,
+    count_remapped_ids,
+    pretrained_model_name,
     published_tokenizers,
 )
 from mdsmix.recipe import TokenizerSpec
@@ -208,7 +208,7 @@ def mask_missing(mix: Mix, loader: Loader) -> Findings:
 def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     card, is_text = _reference(mix), is_plain(loader, stream)
     is_one = card and card.pad_id is not None and card.pad_id == card.eos_id
-    if card and loader.name in OTHERS and card.pad_id in (None, card.eos_id):
+    if card and loader.name in EXTRA_LOADERS and card.pad_id in (None, card.eos_id):
         yield Finding(
             f"the tokenizer's padding token is its EOS, {card.eos_id}.",
             "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token).",
@@ -292,9 +292,9 @@ LENGTHS = ("max_seq_len", "model.max_seq_len", "tokenizer.kwargs.model_max_lengt
 def lengths_differ(mix: Mix, loader: Loader) -> Findings:
     for key in LENGTHS:
         value, length = mix.yaml.at(*key.split(".")), loader.max_seq_len
-        if value is None or length is None or whole(value) == length:
+        if value is None or length is None or as_whole_number(value) == length:
             continue
-        is_short = key == "model.max_seq_len" and (whole(value) or length) < length
+        is_short = key == "model.max_seq_len" and (as_whole_number(value) or length) < length
         if loader.trains or is_short:
             yield Finding(
                 f"{key} is {value}, and max_seq_len of {{loader}} is {length}.",
@@ -328,7 +328,7 @@ def model_encoder(mix: Mix, loader: Loader) -> Findings:
     "model-tokenizer",
 )
 def model_tokenizer(mix: Mix) -> Findings:
-    model, tokenizer = pretrained_name(mix.yaml), mix.yaml.at("tokenizer", "name")
+    model, tokenizer = pretrained_model_name(mix.yaml), mix.yaml.at("tokenizer", "name")
     if not model or tokenizer in (None, "", model):
         return
     told = f"the model is pretrained ({model}), and the tokenizer is {tokenizer}"
@@ -339,7 +339,7 @@ def model_tokenizer(mix: Mix) -> Findings:
             id="model-tokenizer-unseen",
         )
         return
-    if others := moved(mix.model_tokenizer, mix.opened.path):
+    if others := count_remapped_ids(mix.model_tokenizer, mix.opened.path):
         yield Finding(
             f"{told}: {others:,} tokens of the model's own have another id.",
             f"set tokenizer: {model} in the recipe and convert again, or train a model of this tokenizer's own.",

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from mdsmix.encode.pretrained import image_tokens
 from mdsmix.kinds import kind_of
 from mdsmix.mix.offline.mix_plan import Source
-from mdsmix.mix.streams import StreamInMix
+from mdsmix.mix.streams.mix import StreamInMix
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.index import Shard
@@ -47,14 +47,14 @@ Keys = NDArray[np.uint64]
 Copies = NDArray[np.int64]
 
 
-def seed_of(*parts: object) -> int:
+def derive_seed(*parts: object) -> int:
     """A seed of 64 bits from the purpose of a sequence, such as (7, "draw", "web"), so that no two
     purposes share numbers.
     """
     return xxhash.xxh64_intdigest("\0".join(map(str, parts)))
 
 
-def random_keys(seed: int, start: int, stop: int) -> Keys:
+def make_random_keys(seed: int, start: int, stop: int) -> Keys:
     """uint64 [stop - start]: the numbers `start` to `stop` of the seed's sequence, which are all
     different.
     """
@@ -65,7 +65,7 @@ def random_keys(seed: int, start: int, stop: int) -> Keys:
     return z ^ (z >> np.uint64(31))
 
 
-def copies_of(sizes: Iterable[int], drawn: int, seed: int) -> Iterator[Copies]:
+def draw_copies(sizes: Iterable[int], drawn: int, seed: int) -> Iterator[Copies]:
     """For each shard, int64 [size]: how often each sample is drawn. Of 10 samples, 23 draws take
     each twice and 3 once more.
 
@@ -78,7 +78,7 @@ def copies_of(sizes: Iterable[int], drawn: int, seed: int) -> Iterator[Copies]:
     for start, stop in pairwise(ends):
         copies = np.full(stop - start, whole, np.int64)
         if last is not None:
-            copies += random_keys(seed, start, stop) <= last
+            copies += make_random_keys(seed, start, stop) <= last
         yield copies
 
 
@@ -88,7 +88,7 @@ def _kth_smallest(seed: int, n: int, k: int) -> np.uint64:
     """
 
     def blocks() -> Iterator[Keys]:
-        return (random_keys(seed, at, min(n, at + BLOCK)) for at in range(0, n, BLOCK))
+        return (make_random_keys(seed, at, min(n, at + BLOCK)) for at in range(0, n, BLOCK))
 
     ends = np.cumsum(
         sum(np.bincount((keys >> TOP).astype(np.int64), minlength=1 << 16) for keys in blocks())
@@ -109,7 +109,7 @@ class Buckets:
 
     def deal(self, samples: Ragged, rows: NDArray[np.int64]) -> None:
         """Deals out these rows of a shard. A row that is given twice counts as two samples."""
-        keys = random_keys(self._seed, self._dealt, self._dealt + len(rows))
+        keys = make_random_keys(self._seed, self._dealt, self._dealt + len(rows))
         self._dealt += len(rows)
         # Bucket = (upper half of the key * number) >> 32: ranges of keys of equal width.
         buckets = ((keys >> HALF) * np.uint64(self._number)) >> HALF
@@ -145,17 +145,17 @@ def _sorted(path: Path) -> Ragged:
     return Ragged.concat(parts)
 
 
-def deal(
+def deal_stream(
     source: Source, seed: int, buckets: Buckets, watcher: ReadingWatcher
 ) -> tuple[Mixed, Totals]:
     """Deals out the drawn samples of a stream, and returns their counts. Unreachable, with the
     shard's name, where a shard is damaged.
     """
     stream, totals, is_counted = source.stream, Totals(), True
-    copies_a_shard = copies_of(
+    copies_a_shard = draw_copies(
         (shard.samples for shard in stream.shards),
         source.drawn,
-        seed_of(seed, "draw", stream.name),
+        derive_seed(seed, "draw", stream.name),
     )
     for shard, copies, samples in _read_ahead(stream, copies_a_shard):
         buckets.deal(samples, np.repeat(np.arange(len(samples)), copies))
@@ -196,13 +196,13 @@ def _counted(stream: StreamInMix, shard: Shard, samples: Ragged, copies: Copies)
     with reading(stream.folder, shard):
         if (tokens := tokens_of(shard, samples)) is None:
             return None
-        found = count(tokens, copies, manifest)
+        found = count_samples(tokens, copies, manifest)
         if has_images(shard.columns):
             found += _images(shard, samples, copies, manifest)
         return found
 
 
-def count(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
+def count_samples(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
     """The counts of the samples, each taken `copies` times; without a manifest only their number
     and tokens.
     """

@@ -20,9 +20,9 @@ from mdsmix.foundry_yaml.findings import CHECKS, Finding
 from mdsmix.foundry_yaml.training_yaml import Settings
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.encodings import rules_of
-from mdsmix.mix.check import findings
-from mdsmix.mix.draws import draws_of
-from mdsmix.mix.streams import Mix, StreamInMix
+from mdsmix.mix.check import run_checks
+from mdsmix.mix.epoch.draws import count_loader_draws
+from mdsmix.mix.streams.mix import Mix, StreamInMix
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.shard_files import ShardLayout
@@ -34,7 +34,7 @@ bytes of a mix depend on it.
 """
 BUCKET_ROWS = 1 << 20
 "The most samples of a bucket, about a million: each takes 40 bytes of bookkeeping."
-OF_THE_RUN = (
+RUN_CHECK_PREFIXES = (
     "images-",
     "shuffle-",
     "epoch-",
@@ -45,11 +45,11 @@ OF_THE_RUN = (
     "eval-",
 )
 "Checks that judge a loader's batches or the model: a mixed stream has neither."
-TRAINED_BY = ("decoder_only_format", "target_prompts", "target_responses")
+TARGET_KEYS_OF_ENCODING = ("decoder_only_format", "target_prompts", "target_responses")
 """Keys of Encoding that decide which tokens of turns are trained. All streams with targets must
 agree on them.
 """
-BY_THE_WAY = (
+DESCRIPTIVE_KEYS = (
     "layout",
     "add_bos",
     "add_eos",
@@ -122,22 +122,22 @@ class MixPlan:
         return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
 
 
-def findings_on_streams(mix: Mix) -> list[Finding]:
+def check_streams(mix: Mix) -> list[Finding]:
     """Errors and warnings on the streams themselves and their weights."""
     return [
         finding
-        for finding in findings(mix)
+        for finding in run_checks(mix)
         if finding.severity != "note"
         and (finding.id.startswith("weights-") or CHECKS[finding.id].of != "LoaderSection")
-        and not finding.id.startswith(OF_THE_RUN)
+        and not finding.id.startswith(RUN_CHECK_PREFIXES)
     ]
 
 
-def make_plan(mix: Mix, compression: str | None, seed: int) -> MixPlan:
+def plan_mix(mix: Mix, compression: str | None, seed: int) -> MixPlan:
     """The plan of a mix that has passed the checks; MixRefused where its streams cannot become one
     stream.
     """
-    drawn = draws_of(mix.train)
+    drawn = count_loader_draws(mix.train)
     assert drawn is not None, "the checks on weights refuse what Streaming refuses"
     sources = [
         Source(stream=s, drawn=n, weight=mix.shares.weight(s.name) if mix.shares else s.weight)
@@ -168,7 +168,7 @@ def _refuse_unlike(streams: Mapping[str, StreamInMix]) -> None:
     for name, stream in streams.items():
         settings: dict[str, Any] = {"columns": dict(stream.columns)}
         if encoding := stream.encoding:
-            keys = ("loader", *(TRAINED_BY if stream.has_targets else ()))
+            keys = ("loader", *(TARGET_KEYS_OF_ENCODING if stream.has_targets else ()))
             settings |= {key: getattr(encoding, key) for key in keys}
             settings |= {f"images.{k}": encoding.images.get(k) for k in ("token", "processor")}
         for key, value in settings.items():
@@ -215,7 +215,9 @@ def _encoding(
 ) -> Encoding:
     """The encoding that holds for the samples of all streams."""
     disputed: dict[str, Any] = {
-        k: None for k in BY_THE_WAY if any(getattr(e, k) != getattr(leading, k) for e in encodings)
+        k: None
+        for k in DESCRIPTIVE_KEYS
+        if any(getattr(e, k) != getattr(leading, k) for e in encodings)
     }
     images = leading.images.items()
     joined = replace(

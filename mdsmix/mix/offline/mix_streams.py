@@ -25,7 +25,7 @@ import xxhash
 from mdsmix import typed
 from mdsmix.encode.pretrained import cache_folder
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.mix.offline.drawn_samples import Buckets, deal, seed_of
+from mdsmix.mix.offline.drawn_samples import Buckets, deal_stream, derive_seed
 from mdsmix.mix.offline.mix_plan import MixPlan
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Totals
@@ -143,8 +143,8 @@ def _mix(
     """Publishes the drawn samples: shards, record and manifest, and the index last."""
     watcher.begin(folder.parent.name, 2 * plan.bytes)
     with _room(temporary, plan.bytes) as buckets_folder:
-        buckets = Buckets(buckets_folder, plan.buckets, seed_of(plan.seed, "shuffle"))
-        drawn = [deal(source, plan.seed, buckets, watcher) for source in plan.sources]
+        buckets = Buckets(buckets_folder, plan.buckets, derive_seed(plan.seed, "shuffle"))
+        drawn = [deal_stream(source, plan.seed, buckets, watcher) for source in plan.sources]
         shards = _store(plan, buckets, folder, watcher)
     index = make_index(distinct(shards))
     copy_missing(folder, index.files, [folder])

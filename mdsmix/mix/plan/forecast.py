@@ -48,7 +48,7 @@ OFFSET_BYTES = 4
 "Bytes of each sample in a shard's table of offsets."
 
 
-def forecast(recipe: Recipe, spec: StreamSpec) -> tuple[Stream, str]:
+def forecast_stream(recipe: Recipe, spec: StreamSpec) -> tuple[Stream, str]:
     """The stream as it will be published, and a sentence on how far its source was read.
     RecipeError where no record becomes a sample, or the recipe is wrong.
     """

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, in_units
-from mdsmix.mix.cache_window import need_of
-from mdsmix.mix.draws import World, batching
-from mdsmix.mix.streams import Loader, StreamInMix
+from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, parse_quantity
+from mdsmix.mix.epoch.cache_window import compute_loader_need
+from mdsmix.mix.epoch.draws import World, get_batching_method
+from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.table import about, size_of
 from mdsmix.words import does, listed
 
@@ -58,7 +58,7 @@ def is_fetched(stream: StreamInMix) -> bool:
     return bool(stream.settings.get("remote"))
 
 
-def chance(shard: float, passes: float, epoch: int, method: str, world: World) -> float:
+def chance_of_fetch(shard: float, passes: float, epoch: int, method: str, world: World) -> float:
     """The probability, 0 to 1, that a node reads a shard in an epoch.
 
     Args:
@@ -81,11 +81,11 @@ def chance(shard: float, passes: float, epoch: int, method: str, world: World) -
     return float(1 - (1 - read) ** full * (1 - hit * read))
 
 
-def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float) -> NodePlan:
+def plan_node(drawn: Sequence[int], loader: Loader, world: World, epochs: float) -> NodePlan:
     """The bytes that a node fetches and keeps over `epochs` epochs. `drawn`: samples that an epoch
     draws from each stream.
     """
-    method, keep_zip = batching(loader), loader.dataset.get("keep_zip")
+    method, keep_zip = get_batching_method(loader), loader.dataset.get("keep_zip")
     is_fixed = loader.dataset.get("sampling_method") == "fixed" or world.algo == "none"
     is_whole = not any(
         n % (of.index.samples or 1) for n, of in zip(drawn, loader.streams, strict=True)
@@ -101,7 +101,7 @@ def node_plan(drawn: Sequence[int], loader: Loader, world: World, epochs: float)
         raw, packed = sum(size for size, _ in sizes), sum(size for _, size in sizes)
         order = n if "per_stream" in method else sum(drawn)
         # A run of half an epoch reads half of the shards.
-        first = min(1.0, float(epochs)) * chance(
+        first = min(1.0, float(epochs)) * chance_of_fetch(
             samples / max(1, len(shards)), n / samples, order, method, world
         )
         run = first if is_fixed or is_whole else 1 - (1 - first) ** max(1.0, float(epochs))
@@ -122,7 +122,7 @@ ROOM = 0.9
 "The share of a disk that shards may take. The rest is for other files."
 
 
-def settings_for(
+def advise_settings(
     loader: Loader, node: NodePlan, world: World, disk: int | None
 ) -> tuple[Setting, ...]:
     """Settings whose defaults depend on the machines or fit none of them. They do not change which
@@ -151,12 +151,12 @@ def _cache_limit(
             "only copy"
         )
     keeps, given = node.kept_bytes + node.largest_shard, loader.dataset.get("cache_limit")
-    need = need_of(loader, world)
+    need = compute_loader_need(loader, world)
     why = (
         f"a node keeps {size_of(keeps)} over the run; below {size_of(need.bytes)}, the {need.shards:,} shards in which the samples that its "
         "workers prepare ahead and read can lie, Streaming evicts shards that a worker waits for, and may wait for ever"
     )
-    if (in_units(given, BYTE_UNITS) or 0) >= need.bytes:
+    if (parse_quantity(given, BYTE_UNITS) or 0) >= need.bytes:
         return str(given), why
     if disk is None or keeps <= ROOM * disk:
         return None, why

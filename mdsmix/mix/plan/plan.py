@@ -20,26 +20,33 @@ from typing import Any
 
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.foundry_yaml.findings import Finding
-from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, COUNT_UNITS, in_units, is_number
-from mdsmix.mix.check import findings
-from mdsmix.mix.draws import METHODS, World, batching, delivered_in, draws_of, machines_of
-from mdsmix.mix.epoch import StreamInEpoch, epoch_of, in_epoch
-from mdsmix.mix.plan.forecast import forecast
-from mdsmix.mix.plan.nodes import NodePlan, Setting, node_plan, settings_for
+from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, COUNT_UNITS, is_number, parse_quantity
+from mdsmix.mix.check import run_checks
+from mdsmix.mix.epoch.draws import (
+    METHODS,
+    World,
+    count_delivered_on,
+    count_loader_draws,
+    get_batching_method,
+    make_run_world,
+)
+from mdsmix.mix.epoch.figures import StreamInEpoch, measure_epoch, measure_stream
+from mdsmix.mix.plan.forecast import forecast_stream
+from mdsmix.mix.plan.nodes import NodePlan, Setting, advise_settings, plan_node
 from mdsmix.mix.plan.steps import (
     EpochPlan,
     RunPlan,
     StepPlan,
     StreamInRun,
-    epoch_plan,
-    fitted,
-    in_run,
+    add_run_figures,
+    fit_packed_rows,
     is_even,
-    run_plan,
-    step_plan,
+    plan_epoch,
+    plan_run,
+    plan_step,
 )
-from mdsmix.mix.resolve import resolve
-from mdsmix.mix.streams import Loader, Mix
+from mdsmix.mix.streams.mix import Loader, Mix
+from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.table import Estimate, is_known
 from mdsmix.words import listed
 
@@ -88,53 +95,53 @@ def resolve_for_plan(targets: Sequence[str]) -> Mix:
     """The mix to train, without evaluations. Unpublished streams of a recipe are surveyed, and
     shares may be worked out from the survey.
     """
-    return resolve(targets, may_estimate=True, has_evals=False, survey=forecast)
+    return resolve_mix(targets, may_estimate=True, has_evals=False, survey=forecast_stream)
 
 
-def problems(mix: Mix) -> list[Finding]:
+def find_plan_problems(mix: Mix) -> list[Finding]:
     """The errors of the published streams. Other streams are checked once they are published."""
     streams = tuple(s for s in mix.train.streams if s.survey is None)
     if mix.train.streams and not streams:
         return []
     published = replace(mix, train=replace(mix.train, streams=streams), evals=())
-    return [finding for finding in findings(published) if finding.severity == "error"]
+    return [finding for finding in run_checks(published) if finding.severity == "error"]
 
 
 def make_plan(mix: Mix, asked: PlanOptions) -> Plan:
     """The plan of a mix's run. RecipeError where an option cannot be met, MixRefused where
     Streaming would refuse the mix.
     """
-    loader, disk = mix.train, in_units(asked.disk, BYTE_UNITS)
+    loader, disk = mix.train, parse_quantity(asked.disk, BYTE_UNITS)
     loader.require_opened()
     if not loader.max_seq_len:
         raise RecipeError(f"{loader.label} of {mix.yaml.origin} has no max_seq_len, so no batch has a size.")  # fmt: skip
     if asked.disk is not None and not disk:
         raise RecipeError(f"--disk {asked.disk} is no size: write for example 500gb or 2tb.")
-    world = machines_of(mix, asked.nodes, asked.gpus, asked.batch)
+    world = make_run_world(mix, asked.nodes, asked.gpus, asked.batch)
     world = replace(world, packing=_packing(loader))
-    drawn = draws_of(loader)
+    drawn = count_loader_draws(loader)
     if not drawn or not sum(drawn):
         raise MixRefused(
             f"the weights of {mix.yaml.origin} draw nothing that Streaming would take: `mdsmix check {mix.yaml.origin}` says why."
         )
     whole = _streams(loader, drawn, world)
-    streams = fitted(whole, loader, world)
-    epoch = epoch_plan(streams, loader, world)
-    step = step_plan(epoch, streams, loader, world)
-    run = run_plan(_duration(mix, asked.tokens), epoch, step, is_even(loader), asked.speed)
-    node = node_plan(drawn, loader, world, run.epochs)
+    streams = fit_packed_rows(whole, loader, world)
+    epoch = plan_epoch(streams, loader, world)
+    step = plan_step(epoch, streams, loader, world)
+    run = plan_run(_duration(mix, asked.tokens), epoch, step, is_even(loader), asked.speed)
+    node = plan_node(drawn, loader, world, run.epochs)
     return Plan(
         origin=mix.yaml.origin,
         loader=loader.name,
         nodes=asked.nodes,
         gpus=asked.gpus,
         max_seq_len=loader.max_seq_len,
-        streams=tuple(in_run(streams, step, run, world)),
+        streams=tuple(add_run_figures(streams, step, run, world)),
         step=step,
         epoch=epoch,
         run=run,
         node=node,
-        settings=settings_for(loader, node, world, disk),
+        settings=advise_settings(loader, node, world, disk),
         notes=tuple(_notes(loader, streams, epoch, step, world)),
     )
 
@@ -145,7 +152,7 @@ def _packing(loader: Loader) -> float:
     """
     given, limit = loader.dataset.get("packing_ratio") or 1, loader.max_seq_len or 1
     if given == "auto":
-        epoch = epoch_of(loader)
+        epoch = measure_epoch(loader)
         mean = sum(s.tokens for s in epoch) / max(1, float(sum(s.delivered for s in epoch)))
         best = AUTO_FILL * limit / mean if is_known(mean) and mean else 1.0
         return Estimate(max(1.0, round(best, 1))) if limit > 100 else 1.0
@@ -158,15 +165,15 @@ def _streams(loader: Loader, drawn: Sequence[int], world: World) -> list[StreamI
     """The figures of each stream in an epoch on these machines; MixRefused where batches cannot be
     built.
     """
-    came = delivered_in(loader, drawn, world)
-    if batching(loader) in METHODS and not all(came):
+    came = count_delivered_on(loader, drawn, world)
+    if get_batching_method(loader) in METHODS and not all(came):
         empty = [s.name for s, n in zip(loader.streams, came, strict=True) if not n]
         raise MixRefused(
-            f"batching_method: {batching(loader)} cannot fill a batch of {world.batch:,} rows with {listed(empty)}, and Streaming ends "
+            f"batching_method: {get_batching_method(loader)} cannot fill a batch of {world.batch:,} rows with {listed(empty)}, and Streaming ends "
             "before the first step: take a larger batch for stratified, a smaller one for the others, or batching_method: random."
         )
     counts = zip(loader.streams, drawn, came, strict=True)
-    return [in_epoch(stream, loader, n, m) for stream, n, m in counts]
+    return [measure_stream(stream, loader, n, m) for stream, n, m in counts]
 
 
 def _notes(
@@ -209,7 +216,7 @@ def _duration(mix: Mix, tokens: str | None) -> tuple[float, str, str]:
     `positions`, tokens with padding.
     """
     if tokens is not None:
-        count = in_units(tokens, COUNT_UNITS)
+        count = parse_quantity(tokens, COUNT_UNITS)
         if not count or count < 1:
             raise RecipeError(
                 f"--tokens {tokens} is no number of tokens: write for example 100B, 1.5T or 400000."
@@ -226,10 +233,10 @@ def _duration(mix: Mix, tokens: str | None) -> tuple[float, str, str]:
     return float(found[1].replace("_", "")), unit, f"max_duration: {given}"
 
 
-def figures(tree: Any, path: str = "") -> Iterator[tuple[str, float]]:
+def list_figures(tree: Any, path: str = "") -> Iterator[tuple[str, float]]:
     """Every number in the tree of a plan by its path, such as `streams.0.tokens`."""
     if isinstance(tree, float | int):
         yield path[1:], tree
     elif isinstance(tree, dict | tuple):
         for name, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from figures(part, f"{path}.{name}")
+            yield from list_figures(part, f"{path}.{name}")

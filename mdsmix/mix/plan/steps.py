@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from mdsmix.errors import RecipeError
-from mdsmix.mix.draws import METHODS, World, batching, per_device
-from mdsmix.mix.epoch import StreamInEpoch
-from mdsmix.mix.stream_counts import lengths_of, mean_longest, row_length
-from mdsmix.mix.streams import Loader
+from mdsmix.mix.epoch.draws import METHODS, World, count_per_device, get_batching_method
+from mdsmix.mix.epoch.figures import StreamInEpoch
+from mdsmix.mix.epoch.stream_counts import estimate_lengths, fixed_row_length, mean_longest_row
+from mdsmix.mix.streams.mix import Loader
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
 from mdsmix.words import plural
 
@@ -85,11 +85,11 @@ def is_even(loader: Loader) -> bool:
     """Whether all rows of all streams have one length, so that any part of an epoch holds exactly
     its mean.
     """
-    lengths = {row_length(stream) for stream in loader.streams}
+    lengths = {fixed_row_length(stream) for stream in loader.streams}
     return len(lengths) == 1 and lengths != {None}
 
 
-def fitted(
+def fit_packed_rows(
     streams: Sequence[StreamInEpoch], loader: Loader, world: World
 ) -> Sequence[StreamInEpoch]:
     """Take the tokens for which packed rows have no room off the figures of the streams, in equal
@@ -104,15 +104,15 @@ def fitted(
     return [replace(s, tokens=s.tokens * part, trained=s.trained * part) for s in streams]
 
 
-def epoch_plan(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> EpochPlan:
+def plan_epoch(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> EpochPlan:
     """The figures of an epoch: the delivered samples that are in steps of all devices. RecipeError
     where no step is filled.
     """
     drawn = samples = int(sum(s.delivered for s in streams))
-    drops = batching(loader) in METHODS or loader.section.get("drop_last")
-    if batching(loader) not in METHODS:
+    drops = get_batching_method(loader) in METHODS or loader.section.get("drop_last")
+    if get_batching_method(loader) not in METHODS:
         # Under `random` each device gets equally many, and Streaming repeats samples until they do.
-        drawn = per_device(samples, world) * world.ranks
+        drawn = count_per_device(samples, world) * world.ranks
     steps, rest = divmod(drawn, world.drawn_together)
     dropped = rest if drops else 0
     if not (steps := steps + (rest > dropped)):
@@ -130,7 +130,7 @@ def epoch_plan(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -
     )
 
 
-def step_plan(
+def plan_step(
     epoch: EpochPlan, streams: Sequence[StreamInEpoch], loader: Loader, world: World
 ) -> StepPlan:
     """The mean step of the epoch; a last step that is not full counts with the rows that it has."""
@@ -168,16 +168,16 @@ def _width(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> tu
     if dataset.get("decoder_only_format") is False and not loader.is_text:
         return 2 * limit, f"context and target padded to {plural(limit, 'token')} each"
     multiple = 8 if dataset.get("allow_pad_trimming") else 1
-    lengths = [lengths_of(stream, loader) for stream in loader.streams]
+    lengths = [estimate_lengths(stream, loader) for stream in loader.streams]
     known = [(of, float(each.delivered)) for of, each in zip(lengths, streams, strict=True) if of]
     is_trimmed = loader.is_text or multiple > 1 or dataset.get("pad_to_longest")
     if is_trimmed and len(known) == len(streams):
-        longest = about(mean_longest(known, world.rows, multiple), is_even(loader))
+        longest = about(mean_longest_row(known, world.rows, multiple), is_even(loader))
         return longest, "every row padded to the longest of a device's batch"
     return limit, f"every row padded to max_seq_len, {plural(limit, 'token')}"
 
 
-def run_plan(
+def plan_run(
     duration: tuple[float, str, str],
     epoch: EpochPlan,
     step: StepPlan,
@@ -226,7 +226,7 @@ def run_plan(
     )
 
 
-def in_run(
+def add_run_figures(
     streams: Sequence[StreamInEpoch], step: StepPlan, run: RunPlan, world: World
 ) -> Iterator[StreamInRun]:
     tokens = sum(s.tokens for s in streams)

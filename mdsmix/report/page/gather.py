@@ -21,11 +21,11 @@ from mdsmix.errors import (
     Unreachable,
 )
 from mdsmix.foundry_yaml.findings import Finding
-from mdsmix.mix.check import findings
-from mdsmix.mix.draws import World, machines_of
-from mdsmix.mix.plan.plan import Plan, PlanOptions, make_plan, problems, resolve_for_plan
-from mdsmix.mix.resolve import resolve
-from mdsmix.mix.streams import Mix
+from mdsmix.mix.check import run_checks
+from mdsmix.mix.epoch.draws import World, make_run_world
+from mdsmix.mix.plan.plan import Plan, PlanOptions, find_plan_problems, make_plan, resolve_for_plan
+from mdsmix.mix.streams.mix import Mix
+from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.report.inspection import Inspection, find_bad_records, inspect
 from mdsmix.report.named_streams import NamedStream, named_streams
 from mdsmix.report.shown_samples import Choice
@@ -124,8 +124,8 @@ def gather(
         World(batch=asked.batch, nodes=asked.nodes, gpus=asked.gpus)  # refuses impossible batches
     page, named = Gathered(targets=targets, choice=choice), named_streams(targets)
     try:
-        page.mix = resolve(targets, may_estimate=True)
-        page.findings = findings(page.mix)
+        page.mix = resolve_mix(targets, may_estimate=True)
+        page.findings = run_checks(page.mix)
         named = [
             NamedStream(name=stream.name, url=str(stream.folder), loader=loader.label)
             for loader in page.mix.loaders
@@ -169,7 +169,7 @@ def _plan(page: Gathered, asked: PlanOptions) -> None:
     try:
         # Where the mix could not be resolved, the streams are surveyed as `mdsmix plan` does.
         mix = replace(page.mix, evals=()) if page.mix else resolve_for_plan(page.targets)
-        if errors := problems(mix):
+        if errors := find_plan_problems(mix):
             page.notes["plan"] = (
                 f"the mix has {plural(len(errors), 'error')}, so it cannot be trained and nothing was planned"
             )
@@ -195,7 +195,7 @@ def _preview(page: Gathered, asked: PlanOptions, tokenizer: str | None, say: Say
         from mdsmix.preview.asked import Asked
         from mdsmix.preview.first_steps import preview
 
-        world = machines_of(mix, asked.nodes, asked.gpus, plan.step.global_batch)
+        world = make_run_world(mix, asked.nodes, asked.gpus, plan.step.global_batch)
         page.preview = preview(mix, Asked(world=world, steps=STEPS, windows=WINDOWS, samples=2, read=READ))  # fmt: skip
     except CANNOT as error:
         page.notes["preview"] = str(error)

@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from mdsmix import __version__
-from mdsmix.mix.check import is_refused, verdict
+from mdsmix.mix.check import describe_verdict, is_refused
 from mdsmix.recipe.read import parted
 from mdsmix.report.page.gather import UNSEEN, Gathered
 from mdsmix.report.page.page_sections import sections
@@ -60,7 +60,7 @@ def page_html(page: Gathered) -> str:
             mark=mark_of(page.targets),
             title=plural(len(page.streams), "stream") if more else title,
             command=shlex.join(["mdsmix", *sys.argv[1:]]),
-            verdict=verdict(page.mix, page.findings) if page.mix else UNSEEN,
+            verdict=describe_verdict(page.mix, page.findings) if page.mix else UNSEEN,
             samples=samples_of(page),
             first=parts[:2],
             others=parts[2:],

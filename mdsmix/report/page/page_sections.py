@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mdsmix.mix.apportion import shares_table, title
-from mdsmix.mix.check import looked
+from mdsmix.mix.check import describe_coverage
+from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
 from mdsmix.report.inspection import (
     LENGTHS,
     bad_records_shown,
@@ -92,14 +92,14 @@ def _mix(page: Gathered) -> Items:
             yield Ribbon(f"{what} of an epoch", parts)
     if page.mix and page.mix.shares:
         yield Title("Asked and reached")
-        yield from (title(page.mix.shares), shares_table(page.mix.shares))
+        yield from (describe_shares(page.mix.shares), make_shares_table(page.mix.shares))
 
 
 def _check(page: Gathered) -> Items:
     yield from alike_shown(page.findings)
     if page.mix and not page.findings:
         yield "Nothing: no error, no warning, no note."
-    yield looked(page.mix) if page.mix else UNSEEN
+    yield describe_coverage(page.mix) if page.mix else UNSEEN
 
 
 def _named(stream: StreamOnPage) -> Title:

@@ -22,8 +22,8 @@ from omegaconf import OmegaConf
 from streaming import Stream, StreamingDataset
 from streaming.base import partition, shuffle
 
-from mdsmix.mix.draws import World as Machines
-from mdsmix.mix.resolve import resolve
+from mdsmix.mix.epoch.draws import World as Machines
+from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.preview.asked import Asked
 from mdsmix.preview.first_steps import preview
 
@@ -40,7 +40,7 @@ def previewed(path: str, steps: int) -> dict[str, Any]:
     del loader
     gc.collect()
     cluster = Machines(workers=section["num_workers"], batch=6)
-    found = preview(resolve([path]), Asked(world=cluster, steps=steps, samples=6)).steps
+    found = preview(resolve_mix([path]), Asked(world=cluster, steps=steps, samples=6)).steps
     ours = [sorted(row.input_ids.tolist() for row in step.shown) for step in found]
     return {"version": streaming.__version__, "theirs": theirs, "ours": ours}
 

@@ -20,7 +20,7 @@ from mdsmix.encode.published_folders import PublishedTokenizer
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, Settings, StreamSection, TrainingYaml
 from mdsmix.kinds import kind_of
-from mdsmix.mix.apportion import Apportioned
+from mdsmix.mix.epoch.apportion import Apportioned
 from mdsmix.recipe import Recipe, StreamSpec, TokenizerSpec
 from mdsmix.shards.manifest import Encoding, TokenizerCard
 from mdsmix.shards.published import Stream
@@ -47,7 +47,7 @@ def published_tokenizers(streams: Iterable[StreamInMix]) -> list[PublishedTokeni
     ]
 
 
-def pretrained_name(yaml: TrainingYaml) -> str | None:
+def pretrained_model_name(yaml: TrainingYaml) -> str | None:
     """The folder or hub name of the weights that training begins with; None where it begins with
     none.
     """
@@ -58,7 +58,7 @@ def pretrained_name(yaml: TrainingYaml) -> str | None:
     return str(name) if name and is_pretrained else None
 
 
-def moved(model: str, run: str) -> int:
+def count_remapped_ids(model: str, run: str) -> int:
     """The number of ids that stand for different tokens in the tokenizer.json files `model` and
     `run`.
 
@@ -234,7 +234,7 @@ class Mix:
 
         kwargs = {"trust_remote_code": True} if self.yaml.at("model", "trust_remote_code") else {}
         with suppress(MdsmixError):
-            if model := pretrained_name(self.yaml):
+            if model := pretrained_model_name(self.yaml):
                 return open_tokenizer(TokenizerSpec(name=model, kwargs=kwargs)).path
         return None
 
@@ -251,7 +251,7 @@ class Mix:
         """Stream -> the files that its recipe finds now, or why they cannot be looked at. They are
         found for many streams at a time, and none is read.
         """
-        specs = [spec for stream in distinct(self.streams) if (spec := self.spec_of(stream))]
+        specs = [spec for stream in unique_folders(self.streams) if (spec := self.spec_of(stream))]
         found = together(self._find_files, specs)
         return {spec.name: files for spec, files in zip(specs, found, strict=True)}
 
@@ -271,24 +271,24 @@ class Mix:
 
     def again(self, options: str = "") -> str:
         """The words of a fix that say how to publish a stream again."""
-        return publish_again(self.recipe or "RECIPE", self.overrides, options)
+        return how_to_publish_again(self.recipe or "RECIPE", self.overrides, options)
 
 
-def publish_again(recipe: str, overrides: Sequence[str], options: str = "") -> str:
+def how_to_publish_again(recipe: str, overrides: Sequence[str], options: str = "") -> str:
     """Return the words of a fix that say how to publish a stream of a recipe again."""
     command = shlex.join(["mdsmix", "convert", recipe, *overrides])
     return f"publish it again, with mdsmix by `{command}{options}`"
 
 
-def distinct(streams: Iterable[StreamInMix]) -> list[StreamInMix]:
+def unique_folders(streams: Iterable[StreamInMix]) -> list[StreamInMix]:
     """The streams without repeated folders: a folder with two names in a mix comes once."""
     return list({stream.folder.url: stream for stream in streams}.values())
 
 
-def names(streams: Iterable[StreamInMix]) -> list[str]:
+def stream_names(streams: Iterable[StreamInMix]) -> list[str]:
     return [stream.name for stream in streams]
 
 
-def names_listed(streams: Iterable[StreamInMix]) -> str:
+def list_stream_names(streams: Iterable[StreamInMix]) -> str:
     """The streams' names with commas, for a sentence."""
-    return ", ".join(names(streams))
+    return ", ".join(stream_names(streams))

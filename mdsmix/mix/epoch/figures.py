@@ -11,10 +11,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from mdsmix.errors import MixRefused
-from mdsmix.mix.apportion import Apportioned, StreamShare, asked, drawn
-from mdsmix.mix.draws import delivered_of, draws_of
-from mdsmix.mix.stream_counts import row_length, stored_tokens_of, tokens_of, trained_of
-from mdsmix.mix.streams import Loader, StreamInMix
+from mdsmix.mix.epoch.apportion import Apportioned, StreamShare, choose_samples, set_asked_shares
+from mdsmix.mix.epoch.draws import count_loader_delivered, count_loader_draws
+from mdsmix.mix.epoch.stream_counts import (
+    count_stored_tokens,
+    count_tokens,
+    count_trained,
+    fixed_row_length,
+)
+from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.amounts import Unit
 from mdsmix.recipe.rules import budget_of, written_shares
@@ -47,34 +52,38 @@ class StreamInEpoch:
     """
 
 
-def in_epoch(stream: StreamInMix, loader: Loader, drawn: int, delivered: int) -> StreamInEpoch:
+def measure_stream(
+    stream: StreamInMix, loader: Loader, drawn: int, delivered: int
+) -> StreamInEpoch:
     """The figures of a stream."""
     samples, is_counted = stream.index.samples, stream.survey is None
     # Chance decides which rows a part of a pass draws: unless rows are equally long, their tokens
     # are a mean.
-    is_exact = row_length(stream) is not None or not delivered % (samples or 1)
+    is_exact = fixed_row_length(stream) is not None or not delivered % (samples or 1)
     times = about(delivered / (samples or 1), is_exact)
-    tokens, cut = tokens_of(stream, loader)
+    tokens, cut = count_tokens(stream, loader)
     return StreamInEpoch(
         stream=stream.name,
         samples=about(samples, is_counted),
         drawn=about(drawn, is_counted),
         delivered=about(delivered, is_counted),
         tokens=tokens * times,
-        trained=trained_of(stream, loader) * times,
+        trained=count_trained(stream, loader) * times,
         cut=cut * times,
     )
 
 
-def epoch_of(loader: Loader, batch: int | None = None) -> list[StreamInEpoch]:
+def measure_epoch(loader: Loader, batch: int | None = None) -> list[StreamInEpoch]:
     """The figures of an epoch for each stream; empty where Streaming refuses the weights.
 
     `batch`: rows that all devices draw together in a step. Without `batch`, no sample is counted as
     dropped.
     """
-    drawn = draws_of(loader) or []
-    counts = zip(loader.streams, drawn, delivered_of(loader, batch) or drawn, strict=False)
-    return [in_epoch(stream, loader, n, came) for stream, n, came in counts]
+    drawn = count_loader_draws(loader) or []
+    counts = zip(
+        loader.streams, drawn, count_loader_delivered(loader, batch) or drawn, strict=False
+    )
+    return [measure_stream(stream, loader, n, came) for stream, n, came in counts]
 
 
 EPOCH = (
@@ -87,7 +96,7 @@ EPOCH = (
 )
 
 
-def epoch_table(epoch: Sequence[StreamInEpoch]) -> Table:
+def make_epoch_table(epoch: Sequence[StreamInEpoch]) -> Table:
     """A row for each stream, and the sum."""
     samples, tokens = (sum(getattr(s, name) for s in epoch) for name in ("delivered", "tokens"))
     rows = [
@@ -95,22 +104,29 @@ def epoch_table(epoch: Sequence[StreamInEpoch]) -> Table:
             s.stream,
             s.samples,
             s.delivered,
-            share_of(s.delivered, samples),
+            compute_share(s.delivered, samples),
             s.tokens,
-            share_of(s.tokens, tokens),
+            compute_share(s.tokens, tokens),
         )
         for s in epoch
     ]
-    total = ("all", sum(s.samples for s in epoch), samples, 1.0, tokens, share_of(tokens, tokens))
+    total = (
+        "all",
+        sum(s.samples for s in epoch),
+        samples,
+        1.0,
+        tokens,
+        compute_share(tokens, tokens),
+    )
     return Table(columns=EPOCH, rows=rows, total=total)
 
 
-def share_of(part: float, whole: float) -> float | None:
+def compute_share(part: float, whole: float) -> float | None:
     """The share of `part` in `whole`, 0 to 1; None where `whole` is unknown or 0."""
     return part / whole if is_known(whole) and whole else None
 
 
-def apportion(recipe: Recipe, loader: Loader, may_estimate: bool) -> Apportioned:
+def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Apportioned:
     """The samples of each stream that a recipe's shares come to. `loader`: the recipe's loader,
     with its streams opened.
 
@@ -133,7 +149,7 @@ def apportion(recipe: Recipe, loader: Loader, may_estimate: bool) -> Apportioned
                 written=written[s.name],
             )
         )
-    parts = asked(measured, Fraction(str(recipe.temperature)), recipe.absolute)
+    parts = set_asked_shares(measured, Fraction(str(recipe.temperature)), recipe.absolute)
     for part in [part for part in parts if part.asked] or parts:
         if not part.size:
             raise MixRefused(
@@ -144,7 +160,9 @@ def apportion(recipe: Recipe, loader: Loader, may_estimate: bool) -> Apportioned
         count=unit,
         budget=budget,
         is_absolute=recipe.absolute,
-        parts=drawn(parts, budget, unit, Fraction(str(recipe.max_repeat)), recipe.absolute),
+        parts=choose_samples(
+            parts, budget, unit, Fraction(str(recipe.max_repeat)), recipe.absolute
+        ),
     )
 
 
@@ -158,12 +176,12 @@ def _mean(
     if unit == "samples" or not samples:
         return Fraction(bool(samples)), True
     if unit == "tokens":
-        held = tokens_of(stream, loader).kept
+        held = count_tokens(stream, loader).kept
         # Earlier commits did not count the EOS that the loader appends, and such a stream is not
         # refused for that.
-        is_counted = not isinstance(stored_tokens_of(stream, loader).kept, Estimate)
+        is_counted = not isinstance(count_stored_tokens(stream, loader).kept, Estimate)
     else:
-        held = trained_of(stream, loader)
+        held = count_trained(stream, loader)
         is_counted = not isinstance(held, Estimate)
     if not is_counted and not (may_estimate and is_known(held)):
         guess = "the loader itself tokenizes it"

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from mdsmix.errors import RecipeError
-from mdsmix.foundry_yaml.loader_keys import COUNT_UNITS, in_units, is_number, whole
+from mdsmix.foundry_yaml.loader_keys import COUNT_UNITS, as_whole_number, is_number, parse_quantity
 from mdsmix.foundry_yaml.training_yaml import Settings
-from mdsmix.mix.streams import Loader, Mix
+from mdsmix.mix.streams.mix import Loader, Mix
 from mdsmix.words import plural
 
 OLD_SHUFFLES = ("py1s", "py2s")
@@ -116,7 +116,9 @@ leaves over.
 """
 
 
-def delivered(method: str, drawn: Sequence[int], parts: Sequence[float], world: World) -> list[int]:
+def count_delivered(
+    method: str, drawn: Sequence[int], parts: Sequence[float], world: World
+) -> list[int]:
     """Samples of each stream that an epoch delivers. Where a number is 0, Streaming gives no epoch
     at all.
 
@@ -130,16 +132,16 @@ def delivered(method: str, drawn: Sequence[int], parts: Sequence[float], world: 
     least = world.canonical if world.algo == "py1e" else 0
     drawn = [n if n >= least else 0 for n in drawn]
     if method == "stratified":
-        return _stratified(drawn, portions(parts, world.drawn_together), world)
+        return _stratified(drawn, split_batch(parts, world.drawn_together), world)
     if method == "per_stream":
-        return [per_device(n, world) // world.drawn * world.drawn_together for n in drawn]
+        return [count_per_device(n, world) // world.drawn * world.drawn_together for n in drawn]
     # A node has whole canonical nodes: none where there are fewer of these than nodes.
     of_a_node, whole_nodes = world.canonical // world.layout_nodes, world.drawn * world.layout_nodes
     sizes = [_up(-(-n // world.canonical), world.layout_ranks) * of_a_node for n in drawn]
     return [size // world.drawn * whole_nodes for size in sizes]
 
 
-def portions(parts: Sequence[float], batch: int) -> list[int]:
+def split_batch(parts: Sequence[float], batch: int) -> list[int]:
     """Samples of each stream in a stratified batch: rounded down, then one more each for the
     largest remainders.
     """
@@ -159,7 +161,7 @@ def _stratified(drawn: Sequence[int], shares: Sequence[int], world: World) -> li
     return [batches * share for share in shares]
 
 
-def per_device(samples: int, world: World) -> int:
+def count_per_device(samples: int, world: World) -> int:
     """Samples of a stream that each device gets; some samples come twice, so that all devices get
     equally many.
     """
@@ -173,7 +175,7 @@ def _up(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
-def draws(
+def count_draws(
     weights: Weights,
     samples: Sequence[int],
     epoch_size: int | None,
@@ -194,7 +196,7 @@ def draws(
         raise ValueError("Streaming refuses these weights")
     if not is_shared and not epoch_size:
         return [*map(int, _asked(weights, samples, epoch_size))]
-    shares = np.array(parts(weights, samples, epoch_size))
+    shares = np.array(batch_shares(weights, samples, epoch_size))
     if not shares.any():
         raise ValueError("the proportions sum to 0")
     # Rounded down; the samples left over go to streams drawn at random, one each.
@@ -204,7 +206,7 @@ def draws(
     return [int(n) for n in chosen]
 
 
-def parts(weights: Weights, samples: Sequence[int], epoch_size: int | None) -> list[float]:
+def batch_shares(weights: Weights, samples: Sequence[int], epoch_size: int | None) -> list[float]:
     """The streams' parts of an epoch or of a stratified batch, unrounded, with sum 1. Streaming
     must accept the weights.
     """
@@ -226,7 +228,7 @@ def _asked(weights: Weights, samples: Sequence[int], epoch_size: int | None) -> 
     ]
 
 
-def draws_of(loader: Loader) -> list[int] | None:
+def count_loader_draws(loader: Loader) -> list[int] | None:
     """Return the samples that an epoch draws from each stream. None if Streaming refuses the
     weights (checks say why), or if a stream could not be opened.
     """
@@ -236,7 +238,7 @@ def draws_of(loader: Loader) -> list[int] | None:
     if not isinstance(seed, int) or seed < 0:
         return None
     with suppress(ValueError):
-        return draws(*_weighted(loader), seed)
+        return count_draws(*_weighted(loader), seed)
     return None
 
 
@@ -245,15 +247,15 @@ def _weighted(loader: Loader) -> tuple[Weights, list[int], int | None]:
     as None.
     """
     streams, size = loader.streams, loader.dataset.get("epoch_size") or None
-    given = size and in_units(size, COUNT_UNITS)
+    given = size and parse_quantity(size, COUNT_UNITS)
     return [s.weight for s in streams], [s.index.samples for s in streams], given
 
 
-def batching(loader: Loader) -> str:
+def get_batching_method(loader: Loader) -> str:
     return str(loader.dataset.get("batching_method") or "random")
 
 
-def machines_of(
+def make_run_world(
     mix: Mix, nodes: int, gpus: int, batch: int | None, workers: int | None = None
 ) -> World:
     """The machines of a run; batch and workers come from the YAML where they are None. RecipeError
@@ -266,42 +268,46 @@ def machines_of(
             "(global_train_batch_size of a training YAML)."
         )
     loader = mix.train
-    return world_of(
+    return make_world(
         loader,
         batch=batch,
         nodes=nodes,
         gpus=gpus,
-        workers=whole(loader.section.get("num_workers")) or 0 if workers is None else workers,
-        replication=whole(loader.dataset.get("replication")) or 1,
+        workers=as_whole_number(loader.section.get("num_workers")) or 0
+        if workers is None
+        else workers,
+        replication=as_whole_number(loader.dataset.get("replication")) or 1,
     )
 
 
-def world_of(loader: Loader, **given: Any) -> World:
+def make_world(loader: Loader, **given: Any) -> World:
     """The machines in `given`, with the loader's settings of canonical nodes and shuffling."""
     dataset = loader.dataset
     return World(
-        num_canonical_nodes=max(0, whole(dataset.get("num_canonical_nodes")) or 0),
+        num_canonical_nodes=max(0, as_whole_number(dataset.get("num_canonical_nodes")) or 0),
         algo=str(dataset.get("shuffle_algo") or "py1e") if dataset.get("shuffle") else "none",
         **given,
     )
 
 
-def delivered_in(loader: Loader, drawn: Sequence[int], world: World) -> list[int]:
+def count_delivered_on(loader: Loader, drawn: Sequence[int], world: World) -> list[int]:
     """Samples of each stream that an epoch delivers on these machines. Where a stream's number is
     0, Streaming cannot build batches and the epoch fails.
     """
-    return delivered(batching(loader), drawn, parts(*_weighted(loader)), world)
+    return count_delivered(
+        get_batching_method(loader), drawn, batch_shares(*_weighted(loader)), world
+    )
 
 
-def delivered_of(loader: Loader, batch: int | None) -> list[int] | None:
+def count_loader_delivered(loader: Loader, batch: int | None) -> list[int] | None:
     """Samples of each stream that an epoch delivers in batches of `batch` rows, for one device that
     draws whole batches.
 
     None where Streaming refuses the weights, or where the batch or the packing ratio is not known.
     """
-    drawn, ratio = draws_of(loader), loader.dataset.get("packing_ratio") or 1
-    if not drawn or batching(loader) not in METHODS:
+    drawn, ratio = count_loader_draws(loader), loader.dataset.get("packing_ratio") or 1
+    if not drawn or get_batching_method(loader) not in METHODS:
         return drawn
     if not sum(drawn) or not batch or batch < 1 or not is_number(ratio) or ratio < 1:
         return None
-    return delivered_in(loader, drawn, world_of(loader, batch=batch, packing=float(ratio)))
+    return count_delivered_on(loader, drawn, make_world(loader, batch=batch, packing=float(ratio)))

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.foundry_yaml.loader_keys import LOADER_DEFAULTS, whole
-from mdsmix.mix.draws import World, batching, draws_of
-from mdsmix.mix.streams import Loader, StreamInMix
+from mdsmix.foundry_yaml.loader_keys import LOADER_DEFAULTS, as_whole_number
+from mdsmix.mix.epoch.draws import World, count_loader_draws, get_batching_method
+from mdsmix.mix.streams.mix import Loader, StreamInMix
 
 LEAST_SHARDS = 4
 """The largest shards that a limit must hold in any case: Streaming refuses one that holds fewer
@@ -146,22 +146,22 @@ class CacheNeed:
         )
 
 
-def need_of(loader: Loader, world: World) -> CacheNeed:
+def compute_loader_need(loader: Loader, world: World) -> CacheNeed:
     """The cache that a loader of a training YAML needs on a node of these machines."""
-    drawn = draws_of(loader) or [stream.index.samples for stream in loader.streams]
+    drawn = count_loader_draws(loader) or [stream.index.samples for stream in loader.streams]
     streams = [_cached(of, loader, n) for of, n in zip(loader.streams, drawn, strict=True)]
     given = loader.dataset.get
-    prefetched = whole(loader.section.get("prefetch_factor"))
+    prefetched = as_whole_number(loader.section.get("prefetch_factor"))
     window = Window(
         world=world,
-        predownload=whole(given("predownload")),
+        predownload=as_whole_number(given("predownload")),
         prefetch_factor=prefetched or LOADER_DEFAULTS["prefetch_factor"],
-        method=batching(loader),
+        method=get_batching_method(loader),
         partition=str(given("partition_algo") or "orig"),
-        block_size=whole(given("shuffle_block_size")),
-        granularity=whole(given("sampling_granularity")) or 1,
+        block_size=as_whole_number(given("shuffle_block_size")),
+        granularity=as_whole_number(given("sampling_granularity")) or 1,
     )
-    return cache_need(streams, loader.index_bytes, window)
+    return compute_cache_need(streams, loader.index_bytes, window)
 
 
 def _cached(stream: StreamInMix, loader: Loader, drawn: int) -> CachedStream:
@@ -175,7 +175,9 @@ def _cached(stream: StreamInMix, loader: Loader, drawn: int) -> CachedStream:
     )
 
 
-def cache_need(streams: Sequence[CachedStream], index_bytes: int, window: Window) -> CacheNeed:
+def compute_cache_need(
+    streams: Sequence[CachedStream], index_bytes: int, window: Window
+) -> CacheNeed:
     """The cache that a loader needs on a node. `index_bytes`: of the indexes of all streams."""
     drawn = [stream for stream in streams if stream.drawn and stream.samples.sum()]
     whole = _joined([stream.raw + stream.packed for stream in streams])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mdsmix.encode.published_folders import adopt_hash
 from mdsmix.errors import MdsmixError, MixRefused, NotPublished, RecipeError
-from mdsmix.foundry_yaml.loader_keys import OWN
+from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER
 from mdsmix.foundry_yaml.training_yaml import (
     TRAIN,
     LoaderSection,
@@ -24,15 +24,21 @@ from mdsmix.foundry_yaml.training_yaml import (
     StreamSection,
     TrainingYaml,
     is_recipe_tree,
-    parse,
-    unresolved,
+    parse_training_yaml,
+    read_unresolved,
 )
 from mdsmix.kinds import is_data, kind_of, open_recipe
-from mdsmix.mix import foundry_config
-from mdsmix.mix.apportion import Apportioned
-from mdsmix.mix.epoch import apportion
-from mdsmix.mix.into import LENGTH
-from mdsmix.mix.streams import Loader, Mix, StreamInMix, publish_again, published_tokenizers
+from mdsmix.mix.epoch.apportion import Apportioned
+from mdsmix.mix.epoch.figures import apportion_recipe
+from mdsmix.mix.render import foundry_config
+from mdsmix.mix.render.set_into import LENGTH
+from mdsmix.mix.streams.mix import (
+    Loader,
+    Mix,
+    StreamInMix,
+    how_to_publish_again,
+    published_tokenizers,
+)
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.read import parted, read_text
 from mdsmix.shards.index import INDEX
@@ -63,7 +69,7 @@ source was read.
 """
 
 
-def resolve(
+def resolve_mix(
     targets: Sequence[str],
     may_estimate: bool = False,
     has_evals: bool = True,
@@ -81,17 +87,17 @@ def resolve(
         refused.
         own_evals: what becomes of a training YAML's evaluations.
     """
-    if (found := named_yaml(targets)) is None:
-        return mix_of_streams(stream_places(targets))
+    if (found := find_named_yaml(targets)) is None:
+        return make_stream_mix(list_stream_urls(targets))
     path, overrides = found
-    if not overrides and not is_recipe(path):
-        return mix_of(read_text(path), path, own_evals=own_evals if has_evals else "drop")
+    if not overrides and not is_recipe_file(path):
+        return make_mix(read_text(path), path, own_evals=own_evals if has_evals else "drop")
     recipe = open_recipe(path, overrides)
-    recipe = recipe if has_evals else training(recipe, path)
-    return mix_of_recipe(recipe, path, may_estimate, survey, overrides)
+    recipe = recipe if has_evals else drop_evaluations(recipe, path)
+    return make_recipe_mix(recipe, path, may_estimate, survey, overrides)
 
 
-def named_yaml(words: Sequence[str]) -> tuple[str, list[str]] | None:
+def find_named_yaml(words: Sequence[str]) -> tuple[str, list[str]] | None:
     """The recipe or training YAML that the words of a command name, and the overrides; None where
     they name streams. RecipeError where they name both, or several YAMLs.
     """
@@ -110,7 +116,7 @@ def _is_yaml(name: str) -> bool:
     return is_file or name.endswith((".yaml", ".yml"))
 
 
-def stream_places(urls: Iterable[str]) -> list[str]:
+def list_stream_urls(urls: Iterable[str]) -> list[str]:
     """The places of streams; in place of a local folder that holds the streams of a mix, the
     `train` split of each.
     """
@@ -123,7 +129,7 @@ def _below(url: str) -> list[str]:
     return [f"{url}/{name}/train" for name in names if current(at / name / "train")]
 
 
-def training(recipe: Recipe, path: str) -> Recipe:
+def drop_evaluations(recipe: Recipe, path: str) -> Recipe:
     """The recipe with its training streams alone, so that its evaluations need not be published.
     RecipeError where it has none.
     """
@@ -138,18 +144,18 @@ def training(recipe: Recipe, path: str) -> Recipe:
     )
 
 
-def is_recipe(path: str) -> bool:
+def is_recipe_file(path: str) -> bool:
     """Whether the file is a recipe, or data in a recipe's place, which `open_recipe` refuses.
     Another unreadable file is none: the code that parses it later says where it breaks.
     """
     try:
-        tree = unresolved(read_text(path), path)
+        tree = read_unresolved(read_text(path), path)
     except RecipeError:
         return is_data(path)
     return is_recipe_tree(tree) or (TRAIN not in tree and is_data(path))
 
 
-def mix_of_recipe(
+def make_recipe_mix(
     recipe: Recipe,
     path: str,
     may_estimate: bool,
@@ -157,9 +163,11 @@ def mix_of_recipe(
     overrides: Sequence[str] = (),
 ) -> Mix:
     """The mix that a recipe renders; MixRefused where its streams cannot fill their shares."""
-    streams, shares = streams_of(recipe, path, may_estimate, survey, overrides)
+    streams, shares = open_recipe_streams(recipe, path, may_estimate, survey, overrides)
     recipe = with_published_hash(recipe, streams.values())
-    mix = mix_of(foundry_config.sections(recipe, streams, {}), path, streams, recipe, shares=shares)
+    mix = make_mix(
+        foundry_config.make_sections(recipe, streams, {}), path, streams, recipe, shares=shares
+    )
     return replace(mix, overrides=overrides)
 
 
@@ -176,7 +184,7 @@ def with_published_hash(recipe: Recipe, streams: Iterable[StreamInMix]) -> Recip
     return recipe
 
 
-def streams_of(
+def open_recipe_streams(
     recipe: Recipe,
     path: str,
     may_estimate: bool,
@@ -209,7 +217,7 @@ def streams_of(
     }
     if not recipe.is_by_share:
         return streams, None
-    shares = apportion(recipe, _trained(recipe, streams.values()), may_estimate)
+    shares = apportion_recipe(recipe, _trained(recipe, streams.values()), may_estimate)
     for part in shares.parts:
         stream = streams[part.stream]
         streams[part.stream] = replace(stream, settings={**stream.settings, "choose": part.choose})
@@ -239,7 +247,7 @@ def _refuse_new_holdouts(
         for spec in missing
     ]
     raise MixRefused(
-        f"recipe-changed: {'; '.join(changes)}: {publish_again(path, overrides)}; or set the recipe back."
+        f"recipe-changed: {'; '.join(changes)}: {how_to_publish_again(path, overrides)}; or set the recipe back."
     )
 
 
@@ -256,13 +264,13 @@ def _of_limited(recipe: Recipe, missing: Iterable[StreamSpec]) -> str:
 
 def _trained(recipe: Recipe, streams: Iterable[StreamInMix]) -> Loader:
     """The train_loader that the recipe renders, with its streams before shares weight them."""
-    section = foundry_config.loader_section(recipe, {})
+    section = foundry_config.make_loader_section(recipe, {})
     section["dataset"]["max_seq_len"] = recipe.max_seq_len
-    trained = tuple(s for s in streams if foundry_config.is_train(recipe.streams[s.name]))
+    trained = tuple(s for s in streams if foundry_config.is_train_stream(recipe.streams[s.name]))
     return Loader(label=TRAIN, section=section, streams=trained)
 
 
-def mix_of_streams(urls: Sequence[str]) -> Mix:
+def make_stream_mix(urls: Sequence[str]) -> Mix:
     """The unweighted mix of streams at these places. Its loader is `mdsmix` where a stream is
     packed, `text` where all hold plain tokens or text, else `finetuning`. RecipeError where a
     stream is named twice.
@@ -286,12 +294,14 @@ def mix_of_streams(urls: Sequence[str]) -> Mix:
             for key in ("target_prompts", "target_responses"):
                 dataset.setdefault(key, getattr(encoding, key))
     is_plain = all({"tokens", "text"} & each.keys() for each in columns)
-    name = OWN if PACKED in map(layout_of, columns) else "text" if is_plain else "finetuning"
+    name = (
+        MDSMIX_LOADER if PACKED in map(layout_of, columns) else "text" if is_plain else "finetuning"
+    )
     section = {"name": name, "dataset": dataset}
-    return replace(mix_of({TRAIN: section}, ", ".join(urls), streams), is_bare=True)
+    return replace(make_mix({TRAIN: section}, ", ".join(urls), streams), is_bare=True)
 
 
-def mix_of(
+def make_mix(
     config: Settings | str,
     origin: str,
     known: Mapping[str, StreamInMix] | None = None,
@@ -309,7 +319,7 @@ def mix_of(
         own_evals: what becomes of evaluations whose streams are not among the known ones.
         shares: the recipe's shares as samples.
     """
-    yaml = parse(config, into or origin)
+    yaml = parse_training_yaml(config, into or origin)
     opened, problem = _tokenizer(yaml, recipe)
     train = _loader(yaml.train, known or {})
     evals, unseen = _evaluations(yaml, known or {}, own_evals)
@@ -326,7 +336,7 @@ def mix_of(
         tokenizer=TokenizerCard.of(opened) if opened else None,
         tokenizer_problem=problem,
         opened=opened,
-        tokenizer_home=foundry_config.home_of(recipe) if recipe else None,
+        tokenizer_home=foundry_config.find_fetch_folder(recipe) if recipe else None,
         shares=shares,
     )
 
@@ -404,7 +414,7 @@ def _of_recipe(
     recipe: Recipe, spec: StreamSpec, found: Stream, survey: str | None = None
 ) -> StreamInMix:
     root, split = _split(found, locate(recipe.published(spec)))
-    settings = foundry_config.stream_section(recipe, spec, str(root), split, found.index)
+    settings = foundry_config.make_stream_section(recipe, spec, str(root), split, found.index)
     return StreamInMix.of(found, spec.name, settings, survey)
 
 

@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import Any
 
 from mdsmix.errors import MdsmixError
-from mdsmix.foundry_yaml.loader_keys import DATASETS, OWN, TARGET_KEYS
+from mdsmix.foundry_yaml.loader_keys import DATASETS, MDSMIX_LOADER, TARGET_KEYS
 from mdsmix.foundry_yaml.training_yaml import TRAIN, Settings, StreamSection
-from mdsmix.mix.into import LENGTH, LINK
+from mdsmix.mix.render.set_into import LENGTH, LINK
 from mdsmix.recipe import Recipe, StreamSpec, WeightSpec
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import TokenizerCard, processor_folder
@@ -30,7 +30,7 @@ LONE_LABEL = "eval"
 NUM_WORKERS = 8
 "As in Foundry's own example configs."
 WORKERS = ("num_workers", "prefetch_factor", "persistent_workers")
-NOT_FOR_EVAL = frozenset(
+TRAINING_ONLY_KEYS = frozenset(
     [
         "epoch_size",
         "packing_ratio",
@@ -46,7 +46,7 @@ NOT_FOR_EVAL = frozenset(
     ]
 )
 "Keys that no evaluation gets, since it reads its streams once, whole and in order."
-OF_RECIPE = TARGET_KEYS | frozenset(
+KEYS_SET_BY_RECIPE = TARGET_KEYS | frozenset(
     [
         "streams",
         "remote",
@@ -66,12 +66,12 @@ said before.
 """
 
 
-def is_train(spec: StreamSpec) -> bool:
+def is_train_stream(spec: StreamSpec) -> bool:
     """Whether training reads the stream. A stream of any split but `train` is for evaluation."""
     return spec.split == "train"
 
 
-def stream_section(
+def make_stream_section(
     recipe: Recipe, spec: StreamSpec, root: str, split: str, index: Index
 ) -> Section:
     """The keys of one stream that lies in the folder `split` of `root`, or in `root` itself where
@@ -91,7 +91,7 @@ def stream_section(
     return {k: v for k, v in section.items() if v is not None and k != "share"}
 
 
-def sections(
+def make_sections(
     recipe: Recipe,
     streams: Mapping[str, StreamSection],
     config: Settings,
@@ -103,19 +103,19 @@ def sections(
     """
     trained = _keys(config.get(TRAIN))
     workers = {key: trained[key] for key in WORKERS if key in trained}
-    train = {n: dict(s.settings) for n, s in streams.items() if is_train(recipe.streams[n])}
+    train = {n: dict(s.settings) for n, s in streams.items() if is_train_stream(recipe.streams[n])}
     evals = [
-        {"label": n, **loader_section(recipe, {n: dict(s.settings)}, workers, trains=False)}
+        {"label": n, **make_loader_section(recipe, {n: dict(s.settings)}, workers, trains=False)}
         for n, s in streams.items()
         if n not in train
     ]
     tree: Section = {
         "max_seq_len": recipe.max_seq_len,
         "tokenizer": _tokenizer(recipe),
-        TRAIN: loader_section(recipe, train, trained),
+        TRAIN: make_loader_section(recipe, train, trained),
     }
     if evals:
-        tree[EVALS] = by_label(config.get(EVALS), evals)
+        tree[EVALS] = merge_by_label(config.get(EVALS), evals)
     return _with_own_links(tree, config)
 
 
@@ -144,7 +144,7 @@ def _keys(section: Any) -> Section:
     return dict(section) if isinstance(section, Mapping) else {}
 
 
-def by_label(before: Any, entries: list[Section]) -> list[Any]:
+def merge_by_label(before: Any, entries: list[Section]) -> list[Any]:
     """The evaluations of a config in their order. An entry replaces the evaluation of its label, or
     is appended.
 
@@ -162,30 +162,30 @@ def _tokenizer(recipe: Recipe) -> Section:
     whose files hold the kwargs.
     """
     name, kwargs = recipe.tokenizer.name, dict(recipe.tokenizer.kwargs)
-    if home := home_of(recipe):
+    if home := find_fetch_folder(recipe):
         # Where mdsmix is on the training nodes, it fetches the tokenizer before LLM-Foundry looks
         # for it.
-        fetches_itself = recipe.loader == OWN or recipe.mdsmix_on_nodes
-        name, kwargs = home.url if fetches_itself else on_node(recipe, home), {}
+        fetches_itself = recipe.loader == MDSMIX_LOADER or recipe.mdsmix_on_nodes
+        name, kwargs = home.url if fetches_itself else folder_on_node(recipe, home), {}
     elif copy := _published_copy(recipe):
         name, kwargs = copy, {}
     return {"name": name, "kwargs": {"model_max_length": VARIABLE} | kwargs}
 
 
-def loader_section(
+def make_loader_section(
     recipe: Recipe, streams: Section, own: Settings | None = None, trains: bool = True
 ) -> Section:
     """The section of one loader. `own`: keys of this loader in the config; for an evaluation, the
     worker settings of training.
     """
     had, given = own or {}, dict(recipe.train_loader)
-    dataset = {k: v for k, v in _keys(had.get("dataset")).items() if k not in OF_RECIPE}
+    dataset = {k: v for k, v in _keys(had.get("dataset")).items() if k not in KEYS_SET_BY_RECIPE}
     dataset |= _keys(given.get("dataset"))
     if not trains:
         # An evaluation is never resumed, and its last, smaller batch counts too, even where
         # training drops its own.
         given = {k: v for k, v in given.items() if k not in ("accept_changed", "drop_last")}
-        dataset = {k: v for k, v in dataset.items() if k not in NOT_FOR_EVAL}
+        dataset = {k: v for k, v in dataset.items() if k not in TRAINING_ONLY_KEYS}
     settings: Section = {"drop_last": trains, "num_workers": NUM_WORKERS, **had}
     if given.get("num_workers") == 0:
         # Without workers torch takes neither prefetching nor persistence, and Foundry's defaults
@@ -194,9 +194,9 @@ def loader_section(
     # The text loader would drop target policies without a word.
     targets = sorted(TARGET_KEYS.intersection(DATASETS.get(recipe.loader, ())))
     shared = {"max_seq_len": VARIABLE} | {key: getattr(recipe, key) for key in targets}
-    if recipe.processor and recipe.loader == OWN:
-        home = home_of(recipe, recipe.processor)
-        shared["processor"] = on_node(recipe, home) if home else recipe.processor
+    if recipe.processor and recipe.loader == MDSMIX_LOADER:
+        home = find_fetch_folder(recipe, recipe.processor)
+        shared["processor"] = folder_on_node(recipe, home) if home else recipe.processor
     head = {
         "name": recipe.loader,
         "dataset": {"streams": streams} | shared | {"shuffle": trains} | dataset,
@@ -204,7 +204,7 @@ def loader_section(
     return head | {k: v for k, v in (settings | given).items() if k not in head}
 
 
-def home_of(recipe: Recipe, processor: str | None = None) -> Location | None:
+def find_fetch_folder(recipe: Recipe, processor: str | None = None) -> Location | None:
     """The folder from which training nodes fetch the tokenizer (`tokenizer-<hash8>/` at the remote)
     or the processor. None where it comes from a hub, or where the mix has no remote store.
 
@@ -238,7 +238,7 @@ def _published_copy(recipe: Recipe) -> str:
     return ""
 
 
-def on_node(recipe: Recipe, home: Location) -> str:
+def folder_on_node(recipe: Recipe, home: Location) -> str:
     """The folder of `home` on a training node: beside the node's caches, else in the folder where
     training starts.
     """

@@ -20,7 +20,7 @@ from mdsmix.encode.labels import Labels, Turns
 from mdsmix.errors import MixRefused
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
-from mdsmix.mix.streams import Loader, StreamInMix
+from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.manifest import Encoding
@@ -30,14 +30,14 @@ from mdsmix.table import UNKNOWN, Estimate, about, is_known
 TOKEN_COLUMNS = ("tokens", "input_ids", "labels")
 
 
-def row_length(stream: StreamInMix) -> int | None:
+def fixed_row_length(stream: StreamInMix) -> int | None:
     """Tokens in every row, where the columns fix it: `ndarray:<int>:<length>`."""
     held = [e for name, e in stream.columns.items() if name in TOKEN_COLUMNS]
     found = [int(n) for e in held for n in re.findall(r"^ndarray:[^:]*:(\d+)$", e)]
     return sum(found) if held and len(found) == len(held) else None
 
 
-def head_turns(stream: StreamInMix, loader: Loader) -> Turns:
+def read_head_turns(stream: StreamInMix, loader: Loader) -> Turns:
     """The token ids of the stream's first samples. A sample without ids, or whose ids cannot be
     read, is left out.
     """
@@ -58,7 +58,7 @@ POINTS = 64
 "Points between two powers of two. Lengths of samples are taken to be spread evenly over them."
 
 
-def spread(totals: Totals) -> Lengths:
+def expand_histogram(totals: Totals) -> Lengths:
     """The lengths of samples, spread evenly within the manifest's counts by powers of two."""
     lows = np.array([1 << int(key.removeprefix("2^")) for key in totals.lengths], np.float64)
     least, most = np.minimum([lows, 2 * lows - 1], totals.longest)
@@ -67,7 +67,7 @@ def spread(totals: Totals) -> Lengths:
     return lengths.ravel(), np.tile(samples, POINTS)
 
 
-def mean_longest(streams: Sequence[tuple[Lengths, float]], rows: int, multiple: int) -> float:
+def mean_longest_row(streams: Sequence[tuple[Lengths, float]], rows: int, multiple: int) -> float:
     """Tokens of the longest of `rows` rows, on average, rounded up to `multiple`. `streams`: each
     stream's lengths, and its part of the rows.
     """
@@ -87,22 +87,22 @@ class TokenCount(NamedTuple):
     "Tokens that were cut off when converting, or that the loader cuts off."
 
 
-def tokens_of(stream: StreamInMix, loader: Loader) -> TokenCount:
+def count_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
     """Count the tokens of all samples as they are trained: cut to max_seq_len, and with the EOS
     that the loader appends. UNKNOWN if the loader itself tokenizes.
     """
-    stored = stored_tokens_of(stream, loader)
-    return stored._replace(kept=stored.kept + eos_of(stream, loader))
+    stored = count_stored_tokens(stream, loader)
+    return stored._replace(kept=stored.kept + count_added_eos(stream, loader))
 
 
-def stored_tokens_of(stream: StreamInMix, loader: Loader) -> TokenCount:
+def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
     """Count the same tokens without the EOS that the loader appends."""
     samples, limit, is_counted = stream.index.samples, loader.limit, not stream.survey
-    if (fixed := row_length(stream)) is not None:
+    if (fixed := fixed_row_length(stream)) is not None:
         kept, cut = samples * min(fixed, limit), samples * max(0, fixed - limit)
         return TokenCount(about(kept, is_counted), about(cut, is_counted))
     if stream.trusted_manifest is None:
-        lengths = head_turns(stream, loader).samples.lengths
+        lengths = read_head_turns(stream, loader).samples.lengths
         mean = np.minimum(lengths, limit).mean() if len(lengths) else UNKNOWN
         return TokenCount(Estimate(samples * mean), UNKNOWN)
     totals = stream.trusted_manifest.totals
@@ -110,19 +110,19 @@ def stored_tokens_of(stream: StreamInMix, loader: Loader) -> TokenCount:
         cut = totals.cut_tokens + totals.truncated_tokens
         kept = totals.seen_tokens - totals.given_eos
         return TokenCount(about(kept, is_counted), about(cut, is_counted))
-    sizes, counts = spread(totals)
+    sizes, counts = expand_histogram(totals)
     part = float(np.minimum(sizes, limit) @ counts) / max(1.0, float(sizes @ counts))
     within = totals.tokens * part
     return TokenCount(Estimate(within), Estimate(totals.tokens + totals.truncated_tokens - within))
 
 
-def trained_of(stream: StreamInMix, loader: Loader) -> float:
+def count_trained(stream: StreamInMix, loader: Loader) -> float:
     """Positions of all samples that give a loss: counted where the stream was converted with the
     loader's targets, else an Estimate or UNKNOWN.
     """
     if (manifest := stream.trusted_manifest) and is_trained_alike(stream, loader):
         return about(manifest.totals.loss_tokens, not stream.survey)
-    found, targets = head_turns(stream, loader), loader.target_policies
+    found, targets = read_head_turns(stream, loader), loader.target_policies
     if not len(found.counts) or targets is None:
         return UNKNOWN
     if loader.is_text:
@@ -132,7 +132,7 @@ def trained_of(stream: StreamInMix, loader: Loader) -> float:
     return Estimate(stream.index.samples * losses.mean())
 
 
-def eos_of(stream: StreamInMix, loader: Loader) -> float:
+def count_added_eos(stream: StreamInMix, loader: Loader) -> float:
     """Count the EOS tokens that the finetuning loader appends to all samples: one to each that ends
     without EOS and is not full.
 
@@ -151,7 +151,7 @@ def eos_of(stream: StreamInMix, loader: Loader) -> float:
         return Estimate(0) if is_plain else 0
     if totals.is_eos_counted:
         return about(totals.given_eos, has_same_room and not stream.survey)
-    heads = head_turns(stream, loader).samples
+    heads = read_head_turns(stream, loader).samples
     ends = heads.values[heads.offsets[1:][heads.lengths > 0] - 1]
     without = float((ends != manifest.tokenizer.eos_id).mean()) if len(ends) else 0.0
     added = (totals.samples - totals.cut_rows) * without
@@ -188,17 +188,17 @@ def has_policies_of(encoding: Encoding, loader: Loader) -> bool:
     )
 
 
-def lengths_of(stream: StreamInMix, loader: Loader) -> Lengths | None:
+def estimate_lengths(stream: StreamInMix, loader: Loader) -> Lengths | None:
     """The lengths of a stream's samples after the loader has cut them. None where they are not
     known, as where the loader tokenizes.
     """
     samples, manifest = stream.index.samples, stream.trusted_manifest
-    if (fixed := row_length(stream)) is not None:
+    if (fixed := fixed_row_length(stream)) is not None:
         lengths, counts = np.array([fixed], np.float64), np.array([samples], np.float64)
     elif manifest and not manifest.totals.image_tokens:
-        lengths, counts = spread(manifest.totals)
-        lengths = lengths + float(eos_of(stream, loader)) / max(1, samples)
-    elif samples and is_known(tokens := tokens_of(stream, loader).kept):
+        lengths, counts = expand_histogram(manifest.totals)
+        lengths = lengths + float(count_added_eos(stream, loader)) / max(1, samples)
+    elif samples and is_known(tokens := count_tokens(stream, loader).kept):
         # Not counted: lengths are spread evenly from 0 to twice the mean.
         lengths, counts = np.linspace(0, 2 * tokens / samples, POINTS), np.ones(POINTS)
     else:

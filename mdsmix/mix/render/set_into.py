@@ -22,7 +22,7 @@ from pprint import pformat
 from typing import Any
 
 from mdsmix.errors import RecipeError
-from mdsmix.foundry_yaml.training_yaml import Settings, unresolved
+from mdsmix.foundry_yaml.training_yaml import Settings, read_unresolved
 from mdsmix.words import spelled
 
 LINK = re.compile(r"\$\{([\w.]+)\}")
@@ -41,7 +41,7 @@ TIED = (
 BLOCKS: dict[str, Any] = {"mapping": dict, "sequence": list}
 
 
-def dump(tree: Settings | list[Any], in_line: bool = False) -> str:
+def dump_yaml(tree: Settings | list[Any], in_line: bool = False) -> str:
     """Block YAML in the order of the mapping, or, with `in_line`, flow YAML on one line."""
     import yaml
 
@@ -53,12 +53,12 @@ Edit = tuple[int, int, str]
 "(start, stop, new): the characters from start to stop become `new`."
 
 
-def without_head(text: str) -> str:
+def strip_head(text: str) -> str:
     """The text without the head of an earlier rendering."""
     return re.sub(rf"\A(?:{MARK}.*\n)+", "", text)
 
 
-def set_into(
+def set_sections(
     text: str, was: Settings, tree: Settings, origin: str, without: Set[str] = frozenset()
 ) -> tuple[str, list[str]]:
     """Return the config `text` with the sections of `tree` set, and a line for each changed key.
@@ -72,7 +72,7 @@ def set_into(
     import yaml
     from omegaconf import OmegaConf
 
-    text = without_head(text)
+    text = strip_head(text)
     text += "" if text.endswith("\n") else "\n"
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode) or root.flow_style:
@@ -93,8 +93,8 @@ def set_into(
     for start, stop, new in reversed(edits):  # from the end, so that every place is the old text's
         text = text[:start] + new + text[stop:]
     with suppress(RecipeError):
-        if unresolved(text, origin) == wanted:
-            return text, [*changes(was, wanted)]
+        if read_unresolved(text, origin) == wanted:
+            return text, [*list_changes(was, wanted)]
     raise RecipeError(TIED.format(origin))
 
 
@@ -116,7 +116,7 @@ def _edits(text: str, new: Any, was: Any, node: Any, stop: int) -> Iterator[Edit
         elif _differ(new[key], was.get(key)):
             yield from _changed(text, new[key], was.get(key), (name, value), stop)
     if added := {k: v for k, v in new.items() if k not in keys}:
-        lines = dump([*added.values()] if is_list else added)
+        lines = dump_yaml([*added.values()] if is_list else added)
         yield (stop, stop, textwrap.indent(lines, " " * node.start_mark.column))
 
 
@@ -134,13 +134,13 @@ def _changed(text: str, new: Any, was: Any, pair: tuple[Any, Any], stop: int) ->
     # behind it.
     is_empty = not (node.value or name.start_mark.column or text[until:stop].strip())
     if is_here and is_line and not (is_nested and (node.id == "scalar" or is_empty)):
-        said = dump([new], in_line=True)[1:-2] if is_nested else dump([new])[2:-1]
+        said = dump_yaml([new], in_line=True)[1:-2] if is_nested else dump_yaml([new])[2:-1]
         yield (at, until, " " * (at == until) + said)
     elif is_here and not is_line and not is_entry and isinstance(new, BLOCKS.get(node.id, ())):
         yield from _edits(text, new, was, node, stop)
     else:
         column = start - _line(text, name)
-        lines = textwrap.indent(dump(new if is_entry else {name.value: new}), " " * column)
+        lines = textwrap.indent(dump_yaml(new if is_entry else {name.value: new}), " " * column)
         yield (start, stop, lines[column:] + _comments(text[start:stop], node))
 
 
@@ -161,13 +161,13 @@ def _comments(lines: str, node: Any) -> str:
     return "" if node.id == "scalar" else "".join(COMMENT.findall(lines))
 
 
-def changes(was: Any, now: Any, key: str = "") -> Iterator[str]:
+def list_changes(was: Any, now: Any, key: str = "") -> Iterator[str]:
     """A line for each changed key, `path: old -> new`, in the order of `was`, then new keys."""
     one, other = _by_name(was), _by_name(now)
     if one is not None and other is not None:
         for name in one | other:
             below = f"{key}.{name}".lstrip(".")
-            yield from changes(one.get(name, UNSET), other.get(name, UNSET), below)
+            yield from list_changes(one.get(name, UNSET), other.get(name, UNSET), below)
     elif _differ(was, now):
         yield f"{key}: {_as_yaml(was)} -> {_as_yaml(now)}"
 

@@ -86,7 +86,7 @@ class Apportioned:
         }
 
 
-def asked(
+def set_asked_shares(
     parts: Sequence[StreamShare], temperature: Fraction = Fraction(1), is_absolute: bool = False
 ) -> Shares:
     """The parts with `asked` set. Streams without a written share divide the rest by size ** (1 /
@@ -111,17 +111,17 @@ def _root(size: Fraction, temperature: Fraction) -> Fraction:
     return Fraction(PRECISE.power(PRECISE.divide(size.numerator, size.denominator), power))
 
 
-def drawn(
+def choose_samples(
     parts: Shares, budget: Budget | None, unit: Unit, most: Fraction, is_absolute: bool = False
 ) -> Shares:
     """The parts with `choose` and `reached` set. `most`: the most passes over a stream.
 
     MixRefused where a stream cannot fill its share, or where its share comes to no whole sample.
     """
-    ideal = ideals(parts, budget, most)
+    ideal = compute_ideal_samples(parts, budget, most)
     if budget:
         _refuse_many(parts, ideal, budget, unit, most)
-    counts = rounded(ideal, is_absolute)
+    counts = round_to_whole(ideal, is_absolute)
     reached = [p.asked * n / (of or 1) for p, n, of in zip(parts, counts, ideal, strict=True)]
     whole = 1 if is_absolute else sum(reached) or 1
     for part, n in zip(parts, counts, strict=True):
@@ -136,7 +136,9 @@ def drawn(
     )
 
 
-def ideals(parts: Shares, budget: Budget | None, most: Fraction = Fraction(1)) -> list[Fraction]:
+def compute_ideal_samples(
+    parts: Shares, budget: Budget | None, most: Fraction = Fraction(1)
+) -> list[Fraction]:
     """Samples of each stream, unrounded. A budget sets the size of the epoch; without one, the
     epoch is the largest that takes no stream more than once, nor more than `most` times.
     """
@@ -160,7 +162,7 @@ def ideals(parts: Shares, budget: Budget | None, most: Fraction = Fraction(1)) -
     return [n * times for n in samples]
 
 
-def rounded(ideal: Sequence[Fraction], is_absolute: bool = False) -> list[int]:
+def round_to_whole(ideal: Sequence[Fraction], is_absolute: bool = False) -> list[int]:
     """Whole numbers by largest remainder: each is its floor or one more, and all sum to the rounded
     sum of `ideal`.
 
@@ -207,7 +209,7 @@ SHARES = (
 )
 
 
-def shares_table(found: Apportioned) -> Table:
+def make_shares_table(found: Apportioned) -> Table:
     """A row for each stream: the share asked, and the share that whole samples reach."""
     rows = [
         (
@@ -225,17 +227,17 @@ def shares_table(found: Apportioned) -> Table:
     return Table(columns=SHARES, rows=rows, notes=[note] * bool(guessed))
 
 
-def shares_json(found: Apportioned) -> Tree:
+def shares_to_json(found: Apportioned) -> Tree:
     return {
         "count": found.count,
         "is_absolute": found.is_absolute,
         "is_exact": found.is_exact,
         "budget": found.budget and str(found.budget),
-        **as_json(shares_table(found)),
+        **as_json(make_shares_table(found)),
     }
 
 
-def title(found: Apportioned) -> str:
+def describe_shares(found: Apportioned) -> str:
     """The line above the table: the unit of the shares, and the budget."""
     whole = "the budget" if found.is_absolute else "an epoch"
     return f"shares of {whole}'s {found.count}; " + (

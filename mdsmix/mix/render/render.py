@@ -25,14 +25,20 @@ from pathlib import Path
 
 from mdsmix import __version__
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
-from mdsmix.foundry_yaml.training_yaml import parse, unresolved
+from mdsmix.foundry_yaml.training_yaml import parse_training_yaml, read_unresolved
 from mdsmix.kinds import open_recipe
-from mdsmix.mix.apportion import shares_table, title
-from mdsmix.mix.epoch import epoch_of, epoch_table
-from mdsmix.mix.foundry_config import EVALS, sections
-from mdsmix.mix.into import MARK, dump, set_into
-from mdsmix.mix.resolve import OwnEvals, is_recipe, mix_of, streams_of, with_published_hash
-from mdsmix.mix.streams import Mix
+from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
+from mdsmix.mix.epoch.figures import make_epoch_table, measure_epoch
+from mdsmix.mix.render.foundry_config import EVALS, make_sections
+from mdsmix.mix.render.set_into import MARK, dump_yaml, set_sections
+from mdsmix.mix.streams.mix import Mix
+from mdsmix.mix.streams.resolve import (
+    OwnEvals,
+    is_recipe_file,
+    make_mix,
+    open_recipe_streams,
+    with_published_hash,
+)
 from mdsmix.recipe.read import read_text
 from mdsmix.storage import locate
 from mdsmix.storage.s3_errors import AWS, shown_endpoint
@@ -43,7 +49,7 @@ BATCH_SIZE = 2
 SECONDS = 300
 
 
-def validate(text: str, labels: Sequence[str]) -> str:
+def validate_with_foundry(text: str, labels: Sequence[str]) -> str:
     """One line on the batches that LLM-Foundry draws from the loaders of these labels; what
     LLM-Foundry prints is not shown. MixRefused where it draws none, RecipeError where llmfoundry is
     not installed.
@@ -77,7 +83,7 @@ def _draw(text: str, labels: Sequence[str]) -> str:
     # By name: LLM-Foundry is no dependency of mdsmix, and only this option imports it.
     build_dataloader = import_module("llmfoundry.data.dataloader").build_dataloader
     build_tokenizer = import_module("llmfoundry.utils.builders").build_tokenizer
-    yaml = parse(text, "the rendered YAML")
+    yaml = parse_training_yaml(text, "the rendered YAML")
     spec, told = yaml.tokenizer, list[str]()
     assert spec is not None, "a rendered YAML names its tokenizer"
     kwargs = yaml.at("tokenizer", "kwargs") or {}
@@ -96,14 +102,14 @@ def _draw(text: str, labels: Sequence[str]) -> str:
 
 def refuse_recipe(target: str, option: str) -> None:
     """RecipeError where the file `target`, which would be overwritten, is a recipe."""
-    if os.path.isfile(target) and is_recipe(target):
+    if os.path.isfile(target) and is_recipe_file(target):
         raise RecipeError(
             f"{option} {target}: that file is a recipe, which the sections of a training YAML would spoil; name a config of "
             "LLM-Foundry, or a new file."
         )
 
 
-def render(
+def render_recipe(
     path: str,
     overrides: Sequence[str],
     into: str | None,
@@ -119,23 +125,25 @@ def render(
         counted.
     """
     recipe = open_recipe(path, overrides)
-    streams, shares = streams_of(recipe, path, may_estimate, overrides=overrides)
+    streams, shares = open_recipe_streams(recipe, path, may_estimate, overrides=overrides)
     recipe = with_published_hash(recipe, streams.values())
     before = read_text(into) if into else ""
-    config = unresolved(before, into) if into else {}
+    config = read_unresolved(before, into) if into else {}
     kept = config
     if own_evals == "drop":
         kept = {key: value for key, value in config.items() if key != EVALS}
-    tree = sections(recipe, streams, kept)
-    text, changed = dump(tree), list[str]()
+    tree = make_sections(recipe, streams, kept)
+    text, changed = dump_yaml(tree), list[str]()
     if into:
-        text, changed = set_into(before, config, tree, into, without=config.keys() - kept.keys())
-    mix = mix_of(text if into else tree, path, streams, recipe, into, own_evals, shares)
+        text, changed = set_sections(
+            before, config, tree, into, without=config.keys() - kept.keys()
+        )
+    mix = make_mix(text if into else tree, path, streams, recipe, into, own_evals, shares)
     mix = replace(mix, changed=changed, overrides=overrides)
-    return mix, epoch_comment(mix) + text
+    return mix, make_epoch_comment(mix) + text
 
 
-def before_training(mix: Mix) -> str | None:
+def fetch_command(mix: Mix) -> str | None:
     """The command by which every training node first fetches the tokenizer, with this machine's
     endpoint; None where none is needed.
     """
@@ -147,20 +155,20 @@ def before_training(mix: Mix) -> str | None:
     return shlex.join(["aws", "s3", "cp", "--recursive", *options, mix.tokenizer_home.url, name])
 
 
-def epoch_comment(mix: Mix) -> str:
+def make_epoch_comment(mix: Mix) -> str:
     """The comment above the YAML: samples, tokens and share of every stream in an epoch, and the
     recipe's shares as samples.
     """
     recipe, shares = os.path.basename(mix.recipe or mix.yaml.origin), mix.shares
-    epoch = epoch_table(epoch_of(mix.train, mix.yaml.batch_size))
+    epoch = make_epoch_table(measure_epoch(mix.train, mix.yaml.batch_size))
     told = [
         f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} loader comes to",
         *(f"  {line}" for line in lines(epoch)),
     ]
     if shares:
-        table = shares_table(shares)
-        told += [title(shares), *(f"  {line}" for line in (*lines(table), *table.notes))]
-    if command := before_training(mix):
+        table = make_shares_table(shares)
+        told += [describe_shares(shares), *(f"  {line}" for line in (*lines(table), *table.notes))]
+    if command := fetch_command(mix):
         told += [
             "the tokenizer lies beside the streams; on every training node, before training, by aws or by `mdsmix fetch`, which takes the same words:",
             f"  {command}",
@@ -168,7 +176,7 @@ def epoch_comment(mix: Mix) -> str:
     return "".join(f"{MARK} {line}".rstrip() + "\n" for line in told)
 
 
-def require_place(target: str) -> None:
+def require_writable(target: str) -> None:
     """RecipeError where the target cannot be a file; asked before any work is done."""
     place = locate(target)
     path = os.path.realpath(place.url)
@@ -179,13 +187,13 @@ def require_place(target: str) -> None:
         )
 
 
-def write(target: str, text: str) -> None:
+def write_yaml(target: str, text: str) -> None:
     """Writes the text: to a store by one PUT, to a FIFO or device directly, to a file by a rename
     where its symlinks end.
 
     Unreachable where the target cannot be written.
     """
-    require_place(target)
+    require_writable(target)
     place, content = locate(target), text.encode()
     if place.is_store:
         place.write(content)
