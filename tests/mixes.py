@@ -239,6 +239,11 @@ def with_mask(token: str | None) -> Make:
     return of_mix(text(mlm_probability=0.15), opened=opened)
 
 
+def read_by(**changes: str) -> Make:
+    """A mix whose tokenizer was opened with these remarks on how its folder was read."""
+    return of_mix(text(), opened=replace(hand.TOKENIZER, **changes))
+
+
 def own_place(split: str) -> Make:
     """A dataset that is one local stream by itself, in the folder of that split."""
 
@@ -265,7 +270,11 @@ def pretrained(home: Path, own: Any, run: Any, is_seen: bool = True, **of: Any) 
         built = Tokenizer(WordLevel(ids, unk_token=next(iter(ids))))
         built.add_tokens([token for token, i in ids.items() if i > 100])
         built.save(str(home / f"{name}.json"))
-    mix = replace(mix, opened=SimpleNamespace(path=str(home / "run.json")), tokenizer_problem=None)
+    mix = replace(
+        mix,
+        opened=SimpleNamespace(path=str(home / "run.json"), class_changes="", note=""),
+        tokenizer_problem=None,
+    )
     mix.__dict__["model_tokenizer"] = str(home / "own.json") if is_seen else None
     return mix
 

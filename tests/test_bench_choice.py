@@ -104,7 +104,7 @@ def test_what_cannot_be_measured_is_one_sentence_before_torch_is_imported(
         ("train.yaml --gpus 3", indivisible),
         ("seven.yaml", "7 of seven.yaml cannot be divided by --gpus 8"),  # as plan and preview
         ("train.yaml --loader eval_loader.x", "eval_loader.x is not one loader"),
-        ("train.yaml --tmp nowhere", "--tmp nowhere is no folder"),
+        ("train.yaml --tmp nowhere", "--tmp nowhere is not a folder"),
         ("train.yaml -o nowhere/x.json", "there is no folder"),
     ):
         answer = mdsmix("bench", *arguments.split())

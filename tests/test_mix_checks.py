@@ -5,6 +5,8 @@ right.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,7 @@ from tests.mixes import (
     of_mix,
     own,
     placed,
+    read_by,
     preferring,
     pretrained,
     read_through,
@@ -123,6 +126,8 @@ CASES: dict[str, tuple[Make, Make]] = {
     "tokenizer-unknown": (text(BARE), text()),
     "tokenizer-unseen": (of_mix(text(), tokenizer_problem="not here"), text()),
     "tokenizer-lone-file": (text(**tokenizer("none/tokenizer.json")), text(**tokenizer(""))),
+    "tokenizer-class": (read_by(class_changes="its class gives other ids"), read_by()),
+    "tokenizer-read": (read_by(read_as="saved by transformers 5"), read_by()),
     "tokenizer-unpublished": (fetched_by_nodes(".tokenizer.old"), fetched_by_nodes(".tokenizer")),
     "answer-end-untrained": (ended(TOKENIZER), ended(TOKENIZER, target_responses="last")),
     "answer-end-unknown": (ended(CHATML), ended(replace(CHATML, stop_ids=[9]))),
@@ -359,6 +364,13 @@ def test_each_check_fires_on_what_is_wrong_and_on_nothing_else(tmp_path: Path) -
         assert not told(right, tmp_path / id / "right", id), id
 
 
+def test_a_fresh_process_knows_all_checks() -> None:
+    """They are registered when their package is imported, which other tests do."""
+    program = "from mdsmix.mix.check import list_checks; print(len(list_checks()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert int(done.stdout) == len(CASES)
+
+
 def test_all_is_found_and_said_with_its_numbers(tmp_path: Path) -> None:
     for number, (make, expected, words) in enumerate(MORE):
         found = run_checks(make(tmp_path / str(number)))
@@ -372,7 +384,7 @@ def test_images_fit_processor_and_length(tmp_path: Path, monkeypatch: pytest.Mon
         (("b", 1, ["processor"]), ("a", 2, ["processor"]), ("a", 1, []), ("", 1, ["unplanned"]))
     ):
         found = (given * 32, None) if given else None
-        monkeypatch.setattr(conversion, "processor_of", lambda *_, found=found: found)
+        monkeypatch.setattr(conversion, "find_processor", lambda *_, found=found: found)
         see = SEES(card=OF_TURNS | MESSAGES | {"images": images, "max_seq_len": length * LENGTH})
         told = ids(run_checks(own(see, processor="p")(tmp_path / str(number))))
         assert [id[7:] for id in told if id.startswith("images-")] == said, number

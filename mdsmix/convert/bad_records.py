@@ -265,11 +265,14 @@ def _fields_of(bad: Mapping[str, Any]) -> list[str]:
 
 
 def advice(job: Job, records: Records) -> str:
-    """Sentences on what most likely has to change, with the first record of some reasons as
+    """Return sentences on what most likely has to change, with the first record of some reasons as
     examples.
+
+    Records are ordered by file and line: the names of quarantine files are hashes.
     """
     first = dict[str, str]()
-    for bad in islice(read_quarantine(job.folder), MOST_LOOKED_AT):
+    looked_at = islice(read_quarantine(job.folder), MOST_LOOKED_AT)
+    for bad in sorted(looked_at, key=lambda bad: (str(bad.get("file")), bad.get("line") or 0)):
         told = [bad.get("detail"), bad.get("fields") or bad.get("raw")]
         about = " in ".join(printable(grouped(of)[:MOST_SHOWN])[:MOST_SHOWN] for of in told if of)
         first.setdefault(

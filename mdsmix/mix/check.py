@@ -48,6 +48,7 @@ def _of_all(mix: Mix, run: Sequence[Check]) -> list[Finding]:
 
 def list_checks() -> list[Check]:
     """All checks in the order of the README's table, the rules of sections last."""
+    import mdsmix.mix.checks  # noqa: F401 - registers them
 
     return sorted(CHECKS.values(), key=lambda check: check.of.endswith("Section"))
 
