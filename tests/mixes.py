@@ -128,7 +128,7 @@ def converted_by(home: Path, source: bytes | None = b"", **keys: Any) -> Mix:
     path.write_text(json.dumps(tree))
     recipe = open_recipe(path)
     made = make_recipe_mix(recipe, str(path), may_estimate=False)
-    return replace(made, opened=hand.TOKENIZER, tokenizer=CARD)
+    return replace(made, run_tokenizer=hand.TOKENIZER, tokenizer=CARD)
 
 
 @at_home
@@ -141,7 +141,9 @@ def ended(opened: Any, target_responses: str = "all") -> Make:
     otherwise.
     """
     card = OF_TURNS | MESSAGES | {"target_responses": target_responses}
-    return of_mix(finetuning(CHAT(card=card), target_responses=target_responses), opened=opened)
+    return of_mix(
+        finetuning(CHAT(card=card), target_responses=target_responses), run_tokenizer=opened
+    )
 
 
 def tokenized(make: Make, **changes: Any) -> Make:
@@ -236,12 +238,12 @@ def with_mask(token: str | None) -> Make:
     """A loader that masks tokens, under a tokenizer with that mask token."""
     variables = {"mask_token": token} if token else {}
     opened = replace(hand.TOKENIZER, template_variables=variables)
-    return of_mix(text(mlm_probability=0.15), opened=opened)
+    return of_mix(text(mlm_probability=0.15), run_tokenizer=opened)
 
 
 def read_by(**changes: str) -> Make:
     """A mix whose tokenizer was opened with these remarks on how its folder was read."""
-    return of_mix(text(), opened=replace(hand.TOKENIZER, **changes))
+    return of_mix(text(), run_tokenizer=replace(hand.TOKENIZER, **changes))
 
 
 def own_place(split: str) -> Make:
@@ -272,7 +274,7 @@ def pretrained(home: Path, own: Any, run: Any, is_seen: bool = True, **of: Any) 
         built.save(str(home / f"{name}.json"))
     mix = replace(
         mix,
-        opened=SimpleNamespace(path=str(home / "run.json"), class_changes="", note=""),
+        run_tokenizer=SimpleNamespace(path=str(home / "run.json"), class_changes="", note=""),
         tokenizer_problem=None,
     )
     mix.__dict__["model_tokenizer"] = str(home / "own.json") if is_seen else None

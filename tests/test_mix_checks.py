@@ -16,9 +16,8 @@ import pytest
 
 from mdsmix.encode import pretrained as looks
 from mdsmix.errors import RecipeError
-from mdsmix.foundry_yaml.findings import CHECKS, Finding
-from mdsmix.mix import check as check_module
-from mdsmix.mix.check import is_refused, run_checks
+from mdsmix.foundry_yaml.findings import Finding
+from mdsmix.mix.check import is_refused, list_checks, run_checks, run_one_check
 from mdsmix.mix.checks import conversion
 from mdsmix.mix.epoch.figures import measure_epoch
 from mdsmix.mix.streams.resolve import make_stream_mix
@@ -339,9 +338,7 @@ def ids(found: list[Finding], severity: str = "") -> set[str]:
 
 def told(make: Make, home: Path, id: str) -> list[Finding]:
     """What that check says."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check_module, "list_checks", lambda: [CHECKS[id]])
-        return run_checks(make(home))
+    return run_one_check(make(home), id)
 
 
 @pytest.fixture(autouse=True)
@@ -352,9 +349,7 @@ def _nothing_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_check_fires_on_what_is_wrong_and_on_nothing_else(tmp_path: Path) -> None:
-    assert CASES.keys() == {check.id for check in check_module.list_checks()}, (
-        "every check has a case"
-    )
+    assert CASES.keys() == {check.id for check in list_checks()}, "every check has a case"
     for id, (wrong, right) in CASES.items():
         found = told(wrong, tmp_path / id / "wrong", id)
         assert found, f"{id} did not fire"

@@ -78,7 +78,9 @@ def test_deep_reads_what_check_alone_does_not_and_two_kinds_are_refused(streams:
     shard = next((streams / "plain/train").glob("*.mds"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"!")
     plain = done("check", streams / "plain")
-    assert plain.out.splitlines()[-1].startswith("not looked at: the contents of 1 shard, ")
+    assert plain.out.splitlines()[-1].startswith(
+        "shard contents not read (only names and sizes): 1 shard, "
+    )
     deep = mdsmix("check", "--deep", streams / "plain")
     assert deep.code == 3
     assert deep.out.startswith(f"error shard-contents [{streams}/plain]: shard.00000.mds of ")
@@ -97,7 +99,7 @@ def test_deep_reads_what_check_alone_does_not_and_two_kinds_are_refused(streams:
 WRONG = (
     ("check nothing", 4, "holds no published stream"),
     ("check web web/train", 2, "web, web/train names a stream twice"),
-    ("check web max_seq_len=4", 2, "names neither one recipe"),
+    ("check web max_seq_len=4", 2, "is neither one recipe"),
     ("check nope.yaml", 2, "nope.yaml cannot be read as YAML: No such file"),
     ("inspect nope.yaml", 2, "nope.yaml cannot be read as YAML: No such file"),
     ("check seed.yaml", 2, "neither a recipe nor a training YAML"),

@@ -1,4 +1,4 @@
-"""The lock beside a rendered YAML: it changes with what decides which samples come, and with
+"""The lock next to a rendered YAML: it changes with what decides which samples come, and with
 nothing else.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from mdsmix.foundry_yaml.lock import LoaderLock, Lock, lock_stream, parse_lock
+from mdsmix.foundry_yaml.lock import LoaderLock, Lock, LockedShard, lock_stream, parse_lock
 from mdsmix.mix.lock_check import TRAIN, compare_locks, make_lock
 from mdsmix.mix.streams.resolve import resolve_mix
 from tests.converting import Answer, Web, documents, done, mdsmix, pairs
@@ -39,7 +39,7 @@ class Lab(Web):
         self.done()
 
     def render(self, name: str = "train.yaml") -> Path:
-        """The lock beside the YAML."""
+        """The lock next to the YAML."""
         told = done("render-yaml", self.recipe, "-o", self.folder / name, "--json").out
         assert json.loads(told)["lock"] == f"{self.folder / name}.mix.lock"
         return Path(f"{self.folder / name}.mix.lock")
@@ -84,7 +84,7 @@ def test_changed_data_is_told_and_refused(tmp_path: Path, tokenizer_folder: Path
     assert answer.code == 3
     (error,) = [line for line in answer.out.splitlines() if line.startswith("error")]
     assert error.startswith("error lock-differs [web]: train_loader: web was ")
-    assert "repeats samples and leaves others out" in error
+    assert "repeats samples and skips others" in error
     assert re.search(r"web +not as planned", answer.out)
     report = json.loads(lab.check("--json").out)
     assert not report["may_be_mixed"]
@@ -134,7 +134,7 @@ def test_what_decides_the_samples_is_locked_and_nothing_else(rendered: Lab) -> N
 
 def locked(drawn: int, shards: str = "a3") -> LoaderLock:
     """Of a stream of these shards, each by its content and its samples."""
-    held = [(int(n), "", 0, {"xxh64": content}) for content, n in shards.split()]
+    held = [LockedShard(int(n), "", 0, {"xxh64": content}) for content, n in shards.split()]
     return LoaderLock(streams=[lock_stream("web", drawn, held)])
 
 
@@ -150,13 +150,13 @@ def test_what_differs_is_an_error_where_it_is_trained_on_and_not_accepted() -> N
 
 SHARDS = '{"name": "web", "drawn": 3, "samples": 3, "shards": "0123456789ab*3"}'
 NO_LOCKS = (
-    (None, "train.yaml has no lock: there is no train.yaml.mix.lock beside it"),
-    ("{", "is no lock of a mix: "), ("[1]", "is no lock of a mix: "),
-    ('{"version": 3}', "is no lock of a mix: loaders is missing"),
+    (None, "train.yaml has no lock: there is no train.yaml.mix.lock next to it"),
+    ("{", "is not a lock of a mix: "), ("[1]", "is not a lock of a mix: "),
+    ('{"version": 3}', "is not a lock of a mix: loaders is missing"),
     ('{"version": 7, "more": {}}', "by a newer mdsmix (version 7, and this one reads 3)"),
     (
         f'{{"version": 3, "loaders": {{"train_loader": {{"streams": [{SHARDS}]}}}}}}',
-        "is no lock of a mix: loaders.train_loader.streams[0].shards is",
+        "is not a lock of a mix: loaders.train_loader.streams[0].shards is",
     ),
 )  # fmt: skip
 

@@ -41,7 +41,7 @@ TEXT, FINETUNING = ({"train_loader": {"name": name}} for name in ("text", "finet
 
 @pytest.fixture(autouse=True)
 def _known_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mdsmix.mix.streams.resolve._tokenizer", lambda *_: (hand.TOKENIZER, None))
+    monkeypatch.setattr("mdsmix.mix.streams.resolve._open_run_tokenizer", lambda *_: hand.TOKENIZER)
 
 
 def concat_rows(n: int, first: int = 2) -> list[dict[str, Any]]:

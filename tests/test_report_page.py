@@ -87,7 +87,7 @@ def test_the_page_says_what_the_commands_say(recipe: Path, page: Page) -> None:
     assert said, "a test without a finding shows none"
     said += [f"{row[key]:.2%}" for row in check["shares"]["rows"] for key in ("asked", "reached")]
     last = mdsmix("check", recipe).out.splitlines()[-1]
-    assert last.startswith("not looked at: ")
+    assert last.startswith("shard contents not read")
     manifests = [found["manifest"] for found in told("inspect", recipe)["streams"]]
     for records in (manifest["records"] for manifest in manifests):
         dropped, bad = (sum(records[of].values()) for of in ("filtered", "quarantined"))

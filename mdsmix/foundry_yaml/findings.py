@@ -1,10 +1,18 @@
-"""The findings of checks, and the registry of all checks.
+"""Checks and their findings.
 
-A check is a plain function: a Mix, one loader or one stream of it, or the section of either in;
-findings out. The last argument is the thing that it judges. A finding that several streams share is
-told once, of all of them. The id of a check, its severity and the reason why it matters are stated
-once, at its registration, so that the README's table, the JSON and the printed line cannot differ.
-A check of a section is a rule: `mdsmix check` reports it, `mdsmix.load` refuses what breaks it.
+A check is a plain function that yields findings about one subject:
+
+- a mix: `find(mix)`,
+- one loader of a mix: `find(mix, loader)`,
+- one stream of a loader: `find(mix, loader, stream)`,
+- the section of a loader in a YAML: `find(section)`,
+- one stream of such a section: `find(section, stream_section)`.
+
+Checks of the last two are called rules: `mdsmix check` reports a broken rule, `mdsmix.load` refuses
+it. Each file of checks has a `CheckList`, to which a decorator adds the function below it with its
+id, severity and consequence. The table in the README, the JSON and the printed line are all made
+from that list, so they cannot differ. A finding that several streams share is printed once and
+names them all.
 """
 
 from __future__ import annotations
@@ -13,9 +21,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mdsmix.foundry_yaml.training_yaml import LoaderSection, StreamSection
+from mdsmix.foundry_yaml.training_yaml import LoaderSection
 
 Severity = Literal["error", "warning", "note"]
+Subject = Literal["mix", "loader", "stream", "loader section", "stream section"]
 
 
 @dataclass(frozen=True)
@@ -24,13 +33,13 @@ class Finding:
 
     message: str
     """What is wrong, with both values. A check writes `{loader}` and `{streams}`, here and in the
-    fix, and `of` fills in the names.
+    fix; `with_names` fills the names in.
     """
     fix: str
     streams: Sequence[str] = ()
     id: str = ""
-    """Given by a function that serves several checks. Else the check fills it in, as it does
-    severity and why.
+    """The check's id. A function that serves several checks sets it; otherwise the check fills it
+    in, as it does severity and why.
     """
     severity: Severity = "note"
     why: str = ""
@@ -39,13 +48,16 @@ class Finding:
         whose = f" [{', '.join(self.streams)}]" if self.streams else ""
         return f"{self.severity} {self.id}{whose}: {self.message} {self.why} Fix: {self.fix}"
 
-    def of(self, loaders: Iterable[str], streams: Iterable[str]) -> Finding:
-        """The finding with the names of these loaders and streams filled in."""
-        message, fix = (
-            text.replace("{loader}", ", ".join(loaders)).replace("{streams}", ", ".join(streams))
-            for text in (self.message, self.fix)
-        )
-        return replace(self, message=message, fix=fix, streams=tuple(streams))
+    def with_names(self, loaders: Iterable[str], streams: Iterable[str]) -> Finding:
+        """Fill in the names of these loaders and streams."""
+        loader_names = ", ".join(loaders)
+        stream_names = tuple(streams)
+
+        def fill(text: str) -> str:
+            named = text.replace("{loader}", loader_names)
+            return named.replace("{streams}", ", ".join(stream_names))
+
+        return replace(self, message=fill(self.message), fix=fill(self.fix), streams=stream_names)
 
 
 Findings = Iterator[Finding]
@@ -59,54 +71,82 @@ class Check:
     id: str
     severity: Severity
     why: str
+    "One sentence on what training would do."
+    subject: Subject
+    "What it judges; this fixes the arguments of `find`, as the head of this file lists them."
     find: Finder
 
     @property
-    def of(self) -> str:
-        """The type that it judges, the last of its arguments: Mix, Loader, StreamInMix,
-        LoaderSection or StreamSection.
-        """
-        judged = list(self.find.__annotations__.values())[-2]  # a text in a file of another package
-        return str(getattr(judged, "__name__", judged))
+    def is_rule(self) -> bool:
+        """Whether it judges a section of a YAML, without opening any stream."""
+        return self.subject in ("loader section", "stream section")
 
-    def found(self, streams: Iterable[StreamSection] = (), **looked_at: Any) -> Findings:
-        """The findings of the check on a mix or a loader, or on each of the loader's streams.
+    def run(self, *arguments: Any, stream: str | None = None) -> Findings:
+        """Yield the findings of `find(*arguments)` that have this check's id, completed.
 
         Args:
-            looked_at: mix and loader, of which a check gets those that its arguments name.
+            stream: the name of the judged stream, for findings that name no stream.
         """
-        for stream in streams if self.of.startswith("Stream") else [None]:
-            given = looked_at | {"stream": stream}
-            asked = given.keys() & self.find.__annotations__.keys()
-            for each in self.find(**{name: given[name] for name in asked}):
-                if each.id in ("", self.id):
-                    named = (stream.name,) if stream else tuple(each.streams)
-                    yield replace(
-                        each, id=self.id, severity=self.severity, why=self.why, streams=named
-                    )
+        for finding in self.find(*arguments):
+            if finding.id in ("", self.id):
+                yield replace(
+                    finding,
+                    id=self.id,
+                    severity=self.severity,
+                    why=self.why,
+                    streams=tuple(finding.streams) if stream is None else (stream,),
+                )
+
+    def run_rule(self, section: LoaderSection) -> Findings:
+        """Yield the findings of a rule on a section, or on each stream of the section."""
+        if self.subject == "loader section":
+            yield from self.run(section)
+        else:
+            for stream in section.stream_sections:
+                yield from self.run(section, stream, stream=stream.name)
 
 
-CHECKS: dict[str, Check] = {}
-"Id -> check, as they were registered."
+Register = Callable[[Finder], Finder]
 
 
-def check(severity: Severity, why: str, id: str | None = None) -> Callable[[Finder], Finder]:
-    """Registers the function below it by its name, `rows_short` as `rows-short`; `why` is one
-    sentence on what training would do. A function that finds what several checks say is registered
-    for each, and its findings name theirs.
+class CheckList(list[Check]):
+    """The checks of one file, in the order in which they are printed.
+
+    Each method returns a decorator that adds the function below it. A check's id is the function's
+    name with hyphens (`rows_short` becomes `rows-short`), unless `id` is given. A function that
+    serves several checks is added once for each, and its findings name their check's id.
     """
 
-    def register(find: Finder) -> Finder:
-        name = id or find.__name__.replace("_", "-")
-        CHECKS[name] = Check(name, severity, why, find)
-        return find
+    def mix(self, severity: Severity, why: str, id: str | None = None) -> Register:
+        """Add a check of a mix: `find(mix)`."""
+        return self._adder("mix", severity, why, id)
 
-    return register
+    def loader(self, severity: Severity, why: str, id: str | None = None) -> Register:
+        """Add a check of a loader: `find(mix, loader)`."""
+        return self._adder("loader", severity, why, id)
+
+    def stream(self, severity: Severity, why: str, id: str | None = None) -> Register:
+        """Add a check of a stream: `find(mix, loader, stream)`."""
+        return self._adder("stream", severity, why, id)
+
+    def loader_section(self, severity: Severity, why: str, id: str | None = None) -> Register:
+        """Add a rule of a loader's section: `find(section)`."""
+        return self._adder("loader section", severity, why, id)
+
+    def stream_section(self, severity: Severity, why: str, id: str | None = None) -> Register:
+        """Add a rule of a stream's section: `find(section, stream_section)`."""
+        return self._adder("stream section", severity, why, id)
+
+    def _adder(self, subject: Subject, severity: Severity, why: str, id: str | None) -> Register:
+        def add(find: Finder) -> Finder:
+            name = id or find.__name__.replace("_", "-")
+            self.append(Check(name, severity, why, subject, find))
+            return find
+
+        return add
 
 
 def refusal_message(finding: Finding, loader: LoaderSection) -> str:
-    """The sentence with which a refused command ends: what is wrong, what comes of it,
-    what to do.
-    """
-    said = finding.of([loader.label], finding.streams)
-    return f"{said.message} {said.why} Fix: {said.fix}"
+    """Return the message of a refusal: what is wrong, what training would do, what to do."""
+    named = finding.with_names([loader.label], finding.streams)
+    return f"{named.message} {named.why} Fix: {named.fix}"

@@ -1,8 +1,8 @@
 """The keys that LLM-Foundry 0.22 and Streaming read of a loader's section, each with the type and
 default it has there.
 
-The keys are held here as plain data, since importing either library takes 4-15 s and `check`
-answers in one second; tests/foundry/test_batches.py compares them with the real signatures.
+The keys are listed here as plain data, since importing either library takes 4-15 s and `check`
+answers in one second. tests/foundry/test_batches.py compares them with the real signatures.
 Sources: llmfoundry/data/ {text_data,data,utils}.py,
 llmfoundry/data/finetuning/{dataloader,tasks}.py, streaming/base/{dataset,stream}.py.
 """
@@ -23,31 +23,36 @@ IntType = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"
 
 
 def as_whole_number(value: Any) -> int | None:
-    """The value where it is a whole number; YAML's true, 2.5 and .inf are none."""
+    """Return the value if it is a whole number, such as 2 or 2.0; None for true, 2.5 and .inf."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _at_least(least: int) -> typed.Bound:
-    words = f"a whole number of at least {least}"
-    return words, lambda value: (n := as_whole_number(value)) is not None and n >= least
+    def fits(value: Any) -> bool:
+        number = as_whole_number(value)
+        return number is not None and number >= least
+
+    return f"a whole number of at least {least}", fits
 
 
 SIZE = re.compile(r"(\d{0,18}\.?\d{1,18})\s*([a-z]*)")
-BYTE_UNITS = {
-    u: 1024**n for n, u in enumerate(("b", "kb", "mb", "gb", "tb", "pb", "eb", "zb", "yb"))
-} | {"": 1}
+_BYTE_SUFFIXES = ("b", "kb", "mb", "gb", "tb", "pb", "eb", "zb", "yb")
+BYTE_UNITS = {"": 1} | {suffix: 1024**power for power, suffix in enumerate(_BYTE_SUFFIXES)}
 COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 def parse_quantity(value: Any, units: dict[str, int]) -> int | None:
-    """A size or count as Streaming reads it (`500gb`, `64M`, 1000); None where it would not."""
+    """Parse a size or count as Streaming does, such as `500gb`, `64M` or 1000; None if Streaming
+    would refuse it.
+    """
     if is_number(value):
         return int(value)
-    found = SIZE.fullmatch(str(value).strip().lower())
-    unit = units.get(found[2]) if found else None
-    return int(float(found[1]) * unit) if found and unit else None
+    match = SIZE.fullmatch(str(value).strip().lower())
+    if match is None or match[2] not in units:
+        return None
+    return int(float(match[1]) * units[match[2]])
 
 
 def is_number(value: Any) -> bool:
@@ -75,10 +80,10 @@ LOADER_DEFAULTS: dict[str, Any] = {
     "persistent_workers": True,
     "timeout": 0,
 }
-"The values that torch's DataLoader is given where the section says nothing."
+"The values that torch's DataLoader gets if the section does not set them."
 OWN_LOADER_KEYS = LOADER_KEYS | {"accept_changed": bool}
-"""The keys of a loader with `name: mdsmix`. `accept_changed` goes on from a checkpoint of other
-data, and logs what differs.
+"""The keys of a loader with `name: mdsmix`. With `accept_changed` it resumes from a checkpoint of
+other data, and logs the differences.
 """
 _BOTH: Types = {
     "remote": Any,
@@ -89,8 +94,8 @@ _BOTH: Types = {
     "validate_hash": str,
     "keep_zip": bool,
 }
-"""Keys of a dataset, and of each of its streams. Null is the default of these and of keys below,
-NOT_NULL excepted.
+"""Keys of a dataset, and of each of its streams. Their default is null, as of the keys below; those
+in NOT_NULL are the exception.
 """
 STREAM_KEYS: Types = _BOTH | {"proportion": Any, "repeat": Any, "choose": Any}
 "The keys of one of `dataset.streams`."
@@ -140,7 +145,7 @@ _SEPARATORS: Types = {
     "override_bos_token_id_mismatch_error": bool,
 }
 _FINETUNING: Types = DATASET_KEYS | {
-    "hf_kwargs": None,  # read of a Hugging Face data set alone, and accepted if null
+    "hf_kwargs": None,  # accepted if null; it concerns only Hugging Face data sets
     "decoder_only_format": Any,
     "target_prompts": str,
     "target_responses": str,
@@ -160,22 +165,25 @@ DATASETS: dict[str, Types] = {
     "finetuning": _FINETUNING,
     MDSMIX_LOADER: _FINETUNING | _SEPARATORS | {"processor": str, "dummy_image": bool},
 }
-"""Name of a loader -> the keys of its `dataset` that have an effect. The text loader drops any
-other key without a word; the finetuning loader fails on it. The loader of mdsmix reads the keys of
-both others, except `mlm_probability`. `processor`, a folder or hub name, turns the images of
-streams into what a model sees; with `dummy_image` a batch without an image gets a masked one.
+"""Name of a loader -> the keys of its `dataset` that have an effect. The text loader silently drops
+any other key; the finetuning loader fails on it. The loader of mdsmix reads the keys of both
+others, except `mlm_probability`. Its `processor`, a folder or hub name, turns the images of streams
+into a model's inputs; with `dummy_image` a batch without an image gets a masked one.
 """
 
 
-def describe_expected(of: Any, value: Any) -> str | None:
-    """Says what the value of a key must be; None where it is that. `of`: the key's type or
-    bound.
+def describe_expected(expected: Any, value: Any) -> str | None:
+    """Describe the values that a key takes, such as `a whole number of at least 1.`; None if this
+    value is one of them.
+
+    Args:
+        expected: the key's type, or a `typed.Bound`.
     """
-    if isinstance(of, tuple):
-        words, holds = of
-        return None if holds(value) else f"{words}."
+    if isinstance(expected, tuple):
+        words, fits = expected
+        return None if fits(value) else f"{words}."
     try:
-        typed.Reader(of).read(value, "")
+        typed.Reader(expected).read(value, "")
     except typed.Misfit as misfit:
         return str(misfit).partition("; it must be ")[2]
     return None
@@ -183,22 +191,22 @@ def describe_expected(of: Any, value: Any) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraLoader:
-    """A loader of neither LLM-Foundry nor mdsmix, which reads one kind of stream: the kind brings
+    """A loader of neither LLM-Foundry nor mdsmix, which reads one kind of stream. The kind defines
     it (`Kind.loader`).
     """
 
     name: str
     "`train_loader.name`."
     whose: str
-    "Whose loader it is, for a sentence: it is the loader of ..."
+    "The library that it belongs to, for messages."
     keys: Types
     "The keys of `dataset`."
     columns: Mapping[str, str]
-    "Column name -> MDS encoding, of the columns that every sample must have."
+    "Column name -> MDS encoding of the columns that every sample must have."
     row: Callable[[Sample, int], Any]
-    "(decoded sample, max_seq_len) -> row; MixRefused where there is none."
+    "(decoded sample, max_seq_len) -> row. Raises MixRefused if the sample does not give one."
     batch: Callable[[Sequence[Any], int, int, int], dict[str, Any]]
-    "(rows, max_seq_len, EOS, id of padding) -> arrays of a batch, `input_ids` among them."
+    "(rows, max_seq_len, EOS id, padding id) -> arrays of a batch, `input_ids` among them."
     multiple: int = 1
     "The loader takes only a max_seq_len that is a multiple of this."
 
@@ -216,15 +224,13 @@ EXTRA_LOADERS: dict[str, ExtraLoader] = {}
 
 
 def register_loader(loader: ExtraLoader) -> None:
-    """Makes a loader known to the checks of a section, to `render-yaml` and to `mdsmix.load`."""
+    """Make a loader known to the rules of a section, to `render-yaml` and to `mdsmix.load`."""
     EXTRA_LOADERS[loader.name] = loader
     DATASETS[loader.name] = loader.keys
 
 
 PASSED_TWICE = frozenset({"batch_size", "tokenizer"})
-"""Keys that LLM-Foundry passes to its builders by itself; a section that has them too makes the
-builder fail.
-"""
+"Keys that LLM-Foundry passes to its builders, which therefore fail if a section has them too."
 _NEEDED = {"dataset": "", "num_workers": ": 8"}
 LOADER_NEEDS = {"text": _NEEDED | {"drop_last": ": true"}, "finetuning": _NEEDED}
 "Name of a loader -> its keys without a default in LLM-Foundry, each with an example of the value."

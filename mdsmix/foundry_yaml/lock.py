@@ -1,10 +1,9 @@
-"""mix.lock: what a run's data was when it was planned, and what decides the order in which it is
-drawn.
+"""The lock of a mix: what a run's data was when it was planned, and what decides its order.
 
-A checkpoint says how many samples of an epoch are behind, and not which samples: resumed on data
-that was published anew, it repeats samples and leaves others out without a word. So a lock is
-written in two places, in a file beside the training YAML and in a checkpoint. It holds a hash of
-each stream's shards, in their order, and every setting that decides which samples a batch holds.
+A checkpoint stores how many samples of an epoch were read, and not which samples. Resumed on data
+that was published again, a run silently repeats samples and skips others. So a lock is written in
+two places: in a file next to the training YAML, and in each checkpoint. It contains a hash of each
+stream's shards, in their order, and every setting that decides which samples a batch contains.
 Settings that only the model or the optimiser reads are not in it.
 """
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 import xxhash
@@ -28,7 +27,7 @@ from mdsmix.words import in_line, plural, spelled
 
 VERSION = FORMAT_VERSION
 SUFFIX = ".mix.lock"
-"Behind the whole name of the YAML, so that several in one folder have a lock each."
+"Appended to the YAML's name, so each YAML has its own lock."
 HASH_FORM = re.compile("[0-9a-f]{32}")
 LOCKED: dict[str, Any] = {
     "batching_method": "random",
@@ -50,8 +49,8 @@ LOCKED: dict[str, Any] = {
     "shuffle_seed": 9176,
     "token_encoding_type": "int64",
 }
-"""Keys of `dataset` that decide the order of samples and what becomes of each, target policies
-aside, with the defaults of Streaming and LLM-Foundry.
+"""Keys of `dataset` that decide the order of samples and how each is cut, except for the target
+policies, with the defaults of Streaming and LLM-Foundry.
 """
 
 
@@ -61,32 +60,39 @@ class LockedStream:
 
     name: str
     drawn: int = field(metadata=NOT_NEGATIVE)
-    "Samples an epoch, by its weight."
+    "Samples that an epoch draws, by its weight."
     samples: int = field(metadata=NOT_NEGATIVE)
     "Samples in the stream."
     shards: str = field(metadata=must_be("a hash of 32 digits", HASH_FORM.fullmatch))
     "xxh128 of the contents of its shards, in their order."
 
     def __str__(self) -> str:
-        return f"{plural(self.drawn, 'sample')} an epoch of {self.samples:,} in shards {self.shards[:8]}"
+        drawn = plural(self.drawn, "sample")
+        return f"{drawn} an epoch of {self.samples:,} in shards {self.shards[:8]}"
 
 
-LockedShard = tuple[int, str, int, Mapping[str, str]]
-"Samples, file name, bytes and hashes of a shard before compression."
+class LockedShard(NamedTuple):
+    """A shard before compression."""
+
+    samples: int
+    file: str
+    bytes: int
+    hashes: Mapping[str, str]
+    "Algorithm -> hash of the content; may be empty."
 
 
 def lock_stream(name: str, drawn: int, shards: Iterable[LockedShard]) -> LockedStream:
-    """A stream of these shards. Each is known by its content where the index holds a hash of it,
-    else by its name and size.
+    """Lock a stream of these shards. A shard is identified by its samples and the hash of its
+    content, or by its file name and size if the index has no hash.
     """
-    held = [*shards]
-    known = [[n, sorted(hashes.items())[:1] or [file, size]] for n, file, size, hashes in held]
-    return LockedStream(
-        name=name,
-        drawn=drawn,
-        samples=sum(n for n, *_ in held),
-        shards=xxhash.xxh128_hexdigest(orjson.dumps(known)),
-    )
+    samples = 0
+    identities = list[list[Any]]()
+    for shard in shards:
+        samples += shard.samples
+        content: list[Any] = [*sorted(shard.hashes.items())[:1]] or [shard.file, shard.bytes]
+        identities.append([shard.samples, content])
+    digest = xxhash.xxh128_hexdigest(orjson.dumps(identities))
+    return LockedStream(name=name, drawn=drawn, samples=samples, shards=digest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +104,13 @@ class LoaderLock:
     version: int = VERSION
 
     def to_text(self) -> str:
-        """One line of JSON, as it stands in a checkpoint."""
+        """Return one line of JSON, as it is written into a checkpoint."""
         return orjson.dumps(self, option=orjson.OPT_SORT_KEYS).decode()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lock:
-    """All of mix.lock."""
+    """The content of a lock's file."""
 
     loaders: dict[str, LoaderLock]
     "Label of a loader in messages (`train_loader`, or `eval_loader heldout`) -> its lock."
@@ -114,53 +120,75 @@ class Lock:
         return orjson.dumps(self, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n"
 
 
-def locked_settings(section: LoaderSection, **more: Any) -> dict[str, Any]:
-    """The settings of a loader that a lock holds: the section's, else the defaults. `more`: values
-    that are known better.
+def locked_settings(section: LoaderSection, **known: Any) -> dict[str, Any]:
+    """Return the settings of a loader that a lock contains: the section's, or their defaults.
+
+    Args:
+        known: settings that are not in the section, such as `batch`; None leaves one out.
     """
-    given = LOCKED | {k: v for k in LOCKED if (v := section.dataset.get(k)) is not None}
-    given |= zip(("target_prompts", "target_responses"), section.targets, strict=True)
-    given["epoch_size"] = parse_quantity(given["epoch_size"] or 0, COUNT_UNITS) or None
-    given |= {key: None for key in ("packing_ratio", "replication") if given[key] == 1}
-    return given | {key: value for key, value in more.items() if value is not None}
+    settings = dict(LOCKED)
+    for key in LOCKED:
+        if section.dataset.get(key) is not None:
+            settings[key] = section.dataset[key]
+    settings["target_prompts"] = section.targets.prompts
+    settings["target_responses"] = section.targets.responses
+    settings["epoch_size"] = parse_quantity(settings["epoch_size"] or 0, COUNT_UNITS) or None
+    for key in ("packing_ratio", "replication"):
+        if settings[key] == 1:  # the same as not set
+            settings[key] = None
+    return settings | {key: value for key, value in known.items() if value is not None}
 
 
 AnyLock = TypeVar("AnyLock", Lock, LoaderLock)
 
 
 def parse_lock(cls: type[AnyLock], content: str | bytes, where: str, fix: str) -> AnyLock:
-    """A file's `Lock` or a checkpoint's `LoaderLock`; RecipeError where it is none, or of another
-    version.
+    """Parse a file's `Lock` or a checkpoint's `LoaderLock`.
+
+    Args:
+        where: the file or checkpoint, for a message.
+        fix: what the user can do, for a message.
+
+    Raises RecipeError if the content is not a lock, or one of another version.
     """
     try:
         tree = orjson.loads(content)
         version = tree.get("version") if isinstance(tree, Mapping) else None
         if isinstance(version, int) and version != VERSION:
-            whose = "an earlier commit of mdsmix" if version < VERSION else "a newer mdsmix"
+            writer = "an earlier commit of mdsmix" if version < VERSION else "a newer mdsmix"
             raise RecipeError(
-                f"{where} was written by {whose} (version {version}, and this one reads {VERSION}); {fix}."
+                f"{where} was written by {writer} (version {version}, and this one reads "
+                f"{VERSION}); {fix}."
             )
         return typed.read(cls, tree)
     except (orjson.JSONDecodeError, typed.Misfit) as error:
-        raise RecipeError(f"{where} is no lock of a mix: {in_line(error)}; {fix}.") from None
+        raise RecipeError(f"{where} is not a lock of a mix: {in_line(error)}; {fix}.") from None
 
 
-LockDifference = tuple[str, Sequence[str]]
-"A sentence on one thing in which data is not what was locked, and the streams that it is about."
+class LockDifference(NamedTuple):
+    """One difference from a lock."""
+
+    message: str
+    streams: Sequence[str]
+    "The streams affected; empty for a setting of the loader."
 
 
 def find_differences(was: LoaderLock, now: LoaderLock) -> Iterator[LockDifference]:
-    """Every difference that changes which samples come, and when. Settings that only one lock holds
-    are not compared.
+    """Yield every difference that changes which samples are drawn, or when. Settings that only one
+    of the locks has are not compared.
     """
-    old, new = ({stream.name: stream for stream in lock.streams} for lock in (was, now))
-    for name in sorted(old | new):
-        before, after = (found.get(name, "not in the mix") for found in (old, new))
-        if before != after:
-            yield f"{name} was {before} and is {after}", [name]
-    if list(old) != list(new) and old.keys() == new.keys():
-        yield f"the streams stand in another order: {', '.join(new)}", list(new)
+    old_streams = {stream.name: stream for stream in was.streams}
+    new_streams = {stream.name: stream for stream in now.streams}
+    for name in sorted(old_streams | new_streams):
+        old_stream = old_streams.get(name, "not in the mix")
+        new_stream = new_streams.get(name, "not in the mix")
+        if old_stream != new_stream:
+            yield LockDifference(f"{name} was {old_stream} and is {new_stream}", [name])
+    if list(old_streams) != list(new_streams) and old_streams.keys() == new_streams.keys():
+        order = list(new_streams)
+        yield LockDifference(f"the streams are in another order: {', '.join(order)}", order)
     for key in sorted(was.settings.keys() & now.settings.keys()):
-        before, after = was.settings[key], now.settings[key]
-        if before != after:
-            yield f"{key} was {spelled(before)} and is {spelled(after)}", ()
+        old_value = was.settings[key]
+        new_value = now.settings[key]
+        if old_value != new_value:
+            yield LockDifference(f"{key} was {spelled(old_value)} and is {spelled(new_value)}", ())

@@ -3,152 +3,177 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from mdsmix.foundry_yaml.findings import Finding, Findings, check
+from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import DATASETS, LOADER_NEEDS, PASSED_TWICE, STREAM_KEYS, Types
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, Settings, StreamSection
 from mdsmix.storage import sign_that_ends
 from mdsmix.words import nearest, spelled
 
+CHECKS = CheckList()
 
-@check("error", "Nothing can be said of a loader that is not known here.")
+
+@CHECKS.loader_section("error", "A loader that mdsmix does not know cannot be checked.")
 def loader_unknown(loader: LoaderSection) -> Findings:
     if loader.name not in DATASETS:
         yield Finding(
-            f"name of {{loader}} is {spelled(loader.section.get('name'))}, and mdsmix knows {', '.join(DATASETS)}.",
+            f"name of {{loader}} is {spelled(loader.section.get('name'))}, and mdsmix knows "
+            f"{', '.join(DATASETS)}.",
             "write name: text or name: finetuning, or name: mdsmix for a mix of both.",
         )
 
 
-def list_sections(loader: LoaderSection) -> Iterator[tuple[str, Settings, Types]]:
-    """The loader's section, its dataset and each of its streams: a phrase for it, its keys, and the
-    keys that may stand there.
-    """
+class SectionOfLoader(NamedTuple):
+    """A section of a YAML that belongs to a loader."""
+
+    name: str
+    "A phrase for it in messages, such as `dataset of {loader}`."
+    settings: Settings
+    allowed: Types
+    "The keys that are allowed in it."
+
+
+def list_sections(loader: LoaderSection) -> Iterator[SectionOfLoader]:
+    """Yield the loader's section, its dataset and each of its streams."""
     keys = loader.keys | {"label": Any} if loader.is_in_list else loader.keys
-    yield "{loader}", loader.section, keys
-    # Of a loader that is not known nothing can be said, and loader-unknown says so.
-    yield (
-        "dataset of {loader}",
-        loader.dataset,
-        DATASETS.get(loader.name) or dict.fromkeys(loader.dataset, Any),
-    )
+    yield SectionOfLoader("{loader}", loader.section, keys)
+    # Any key of an unknown loader is allowed: loader-unknown reports the loader itself.
+    dataset_keys = DATASETS.get(loader.name) or dict.fromkeys(loader.dataset, Any)
+    yield SectionOfLoader("dataset of {loader}", loader.dataset, dataset_keys)
     for stream in loader.stream_sections:
-        yield stream.name, stream.settings, STREAM_KEYS
+        yield SectionOfLoader(stream.name, stream.settings, STREAM_KEYS)
 
 
-@check("error", "The loader is called with it and fails (TypeError).", "key-rejected")
-@check(
+@CHECKS.loader_section(
+    "error", "The loader is called with it and fails (TypeError).", "key-rejected"
+)
+@CHECKS.loader_section(
     "error",
-    "The text loader drops keys that it does not know without a word: the setting has no effect.",
+    "The text loader silently drops keys that it does not know: the setting has no effect.",
     "key-dropped",
 )
 def keys_unread(loader: LoaderSection) -> Findings:
-    for where, section, known in list_sections(loader):
-        for key in sorted({*map(str, section)}.difference(known)):
-            is_dropped = loader.is_text and section is loader.dataset and key not in PASSED_TWICE
-            near = nearest(key, known) or "no key is spelled like it"
-            fix = f"leave it out, or write what was meant ({near})."
-            if section is loader.section and key in DATASETS.get(loader.name, {}):
-                fix = f"move it to dataset, where {key} is read, or leave it out."
-            if section is loader.section and key == "label":
-                fix = "leave it out, or write eval_loader as a list of one."
+    for section in list_sections(loader):
+        for key in sorted({*map(str, section.settings)}.difference(section.allowed)):
+            is_dataset = section.settings is loader.dataset
+            is_dropped = loader.is_text and is_dataset and key not in PASSED_TWICE
             yield Finding(
-                f"{where} has the key {key}, which is not read there.",
-                fix,
+                f"{section.name} has the key {key}, which is not read there.",
+                _fix_of_unread_key(key, section, loader),
                 id="key-dropped" if is_dropped else "key-rejected",
             )
 
 
-@check("error", "LLM-Foundry refuses the loader's section.")
+def _fix_of_unread_key(key: str, section: SectionOfLoader, loader: LoaderSection) -> str:
+    if section.settings is loader.section:
+        if key == "label":
+            return "leave it out, or write eval_loader as a list of one."
+        if key in DATASETS.get(loader.name, {}):
+            return f"move it to dataset, where {key} is read, or leave it out."
+    similar = nearest(key, section.allowed)
+    if not similar:
+        return "leave it out; no key has a similar name."
+    return f"leave it out, or write the key that was meant ({similar})."
+
+
+@CHECKS.loader_section("error", "LLM-Foundry refuses the loader's section.")
 def key_missing(loader: LoaderSection) -> Findings:
     for key, example in LOADER_NEEDS.get(loader.name, {}).items():
         if loader.section.get(key) is None:
             yield Finding(f"{key} is missing in {{loader}}.", f"add {key}{example}.")
 
 
-@check("error", "There is nothing to read.", "streams-none")
-@check(
+@CHECKS.loader_section("error", "There is nothing to read.", "streams-none")
+@CHECKS.loader_section(
     "error",
-    "The finetuning loader wants local beside remote, and takes local alone for a Hugging Face dataset (KeyError).",
+    "The finetuning loader needs both local and remote; it reads a lone local as a Hugging Face "
+    "dataset (KeyError).",
     "remote-alone",
 )
-@check(
+@CHECKS.loader_section(
     "error",
     "A dataset is read from streams or from one remote/local; Streaming refuses both (ValueError).",
     "streams-and-remote",
 )
 def data_is_named(loader: LoaderSection) -> Findings:
-    """The data must be named once, in a form that the loader takes."""
-    given = " and ".join(loader.own_places)
+    """Find data that is named twice, not at all, or in a form that the loader does not take."""
+    keys = " and ".join(loader.own_data_keys)
     if loader.dataset.get("streams"):
-        if given:
+        if keys:
             yield Finding(
-                f"dataset of {{loader}} has streams and {given}.",
-                f"leave {given} out.",
+                f"dataset of {{loader}} has streams and {keys}.",
+                f"leave {keys} out.",
                 id="streams-and-remote",
             )
-    elif not given:
+    elif not keys:
         yield Finding(
             "{loader} reads no MDS stream.",
-            "name streams under dataset.streams, or set those of a recipe into the config by `mdsmix render-yaml RECIPE --into`; a recipe needs "
-            "a stream of split: train.",
+            "name streams under dataset.streams, or set those of a recipe into the config by "
+            "`mdsmix render-yaml RECIPE --into`; a recipe needs a stream of split: train.",
             id="streams-none",
         )
-    elif loader.name == "finetuning" and len(loader.own_places) == 1:
+    elif loader.name == "finetuning" and len(loader.own_data_keys) == 1:
         yield Finding(
-            f"dataset of {{loader}} has {given} alone.",
+            f"dataset of {{loader}} has only {keys}.",
             "write it as one stream under streams.",
             id="remote-alone",
         )
 
 
-@check(
+@CHECKS.loader_section(
     "warning",
     "A stream without a split takes the dataset's, and cannot opt out with split: null.",
 )
 def split_inherited(loader: LoaderSection) -> Findings:
-    split, streams = loader.dataset.get("split"), loader.dataset.get("streams")
-    lacking = [n for n, s in (streams or {}).items() if split and not s.get("split")]
-    if lacking:
+    split = loader.dataset.get("split")
+    streams = loader.dataset.get("streams") or {}
+    without_split = [str(name) for name, keys in streams.items() if not keys.get("split")]
+    if split and without_split:
         yield Finding(
             f"{{streams}}: no split, and dataset of {{loader}} has split: {split}.",
             "write the split at every stream and leave it out of the dataset.",
-            [*map(str, lacking)],
+            without_split,
         )
 
 
-@check(
+@CHECKS.loader_section(
     "error",
-    "Streaming refuses the folder (Reused local directory), or, through a symlink, mixes up two streams.",
+    "Streaming refuses the folder (Reused local directory), or, through a symlink, mixes up two "
+    "streams.",
 )
 def local_duplicate(loader: LoaderSection) -> Findings:
-    seen: dict[str, str] = {}
+    users: dict[str, str] = {}
     for stream in loader.stream_sections:
-        folder, name = stream.cache_folder, stream.name
-        if folder and (first := seen.setdefault(folder, name)) != name:
+        if stream.cache_folder is None:
+            continue
+        first = users.setdefault(stream.cache_folder, stream.name)
+        if first != stream.name:
             yield Finding(
-                f"{first} and {name} both have the local folder {folder}.",
+                f"{first} and {stream.name} both have the local folder {stream.cache_folder}.",
                 "give each stream a local folder of its own.",
-                [first, name],
+                [first, stream.name],
             )
 
 
-@check(
+@CHECKS.stream_section(
     "error",
-    "Streaming takes what is behind `#` or `?` for no part of the key, and asks the store for another object.",
+    "Streaming cuts the key off at `#` or `?`, and asks the store for another object.",
 )
-def remote_cut(stream: StreamSection) -> Findings:
+def remote_cut(loader: LoaderSection, stream: StreamSection) -> Findings:
     remote = "/".join(str(stream.settings.get(key) or "") for key in ("remote", "split"))
-    if sign := sign_that_ends(remote):
+    sign = sign_that_ends(remote)
+    if sign:
         yield Finding(
             f"the remote of {{streams}}, {remote}, has a `{sign}`.",
             "publish the stream under a name without it.",
         )
 
 
-@check("error", "Streaming reads no URL of this form, and fails when the run starts (ValueError).")
-def remote_file(stream: StreamSection) -> Findings:
+@CHECKS.stream_section(
+    "error", "Streaming cannot read such a URL, and fails when the run starts (ValueError)."
+)
+def remote_file(loader: LoaderSection, stream: StreamSection) -> Findings:
     remote = str(stream.settings.get("remote") or "")
     if remote.startswith("file:"):
         yield Finding(
@@ -157,23 +182,24 @@ def remote_file(stream: StreamSection) -> Findings:
         )
 
 
-@check(
+@CHECKS.stream_section(
     "warning",
-    "Streaming caches it in the temporary folder and refuses that folder when the run starts again (FileExistsError).",
+    "Streaming caches it in the temporary folder, and refuses that folder when the run starts again "
+    "(FileExistsError).",
 )
-def local_unset(stream: StreamSection) -> Findings:
+def local_unset(loader: LoaderSection, stream: StreamSection) -> Findings:
     if not stream.settings.get("local"):
         yield Finding("{streams}: no local folder.", "set local, in the recipe or for the stream.")
 
 
-@check(
+@CHECKS.stream_section(
     "error",
-    "To stay under the limit Streaming deletes shards, and of this stream they are the only copy.",
+    "Streaming deletes shards to stay under the limit, and this stream has no other copy of them.",
 )
 def cache_limit_local(loader: LoaderSection, stream: StreamSection) -> Findings:
     limit = loader.dataset.get("cache_limit")
     if limit and not stream.settings.get("remote"):
         yield Finding(
-            f"{{loader}} sets cache_limit: {limit}, and there is no remote but the local folder: {{streams}}.",
+            f"{{loader}} sets cache_limit: {limit}, and {{streams}}: only a local folder, no remote.",
             "publish to a remote, or leave cache_limit out.",
         )

@@ -1,14 +1,13 @@
-"""Rules on the values of a loader's section: whether LLM-Foundry and Streaming take them, and they
-fit each other.
+"""Rules on the values of a loader's section: LLM-Foundry and Streaming must accept them, and they
+must fit each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from mdsmix.errors import RecipeError
-from mdsmix.foundry_yaml.findings import CHECKS, Finding, Findings, check, refusal_message
+from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import (
     COUNT_UNITS,
     DATASETS,
@@ -26,10 +25,12 @@ from mdsmix.recipe.rules import target_contradictions
 from mdsmix.typed import brief
 from mdsmix.words import spelled
 
+CHECKS = CheckList()
+
 REFUSED = "LLM-Foundry refuses the loader's section."
 
 
-@check("error", "LLM-Foundry refuses the loader's section, or the run.")
+@CHECKS.loader_section("error", "LLM-Foundry refuses the loader's section, or the run.")
 def length_invalid(loader: LoaderSection) -> Findings:
     if (loader.max_seq_len or 0) < 2:
         yield Finding(
@@ -38,107 +39,121 @@ def length_invalid(loader: LoaderSection) -> Findings:
         )
 
 
-@check(
+@CHECKS.loader_section(
     "error",
-    "The collator divides a row evenly between two answers, and fails at the first batch (ValueError).",
+    "The collator divides a row evenly between two answers, and fails at the first batch "
+    "(ValueError).",
 )
 def length_odd(loader: LoaderSection) -> Findings:
-    other, length = EXTRA_LOADERS.get(loader.name), loader.max_seq_len or 0
-    if other and (fault := other.fault(length)):
+    extra_loader = EXTRA_LOADERS.get(loader.name)
+    length = loader.max_seq_len or 0
+    fault = extra_loader.fault(length) if extra_loader else ""
+    if fault:
         yield Finding(
             f"dataset.max_seq_len of {{loader}} is {length}, and {fault}.",
             "choose an even number, and convert the streams for it.",
         )
 
 
-@check(
+@CHECKS.loader_section(
     "error",
-    "The loader refuses such a value (ValueError, KeyError or TypeError), or takes it for another.",
+    "The loader refuses such a value (ValueError, KeyError or TypeError), or reads it as another.",
 )
 def setting_value(loader: LoaderSection) -> Findings:
-    """Unknown keys have a rule of their own, and null is the default of a dataset's and a
-    stream's.
+    """Find values that a key does not take. Other rules judge unknown keys, and null in a dataset
+    or stream.
     """
-    for whose, section, keys in list_sections(loader):
-        for key, value in section.items():
-            is_default = value is None and section is not loader.section
-            if not is_default and (meant := describe_expected(keys.get(key, Any), value)):
-                yield Finding(f"{whose}: {key} is {brief(value)}.", f"set it to {meant}")
+    for section in list_sections(loader):
+        for key, value in section.settings.items():
+            is_default = value is None and section.settings is not loader.section
+            if is_default:
+                continue
+            expected = describe_expected(section.allowed.get(key, Any), value)
+            if expected:
+                yield Finding(f"{section.name}: {key} is {brief(value)}.", f"set it to {expected}")
 
 
-@check("error", "LLM-Foundry or Streaming fails on null where it expects a value.")
+@CHECKS.loader_section("error", "LLM-Foundry or Streaming fails on null for this key.")
 def setting_null(loader: LoaderSection) -> Findings:
     known = DATASETS.get(loader.name, {}).keys()
     for key in sorted(NOT_NULL & known & loader.dataset.keys()):
-        if loader.dataset[key] is None and not loader.is_own:
+        if loader.dataset[key] is None and not loader.is_mdsmix:
             yield Finding(
                 f"dataset of {{loader}} has {key}: null.",
                 "leave the key out, which is its default.",
             )
 
 
-@check(
+@CHECKS.loader_section(
     "error",
-    "The finetuning loader refuses a local folder in which the split is not a folder of that very name (ValueError).",
+    "The finetuning loader refuses a local folder in which the split is not a folder of exactly that "
+    "name (ValueError).",
 )
 def split_nested(loader: LoaderSection) -> Findings:
     """Find a split of a dataset's own local folder that is a path, such as `v1/train` or
     `train/`.
     """
     split = str(loader.dataset.get("split") or "")
-    remote, local = (loader.dataset.get(key) for key in ("remote", "local"))
+    remote = loader.dataset.get("remote")
+    local = loader.dataset.get("local")
     is_local = bool(local) and remote in (None, local)
     if loader.name == "finetuning" and is_local and "/" in split:
         yield Finding(
             f"dataset of {{loader}} has local: {local} and split: {split}.",
-            "write the dataset as one stream under streams, or move the path into local and keep the last name as split.",
+            "write the dataset as one stream under streams, or move the path into local and keep "
+            "only its last folder as split.",
         )
 
 
-@check(
+@CHECKS.loader_section(
     "error",
-    "torch's DataLoader refuses prefetching, persistent workers and a timeout without workers, and LLM-Foundry asks for the first two by default.",
+    "torch's DataLoader refuses prefetching, persistent workers and a timeout without workers, and "
+    "LLM-Foundry sets the first two by default.",
 )
 def workers(loader: LoaderSection) -> Findings:
-    keys = ("prefetch_factor", "persistent_workers")
-    ahead, stay = (loader.section.get(key, LOADER_DEFAULTS[key]) for key in keys)
-    has_none = loader.section.get("num_workers") == 0 and not loader.is_own
-    timeout = loader.section.get("timeout", LOADER_DEFAULTS["timeout"])
-    if has_none and timeout:
+    if loader.section.get("num_workers") != 0 or loader.is_mdsmix:
+        return
+    settings = LOADER_DEFAULTS | dict(loader.section)
+    prefetch = settings["prefetch_factor"]
+    persistent = settings["persistent_workers"]
+    timeout = settings["timeout"]
+    if timeout:
         yield Finding(
             f"num_workers of {{loader}} is 0 and timeout is {spelled(timeout)}.",
             "leave timeout out, or set num_workers to at least 1.",
         )
-    if has_none and (ahead is not None or stay):
+    if prefetch is not None or persistent:
         yield Finding(
-            f"num_workers of {{loader}} is 0, prefetch_factor is {spelled(ahead)} and persistent_workers is {spelled(stay)}.",
+            f"num_workers of {{loader}} is 0, prefetch_factor is {spelled(prefetch)} and "
+            f"persistent_workers is {spelled(persistent)}.",
             "set prefetch_factor: null and persistent_workers: false, or num_workers to at least 1.",
         )
 
 
-@check("error", REFUSED)
+@CHECKS.loader_section("error", REFUSED)
 def targets_invalid(loader: LoaderSection) -> Findings:
     decoder_only = loader.decoder_only_format
-    is_default = decoder_only is None and loader.is_own
+    is_default = decoder_only is None and loader.is_mdsmix
     if loader.reads_turns and not is_default and not isinstance(decoder_only, bool):
         yield Finding(
             f"decoder_only_format of {{loader}} is {spelled(decoder_only)}.",
             "set it to true for a causal model, to false for an encoder-decoder.",
         )
     if loader.reads_turns or TARGET_KEYS & set(loader.dataset):
-        for sentence in target_contradictions(*loader.targets, decoder_only is not False):
-            problem, _, fix = sentence.partition("; ")
+        for contradiction in target_contradictions(*loader.targets, decoder_only is not False):
+            problem, _, fix = contradiction.partition("; ")
             yield Finding(f"{{loader}}: {problem}.", fix)
 
 
-@check("error", REFUSED)
+@CHECKS.loader_section("error", REFUSED)
 def packing_invalid(loader: LoaderSection) -> Findings:
-    ratio, kept = (loader.dataset.get(k) for k in ("packing_ratio", "max_leftover_bins_to_keep"))
     if not loader.reads_turns:
         return
-    if ratio is None and kept is not None:
+    ratio = loader.dataset.get("packing_ratio")
+    leftover_bins = loader.dataset.get("max_leftover_bins_to_keep")
+    if ratio is None and leftover_bins is not None:
         yield Finding(
-            f"{{loader}} sets max_leftover_bins_to_keep: {kept} and no packing_ratio.",
+            f"{{loader}} sets max_leftover_bins_to_keep: {leftover_bins} and no packing_ratio.",
             "leave it out, or set packing_ratio.",
         )
     if ratio not in (None, 1) and loader.decoder_only_format is False:
@@ -148,32 +163,32 @@ def packing_invalid(loader: LoaderSection) -> Findings:
         )
 
 
-@check(
+@CHECKS.loader_section(
     "warning",
-    "A run that is resumed goes on from a checkpoint of any data, and what differs stands in its log alone.",
+    "A run resumes from a checkpoint of any data, and only its log shows the differences.",
     "changed-accepted",
 )
-@check(
+@CHECKS.loader_section(
     "error",
-    "The loader of mdsmix would run whatever code a shard of pickles holds, so it refuses them.",
+    "The loader of mdsmix would run any code in a shard of pickles, so it refuses them.",
     "unsafe-types",
 )
 def own_settings(loader: LoaderSection) -> Findings:
-    if loader.is_own and loader.dataset.get("allow_unsafe_types"):
+    if loader.is_mdsmix and loader.dataset.get("allow_unsafe_types"):
         yield Finding(
             "{loader} sets allow_unsafe_types.",
-            "take it out, and write such a stream again in another encoding.",
+            "remove it, and write such a stream again in another encoding.",
             id="unsafe-types",
         )
-    if loader.is_own and loader.section.get("accept_changed") is True:
+    if loader.is_mdsmix and loader.section.get("accept_changed") is True:
         yield Finding(
             "{loader} sets accept_changed: true.",
-            "take it out after the one start that it is meant for.",
+            "remove it after the start that it is meant for.",
             id="changed-accepted",
         )
 
 
-@check("error", REFUSED)
+@CHECKS.loader_section("error", REFUSED)
 def separators_both(loader: LoaderSection) -> Findings:
     if all(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos")):
         yield Finding("eos_token_id and bos_token_id are both set in {loader}.", "keep one.")
@@ -182,18 +197,18 @@ def separators_both(loader: LoaderSection) -> Findings:
 SEPARATORS = "LLM-Foundry refuses separators that are not the tokenizer's."
 
 
-def separator_differs(loader: LoaderSection, own: Mapping[str, int | None]) -> Findings:
-    """`eos_token_id` and `bos_token_id` must be those of the tokenizer. The rule is for callers
-    that know the tokenizer.
+def separator_differs(loader: LoaderSection, tokenizer_ids: Mapping[str, int | None]) -> Findings:
+    """Find an `eos_token_id` or `bos_token_id` that is not the tokenizer's. Only callers that know
+    the tokenizer can use this rule.
 
     Args:
-        own: the tokenizer's ids, as "eos" and "bos"; empty where it is not known.
+        tokenizer_ids: the tokenizer's ids, as "eos" and "bos"; empty if it is not known.
     """
     for word in ("eos", "bos"):
         token = loader.dataset.get(f"{word}_token_id")
-        allowed = loader.dataset.get(f"override_{word}_token_id_mismatch_error")
-        right = own.get(word, token)
-        if token is not None and token != right and not allowed:
+        is_allowed = loader.dataset.get(f"override_{word}_token_id_mismatch_error")
+        right = tokenizer_ids.get(word, token)
+        if token is not None and token != right and not is_allowed:
             yield Finding(
                 f"{word}_token_id of {{loader}} is {token}, and the tokenizer's is {spelled(right)}.",
                 f"set {word}_token_id: {spelled(right)}.",
@@ -201,27 +216,28 @@ def separator_differs(loader: LoaderSection, own: Mapping[str, int | None]) -> F
             )
 
 
-@check("error", "Streaming refuses the streams (TypeError or ValueError).")
-def weights_number(stream: StreamSection) -> Findings:
+@CHECKS.stream_section("error", "Streaming refuses the streams (TypeError or ValueError).")
+def weights_number(loader: LoaderSection, stream: StreamSection) -> Findings:
     for key, value in stream.weight.items():
         if not is_number(value) or value < 0 or (key == "choose" and value != int(value)):
             yield Finding(
                 f"{key} of {{streams}} is {value!r}.",
-                "write a number of at least 0, without quotes; a whole one for choose.",
+                "write a number of at least 0, without quotes; a whole number for choose.",
             )
 
 
-@check(
-    "error", "Streaming fails where no stream has a sample to draw (ValueError).", "weights-none"
+@CHECKS.loader_section(
+    "error", "Streaming fails if it can draw no sample of any stream (ValueError).", "weights-none"
 )
-@check("error", "Streaming refuses the streams (ValueError).", "weights-epoch-size")
-@check("error", "Streaming refuses the streams (ValueError).", "weights-scheme")
+@CHECKS.loader_section("error", "Streaming refuses the streams (ValueError).", "weights-epoch-size")
+@CHECKS.loader_section("error", "Streaming refuses the streams (ValueError).", "weights-scheme")
 def weights_together(loader: LoaderSection) -> Findings:
-    streams, size = loader.stream_sections, loader.dataset.get("epoch_size")
+    streams = loader.stream_sections
+    size = loader.dataset.get("epoch_size")
     for stream in streams:
         if len(stream.weight) > 1:
             yield Finding(
-                f"{stream.name} has {stream.weighted}.",
+                f"{stream.name} has {stream.weight_text}.",
                 "keep one of them.",
                 [stream.name],
                 "weights-scheme",
@@ -237,7 +253,8 @@ def weights_together(loader: LoaderSection) -> Findings:
     relative = [s.name for s in streams if "proportion" in s.weight]
     if relative and len(relative) < len(streams):
         yield Finding(
-            f"of the {len(streams)} streams of {{loader}} some are weighted by proportion, and others are not: {{streams}}.",
+            f"only some of the {len(streams)} streams of {{loader}} are weighted by proportion: "
+            "{streams}.",
             "give every stream a proportion, or none.",
             relative,
             "weights-scheme",
@@ -251,16 +268,8 @@ def weights_together(loader: LoaderSection) -> Findings:
     absolute = [s.name for s in streams if {"repeat", "choose"} & s.weight.keys()]
     if size and absolute:
         yield Finding(
-            f"{{loader}} sets epoch_size: {size}, and repeat or choose, which decide it too, stand at {{streams}}.",
+            f"{{loader}} sets epoch_size: {size}, and repeat or choose of {{streams}} decide it too.",
             "leave epoch_size out, or weight all streams by proportion.",
             absolute,
             "weights-epoch-size",
         )
-
-
-def refuse_broken_rules(loader: LoaderSection, but: Collection[str]) -> None:
-    """RecipeError on the first rule that the section breaks, those named in `but` left out."""
-    for each in CHECKS.values():
-        if each.of.endswith("Section") and each.severity == "error" and each.id not in but:
-            for finding in each.found(loader.stream_sections, loader=loader):
-                raise RecipeError(refusal_message(finding, loader))

@@ -1,19 +1,18 @@
-"""The sections of a training YAML that say what is read and how: loaders and their streams,
-variables filled in by OmegaConf.
+"""The sections of a training YAML that decide what is read and how: loaders and their streams.
+OmegaConf fills in the variables.
 
-Values are kept as they stand, right or wrong, so that rules can judge them. Properties read them as
-LLM-Foundry and Streaming do, with their defaults. The variables of judged sections must resolve;
-those of others need not: a model section with an environment variable of the training node hinders
-nobody from looking at the data.
+Values are kept as they are written, right or wrong, so that rules can judge them. Properties read
+them as LLM-Foundry and Streaming do, with their defaults. Variables must resolve only in sections
+that are judged: a model section may use an environment variable that only the training node has.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import (
@@ -37,8 +36,8 @@ DATA_KEYS = {"streams", "remote", "local", "hf_name"}
 
 
 def is_recipe_tree(tree: Settings) -> bool:
-    """A recipe names its streams at the top level; a training YAML has a model, and data in
-    train_loader.dataset.
+    """Check whether a YAML is a recipe, with its streams at the top level. A training YAML has a
+    model, and its data in train_loader.dataset.
     """
     loader = tree.get(TRAIN)
     dataset = loader.get("dataset") if isinstance(loader, Mapping) else None
@@ -52,33 +51,42 @@ class StreamSection:
 
     name: str
     settings: Settings
-    "The keys that Streaming's Stream is built from, its split inherited where it has none."
+    "The keys that Streaming's Stream is built from. The dataset's split is filled in if missing."
 
     @property
-    def place(self) -> str | None:
-        """The place where it was published: its remote, or its local folder where it has none."""
-        place = self.settings.get("remote") or self.settings.get("local")
-        return str(place) if place else None
+    def url(self) -> str | None:
+        """The folder or URL where it was published: its remote, or its local folder without one."""
+        published = self.settings.get("remote") or self.settings.get("local")
+        return str(published) if published else None
 
     @property
     def weight(self) -> dict[str, Any]:
-        """Those of repeat, proportion and choose that are given; more than one is wrong."""
-        return {k: v for k in WEIGHT_KEYS if (v := self.settings.get(k)) is not None}
+        """The keys among repeat, proportion and choose that are set; more than one is wrong."""
+        set_keys = [key for key in WEIGHT_KEYS if self.settings.get(key) is not None]
+        return {key: self.settings[key] for key in set_keys}
 
     @property
-    def weighted(self) -> str:
-        """The weight as text, for example `repeat: 2`; `1` where none is given, since Streaming
+    def weight_text(self) -> str:
+        """The weight as text, for example `repeat: 2`. `1` if no weight is set, since Streaming
         then takes every sample once.
         """
-        return ", ".join(f"{k}: {v}" for k, v in self.weight.items()) or "1"
+        return ", ".join(f"{key}: {value}" for key, value in self.weight.items()) or "1"
 
     @property
     def cache_folder(self) -> str | None:
-        """The folder that a training node keeps the stream in: local/split, with symlinks
-        followed.
+        """The folder where a training node keeps the stream: local/split, with symlinks followed;
+        None without `local`.
         """
-        local, split = self.settings.get("local"), self.settings.get("split") or ""
+        local = self.settings.get("local")
+        split = self.settings.get("split") or ""
         return os.path.realpath(os.path.join(str(local), str(split))) if local else None
+
+
+class TargetPolicies(NamedTuple):
+    """Which prompts and responses of a conversation are trained, such as `none` and `last`."""
+
+    prompts: str
+    responses: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +94,11 @@ class LoaderSection:
     """`train_loader`, or one entry of `eval_loader`."""
 
     label: str
-    "How messages call it: train_loader, or eval_loader heldout."
+    "Its name in messages: train_loader, or eval_loader heldout."
     section: Settings
     is_in_list: bool = False
-    """An entry of a list of evaluations, which has a label. LLM-Foundry hands on the label of a
-    lone one, and fails.
+    """An entry of a list of evaluations may have a label. LLM-Foundry passes the label of a lone
+    evaluation on to the loader, and fails.
     """
 
     @property
@@ -102,19 +110,21 @@ class LoaderSection:
         return self.name == "text"
 
     @property
-    def is_own(self) -> bool:
-        """The loader of this package, which reads the samples of both of LLM-Foundry's."""
+    def is_mdsmix(self) -> bool:
+        """Whether it is the loader of this package, which reads the samples of both of
+        LLM-Foundry's loaders.
+        """
         return self.name == MDSMIX_LOADER
 
     @property
     def reads_turns(self) -> bool:
-        """Whether it reads finetuning samples: by target policies, and packed where asked."""
-        return self.name == "finetuning" or self.is_own
+        """Whether it reads finetuning samples, under target policies and possibly packed."""
+        return self.name == "finetuning" or self.is_mdsmix
 
     @property
     def keys(self) -> Types:
-        """The keys that may stand in the section."""
-        return OWN_LOADER_KEYS if self.is_own else LOADER_KEYS
+        """The keys that are allowed in the section."""
+        return OWN_LOADER_KEYS if self.is_mdsmix else LOADER_KEYS
 
     @property
     def trains(self) -> bool:
@@ -126,10 +136,8 @@ class LoaderSection:
         return dataset if isinstance(dataset, Mapping) else {}
 
     @property
-    def own_places(self) -> list[str]:
-        """Those of the keys remote and local that the dataset itself has, which then is
-        one stream.
-        """
+    def own_data_keys(self) -> list[str]:
+        """The keys among remote and local that the dataset itself has. It then is one stream."""
         return [key for key in ("remote", "local") if self.dataset.get(key)]
 
     @property
@@ -138,45 +146,50 @@ class LoaderSection:
 
     @property
     def decoder_only_format(self) -> Any:
-        """The key as it stands; where it is false, LLM-Foundry reads an encoder and a decoder row
-        of each sample.
+        """The key as it is written. If it is false, LLM-Foundry makes an encoder row and a decoder
+        row of each sample.
         """
         return self.dataset.get("decoder_only_format")
 
     @property
-    def targets(self) -> tuple[str, str]:
-        """(target_prompts, target_responses) as LLM-Foundry reads them: in lower case, with the
+    def targets(self) -> TargetPolicies:
+        """target_prompts and target_responses as LLM-Foundry reads them: in lower case, with the
         defaults in place of null.
         """
-        prompts, responses = (self.dataset.get(f"target_{t}") for t in ("prompts", "responses"))
-        return str(prompts or "none").lower(), str(responses or "last").lower()
+        prompts = self.dataset.get("target_prompts") or "none"
+        responses = self.dataset.get("target_responses") or "last"
+        return TargetPolicies(str(prompts).lower(), str(responses).lower())
 
     @cached_property
     def stream_sections(self) -> tuple[StreamSection, ...]:
-        """Its streams; a dataset with remote or local of its own is one. RecipeError where they are
-        no keys and values.
+        """Its streams. A dataset with remote or local of its own is one stream.
+
+        Raises RecipeError if a stream is not a mapping of keys.
         """
-        streams, given = self.dataset.get("streams"), self.own_places
-        if not streams and given:
-            name = str(self.dataset[given[0]]).rstrip("/").rpartition("/")[2]
-            streams = {name: {key: self.dataset[key] for key in given}}
-        split = {"split": of_all} if (of_all := self.dataset.get("split")) else {}
-        return tuple(
-            StreamSection(name=str(name), settings=own if own.get("split") else own | split)
-            for name, keys in self._keys("dataset.streams", streams or {}).items()
-            for own in [self._keys(f"dataset.streams.{name}", keys)]
-        )
+        streams = self.dataset.get("streams")
+        data_keys = self.own_data_keys
+        if not streams and data_keys:
+            name = str(self.dataset[data_keys[0]]).rstrip("/").rpartition("/")[2]
+            streams = {name: {key: self.dataset[key] for key in data_keys}}
+        default_split = self.dataset.get("split")
+        sections = list[StreamSection]()
+        for name, keys in self._require_keys("dataset.streams", streams or {}).items():
+            settings = self._require_keys(f"dataset.streams.{name}", keys)
+            if default_split and not settings.get("split"):
+                settings["split"] = default_split
+            sections.append(StreamSection(name=str(name), settings=settings))
+        return tuple(sections)
 
     @property
     def unopened(self) -> list[StreamSection]:
-        """The streams at places that Streaming reads and mdsmix cannot open."""
+        """The streams at URLs that Streaming reads and mdsmix cannot open."""
         return [
             stream
             for stream in self.stream_sections
-            if stream.place and is_for_streaming_alone(stream.place)
+            if stream.url and is_for_streaming_alone(stream.url)
         ]
 
-    def _keys(self, what: str, value: Any) -> dict[str, Any]:
+    def _require_keys(self, what: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise RecipeError(
                 f"{what} of {self.label} is {brief(value)}; it must be keys and values."
@@ -186,21 +199,22 @@ class LoaderSection:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingYaml:
-    """A whole training YAML. Keys that could not be resolved are left out of sections that nobody
-    judges.
+    """A whole training YAML. Sections that are not judged lack the keys that could not be
+    resolved.
     """
 
     origin: str
-    "How messages call the file."
+    "The file's name in messages."
     config: Settings
 
     @property
     def train(self) -> LoaderSection:
-        """The section `train_loader`; RecipeError where there is none."""
+        """The section `train_loader`. Raises RecipeError if it is missing."""
         section = self.config.get(TRAIN)
         if not isinstance(section, Mapping):
             raise RecipeError(
-                f"{self.origin} is neither a recipe nor a training YAML: it has no train_loader; it holds {', '.join(self.config)}."
+                f"{self.origin} is neither a recipe nor a training YAML: it has no train_loader, "
+                f"only {', '.join(self.config)}."
             )
         return LoaderSection(label=TRAIN, section=section)
 
@@ -209,28 +223,28 @@ class TrainingYaml:
         """The evaluations that read streams; LLM-Foundry takes one or a list."""
         entries = self.config.get("eval_loader")
         is_list = isinstance(entries, list)
-        sections = (
-            LoaderSection(
-                label=f"eval_loader {e.get('label', '')}".strip(), section=e, is_in_list=is_list
-            )
-            for e in (entries if isinstance(entries, list) else [entries])
-            if isinstance(e, Mapping)
-        )
+        sections = list[LoaderSection]()
+        for entry in entries if isinstance(entries, list) else [entries]:
+            if isinstance(entry, Mapping):
+                label = f"eval_loader {entry.get('label', '')}".strip()
+                sections.append(LoaderSection(label=label, section=entry, is_in_list=is_list))
         return tuple(section for section in sections if not section.dataset.get("hf_name"))
 
     def loader(self, name: str) -> LoaderSection:
-        """`train_loader`, or `eval_loader.<label>`; RecipeError where it is not there, or names
-        several.
+        """Return `train_loader`, `eval_loader.<label>`, or `eval_loader` if there is one.
+
+        Raises RecipeError if the name is not one loader of the file.
         """
         if name == TRAIN:
             return self.train
         known = {f"eval_loader.{each.section.get('label')}": each for each in self.evals}
-        only = [*known.values()] if name == "eval_loader" else []
-        if (found := only[0] if len(only) == 1 else known.get(name)) is None:
+        if name == "eval_loader" and len(known) == 1:
+            return next(iter(known.values()))
+        if name not in known:
             raise RecipeError(
                 f"{name} is not one loader of {self.origin}; name {', '.join([TRAIN, *known])}."
             )
-        return found
+        return known[name]
 
     @property
     def batch_size(self) -> int | None:
@@ -239,29 +253,31 @@ class TrainingYaml:
 
     @property
     def tokenizer(self) -> TokenizerSpec | None:
-        """The run's tokenizer; RecipeError where its keywords are none. model_max_length is left
-        out: it shapes no id.
+        """The run's tokenizer; None if the YAML names none. Its model_max_length is left out, since
+        it changes no id.
+
+        Raises RecipeError if `kwargs` is not a mapping.
         """
         section = self.config.get("tokenizer")
         keys = section if isinstance(section, Mapping) else {"name": section}
         if not keys.get("name"):
             return None
-        given = keys.get("kwargs") or {}
-        if not isinstance(given, Mapping):
-            raise RecipeError(f"tokenizer.kwargs is {brief(given)}, and must hold keys.")
+        kwargs = keys.get("kwargs") or {}
+        if not isinstance(kwargs, Mapping):
+            raise RecipeError(f"tokenizer.kwargs is {brief(kwargs)}; it must be keys and values.")
         return TokenizerSpec(
             name=str(keys["name"]),
-            kwargs={k: v for k, v in given.items() if k != "model_max_length"},
+            kwargs={key: value for key, value in kwargs.items() if key != "model_max_length"},
         )
 
     @property
-    def places(self) -> list[str]:
-        """The places where its streams were published, those of train_loader first."""
+    def stream_urls(self) -> list[str]:
+        """Where its streams were published, those of train_loader first."""
         sections = (self.train, *self.evals)
-        return [s.place for loader in sections for s in loader.stream_sections if s.place]
+        return [s.url for loader in sections for s in loader.stream_sections if s.url]
 
-    def at(self, *keys: str) -> Any:
-        """A value deep in the config; None where a key on the way is missing."""
+    def value_at(self, *keys: str) -> Any:
+        """Return a value deep in the config; None if a key on the way is missing."""
         value: Any = self.config
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -273,8 +289,8 @@ Config = str | os.PathLike[str] | Settings
 
 
 def read_training_yaml(config: Config, loader: str) -> TrainingYaml:
-    """A training YAML by its path, or a mapping of the same keys; relative paths in it are the
-    current folder's. Of it `loader` and the tokenizer are judged.
+    """Read a training YAML from a path, or from a mapping of the same keys. Relative paths in it
+    are relative to the current folder. Only the section of `loader` and the tokenizer must resolve.
     """
     judged = (loader.partition(".")[0], "tokenizer")
     if isinstance(config, Mapping):
@@ -283,42 +299,47 @@ def read_training_yaml(config: Config, loader: str) -> TrainingYaml:
 
 
 def parse_training_yaml(tree: Any, origin: str, judged: Collection[str] = JUDGED) -> TrainingYaml:
-    """A training YAML from its text or tree; RecipeError where it cannot be read, or a judged
-    section does not resolve.
+    """Parse a training YAML from its text or from a mapping.
+
+    Raises RecipeError if it cannot be read, or if one of the `judged` sections does not resolve.
     """
     with readable(origin, "training YAML"):
         config = config_of(tree)
-        filled = {str(key): v for key in config for v in _filled(config, key, judged)}
-    if is_recipe_tree(filled):
+        resolved = _resolve_keys(config, judged)
+    if is_recipe_tree(resolved):
         raise RecipeError(
-            f"{origin} is a recipe, which says how streams are made and not how they are loaded: render it with `mdsmix render-yaml "
-            f"{origin} -o train.yaml`, and give train.yaml."
+            f"{origin} is a recipe, which describes how streams are made and not how they are "
+            f"loaded: render it with `mdsmix render-yaml {origin} -o train.yaml`, and name "
+            "train.yaml."
         )
-    return TrainingYaml(origin=origin, config=filled)
+    return TrainingYaml(origin=origin, config=resolved)
 
 
 def read_unresolved(text: str, origin: str) -> dict[str, Any]:
-    """A config's text as keys and values, every `${...}` as it stands."""
+    """Parse a config's text to keys and values; every `${...}` stays as it is written."""
     from omegaconf import OmegaConf
 
     with readable(origin, "training YAML"):
-        found: Any = OmegaConf.to_container(config_of(text))
-        return dict(found)
+        tree: Any = OmegaConf.to_container(config_of(text))
+        return dict(tree)
 
 
-def _filled(config: Any, key: Any, judged: Collection[str]) -> Iterator[Any]:
-    """The value of a section. Keys that cannot be filled in are left out where nobody judges it."""
+def _resolve_keys(config: Any, judged: Collection[str]) -> dict[str, Any]:
+    """Resolve the values of a config. Keys that do not resolve are left out unless `judged`."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    is_judged = key in judged
-    try:
-        section = config[key]
-        if OmegaConf.is_dict(section) and not is_judged:
-            section = {str(name): v for name in section for v in _filled(section, name, ())}
-        elif OmegaConf.is_config(section):
-            section = OmegaConf.to_container(section, resolve=True, throw_on_missing=is_judged)
-        yield section
-    except OmegaConfBaseException:
-        if is_judged:
-            raise
+    resolved: dict[str, Any] = {}
+    for key in config:
+        is_judged = key in judged
+        try:
+            value = config[key]
+            if OmegaConf.is_dict(value) and not is_judged:
+                value = _resolve_keys(value, ())
+            elif OmegaConf.is_config(value):
+                value = OmegaConf.to_container(value, resolve=True, throw_on_missing=is_judged)
+            resolved[str(key)] = value
+        except OmegaConfBaseException:
+            if is_judged:
+                raise
+    return resolved

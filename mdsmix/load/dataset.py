@@ -406,7 +406,7 @@ class MixDataset(ShardKeeper):
         nodes = {"num_canonical_nodes": canonical_nodes if is_named else None}
         known = replace(was, settings={**was.settings, **nodes})
         known.settings.pop(DEVICES, None)  # compared apart: they are no data
-        changes = "; ".join(sentence for sentence, _ in find_differences(known, self.lock))
+        changes = "; ".join(each.message for each in find_differences(known, self.lock))
         if changes and not self.accept_changed:
             raise MixRefused(
                 f"The checkpoint was written on other data: {changes}. Resumed on this data, samples would come twice and "
@@ -448,7 +448,7 @@ class MixDataset(ShardKeeper):
 def _locked_shard(shard: Reader) -> LockedShard:
     raw, zipped = shard.file_pairs[0]
     hashes = raw.hashes or (zipped.hashes if zipped else {})
-    return len(shard), raw.basename, raw.bytes, hashes
+    return LockedShard(len(shard), raw.basename, raw.bytes, hashes)
 
 
 def _where(stream: CheckedStream, shard: Reader, position: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import mdsmix.kinds  # noqa: F401 - a kind of stream registers the loader that it brings
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, LOADER_DEFAULTS, TARGET_KEYS
-from mdsmix.foundry_yaml.section_values import refuse_broken_rules
+from mdsmix.foundry_yaml.rules import refuse_broken_rules
 from mdsmix.foundry_yaml.training_yaml import Config, LoaderSection, Settings, read_training_yaml
 from mdsmix.load.dataset import BEST_HASH
 from mdsmix.recipe import TokenizerSpec
@@ -51,7 +51,7 @@ class LoaderSettings:
     @property
     def places(self) -> list[str]:
         """The places where its streams were published."""
-        return [stream.place for stream in self.section.stream_sections if stream.place]
+        return [stream.url for stream in self.section.stream_sections if stream.url]
 
     def row_key(self, key: str, default: Any = None) -> Any:
         """A key of `dataset`; null is the default."""
@@ -75,7 +75,7 @@ def settings_of(section: LoaderSection, tokenizer: TokenizerSpec | None = None) 
         # loader reads them under either name.
         dataset = {key: value for key, value in dataset.items() if key not in TARGET_KEYS}
         judged = replace(section, section={**section.section, "dataset": dataset})
-    refuse_broken_rules(judged, but=NOT_HERE)
+    refuse_broken_rules(judged, ignored=NOT_HERE)
     for key, why in UNSUPPORTED.items():
         if section.dataset.get(key):
             raise RecipeError(f"{section.label}: {key} is set, {why}.")

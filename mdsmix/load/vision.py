@@ -62,7 +62,7 @@ def vision_of(settings: LoaderSettings, has_images: bool) -> Vision | None:
 def _converted(settings: LoaderSettings) -> Iterator[tuple[Location, Manifest]]:
     """The streams of images, each with its manifest."""
     for stream in settings.section.stream_sections:
-        root = locate(stream.place or "")
+        root = locate(stream.url or "")
         manifest = read_manifest(root / str(stream.settings.get("split") or ""))
         if manifest and manifest.encoding.images:
             yield root, manifest

@@ -1,4 +1,4 @@
-"""The lock of a rendered mix: made by rendering, and compared later with the streams as published
+"""The lock of a rendered mix: made by rendering, and compared later with the streams as they are
 then.
 
 `mdsmix.foundry_yaml.lock` defines its contents. Here a Mix becomes a lock, and the differences of
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.findings import Finding, Severity
@@ -16,6 +17,7 @@ from mdsmix.foundry_yaml.lock import (
     SUFFIX,
     LoaderLock,
     Lock,
+    LockedShard,
     LockedStream,
     find_differences,
     lock_stream,
@@ -29,54 +31,69 @@ from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
 from mdsmix.storage import locate
 from mdsmix.table import Column, Row, Table
 
-TRAINING_DIFFERS = (
+
+class DifferenceRule(NamedTuple):
+    """The fixed parts of a finding about a lock."""
+
+    id: str
+    why: str
+    fix: str
+
+
+TRAINING_DIFFERS = DifferenceRule(
     "lock-differs",
-    "A checkpoint of the run that was planned, resumed on this, repeats samples and leaves others out.",
-    "train on what the lock names (publish: versioned keeps every version), or render the YAML again and begin a new run; "
-    "--accept-changed takes it for a warning.",
+    "A checkpoint of the planned run, resumed on this, repeats samples and skips others.",
+    "train on the streams that the lock names (publish: versioned keeps every version), or render "
+    "the YAML again and begin a new run; --accept-changed makes it a warning.",
 )
-EVALUATION_DIFFERS = (
+EVALUATION_DIFFERS = DifferenceRule(
     "lock-eval-differs",
-    "Its losses cannot be compared with those of before.",
-    "nothing, if that is known; render the YAML again to lock what is there now.",
+    "Its losses cannot be compared with earlier ones.",
+    "OK if intended. Render the YAML again to lock the streams of today.",
 )
-"Id, reason and fix of a finding: TRAINED on training streams, EVALUATED on evaluations."
 
 
 def lock_path(target: str) -> str | None:
-    """The path of a YAML's lock, beside the YAML; None where the YAML goes into a pipe or
+    """Return the path of a YAML's lock, next to the YAML; None if the YAML is written to a pipe or
     a device.
     """
-    place = locate(target)
-    return None if not place.is_store and is_device(place.url) else f"{target}{SUFFIX}"
+    location = locate(target)
+    if not location.is_store and is_device(location.url):
+        return None
+    return f"{target}{SUFFIX}"
 
 
 def make_lock(mix: Mix) -> Lock:
-    """Return the lock of the mix as published now: its streams' files, and how the loaders draw
-    them. A loader with a stream that mdsmix cannot open is left out.
+    """Lock the mix as it is published now: its streams' files, and how the loaders draw them. A
+    loader with a stream that mdsmix cannot open is left out.
     """
     opened = [loader for loader in mix.loaders if not loader.unopened]
-    return Lock(loaders={loader.label: _loader(mix, loader) for loader in opened})
+    return Lock(loaders={loader.label: _lock_loader(mix, loader) for loader in opened})
 
 
-def _loader(mix: Mix, loader: Loader) -> LoaderLock:
-    drawn, card = count_loader_draws(loader) or [0] * len(loader.streams), mix.tokenizer
+def _lock_loader(mix: Mix, loader: Loader) -> LoaderLock:
+    draws = count_loader_draws(loader) or [0] * len(loader.streams)
+    card = mix.tokenizer
     settings = locked_settings(
         loader,
         batch=mix.yaml.batch_size if loader.trains else None,
         tokenizer=card and card.hash,
         chat_template=card and card.chat_template_hash,
     )
-    return LoaderLock(streams=[*map(_stream, loader.streams, drawn)], settings=settings)
+    return LoaderLock(streams=[*map(_lock_stream, loader.streams, draws)], settings=settings)
 
 
-def _stream(stream: StreamInMix, drawn: int) -> LockedStream:
-    files = [(shard.samples, shard.raw_data, shard.stored) for shard in stream.shards]
-    return lock_stream(
-        stream.name,
-        drawn,
-        [(n, raw.basename, raw.bytes, raw.hashes or stored.hashes) for n, raw, stored in files],
-    )
+def _lock_stream(stream: StreamInMix, drawn: int) -> LockedStream:
+    shards = [
+        LockedShard(
+            samples=shard.samples,
+            file=shard.raw_data.basename,
+            bytes=shard.raw_data.bytes,
+            hashes=shard.raw_data.hashes or shard.stored.hashes,
+        )
+        for shard in stream.shards
+    ]
+    return lock_stream(stream.name, drawn, shards)
 
 
 STREAM_COLUMNS = (
@@ -89,44 +106,58 @@ STREAM_COLUMNS = (
 
 
 def compare_locks(was: Lock, now: Lock, is_accepted: bool = False) -> tuple[list[Finding], Table]:
-    """A finding for each difference, and a table of the streams of `now` with their states. A
-    difference in training is an error, or a warning where it `is_accepted`; a difference in an
+    """Return a finding for each difference, and a table of the streams of `now` with their states.
+
+    A difference in training is an error, or a warning if it `is_accepted`. A difference in an
     evaluation is a warning.
     """
-    found, rows, none = list[Finding](), list[Row](), LoaderLock(streams=[])
+    findings = list[Finding]()
+    rows = list[Row]()
+    missing = LoaderLock(streams=[])
     for label in now.loaders | was.loaders:
-        held = now.loaders.get(label, none)
-        told = [*find_differences(was.loaders.get(label, none), held)]
-        id, why, fix = TRAINING_DIFFERS if label == TRAIN else EVALUATION_DIFFERS
+        old_lock = was.loaders.get(label, missing)
+        new_lock = now.loaders.get(label, missing)
+        differences = [*find_differences(old_lock, new_lock)]
+        rule = TRAINING_DIFFERS if label == TRAIN else EVALUATION_DIFFERS
         severity: Severity = "error" if label == TRAIN and not is_accepted else "warning"
-        found += [
-            Finding(f"{label}: {sentence}.", fix, tuple(streams), id, severity, why)
-            for sentence, streams in told
-        ]
-        changed = {name for _, streams in told for name in streams}
-        rows += [
-            (label, s.name, f"{'not ' * (s.name in changed)}as planned", s.samples, s.drawn)
-            for s in held.streams
-        ]
-    return found, Table(columns=STREAM_COLUMNS, rows=rows)
+        changed = set[str]()
+        for difference in differences:
+            changed.update(difference.streams)
+            findings.append(
+                Finding(
+                    f"{label}: {difference.message}.",
+                    rule.fix,
+                    streams=tuple(difference.streams),
+                    id=rule.id,
+                    severity=severity,
+                    why=rule.why,
+                )
+            )
+        for stream in new_lock.streams:
+            state = "not as planned" if stream.name in changed else "as planned"
+            rows.append((label, stream.name, state, stream.samples, stream.drawn))
+    return findings, Table(columns=STREAM_COLUMNS, rows=rows)
 
 
 def check_lock(mix: Mix, targets: Sequence[str], is_accepted: bool) -> tuple[list[Finding], Table]:
-    """The lock beside the one YAML in `targets`, compared with the mix of now; RecipeError where no
-    lock can be read.
+    """Compare the mix as it is now with the lock next to its YAML, the only one of `targets`.
+
+    Raises RecipeError if the targets are not one training YAML, or if its lock cannot be read.
     """
-    if mix.recipe or mix.is_bare or len(targets) != 1:
+    if mix.recipe_path or mix.is_bare or len(targets) != 1:
         raise RecipeError(
-            f"--lock compares one training YAML with the lock beside it, and {', '.join(targets)} is none; name the YAML that "
-            "`mdsmix render-yaml` wrote."
+            "--lock compares one training YAML with the lock next to it, and "
+            f"{', '.join(targets)} is not one; name the YAML that `mdsmix render-yaml` wrote."
         )
     mix.train.require_opened()
-    target, place = targets[0], lock_path(targets[0])
-    found = locate(place).fetch() if place else None
-    if found is None:
+    target = targets[0]
+    path = lock_path(target)
+    stored = locate(path).fetch() if path else None
+    if stored is None:
         raise RecipeError(
-            f"{target} has no lock: there is no {os.path.basename(target)}{SUFFIX} beside it, so what the run was planned with is "
-            f"not known; `mdsmix render-yaml RECIPE -o {target}` writes both."
+            f"{target} has no lock: there is no {os.path.basename(target)}{SUFFIX} next to it, so "
+            "what the run was planned with is unknown; "
+            f"`mdsmix render-yaml RECIPE -o {target}` writes both."
         )
     fix = "render the YAML again, which locks what is published now"
-    return compare_locks(parse_lock(Lock, found[1], str(place), fix), make_lock(mix), is_accepted)
+    return compare_locks(parse_lock(Lock, stored[1], str(path), fix), make_lock(mix), is_accepted)

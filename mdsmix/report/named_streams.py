@@ -56,5 +56,5 @@ def _of_yaml(path: str) -> Iterator[NamedStream]:
     yaml = parse_training_yaml(read_text(path), path)
     for section in (yaml.train, *yaml.evals):
         for stream in section.stream_sections:
-            below = "/".join(filter(None, (stream.place, stream.settings.get("split"))))
+            below = "/".join(filter(None, (stream.url, stream.settings.get("split"))))
             yield NamedStream(name=stream.name, url=below, loader=section.label)

@@ -141,7 +141,7 @@ def test_ranks_take_the_smallest_of_their_packing_ratios(monkeypatch: pytest.Mon
 def test_what_no_loader_can_be_built_of_is_one_sentence(tmp_path: Path) -> None:
     local = {"local": str(write_tokens(tmp_path, 4))}
     for stream, dataset, why in (
-        ({"repeat": 2}, {"epoch_size": 10}, "repeat or choose, which decide it too, stand at"),
+        ({"repeat": 2}, {"epoch_size": 10}, "and repeat or choose of"),
         ({"remote": "ftp://x"}, {}, "Streaming refuses it: Unsupported remote path"),
         ({}, {"batching_method": "any"}, "set it to random or stratified"),
         ({}, {"eos_token_id": 9}, "eos_token_id of train_loader is 9, and the tokenizer's is"),

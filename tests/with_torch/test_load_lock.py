@@ -121,7 +121,7 @@ def test_what_is_no_state_is_one_sentence(two: Any, caplog: pytest.LogCaptureFix
             loader.load_state_dict(given)
     for lock in ("{", 5):
         loader.dataset.accept_changed = False
-        with pytest.raises(RecipeError, match="the lock in the checkpoint is no lock of a mix"):
+        with pytest.raises(RecipeError, match="the lock in the checkpoint is not a lock of a mix"):
             loader.load_state_dict(state | {KEY: lock})
         caplog.clear()
         loader.dataset.accept_changed = True

@@ -1,18 +1,27 @@
-"""The checks, a file for each thing that must fit. Importing this package registers all of them, in
-this order.
-"""
+"""The checks of a mix, a file for each thing that must fit."""
 
 from __future__ import annotations
 
-# Registered in the order in which findings are printed.
-# isort: off
-from mdsmix.mix.checks import (  # noqa: F401
+from mdsmix.foundry_yaml.findings import Check
+from mdsmix.mix.checks import (
+    batches,
     columns,
+    conversion,
+    outdated,
+    publication,
+    recipe_changed,
     samples,
     tokenizers,
-    conversion,
-    recipe_changed,
-    outdated,
-    batches,
-    publication,
 )
+
+CHECKS: tuple[Check, ...] = (
+    *columns.CHECKS,
+    *samples.CHECKS,
+    *tokenizers.CHECKS,
+    *conversion.CHECKS,
+    *recipe_changed.CHECKS,
+    *outdated.CHECKS,
+    *batches.CHECKS,
+    *publication.CHECKS,
+)
+"In the order in which findings are printed."

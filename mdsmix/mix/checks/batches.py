@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from mdsmix.foundry_yaml.findings import Finding, Findings, check
+from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER, as_whole_number, is_number
 from mdsmix.mix.epoch.draws import (
     METHODS,
@@ -22,28 +22,32 @@ from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.table import is_known
 from mdsmix.words import plural
 
+CHECKS = CheckList()
+
 SKEW = 2.0
 "A note is given where the shares in tokens and in samples differ by more than this factor."
 OFTEN = 4
 "Passes over the same data that train about as well as new data (arXiv 2305.16264)."
 
 
-@check("warning", "The stream is in the mix and never used.", "weights-off")
-@check("error", "Streaming rounds down without a word: the stream is never used.", "weights-zero")
+@CHECKS.loader("warning", "The stream is in the mix and never used.", "weights-off")
+@CHECKS.loader(
+    "error", "Streaming rounds down without a word: the stream is never used.", "weights-zero"
+)
 def weights_unused(mix: Mix, loader: Loader) -> Findings:
     for stream, drawn in zip(loader.streams, count_loader_draws(loader) or [], strict=False):
         is_off = not any(stream.weight.values() or [1])
         is_meant = is_off and mix.shares is not None  # `share: 0` leaves a stream out
         if stream.index.samples and not drawn and not is_meant:
             yield Finding(
-                f"{stream.name} has {stream.index.samples} samples, and its weight {stream.weighted} draws 0 of them an epoch.",
+                f"{stream.name} has {stream.index.samples} samples, and its weight {stream.weight_text} draws 0 of them an epoch.",
                 "raise its weight, or take the stream out.",
                 [stream.name],
                 "weights-off" if is_off else "weights-zero",
             )
 
 
-@check("note", "Samples seen more than about four times teach less each time.")
+@CHECKS.mix("note", "Samples seen more than about four times teach less each time.")
 def weights_repeated(mix: Mix) -> Findings:
     for each in _epoch(mix):
         if each.drawn > OFTEN * each.samples > 0:
@@ -54,7 +58,7 @@ def weights_repeated(mix: Mix) -> Findings:
             )
 
 
-@check("note", "Weights count samples, and training counts tokens.")
+@CHECKS.mix("note", "Weights count samples, and training counts tokens.")
 def weights_tokens(mix: Mix) -> Findings:
     epoch = _epoch(mix) if mix.shares is None else []
     samples, tokens = sum(s.delivered for s in epoch), sum(s.tokens for s in epoch)
@@ -68,7 +72,7 @@ def weights_tokens(mix: Mix) -> Findings:
             )
 
 
-@check(
+@CHECKS.mix(
     "warning",
     "Without shuffling the streams are read one after the other: the last one is what the model remembers.",
 )
@@ -80,8 +84,10 @@ def shuffle_off(mix: Mix) -> Findings:
         )
 
 
-@check("warning", "Streaming draws other samples each time, so two evaluations cannot be compared.")
-def evaluation_varies(loader: Loader) -> Findings:
+@CHECKS.loader(
+    "warning", "Streaming draws other samples each time, so two evaluations cannot be compared."
+)
+def evaluation_varies(mix: Mix, loader: Loader) -> Findings:
     """Find an evaluation that reads a part of its samples, drawn anew at each pass."""
     if loader.trains or loader.dataset.get("sampling_method") == "fixed":
         return
@@ -99,7 +105,7 @@ def evaluation_varies(loader: Loader) -> Findings:
         )
 
 
-@check("error", "The loader gives no batch at all, or LLM-Foundry refuses it.")
+@CHECKS.mix("error", "The loader gives no batch at all, or LLM-Foundry refuses it.")
 def epoch_too_small(mix: Mix) -> Findings:
     batch = mix.yaml.batch_size
     epoch = _epoch(mix)
@@ -122,12 +128,12 @@ def epoch_too_small(mix: Mix) -> Findings:
         )
 
 
-@check(
+@CHECKS.loader(
     "error",
     "LLM-Foundry's finetuning loader refuses fewer samples than canonical nodes (DatasetTooSmallError), and Streaming's shuffle py1e fails on "
     "them at the first batch (ValueError).",
 )
-def canonical_nodes(loader: Loader) -> Findings:
+def canonical_nodes(mix: Mix, loader: Loader) -> Findings:
     nodes = as_whole_number(loader.dataset.get("num_canonical_nodes"))
     samples = sum(stream.index.samples for stream in loader.streams)
     algorithm = loader.dataset.get("shuffle_algo", "py1e")
@@ -140,13 +146,13 @@ def canonical_nodes(loader: Loader) -> Findings:
         )
 
 
-@check(
+@CHECKS.mix(
     "note",
     "A run that is resumed in the middle of an epoch on other devices loses samples and repeats others, and LLM-Foundry's loaders do not look "
     "at it.",
 )
 def resume_devices(mix: Mix) -> Findings:
-    if get_batching_method(mix.train) in METHODS and not mix.train.is_own:
+    if get_batching_method(mix.train) in METHODS and not mix.train.is_mdsmix:
         yield Finding(
             f"train_loader sets batching_method: {get_batching_method(mix.train)}, under which only the same nodes, devices and batch of a device go on "
             "exactly from a checkpoint.",
@@ -154,7 +160,7 @@ def resume_devices(mix: Mix) -> Findings:
         )
 
 
-@check(
+@CHECKS.mix(
     "warning",
     "What fits into no row waits for a later batch, and what waits when the epoch ends is never trained.",
 )
@@ -201,18 +207,18 @@ def _epoch(mix: Mix) -> list[StreamInEpoch]:
     return measure_epoch(mix.train, mix.yaml.batch_size)
 
 
-@check(
+@CHECKS.mix(
     "warning",
     "This batching method drops what fills no batch, and how much that is depends on the batch.",
     "batching-unknown",
 )
-@check(
+@CHECKS.mix(
     "warning",
     "Samples that fill no batch are dropped in every epoch, under stratified all that is left when the scarcest stream ends, and the loader's "
     "length still counts them.",
     "batching-drops",
 )
-@check(
+@CHECKS.mix(
     "error",
     "Streaming cannot put a batch together and fails when the first epoch starts (ValueError).",
     "batching-infeasible",

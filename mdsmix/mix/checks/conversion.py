@@ -14,7 +14,7 @@ from mdsmix.encode.labels import Targets
 from mdsmix.encode.pretrained import open_processor
 from mdsmix.encode.published_folders import fetch_folder, name_at_hand, read_card
 from mdsmix.errors import MdsmixError
-from mdsmix.foundry_yaml.findings import Finding, Findings, check
+from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.kinds.processor_proof import WAY_OUT, difference, row_of
 from mdsmix.mix.checks.columns import find_layout
@@ -25,23 +25,25 @@ from mdsmix.shards.token_ids import PACKED, has_images, layout_of
 from mdsmix.storage import locate
 from mdsmix.words import spelled
 
+CHECKS = CheckList()
+
 USES_SEQUENCE_ID = ("model", "attn_config", "attn_uses_sequence_id")
 """The key by which LLM-Foundry's MPT keeps documents apart in attention. Models of transformers
 have no such key.
 """
 
 
-@check(
+@CHECKS.stream(
     "error",
     "The encoder would see one token of every pretraining sample, and the loss would mean nothing.",
     "format-pretraining",
 )
-@check(
+@CHECKS.stream(
     "error",
     "The two formats cut and filter samples differently, so samples may be left without anything to train on.",
     "format-differs",
 )
-def decoder_only(loader: Loader, stream: StreamInMix) -> Findings:
+def decoder_only(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     encoding, wanted = stream.encoding, loader.decoder_only_format
     # Streams without target policies are pretraining data, which has one format.
     made = encoding.decoder_only_format if encoding and stream.has_targets else True
@@ -53,27 +55,27 @@ def decoder_only(loader: Loader, stream: StreamInMix) -> Findings:
         )
 
 
-@check(
+@CHECKS.stream(
     "error",
     "Compact columns hold a whole conversation as one prompt and its last response: other policies would train on what is not theirs.",
     "targets-compact",
 )
-@check(
+@CHECKS.stream(
     "error",
     "A packed row says which of its tokens are trained, and the loader trains those, whatever its policies say.",
     "targets-packed",
 )
-@check(
+@CHECKS.stream(
     "warning",
     "Samples that only this policy could train on were dropped when converting, so they are missing.",
     "targets-wider",
 )
-@check(
+@CHECKS.stream(
     "error",
     "A sample that only the other policy could train on is left with nothing, and fails in mid-training (ValueError).",
     "targets-narrower",
 )
-def targets_differ(loader: Loader, stream: StreamInMix) -> Findings:
+def targets_differ(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     encoding, wanted = stream.encoding, loader.target_policies
     if not encoding or not wanted or loader.is_text or not stream.has_targets:
         return
@@ -102,17 +104,17 @@ def _difference(encoding: Encoding, wanted: Targets) -> str | None:
     return "targets-narrower" if is_narrower else "targets-wider"
 
 
-@check(
+@CHECKS.stream(
     "note",
     "Without eos_token_id or bos_token_id the loader of mdsmix does not know where a document of a full row ends, so they attend to each other.",
     "documents-unmarked",
 )
-@check(
+@CHECKS.stream(
     "note",
     "Under the finetuning loader the documents of one full row share a sequence_id and attend to each other, unlike name: text with eos_token_id.",
     "documents-unseparated",
 )
-def documents_joined(loader: Loader, stream: StreamInMix) -> Findings:
+def documents_joined(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """Notes pretraining text in full rows, whose documents the loader cannot tell apart."""
     read = None if loader.is_text or stream.has_targets else find_layout(stream, loader.name)
     is_marked = any(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos"))
@@ -130,14 +132,14 @@ def documents_joined(loader: Loader, stream: StreamInMix) -> Findings:
         )
 
 
-@check(
+@CHECKS.mix(
     "warning",
     "The batches say where the documents of a packed row begin, and this model does not look: its attention crosses from one to the next.",
 )
 def documents_unmasked(mix: Mix) -> Findings:
     packed = [s for s in mix.train.streams if layout_of(s.columns) == PACKED]
-    model, key = mix.yaml.at("model", "name"), ".".join(USES_SEQUENCE_ID)
-    masks = model == "mpt_causal_lm" and mix.yaml.at(*USES_SEQUENCE_ID)
+    model, key = mix.yaml.value_at("model", "name"), ".".join(USES_SEQUENCE_ID)
+    masks = model == "mpt_causal_lm" and mix.yaml.value_at(*USES_SEQUENCE_ID)
     if packed and model in ("mpt_causal_lm", "hf_causal_lm") and not masks:
         yield Finding(
             f"{{streams}}: packed rows, and the model is {model} without {key}.",
@@ -147,12 +149,12 @@ def documents_unmasked(mix: Mix) -> Findings:
         )
 
 
-@check(
+@CHECKS.stream(
     "error",
     "LLM-Foundry's loaders read the turns beside the images and train on one bare placeholder for each, without a word.",
 )
-def images_loader(loader: Loader, stream: StreamInMix) -> Findings:
-    if has_images(stream.columns) and not loader.is_own:
+def images_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    if has_images(stream.columns) and not loader.is_mdsmix:
         yield Finding(
             f"{{streams}}: images, which the {loader.name} loader of {{loader}} does not read.",
             "set train_loader.name: mdsmix, under LLM-Foundry with mdsmix installed beside it (docs/loading.md), or read it by mdsmix.load in "
@@ -175,7 +177,7 @@ def find_processor(mix: Mix, loader: Loader, stream: StreamInMix) -> tuple[str, 
     home: str | Path | None = None
     with suppress(MdsmixError):
         if name:
-            home = name_at_hand(str(name), mix.yaml.places)
+            home = name_at_hand(str(name), mix.yaml.stream_urls)
         elif manifest and manifest.processor_folder:
             home = fetch_folder(stream.folder.parent.parent / manifest.processor_folder)
         if home and (card := read_card(locate(home))):
@@ -186,19 +188,19 @@ def find_processor(mix: Mix, loader: Loader, stream: StreamInMix) -> tuple[str, 
     return None
 
 
-@check(
+@CHECKS.stream(
     "warning",
     "Whether every row fits max_seq_len with its images is then known only when the loader comes to one that does not, which ends training.",
     "images-unplanned",
 )
-@check(
+@CHECKS.stream(
     "error",
     "Rows for another processor do not fit and end training; of one that is not equal a model is given other tokens, masks or pixels than "
     "transformers gives it; without one training ends at once.",
     "images-processor",
 )
 def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    if not (loader.is_own and has_images(stream.columns)):
+    if not (loader.is_mdsmix and has_images(stream.columns)):
         return
     name, planned = loader.dataset.get("processor"), planned_processor(stream)
     hash, folder = find_processor(mix, loader, stream) or (None, None)
@@ -214,7 +216,7 @@ def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         rule = "images-unplanned"
     if rule:
         made = f"for the processor {planned}" if planned else "without a processor"
-        again = mix.again(f" processor={name}" if name else "")
+        again = mix.republish_fix(f" processor={name}" if name else "")
         yield Finding(
             f"{{streams}}: images, converted {made}, and that of {{loader}} is {name or 'not named'} ({hash or 'not to be found here'}).",
             "name the model's processor (processor: at the top of the recipe, dataset.processor in a YAML of your own), check where it can be "
@@ -225,10 +227,10 @@ def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if planned and stream.encoding and stream.encoding.max_seq_len > longest:
         yield Finding(
             f"{{streams}}: converted for rows longer than the {longest:,} tokens of {{loader}}, and what does not fit with its images is not cut.",
-            f"{mix.again(f' max_seq_len={longest}')}.",
+            f"{mix.republish_fix(f' max_seq_len={longest}')}.",
             id="images-processor",
         )
-    if mix.opened and stream.encoding and folder:
+    if mix.run_tokenizer and stream.encoding and folder:
         own = [row_of("a row of the stream", sample) for sample in stream.head.samples]
-        if found := difference(folder, stream.encoding, mix.opened, own):
+        if found := difference(folder, stream.encoding, mix.run_tokenizer, own):
             yield Finding(f"{found}.", f"{WAY_OUT}.", id="images-processor")

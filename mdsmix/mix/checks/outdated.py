@@ -5,21 +5,23 @@ from __future__ import annotations
 from contextlib import suppress
 
 from mdsmix.errors import Damaged
-from mdsmix.foundry_yaml.findings import Finding, Findings, check
+from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.kinds.encodings import rules_of
 from mdsmix.kinds.rules import raised_extras, raised_formats, rule_changes
 from mdsmix.mix.checks.tokenizers import tokenizer_that_made
-from mdsmix.mix.streams.mix import Mix, StreamInMix
+from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
 from mdsmix.shapes import find_shape
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources.formats import FORMATS
 
+CHECKS = CheckList()
 
-@check(
+
+@CHECKS.stream(
     "warning",
     "This mdsmix would make other rows of the same records, and the older ones have the fault that the change log names.",
 )
-def rows_outdated(mix: Mix, stream: StreamInMix) -> Findings:
+def rows_outdated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     manifest = stream.trusted_manifest
     if manifest is None or stream.survey:
         return
@@ -34,7 +36,7 @@ def rows_outdated(mix: Mix, stream: StreamInMix) -> Findings:
         yield Finding(
             f"{{streams}}: the rule {change.rule} was version {change.made} at the conversion, and is {change.now} here"
             f"{unseen if is_unsure else ''}.",
-            f"look the rule up in docs/changelog.md, and {mix.again()}: it makes what the rule shapes again, and nothing else."
+            f"look the rule up in docs/changelog.md, and {mix.republish_fix()}: it makes what the rule shapes again, and nothing else."
             if is_older
             else "a newer mdsmix made the stream: convert, check and render with that one.",
         )

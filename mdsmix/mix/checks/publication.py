@@ -12,7 +12,7 @@ from typing import NamedTuple
 import xxhash
 
 from mdsmix.errors import RecipeError
-from mdsmix.foundry_yaml.findings import Finding, Findings, Severity, check
+from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings, Severity
 from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, as_whole_number, is_number, parse_quantity
 from mdsmix.mix.epoch.cache_window import CacheNeed, compute_loader_need
 from mdsmix.mix.epoch.draws import World, make_world
@@ -31,19 +31,21 @@ from mdsmix.shards.verification import BAD_RECORDS, CONTENTS
 from mdsmix.storage import locate
 from mdsmix.words import plural
 
+CHECKS = CheckList()
+
 DEVICES_OF_A_NODE = 8
 "The devices that a node is taken to have at most, if a YAML says how many the run has."
 SMALLER = "or set a smaller predownload or fewer num_workers."
 
 
-@check("error", "Samples of this shard cannot be decoded.")
-def shard_damaged(mix: Mix, stream: StreamInMix) -> Findings:
+@CHECKS.stream("error", "Samples of this shard cannot be decoded.")
+def shard_damaged(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if not stream.trusted_manifest and stream.head.damage:
-        yield Finding(f"{stream.head.damage.partition(';')[0]}.", f"{mix.again()}.")
+        yield Finding(f"{stream.head.damage.partition(';')[0]}.", f"{mix.republish_fix()}.")
 
 
-@check("error", "Streaming finds no such hash, and gives 0 samples without an error.")
-def validate_hash(loader: Loader, stream: StreamInMix) -> Findings:
+@CHECKS.stream("error", "Streaming finds no such hash, and gives 0 samples without an error.")
+def validate_hash(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     wanted = stream.settings.get("validate_hash") or loader.dataset.get("validate_hash")
     lacking = [
         s.stored.hashes for s in stream.shards if wanted and str(wanted) not in s.stored.hashes
@@ -56,11 +58,11 @@ def validate_hash(loader: Loader, stream: StreamInMix) -> Findings:
         )
 
 
-@check(
+@CHECKS.stream(
     "error",
     "Streaming trusts a cached index for ever: the old stream would be read, or shards that are gone.",
 )
-def index_stale(stream: StreamInMix) -> Findings:
+def index_stale(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     cached = locate(stream.cache_folder or "") / INDEX
     if not (stream.cache_folder and stream.settings.get("remote") and cached.stat()):
         return
@@ -74,7 +76,7 @@ def index_stale(stream: StreamInMix) -> Findings:
 EVICTED = "Streaming evicts shards that a worker still waits for, and may wait for ever; far smaller limits it refuses (ValueError)."
 
 
-@check("error", EVICTED)
+@CHECKS.loader("error", EVICTED)
 def cache_limit_small(mix: Mix, loader: Loader) -> Findings:
     rows, gpus = _device_rows(mix, loader), _devices(mix, loader)
     least, where = "", f"a node of {plural(gpus or 1, 'device')}"
@@ -87,7 +89,7 @@ def cache_limit_small(mix: Mix, loader: Loader) -> Findings:
         )
 
 
-@check("warning", EVICTED)
+@CHECKS.loader("warning", EVICTED)
 def cache_limit_tight(mix: Mix, loader: Loader) -> Findings:
     """Judge the limit for one node that draws the whole batch, if the devices are not known."""
     rows, batch = _device_rows(mix, loader), mix.yaml.batch_size or 0
@@ -137,17 +139,17 @@ def _lacks(loader: Loader, rows: int, gpus: int) -> Iterator[Lack]:
 def _device_rows(mix: Mix, loader: Loader) -> int:
     """Rows of one device's batch; 1 if the YAML does not say."""
     key = "device_train_batch_size" if loader is mix.train else "device_eval_batch_size"
-    return max(1, as_whole_number(mix.yaml.at(key)) or 1)
+    return max(1, as_whole_number(mix.yaml.value_at(key)) or 1)
 
 
 def _devices(mix: Mix, loader: Loader) -> int | None:
     """The devices of a node, as far as the YAML says: those of the run, 8 of them at most; None if
     it does not say.
     """
-    batch, rows = mix.yaml.batch_size, as_whole_number(mix.yaml.at("device_train_batch_size"))
+    batch, rows = mix.yaml.batch_size, as_whole_number(mix.yaml.value_at("device_train_batch_size"))
     if not batch or not rows or min(batch, rows) < 1 or batch % rows:
         return None
-    if loader is not mix.train and not as_whole_number(mix.yaml.at("device_eval_batch_size")):
+    if loader is not mix.train and not as_whole_number(mix.yaml.value_at("device_eval_batch_size")):
         return None
     return min(DEVICES_OF_A_NODE, batch // rows)
 
@@ -199,10 +201,10 @@ FAULTS: dict[str, tuple[Severity, str, str]] = {
 "Rule of a fault, found by names and sizes or by reading -> severity, consequence and fix."
 
 
-def faults(mix: Mix, stream: StreamInMix) -> Findings:
+def faults(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     report = mix.verified.get(stream.folder.url)
     every = report.faults if report else stream.contradictions
-    again, recipe = mix.again(), mix.recipe or "RECIPE"
+    again, recipe = mix.republish_fix(), mix.recipe_path or "RECIPE"
     for rule, (_, _, fix) in FAULTS.items():
         if told := [fault for fault in every if fault.rule == rule]:
             more = f" (and {plural(len(told) - 1, 'more file')})" if told[1:] else ""
@@ -214,14 +216,14 @@ def faults(mix: Mix, stream: StreamInMix) -> Findings:
 
 
 for rule, (severity, why, _) in FAULTS.items():
-    check(severity, why, rule)(faults)
+    CHECKS.stream(severity, why, rule)(faults)
 
 
-@check(
+@CHECKS.stream(
     "warning",
     "The stored file is whole, and came damaged once: training reads it over the same way.",
 )
-def damage_in_transit(mix: Mix, stream: StreamInMix) -> Findings:
+def damage_in_transit(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     report = mix.verified.get(stream.folder.url)
     for damage in report.in_transit if report else ():
         yield Finding(
@@ -230,17 +232,17 @@ def damage_in_transit(mix: Mix, stream: StreamInMix) -> Findings:
         )
 
 
-@check(
+@CHECKS.stream(
     "warning",
     "A record that is in a stream twice counts twice: in training beyond the stream's weight in the mix, in an evaluation in its result.",
     "records-duplicate",
 )
-@check(
+@CHECKS.stream(
     "warning",
     "Bad records are in no sample, and they are often all of one sort.",
     "records-bad",
 )
-def records(stream: StreamInMix) -> Findings:
+def records(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     found = stream.trusted_manifest.records if stream.trusted_manifest else None
     if not found:
         return
@@ -262,18 +264,20 @@ def records(stream: StreamInMix) -> Findings:
         )
 
 
-@check("warning", "Nothing was read there, so whether its samples fit this loader is not known.")
-def remote_unseen(loader: Loader) -> Findings:
+@CHECKS.loader(
+    "warning", "Nothing was read there, so whether its samples fit this loader is not known."
+)
+def remote_unseen(mix: Mix, loader: Loader) -> Findings:
     for stream in loader.unopened:
         yield Finding(
-            f"{stream.name} is at {stream.place}, which Streaming reads and mdsmix does not: not looked at.",
+            f"{stream.name} is at {stream.url}, which Streaming reads and mdsmix does not: not looked at.",
             "nothing, if the stream is known to fit; else copy it to a folder or an s3:// URL and check it there.",
             [stream.name],
         )
 
 
-@check("error", "Streaming refuses a stream without samples (RuntimeError).")
-def index_empty(stream: StreamInMix) -> Findings:
+@CHECKS.stream("error", "Streaming refuses a stream without samples (RuntimeError).")
+def index_empty(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if not stream.index.samples:
         yield Finding(
             f"the index of {{streams}} lists {plural(len(stream.shards), 'shard')} and 0 samples.",
@@ -281,8 +285,8 @@ def index_empty(stream: StreamInMix) -> Findings:
         )
 
 
-@check("error", "The loaders of LLM-Foundry are written for MDS shards of version 2.")
-def shard_format(stream: StreamInMix) -> Findings:
+@CHECKS.stream("error", "The loaders of LLM-Foundry are written for MDS shards of version 2.")
+def shard_format(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if others := {(s.format, s.version) for s in stream.shards} - {("mds", 2)}:
         yield Finding(
             f"shards of {{streams}} have the format and version {sorted(others)}.",

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mdsmix.errors import Damaged, MdsmixError, RecipeError
-from mdsmix.foundry_yaml.findings import Finding, Findings, check
+from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.kinds.encodings import make_encoding
 from mdsmix.kinds.recipe_changes import SAMPLE, KeyChange, encoding_changes, source_changes
 from mdsmix.mix.checks.tokenizers import published_tokenizer
-from mdsmix.mix.streams.mix import Mix, StreamInMix
+from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
 from mdsmix.recipe import StreamSpec
 from mdsmix.recipe.stream_spec import BY_BUDGET
 from mdsmix.shapes.functions import is_function
@@ -20,25 +20,27 @@ from mdsmix.sources import ReadAs, SourceFile
 from mdsmix.sources.find import source_keys
 from mdsmix.sources.stamps import Stamps, known_stamps, stamp_of
 
+CHECKS = CheckList()
+
 PATH = "source.path"
 
 
-@check(
+@CHECKS.stream(
     "note",
     "Whether the stream is what its recipe and its sources would give today is then not known.",
     "recipe-unseen",
 )
-@check(
+@CHECKS.stream(
     "warning",
     "The stream holds its sources as they were: what came to them since, or left them, is not trained so.",
     "sources-changed",
 )
-@check(
+@CHECKS.stream(
     "error",
     "The rows that are published are those of the recipe as it was, and nothing in training tells.",
     "recipe-changed",
 )
-def recipe_differs(mix: Mix, stream: StreamInMix) -> Findings:
+def recipe_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     spec, manifest = mix.spec_of(stream), stream.trusted_manifest
     if spec is None or manifest is None or manifest.mixed:
         return
@@ -54,7 +56,7 @@ def recipe_differs(mix: Mix, stream: StreamInMix) -> Findings:
     if changes:
         yield Finding(
             f"{{streams}}: converted by another recipe: {'; '.join(changes)}.",
-            f"{mix.again()}; or set the recipe back.",
+            f"{mix.republish_fix()}; or set the recipe back.",
             id="recipe-changed",
         )
     elif sources.told:
@@ -83,7 +85,7 @@ def _fix_of_sources(mix: Mix, sources: _Sources) -> str:
     if sources.has_gone:
         fixes.append("correct `path`, or bring the files back")
     if sources.has_other:
-        fixes.append(f"{mix.again()}: it reads what is new, and nothing else")
+        fixes.append(f"{mix.republish_fix()}: it reads what is new, and nothing else")
     return f"{'; then '.join(fixes)}."
 
 
@@ -103,12 +105,12 @@ def _settings(mix: Mix, stream: StreamInMix, spec: StreamSpec, manifest: Manifes
     """Compare the settings that shape rows, and say which differ. The budget's share and the day
     that a template prints stay as they are published, as `mdsmix convert` leaves them.
     """
-    assert mix.wanted is not None
-    made, tokenizer = manifest.encoding, mix.opened or published_tokenizer(stream, manifest)
+    assert mix.recipe_spec is not None
+    made, tokenizer = manifest.encoding, mix.run_tokenizer or published_tokenizer(stream, manifest)
     if tokenizer is None:
         raise _Unseen("the tokenizer is not at hand")
     try:
-        now = make_encoding(mix.wanted, spec, tokenizer)
+        now = make_encoding(mix.recipe_spec, spec, tokenizer)
     except RecipeError as error:
         if spec.source and is_function(spec.source.shape):
             raise _Unseen(_sentence(error)) from None
@@ -139,13 +141,13 @@ class _Sources:
 def _look_at_sources(
     mix: Mix, spec: StreamSpec, manifest: Manifest, stream: StreamInMix
 ) -> _Sources:
-    assert mix.wanted is not None
+    assert mix.recipe_spec is not None
     assert spec.source is not None
-    now = source_keys(spec.source.path, mix.wanted.folder, ReadAs.of(spec.source))
+    now = source_keys(spec.source.path, mix.recipe_spec.folder, ReadAs.of(spec.source))
     changes = source_changes(manifest.source, now)
     read_otherwise = [each for each in changes if each.key != PATH]
     found = mix.source_files[spec.name]
-    known = known_stamps(f"{mix.wanted.published(spec)}/{spec.split}", manifest.index_hash)
+    known = known_stamps(f"{mix.recipe_spec.published(spec)}/{spec.split}", manifest.index_hash)
     if isinstance(found, MdsmixError):
         if read_otherwise or _names_others(changes):
             return _Sources(changes=changes)

@@ -1,120 +1,148 @@
-"""Whether the lengths of samples fit, documents are kept apart, and each sample has something to
-train on.
+"""Checks of samples: their lengths must fit, documents must be kept apart, and each sample must
+have something to train on.
 
-The manifest is judged where there is one. Without one, the first samples of the first shard are
+The manifest is judged if there is one. Without one, the first samples of the first shard are
 judged, which can show that a stream is wrong but not that it is right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from mdsmix.encode.labels import USABLE, Labels
-from mdsmix.foundry_yaml.findings import Finding, Findings, check
+from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import find_layout, is_plain
 from mdsmix.mix.epoch.stream_counts import fixed_row_length, has_policies_of, read_head_turns
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.words import plural
 
+CHECKS = CheckList()
 
-@check(
+
+@CHECKS.stream(
     "warning",
-    "The loader cuts an encoder's context and its target each at max_seq_len, and only both together are counted.",
+    "The loader cuts an encoder's context and its target at max_seq_len each, and only their sum was "
+    "counted.",
     "sides-unseen",
 )
-@check(
+@CHECKS.stream(
     "warning",
-    "The loader cuts off what is longer than a row, and nothing is ever trained on that.",
+    "The loader cuts off what is longer than a row, and never trains on it.",
     "rows-cut",
 )
-@check(
+@CHECKS.stream(
     "error",
-    "The loader cuts longer samples without a word: text is lost, and a conversation whose target is cut off fails in mid-training.",
+    "The loader silently cuts longer samples: text is lost, and a conversation whose target is cut "
+    "off fails in mid-training.",
     "rows-too-long",
 )
-def rows_long(loader: Loader, stream: StreamInMix) -> Findings:
-    if found := _long(loader, stream):
-        rule, told = found
-        meant = "nothing, if that is wanted; else " * (rule == "rows-cut")
-        yield Finding(
-            f"{told}, and max_seq_len of {{loader}} is {loader.limit}.",
-            f"{meant}convert and train with a larger max_seq_len, or split long records before converting.",
-            id=rule,
-        )
+def rows_long(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    excess = _find_excess(loader, stream)
+    if excess is None:
+        return
+    fix = "convert and train with a larger max_seq_len, or split long records before converting."
+    if excess.check == "rows-cut":
+        fix = f"OK if intended. Otherwise {fix}"
+    yield Finding(
+        f"{excess.message}, and max_seq_len of {{loader}} is {loader.row_limit}.",
+        fix,
+        id=excess.check,
+    )
 
 
-def _long(loader: Loader, stream: StreamInMix) -> tuple[str, str] | None:
-    """The rule that too long samples break, and a sentence on how many or how long they are; None
-    where all fit.
-    """
-    if manifest := stream.trusted_manifest:
-        top = manifest.totals.longest
-    else:
-        lengths = read_head_turns(stream, loader).samples.lengths
-        top = fixed_row_length(stream) or int(lengths.max(initial=0))
+class Excess(NamedTuple):
+    """Samples that are longer than a row of the loader."""
+
+    check: str
+    message: str
+    "How many they are, or how long."
+
+
+def _find_excess(loader: Loader, stream: StreamInMix) -> Excess | None:
     is_kept = _is_kept_by_rule(loader, stream)
     if is_kept and loader.is_text:
         return None  # the text loader reads no conversation: columns-loader reports that
-    has_sides = (stream.encoding or loader).decoder_only_format is False
-    more = loader.limit - manifest.encoding.max_seq_len if manifest else -1
-    if manifest and is_kept and not more and manifest.totals.cut_rows:
+    manifest = stream.trusted_manifest
+    longest = _find_longest(loader, stream)
+    if manifest:
         counts = manifest.totals
-        return "rows-cut", (
-            f"{counts.cut_rows:,} of {plural(counts.samples, 'sample')} of {{streams}} are cut, by {counts.cut_tokens:,} of "
-            f"{plural(counts.tokens, 'token')} ({counts.cut_tokens / counts.tokens:.1%})"
-        )
-    if manifest and manifest.totals.truncated_rows and manifest.encoding.too_long == "cut":
-        counts = manifest.totals
-        tokens = counts.tokens + counts.truncated_tokens
-        of = plural(counts.documents or counts.samples, "sample")
-        return "rows-cut", (
-            f"{counts.truncated_rows:,} of {of} of {{streams}} were cut when converting, by {counts.truncated_tokens:,} of "
-            f"{plural(tokens, 'token')} ({counts.truncated_tokens / tokens:.1%})"
-        )
-    if top <= loader.limit:
+        longer = loader.row_limit - manifest.encoding.max_seq_len
+        if is_kept and not longer and counts.cut_rows:
+            return Excess(
+                "rows-cut",
+                f"{counts.cut_rows:,} of {plural(counts.samples, 'sample')} of {{streams}} are cut, "
+                f"by {counts.cut_tokens:,} of {plural(counts.tokens, 'token')} "
+                f"({counts.cut_tokens / counts.tokens:.1%})",
+            )
+        if counts.truncated_rows and manifest.encoding.too_long == "cut":
+            tokens = counts.tokens + counts.truncated_tokens
+            samples = plural(counts.documents or counts.samples, "sample")
+            return Excess(
+                "rows-cut",
+                f"{counts.truncated_rows:,} of {samples} of {{streams}} were cut when converting, "
+                f"by {counts.truncated_tokens:,} of {plural(tokens, 'token')} "
+                f"({counts.truncated_tokens / tokens:.1%})",
+            )
+    if longest <= loader.row_limit:
         return None
-    told = f"the longest sample of {{streams}} has {top:,} tokens"
+    message = f"the longest sample of {{streams}} has {longest:,} tokens"
+    has_sides = (stream.encoding or loader).decoder_only_format is False
     if not has_sides:
-        return "rows-cut" if is_kept else "rows-too-long", told
-    # Tokens cut at the conversion's length are counted; where none were, none are cut at a larger
-    # length.
-    is_counted = not more or (manifest and more > 0 and not manifest.totals.cut_rows)
-    return None if is_counted else ("sides-unseen", f"{told}, context and target together")
+        return Excess("rows-cut" if is_kept else "rows-too-long", message)
+    # Tokens that are cut at the conversion's length were counted. If none were, none are cut at a
+    # larger length either.
+    if manifest and (not longer or (longer > 0 and not counts.cut_rows)):
+        return None
+    return Excess("sides-unseen", f"{message}, context and target together")
+
+
+def _find_longest(loader: Loader, stream: StreamInMix) -> int:
+    """Return the tokens of the longest sample: by the manifest, or of the first samples."""
+    if stream.trusted_manifest:
+        return stream.trusted_manifest.totals.longest
+    lengths = read_head_turns(stream, loader).samples.lengths
+    return fixed_row_length(stream) or int(lengths.max(initial=0))
 
 
 def _is_kept_by_rule(loader: Loader, stream: StreamInMix) -> bool:
-    """Whether conversion kept long conversations because the loader's length leaves them something
-    to train on.
+    """Check whether conversion kept long conversations because the loader's length leaves them
+    something to train on.
     """
-    if (encoding := stream.encoding) is None:
+    encoding = stream.encoding
+    if encoding is None:
         # LLM-Foundry's converter keeps turns by the same rule, and sample-unusable judges the first
         # samples.
         return "turns" in stream.columns and not loader.is_text
-    return kind_of(encoding).keeps_long and encoding.max_seq_len <= loader.limit
+    return kind_of(encoding).keeps_long and encoding.max_seq_len <= loader.row_limit
 
 
-@check(
+@CHECKS.stream(
     "warning",
-    "Every batch is padded or shorter than the model is paid for: part of each step is wasted.",
+    "Every batch is padded, or shorter than the model allows: part of each step is wasted.",
 )
-def rows_short(loader: Loader, stream: StreamInMix) -> Findings:
-    length, limit = fixed_row_length(stream), loader.max_seq_len or 0
+def rows_short(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    length = fixed_row_length(stream)
+    limit = loader.max_seq_len or 0
     if length is not None and length < limit:
         yield Finding(
-            f"every sample of {{streams}} has {length} tokens, and max_seq_len of {{loader}} is {limit}.",
+            f"every sample of {{streams}} has {length} tokens, and max_seq_len of {{loader}} is "
+            f"{limit}.",
             f"convert again for {limit} tokens, or train with max_seq_len: {length}.",
         )
 
 
-@check(
+@CHECKS.loader(
     "error",
-    "The text loader cannot pad a batch of different lengths without a padding token, and fails at the first one.",
+    "The text loader cannot pad a batch of different lengths without a padding token, and fails at "
+    "the first such batch.",
     "pad-missing",
 )
-@check(
+@CHECKS.loader(
     "note",
-    "The text loader pads each batch to its longest sample, without an attention mask, and counts the padding as tokens.",
+    "The text loader pads each batch to its longest sample, without an attention mask, and counts "
+    "the padding as tokens.",
     "rows-uneven",
 )
 def rows_of_different_lengths(mix: Mix, loader: Loader) -> Findings:
@@ -144,61 +172,63 @@ def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
     return len(set(read_head_turns(stream, loader).samples.lengths.tolist())) < 2
 
 
-@check(
+@CHECKS.stream(
     "error",
     "sequence_id is worked out from this token; where no sample holds it, all documents of a row attend to each other.",
 )
-def separator_absent(loader: Loader, stream: StreamInMix) -> Findings:
+def separator_absent(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     for word in ("eos", "bos") if is_plain(loader, stream) else ():
-        token, encoding = loader.dataset.get(f"{word}_token_id"), stream.encoding
+        token = loader.dataset.get(f"{word}_token_id")
+        encoding = stream.encoding
         is_promised = encoding is not None and getattr(encoding, f"add_{word}") is not False
         if not isinstance(token, int) or is_promised or not (encoding or stream.head.samples):
             continue
         if token not in read_head_turns(stream, loader).ids.values:
             yield Finding(
-                f"{{loader}} sets {word}_token_id: {token}, and without that token were written: {{streams}}.",
+                f"{{loader}} sets {word}_token_id: {token}, but {{streams}}: written without it.",
                 f"convert again with add_{word}: true, or leave {word}_token_id out.",
             )
 
 
-@check(
+@CHECKS.stream(
     "error",
-    "The collator fails on such a sample when it comes up, in mid-training (IndexError or ValueError).",
+    "The collator fails on such a sample when it comes up, in mid-training (IndexError or "
+    "ValueError).",
 )
-def sample_unusable(loader: Loader, stream: StreamInMix) -> Findings:
-    reasons = (
-        set() if loader.is_text or _was_judged(stream, loader) else {*_unusable(stream, loader)}
-    )
+def sample_unusable(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    if loader.is_text or _was_judged(stream, loader):
+        return
+    reasons = {*_list_unusable(stream, loader)}
     if reasons:
         yield Finding(
-            f"of the first samples of {{streams}} some cannot be trained on under max_seq_len {loader.max_seq_len} and "
-            f"{'/'.join(loader.targets)}: {', '.join(sorted(reasons))}.",
+            f"some of the first samples of {{streams}} cannot be trained on under max_seq_len "
+            f"{loader.max_seq_len} and {'/'.join(loader.targets)}: {', '.join(sorted(reasons))}.",
             "convert again with `mdsmix convert`, which leaves such records out and counts them.",
         )
 
 
 def _was_judged(stream: StreamInMix, loader: Loader) -> bool:
-    """Whether conversion judged every sample by this loader's rule, so that no shard need
-    be read.
+    """Check whether conversion judged every sample by this loader's rule, so that no shard need be
+    read.
     """
-    encoding, limit = stream.encoding, loader.max_seq_len or 0
-    if not encoding or not stream.has_targets:
-        # A prompt of one token, and one token to train on.
-        return encoding is not None and limit >= 2
+    encoding = stream.encoding
+    limit = loader.max_seq_len or 0
+    if encoding is None:
+        return False
+    if not stream.has_targets:
+        return limit >= 2  # a prompt of one token, and one token to train on
     return has_policies_of(encoding, loader) and encoding.max_seq_len <= limit
 
 
-def _unusable(stream: StreamInMix, loader: Loader) -> Iterator[str]:
-    """The reasons why some of the first samples give nothing to train on; for token ids by the
-    encoder's own rule.
+def _list_unusable(stream: StreamInMix, loader: Loader) -> Iterator[str]:
+    """Yield why some of the first samples give nothing to train on, such as `empty_response`. Token
+    ids are judged by the encoder's own rule.
     """
     for column in ("prompt", "response", "completion"):
         if any(sample.get(column) == "" for sample in stream.head.samples):
             yield f"empty_{column}"
-    found, targets = read_head_turns(stream, loader), loader.target_policies
-    if (
-        targets
-        and len(found.counts)
-        and find_layout(stream, "finetuning") in ("turns", "input_ids")
-    ):
-        yield from {*Labels(targets, found, None).verdicts()} - {USABLE}
+    turns = read_head_turns(stream, loader)
+    targets = loader.target_policies
+    has_ids = find_layout(stream, "finetuning") in ("turns", "input_ids")
+    if targets and len(turns.counts) and has_ids:
+        yield from {*Labels(targets, turns, None).verdicts()} - {USABLE}

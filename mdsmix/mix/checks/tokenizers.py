@@ -16,7 +16,7 @@ from mdsmix.encode.published_folders import (
 )
 from mdsmix.encode.transformers_five import PLAIN_CLASS
 from mdsmix.errors import MdsmixError
-from mdsmix.foundry_yaml.findings import Finding, Findings, check
+from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import EXTRA_LOADERS, as_whole_number
 from mdsmix.foundry_yaml.section_values import SEPARATORS
 from mdsmix.foundry_yaml.section_values import separator_differs as _separator_differs
@@ -33,6 +33,8 @@ from mdsmix.mix.streams.mix import (
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards.manifest import Manifest, TokenizerCard
 
+CHECKS = CheckList()
+
 
 def _reference(mix: Mix) -> TokenizerCard | None:
     """The run's tokenizer, or the first stream's where the run's is not known."""
@@ -40,17 +42,17 @@ def _reference(mix: Mix) -> TokenizerCard | None:
     return mix.tokenizer or next((found.tokenizer for found in manifests if found), None)
 
 
-@check(
+@CHECKS.stream(
     "error",
     "Chats of two templates teach the model two ways to speak, and generation uses only one of them.",
     "template-differs",
 )
-@check(
+@CHECKS.stream(
     "error",
     "Ids below the vocabulary never fail: the model is trained on the wrong words without a word.",
     "tokenizer-differs",
 )
-def tokenizer_differs(mix: Mix, stream: StreamInMix) -> Findings:
+def tokenizer_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     other, manifest = _reference(mix), stream.trusted_manifest
     if not other or not manifest:
         return
@@ -84,11 +86,11 @@ def _is_same_today(mix: Mix, stream: StreamInMix, other: TokenizerCard) -> bool:
     return hash_today(own) == wanted
 
 
-@check(
+@CHECKS.stream(
     "note",
     "Only a manifest says which tokenizer made the ids; of these streams only the range of their first ids could be compared.",
 )
-def tokenizer_unknown(stream: StreamInMix) -> Findings:
+def tokenizer_unknown(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if stream.manifest is None and {"tokens", "input_ids", "turns"} & set(stream.columns):
         yield Finding(
             "no manifest says with which tokenizer {streams} came to be.",
@@ -96,7 +98,7 @@ def tokenizer_unknown(stream: StreamInMix) -> Findings:
         )
 
 
-@check(
+@CHECKS.mix(
     "warning",
     "Streams were compared with each other only, and padding and vocabulary not at all.",
 )
@@ -108,18 +110,18 @@ def tokenizer_unseen(mix: Mix) -> Findings:
         )
 
 
-@check(
+@CHECKS.mix(
     "note",
     "Other programs may not open this folder, or read it in another way; mdsmix publishes one that they open.",
     "tokenizer-read",
 )
-@check(
+@CHECKS.mix(
     "warning",
     "Another version of transformers, or another program, may take the file's ids: a model trained on one reads and writes other words with the other.",
     "tokenizer-class",
 )
 def tokenizer_class(mix: Mix) -> Findings:
-    opened = mix.opened
+    opened = mix.run_tokenizer
     if opened and opened.class_changes:
         yield Finding(
             f"the tokenizer {opened.name}: {opened.class_changes}.",
@@ -135,12 +137,12 @@ def tokenizer_class(mix: Mix) -> Findings:
         )
 
 
-@check(
+@CHECKS.mix(
     "error",
     "LLM-Foundry loads tokenizers with AutoTokenizer, which wants a folder or a hub name.",
 )
 def tokenizer_lone_file(mix: Mix) -> Findings:
-    name = mix.yaml.at("tokenizer", "name")
+    name = mix.yaml.value_at("tokenizer", "name")
     if isinstance(name, str) and name.endswith(".json"):
         yield Finding(
             f"tokenizer.name is the file {name}.",
@@ -148,7 +150,7 @@ def tokenizer_lone_file(mix: Mix) -> Findings:
         )
 
 
-@check(
+@CHECKS.mix(
     "error",
     "The training nodes find the tokenizer nowhere else, and LLM-Foundry fails when it loads it.",
 )
@@ -156,11 +158,11 @@ def tokenizer_unpublished(mix: Mix) -> Findings:
     if (home := mix.tokenizer_home) and not (home / card_name(home.name)).stat():
         yield Finding(
             f"the tokenizer is not at {home}, from where the training nodes are to fetch it.",
-            f"run `mdsmix convert {mix.recipe}` again, which publishes it there.",
+            f"run `mdsmix convert {mix.recipe_path}` again, which publishes it there.",
         )
 
 
-@check(
+@CHECKS.mix(
     "error",
     "LLM-Foundry refuses a tokenizer without one, and nothing would tell the model where to stop.",
 )
@@ -172,7 +174,7 @@ def eos_missing(mix: Mix) -> Findings:
         )
 
 
-@check(
+@CHECKS.loader(
     "error",
     "The text loader then masks tokens, and fails without a token to put in their place (ValueError).",
 )
@@ -181,26 +183,26 @@ def mask_missing(mix: Mix, loader: Loader) -> Findings:
     models are.
     """
     probability = loader.dataset.get("mlm_probability")
-    if not loader.is_text or probability is None or mix.opened is None:
+    if not loader.is_text or probability is None or mix.run_tokenizer is None:
         return
-    if "mask_token" not in mix.opened.template_variables:
+    if "mask_token" not in mix.run_tokenizer.template_variables:
         yield Finding(
             f"dataset of {{loader}} has mlm_probability: {probability}, and the tokenizer has no mask token.",
             "leave mlm_probability out to train a causal model.",
         )
 
 
-@check(
+@CHECKS.stream(
     "note",
     "The finetuning loader masks by length, so EOS is trained: the loss differs a little from the text loader's, which would leave EOS out.",
     "pad-eos-finetuning",
 )
-@check(
+@CHECKS.stream(
     "warning",
     "The text loader takes every padding token out of the loss, even in full rows: no EOS is ever trained, so the model does not learn to stop.",
     "pad-eos-text",
 )
-@check(
+@CHECKS.stream(
     "warning",
     "The collator takes every padding token out of the attention, the EOS at the end of each answer included.",
     "pad-eos-preference",
@@ -223,23 +225,23 @@ def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         )
 
 
-@check("error", SEPARATORS)
+@CHECKS.loader("error", SEPARATORS)
 def separator_differs(mix: Mix, loader: Loader) -> Findings:
-    if (card := mix.tokenizer) and (loader.is_text or loader.is_own):
+    if (card := mix.tokenizer) and (loader.is_text or loader.is_mdsmix):
         yield from _separator_differs(loader, {"eos": card.eos_id, "bos": card.bos_id})
 
 
-@check(
+@CHECKS.stream(
     "note",
     "Whether a model stops at the end of an answer depends on the tokens that stop it, and these are not known here.",
     "answer-end-unknown",
 )
-@check(
+@CHECKS.stream(
     "warning",
     "The model is not trained to stop there: it goes on with the next role's message, or writes tokens that nobody asked for.",
     "answer-end-untrained",
 )
-def answer_ends(mix: Mix, stream: StreamInMix) -> Findings:
+def answer_ends(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     manifest = stream.trusted_manifest
     tokenizer = tokenizer_that_made(mix, stream, manifest) if manifest else None
     if manifest is None or tokenizer is None:
@@ -255,7 +257,7 @@ def tokenizer_that_made(mix: Mix, stream: StreamInMix, manifest: Manifest) -> To
     card = manifest.tokenizer
     if not kind_of(manifest.encoding).has_template:
         return None
-    found: Tokenizer | None = mix.opened
+    found: Tokenizer | None = mix.run_tokenizer
     if found is None or _key(found) != _key(card):
         found = published_tokenizer(stream, manifest)
     return found if found and _key(found) == _key(card) else None
@@ -279,19 +281,19 @@ def _key(of: Tokenizer | TokenizerCard) -> tuple[str, str | None]:
 LENGTHS = ("max_seq_len", "model.max_seq_len", "tokenizer.kwargs.model_max_length")
 
 
-@check(
+@CHECKS.loader(
     "warning",
     "Lengths that differ within one config are rarely meant: the model or the tokenizer is set for other rows than it gets.",
     "length-differs",
 )
-@check(
+@CHECKS.loader(
     "error",
     "The model has fewer positions than a row has tokens, and fails at the first full row.",
     "length-model",
 )
 def lengths_differ(mix: Mix, loader: Loader) -> Findings:
     for key in LENGTHS:
-        value, length = mix.yaml.at(*key.split(".")), loader.max_seq_len
+        value, length = mix.yaml.value_at(*key.split(".")), loader.max_seq_len
         if value is None or length is None or as_whole_number(value) == length:
             continue
         is_short = key == "model.max_seq_len" and (as_whole_number(value) or length) < length
@@ -303,43 +305,43 @@ def lengths_differ(mix: Mix, loader: Loader) -> Findings:
             )
 
 
-@check(
+@CHECKS.loader(
     "error",
     "LLM-Foundry refuses an encoder-decoder model with the text loader, and in decoder-only batches its encoder sees the answer.",
 )
 def model_encoder(mix: Mix, loader: Loader) -> Findings:
     is_decoder_only = loader.is_text or loader.decoder_only_format is True
-    if loader.trains and is_decoder_only and mix.yaml.at("model", "name") == "hf_t5":
-        again = mix.again(" decoder_only_format=false")
+    if loader.trains and is_decoder_only and mix.yaml.value_at("model", "name") == "hf_t5":
+        again = mix.republish_fix(" decoder_only_format=false")
         yield Finding(
             "model.name is hf_t5, and {loader} makes decoder-only batches.",
             f"train it with name: finetuning and decoder_only_format: false ({again}; finetuning data alone), or train a decoder-only model.",
         )
 
 
-@check(
+@CHECKS.mix(
     "warning",
     "Pretrained weights know the ids of their own tokenizer alone, and the two could not be compared here.",
     "model-tokenizer-unseen",
 )
-@check(
+@CHECKS.mix(
     "error",
     "Pretrained weights know the ids of their own tokenizer alone: under another one they read and write other words, and nothing fails.",
     "model-tokenizer",
 )
 def model_tokenizer(mix: Mix) -> Findings:
-    model, tokenizer = pretrained_model_name(mix.yaml), mix.yaml.at("tokenizer", "name")
+    model, tokenizer = pretrained_model_name(mix.yaml), mix.yaml.value_at("tokenizer", "name")
     if not model or tokenizer in (None, "", model):
         return
     told = f"the model is pretrained ({model}), and the tokenizer is {tokenizer}"
-    if not mix.opened or not mix.model_tokenizer:
+    if not mix.run_tokenizer or not mix.model_tokenizer:
         yield Finding(
             f"{told}.",
             "make sure that the two are the same, or check where the model's folder or hub can be reached.",
             id="model-tokenizer-unseen",
         )
         return
-    if others := count_remapped_ids(mix.model_tokenizer, mix.opened.path):
+    if others := count_remapped_ids(mix.model_tokenizer, mix.run_tokenizer.path):
         yield Finding(
             f"{told}: {others:,} tokens of the model's own have another id.",
             f"set tokenizer: {model} in the recipe and convert again, or train a model of this tokenizer's own.",
@@ -347,12 +349,12 @@ def model_tokenizer(mix: Mix) -> Findings:
         )
 
 
-@check(
+@CHECKS.mix(
     "error",
     "LLM-Foundry refuses a list of evaluations without labels, or two of one label.",
 )
 def eval_label(mix: Mix) -> Findings:
-    entries = mix.yaml.at("eval_loader")
+    entries = mix.yaml.value_at("eval_loader")
     every = entries if isinstance(entries, list) else []
     labels = [e.get("label") for e in every if isinstance(e, Mapping)]
     for number, label in enumerate(labels):

@@ -97,7 +97,7 @@ def count_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
 
 def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
     """Count the same tokens without the EOS that the loader appends."""
-    samples, limit, is_counted = stream.index.samples, loader.limit, not stream.survey
+    samples, limit, is_counted = stream.index.samples, loader.row_limit, not stream.survey
     if (fixed := fixed_row_length(stream)) is not None:
         kept, cut = samples * min(fixed, limit), samples * max(0, fixed - limit)
         return TokenCount(about(kept, is_counted), about(cut, is_counted))
@@ -142,7 +142,7 @@ def count_added_eos(stream: StreamInMix, loader: Loader) -> float:
     manifest, encoding = stream.trusted_manifest, stream.encoding
     if loader.is_text or manifest is None or encoding is None:
         return 0
-    totals, limit, made = manifest.totals, loader.limit, encoding.max_seq_len
+    totals, limit, made = manifest.totals, loader.row_limit, encoding.max_seq_len
     has_same_room = limit == made or totals.longest < min(limit, made)
     if not kind_of(encoding).gets_eos:
         # Pieces of a long document, and rows of joined ones, are full, but for a loader of longer
@@ -203,4 +203,4 @@ def estimate_lengths(stream: StreamInMix, loader: Loader) -> Lengths | None:
         lengths, counts = np.linspace(0, 2 * tokens / samples, POINTS), np.ones(POINTS)
     else:
         return None
-    return np.minimum(lengths, loader.limit), counts
+    return np.minimum(lengths, loader.row_limit), counts

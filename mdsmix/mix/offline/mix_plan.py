@@ -16,7 +16,8 @@ import xxhash
 
 from mdsmix import __version__
 from mdsmix.errors import MixRefused
-from mdsmix.foundry_yaml.findings import CHECKS, Finding
+from mdsmix.foundry_yaml.findings import Finding
+from mdsmix.foundry_yaml.rules import RULES
 from mdsmix.foundry_yaml.training_yaml import Settings
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.encodings import rules_of
@@ -45,6 +46,7 @@ RUN_CHECK_PREFIXES = (
     "eval-",
 )
 "Checks that judge a loader's batches or the model: a mixed stream has neither."
+LOADER_RULES = frozenset(rule.id for rule in RULES if rule.subject == "loader section")
 TARGET_KEYS_OF_ENCODING = ("decoder_only_format", "target_prompts", "target_responses")
 """Keys of Encoding that decide which tokens of turns are trained. All streams with targets must
 agree on them.
@@ -123,14 +125,15 @@ class MixPlan:
 
 
 def check_streams(mix: Mix) -> list[Finding]:
-    """Errors and warnings on the streams themselves and their weights."""
-    return [
-        finding
-        for finding in run_checks(mix)
-        if finding.severity != "note"
-        and (finding.id.startswith("weights-") or CHECKS[finding.id].of != "LoaderSection")
-        and not finding.id.startswith(RUN_CHECK_PREFIXES)
-    ]
+    """Return errors and warnings on the streams themselves and their weights."""
+    return [finding for finding in run_checks(mix) if _is_about_streams(finding)]
+
+
+def _is_about_streams(finding: Finding) -> bool:
+    """Check whether a finding is more than a note, and not about a loader that nobody uses here."""
+    if finding.severity == "note" or finding.id.startswith(RUN_CHECK_PREFIXES):
+        return False
+    return finding.id.startswith("weights-") or finding.id not in LOADER_RULES
 
 
 def plan_mix(mix: Mix, compression: str | None, seed: int) -> MixPlan:

@@ -224,7 +224,7 @@ def _duration(mix: Mix, tokens: str | None) -> tuple[float, str, str]:
         return count, "tok", f"--tokens {tokens}"
     if mix.shares and mix.shares.budget:
         return 1, "ep", f"one epoch, the recipe's budget: {mix.shares.budget}"
-    given = mix.yaml.at("max_duration")
+    given = mix.yaml.value_at("max_duration")
     if not (found := DURATION.fullmatch(str(given).strip().lower())):
         return 1, "ep", "one epoch, since nothing says how long the run is"
     # Composer counts the tokens of text batches by their size, padding included, and those of the

@@ -86,8 +86,8 @@ def _draw(text: str, labels: Sequence[str]) -> str:
     yaml = parse_training_yaml(text, "the rendered YAML")
     spec, told = yaml.tokenizer, list[str]()
     assert spec is not None, "a rendered YAML names its tokenizer"
-    kwargs = yaml.at("tokenizer", "kwargs") or {}
-    tokenizer = build_tokenizer(at_hand(spec, yaml.places).name, kwargs)
+    kwargs = yaml.value_at("tokenizer", "kwargs") or {}
+    tokenizer = build_tokenizer(at_hand(spec, yaml.stream_urls).name, kwargs)
     for each in (s for s in (yaml.train, *yaml.evals) if s.label in labels):
         section = {k: v for k, v in each.section.items() if k != "label"}
         loader = build_dataloader(section, tokenizer, BATCH_SIZE).dataloader
@@ -147,7 +147,7 @@ def fetch_command(mix: Mix) -> str | None:
     """The command by which every training node first fetches the tokenizer, with this machine's
     endpoint; None where none is needed.
     """
-    name = mix.yaml.at("tokenizer", "name")
+    name = mix.yaml.value_at("tokenizer", "name")
     if mix.tokenizer_home is None or name == mix.tokenizer_home.url:
         return None
     endpoint = shown_endpoint()  # no YAML names it
@@ -159,7 +159,7 @@ def make_epoch_comment(mix: Mix) -> str:
     """The comment above the YAML: samples, tokens and share of every stream in an epoch, and the
     recipe's shares as samples.
     """
-    recipe, shares = os.path.basename(mix.recipe or mix.yaml.origin), mix.shares
+    recipe, shares = os.path.basename(mix.recipe_path or mix.yaml.origin), mix.shares
     epoch = make_epoch_table(measure_epoch(mix.train, mix.yaml.batch_size))
     told = [
         f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} loader comes to",

@@ -1,7 +1,7 @@
 """A recipe, a training YAML or folders of published streams -> a Mix.
 
 Indexes and manifests are read here: two small files a stream, many streams at a time. The rest of a
-stream is read only when a check asks. A stream is read at its remote, or in its local folder where
+stream is read only if a check needs it. A stream is read at its remote, or in its local folder if
 it has no remote.
 """
 
@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mdsmix.encode.published_folders import adopt_hash
 from mdsmix.errors import MdsmixError, MixRefused, NotPublished, RecipeError
@@ -58,10 +58,13 @@ from mdsmix.storage import Location, locate, together
 if TYPE_CHECKING:
     from mdsmix.encode.pretrained import Tokenizer
 
-KEEP = "; of an evaluation that is not the recipe's, --keep-evals judges the keys alone, and --drop-evals leaves it out"
+EVALS_HINT = (
+    "; of an evaluation that is not the recipe's, --keep-evals judges only the keys, and "
+    "--drop-evals leaves it out"
+)
 OwnEvals = Literal["look", "keep", "drop"]
-"""What becomes of evaluations that are not the recipe's: their streams are looked at, the
-evaluations whose streams cannot be opened are judged by their keys alone, or they are left out.
+"""What happens to evaluations that are not the recipe's. `look`: their streams are opened; `keep`:
+an evaluation whose streams cannot be opened is judged by its keys; `drop`: they are left out.
 """
 Surveyor = Callable[[Recipe, StreamSpec], tuple[Stream, str]]
 """A function from an unpublished stream to its estimate as a Stream, and a sentence on how far its
@@ -76,39 +79,44 @@ def resolve_mix(
     survey: Surveyor | None = None,
     own_evals: OwnEvals = "look",
 ) -> Mix:
-    """The Mix of a recipe (with overrides), a training YAML, or streams; the contents of the
-    targets decide which.
+    """Open the Mix of a recipe (with overrides), of a training YAML, or of streams. The contents of
+    the targets decide which it is.
 
     Args:
-        may_estimate: a recipe's shares may be worked out from first samples of streams whose tokens
-        were not counted.
-        has_evals: evaluations are looked at too.
-        survey: reads the source of a recipe's unpublished stream; without `survey` such streams are
-        refused.
-        own_evals: what becomes of a training YAML's evaluations.
+        may_estimate: whether a recipe's shares may be computed from the first samples of streams
+            whose tokens were not counted.
+        has_evals: whether evaluations are opened too.
+        survey: estimates an unpublished stream of a recipe from its source; without it such streams
+            are refused.
+        own_evals: what happens to a training YAML's evaluations.
     """
-    if (found := find_named_yaml(targets)) is None:
+    named = find_named_yaml(targets)
+    if named is None:
         return make_stream_mix(list_stream_urls(targets))
-    path, overrides = found
+    path, overrides = named
     if not overrides and not is_recipe_file(path):
         return make_mix(read_text(path), path, own_evals=own_evals if has_evals else "drop")
     recipe = open_recipe(path, overrides)
-    recipe = recipe if has_evals else drop_evaluations(recipe, path)
+    if not has_evals:
+        recipe = drop_evaluations(recipe, path)
     return make_recipe_mix(recipe, path, may_estimate, survey, overrides)
 
 
 def find_named_yaml(words: Sequence[str]) -> tuple[str, list[str]] | None:
-    """The recipe or training YAML that the words of a command name, and the overrides; None where
-    they name streams. RecipeError where they name both, or several YAMLs.
+    """Return the recipe or training YAML that the words of a command name, and its overrides; None
+    if they name streams.
+
+    Raises RecipeError if they name a YAML and streams, or several YAMLs.
     """
-    named, overrides = parted(words)
-    is_one = len(named) == 1 and _is_yaml(named[0])
-    if not is_one and (overrides or any(map(_is_yaml, named))):
+    targets, overrides = parted(words)
+    if len(targets) == 1 and _is_yaml(targets[0]):
+        return targets[0], overrides
+    if overrides or any(map(_is_yaml, targets)):
         raise RecipeError(
-            f"`{' '.join(words)}` names neither one recipe (with key=value overrides) nor streams alone: name one recipe, "
-            "or folders and s3:// URLs of streams."
+            f"`{' '.join(words)}` is neither one recipe (with key=value overrides) nor only "
+            "streams: name one recipe, or folders and s3:// URLs of streams."
         )
-    return (named[0], overrides) if is_one else None
+    return None
 
 
 def _is_yaml(name: str) -> bool:
@@ -117,36 +125,43 @@ def _is_yaml(name: str) -> bool:
 
 
 def list_stream_urls(urls: Iterable[str]) -> list[str]:
-    """The places of streams; in place of a local folder that holds the streams of a mix, the
-    `train` split of each.
+    """Return the URLs of streams. A local folder that contains the streams of a mix is replaced by
+    the `train` split of each.
     """
-    return [place for url in urls for place in _below(url) or [url]]
+    streams = list[str]()
+    for url in urls:
+        streams += _list_train_splits(url) or [url]
+    return streams
 
 
-def _below(url: str) -> list[str]:
-    at = locate(url)
-    names = () if at.is_store else at.folders()
-    return [f"{url}/{name}/train" for name in names if current(at / name / "train")]
+def _list_train_splits(url: str) -> list[str]:
+    """Return the `train` splits of the streams in a local folder; empty for a store."""
+    folder = locate(url)
+    if folder.is_store:
+        return []
+    return [f"{url}/{name}/train" for name in folder.folders() if current(folder / name / "train")]
 
 
 def drop_evaluations(recipe: Recipe, path: str) -> Recipe:
-    """The recipe with its training streams alone, so that its evaluations need not be published.
-    RecipeError where it has none.
+    """Return the recipe with only its training streams, so that its evaluations need not be
+    published.
+
+    Raises RecipeError if it has no training stream.
     """
     train = {spec.name: spec for spec in recipe.trained}
     if not train:
         raise RecipeError(
             f"{path} has no stream of `split: train`, so there is nothing to train on."
         )
-    # The name is fixed, since the recipe would choose another loader without its evaluations.
+    # The loader's name is fixed here: without its evaluations the recipe would choose another one.
     return replace(
         recipe, streams=train, train_loader={**recipe.train_loader, "name": recipe.loader}
     )
 
 
 def is_recipe_file(path: str) -> bool:
-    """Whether the file is a recipe, or data in a recipe's place, which `open_recipe` refuses.
-    Another unreadable file is none: the code that parses it later says where it breaks.
+    """Check whether the file is a recipe, or data in a recipe's place, which `open_recipe` refuses.
+    False for any other file that cannot be parsed: its reader explains later where it breaks.
     """
     try:
         tree = read_unresolved(read_text(path), path)
@@ -162,7 +177,9 @@ def make_recipe_mix(
     survey: Surveyor | None = None,
     overrides: Sequence[str] = (),
 ) -> Mix:
-    """The mix that a recipe renders; MixRefused where its streams cannot fill their shares."""
+    """Open the mix that a recipe renders. Raises MixRefused if its streams cannot fill their
+    shares.
+    """
     streams, shares = open_recipe_streams(recipe, path, may_estimate, survey, overrides)
     recipe = with_published_hash(recipe, streams.values())
     mix = make_mix(
@@ -172,10 +189,10 @@ def make_recipe_mix(
 
 
 def with_published_hash(recipe: Recipe, streams: Iterable[StreamInMix]) -> Recipe:
-    """Return the recipe, whose tokenizer is opened under the hash that its streams have of it."""
+    """Return the recipe with the hash of its tokenizer that its streams were published with."""
     from mdsmix.encode.pretrained import open_tokenizer
 
-    with suppress(MdsmixError):  # why it cannot be opened is a finding
+    with suppress(MdsmixError):  # tokenizer-unseen reports why it cannot be opened
         tokenizer = open_tokenizer(recipe.tokenizer)
         adopted = adopt_hash(tokenizer, published_tokenizers(streams))
         if adopted.hash != tokenizer.hash:
@@ -198,26 +215,30 @@ def open_recipe_streams(
     missing only because a holdout was added to the recipe since it was converted.
     """
     specs = [*recipe.streams.values()]
-    pairs = [*zip(specs, together(lambda spec: _published(recipe, spec), specs), strict=True)]
-    told = [
-        f"{s.name} at {locate(recipe.published(s)) / s.split}" for s, found in pairs if not found
-    ]
-    if told and not survey:
-        missing = [spec for spec, found in pairs if not found]
-        _refuse_new_holdouts(missing, [found for _, found in pairs if found], path, overrides)
+    opened = together(lambda spec: _open_published(recipe, spec), specs)
+    published = dict(zip((spec.name for spec in specs), opened, strict=True))
+    missing = [spec for spec in specs if published[spec.name] is None]
+    if missing and survey is None:
+        present = [stream for stream in published.values() if stream]
+        _refuse_new_holdouts(missing, present, path, overrides)
+        urls = [f"{s.name} at {locate(recipe.published(s)) / s.split}" for s in missing]
         raise NotPublished(
-            f"not published: {'; '.join(told)}: run `mdsmix convert` on this recipe first"
-            f"{_of_limited(recipe, missing)}."
+            f"not published: {'; '.join(urls)}: run `mdsmix convert` on this recipe first"
+            f"{_hint_at_limited(recipe, missing)}."
         )
-    # One after the other: chat templates are rendered under an alarm signal, which only the main
-    # thread gets.
-    streams = {
-        spec.name: found or _of_recipe(recipe, spec, *survey(recipe, spec))  # type: ignore[misc]
-        for spec, found in pairs
-    }
+    streams: dict[str, StreamInMix] = {}
+    # Surveyed one after the other: chat templates are rendered under an alarm signal, which only
+    # the main thread gets.
+    for spec in specs:
+        stream = published[spec.name]
+        if stream is None:
+            assert survey is not None
+            estimate, note = survey(recipe, spec)
+            stream = _with_section(recipe, spec, estimate, note)
+        streams[spec.name] = stream
     if not recipe.is_by_share:
         return streams, None
-    shares = apportion_recipe(recipe, _trained(recipe, streams.values()), may_estimate)
+    shares = apportion_recipe(recipe, _make_train_loader(recipe, streams.values()), may_estimate)
     for part in shares.parts:
         stream = streams[part.stream]
         streams[part.stream] = replace(stream, settings={**stream.settings, "choose": part.choose})
@@ -233,37 +254,39 @@ def _refuse_new_holdouts(
     """Raise MixRefused if each stream that is missing is held out of a published stream that was
     converted without a holdout.
     """
-    without = {
+    converted_without = {
         stream.name
         for stream in published
         if stream.trusted_manifest
         and not stream.trusted_manifest.mixed
         and stream.trusted_manifest.encoding.holdout is None
     }
-    if not all(spec.held_out_of in without for spec in missing):
+    if not all(spec.held_out_of in converted_without for spec in missing):
         return
     changes = [
-        f"{spec.held_out_of} was converted by another recipe: holdout was not set and is {spec.holdout}, so {spec.name} is not published"
+        f"{spec.held_out_of} was converted by another recipe: holdout was not set and is "
+        f"{spec.holdout}, so {spec.name} is not published"
         for spec in missing
     ]
     raise MixRefused(
-        f"recipe-changed: {'; '.join(changes)}: {how_to_publish_again(path, overrides)}; or set the recipe back."
+        f"recipe-changed: {'; '.join(changes)}: {how_to_publish_again(path, overrides)}; or set "
+        "the recipe back."
     )
 
 
-def _of_limited(recipe: Recipe, missing: Iterable[StreamSpec]) -> str:
-    """Return what to do if conversions with `--limit` are there of streams that are not published;
-    empty if none is there.
+def _hint_at_limited(recipe: Recipe, missing: Iterable[StreamSpec]) -> str:
+    """Return a hint if streams that are not published were converted with `--limit`; otherwise an
+    empty string.
     """
-    there = [place for spec in missing for place in limited(locate(recipe.published(spec)))]
-    if not there:
+    folders = [folder for spec in missing for folder in limited(locate(recipe.published(spec)))]
+    if not folders:
         return ""
-    named = shlex.join(place.url for place in there)
-    return f", without --limit; to look at what --limit converted, `mdsmix check {named}`"
+    targets = shlex.join(folder.url for folder in folders)
+    return f", without --limit; to look at what --limit converted, `mdsmix check {targets}`"
 
 
-def _trained(recipe: Recipe, streams: Iterable[StreamInMix]) -> Loader:
-    """The train_loader that the recipe renders, with its streams before shares weight them."""
+def _make_train_loader(recipe: Recipe, streams: Iterable[StreamInMix]) -> Loader:
+    """Return the train_loader that the recipe renders, before shares weight its streams."""
     section = foundry_config.make_loader_section(recipe, {})
     section["dataset"]["max_seq_len"] = recipe.max_seq_len
     trained = tuple(s for s in streams if foundry_config.is_train_stream(recipe.streams[s.name]))
@@ -271,15 +294,15 @@ def _trained(recipe: Recipe, streams: Iterable[StreamInMix]) -> Loader:
 
 
 def make_stream_mix(urls: Sequence[str]) -> Mix:
-    """The unweighted mix of streams at these places. Its loader is `mdsmix` where a stream is
-    packed, `text` where all hold plain tokens or text, else `finetuning`. RecipeError where a
-    stream is named twice.
+    """Open the unweighted mix of streams at these URLs. Its loader is `mdsmix` if a stream is
+    packed, `text` if all contain plain tokens or text, and `finetuning` otherwise.
+
+    Raises RecipeError if a stream is named twice.
     """
-    streams = {stream.name: stream for stream in together(_at, urls)}
+    streams = {stream.name: stream for stream in together(_open_stream, urls)}
     if len({stream.folder.url for stream in streams.values()}) < len(urls):
         raise RecipeError(f"{', '.join(urls)} names a stream twice; name every stream once.")
     encodings = [stream.encoding for stream in streams.values() if stream.encoding]
-    columns = [stream.columns for stream in streams.values()]
     dataset: dict[str, Any] = {
         "streams": {name: dict(stream.settings) for name, stream in streams.items()},
         "decoder_only_format": True,
@@ -289,16 +312,19 @@ def make_stream_mix(urls: Sequence[str]) -> Mix:
         dataset[LENGTH] = max(encoding.max_seq_len for encoding in encodings)
     for encoding in encodings:
         if encoding.pack and kind_of(encoding).has_targets:
-            # No loader can read packed rows by other targets than the targets they were packed
-            # with.
+            # Packed rows can be read only under the targets that they were packed with.
             for key in ("target_prompts", "target_responses"):
                 dataset.setdefault(key, getattr(encoding, key))
-    is_plain = all({"tokens", "text"} & each.keys() for each in columns)
-    name = (
-        MDSMIX_LOADER if PACKED in map(layout_of, columns) else "text" if is_plain else "finetuning"
-    )
-    section = {"name": name, "dataset": dataset}
+    section = {"name": _choose_loader(streams.values()), "dataset": dataset}
     return replace(make_mix({TRAIN: section}, ", ".join(urls), streams), is_bare=True)
+
+
+def _choose_loader(streams: Iterable[StreamInMix]) -> str:
+    columns = [stream.columns for stream in streams]
+    if PACKED in map(layout_of, columns):
+        return MDSMIX_LOADER
+    is_plain = all({"tokens", "text"} & names.keys() for names in columns)
+    return "text" if is_plain else "finetuning"
 
 
 def make_mix(
@@ -310,57 +336,66 @@ def make_mix(
     own_evals: OwnEvals = "look",
     shares: Apportioned | None = None,
 ) -> Mix:
-    """A Mix from a config, given as text or as a tree.
+    """Open the Mix of a config, given as text or as a mapping.
 
     Args:
-        origin: the file that is asked about; with a `recipe`, the recipe's path.
+        origin: the file that the user named; with a `recipe`, the recipe's path.
         known: streams that are open already, by name; they are not opened again.
         into: the config that the recipe's sections were set into.
-        own_evals: what becomes of evaluations whose streams are not among the known ones.
+        own_evals: what happens to evaluations whose streams are not among the known ones.
         shares: the recipe's shares as samples.
     """
     yaml = parse_training_yaml(config, into or origin)
-    opened, problem = _tokenizer(yaml, recipe)
-    train = _loader(yaml.train, known or {})
-    evals, unseen = _evaluations(yaml, known or {}, own_evals)
-    if opened:
-        streams = [stream for loader in (train, *evals) for stream in loader.streams]
-        opened = adopt_hash(opened, published_tokenizers(streams))
+    tokenizer: Tokenizer | None = None
+    problem = None
+    try:
+        tokenizer = _open_run_tokenizer(yaml, recipe)
+    except MdsmixError as error:
+        problem = str(error)
+    train = _open_loader(yaml.train, known or {})
+    evaluations = _open_evaluations(yaml, known or {}, own_evals)
+    if tokenizer:
+        streams = [stream for loader in (train, *evaluations.opened) for stream in loader.streams]
+        tokenizer = adopt_hash(tokenizer, published_tokenizers(streams))
     return Mix(
         yaml=yaml,
-        recipe=origin if recipe else None,
-        wanted=recipe,
+        recipe_path=origin if recipe else None,
+        recipe_spec=recipe,
         train=train,
-        evals=tuple(evals),
-        unseen=tuple(unseen),
-        tokenizer=TokenizerCard.of(opened) if opened else None,
+        evals=tuple(evaluations.opened),
+        unopened_evals=tuple(evaluations.unopened),
+        tokenizer=TokenizerCard.of(tokenizer) if tokenizer else None,
         tokenizer_problem=problem,
-        opened=opened,
+        run_tokenizer=tokenizer,
         tokenizer_home=foundry_config.find_fetch_folder(recipe) if recipe else None,
         shares=shares,
     )
 
 
-def _evaluations(
+class Evaluations(NamedTuple):
+    """The evaluations of a training YAML."""
+
+    opened: list[Loader]
+    unopened: list[LoaderSection]
+    "Those whose streams could not be opened and were kept."
+
+
+def _open_evaluations(
     yaml: TrainingYaml, known: Mapping[str, StreamInMix], own_evals: OwnEvals
-) -> tuple[list[Loader], list[LoaderSection]]:
-    """Open the evaluations of a training YAML; return them, and the sections of those kept
-    unseen.
-    """
-    opened = list[Loader]()
-    unseen = list[LoaderSection]()
+) -> Evaluations:
+    evaluations = Evaluations([], [])
     for section in yaml.evals:
         streams = section.stream_sections
         is_known = bool(streams) and all(_is_known(each, known) for each in streams)
         if own_evals == "drop" and not is_known:
             continue
         try:
-            opened.append(_loader(section, known))
+            evaluations.opened.append(_open_loader(section, known))
         except MdsmixError:
             if own_evals == "look" or is_known:
                 raise
-            unseen.append(section)
-    return opened, unseen
+            evaluations.unopened.append(section)
+    return evaluations
 
 
 def _is_known(section: StreamSection, known: Mapping[str, StreamInMix]) -> bool:
@@ -368,83 +403,102 @@ def _is_known(section: StreamSection, known: Mapping[str, StreamInMix]) -> bool:
     return stream is not None and stream.settings == section.settings
 
 
-def _loader(section: LoaderSection, known: Mapping[str, StreamInMix]) -> Loader:
-    def opened(found: StreamSection) -> StreamInMix:
-        return known[found.name] if _is_known(found, known) else _of_section(section, found)
+def _open_loader(loader: LoaderSection, known: Mapping[str, StreamInMix]) -> Loader:
+    """Open the streams of a section, except those at URLs that only Streaming can open."""
 
-    elsewhere = {stream.name for stream in section.unopened}
-    sections = [found for found in section.stream_sections if found.name not in elsewhere]
+    def open_section(section: StreamSection) -> StreamInMix:
+        if _is_known(section, known):
+            return known[section.name]
+        return _open_section(loader, section)
+
+    unopened = {stream.name for stream in loader.unopened}
+    sections = [section for section in loader.stream_sections if section.name not in unopened]
     return Loader(
-        label=section.label,
-        section=section.section,
-        is_in_list=section.is_in_list,
-        streams=tuple(together(opened, sections)),
+        label=loader.label,
+        section=loader.section,
+        is_in_list=loader.is_in_list,
+        streams=tuple(together(open_section, sections)),
     )
 
 
-def _of_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
-    whose, split = f"the stream {section.name} of {loader.label}", section.settings.get("split")
-    if not section.place:
+def _open_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
+    whose = f"the stream {section.name} of {loader.label}"
+    if not section.url:
         raise RecipeError(
-            f"{whose} has neither remote nor local, so nothing says where it is; add one of them{KEEP}."
+            f"{whose} has neither remote nor local, so its folder is unknown; add one of them"
+            f"{EVALS_HINT}."
         )
-    folder = locate(section.place) / str(split) if split else locate(section.place)
-    found = read_published(folder)
-    if found is None or found.folder != folder:
-        is_at = f"its split, {found.folder.name} by now" if found else "its remote, local or split"
+    split = section.settings.get("split")
+    folder = locate(section.url)
+    if split:
+        folder = folder / str(split)
+    stream = read_published(folder)
+    if stream is None or stream.folder != folder:
+        wrong = "its remote, local or split"
+        if stream:
+            wrong = f"its split, {stream.folder.name} by now"
         raise NotPublished(
-            f"{whose} is not at {folder}: there is no {INDEX}; correct {is_at}{KEEP}."
+            f"{whose} is not at {folder}: there is no {INDEX}; correct {wrong}{EVALS_HINT}."
         )
-    return StreamInMix.of(found, section.name, section.settings)
+    return StreamInMix.of(stream, section.name, section.settings)
 
 
-def _published(recipe: Recipe, spec: StreamSpec) -> StreamInMix | None:
-    """The published stream of a recipe, opened by one read. A stream without a source may lie flat,
-    without a folder for its split. None where it is to be converted first; NotPublished where it
-    has no source.
+def _open_published(recipe: Recipe, spec: StreamSpec) -> StreamInMix | None:
+    """Open a published stream of a recipe; None if it must be converted first.
+
+    A stream without a source may be published without a folder for its split. Raises NotPublished
+    if a stream without a source is not there.
     """
-    place = locate(recipe.published(spec))
-    found = read_published(place / spec.split)
-    if found is None and not spec.source and (found := read_published(place)) is None:
-        raise nothing_published(place / spec.split)
-    return _of_recipe(recipe, spec, found) if found else None
+    folder = locate(recipe.published(spec))
+    stream = read_published(folder / spec.split)
+    if stream is None and not spec.source:
+        stream = read_published(folder)
+        if stream is None:
+            raise nothing_published(folder / spec.split)
+    return _with_section(recipe, spec, stream) if stream else None
 
 
-def _of_recipe(
-    recipe: Recipe, spec: StreamSpec, found: Stream, survey: str | None = None
+def _with_section(
+    recipe: Recipe, spec: StreamSpec, stream: Stream, survey: str | None = None
 ) -> StreamInMix:
-    root, split = _split(found, locate(recipe.published(spec)))
-    settings = foundry_config.make_stream_section(recipe, spec, str(root), split, found.index)
-    return StreamInMix.of(found, spec.name, settings, survey)
+    """Join a stream with the section that the recipe renders for it."""
+    root, split = _split_folder(stream, locate(recipe.published(spec)))
+    settings = foundry_config.make_stream_section(recipe, spec, str(root), split, stream.index)
+    return StreamInMix.of(stream, spec.name, settings, survey)
 
 
-def _at(url: str) -> StreamInMix:
-    """The stream that a user names by the folder of its split, by the index in that folder, or by
-    the folder above a single split.
+def _open_stream(url: str) -> StreamInMix:
+    """Open a stream that a user names by the folder of its split, by the index in that folder, or
+    by the folder above its only split.
     """
-    place = at.parent if (at := locate(url)).name == INDEX else at
-    found = read_published(place) or read_in(find_published(place))
-    root, split = _split(found, place)
-    where = {"remote" if place.is_store else "local": str(root), "split": split}
-    return StreamInMix.of(found, url, {key: said for key, said in where.items() if said})
+    folder = locate(url)
+    if folder.name == INDEX:
+        folder = folder.parent
+    stream = read_published(folder) or read_in(find_published(folder))
+    root, split = _split_folder(stream, folder)
+    settings = {"remote" if folder.is_store else "local": str(root)}
+    if split:
+        settings["split"] = split
+    return StreamInMix.of(stream, url, settings)
 
 
-def _split(found: Stream, place: Location) -> tuple[Location, str]:
-    """The folder from which a loader reads the stream, and its split; an empty split where the
-    stream lies in `place` itself.
+def _split_folder(stream: Stream, root: Location) -> tuple[Location, str]:
+    """Return the folder from which a loader reads the stream, and its split; an empty split if the
+    stream is in `root` itself.
     """
-    folder = found.folder
-    return (place, "") if folder == place else (folder.parent, folder.name)
+    if stream.folder == root:
+        return root, ""
+    return stream.folder.parent, stream.folder.name
 
 
-def _tokenizer(yaml: TrainingYaml, recipe: Recipe | None) -> tuple[Tokenizer | None, str | None]:
-    """The run's tokenizer, or the reason why it could not be opened."""
+def _open_run_tokenizer(yaml: TrainingYaml, recipe: Recipe | None) -> Tokenizer | None:
+    """Open the run's tokenizer; None if the YAML names none."""
     from mdsmix.encode.pretrained import open_tokenizer
     from mdsmix.encode.published_folders import at_hand
 
-    try:
-        # Conversion took its snapshot of the tokenizer by the recipe's own spec.
-        spec = yaml.tokenizer and (recipe.tokenizer if recipe else yaml.tokenizer)
-        return (open_tokenizer(at_hand(spec, yaml.places)) if spec else None), None
-    except MdsmixError as error:
-        return None, str(error)
+    spec = yaml.tokenizer
+    if spec is None:
+        return None
+    if recipe:
+        spec = recipe.tokenizer  # conversion took its snapshot of the tokenizer by this spec
+    return open_tokenizer(at_hand(spec, yaml.stream_urls))

@@ -1,0 +1,24 @@
+"""The rules of a loader's section, in the order in which they are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from mdsmix.errors import RecipeError
+from mdsmix.foundry_yaml import section_keys, section_values
+from mdsmix.foundry_yaml.findings import Check, refusal_message
+from mdsmix.foundry_yaml.training_yaml import LoaderSection
+
+RULES: tuple[Check, ...] = (*section_keys.CHECKS, *section_values.CHECKS)
+
+
+def refuse_broken_rules(section: LoaderSection, ignored: Collection[str]) -> None:
+    """Raise RecipeError on the first error that a rule finds in the section.
+
+    Args:
+        ignored: ids of rules that are not asked.
+    """
+    for rule in RULES:
+        if rule.severity == "error" and rule.id not in ignored:
+            for finding in rule.run_rule(section):
+                raise RecipeError(refusal_message(finding, section))
