@@ -239,7 +239,7 @@ MORE: list[tuple[Make, str, str]] = [
     (
         text(MANY, cache_limit=MANY_26 - 1, predownload=1),
         "cache-limit-small",
-        f"need at least {MANY_26:,}: 26 samples, which can lie in 26 of the shards",
+        f"need at least {MANY_26:,}: 26 samples in up to 26 shards",
     ),
     (text(MANY, cache_limit=MANY_26, predownload=1), "", ""),
     # 23 samples for each worker of two devices with batches of 2.
@@ -247,7 +247,7 @@ MORE: list[tuple[Make, str, str]] = [
         text(MANY, cache_limit=ALL_OF_MANY - 1, predownload=1, top=TWO_OF_2),
         "cache-limit-small",
         f"on a node of 2 devices: cache_limit is {ALL_OF_MANY - 1} ({ALL_OF_MANY - 1:,} bytes), and the shards that workers of a node read and "
-        f"prepare ahead need {ALL_OF_MANY:,}: 92 samples, which can lie in 40",
+        f"prepare ahead need {ALL_OF_MANY:,}: 92 samples in up to 40",
     ),
     (text(MANY, cache_limit=ALL_OF_MANY, predownload=1, top=TWO_OF_2), "", ""),
     (text(CHUNKS("split")), "columns-loader", NAMED.format("finetuning")),

@@ -197,7 +197,7 @@ def test_the_shares_are_rendered_shown_and_told(home: Path) -> None:
 
 UNCOUNTED = "were not counted (it has no manifest, or one that is of another index, another max_seq_len, other targets, or a padding token that is not EOS), and"
 REFUSED = {
-    "web chat | budget=1M tokens": "the share of chat, 50% under a budget of 1,000,000 tokens, comes to 500,000 tokens, and the stream holds 18,000: 27.78 passes an epoch do not fit in max_repeat: 4. The largest budget that fits is 144,000 tokens;",
+    "web chat | budget=1M tokens": "the share of chat, 50% under a budget of 1,000,000 tokens, comes to 500,000 tokens, and the stream has 18,000: 27.78 passes an epoch exceed max_repeat: 4. The largest budget that fits is 144,000 tokens;",
     "web chat | budget=144001 tokens": "The largest budget that fits is 144,000 tokens;",
     "web chat | budget=4.0005 passes of chat": "The largest budget that fits is 4 passes of chat;",
     "web chat | max_repeat=1.5 | budget=5 passes of chat": "that fits is 1.5 passes of chat;",
@@ -206,7 +206,7 @@ REFUSED = {
     "web docs": f"the tokens of docs {UNCOUNTED} its first samples suggest 4.0 a sample, which --estimate",
     "web raw": f"the tokens of raw {UNCOUNTED} the loader itself tokenizes it: convert the stream",
     "web chat | count=loss_tokens | target_prompts=all": "the loss_tokens of chat were not counted (it has no manifest, or one",
-    "web mute | count=loss_tokens": "mute is to be 50% of an epoch's loss_tokens, and holds none",
+    "web mute | count=loss_tokens": "mute must be 50% of an epoch's loss_tokens, and has none",
 }
 "Streams, of which the second is half unless a key says otherwise."
 
@@ -227,7 +227,7 @@ def test_estimates_are_taken_where_they_are_asked_for_and_called_so(home: Path) 
     assert chosen(path, may_estimate=True) == {"web": 1000, "docs": 2000}
     said = mdsmix("check", path, "--estimate").out
     assert "~50.00%" in said
-    assert "~ docs: not counted, taken from the first samples (--estimate)" in said
+    assert "~ docs: estimated from the first samples (--estimate)" in said
     assert "~ docs" in mdsmix("render-yaml", path, "--estimate").out
     assert mdsmix("check", path).code == 3
     told = orjson.loads(mdsmix("check", path, "--estimate", "--json").out)["shares"]

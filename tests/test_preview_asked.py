@@ -42,7 +42,7 @@ def test_the_command_refuses_in_a_sentence_without_importing_streaming(tmp_path:
     config.write_text(json.dumps({"train_loader": {"name": "text", "dataset": dataset}}))
     eight = [config, "--batch", "8"]
     for arguments, told in (
-        ([config], "nothing says how large a batch is"),
+        ([config], "the size of a batch is unknown"),
         ([*eight, "--gpus", "3"], "take a multiple of 3,"),
         ([*eight, "--read", "much"], "--read much is not a size"),
         ([*eight, "--state", "none"], "--state none is no state"),

@@ -365,7 +365,7 @@ def _refuse_evicting(
     if limit < need.bytes:
         label, given = settings.section.label, settings.streaming["cache_limit"]
         raise RecipeError(
-            f"{label}: {need.sentence(given, limit)}; set cache_limit to {need.bytes} or more, or take it out, or set a smaller predownload or "
+            f"{label}: {need.describe_lack(given, limit)}; set cache_limit to {need.bytes} or more, or take it out, or set a smaller predownload or "
             "fewer num_workers."
         )
 

@@ -84,7 +84,7 @@ def cache_limit_small(mix: Mix, loader: Loader) -> Findings:
         least, where = "at least ", f"one device that draws {plural(rows, 'row')}"
     for need, limit, given in _lacks(loader, rows, gpus or 1):
         yield Finding(
-            f"{{loader}}, on {where}: {need.sentence(given, limit, least)}.",
+            f"{{loader}}, on {where}: {need.describe_lack(given, limit, least)}.",
             f"set cache_limit to {need.bytes} or, better, much more; {SMALLER}",
         )
 
@@ -97,7 +97,7 @@ def cache_limit_tight(mix: Mix, loader: Loader) -> Findings:
         return
     for need, limit, given in _lacks(loader, batch, 1):
         yield Finding(
-            f"{{loader}}, if one node draws the whole batch of {batch:,}: {need.sentence(given, limit)}.",
+            f"{{loader}}, if one node draws the whole batch of {batch:,}: {need.describe_lack(given, limit)}.",
             "ask `mdsmix plan` with --nodes and --gpus what a node of the run needs, and set cache_limit to that or more; "
             f"{SMALLER}",
         )

@@ -1,18 +1,18 @@
-"""The bytes that a node's cache must hold so that no shard is evicted while a worker still waits
-for it or reads it.
+"""The size of a node's cache with which no shard is evicted while a worker still waits for it or
+reads it.
 
 The rule, read in Streaming 0.12 and 0.13 (StreamingDataset._prepare_thread, _ready_thread and
 prepare_shard). With p the `predownload` (8 device batches by default), a worker that reads sample i
 prepares the shards of samples i to i + p. To make room Streaming evicts the shard that was used
 longest ago, needed or not. Between the time when a sample's shard is prepared and the time when the
 sample is read, its worker reads p other samples and prepares p more. So the shard survives only if
-the cache holds the shards of 2p + 1 samples of the worker. Other workers of the node read in that
-time too, and are at most `prefetch_factor` batches and a step ahead or behind. A thread that waits
-for an evicted shard may wait for ever.
+the cache has room for the shards of 2p + 1 samples of the worker. Other workers of the node read in
+that time too, and are at most `prefetch_factor` batches and a step ahead or behind. A thread that
+waits for an evicted shard may wait for ever.
 
-The samples are known in number. The shards that hold them depend on the order, so their bytes are
-an upper bound: no more shards than samples, the largest ones, and, if batches are drawn at random
-from shuffled blocks, no more than the blocks hold.
+The number of samples is known. Their shards depend on the order, so their bytes are an upper bound:
+no more shards than samples, the largest ones, and, if batches are drawn at random from shuffled
+blocks, no more than the shards of the blocks.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from mdsmix.mix.epoch.draws import World, count_loader_draws, get_batching_metho
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 
 LEAST_SHARDS = 4
-"""The largest shards that a limit must hold in any case: Streaming refuses one that holds fewer
+"""A limit must have room for this many of the largest shards: Streaming refuses a smaller one
 (ValueError).
 """
 BATCHES_AHEAD = 8
 "Device batches of Streaming's default `predownload`."
 BLOCKS = {"none": 0.0, "py1e": 2.5, "py1br": 2.5}
-"""shuffle_algo -> the blocks by which a place in the shuffled order and the place in the order of
-shards may differ, both sides together. A block varies by a quarter, and other shuffles have no such
-limit.
+"""shuffle_algo -> how many blocks a sample's position in the shuffled order may differ from its
+position in the order of shards, both directions together. A block varies by a quarter. Other
+shuffles have no such limit.
 """
 SIGMAS = 6
-"""Standard deviations by which the samples that an epoch draws from a shard are taken to fall short
-of the mean: once in 10^9 shards.
+"""The samples that an epoch draws from a shard are assumed to be at most this many standard
+deviations below the mean, which is wrong for one in 10^9 shards.
 """
 
 
@@ -57,7 +57,7 @@ class CachedStream:
     drawn: int
     "Samples that an epoch draws from the stream."
     keeps_packed: bool = False
-    "keep_zip: the packed file is kept beside the unpacked one."
+    "keep_zip: the packed file is kept in addition to the unpacked one."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class Window:
         apart = 0
         if self.workers > 1:
             prefetched = self.prefetch_factor if self.world.workers else 0
-            # A batch that is begun, one of difference between workers and one between devices.
+            # One batch that is begun, one between workers and one between devices.
             apart = 2 * (prefetched + 3) * self.world.drawn
         return 2 * self.ahead + 1 + apart
 
@@ -106,23 +106,23 @@ class Window:
 
     @property
     def parts(self) -> int:
-        """Parts of the order that a node reads side by side."""
+        """Parts of the order that a node reads at the same time."""
         return max(1, self.world.canonical // self.world.layout_nodes)
 
     @property
     def positions(self) -> float:
-        """Samples, in the order of shards, among which a node's window lies; infinite if the order
-        is not known to be local.
+        """The range of positions, in the order of shards, that contains a node's window; infinite
+        if the order is not known to be local.
         """
         if self.method != "random" or self.partition != "orig" or self.world.algo not in BLOCKS:
             return math.inf
         canonical = self.world.canonical
         # The windows of workers begin anywhere in a batch, so that together they take up a batch
         # more on either side.
-        taken = self.workers * (self.span + 2 * self.world.drawn)
-        taken *= max(1, self.world.layout_nodes // canonical)
+        window = self.workers * (self.span + 2 * self.world.drawn)
+        window *= max(1, self.world.layout_nodes // canonical)
         block = self.block_size or max(4_000_000 // canonical, 1 << 18)
-        return self.parts * (taken / self.parts + 2 + BLOCKS[self.world.algo] * block)
+        return self.parts * (window / self.parts + 2 + BLOCKS[self.world.algo] * block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,82 +131,111 @@ class CacheNeed:
 
     bytes: int
     shards: int
-    "Shards that it holds at most."
+    "The most shards that it contains."
     samples: int
     "Samples that the workers of a node prepare ahead and have just read."
 
-    def sentence(self, given: object, limit: int, least: str = "") -> str:
-        """Say what a limit lacks. `given`: the limit as it was written; `least`: words before the
-        needed bytes, with a space at the end.
+    def describe_lack(self, written: object, limit: int, prefix: str = "") -> str:
+        """Describe what a limit lacks.
+
+        Args:
+            written: the limit as it is written in the YAML.
+            prefix: words before the needed bytes, such as "at least ".
         """
         return (
-            f"cache_limit is {given} ({limit:,} bytes), and the shards that workers of a node read and prepare ahead need {least}{self.bytes:,}: "
-            f"{self.samples:,} samples, which can lie in {self.shards:,} of the shards, and the indexes; below that Streaming evicts shards that a "
+            f"cache_limit is {written} ({limit:,} bytes), and the shards that the workers of a node "
+            f"read and prepare ahead need {prefix}{self.bytes:,}: {self.samples:,} samples in up to "
+            f"{self.shards:,} shards, and the indexes; below that Streaming evicts shards that a "
             "worker still waits for, and may wait for ever"
         )
 
 
 def compute_loader_need(loader: Loader, world: World) -> CacheNeed:
-    """The cache that a loader of a training YAML needs on a node of these machines."""
-    drawn = count_loader_draws(loader) or [stream.index.samples for stream in loader.streams]
-    streams = [_cached(of, loader, n) for of, n in zip(loader.streams, drawn, strict=True)]
-    given = loader.dataset.get
+    """Compute the cache that a loader of a training YAML needs on a node of these machines."""
+    draws = count_loader_draws(loader) or [stream.index.samples for stream in loader.streams]
+    streams = [
+        _describe_stream(stream, loader, drawn)
+        for stream, drawn in zip(loader.streams, draws, strict=True)
+    ]
+    dataset = loader.dataset
     prefetched = as_whole_number(loader.section.get("prefetch_factor"))
     window = Window(
         world=world,
-        predownload=as_whole_number(given("predownload")),
+        predownload=as_whole_number(dataset.get("predownload")),
         prefetch_factor=prefetched or LOADER_DEFAULTS["prefetch_factor"],
         method=get_batching_method(loader),
-        partition=str(given("partition_algo") or "orig"),
-        block_size=as_whole_number(given("shuffle_block_size")),
-        granularity=as_whole_number(given("sampling_granularity")) or 1,
+        partition=str(dataset.get("partition_algo") or "orig"),
+        block_size=as_whole_number(dataset.get("shuffle_block_size")),
+        granularity=as_whole_number(dataset.get("sampling_granularity")) or 1,
     )
     return compute_cache_need(streams, loader.index_bytes, window)
 
 
-def _cached(stream: StreamInMix, loader: Loader, drawn: int) -> CachedStream:
-    shards, keeps = stream.index.shards, stream.settings.get("keep_zip")
+def _describe_stream(stream: StreamInMix, loader: Loader, drawn: int) -> CachedStream:
+    shards = stream.index.shards
+    keeps_packed = stream.settings.get("keep_zip")
+    if keeps_packed is None:
+        keeps_packed = loader.dataset.get("keep_zip")
+    packed = [shard.zip_data.bytes if shard.zip_data else 0 for shard in shards]
     return CachedStream(
         samples=np.array([shard.samples for shard in shards], np.int64),
         raw=np.array([shard.raw_data.bytes for shard in shards], np.int64),
-        packed=np.array([s.zip_data.bytes if s.zip_data else 0 for s in shards], np.int64),
+        packed=np.array(packed, np.int64),
         drawn=drawn,
-        keeps_packed=bool(loader.dataset.get("keep_zip") if keeps is None else keeps),
+        keeps_packed=bool(keeps_packed),
     )
 
 
 def compute_cache_need(
     streams: Sequence[CachedStream], index_bytes: int, window: Window
 ) -> CacheNeed:
-    """The cache that a loader needs on a node. `index_bytes`: of the indexes of all streams."""
+    """Compute the cache that a loader needs on a node.
+
+    Args:
+        index_bytes: bytes of the indexes of all streams.
+    """
     drawn = [stream for stream in streams if stream.drawn and stream.samples.sum()]
-    whole = _joined([stream.raw + stream.packed for stream in streams])
-    kept = _joined([of.raw + of.packed * of.keeps_packed for of in drawn])
-    fewest = _joined([_fewest(stream, window.granularity) for stream in drawn])
-    kept, fewest = kept[fewest > 0], fewest[fewest > 0]
-    largest = np.sort(kept)[::-1]
-    held, count = int(largest[: window.samples].sum()), min(len(largest), window.samples)
+    # One entry for each shard that an epoch draws from: its bytes in the cache, and the fewest of
+    # its samples that are adjacent in the order.
+    sizes = _join([_cached_bytes(stream) for stream in drawn])
+    fewest = _join([_count_fewest(stream, window.granularity) for stream in drawn])
+    sizes = sizes[fewest > 0]
+    fewest = fewest[fewest > 0]
+    largest = np.sort(sizes)[::-1]
+    # At most one shard for each sample of the window, the largest ones.
+    window_bytes = int(largest[: window.samples].sum())
+    count = min(len(largest), window.samples)
     if window.positions < math.inf:
-        dense = np.argsort(-kept / np.maximum(1, fewest), kind="stable")
+        # No more shards than fit into the window's positions. Shards of most bytes a sample first.
+        dense = np.argsort(-sizes / np.maximum(1, fewest), kind="stable")
         inner = int(np.searchsorted(fewest[dense].cumsum(), window.positions)) + 1
         # Each part has a shard at either end of the window, and two that the cuts between parts
         # divided.
         ends = 4 * window.parts
-        within = int(kept[dense][:inner].sum() + largest[:ends].sum())
-        if within < held:
-            held, count = within, min(count, inner + ends)
+        local_bytes = int(sizes[dense][:inner].sum() + largest[:ends].sum())
+        if local_bytes < window_bytes:
+            window_bytes = local_bytes
+            count = min(count, inner + ends)
     # Streaming makes room for both forms of a shard before it fetches and unpacks it.
-    unpacked = max(
-        (int(of.packed.max(initial=0)) for of in drawn if not of.keeps_packed), default=0
-    )
-    least = max(LEAST_SHARDS * int(whole.max(initial=0)), index_bytes + 1)
+    unpacking = [int(stream.packed.max(initial=0)) for stream in drawn if not stream.keeps_packed]
+    both_forms = _join([stream.raw + stream.packed for stream in streams])
+    least = max(LEAST_SHARDS * int(both_forms.max(initial=0)), index_bytes + 1)
     return CacheNeed(
-        bytes=max(least, index_bytes + held + unpacked), shards=count, samples=window.samples
+        bytes=max(least, index_bytes + window_bytes + max(unpacking, default=0)),
+        shards=count,
+        samples=window.samples,
     )
 
 
-def _fewest(stream: CachedStream, granularity: int) -> NDArray[np.float64]:
-    """The fewest samples that lie together in the order, of each shard that an epoch draws from."""
+def _cached_bytes(stream: CachedStream) -> NDArray[np.int64]:
+    """Return the bytes of each shard in the cache."""
+    return stream.raw + stream.packed if stream.keeps_packed else stream.raw
+
+
+def _count_fewest(stream: CachedStream, granularity: int) -> NDArray[np.float64]:
+    """Return, for each shard that an epoch draws from, the fewest of its samples that are adjacent
+    in the order.
+    """
     samples = stream.samples.astype(np.float64)
     part = stream.drawn / float(samples.sum()) % 1
     if not part:
@@ -216,5 +245,5 @@ def _fewest(stream: CachedStream, granularity: int) -> NDArray[np.float64]:
     return np.where(samples > 0, fewest, 0)
 
 
-def _joined(arrays: Sequence[NDArray[np.float64] | NDArray[np.int64]]) -> NDArray[np.float64]:
+def _join(arrays: Sequence[NDArray[np.float64] | NDArray[np.int64]]) -> NDArray[np.float64]:
     return np.concatenate([np.zeros(0), *arrays]).astype(np.float64)

@@ -1,5 +1,5 @@
 """The machines of a run, the samples that an epoch draws from each stream by its weight, and the
-part of these samples that a batching method delivers. All are computed as Streaming does.
+samples that a batching method delivers of these. All are computed as Streaming does.
 
 Sources: Stream.apply_weights in streaming/base/stream.py and streaming/base/batching/, 0.12 and
 0.13 alike.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,16 +21,14 @@ from mdsmix.mix.streams.mix import Loader, Mix
 from mdsmix.words import plural
 
 OLD_SHUFFLES = ("py1s", "py2s")
-"""Shuffles for which Streaming sets 64 canonical nodes for each node by default; other shuffles get
-1.
-"""
+"Shuffles for which Streaming sets 64 canonical nodes per node by default; other shuffles get 1."
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Nodes and devices; RecipeError where Streaming or LLM-Foundry would refuse them.
+    """The nodes and devices of a run. By default one device draws the whole batch.
 
-    By default one device draws the whole batch.
+    Raises RecipeError if Streaming or LLM-Foundry would refuse them.
     """
 
     batch: int
@@ -43,30 +41,34 @@ class World:
     replication: int = 1
     "Neighbouring devices that draw the same samples."
     packing: float = 1.0
-    """Samples that are drawn for each row; an Estimate where training works the ratio out when it
+    """Samples that are drawn for each row; an Estimate if training computes the ratio when it
     begins.
     """
     num_canonical_nodes: int = 0
     "0: not set."
     algo: str = "py1e"
-    "shuffle_algo; `none` where nothing is shuffled."
+    "shuffle_algo; `none` without shuffling."
 
     def __post_init__(self) -> None:
         if self.nodes * self.gpus % self.replication:
             raise RecipeError(
-                f"replication is {self.replication}, which does not divide {plural(self.nodes * self.gpus, 'device')}; Streaming refuses "
-                "it: set --nodes and --gpus to those of the run, or another replication."
+                f"replication is {self.replication}, which does not divide "
+                f"{plural(self.nodes * self.gpus, 'device')}; Streaming refuses it: set --nodes and "
+                "--gpus to those of the run, or another replication."
             )
         if self.batch % self.ranks:
             raise RecipeError(
-                f"a batch of {self.batch:,} rows cannot be divided among {plural(self.ranks, 'device')}, and LLM-Foundry refuses such a "
-                f"run: take a multiple of {self.ranks:,}, or set --nodes and --gpus to those of the run."
+                f"a batch of {self.batch:,} rows cannot be divided among "
+                f"{plural(self.ranks, 'device')}, and LLM-Foundry refuses such a run: take a "
+                f"multiple of {self.ranks:,}, or set --nodes and --gpus to those of the run."
             )
-        count, nodes = self.canonical, self.layout_nodes
+        count = self.canonical
+        nodes = self.layout_nodes
         if count % nodes and nodes % count:
             raise RecipeError(
-                f"num_canonical_nodes is {count}, and Streaming refuses to spread it over {plural(nodes, 'node')}: one of the two must be "
-                "a multiple of the other, or every node would read nearly every shard."
+                f"num_canonical_nodes is {count}, and Streaming refuses to spread it over "
+                f"{plural(nodes, 'node')}: one of the two must be a multiple of the other, or every "
+                "node would read nearly every shard."
             )
 
     @property
@@ -76,7 +78,7 @@ class World:
 
     @property
     def layout_nodes(self) -> int:
-        """Nodes as Streaming counts them when it lays an epoch out: devices that draw the same
+        """Nodes as Streaming counts them in the layout of an epoch: devices that draw the same
         samples count as one device.
         """
         return self.ranks // self.gpus if self.ranks % self.gpus == 0 else 1
@@ -107,7 +109,7 @@ class World:
 
 
 Weights = Sequence[Settings]
-"For each stream, its given weights among repeat, proportion and choose, such as `repeat: 2`."
+"For each stream, the keys among repeat, proportion and choose that are set, such as {'repeat': 2}."
 METHODS = ("stratified", "per_stream", "device_per_stream")
 "The batching methods that drop samples."
 SHUFFLE_SEED = 9176
@@ -117,61 +119,75 @@ leaves over.
 
 
 def count_delivered(
-    method: str, drawn: Sequence[int], parts: Sequence[float], world: World
+    method: str, drawn: Sequence[int], shares: Sequence[float], world: World
 ) -> list[int]:
-    """Samples of each stream that an epoch delivers. Where a number is 0, Streaming gives no epoch
-    at all.
+    """Count the samples of each stream that an epoch delivers. If a number is 0, Streaming gives no
+    epoch at all.
 
     Args:
         drawn: samples that the weights draw from each stream.
-        parts: the streams' parts of a batch, which sum to 1.
+        shares: the streams' shares of a batch, which sum to 1.
     """
     if method not in METHODS:
         return list(drawn)
-    # Only py1e fails on a stream of fewer samples than canonical nodes.
-    least = world.canonical if world.algo == "py1e" else 0
-    drawn = [n if n >= least else 0 for n in drawn]
+    if world.algo == "py1e":
+        # This shuffle fails on a stream of fewer samples than canonical nodes.
+        drawn = [count if count >= world.canonical else 0 for count in drawn]
     if method == "stratified":
-        return _stratified(drawn, split_batch(parts, world.drawn_together), world)
+        return _deliver_stratified(drawn, split_batch(shares, world.drawn_together), world)
     if method == "per_stream":
-        return [count_per_device(n, world) // world.drawn * world.drawn_together for n in drawn]
-    # A node has whole canonical nodes: none where there are fewer of these than nodes.
-    of_a_node, whole_nodes = world.canonical // world.layout_nodes, world.drawn * world.layout_nodes
-    sizes = [_up(-(-n // world.canonical), world.layout_ranks) * of_a_node for n in drawn]
-    return [size // world.drawn * whole_nodes for size in sizes]
+        per_device = [count_per_device(count, world) for count in drawn]
+        return [count // world.drawn * world.drawn_together for count in per_device]
+    # device_per_stream: a node has whole canonical nodes, or none if there are fewer of these than
+    # nodes.
+    canonical_per_node = world.canonical // world.layout_nodes
+    delivered = list[int]()
+    for count in drawn:
+        per_canonical = _round_up(-(-count // world.canonical), world.layout_ranks)
+        batches = per_canonical * canonical_per_node // world.drawn
+        delivered.append(batches * world.drawn * world.layout_nodes)
+    return delivered
 
 
-def split_batch(parts: Sequence[float], batch: int) -> list[int]:
-    """Samples of each stream in a stratified batch: rounded down, then one more each for the
-    largest remainders.
+def split_batch(shares: Sequence[float], batch: int) -> list[int]:
+    """Split a stratified batch into whole samples of each stream: shares rounded down, then one
+    more for each of the largest remainders.
     """
-    exact = batch * np.array(parts, np.float64)
-    whole = exact.astype(np.int64)
+    exact = batch * np.array(shares, np.float64)
+    counts = exact.astype(np.int64)
     # The same numpy call as in Streaming, since it decides between equal remainders.
-    whole[np.flip(np.argsort(exact - whole))[: batch - int(whole.sum())]] += 1
-    return [int(n) for n in whole]
+    counts[np.flip(np.argsort(exact - counts))[: batch - int(counts.sum())]] += 1
+    return [int(count) for count in counts]
 
 
-def _stratified(drawn: Sequence[int], shares: Sequence[int], world: World) -> list[int]:
-    """Samples of each stream in as many batches as the scarcest stream can fill its part of."""
-    if min(shares) < 1 or not all(drawn):
-        return [n if share >= 1 else 0 for share, n in zip(shares, drawn, strict=True)]
-    padded = (_up(_up(n, world.canonical), world.layout_ranks) for n in drawn)
-    batches = min(n // share for n, share in zip(padded, shares, strict=True))
-    return [batches * share for share in shares]
+def _deliver_stratified(drawn: Sequence[int], portions: Sequence[int], world: World) -> list[int]:
+    """Count the samples per stream under `stratified`. The scarcest stream sets the number of
+    batches.
+
+    Args:
+        portions: samples of each stream in a batch.
+    """
+    if min(portions) < 1 or not all(drawn):
+        return [n if portion >= 1 else 0 for portion, n in zip(portions, drawn, strict=True)]
+    batches = min(
+        _round_up(_round_up(count, world.canonical), world.layout_ranks) // portion
+        for count, portion in zip(drawn, portions, strict=True)
+    )
+    return [batches * portion for portion in portions]
 
 
 def count_per_device(samples: int, world: World) -> int:
-    """Samples of a stream that each device gets; some samples come twice, so that all devices get
-    equally many.
+    """Count the samples of a stream that each device gets. Some samples come twice, so that all
+    devices get the same number.
     """
-    a_canonical_node = -(-samples // world.canonical)
+    per_canonical = -(-samples // world.canonical)
     if world.canonical < world.layout_nodes:
-        a_canonical_node = _up(a_canonical_node, world.layout_nodes // world.canonical)
-    return -(-(a_canonical_node * world.canonical // world.layout_nodes) // world.layout_ranks)
+        per_canonical = _round_up(per_canonical, world.layout_nodes // world.canonical)
+    per_node = per_canonical * world.canonical // world.layout_nodes
+    return -(-per_node // world.layout_ranks)
 
 
-def _up(number: int, step: int) -> int:
+def _round_up(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
@@ -181,56 +197,67 @@ def count_draws(
     epoch_size: int | None,
     seed: int = SHUFFLE_SEED,
 ) -> list[int]:
-    """Samples that an epoch draws from each stream; ValueError where Streaming refuses the
-    weights.
+    """Count the samples that an epoch draws from each stream.
+
+    Raises ValueError if Streaming refuses the weights.
     """
-    keys = [key for weight in weights for key in weight]
-    numbers = [number for weight in weights for number in weight.values()]
-    is_shared = "proportion" in keys
-    if (
-        not all(is_number(number) and number >= 0 for number in numbers)
-        or any(len(weight) > 1 for weight in weights)
-        or (is_shared and keys != ["proportion"] * len(weights))
-        or (epoch_size and keys and not is_shared)
-    ):
-        raise ValueError("Streaming refuses these weights")
-    if not is_shared and not epoch_size:
-        return [*map(int, _asked(weights, samples, epoch_size))]
+    _require_weights(weights, epoch_size)
+    is_by_proportion = any("proportion" in weight for weight in weights)
+    if not is_by_proportion and not epoch_size:
+        return [int(count) for count in _list_requested(weights, samples, epoch_size)]
     shares = np.array(batch_shares(weights, samples, epoch_size))
     if not shares.any():
         raise ValueError("the proportions sum to 0")
-    # Rounded down; the samples left over go to streams drawn at random, one each.
     total = epoch_size or sum(samples)
-    chosen = (total * shares).astype(np.int64)
-    chosen[np.random.default_rng(seed).choice(len(shares), int(total - chosen.sum()), False)] += 1
-    return [int(n) for n in chosen]
+    counts = (total * shares).astype(np.int64)  # rounded down
+    # The samples left over go to streams drawn at random, one each.
+    left_over = int(total - counts.sum())
+    counts[np.random.default_rng(seed).choice(len(shares), left_over, False)] += 1
+    return [int(count) for count in counts]
+
+
+def _require_weights(weights: Weights, epoch_size: int | None) -> None:
+    """Raise ValueError if Streaming refuses the weights."""
+    for weight in weights:
+        if len(weight) > 1:
+            raise ValueError("a stream has two weights")
+        if not all(is_number(number) and number >= 0 for number in weight.values()):
+            raise ValueError("a weight is not a number of at least 0")
+    by_proportion = ["proportion" in weight for weight in weights]
+    if any(by_proportion) and not all(by_proportion):
+        raise ValueError("only some streams are weighted by proportion")
+    if epoch_size and any(weights) and not any(by_proportion):
+        raise ValueError("repeat or choose decide the size of the epoch, and epoch_size too")
 
 
 def batch_shares(weights: Weights, samples: Sequence[int], epoch_size: int | None) -> list[float]:
-    """The streams' parts of an epoch or of a stratified batch, unrounded, with sum 1. Streaming
-    must accept the weights.
+    """Return the streams' shares of an epoch or of a stratified batch, unrounded, with sum 1.
+    Streaming must accept the weights.
     """
-    asked = np.array(_asked(weights, samples, epoch_size), np.float64)
-    return [float(part) for part in asked / max(1e-300, asked.sum())]
+    requested = np.array(_list_requested(weights, samples, epoch_size), np.float64)
+    return [float(share) for share in requested / max(1e-300, requested.sum())]
 
 
-def _asked(weights: Weights, samples: Sequence[int], epoch_size: int | None) -> Sequence[float]:
-    """The streams' proportions, or the samples that each stream is asked for."""
+def _list_requested(
+    weights: Weights, samples: Sequence[int], epoch_size: int | None
+) -> Sequence[float]:
+    """Return each stream's proportion or number of samples, as its weight requests it."""
     if epoch_size and not any(weights):
         return samples
-    return [
-        float(w["proportion"])
-        if "proportion" in w
-        else int(w["repeat"] * n)
-        if "repeat" in w
-        else int(w.get("choose", n))
-        for w, n in zip(weights, samples, strict=True)
-    ]
+    return [_requested(weight, count) for weight, count in zip(weights, samples, strict=True)]
+
+
+def _requested(weight: Settings, samples: int) -> float:
+    if "proportion" in weight:
+        return float(weight["proportion"])
+    if "repeat" in weight:
+        return int(weight["repeat"] * samples)
+    return int(weight.get("choose", samples))
 
 
 def count_loader_draws(loader: Loader) -> list[int] | None:
-    """Return the samples that an epoch draws from each stream. None if Streaming refuses the
-    weights (checks say why), or if a stream could not be opened.
+    """Count the samples that an epoch draws from each stream. None if Streaming refuses the
+    weights (checks report why), or if a stream could not be opened.
     """
     if loader.unopened:
         return None
@@ -238,17 +265,28 @@ def count_loader_draws(loader: Loader) -> list[int] | None:
     if not isinstance(seed, int) or seed < 0:
         return None
     with suppress(ValueError):
-        return count_draws(*_weighted(loader), seed)
+        weighting = _read_weighting(loader)
+        return count_draws(weighting.weights, weighting.samples, weighting.epoch_size, seed)
     return None
 
 
-def _weighted(loader: Loader) -> tuple[Weights, list[int], int | None]:
-    """The streams' weights, their samples, and the epoch size; a size of 0 or null counts
-    as None.
-    """
-    streams, size = loader.streams, loader.dataset.get("epoch_size") or None
-    given = size and parse_quantity(size, COUNT_UNITS)
-    return [s.weight for s in streams], [s.index.samples for s in streams], given
+class _Weighting(NamedTuple):
+    """How a loader weights its streams."""
+
+    weights: Weights
+    samples: list[int]
+    "Samples in each stream."
+    epoch_size: int | None
+
+
+def _read_weighting(loader: Loader) -> _Weighting:
+    """Read the weighting of a loader's section; an epoch_size of 0 or null is read as None."""
+    size = loader.dataset.get("epoch_size") or None
+    return _Weighting(
+        weights=[stream.weight for stream in loader.streams],
+        samples=[stream.index.samples for stream in loader.streams],
+        epoch_size=parse_quantity(size, COUNT_UNITS) if size else None,
+    )
 
 
 def get_batching_method(loader: Loader) -> str:
@@ -258,56 +296,58 @@ def get_batching_method(loader: Loader) -> str:
 def make_run_world(
     mix: Mix, nodes: int, gpus: int, batch: int | None, workers: int | None = None
 ) -> World:
-    """The machines of a run; batch and workers come from the YAML where they are None. RecipeError
-    where nothing says the batch.
+    """Return the machines of a run. The YAML gives `batch` and `workers` if they are None.
+
+    Raises RecipeError if the batch is unknown.
     """
     batch = batch or mix.yaml.batch_size
     if not batch or batch < 1:
         raise RecipeError(
-            "nothing says how large a batch is: give --batch, the rows of a step of all devices together "
-            "(global_train_batch_size of a training YAML)."
+            "the size of a batch is unknown: give --batch, the rows of a step of all devices "
+            "together (global_train_batch_size of a training YAML)."
         )
     loader = mix.train
+    if workers is None:
+        workers = as_whole_number(loader.section.get("num_workers")) or 0
     return make_world(
         loader,
         batch=batch,
         nodes=nodes,
         gpus=gpus,
-        workers=as_whole_number(loader.section.get("num_workers")) or 0
-        if workers is None
-        else workers,
+        workers=workers,
         replication=as_whole_number(loader.dataset.get("replication")) or 1,
     )
 
 
-def make_world(loader: Loader, **given: Any) -> World:
-    """The machines in `given`, with the loader's settings of canonical nodes and shuffling."""
+def make_world(loader: Loader, **machines: Any) -> World:
+    """Return a World of these machines, with the loader's canonical nodes and shuffle."""
     dataset = loader.dataset
-    return World(
-        num_canonical_nodes=max(0, as_whole_number(dataset.get("num_canonical_nodes")) or 0),
-        algo=str(dataset.get("shuffle_algo") or "py1e") if dataset.get("shuffle") else "none",
-        **given,
-    )
+    algo = "none"
+    if dataset.get("shuffle"):
+        algo = str(dataset.get("shuffle_algo") or "py1e")
+    canonical = as_whole_number(dataset.get("num_canonical_nodes")) or 0
+    return World(num_canonical_nodes=max(0, canonical), algo=algo, **machines)
 
 
 def count_delivered_on(loader: Loader, drawn: Sequence[int], world: World) -> list[int]:
-    """Samples of each stream that an epoch delivers on these machines. Where a stream's number is
-    0, Streaming cannot build batches and the epoch fails.
+    """Count the samples of each stream that an epoch delivers on these machines. If a stream's
+    number is 0, Streaming cannot build batches and the epoch fails.
     """
-    return count_delivered(
-        get_batching_method(loader), drawn, batch_shares(*_weighted(loader)), world
-    )
+    weighting = _read_weighting(loader)
+    shares = batch_shares(weighting.weights, weighting.samples, weighting.epoch_size)
+    return count_delivered(get_batching_method(loader), drawn, shares, world)
 
 
 def count_loader_delivered(loader: Loader, batch: int | None) -> list[int] | None:
-    """Samples of each stream that an epoch delivers in batches of `batch` rows, for one device that
-    draws whole batches.
+    """Count the samples of each stream that an epoch delivers in batches of `batch` rows, for one
+    device that draws whole batches.
 
-    None where Streaming refuses the weights, or where the batch or the packing ratio is not known.
+    None if Streaming refuses the weights, or if the batch or the packing ratio is unknown.
     """
-    drawn, ratio = count_loader_draws(loader), loader.dataset.get("packing_ratio") or 1
+    drawn = count_loader_draws(loader)
     if not drawn or get_batching_method(loader) not in METHODS:
         return drawn
+    ratio = loader.dataset.get("packing_ratio") or 1
     if not sum(drawn) or not batch or batch < 1 or not is_number(ratio) or ratio < 1:
         return None
     return count_delivered_on(loader, drawn, make_world(loader, batch=batch, packing=float(ratio)))

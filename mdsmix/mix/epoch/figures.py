@@ -1,7 +1,7 @@
 """The samples and tokens of an epoch, and the samples that a recipe's shares draw.
 
-Weights count samples, never tokens: `proportion: 0.5` for short chats beside 2,048-token rows is
-far from half of the tokens, so both shares are shown.
+Weights count samples, never tokens: with `proportion: 0.5`, short chats are far from half of the
+tokens if the other stream has rows of 2,048 tokens. So both shares are shown.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from mdsmix.errors import MixRefused
 from mdsmix.mix.epoch.apportion import Apportioned, StreamShare, choose_samples, set_asked_shares
@@ -29,9 +30,7 @@ from mdsmix.words import percent
 
 @dataclass(frozen=True, kw_only=True)
 class StreamInEpoch:
-    """One stream in an epoch of its loader. Figures are plain where they are exact, an Estimate
-    where they are not.
-    """
+    """One stream in an epoch of its loader. A figure that is not exact is an Estimate."""
 
     stream: str
     samples: float
@@ -55,35 +54,38 @@ class StreamInEpoch:
 def measure_stream(
     stream: StreamInMix, loader: Loader, drawn: int, delivered: int
 ) -> StreamInEpoch:
-    """The figures of a stream."""
-    samples, is_counted = stream.index.samples, stream.survey is None
+    """Measure a stream of which an epoch draws and delivers so many samples."""
+    samples = stream.index.samples
+    is_counted = stream.survey is None
     # Chance decides which rows a part of a pass draws: unless rows are equally long, their tokens
     # are a mean.
     is_exact = fixed_row_length(stream) is not None or not delivered % (samples or 1)
-    times = about(delivered / (samples or 1), is_exact)
-    tokens, cut = count_tokens(stream, loader)
+    passes = about(delivered / (samples or 1), is_exact)
+    tokens = count_tokens(stream, loader)
     return StreamInEpoch(
         stream=stream.name,
         samples=about(samples, is_counted),
         drawn=about(drawn, is_counted),
         delivered=about(delivered, is_counted),
-        tokens=tokens * times,
-        trained=count_trained(stream, loader) * times,
-        cut=cut * times,
+        tokens=tokens.kept * passes,
+        trained=count_trained(stream, loader) * passes,
+        cut=tokens.cut * passes,
     )
 
 
 def measure_epoch(loader: Loader, batch: int | None = None) -> list[StreamInEpoch]:
-    """The figures of an epoch for each stream; empty where Streaming refuses the weights.
+    """Measure each stream in an epoch; empty if Streaming refuses the weights.
 
-    `batch`: rows that all devices draw together in a step. Without `batch`, no sample is counted as
-    dropped.
+    Args:
+        batch: rows that all devices draw together in a step. Without it, no sample is counted as
+            dropped.
     """
-    drawn = count_loader_draws(loader) or []
-    counts = zip(
-        loader.streams, drawn, count_loader_delivered(loader, batch) or drawn, strict=False
-    )
-    return [measure_stream(stream, loader, n, came) for stream, n, came in counts]
+    draws = count_loader_draws(loader) or []
+    deliveries = count_loader_delivered(loader, batch) or draws
+    return [
+        measure_stream(stream, loader, drawn, delivered)
+        for stream, drawn, delivered in zip(loader.streams, draws, deliveries, strict=False)
+    ]
 
 
 EPOCH = (
@@ -97,98 +99,107 @@ EPOCH = (
 
 
 def make_epoch_table(epoch: Sequence[StreamInEpoch]) -> Table:
-    """A row for each stream, and the sum."""
-    samples, tokens = (sum(getattr(s, name) for s in epoch) for name in ("delivered", "tokens"))
+    """Return a table with a row for each stream, and the sum."""
+    samples = sum(stream.delivered for stream in epoch)
+    tokens = sum(stream.tokens for stream in epoch)
     rows = [
         (
-            s.stream,
-            s.samples,
-            s.delivered,
-            compute_share(s.delivered, samples),
-            s.tokens,
-            compute_share(s.tokens, tokens),
+            stream.stream,
+            stream.samples,
+            stream.delivered,
+            compute_share(stream.delivered, samples),
+            stream.tokens,
+            compute_share(stream.tokens, tokens),
         )
-        for s in epoch
+        for stream in epoch
     ]
-    total = (
-        "all",
-        sum(s.samples for s in epoch),
-        samples,
-        1.0,
-        tokens,
-        compute_share(tokens, tokens),
-    )
+    in_streams = sum(stream.samples for stream in epoch)
+    total = ("all", in_streams, samples, 1.0, tokens, compute_share(tokens, tokens))
     return Table(columns=EPOCH, rows=rows, total=total)
 
 
-def compute_share(part: float, whole: float) -> float | None:
-    """The share of `part` in `whole`, 0 to 1; None where `whole` is unknown or 0."""
-    return part / whole if is_known(whole) and whole else None
+def compute_share(amount: float, total: float) -> float | None:
+    """Return the share of an amount in a total, 0 to 1; None if the total is unknown or 0."""
+    return amount / total if is_known(total) and total else None
 
 
 def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Apportioned:
-    """The samples of each stream that a recipe's shares come to. `loader`: the recipe's loader,
-    with its streams opened.
+    """Return the samples of each stream that a recipe's shares come to.
 
-    Raises:
-        MixRefused: a stream cannot give its share, or its tokens were not counted.
+    Args:
+        loader: the recipe's loader, with its streams opened.
+        may_estimate: whether tokens that were not counted may be estimated from first samples.
+
+    Raises MixRefused if a stream cannot give its share, or if its tokens were not counted.
     """
-    budget, written = budget_of(recipe), written_shares(recipe)
-    unit: Unit = recipe.count or (budget and budget.unit) or "tokens"
-    units = (unit, (budget and budget.unit) or unit)
+    budget = budget_of(recipe)
+    written = written_shares(recipe)
+    budget_unit = budget.unit if budget else None
+    unit: Unit = recipe.count or budget_unit or "tokens"
     measured = list[StreamShare]()
-    for s in loader.streams:
-        (counted, is_exact), (budgeted, too) = (_mean(s, loader, u, may_estimate) for u in units)
+    for stream in loader.streams:
+        counted = _measure_mean(stream, loader, unit, may_estimate)
+        budgeted = _measure_mean(stream, loader, budget_unit or unit, may_estimate)
         measured.append(
             StreamShare(
-                stream=s.name,
-                samples=s.index.samples,
-                counted=counted,
-                budgeted=budgeted,
-                is_exact=is_exact and too,
-                written=written[s.name],
+                stream=stream.name,
+                samples=stream.index.samples,
+                counted=counted.value,
+                budgeted=budgeted.value,
+                is_exact=counted.is_exact and budgeted.is_exact,
+                written=written[stream.name],
             )
         )
-    parts = set_asked_shares(measured, Fraction(str(recipe.temperature)), recipe.absolute)
-    for part in [part for part in parts if part.asked] or parts:
-        if not part.size:
+    shares = set_asked_shares(measured, Fraction(str(recipe.temperature)), recipe.absolute)
+    for share in [share for share in shares if share.asked] or shares:
+        if not share.size:
             raise MixRefused(
-                f"{part.stream} is to be {percent(part.asked)} of an epoch's {unit}, and holds none: convert it, or take its share "
-                "out, or look at what was filtered when it was converted."
+                f"{share.stream} must be {percent(share.asked)} of an epoch's {unit}, and has none: "
+                "convert it, or remove its share, or look at what was filtered when it was "
+                "converted."
             )
     return Apportioned(
         count=unit,
         budget=budget,
         is_absolute=recipe.absolute,
         parts=choose_samples(
-            parts, budget, unit, Fraction(str(recipe.max_repeat)), recipe.absolute
+            shares, budget, unit, Fraction(str(recipe.max_repeat)), recipe.absolute
         ),
     )
 
 
-def _mean(
-    stream: StreamInMix, loader: Loader, unit: Unit, may_estimate: bool
-) -> tuple[Fraction, bool]:
-    """The mean of the unit in a sample of the stream, such as 412.5 tokens, and whether it was
-    counted.
-    """
+class Mean(NamedTuple):
+    """The mean of a unit in the samples of a stream, such as 412.5 tokens."""
+
+    value: Fraction
+    is_exact: bool
+    "It was counted, not estimated."
+
+
+def _measure_mean(stream: StreamInMix, loader: Loader, unit: Unit, may_estimate: bool) -> Mean:
     samples = stream.index.samples
-    if unit == "samples" or not samples:
-        return Fraction(bool(samples)), True
+    if not samples:
+        return Mean(Fraction(0), is_exact=True)
+    if unit == "samples":
+        return Mean(Fraction(1), is_exact=True)
     if unit == "tokens":
-        held = count_tokens(stream, loader).kept
-        # Earlier commits did not count the EOS that the loader appends, and such a stream is not
-        # refused for that.
+        total = count_tokens(stream, loader).kept
+        # Earlier commits did not count the EOS that the loader appends. A stream is not refused
+        # for that.
         is_counted = not isinstance(count_stored_tokens(stream, loader).kept, Estimate)
     else:
-        held = count_trained(stream, loader)
-        is_counted = not isinstance(held, Estimate)
-    if not is_counted and not (may_estimate and is_known(held)):
-        guess = "the loader itself tokenizes it"
-        if is_known(held):
-            guess = f"its first samples suggest {held / samples:,.1f} a sample, which --estimate takes for all of them"
+        total = count_trained(stream, loader)
+        is_counted = not isinstance(total, Estimate)
+    if not is_counted and not (may_estimate and is_known(total)):
+        hint = "the loader itself tokenizes it"
+        if is_known(total):
+            hint = (
+                f"its first samples suggest {total / samples:,.1f} a sample, which --estimate takes "
+                "for all of them"
+            )
         raise MixRefused(
-            f"the {unit} of {stream.name} were not counted (it has no manifest, or one that is of another index, another max_seq_len, other "
-            f"targets, or a padding token that is not EOS), and {guess}: convert the stream, or write count: samples and a budget of samples."
+            f"the {unit} of {stream.name} were not counted (it has no manifest, or one that is of "
+            "another index, another max_seq_len, other targets, or a padding token that is not "
+            f"EOS), and {hint}: convert the stream, or write count: samples and a budget of samples."
         )
-    return Fraction(held) / samples, not isinstance(held, Estimate)
+    return Mean(Fraction(total) / samples, is_exact=not isinstance(total, Estimate))

@@ -1,8 +1,8 @@
-"""Tokens of all samples of a stream, as the loader takes them: counted by a manifest or by rows of
-one length, else an Estimate.
+"""Tokens of all samples of a stream, as the loader reads them: counted by a manifest or by rows of
+one length, otherwise an Estimate.
 
-Without a manifest the first samples of the first shard stand for the stream. A stream sorted by
-length or by source looks different further on.
+Without a manifest the first samples of the first shard are taken as typical of the stream. That is
+wrong for a stream sorted by length or by source.
 """
 
 from __future__ import annotations
@@ -31,35 +31,46 @@ TOKEN_COLUMNS = ("tokens", "input_ids", "labels")
 
 
 def fixed_row_length(stream: StreamInMix) -> int | None:
-    """Tokens in every row, where the columns fix it: `ndarray:<int>:<length>`."""
-    held = [e for name, e in stream.columns.items() if name in TOKEN_COLUMNS]
-    found = [int(n) for e in held for n in re.findall(r"^ndarray:[^:]*:(\d+)$", e)]
-    return sum(found) if held and len(found) == len(held) else None
+    """Return the tokens of every row if the columns fix them, such as `ndarray:int32:2048`; None
+    otherwise.
+    """
+    encodings = [e for name, e in stream.columns.items() if name in TOKEN_COLUMNS]
+    total = 0
+    for encoding in encodings:
+        match = re.search(r"^ndarray:[^:]*:(\d+)$", encoding)
+        if match is None:
+            return None
+        total += int(match[1])
+    return total if encodings else None
 
 
 def read_head_turns(stream: StreamInMix, loader: Loader) -> Turns:
-    """The token ids of the stream's first samples. A sample without ids, or whose ids cannot be
-    read, is left out.
+    """Read the token ids of the stream's first samples. A sample is left out if it has no ids, or
+    if they cannot be read.
     """
-    dtype, found = str(loader.dataset.get("token_encoding_type", "int64")), list[list[Turn]]()
+    dtype = str(loader.dataset.get("token_encoding_type", "int64"))
+    samples = list[list[Turn]]()
     for sample in stream.head.samples:
         if layout_of(sample) == ("tokens",) and "text" in sample:
             continue  # the loader reads the text
         with suppress(MixRefused, ValueError, TypeError, OverflowError):
-            found += [turns] if (turns := turns_of(sample, dtype)) else []
-    ids = Ragged.of([side for turns in found for turn in turns for side in turn], np.int64)
-    return Turns(ids, np.array([*map(len, found)], np.int64))
+            turns = turns_of(sample, dtype)
+            if turns:
+                samples.append(turns)
+    sides = [side for turns in samples for turn in turns for side in turn]
+    counts = np.array([len(turns) for turns in samples], np.int64)
+    return Turns(Ragged.of(sides, np.int64), counts)
 
 
 Floats = NDArray[np.float64]
 Lengths = tuple[Floats, Floats]
 "Lengths of samples, and how many samples have each."
 POINTS = 64
-"Points between two powers of two. Lengths of samples are taken to be spread evenly over them."
+"Points between two powers of two. The lengths of samples are assumed to be spread evenly on them."
 
 
 def expand_histogram(totals: Totals) -> Lengths:
-    """The lengths of samples, spread evenly within the manifest's counts by powers of two."""
+    """Spread the lengths of samples evenly within the manifest's counts by powers of two."""
     lows = np.array([1 << int(key.removeprefix("2^")) for key in totals.lengths], np.float64)
     least, most = np.minimum([lows, 2 * lows - 1], totals.longest)
     lengths = np.linspace(least, most, POINTS)
@@ -68,14 +79,18 @@ def expand_histogram(totals: Totals) -> Lengths:
 
 
 def mean_longest_row(streams: Sequence[tuple[Lengths, float]], rows: int, multiple: int) -> float:
-    """Tokens of the longest of `rows` rows, on average, rounded up to `multiple`. `streams`: each
-    stream's lengths, and its part of the rows.
+    """Return the mean tokens of the longest of `rows` rows, rounded up to `multiple`.
+
+    Args:
+        streams: each stream's lengths, and its part of the rows.
     """
     lengths = np.concatenate([lengths for (lengths, _), _ in streams])
-    parts = np.concatenate([samples * (n / max(1, samples.sum())) for (_, samples), n in streams])
+    shares = np.concatenate([samples * (n / max(1, samples.sum())) for (_, samples), n in streams])
     order = np.argsort(lengths)
-    as_short = (np.cumsum(parts[order]) / parts.sum()) ** rows
-    return float(multiple * np.ceil(lengths[order] / multiple) @ np.diff(as_short, prepend=0))
+    # The chance that all rows are at most as long as each length.
+    all_as_short = (np.cumsum(shares[order]) / shares.sum()) ** rows
+    rounded = multiple * np.ceil(lengths[order] / multiple)
+    return float(rounded @ np.diff(all_as_short, prepend=0))
 
 
 class TokenCount(NamedTuple):
@@ -88,8 +103,8 @@ class TokenCount(NamedTuple):
 
 
 def count_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
-    """Count the tokens of all samples as they are trained: cut to max_seq_len, and with the EOS
-    that the loader appends. UNKNOWN if the loader itself tokenizes.
+    """Count the tokens of all samples as they are trained: cut to max_seq_len, with the EOS that
+    the loader appends. UNKNOWN if the loader itself tokenizes.
     """
     stored = count_stored_tokens(stream, loader)
     return stored._replace(kept=stored.kept + count_added_eos(stream, loader))
@@ -97,9 +112,13 @@ def count_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
 
 def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
     """Count the same tokens without the EOS that the loader appends."""
-    samples, limit, is_counted = stream.index.samples, loader.row_limit, not stream.survey
-    if (fixed := fixed_row_length(stream)) is not None:
-        kept, cut = samples * min(fixed, limit), samples * max(0, fixed - limit)
+    samples = stream.index.samples
+    limit = loader.row_limit
+    is_counted = not stream.survey
+    fixed = fixed_row_length(stream)
+    if fixed is not None:
+        kept = samples * min(fixed, limit)
+        cut = samples * max(0, fixed - limit)
         return TokenCount(about(kept, is_counted), about(cut, is_counted))
     if stream.trusted_manifest is None:
         lengths = read_head_turns(stream, loader).samples.lengths
@@ -111,24 +130,26 @@ def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
         kept = totals.seen_tokens - totals.given_eos
         return TokenCount(about(kept, is_counted), about(cut, is_counted))
     sizes, counts = expand_histogram(totals)
-    part = float(np.minimum(sizes, limit) @ counts) / max(1.0, float(sizes @ counts))
-    within = totals.tokens * part
+    share = float(np.minimum(sizes, limit) @ counts) / max(1.0, float(sizes @ counts))
+    within = totals.tokens * share
     return TokenCount(Estimate(within), Estimate(totals.tokens + totals.truncated_tokens - within))
 
 
 def count_trained(stream: StreamInMix, loader: Loader) -> float:
-    """Positions of all samples that give a loss: counted where the stream was converted with the
-    loader's targets, else an Estimate or UNKNOWN.
+    """Count the positions of all samples that give a loss. An Estimate or UNKNOWN unless the stream
+    was converted with the loader's targets.
     """
-    if (manifest := stream.trusted_manifest) and is_trained_alike(stream, loader):
+    manifest = stream.trusted_manifest
+    if manifest and is_trained_alike(stream, loader):
         return about(manifest.totals.loss_tokens, not stream.survey)
-    found, targets = read_head_turns(stream, loader), loader.target_policies
-    if not len(found.counts) or targets is None:
+    turns = read_head_turns(stream, loader)
+    targets = loader.target_policies
+    if not len(turns.counts) or targets is None:
         return UNKNOWN
     if loader.is_text:
-        losses = np.minimum(found.samples.lengths, targets.max_seq_len) - 1
+        losses = np.minimum(turns.samples.lengths, targets.max_seq_len) - 1
     else:
-        losses = Labels(targets, found, None).losses()
+        losses = Labels(targets, turns, None).losses()
     return Estimate(stream.index.samples * losses.mean())
 
 
@@ -136,18 +157,22 @@ def count_added_eos(stream: StreamInMix, loader: Loader) -> float:
     """Count the EOS tokens that the finetuning loader appends to all samples: one to each that ends
     without EOS and is not full.
 
-    Manifests of earlier commits do not count them. Then the first samples stand for all, since the
+    Manifests of earlier commits do not count them. Then the first samples are taken as typical: the
     template or the tokenizer decides whether samples end in EOS.
     """
-    manifest, encoding = stream.trusted_manifest, stream.encoding
+    manifest = stream.trusted_manifest
+    encoding = stream.encoding
     if loader.is_text or manifest is None or encoding is None:
         return 0
-    totals, limit, made = manifest.totals, loader.row_limit, encoding.max_seq_len
-    has_same_room = limit == made or totals.longest < min(limit, made)
+    totals = manifest.totals
+    limit = loader.row_limit
+    converted_limit = encoding.max_seq_len
+    has_same_room = limit == converted_limit or totals.longest < min(limit, converted_limit)
     if not kind_of(encoding).gets_eos:
-        # Pieces of a long document, and rows of joined ones, are full, but for a loader of longer
+        # Pieces of a long document, and rows of joined ones, are full unless the loader has longer
         # rows.
-        is_plain = "labels" in encoding.columns and totals.longest == made < limit
+        is_full = totals.longest == converted_limit < limit
+        is_plain = "labels" in encoding.columns and is_full
         return Estimate(0) if is_plain else 0
     if totals.is_eos_counted:
         return about(totals.given_eos, has_same_room and not stream.survey)
@@ -159,18 +184,20 @@ def count_added_eos(stream: StreamInMix, loader: Loader) -> float:
 
 
 def is_seen_alike(stream: StreamInMix, loader: Loader) -> bool:
-    """Whether the loader cuts the same tokens off each sample as conversion counted, which is
-    usually none.
+    """Check whether the loader cuts the same tokens off each sample as conversion counted, usually
+    none.
     """
-    manifest, limit = stream.trusted_manifest, loader.max_seq_len
+    manifest = stream.trusted_manifest
+    limit = loader.max_seq_len
     if manifest is None or limit is None or manifest.encoding.max_seq_len == limit:
         return True
     return not manifest.totals.cut_rows and manifest.totals.longest <= limit
 
 
 def is_trained_alike(stream: StreamInMix, loader: Loader) -> bool:
-    """Whether the loader trains the same positions of each sample as conversion counted."""
-    if (manifest := stream.trusted_manifest) is None or not is_seen_alike(stream, loader):
+    """Check whether the loader trains the same positions of each sample as conversion counted."""
+    manifest = stream.trusted_manifest
+    if manifest is None or not is_seen_alike(stream, loader):
         return False
     card = manifest.tokenizer
     if loader.is_text and card.pad_id == card.eos_id is not None:
@@ -180,27 +207,32 @@ def is_trained_alike(stream: StreamInMix, loader: Loader) -> bool:
 
 
 def has_policies_of(encoding: Encoding, loader: Loader) -> bool:
-    """Whether a stream was converted with the loader's policies on prompts and responses."""
-    made, wanted = targets_of(encoding), loader.target_policies
-    return (
-        wanted is not None
-        and replace(wanted, max_seq_len=made.max_seq_len, too_long=made.too_long) == made
-    )
+    """Check whether a stream was converted with the loader's policies on prompts and responses."""
+    converted = targets_of(encoding)
+    policies = loader.target_policies
+    if policies is None:
+        return False
+    comparable = replace(policies, max_seq_len=converted.max_seq_len, too_long=converted.too_long)
+    return comparable == converted
 
 
 def estimate_lengths(stream: StreamInMix, loader: Loader) -> Lengths | None:
-    """The lengths of a stream's samples after the loader has cut them. None where they are not
-    known, as where the loader tokenizes.
+    """Return the lengths of a stream's samples after the loader has cut them. None if they are
+    unknown, for example because the loader tokenizes.
     """
-    samples, manifest = stream.index.samples, stream.trusted_manifest
-    if (fixed := fixed_row_length(stream)) is not None:
-        lengths, counts = np.array([fixed], np.float64), np.array([samples], np.float64)
-    elif manifest and not manifest.totals.image_tokens:
+    samples = stream.index.samples
+    manifest = stream.trusted_manifest
+    fixed = fixed_row_length(stream)
+    if fixed is not None:
+        lengths = np.array([fixed], np.float64)
+        return np.minimum(lengths, loader.row_limit), np.array([samples], np.float64)
+    if manifest and not manifest.totals.image_tokens:
         lengths, counts = expand_histogram(manifest.totals)
         lengths = lengths + float(count_added_eos(stream, loader)) / max(1, samples)
-    elif samples and is_known(tokens := count_tokens(stream, loader).kept):
-        # Not counted: lengths are spread evenly from 0 to twice the mean.
-        lengths, counts = np.linspace(0, 2 * tokens / samples, POINTS), np.ones(POINTS)
-    else:
+        return np.minimum(lengths, loader.row_limit), counts
+    tokens = count_tokens(stream, loader).kept if samples else UNKNOWN
+    if not is_known(tokens):
         return None
-    return np.minimum(lengths, loader.row_limit), counts
+    # Not counted: the lengths are assumed to be spread evenly from 0 to twice the mean.
+    lengths = np.linspace(0, 2 * tokens / samples, POINTS)
+    return np.minimum(lengths, loader.row_limit), np.ones(POINTS)
