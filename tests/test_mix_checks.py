@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -378,7 +379,7 @@ def test_images_fit_processor_and_length(tmp_path: Path, monkeypatch: pytest.Mon
     for number, (given, length, said) in enumerate(
         (("b", 1, ["processor"]), ("a", 2, ["processor"]), ("a", 1, []), ("", 1, ["unplanned"]))
     ):
-        found = (given * 32, None) if given else None
+        found = SimpleNamespace(hash=given * 32, folder=None) if given else None
         monkeypatch.setattr(conversion, "find_processor", lambda *_, found=found: found)
         see = SEES(card=OF_TURNS | MESSAGES | {"images": images, "max_seq_len": length * LENGTH})
         told = ids(run_checks(own(see, processor="p")(tmp_path / str(number))))

@@ -231,4 +231,4 @@ def test_the_processor_is_fetched_from_a_store(
     for name, _ in (root / home).list(recursive=True):
         (root / home / name).delete()
     answer = mdsmix("check", path)
-    assert (answer.code, "(not to be found here)" in answer.out) == (3, True)
+    assert (answer.code, "(not found here)" in answer.out) == (3, True)

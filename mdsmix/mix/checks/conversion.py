@@ -1,4 +1,4 @@
-"""Whether streams are trained as they were converted: under the same policies, and images by a
+"""Checks that streams are trained as they were converted: under the same policies, and images by a
 loader and a processor that read them.
 
 A stored sample has one token for each image.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from mdsmix.encode.labels import Targets
 from mdsmix.encode.pretrained import open_processor
@@ -28,7 +29,7 @@ from mdsmix.words import spelled
 CHECKS = CheckList()
 
 USES_SEQUENCE_ID = ("model", "attn_config", "attn_uses_sequence_id")
-"""The key by which LLM-Foundry's MPT keeps documents apart in attention. Models of transformers
+"""The key with which LLM-Foundry's MPT keeps documents apart in attention. Models of transformers
 have no such key.
 """
 
@@ -40,197 +41,246 @@ have no such key.
 )
 @CHECKS.stream(
     "error",
-    "The two formats cut and filter samples differently, so samples may be left without anything to train on.",
+    "The two formats cut and filter samples differently, so samples may have nothing to train on.",
     "format-differs",
 )
 def decoder_only(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    encoding, wanted = stream.encoding, loader.decoder_only_format
+    encoding = stream.encoding
+    format = loader.decoder_only_format
+    if encoding is None or loader.is_text or not isinstance(format, bool):
+        return
     # Streams without target policies are pretraining data, which has one format.
-    made = encoding.decoder_only_format if encoding and stream.has_targets else True
-    if encoding and not loader.is_text and isinstance(wanted, bool) and wanted != made:
+    converted = encoding.decoder_only_format if stream.has_targets else True
+    if format != converted:
         yield Finding(
-            f"{{streams}}: converted under decoder_only_format: {spelled(made)}, and {{loader}} says {spelled(wanted)}.",
-            "convert again, or train in the format of the conversion; pretraining data with the text loader.",
+            f"{{streams}}: converted under decoder_only_format: {spelled(converted)}, and {{loader}} "
+            f"sets {spelled(format)}.",
+            "convert again, or train in the format of the conversion; pretraining data with the text "
+            "loader.",
             id="format-differs" if stream.has_targets else "format-pretraining",
         )
 
 
 @CHECKS.stream(
     "error",
-    "Compact columns hold a whole conversation as one prompt and its last response: other policies would train on what is not theirs.",
+    "Compact columns contain a conversation as one prompt and its last response: other policies "
+    "would train on the wrong tokens.",
     "targets-compact",
 )
 @CHECKS.stream(
     "error",
-    "A packed row says which of its tokens are trained, and the loader trains those, whatever its policies say.",
+    "A packed row marks which of its tokens are trained, and the loader trains those, whatever its "
+    "policies are.",
     "targets-packed",
 )
 @CHECKS.stream(
     "warning",
-    "Samples that only this policy could train on were dropped when converting, so they are missing.",
+    "Samples that only this policy can train on were dropped when converting, so they are missing.",
     "targets-wider",
 )
 @CHECKS.stream(
     "error",
-    "A sample that only the other policy could train on is left with nothing, and fails in mid-training (ValueError).",
+    "A sample that only the other policy can train on has nothing to train on, and fails in "
+    "mid-training (ValueError).",
     "targets-narrower",
 )
 def targets_differ(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    encoding, wanted = stream.encoding, loader.target_policies
-    if not encoding or not wanted or loader.is_text or not stream.has_targets:
+    encoding = stream.encoding
+    policies = loader.target_policies
+    if not encoding or not policies or loader.is_text or not stream.has_targets:
         return
-    if rule := _difference(encoding, wanted):
-        made = f"{encoding.target_prompts}/{encoding.target_responses}"
+    check = _compare_targets(encoding, policies)
+    if check:
+        converted = f"{encoding.target_prompts}/{encoding.target_responses}"
         yield Finding(
-            f"{{streams}}: converted for the targets {made}, and {{loader}} trains {'/'.join(loader.targets)}.",
-            "convert again with the targets of the run, or set target_prompts and target_responses to those of the conversion.",
-            id=rule,
+            f"{{streams}}: converted for the targets {converted}, and {{loader}} trains "
+            f"{'/'.join(loader.targets)}.",
+            "convert again with the targets of the run, or set target_prompts and target_responses "
+            "to those of the conversion.",
+            id=check,
         )
 
 
-def _difference(encoding: Encoding, wanted: Targets) -> str | None:
-    """The id of the rule that a stream breaks by targets other than the wanted; None where the
-    targets agree.
+def _compare_targets(encoding: Encoding, policies: Targets) -> str | None:
+    """Return the id of the check that fails for a stream under these policies; None if they agree
+    with the conversion.
     """
-    made = targets_of(encoding)
+    converted = targets_of(encoding)
     # No prompt is empty, so `all` is length>=1.
-    more = max(1, wanted.least_trained_prompt) - max(1, made.least_trained_prompt)
-    is_same = made.target_responses == wanted.target_responses
+    more = max(1, policies.least_trained_prompt) - max(1, converted.least_trained_prompt)
+    is_same = converted.target_responses == policies.target_responses
     if not more and is_same:
         return None
     if encoding.pack or encoding.compact:
         return "targets-packed" if encoding.pack else "targets-compact"
-    is_narrower = more > 0 or (not is_same and wanted.target_responses == "last")
+    is_narrower = more > 0 or (not is_same and policies.target_responses == "last")
     return "targets-narrower" if is_narrower else "targets-wider"
 
 
 @CHECKS.stream(
     "note",
-    "Without eos_token_id or bos_token_id the loader of mdsmix does not know where a document of a full row ends, so they attend to each other.",
+    "Without eos_token_id or bos_token_id the loader of mdsmix cannot see where a document of a full "
+    "row ends, so they attend to each other.",
     "documents-unmarked",
 )
 @CHECKS.stream(
     "note",
-    "Under the finetuning loader the documents of one full row share a sequence_id and attend to each other, unlike name: text with eos_token_id.",
+    "Under the finetuning loader the documents of one full row share a sequence_id and attend to "
+    "each other, unlike name: text with eos_token_id.",
     "documents-unseparated",
 )
 def documents_joined(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Notes pretraining text in full rows, whose documents the loader cannot tell apart."""
-    read = None if loader.is_text or stream.has_targets else find_layout(stream, loader.name)
+    """Find pretraining text in full rows whose documents the loader cannot tell apart."""
+    layout = None
+    if not loader.is_text and not stream.has_targets:
+        layout = find_layout(stream, loader.name)
     is_marked = any(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos"))
-    is_unmarked = read == "tokens" and not is_marked
+    is_unmarked = layout == "tokens" and not is_marked
     if (
         stream.encoding
         and stream.encoding.layout == "concat"
-        and (read == "input_ids" or is_unmarked)
+        and (layout == "input_ids" or is_unmarked)
     ):
         yield Finding(
             "{streams}: pretraining text in full rows (layout: concat).",
-            "nothing, if that is wanted; else train_loader.dataset.eos_token_id under name: mdsmix masks documents that end in EOS, and layout: "
-            "document with packing_ratio masks all.",
+            "OK if intended. To keep documents apart, use name: mdsmix with dataset.eos_token_id, or "
+            "layout: document with packing_ratio.",
             id="documents-unmarked" if is_unmarked else "documents-unseparated",
         )
 
 
 @CHECKS.mix(
     "warning",
-    "The batches say where the documents of a packed row begin, and this model does not look: its attention crosses from one to the next.",
+    "The batches mark where the documents of a packed row begin, and this model ignores it: its "
+    "attention crosses from one to the next.",
 )
 def documents_unmasked(mix: Mix) -> Findings:
     packed = [s for s in mix.train.streams if layout_of(s.columns) == PACKED]
-    model, key = mix.yaml.value_at("model", "name"), ".".join(USES_SEQUENCE_ID)
+    model = mix.yaml.value_at("model", "name")
+    key = ".".join(USES_SEQUENCE_ID)
     masks = model == "mpt_causal_lm" and mix.yaml.value_at(*USES_SEQUENCE_ID)
     if packed and model in ("mpt_causal_lm", "hf_causal_lm") and not masks:
         yield Finding(
             f"{{streams}}: packed rows, and the model is {model} without {key}.",
-            f"set {key}: true of an mpt_causal_lm; of other models only a training loop of your own can mask documents "
-            "(mdsmix.load.document_mask); or leave it, if that is wanted.",
+            f"OK if intended. Otherwise set {key}: true for an mpt_causal_lm; for other models only a "
+            "training loop of your own can mask documents (mdsmix.load.document_mask).",
             stream_names(packed),
         )
 
 
 @CHECKS.stream(
     "error",
-    "LLM-Foundry's loaders read the turns beside the images and train on one bare placeholder for each, without a word.",
+    "LLM-Foundry's loaders read only the turns and silently train on one placeholder token for each "
+    "image.",
 )
 def images_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if has_images(stream.columns) and not loader.is_mdsmix:
         yield Finding(
             f"{{streams}}: images, which the {loader.name} loader of {{loader}} does not read.",
-            "set train_loader.name: mdsmix, under LLM-Foundry with mdsmix installed beside it (docs/loading.md), or read it by mdsmix.load in "
-            "a training loop of your own; or take the stream out.",
+            "set train_loader.name: mdsmix, with mdsmix installed in LLM-Foundry's environment "
+            "(docs/loading.md), or read it with mdsmix.load in a training loop of your own; or take "
+            "the stream out.",
         )
 
 
 def planned_processor(stream: StreamInMix) -> str | None:
-    """The hash of the processor by whose token counts the stream's rows fit; None where none is
-    known.
+    """Return the hash of the processor whose token counts decided which rows fit; None if
+    unknown.
     """
     return stream.encoding.images.get("processor") if stream.encoding else None
 
 
-def find_processor(mix: Mix, loader: Loader, stream: StreamInMix) -> tuple[str, Path] | None:
-    """Hash and folder of the processor for the stream: the processor that the loader names, else
-    the one published beside the stream. None where it cannot be opened here.
+class FoundProcessor(NamedTuple):
+    """A processor that can be opened here."""
+
+    hash: str
+    folder: Path
+
+
+def find_processor(mix: Mix, loader: Loader, stream: StreamInMix) -> FoundProcessor | None:
+    """Find the processor of a stream: the one that the loader names, or the one published next to
+    the stream. None if it cannot be opened here.
     """
-    name, manifest = loader.dataset.get("processor"), stream.trusted_manifest
-    home: str | Path | None = None
+    name = loader.dataset.get("processor")
+    manifest = stream.trusted_manifest
+    folder: str | Path | None = None
     with suppress(MdsmixError):
         if name:
-            home = name_at_hand(str(name), mix.yaml.stream_urls)
+            folder = name_at_hand(str(name), mix.yaml.stream_urls)
         elif manifest and manifest.processor_folder:
-            home = fetch_folder(stream.folder.parent.parent / manifest.processor_folder)
-        if home and (card := read_card(locate(home))):
-            return card.hash, Path(home)
-        if home:
-            opened = open_processor(str(home))
-            return opened.hash, Path(opened.path)
+            folder = fetch_folder(stream.folder.parent.parent / manifest.processor_folder)
+        if not folder:
+            return None
+        card = read_card(locate(folder))
+        if card:
+            return FoundProcessor(card.hash, Path(folder))
+        opened = open_processor(str(folder))
+        return FoundProcessor(opened.hash, Path(opened.path))
     return None
 
 
 @CHECKS.stream(
     "warning",
-    "Whether every row fits max_seq_len with its images is then known only when the loader comes to one that does not, which ends training.",
+    "Whether every row fits max_seq_len with its images is not known before the loader reads it; one "
+    "that does not fit ends training.",
     "images-unplanned",
 )
 @CHECKS.stream(
     "error",
-    "Rows for another processor do not fit and end training; of one that is not equal a model is given other tokens, masks or pixels than "
-    "transformers gives it; without one training ends at once.",
+    "Rows for another processor do not fit and end training, or give a model other tokens, masks or "
+    "pixels than transformers does; without a processor training ends at once.",
     "images-processor",
 )
 def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if not (loader.is_mdsmix and has_images(stream.columns)):
         return
-    name, planned = loader.dataset.get("processor"), planned_processor(stream)
-    hash, folder = find_processor(mix, loader, stream) or (None, None)
-    of_all = {found for each in loader.streams if (found := planned_processor(each))}
-    # A processor folder that `convert` published is fetched from beside the stream, so it must lie
-    # there.
-    is_ours = PROCESSOR_FOLDER.fullmatch(os.path.basename(str(name)))
-    is_other = bool(hash or is_ours) and planned != hash
-    rule = None
-    if (planned and is_other) if name else (len(of_all) != 1 or planned != hash):
-        rule = "images-processor"
-    elif not planned or (name and not hash):
-        rule = "images-unplanned"
-    if rule:
-        made = f"for the processor {planned}" if planned else "without a processor"
+    name = loader.dataset.get("processor")
+    planned = planned_processor(stream)
+    processor = find_processor(mix, loader, stream)
+    hash = processor.hash if processor else None
+    check = _judge_processor(loader, planned, hash)
+    if check:
+        converted = f"for the processor {planned}" if planned else "without a processor"
         again = mix.republish_fix(f" processor={name}" if name else "")
         yield Finding(
-            f"{{streams}}: images, converted {made}, and that of {{loader}} is {name or 'not named'} ({hash or 'not to be found here'}).",
-            "name the model's processor (processor: at the top of the recipe, dataset.processor in a YAML of your own), check where it can be "
-            f"loaded, and {again}, which publishes it beside the streams.",
-            id=rule,
+            f"{{streams}}: images, converted {converted}, and that of {{loader}} is "
+            f"{name or 'not named'} ({hash or 'not found here'}).",
+            "name the model's processor (processor: at the top of the recipe, dataset.processor in "
+            f"a YAML of your own), check where it can be loaded, and {again}, which publishes it "
+            "next to the streams.",
+            id=check,
         )
     longest = loader.max_seq_len or 0
     if planned and stream.encoding and stream.encoding.max_seq_len > longest:
         yield Finding(
-            f"{{streams}}: converted for rows longer than the {longest:,} tokens of {{loader}}, and what does not fit with its images is not cut.",
+            f"{{streams}}: converted for rows longer than the {longest:,} tokens of {{loader}}, and "
+            "a row that does not fit with its images is not cut.",
             f"{mix.republish_fix(f' max_seq_len={longest}')}.",
             id="images-processor",
         )
-    if mix.run_tokenizer and stream.encoding and folder:
-        own = [row_of("a row of the stream", sample) for sample in stream.head.samples]
-        if found := difference(folder, stream.encoding, mix.run_tokenizer, own):
-            yield Finding(f"{found}.", f"{WAY_OUT}.", id="images-processor")
+    if mix.run_tokenizer and stream.encoding and processor and processor.folder:
+        rows = [row_of("a row of the stream", sample) for sample in stream.head.samples]
+        problem = difference(processor.folder, stream.encoding, mix.run_tokenizer, rows)
+        if problem:
+            yield Finding(f"{problem}.", f"{WAY_OUT}.", id="images-processor")
+
+
+def _judge_processor(loader: Loader, planned: str | None, hash: str | None) -> str | None:
+    """Return the id of the check that fails; None if rows fit the loader's processor.
+
+    Args:
+        planned: hash of the processor that the stream was converted for, if any.
+        hash: hash of the loader's processor; None if it cannot be opened here.
+    """
+    name = loader.dataset.get("processor")
+    if name:
+        # A folder that `convert` published would be found next to the stream.
+        is_published = PROCESSOR_FOLDER.fullmatch(os.path.basename(str(name)))
+        if planned and (hash or is_published) and planned != hash:
+            return "images-processor"
+        return None if planned and hash else "images-unplanned"
+    # Without a name, all streams must share the one processor that is published next to them.
+    processors = {planned_processor(stream) for stream in loader.streams} - {None}
+    if len(processors) != 1 or planned != hash:
+        return "images-processor"
+    return None if planned else "images-unplanned"

@@ -1,5 +1,5 @@
-"""Whether streams, run and model share one tokenizer and one length of rows, and how special ids
-affect the loss.
+"""Checks that streams, run and model share one tokenizer and one length of rows, and of the effect
+of special ids on the loss.
 """
 
 from __future__ import annotations
@@ -37,9 +37,13 @@ CHECKS = CheckList()
 
 
 def _reference(mix: Mix) -> TokenizerCard | None:
-    """The run's tokenizer, or the first stream's where the run's is not known."""
-    manifests = (s.trusted_manifest for s in mix.streams)
-    return mix.tokenizer or next((found.tokenizer for found in manifests if found), None)
+    """Return the run's tokenizer, or the first stream's if the run's is unknown."""
+    if mix.tokenizer:
+        return mix.tokenizer
+    for stream in mix.streams:
+        if stream.trusted_manifest:
+            return stream.trusted_manifest.tokenizer
+    return None
 
 
 @CHECKS.stream(
@@ -49,14 +53,16 @@ def _reference(mix: Mix) -> TokenizerCard | None:
 )
 @CHECKS.stream(
     "error",
-    "Ids below the vocabulary never fail: the model is trained on the wrong words without a word.",
+    "Ids below the vocabulary never fail: the model is silently trained on the wrong words.",
     "tokenizer-differs",
 )
 def tokenizer_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    other, manifest = _reference(mix), stream.trusted_manifest
+    other = _reference(mix)
+    manifest = stream.trusted_manifest
     if not other or not manifest:
         return
-    own, whose = manifest.tokenizer, "run's" if mix.tokenizer else "first stream's"
+    own = manifest.tokenizer
+    whose = "run's" if mix.tokenizer else "first stream's"
     is_same = own.hash == other.hash or _is_same_today(mix, stream, other)
     has_template = kind_of(manifest.encoding).has_template
     part = "chat_template_hash" if is_same and has_template else "hash"
@@ -64,10 +70,12 @@ def tokenizer_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings
         # Streams of older versions, and those without tools, were made without the other template.
         is_used = own.tool_template_hash and "tools" in manifest.encoding.fields
         part = "tool_template_hash" if is_used else part
-    made, wanted = getattr(own, part), getattr(other, part)
-    if made != wanted:
+    own_hash = getattr(own, part)
+    other_hash = getattr(other, part)
+    if own_hash != other_hash:
         yield Finding(
-            f"{{streams}}: converted with the tokenizer {own.name} ({part} {made}), and the {whose} is {other.name} ({wanted}).",
+            f"{{streams}}: converted with the tokenizer {own.name} ({part} {own_hash}), and the "
+            f"{whose} is {other.name} ({other_hash}).",
             "convert again with the run's tokenizer folder, or name that of the conversion.",
             id="template-differs" if is_same else "tokenizer-differs",
         )
@@ -79,33 +87,35 @@ def _is_same_today(mix: Mix, stream: StreamInMix, other: TokenizerCard) -> bool:
     `other` is the run's tokenizer, or that of the first stream with a manifest.
     """
     [own] = published_tokenizers([stream])
-    theirs = next(
-        (of for of in published_tokenizers(mix.streams) if of.card.hash == other.hash), None
-    )
-    wanted = hash_today(theirs) if theirs else other.hash
-    return hash_today(own) == wanted
+    other_hash = other.hash
+    for published in published_tokenizers(mix.streams):
+        if published.card.hash == other.hash:
+            other_hash = hash_today(published)
+            break
+    return hash_today(own) == other_hash
 
 
 @CHECKS.stream(
     "note",
-    "Only a manifest says which tokenizer made the ids; of these streams only the range of their first ids could be compared.",
+    "Only a manifest names the tokenizer; of these streams only the range of the first ids could be "
+    "compared.",
 )
 def tokenizer_unknown(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if stream.manifest is None and {"tokens", "input_ids", "turns"} & set(stream.columns):
         yield Finding(
-            "no manifest says with which tokenizer {streams} came to be.",
-            "make sure of it yourself, or convert again with `mdsmix convert`.",
+            "{streams}: no manifest, so the tokenizer is unknown.",
+            "check it yourself, or convert again with `mdsmix convert`.",
         )
 
 
 @CHECKS.mix(
     "warning",
-    "Streams were compared with each other only, and padding and vocabulary not at all.",
+    "Streams were compared only with each other, and padding and vocabulary not at all.",
 )
 def tokenizer_unseen(mix: Mix) -> Findings:
     if mix.tokenizer_problem:
         yield Finding(
-            f"the run's tokenizer could not be looked at: {mix.tokenizer_problem.rstrip('.')}.",
+            f"the run's tokenizer could not be opened: {mix.tokenizer_problem.rstrip('.')}.",
             "check where the tokenizer can be loaded, for example on the machine that converts.",
         )
 
@@ -139,14 +149,15 @@ def tokenizer_class(mix: Mix) -> Findings:
 
 @CHECKS.mix(
     "error",
-    "LLM-Foundry loads tokenizers with AutoTokenizer, which wants a folder or a hub name.",
+    "LLM-Foundry loads tokenizers with AutoTokenizer, which needs a folder or a hub name.",
 )
 def tokenizer_lone_file(mix: Mix) -> Findings:
     name = mix.yaml.value_at("tokenizer", "name")
     if isinstance(name, str) and name.endswith(".json"):
         yield Finding(
             f"tokenizer.name is the file {name}.",
-            "put the file into a folder beside a tokenizer_config.json that names its special tokens, and name the folder.",
+            "put the file into a folder with a tokenizer_config.json that names its special tokens, "
+            "and name the folder.",
         )
 
 
@@ -155,16 +166,17 @@ def tokenizer_lone_file(mix: Mix) -> Findings:
     "The training nodes find the tokenizer nowhere else, and LLM-Foundry fails when it loads it.",
 )
 def tokenizer_unpublished(mix: Mix) -> Findings:
-    if (home := mix.tokenizer_home) and not (home / card_name(home.name)).stat():
+    home = mix.tokenizer_home
+    if home and not (home / card_name(home.name)).stat():
         yield Finding(
-            f"the tokenizer is not at {home}, from where the training nodes are to fetch it.",
+            f"the tokenizer is not at {home}, where the training nodes must fetch it.",
             f"run `mdsmix convert {mix.recipe_path}` again, which publishes it there.",
         )
 
 
 @CHECKS.mix(
     "error",
-    "LLM-Foundry refuses a tokenizer without one, and nothing would tell the model where to stop.",
+    "LLM-Foundry refuses a tokenizer without one, and the model would never learn where to stop.",
 )
 def eos_missing(mix: Mix) -> Findings:
     if mix.tokenizer and mix.tokenizer.eos_id is None:
@@ -176,7 +188,7 @@ def eos_missing(mix: Mix) -> Findings:
 
 @CHECKS.loader(
     "error",
-    "The text loader then masks tokens, and fails without a token to put in their place (ValueError).",
+    "The text loader then masks tokens, and fails without a mask token (ValueError).",
 )
 def mask_missing(mix: Mix, loader: Loader) -> Findings:
     """Find mlm_probability under a tokenizer without a mask token, as those of causal
@@ -187,28 +199,33 @@ def mask_missing(mix: Mix, loader: Loader) -> Findings:
         return
     if "mask_token" not in mix.run_tokenizer.template_variables:
         yield Finding(
-            f"dataset of {{loader}} has mlm_probability: {probability}, and the tokenizer has no mask token.",
+            f"dataset of {{loader}} has mlm_probability: {probability}, and the tokenizer has no "
+            "mask token.",
             "leave mlm_probability out to train a causal model.",
         )
 
 
 @CHECKS.stream(
     "note",
-    "The finetuning loader masks by length, so EOS is trained: the loss differs a little from the text loader's, which would leave EOS out.",
+    "The finetuning loader masks by length, so EOS is trained: the loss differs a little from that of "
+    "the text loader, which leaves EOS out.",
     "pad-eos-finetuning",
 )
 @CHECKS.stream(
     "warning",
-    "The text loader takes every padding token out of the loss, even in full rows: no EOS is ever trained, so the model does not learn to stop.",
+    "The text loader removes every padding token from the loss, even in full rows: no EOS is ever "
+    "trained, so the model does not learn to stop.",
     "pad-eos-text",
 )
 @CHECKS.stream(
     "warning",
-    "The collator takes every padding token out of the attention, the EOS at the end of each answer included.",
+    "The collator removes every padding token from the attention, and so the EOS at the end of each "
+    "answer.",
     "pad-eos-preference",
 )
 def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    card, is_text = _reference(mix), is_plain(loader, stream)
+    card = _reference(mix)
+    is_text = is_plain(loader, stream)
     is_one = card and card.pad_id is not None and card.pad_id == card.eos_id
     if card and loader.name in EXTRA_LOADERS and card.pad_id in (None, card.eos_id):
         yield Finding(
@@ -219,26 +236,29 @@ def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     elif card and is_one and loader.trains and (is_text or stream.has_targets is False):
         yield Finding(
             f"the tokenizer's padding token and its EOS are both {card.pad_id}.",
-            "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token); or train with the finetuning loader, and compare its "
-            "losses with none of a run under name: text.",
+            "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token); or train with "
+            "the finetuning loader, and do not compare its losses with those of name: text.",
             id="pad-eos-text" if is_text else "pad-eos-finetuning",
         )
 
 
 @CHECKS.loader("error", SEPARATORS)
 def separator_differs(mix: Mix, loader: Loader) -> Findings:
-    if (card := mix.tokenizer) and (loader.is_text or loader.is_mdsmix):
+    card = mix.tokenizer
+    if card and (loader.is_text or loader.is_mdsmix):
         yield from _separator_differs(loader, {"eos": card.eos_id, "bos": card.bos_id})
 
 
 @CHECKS.stream(
     "note",
-    "Whether a model stops at the end of an answer depends on the tokens that stop it, and these are not known here.",
+    "Whether a model stops at the end of an answer depends on its stop tokens, which are unknown "
+    "here.",
     "answer-end-unknown",
 )
 @CHECKS.stream(
     "warning",
-    "The model is not trained to stop there: it goes on with the next role's message, or writes tokens that nobody asked for.",
+    "The model is not trained to stop there: it continues with the next role's message, or writes "
+    "more tokens.",
     "answer-end-untrained",
 )
 def answer_ends(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
@@ -257,14 +277,17 @@ def tokenizer_that_made(mix: Mix, stream: StreamInMix, manifest: Manifest) -> To
     card = manifest.tokenizer
     if not kind_of(manifest.encoding).has_template:
         return None
-    found: Tokenizer | None = mix.run_tokenizer
-    if found is None or _key(found) != _key(card):
-        found = published_tokenizer(stream, manifest)
-    return found if found and _key(found) == _key(card) else None
+    run_tokenizer = mix.run_tokenizer
+    if run_tokenizer and _key(run_tokenizer) == _key(card):
+        return run_tokenizer
+    published = published_tokenizer(stream, manifest)
+    if published and _key(published) == _key(card):
+        return published
+    return None
 
 
 def published_tokenizer(stream: StreamInMix, manifest: Manifest) -> Tokenizer | None:
-    """Return the tokenizer that is published beside the stream; None if it cannot be opened."""
+    """Return the tokenizer that is published next to the stream; None if it cannot be opened."""
     with suppress(MdsmixError):
         folder = fetch_folder(stream.folder.parent.parent / manifest.tokenizer.folder_name)
         if folder is None:
@@ -274,8 +297,8 @@ def published_tokenizer(stream: StreamInMix, manifest: Manifest) -> Tokenizer | 
     return None
 
 
-def _key(of: Tokenizer | TokenizerCard) -> tuple[str, str | None]:
-    return of.hash, of.chat_template_hash
+def _key(tokenizer: Tokenizer | TokenizerCard) -> tuple[str, str | None]:
+    return tokenizer.hash, tokenizer.chat_template_hash
 
 
 LENGTHS = ("max_seq_len", "model.max_seq_len", "tokenizer.kwargs.model_max_length")
@@ -283,7 +306,8 @@ LENGTHS = ("max_seq_len", "model.max_seq_len", "tokenizer.kwargs.model_max_lengt
 
 @CHECKS.loader(
     "warning",
-    "Lengths that differ within one config are rarely meant: the model or the tokenizer is set for other rows than it gets.",
+    "Lengths that differ within one config are rarely intended: the model or the tokenizer is set for "
+    "other rows than it gets.",
     "length-differs",
 )
 @CHECKS.loader(
@@ -293,7 +317,8 @@ LENGTHS = ("max_seq_len", "model.max_seq_len", "tokenizer.kwargs.model_max_lengt
 )
 def lengths_differ(mix: Mix, loader: Loader) -> Findings:
     for key in LENGTHS:
-        value, length = mix.yaml.value_at(*key.split(".")), loader.max_seq_len
+        value = mix.yaml.value_at(*key.split("."))
+        length = loader.max_seq_len
         if value is None or length is None or as_whole_number(value) == length:
             continue
         is_short = key == "model.max_seq_len" and (as_whole_number(value) or length) < length
@@ -307,7 +332,8 @@ def lengths_differ(mix: Mix, loader: Loader) -> Findings:
 
 @CHECKS.loader(
     "error",
-    "LLM-Foundry refuses an encoder-decoder model with the text loader, and in decoder-only batches its encoder sees the answer.",
+    "LLM-Foundry refuses an encoder-decoder model with the text loader, and in decoder-only batches "
+    "its encoder sees the answer.",
 )
 def model_encoder(mix: Mix, loader: Loader) -> Findings:
     is_decoder_only = loader.is_text or loader.decoder_only_format is True
@@ -315,43 +341,50 @@ def model_encoder(mix: Mix, loader: Loader) -> Findings:
         again = mix.republish_fix(" decoder_only_format=false")
         yield Finding(
             "model.name is hf_t5, and {loader} makes decoder-only batches.",
-            f"train it with name: finetuning and decoder_only_format: false ({again}; finetuning data alone), or train a decoder-only model.",
+            f"train it with name: finetuning and decoder_only_format: false ({again}; only finetuning "
+            "data), or train a decoder-only model.",
         )
 
 
 @CHECKS.mix(
     "warning",
-    "Pretrained weights know the ids of their own tokenizer alone, and the two could not be compared here.",
+    "Pretrained weights know only the ids of their own tokenizer, and the two could not be compared "
+    "here.",
     "model-tokenizer-unseen",
 )
 @CHECKS.mix(
     "error",
-    "Pretrained weights know the ids of their own tokenizer alone: under another one they read and write other words, and nothing fails.",
+    "Pretrained weights know only the ids of their own tokenizer: with another one they read and "
+    "write other words, and nothing fails.",
     "model-tokenizer",
 )
 def model_tokenizer(mix: Mix) -> Findings:
-    model, tokenizer = pretrained_model_name(mix.yaml), mix.yaml.value_at("tokenizer", "name")
+    model = pretrained_model_name(mix.yaml)
+    tokenizer = mix.yaml.value_at("tokenizer", "name")
     if not model or tokenizer in (None, "", model):
         return
-    told = f"the model is pretrained ({model}), and the tokenizer is {tokenizer}"
+    problem = f"the model is pretrained ({model}), and the tokenizer is {tokenizer}"
     if not mix.run_tokenizer or not mix.model_tokenizer:
         yield Finding(
-            f"{told}.",
-            "make sure that the two are the same, or check where the model's folder or hub can be reached.",
+            f"{problem}.",
+            "make sure that the two are the same, or check where the model's folder or hub can be "
+            "reached.",
             id="model-tokenizer-unseen",
         )
         return
-    if others := count_remapped_ids(mix.model_tokenizer, mix.run_tokenizer.path):
+    remapped = count_remapped_ids(mix.model_tokenizer, mix.run_tokenizer.path)
+    if remapped:
         yield Finding(
-            f"{told}: {others:,} tokens of the model's own have another id.",
-            f"set tokenizer: {model} in the recipe and convert again, or train a model of this tokenizer's own.",
+            f"{problem}: {remapped:,} tokens of the model's own have another id.",
+            f"set tokenizer: {model} in the recipe and convert again, or train a model for this "
+            "tokenizer.",
             id="model-tokenizer",
         )
 
 
 @CHECKS.mix(
     "error",
-    "LLM-Foundry refuses a list of evaluations without labels, or two of one label.",
+    "LLM-Foundry refuses a list of evaluations without labels, or two with one label.",
 )
 def eval_label(mix: Mix) -> Findings:
     entries = mix.yaml.value_at("eval_loader")
