@@ -119,7 +119,7 @@ def test_what_is_wrong_is_one_sentence(recipe: Path, monkeypatch: pytest.MonkeyP
         said = refused(code, words, *command.split())
         assert recipe.read_bytes() == before
     assert "error key-rejected: " in said
-    assert "or write what was meant (shuffle)" in said
+    assert "or write the key that was meant (shuffle)" in said
     assert not (home / "out.yaml").exists()
 
 

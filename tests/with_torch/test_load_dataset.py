@@ -229,7 +229,7 @@ def test_a_foundry_config_is_read_and_only_the_loaders_part_is_resolved(tmp_path
 # Each rule has its cases in tests/test_mix_checks.py: here is one of each sort, and what this
 # loader alone refuses.
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("finetuning", {"shufle": True}, "dataset of train_loader has the key shufle, which is not read there. The loader is called with it and fails (TypeError). Fix: leave it out, or write what was meant (shuffle)."),
+    ("finetuning", {"shufle": True}, "dataset of train_loader has the key shufle, which is not read there. The loader is called with it and fails (TypeError). Fix: leave it out, or write the key that was meant (shuffle)."),
     ("finetuning", {"target_prompts": "some"}, "target_prompts is 'some'"),
     ("finetuning", {"decoder_only_format": False, "packing_ratio": 2}, "sets packing_ratio: 2 under decoder_only_format: false"),
     ("finetuning", {"max_seq_len": 1}, "dataset.max_seq_len of train_loader is 1"),

@@ -1,6 +1,4 @@
-"""Whether weights draw the samples that they seem to draw, and whether batches can be built from
-these.
-"""
+"""Checks that weights draw the samples that they seem to draw, and that batches can be built."""
 
 from __future__ import annotations
 
@@ -25,22 +23,21 @@ from mdsmix.words import plural
 CHECKS = CheckList()
 
 SKEW = 2.0
-"A note is given where the shares in tokens and in samples differ by more than this factor."
+"A note is given if the shares in tokens and in samples differ by more than this factor."
 OFTEN = 4
 "Passes over the same data that train about as well as new data (arXiv 2305.16264)."
 
 
 @CHECKS.loader("warning", "The stream is in the mix and never used.", "weights-off")
-@CHECKS.loader(
-    "error", "Streaming rounds down without a word: the stream is never used.", "weights-zero"
-)
+@CHECKS.loader("error", "Streaming silently rounds down: the stream is never used.", "weights-zero")
 def weights_unused(mix: Mix, loader: Loader) -> Findings:
     for stream, drawn in zip(loader.streams, count_loader_draws(loader) or [], strict=False):
         is_off = not any(stream.weight.values() or [1])
         is_meant = is_off and mix.shares is not None  # `share: 0` leaves a stream out
         if stream.index.samples and not drawn and not is_meant:
             yield Finding(
-                f"{stream.name} has {stream.index.samples} samples, and its weight {stream.weight_text} draws 0 of them an epoch.",
+                f"{stream.name} has {stream.index.samples} samples, and its weight "
+                f"{stream.weight_text} draws 0 of them an epoch.",
                 "raise its weight, or take the stream out.",
                 [stream.name],
                 "weights-off" if is_off else "weights-zero",
@@ -53,33 +50,41 @@ def weights_repeated(mix: Mix) -> Findings:
         if each.drawn > OFTEN * each.samples > 0:
             yield Finding(
                 f"an epoch draws {each.drawn} samples of the {each.samples} of {each.stream}.",
-                "lower its weight or epoch_size, unless this is wanted.",
+                "OK if intended. Otherwise lower its weight or epoch_size.",
                 [each.stream],
             )
 
 
 @CHECKS.mix("note", "Weights count samples, and training counts tokens.")
 def weights_tokens(mix: Mix) -> Findings:
-    epoch = _epoch(mix) if mix.shares is None else []
-    samples, tokens = sum(s.delivered for s in epoch), sum(s.tokens for s in epoch)
-    for each in epoch:
-        share, part = compute_share(each.delivered, samples), compute_share(each.tokens, tokens)
-        if share and part is not None and not 1 / SKEW <= part / share <= SKEW:
+    if mix.shares is not None:
+        return
+    epoch = _epoch(mix)
+    samples = sum(stream.delivered for stream in epoch)
+    tokens = sum(stream.tokens for stream in epoch)
+    for stream in epoch:
+        of_samples = compute_share(stream.delivered, samples)
+        of_tokens = compute_share(stream.tokens, tokens)
+        if not of_samples or of_tokens is None:
+            continue
+        if not 1 / SKEW <= of_tokens / of_samples <= SKEW:
             yield Finding(
-                f"{each.stream} is {share:.1%} of an epoch's samples and {part:.1%} of its tokens.",
-                "nothing, if that is wanted; else weight by share in a recipe, which counts tokens.",
-                [each.stream],
+                f"{stream.stream} is {of_samples:.1%} of an epoch's samples and {of_tokens:.1%} of "
+                "its tokens.",
+                "OK if intended. Use share in a recipe to weight by tokens.",
+                [stream.stream],
             )
 
 
 @CHECKS.mix(
     "warning",
-    "Without shuffling the streams are read one after the other: the last one is what the model remembers.",
+    "Without shuffling the streams are read one after the other: the model remembers the last one.",
 )
 def shuffle_off(mix: Mix) -> Findings:
     if len(mix.train.streams) > 1 and mix.train.dataset.get("shuffle") is not True:
         yield Finding(
-            f"train_loader reads {len(mix.train.streams)} streams with shuffle: {mix.train.dataset.get('shuffle', 'unset')}.",
+            f"train_loader reads {len(mix.train.streams)} streams with shuffle: "
+            f"{mix.train.dataset.get('shuffle', 'unset')}.",
             "set shuffle: true.",
         )
 
@@ -88,7 +93,7 @@ def shuffle_off(mix: Mix) -> Findings:
     "warning", "Streaming draws other samples each time, so two evaluations cannot be compared."
 )
 def evaluation_varies(mix: Mix, loader: Loader) -> Findings:
-    """Find an evaluation that reads a part of its samples, drawn anew at each pass."""
+    """Find an evaluation that reads a part of its samples, drawn again at each pass."""
     if loader.trains or loader.dataset.get("sampling_method") == "fixed":
         return
     drawn = count_loader_draws(loader) or []
@@ -123,15 +128,17 @@ def epoch_too_small(mix: Mix) -> Findings:
     elif 0 < drawn < needed and mix.train.section.get("drop_last"):
         packed = f" and packing_ratio {ratio}" if packing > 1 else ""
         yield Finding(
-            f"an epoch has {drawn} samples, and global_train_batch_size is {batch}{packed} with drop_last: true.",
+            f"an epoch has {drawn} samples, and global_train_batch_size is {batch}{packed} with "
+            "drop_last: true.",
             "raise the weights, add data or train with smaller batches.",
         )
 
 
 @CHECKS.loader(
     "error",
-    "LLM-Foundry's finetuning loader refuses fewer samples than canonical nodes (DatasetTooSmallError), and Streaming's shuffle py1e fails on "
-    "them at the first batch (ValueError).",
+    "LLM-Foundry's finetuning loader refuses fewer samples than canonical nodes "
+    "(DatasetTooSmallError), and Streaming's shuffle py1e fails on them at the first batch "
+    "(ValueError).",
 )
 def canonical_nodes(mix: Mix, loader: Loader) -> Findings:
     nodes = as_whole_number(loader.dataset.get("num_canonical_nodes"))
@@ -148,27 +155,31 @@ def canonical_nodes(mix: Mix, loader: Loader) -> Findings:
 
 @CHECKS.mix(
     "note",
-    "A run that is resumed in the middle of an epoch on other devices loses samples and repeats others, and LLM-Foundry's loaders do not look "
-    "at it.",
+    "A run that is resumed within an epoch on other devices loses samples and repeats others, and "
+    "LLM-Foundry's loaders do not notice.",
 )
 def resume_devices(mix: Mix) -> Findings:
     if get_batching_method(mix.train) in METHODS and not mix.train.is_mdsmix:
         yield Finding(
-            f"train_loader sets batching_method: {get_batching_method(mix.train)}, under which only the same nodes, devices and batch of a device go on "
-            "exactly from a checkpoint.",
-            f"resume on the devices of the checkpoint, or use batching_method: random; name: {MDSMIX_LOADER} refuses other devices.",
+            f"train_loader sets batching_method: {get_batching_method(mix.train)}, with which a "
+            "checkpoint can be resumed exactly only on the same nodes and devices with the same "
+            "batch of a device.",
+            "resume on the devices of the checkpoint, or use batching_method: random; "
+            f"name: {MDSMIX_LOADER} refuses other devices.",
         )
 
 
 @CHECKS.mix(
     "warning",
-    "What fits into no row waits for a later batch, and what waits when the epoch ends is never trained.",
+    "Samples that fit into no row wait for a later batch, and those that wait when the epoch ends are "
+    "never trained.",
 )
 def packing_high(mix: Mix) -> Findings:
-    """Compare packing_ratio with the most samples that a row can hold: by the mean length, and by
-    the samples longer than half a row, of which no two share one.
+    """Compare packing_ratio with the most samples that fit into a row: by the mean length, and by
+    the samples longer than half a row, since no two of those share one.
     """
-    loader, epoch = mix.train, _epoch(mix)
+    loader = mix.train
+    epoch = _epoch(mix)
     ratio: Any = loader.dataset.get("packing_ratio")
     limit = loader.max_seq_len
     samples = float(sum(each.delivered for each in epoch))
@@ -179,19 +190,22 @@ def packing_high(mix: Mix) -> Findings:
     long = sum(_share_above(streams[s.stream], limit / 2) * float(s.delivered) for s in epoch)
     most = min(limit * samples / max(1.0, float(tokens)), samples / max(1.0, long))
     if ratio > max(1.0, most):
-        left = int(samples * (1 - max(1.0, most) / ratio))
+        untrained = int(samples * (1 - max(1.0, most) / ratio))
         yield Finding(
-            f"packing_ratio of train_loader is {ratio:g}, and a row of {plural(limit, 'token')} holds {most:.2f} samples on average at "
-            f"best: at least {left:,} of {samples:,.0f} samples of an epoch are not trained.",
+            f"packing_ratio of train_loader is {ratio:g}, and a row of {plural(limit, 'token')} has "
+            f"room for at most {most:.2f} samples on average: at least {untrained:,} of "
+            f"{samples:,.0f} samples of an epoch are not trained.",
             f"set packing_ratio to at most {max(1.0, math.floor(10 * most) / 10):g}, or to auto.",
         )
 
 
 def _share_above(stream: StreamInMix, length: float) -> float:
-    """Give the share of a stream's samples that are certainly longer than this."""
-    if (fixed := fixed_row_length(stream)) is not None:
+    """Return the share of a stream's samples that are certainly longer than this."""
+    fixed = fixed_row_length(stream)
+    if fixed is not None:
         return float(fixed > length)
-    manifest, samples = stream.trusted_manifest, stream.index.samples
+    manifest = stream.trusted_manifest
+    samples = stream.index.samples
     if not manifest or not samples:
         return 0.0
     counts = manifest.totals.lengths.items()
@@ -209,46 +223,50 @@ def _epoch(mix: Mix) -> list[StreamInEpoch]:
 
 @CHECKS.mix(
     "warning",
-    "This batching method drops what fills no batch, and how much that is depends on the batch.",
+    "This batching method drops samples that fill no batch, and their number depends on the batch.",
     "batching-unknown",
 )
 @CHECKS.mix(
     "warning",
-    "Samples that fill no batch are dropped in every epoch, under stratified all that is left when the scarcest stream ends, and the loader's "
-    "length still counts them.",
+    "Samples that fill no batch are dropped in every epoch, under stratified all that remain when the "
+    "scarcest stream ends, and the loader's length still counts them.",
     "batching-drops",
 )
 @CHECKS.mix(
     "error",
-    "Streaming cannot put a batch together and fails when the first epoch starts (ValueError).",
+    "Streaming cannot build a batch and fails when the first epoch starts (ValueError).",
     "batching-infeasible",
 )
 def batching_method(mix: Mix) -> Findings:
-    batch, epoch = mix.yaml.batch_size, _epoch(mix)
-    drawn, came = sum(s.drawn for s in epoch), sum(s.delivered for s in epoch)
-    told, fix = (
-        f"train_loader sets batching_method: {get_batching_method(mix.train)}",
-        "use batching_method: random.",
-    )
+    batch = mix.yaml.batch_size
+    epoch = _epoch(mix)
+    drawn = sum(stream.drawn for stream in epoch)
+    delivered = sum(stream.delivered for stream in epoch)
+    method = get_batching_method(mix.train)
+    undelivered = _undelivered(epoch)
+    problem = f"train_loader sets batching_method: {method}"
+    fix = "use batching_method: random."
     if drawn and count_loader_delivered(mix.train, batch) is None:
         yield Finding(
-            f"{told}, and {mix.yaml.origin} has global_train_batch_size: {batch or 'none'} and packing_ratio: "
-            f"{mix.train.dataset.get('packing_ratio')}.",
-            f"check the whole training YAML (render-yaml --into), which says both as numbers, or {fix}",
+            f"{problem}, and {mix.yaml.origin} has global_train_batch_size: {batch or 'none'} and "
+            f"packing_ratio: {mix.train.dataset.get('packing_ratio')}.",
+            "check the whole training YAML (render-yaml --into), which sets both as numbers, or "
+            f"{fix}",
             id="batching-unknown",
         )
-    elif drawn and get_batching_method(mix.train) in METHODS and (none := _undelivered(epoch)):
+    elif drawn and method in METHODS and undelivered:
         yield Finding(
-            f"{told}, and an epoch draws too little of {', '.join(none)} for a part of a batch of {batch}.",
+            f"{problem}, and an epoch draws too few samples of {', '.join(undelivered)} for their "
+            f"part of a batch of {batch}.",
             f"raise the weight, take a stream of weight 0 out of the mix, change the batch, or {fix}",
-            none,
+            undelivered,
             "batching-infeasible",
         )
-    elif came < drawn:
+    elif delivered < drawn:
         yield Finding(
-            f"{told}, which delivers {came} of the epoch's {drawn} samples in batches of {batch} (counted for one device): "
-            f"{(drawn - came) / drawn:.1%} are dropped.",
+            f"{problem}, which delivers {delivered} of the epoch's {drawn} samples in batches of "
+            f"{batch} (counted for one device): {(drawn - delivered) / drawn:.1%} are dropped.",
             f"take weights that divide the batch evenly, or {fix}",
-            [s.stream for s in epoch if s.delivered < s.drawn],
+            [stream.stream for stream in epoch if stream.delivered < stream.drawn],
             "batching-drops",
         )
