@@ -247,7 +247,7 @@ MORE: list[tuple[Make, str, str]] = [
     (
         text(MANY, cache_limit=ALL_OF_MANY - 1, predownload=1, top=TWO_OF_2),
         "cache-limit-small",
-        f"on a node of 2 devices: cache_limit is {ALL_OF_MANY - 1} ({ALL_OF_MANY - 1:,} bytes), and the shards that workers of a node read and "
+        f"on a node of 2 devices: cache_limit is {ALL_OF_MANY - 1} ({ALL_OF_MANY - 1:,} bytes), and the shards that the workers of a node read and "
         f"prepare ahead need {ALL_OF_MANY:,}: 92 samples in up to 40",
     ),
     (text(MANY, cache_limit=ALL_OF_MANY, predownload=1, top=TWO_OF_2), "", ""),
@@ -285,7 +285,7 @@ MORE: list[tuple[Make, str, str]] = [
     (
         text(WEB | {"repeat": 0}, DOCS, batching_method="per_stream", **BATCH_OF_8),
         "batching-infeasible resume-devices weights-off",
-        "draws too little of web for a part",
+        "draws too few samples of web for their part",
     ),
     (text(WEB | {"repeat": 0}, DOCS | {"choose": 0}), "weights-none weights-off", "no sample"),
     (evals("held", "held"), "eval-label", "entry 1 of eval_loader has the label held."),
