@@ -29,6 +29,7 @@ from mdsmix.engines.workers import WorkerChannel
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.storage import s3_client
 from tests.alarm import SECONDS, at_most
+from tests.converting import run_recipe, windows, write_jsonl, write_recipe
 from tests.tasks import Call, call, run, settings, silent, wait_for, write_slowly
 
 
@@ -291,3 +292,33 @@ def test_only_linux_forks_but_no_process_of_ray(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(workers, "start_method", lambda: "spawn")
     ((_, (result, pid)),) = run([call(square, 3, 0)], settings(1))
     assert (result, pid == os.getpid()) == (9, False)
+
+
+@pytest.mark.usefixtures("processes")
+def test_spawned_workers_write_the_bytes_of_forked_ones(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the default start method, which is `forkserver` from Python 3.14 on. A function of
+    the user's own is imported by each worker.
+    """
+    windows(monkeypatch, 2_000)
+    (tmp_path / "mine.py").write_text("def read(record):\n    return {'text': record['body']}\n")
+    bodies = [{"body": f"{n} hens. " * 20} for n in range(60)]
+    source = {"path": str(write_jsonl(tmp_path / "a.jsonl", bodies)), "shape": "mine.py:read"}
+    stream = {"kind": "pretraining", "source": source}
+    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=32, streams={"a": stream})
+    written = []
+    default = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        for method in (workers.start_method(), "spawn"):
+            monkeypatch.setattr(workers, "start_method", lambda chosen=method: chosen)
+            (outcome,) = run_recipe(recipe, f"local={tmp_path / method}", workers=2)
+            assert outcome.units > 3
+            folder = tmp_path / method / "a"
+            files = [*folder.rglob("shard.*"), *folder.rglob("index.json")]
+            written.append({p.relative_to(folder): p.read_bytes() for p in files})
+    finally:
+        multiprocessing.set_start_method(default, force=True)
+    assert len(written[0]) > 1
+    assert written[0] == written[1]

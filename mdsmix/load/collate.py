@@ -7,7 +7,7 @@ carry an attention_mask too, so that a training loop reads one shape whatever th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from mdsmix.foundry_yaml.loader_keys import ExtraLoader
 from mdsmix.load.training_rows import RowRules, Tokens, TrainingRow, positions
 from mdsmix.load.vision import Vision
 from mdsmix.shards.token_ids import IGNORED
@@ -98,8 +97,8 @@ class Collate:
     packer: Packer | None = None
     vision: Vision | None = None
     "The processor of the loader; None without one."
-    other: ExtraLoader | None = None
-    "The loader that makes the batches, where a kind of stream brings its own."
+    other_batch: Callable[[Sequence[Any], int, int, int], dict[str, Any]] | None = None
+    "`ExtraLoader.batch`, if a kind of stream has a loader of its own."
     pad_to_longest: bool = False
     allow_pad_trimming: bool = False
     """Batches are as wide as their longest row, rounded up to 8 for tensor cores. The first batch
@@ -108,10 +107,10 @@ class Collate:
     has_seen_a_batch: bool = False
 
     def __call__(self, rows: Sequence[Any]) -> Batch:
-        if self.other:
+        if self.other_batch:
             ids = self.rules.ids
             eos, fill = (-1 if token is None else token for token in (ids.eos, ids.fill))
-            arrays = self.other.batch(rows, self.rules.max_seq_len, eos, fill)
+            arrays = self.other_batch(rows, self.rules.max_seq_len, eos, fill)
             return {key: torch.from_numpy(values) for key, values in arrays.items()}
         if self.packer:
             return self._one_sided([*map(joined, self.packer.pack(rows))], self.rules.max_seq_len)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -29,7 +29,6 @@ from streaming.base.world import World
 from torch.utils.data import get_worker_info
 
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
-from mdsmix.foundry_yaml.loader_keys import ExtraLoader
 from mdsmix.foundry_yaml.lock import (
     LoaderLock,
     LockedShard,
@@ -37,8 +36,10 @@ from mdsmix.foundry_yaml.lock import (
     lock_stream,
     parse_lock,
 )
-from mdsmix.load.internals import ShardKeeper, drop_connection
+from mdsmix.load import training_rows
+from mdsmix.load.internals import ShardKeeper, drop_connection, state_without_connection
 from mdsmix.load.training_rows import RowRules, row_of
+from mdsmix.shards.shard_samples import Sample
 from mdsmix.words import in_line, plural
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,9 @@ class CheckedStream(Stream):  # type: ignore[misc]
                 "mosaicml-streaming with the extra for that store."
             ) from error
         self.name = name
+
+    def __getstate__(self) -> dict[str, Any]:
+        return state_without_connection(self)
 
     @property
     def url(self) -> str:
@@ -223,8 +227,10 @@ class MixDataset(ShardKeeper):
     """A StreamingDataset that gives rows to train on; takes any keyword of StreamingDataset."""
 
     streams: list[CheckedStream]
-    other: ExtraLoader | None = None
-    "The loader that makes the rows, where a kind of stream brings its own."
+    other_row: Callable[[Sample, int], Any] | None = None
+    """`ExtraLoader.row`, if a kind of stream has a loader of its own. Not the ExtraLoader itself:
+    its keys have bounds, which cannot be pickled for a worker that is spawned.
+    """
     bins: int | None = None
     "Packed rows that a batch of samples becomes; None without packing."
     locked: Mapping[str, Any] = {}
@@ -245,6 +251,13 @@ class MixDataset(ShardKeeper):
         "Settings that Streaming fills in as an epoch begins."
         self.is_read_by_loader = torch.zeros(1, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
         "Shared with the workers of this rank."
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"last_warned": training_rows.last_warned}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        training_rows.last_warned = state.pop("last_warned")
+        self.__dict__.update(state)
 
     def __iter__(self) -> Iterator[Any]:
         if not self.is_read_by_loader[0]:
@@ -431,8 +444,8 @@ class MixDataset(ShardKeeper):
                 # Waits for a worker that has fetched the shard and not yet checked it.
                 self.prepare_shard(shard_id)
             sample = super().get_item(sample_id, retry)
-            if self.other:
-                return self.other.row(sample, self.rules.max_seq_len)
+            if self.other_row:
+                return self.other_row(sample, self.rules.max_seq_len)
             row = row_of(sample, self.rules)
             if row.pictures:  # they are decoded later
                 row.pictures.where = _where(stream, shard, position)

@@ -11,12 +11,15 @@ without workers an epoch ends early, with workers it hangs |
 samples |
 | the connection of a stream that fetched its index | forked workers talk on one: two took 31 s for
 24 rows from a MinIO, 1 s with a client each |
+| locks, threads and connections of a dataset that was read in this process | it cannot be pickled
+for workers that are spawned or forked by a server; in a forked worker filelock refuses the lock |
 | the default of `shuffle_block_size`, which hangs on the canonical nodes | a preview of another
 order than the run's |
 """
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 from contextlib import suppress
@@ -32,6 +35,7 @@ from streaming import Stream, StreamingDataset
 from streaming.base import dataset as streaming_dataset
 from streaming.base.batching import generate_work
 from streaming.base.dataset import _ShardState
+from streaming.base.storage.download import CloudDownloader
 from streaming.base.world import World
 
 from mdsmix.encode.pretrained import cache_folder, keep_in_cache
@@ -59,6 +63,10 @@ DECIDE = (
     "shuffle_block_size",
 )
 "Attributes of a StreamingDataset that its batching methods read, but for the streams."
+OF_ONE_PROCESS = ("_iterator", "_executor", "_event", "_cache_filelock")
+"""Attributes of a StreamingDataset that it sets when it is first read: threads, and locks for them.
+A worker must make its own.
+"""
 
 
 class ShardKeeper(StreamingDataset):  # type: ignore[misc]
@@ -105,6 +113,24 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         else:
             if self._shard_states[shard_id] == _ShardState.LOCAL:
                 self.ready.add(shard_id)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes for a worker that is not forked from this process."""
+        state = {key: value for key, value in vars(self).items() if key not in OF_ONE_PROCESS}
+        state["_shared_barrier"] = copy.copy(self._shared_barrier)
+        state["_shared_barrier"].__dict__.pop("lock", None)
+        return state
+
+    def leave_to_workers(self) -> None:
+        """End the threads and connections of this process, which a forked worker would inherit and
+        cannot use.
+        """
+        self.end()
+        for key in OF_ONE_PROCESS:
+            self.__dict__.pop(key, None)
+        self._shared_barrier.__dict__.pop("lock", None)
+        for stream in self.streams:
+            drop_connection(stream)
 
     def end(self) -> None:
         """Ends the background threads of an epoch that nobody reads on, so that its folders can be
@@ -167,3 +193,10 @@ def drop_connection(stream: Stream) -> None:
     its own.
     """
     stream._downloader.clean_up()
+
+
+def state_without_connection(stream: Stream) -> dict[str, Any]:
+    """Return the attributes of a stream for a worker that is not forked from this process: store
+    clients cannot be pickled.
+    """
+    return {**vars(stream), "_downloader": CloudDownloader.get(stream.remote)}

@@ -162,6 +162,8 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
             self._stop_workers()
 
     def _get_iterator(self) -> Any:
+        if self.num_workers:
+            self.dataset.leave_to_workers()
         self._reader = super()._get_iterator()
         return self._reader
 
@@ -227,7 +229,7 @@ def open_loader(
     ratio = _packing_ratio(settings, rules, batch_size)
     drawn, bins = int(batch_size * ratio), batch_size if ratio > 1 else None
     dataset = _dataset(settings, rules, drawn, int(own["num_workers"]))
-    dataset.bins, dataset.other = bins, EXTRA_LOADERS.get(section.name)
+    dataset.bins = bins
     dataset.accept_changed = accept_changed or own.get("accept_changed", False)
     # The parts of the tokenizer that the loader reads.
     dataset.locked = lock_settings(
@@ -243,7 +245,10 @@ def open_loader(
     if vision := vision_of(settings, dataset.has_columns(IMAGES)):
         dataset.rules = rules = replace(rules, image=vision.processor.token_id)
     collate = collate_of(settings, rules, bins)
-    collate.vision, collate.other = vision, dataset.other
+    collate.vision = vision
+    if other := EXTRA_LOADERS.get(section.name):
+        dataset.other_row = other.row
+        collate.other_batch = other.batch
     # Attention must not cross the documents of a packed row, whatever the loader is called.
     collate.with_sequence_id |= dataset.has_columns(PACKED)
     # Without workers torch refuses the two keys that speak of them; LLM-Foundry passes them on.

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from mmap import mmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -247,18 +246,17 @@ def _cut_ended(tokens: Tokens, rules: RowRules) -> Tokens:
     return np.append(tokens[: rules.max_seq_len - 1], rules.ids.eos)
 
 
-_warned = mmap(-1, 8)
-"""The max_seq_len that was warned of last. Forked processes share it: workers, and the passes of
-`mdsmix bench`.
+last_warned = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+"""int64 [1]: the max_seq_len that was warned of last. Forked processes share it: workers, and the
+passes of `mdsmix bench`. Other workers get it with their dataset.
 """
 
 
 def _warn_of_cuts(max_seq_len: int) -> None:
     """Warn that rows are cut: once a run, not once in each of its workers."""
-    said = max_seq_len.to_bytes(8, "little")
-    if _warned[:] == said:
+    if last_warned.item() == max_seq_len:
         return
-    _warned[:] = said
+    last_warned.fill_(max_seq_len)
     warnings.warn(
         f"Rows longer than max_seq_len {max_seq_len} are cut; `mdsmix check` counts them.",
         stacklevel=2,

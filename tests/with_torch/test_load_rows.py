@@ -5,7 +5,6 @@ become one padded batch: by hand.
 from __future__ import annotations
 
 import warnings
-from mmap import mmap
 from multiprocessing import get_context
 from typing import Any
 
@@ -28,7 +27,8 @@ IDS_OF_CHAT = [10, 11, 12, 20, 21, 13, 22, 23, EOS]
 
 @pytest.fixture(autouse=True)
 def nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_rows, "_warned", mmap(-1, 8))
+    nothing = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+    monkeypatch.setattr(training_rows, "last_warned", nothing)
 
 
 def rules(max_seq_len: int = 16, ids: TokenIds = IDS, **settings: Any) -> RowRules:
