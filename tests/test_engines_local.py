@@ -316,7 +316,7 @@ def test_spawned_workers_write_the_bytes_of_forked_ones(
             (outcome,) = run_recipe(recipe, f"local={tmp_path / method}", workers=2)
             assert outcome.units > 3
             folder = tmp_path / method / "a"
-            files = [*folder.rglob("shard.*"), *folder.rglob("index.json")]
+            files = [*folder.rglob("*.mds"), *folder.rglob("index.json")]
             written.append({p.relative_to(folder): p.read_bytes() for p in files})
     finally:
         multiprocessing.set_start_method(default, force=True)
