@@ -37,6 +37,38 @@ def test_its_ids_and_its_hash_are_those_of_transformers_5(family: str, tmp_path:
     assert ids == EXPECTED["ids"][family]
 
 
+@pytest.mark.parametrize("lost", ["backend", "tokenizer_class"])
+def test_a_config_that_lacks_a_key_of_transformers_5_is_read(lost: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(HOME / "qwen", tmp_path / "qwen")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config[lost]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    taken = take(str(folder), {})
+    assert taken["hash"] == EXPECTED["hash"]["qwen"]
+    if IS_FOUR:
+        own = config.get("tokenizer_class", "a tokenizer without a class")
+        words = f"saved by transformers 5 as {own}, and is read by its tokenizer.json alone"
+        assert taken["read_as"] == words
+
+
+def test_a_subfolder_is_read(tmp_path: Path) -> None:
+    shutil.copytree(HOME / "qwen", tmp_path / "inner")
+    taken = take(str(tmp_path), {"subfolder": "inner"})
+    assert taken["hash"] == EXPECTED["hash"]["qwen"]
+    assert bool(taken["read_as"]) == IS_FOUR
+
+
+def test_additional_templates_are_read(tmp_path: Path) -> None:
+    """transformers before 4.52 does not read them by itself."""
+    folder = shutil.copytree(HOME / "qwen", tmp_path / "qwen")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates/tool_use.jinja").write_text("{{ tools }}")
+    taken = take(str(folder), {})
+    default = (folder / "chat_template.jinja").read_text()
+    assert taken["named_templates"] == {"default": default, "tool_use": "{{ tools }}"}
+    assert taken["chat_template"] == default
+
+
 @pytest.mark.skipif(not IS_FOUR, reason="transformers 5 opens the folder as it is")
 def test_it_is_said_and_the_yaml_names_the_published_folder(web: Web) -> None:
     web.tokenizer = HOME / "qwen"

@@ -162,8 +162,13 @@ def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path, cache: Path) -> No
     assert not list(cache.glob("tokenizers/*/card.json"))
 
 
+@pytest.mark.parametrize(
+    "own",
+    [{"tokenizer_class": "TokenizersBackend"}, {"extra_special_tokens": ["<|im_end|>"]}],
+    ids=["class", "list"],
+)
 def test_a_hub_name_that_transformers_5_saved_is_told_apart(
-    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: dict[str, Any], tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the hub's cache, since no hub is reached: the folder itself is read, its hub name
     is not.
@@ -171,8 +176,7 @@ def test_a_hub_name_that_transformers_5_saved_is_told_apart(
     home = tmp_path / "hub/models--org--five"
     folder = shutil.copytree(tokenizer_folder, home / "snapshots" / "c0ffee")
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    five = config | {"tokenizer_class": "TokenizersBackend"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(five))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | own))
     (home / "refs").mkdir()
     (home / "refs/main").write_text("c0ffee")
     monkeypatch.setenv("HF_HUB_CACHE", str(home.parent))
@@ -181,7 +185,7 @@ def test_a_hub_name_that_transformers_5_saved_is_told_apart(
         opened("org/five")
     sentence = str(caught.value)
     assert (
-        "this transformers has no such class: download it (`hf download org/five --local-dir"
+        "this transformers cannot open it from a hub: download it (`hf download org/five --local-dir"
         in sentence
     )
     assert "no such repository" not in sentence

@@ -293,10 +293,12 @@ def ask(what: What, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     if why.startswith("HFValidationError"):
         why = "a hub's names are written NAME or OWNER/NAME"
     lost, cure = "", NEEDED[what]
-    if NEW_CLASS in error or "Tokenizer class" in error:
+    # The last is what transformers 4 makes of the list of special tokens that transformers 5 saves.
+    signs = (NEW_CLASS, "Tokenizer class", "'list' object has no attribute 'keys'")
+    if any(sign in error for sign in signs) and not os.path.exists(name):
         # mdsmix reads such a folder, but does not ask the hub for its files.
         cure = (
-            f"this transformers has no such class: download it (`hf download {name} --local-dir "
+            f"this transformers cannot open it from a hub: download it (`hf download {name} --local-dir "
             "FOLDER`) and name that folder, which can be read"
         )
     elif not os.path.exists(name):

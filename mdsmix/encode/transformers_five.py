@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 TOKENIZER = "tokenizer_config.json"
 MODEL = "tokenizer.json"
 PROCESSOR = "processor_config.json"
+ADDITIONAL = "additional_chat_templates"
 NEW_CLASS = "TokenizersBackend"
 PLAIN_CLASS = "PreTrainedTokenizerFast"
 SAVED_BY_FIVE = "backend"
@@ -57,7 +58,7 @@ def readable_folder(name: str) -> Iterator[Readable]:
     changed = _for_four(folder)
     note = ""
     config = _read(folder / TOKENIZER)
-    own_class = str(config.get("tokenizer_class", ""))
+    own_class = config.get("tokenizer_class") or "a tokenizer without a class"
     if is_known_class(NEW_CLASS):  # this is transformers 5
         changed.pop(TOKENIZER, None)
     if TOKENIZER in changed:
@@ -89,6 +90,23 @@ def make_readable(folder: Path) -> None:
     _write(folder, _for_four(folder))
 
 
+def add_named_templates(tokenizer: Any, folder: Path) -> None:
+    """Give a tokenizer the templates of `additional_chat_templates` in its folder.
+
+    transformers reads that folder from 4.52 on. Older versions ignore it without a word.
+    """
+    from transformers import utils
+
+    files = sorted((folder / ADDITIONAL).glob("*.jinja"))
+    if not files or hasattr(utils, "CHAT_TEMPLATE_DIR"):
+        return
+    template = tokenizer.chat_template
+    named = dict(template) if isinstance(template, dict) else {}
+    if isinstance(template, str):
+        named["default"] = template
+    tokenizer.chat_template = named | {path.stem: path.read_text("utf-8") for path in files}
+
+
 def is_saved_by_five(folder: str) -> bool:
     """Check whether transformers 4 cannot open the tokenizer in this folder as it is, since
     transformers 5 saved it. A hub name is not looked at.
@@ -110,8 +128,7 @@ def _for_four(folder: Path) -> dict[str, Any]:
     """
     changed = dict[str, Any]()
     tokenizer = _read(folder / TOKENIZER)
-    is_five = SAVED_BY_FIVE in tokenizer or tokenizer.get("tokenizer_class") == NEW_CLASS
-    if is_five and (folder / MODEL).is_file():
+    if _is_of_five(tokenizer) and (folder / MODEL).is_file():
         changed[TOKENIZER] = _tokenizer_for_four(tokenizer)
     processor = _read(folder / PROCESSOR)
     for section, file in SECTIONS.items():
@@ -120,6 +137,15 @@ def _for_four(folder: Path) -> dict[str, Any]:
             shared = {key: processor[key] for key in ("processor_class",) if key in processor}
             changed[file] = shared | settings
     return changed
+
+
+def _is_of_five(config: dict[str, Any]) -> bool:
+    """Check for what transformers 4 cannot read in a tokenizer's config, or reads in another way.
+
+    A config that was edited by hand may lack some of it.
+    """
+    has_list = isinstance(config.get("extra_special_tokens"), list)
+    return SAVED_BY_FIVE in config or config.get("tokenizer_class") == NEW_CLASS or has_list
 
 
 def _tokenizer_for_four(config: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,12 @@ import orjson
 
 from mdsmix.encode.loaded_processor import LoadedProcessor, texts_in
 from mdsmix.encode.tokenizer_hash import content_hash, normalized
-from mdsmix.encode.transformers_five import make_readable, readable_folder
+from mdsmix.encode.transformers_five import (
+    add_named_templates,
+    is_saved_by_five,
+    make_readable,
+    readable_folder,
+)
 from mdsmix.errors import MdsmixError, Unreachable
 
 GENERATION, MODEL_FILE = "generation_config.json", "tokenizer.json"
@@ -266,8 +271,13 @@ def _load(name: str, kwargs: dict[str, Any]) -> tuple[Any, str]:
 
     if os.path.isfile(name):
         return PreTrainedTokenizerFast(tokenizer_file=name, **kwargs), ""
+    inner = os.path.join(name, str(kwargs.get("subfolder") or ""))
+    if inner != name and is_saved_by_five(inner):
+        name, kwargs = inner, {key: kwargs[key] for key in kwargs if key != "subfolder"}
     with readable_folder(name) as folder:
-        return AutoTokenizer.from_pretrained(folder.name, **kwargs), folder.note
+        tokenizer = AutoTokenizer.from_pretrained(folder.name, **kwargs)
+        add_named_templates(tokenizer, Path(inner))
+        return tokenizer, folder.note
 
 
 def _unread(of: type, kwargs: dict[str, Any]) -> list[str]:

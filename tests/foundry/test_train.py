@@ -24,7 +24,6 @@ from tests.forked import Standing
 from tests.foundry.conftest import LLMFOUNDRY, MDSMIX, ROOT, Foundry, Lab
 from tests.with_torch.load_streams import ranks
 
-SAVED_BY_FIVE = ROOT / "tests/saved_by_five"
 LOSS = re.compile(r"loss/train/total: ([\d.]+)")
 METRIC = re.compile(r"metrics/eval/heldout/LanguageCrossEntropy: ([\d.]+)")
 LOADER = {"num_workers": 0, "dataset": {"shuffle": True, "shuffle_seed": 17}}
@@ -148,25 +147,6 @@ def test_both_environments_write_the_same_bytes_and_the_real_loader_draws_from_t
     ours, theirs = ({n: data for n, data in each if n.count("/") == 2} for each in lying)
     assert len([name for name in ours if name.endswith(".mds")]) >= 5
     assert ours == theirs, "shards, index and manifest of every stream"
-
-
-def test_a_tokenizer_that_transformers_5_saved_trains(
-    foundry: Foundry, programs: Standing, lab: Lab
-) -> None:
-    """LLM-Foundry cannot open such a folder. It opens the one that is published with the streams,
-    to the ids of transformers 5, and trains an epoch with it.
-    """
-    expected = json.loads((SAVED_BY_FIVE / "expected.json").read_text())
-    lab.tokenizer = SAVED_BY_FIVE / "qwen"
-    assert "has no attribute 'keys'" in foundry("tokenizer.failure", name=str(lab.tokenizer))
-    mix = {name: {"choose": 8} for name in ("docs", "chat")}
-    settings = {"streams": lab.demo("docs chat"), "mix": mix, "max_seq_len": 128}
-    config = lab.rendered("five", **settings, train_loader=LOADER)
-    name = yaml.safe_load(config.read_text())["tokenizer"]["name"]
-    assert Path(name).parent == config.parent / "out"
-    ids = foundry("tokenizer.ids", name=name, texts=expected["texts"])
-    assert ids == expected["ids"]["qwen"]
-    assert len(losses(trained(programs, config, "max_duration=1ep"))) == 2
 
 
 def test_composers_block_of_the_page_trains(foundry: Foundry, lab: Lab) -> None:
