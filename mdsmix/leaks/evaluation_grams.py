@@ -1,10 +1,10 @@
-"""The samples of evaluations (items), their 13-grams, and the search of a training stream's rows
-for them.
+"""The samples of evaluations (items), their 13-grams, and the search for them in the rows of a
+training stream.
 
-Memory holds all items: their ids, and a 64-bit hash of each gram. The upper bits of a training
-position's hash are looked up in a table of flags, and the positions that pass (one in 32 by chance)
-in the sorted hashes. Two grams with one hash count as one: in 10^12 positions against 10^6 grams,
-one search in 18 finds a gram by chance.
+All items are in memory: their ids, and a 64-bit hash of each gram. The upper bits of a training
+position's hash are looked up in a table of flags. The positions that pass (one in 32 by chance)
+are looked up in the sorted hashes. Two grams with the same hash count as one: in 10^12 positions
+against 10^6 grams, one search in 18 finds a gram by chance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mdsmix.storage import Location
 LENGTH = 13
 "Tokens of a gram. GPT-3 and most later audits took 13 words."
 SPARE = 32
-"Flags in the table for each gram, so that 1 of 32 positions that are no gram passes."
+"Flags in the table for each gram, so that 1 in 32 positions without a gram passes."
 MOST_BITS = 26
 "The most bits of a number in the table: 2^26 flags take 64 MiB, enough for two million grams."
 BLOCK = 1 << 15
@@ -55,88 +55,95 @@ class EvalSamples:
     """
 
     def __post_init__(self) -> None:
-        at, item = self._whole()
-        found, gram = np.unique(hash_grams(self.rows.values)[at], return_inverse=True)
+        positions, item = self._list_grams()
+        hashes, gram = np.unique(hash_grams(self.rows.values)[positions], return_inverse=True)
+        # A gram counts once in an item.
         gram, item = np.divmod(np.unique(gram * len(self.rows) + item), len(self.rows))
-        times = np.bincount(gram, minlength=len(found))
+        times = np.bincount(gram, minlength=len(hashes))
         is_usable = times <= (self.common or len(self.rows))
         self.shorts = len(self.rows) - len(np.unique(item))
         "Items without a gram."
         self.left_out = int((~is_usable).sum())
-        "Grams that stand in too many items."
-        self.hashes = found[is_usable]
+        "Grams that are in too many items."
+        self.hashes = hashes[is_usable]
         "uint64 [grams], ascending: the hashes of the grams that are looked for."
         self.holders = Ragged.from_lengths(item[is_usable[gram]], times[is_usable])
-        "The items that each gram stands in."
-        bits = min((SPARE * len(found) + 1).bit_length(), MOST_BITS)
-        self._shift, self._flags = np.uint64(64 - bits), np.zeros(1 << bits, bool)
+        "The items that each gram is in."
+        bits = min((SPARE * len(hashes) + 1).bit_length(), MOST_BITS)
+        self._shift = np.uint64(64 - bits)
+        self._flags = np.zeros(1 << bits, bool)
         self._flags[self.hashes >> self._shift] = True
 
-    def _whole(self) -> tuple[Int, Int]:
-        """The place of every gram in the rows' values, and its item. A gram lies within one item
-        and holds no image.
+    def _list_grams(self) -> tuple[Int, Int]:
+        """Return the position of every gram in the rows' values, and its item. A gram is within one
+        item and contains no image.
         """
         ids = self.rows.values
-        at = np.arange(max(len(ids) - LENGTH + 1, 0))
-        item, is_whole = _rows_of(self.rows, at)
-        images = np.append(0, np.cumsum(np.isin(ids, self.images)))
-        is_whole &= images[at] == images[at + LENGTH]
-        return at[is_whole], item[is_whole]
+        positions = np.arange(max(len(ids) - LENGTH + 1, 0))
+        item, is_gram = _find_rows(self.rows, positions)
+        images_before = np.append(0, np.cumsum(np.isin(ids, self.images)))
+        is_gram &= images_before[positions] == images_before[positions + LENGTH]
+        return positions[is_gram], item[is_gram]
 
     def count(self, flags: NDArray[np.bool_]) -> Int:
-        """int64 [items]: the number of each item's grams that are flagged. `flags`: bool
-        [grams].
-        """
+        """Count the flagged grams of each item: int64 [items] from bool [grams]."""
         flagged = self.holders.values[np.repeat(flags, self.holders.lengths)]
         return np.bincount(flagged, minlength=len(self.rows))
 
     def find(self, rows: Ragged) -> Int:
-        """int64 [2, finds]: the numbers of grams that stand in the rows, and of their rows. A gram
-        counts once in a row.
+        """Find the grams in these rows: int64 [2, finds], the numbers of the grams and of their
+        rows. A gram counts once in a row.
         """
-        parts = (self._candidates(rows.values, at) for at in range(0, len(rows.values), BLOCK))
-        at, gram = np.concatenate([np.empty((2, 0), np.int64), *parts], axis=1)
-        row, is_whole = _rows_of(rows, at)
+        starts = range(0, len(rows.values), BLOCK)
+        blocks = [self._find_in_block(rows.values, start) for start in starts]
+        positions, gram = np.concatenate([np.empty((2, 0), np.int64), *blocks], axis=1)
+        row, is_gram = _find_rows(rows, positions)
         grams = max(len(self.hashes), 1)
-        row, gram = np.divmod(np.unique(row[is_whole] * grams + gram[is_whole]), grams)
+        row, gram = np.divmod(np.unique(row[is_gram] * grams + gram[is_gram]), grams)
         return np.stack([gram, row])
 
-    def _candidates(self, ids: NDArray[Any], start: int) -> Int:
-        """int64 [2, finds]: positions in the block from `start` on whose hash is a gram's, and the
-        number of that gram.
+    def _find_in_block(self, ids: NDArray[Any], start: int) -> Int:
+        """Find the positions whose hash is a gram's, in the block that begins at `start`: int64
+        [2, finds], the positions and the numbers of the grams.
         """
         block = hash_grams(ids[start : start + BLOCK + LENGTH - 1])
-        at = np.flatnonzero(self._flags[block >> self._shift])
-        gram = np.searchsorted(self.hashes, block[at])
-        known = self.hashes.take(gram, mode="clip") == block[at]
-        found: Int = np.stack([at + start, gram])[:, known]
-        return found
+        flagged = np.flatnonzero(self._flags[block >> self._shift])
+        gram = np.searchsorted(self.hashes, block[flagged])
+        is_gram = self.hashes.take(gram, mode="clip") == block[flagged]
+        finds: Int = np.stack([flagged + start, gram])[:, is_gram]
+        return finds
 
 
 def hash_grams(ids: NDArray[Any]) -> NDArray[np.uint64]:
-    """uint64 [n - 12]: a hash of the 13 ids at each position, built from hashes of its parts. The
-    dtype of the ids does not change it.
+    """Hash the 13 ids at each position, from hashes of its parts: uint64 [n - 12] from n ids of any
+    dtype.
     """
-    one = whole = ids.astype(np.uint64)
+    one = ids.astype(np.uint64)
+    joined = one
     for size, more in _JOINED:
-        behind = one if more == 1 else whole
-        whole = whole[:-more] * np.uint64(pow(_FACTOR, more, 1 << 64)) + behind[size:]
-    whole ^= whole >> np.uint64(32)
-    whole *= _MIX
-    return whole
+        following = one if more == 1 else joined
+        joined = joined[:-more] * np.uint64(pow(_FACTOR, more, 1 << 64)) + following[size:]
+    joined ^= joined >> np.uint64(32)
+    joined *= _MIX
+    return joined
 
 
-def _rows_of(rows: Ragged, at: Int) -> tuple[Int, NDArray[np.bool_]]:
-    """The row of each place in the rows' values, and whether a gram that begins there ends in the
-    same row.
+def _find_rows(rows: Ragged, positions: Int) -> tuple[Int, NDArray[np.bool_]]:
+    """Return the row of each position in the rows' values, and whether a gram that begins there
+    ends in the same row.
     """
-    row = np.searchsorted(rows.offsets, at, "right") - 1
-    return row, at + LENGTH <= rows.offsets[row + 1]
+    row = np.searchsorted(rows.offsets, positions, "right") - 1
+    return row, positions + LENGTH <= rows.offsets[row + 1]
 
 
 def load_eval_samples(evaluations: Sequence[StreamInMix], common: int) -> EvalSamples:
-    """All samples of the evaluations; RecipeError where they have more than MOST_TOKENS tokens."""
-    parts, firsts, images = [Ragged.of([], np.int64)], list[int](), set[int]()
+    """Load all samples of the evaluations, without grams in more than `common` samples.
+
+    Raises RecipeError if they have more than MOST_TOKENS tokens.
+    """
+    parts = [Ragged.of([], np.int64)]
+    firsts = list[int]()
+    images = set[int]()
     for stream in evaluations:
         firsts.append(sum(map(len, parts)))
         if manifest := stream.trusted_manifest:
@@ -146,19 +153,22 @@ def load_eval_samples(evaluations: Sequence[StreamInMix], common: int) -> EvalSa
                 parts.append(Ragged(tokens.ids.values.astype(np.int64), tokens.ids.offsets))
             if sum(len(part.values) for part in parts) > MOST_TOKENS:
                 raise RecipeError(
-                    f"the evaluations down to {stream.name} have more than {MOST_TOKENS:,} tokens, and their grams must fit in memory: name "
-                    "fewer, or a sample of them (`sample:` in the recipe)."
+                    f"the evaluations up to {stream.name} have more than {MOST_TOKENS:,} tokens, "
+                    "and their grams must fit in memory: name fewer, or a sample of them "
+                    "(`sample:` in the recipe)."
                 )
     return EvalSamples(Ragged.concat(parts), firsts, common, tuple(images))
 
 
 def read_stored_tokens(folder: Location, shard: Shard) -> Tokens | None:
-    """The token ids of a shard, None where it has none; RecipeError where nothing says which of its
-    columns are ids.
+    """Read the token ids of a shard; None if it has none.
+
+    Raises RecipeError if its columns do not show which of them are ids.
     """
     if not token_columns(shard):
         raise RecipeError(
-            f"{folder / shard.stored.basename} holds no token ids of a stated dtype (columns {', '.join(sorted(shard.columns))}), so "
-            "nothing can be looked for in it; leave that stream out, or convert it with `mdsmix convert`."
+            f"{folder / shard.stored.basename} has no token ids of a known dtype (columns "
+            f"{', '.join(sorted(shard.columns))}), so it cannot be searched; leave that stream out, "
+            "or convert it with `mdsmix convert`."
         )
     return tokens_of(shard, read_whole(folder, shard))

@@ -1,4 +1,4 @@
-"""Whether streams are what this mdsmix would make of the same records today."""
+"""Checks that streams are what this mdsmix would make of the same records today."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ CHECKS = CheckList()
 
 @CHECKS.stream(
     "warning",
-    "This mdsmix would make other rows of the same records, and the older ones have the fault that the change log names.",
+    "This mdsmix would make other rows of the same records; the older rows have the fault that the "
+    "change log describes.",
 )
 def rows_outdated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     manifest = stream.trusted_manifest
@@ -30,15 +31,19 @@ def rows_outdated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     now = rules_of(encoding, tokenizer) | _formats_of(stream, manifest)
     now |= raised_extras(manifest, find_shape(encoding.shape, encoding.fields))
     for change in rule_changes(manifest.rules, now):
-        is_older = change.made < change.now
-        unseen = " (its tokenizer is not at hand, so it may not concern this template)"
-        is_unsure = change.rule.startswith("template.") and tokenizer is None
+        note = ""
+        if change.rule.startswith("template.") and tokenizer is None:
+            note = " (its tokenizer is not at hand, so it may not concern this template)"
+        fix = "a newer mdsmix made the stream: convert, check and render with that one."
+        if change.made < change.now:
+            fix = (
+                f"look the rule up in docs/changelog.md, and {mix.republish_fix()}: it converts "
+                "again only what the rule shapes."
+            )
         yield Finding(
-            f"{{streams}}: the rule {change.rule} was version {change.made} at the conversion, and is {change.now} here"
-            f"{unseen if is_unsure else ''}.",
-            f"look the rule up in docs/changelog.md, and {mix.republish_fix()}: it makes what the rule shapes again, and nothing else."
-            if is_older
-            else "a newer mdsmix made the stream: convert, check and render with that one.",
+            f"{{streams}}: the rule {change.rule} was version {change.made} at the conversion, and "
+            f"is {change.now} here{note}.",
+            fix,
         )
 
 
