@@ -72,17 +72,21 @@ holds, else none.
 FASTEST_FIRST = ("xxh3_64", "xxh128", "xxh3_128", "xxh64", "sha1", "xxh32", "sha256", "md5")
 
 
+def _has_trainer_five() -> bool:
+    """Check whether this process has imported Trainer of transformers 5 or later."""
+    transformers = sys.modules.get("transformers")
+    if transformers is None or "transformers.trainer" not in sys.modules:
+        return False
+    return int(transformers.__version__.partition(".")[0]) >= 5
+
+
 def _is_skipped_by_trainer() -> bool:
-    """Check whether Trainer of transformers 5 or later reads a pass to skip its batches.
+    """Check whether Trainer of transformers 5 or later, if it is here, reads a pass to skip its
+    batches.
 
     It skips them by a loader of accelerate's, and only then calls set_epoch, on that loader.
     Trainer of transformers 4 calls set_epoch before.
     """
-    transformers = sys.modules.get("transformers")
-    if transformers is None or "transformers.trainer" not in sys.modules:
-        return False
-    if int(transformers.__version__.partition(".")[0]) < 5:
-        return False
     if get_worker_info() is not None:
         return True
     frame: FrameType | None = sys._getframe()
@@ -241,6 +245,10 @@ class MixDataset(ShardKeeper):
     "How many times a place to begin at was given."
     is_resumed = False
     "Whether a state was given."
+    came_from_trainer = False
+    """Whether the process that pickled this dataset for a worker had Trainer of transformers 5. A
+    spawned worker has not imported it.
+    """
     is_epoch_set = False
     "Whether set_epoch was called, as every other trainer does before it reads an epoch."
 
@@ -253,7 +261,10 @@ class MixDataset(ShardKeeper):
         "Shared with the workers of this rank."
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"last_warned": training_rows.last_warned}
+        return super().__getstate__() | {
+            "last_warned": training_rows.last_warned,
+            "came_from_trainer": self.came_from_trainer or _has_trainer_five(),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         training_rows.last_warned = state.pop("last_warned")
@@ -263,7 +274,8 @@ class MixDataset(ShardKeeper):
         if not self.is_read_by_loader[0]:
             if self.is_resumed:
                 raise RecipeError(SKIPPED_TWICE)
-            if not self.is_epoch_set and _is_skipped_by_trainer():
+            has_trainer = self.came_from_trainer or _has_trainer_five()
+            if not self.is_epoch_set and has_trainer and _is_skipped_by_trainer():
                 raise RecipeError(EPOCH_UNKNOWN)
         rows: Iterator[Any] = super().__iter__()
         return rows

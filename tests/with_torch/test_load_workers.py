@@ -6,17 +6,22 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import pickle
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from itertools import islice
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from torch.utils.data._utils.worker import WorkerInfo
 
+from mdsmix.errors import RecipeError
 from mdsmix.load import MixLoader, build_loader, training_rows
 from tests.converting import done, run_recipe
 from tests.pictures import record, write_drawings
@@ -99,6 +104,25 @@ def test_a_dataset_that_was_read_here_is_read_by_forked_workers(
     loader.multiprocessing_context = "fork"
     list(islice(loader.dataset, 3))
     assert len(first_tokens(loader)) == 80
+
+
+def test_a_spawned_worker_knows_of_trainer_five(
+    mixed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not imported Trainer itself, whose skipped batches are refused."""
+    loader = opened(mixed, tmp_path / "a")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "transformers", SimpleNamespace(__version__="5.24.0"))
+        patch.setitem(sys.modules, "transformers.trainer", SimpleNamespace())
+        pickled = pickle.dumps(loader.dataset)
+    monkeypatch.delitem(sys.modules, "transformers.trainer", raising=False)
+    keep = training_rows.last_warned
+    received = pickle.loads(pickled)
+    training_rows.last_warned = keep
+    worker = WorkerInfo(id=0, num_workers=1, seed=0, dataset=received)
+    monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", worker)
+    with pytest.raises(RecipeError, match="Trainer"):
+        next(iter(received))
 
 
 def test_a_fork_server_gives_preferences(tmp_path: Path, tokenizer_folder: Path) -> None:
