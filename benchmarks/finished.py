@@ -16,14 +16,22 @@ import orjson
 import xxhash
 
 from mdsmix import sources
-from mdsmix.convert.guard import source_entries
+from mdsmix.convert.finished_units import StoredUnits, UnitResult, delete_joined, join
 from mdsmix.convert.job import Job, window_key
-from mdsmix.convert.known_sources import KnownSources
-from mdsmix.convert.ledger import FOLDER, UNIT, UnitRecord, compressed, pack, read_units, record_of
 from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.publish import publish
-from mdsmix.convert.stored import StoredUnits, UnitResult, delete_joined, join
+from mdsmix.convert.source_cache import KnownSources
+from mdsmix.convert.target import source_entries
+from mdsmix.convert.unit_files import (
+    FOLDER,
+    UNIT,
+    UnitRecord,
+    compressed,
+    pack,
+    read_units,
+    record_of,
+)
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.counts import Records
 from mdsmix.shards.lease import lease

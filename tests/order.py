@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 import xxhash
 
-from mdsmix.convert.ledger import UnitRecord, parse, record_of
+from mdsmix.convert.unit_files import UnitRecord, parse, record_of
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Index, parse_index
 from mdsmix.shards.manifest import Manifest, parse_manifest

@@ -20,8 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix.convert import duplicates as repeats
-from mdsmix.convert import garbage as gc
-from mdsmix.convert import stored
+from mdsmix.convert import finished_units, gc
 from mdsmix.convert.duplicates import Fingerprints, count_repeats, find_repeats
 from mdsmix.errors import Unreachable
 from mdsmix.sources import record_batches
@@ -92,7 +91,7 @@ def test_an_edit_elsewhere_redoes_only_units_that_lose_other_records(web: Web) -
     assert web.run().done == 1
     assert web.anew().manifest == web.manifest
     with web.patch.context() as patch:  # nothing is read or joined where nothing changed
-        patch.setattr(stored, "read_blobs", None)
+        patch.setattr(finished_units, "read_blobs", None)
         assert web.run().done == 0
         assert "0 of " in web.convert("--dry-run").out
 
@@ -200,7 +199,7 @@ def test_bad_and_filtered_records_are_shares_of_those_that_the_recipe_asks_for(w
 
 def test_a_source_changed_behind_its_stamp_is_refused_and_read_when_asked(web: Web) -> None:
     """Its fingerprints lie in a segment, from a run that dropped nothing."""
-    web.patch.setattr(stored, "FEWEST", 1)
+    web.patch.setattr(finished_units, "FEWEST", 1)
     write(web, range(10, 30), range(10, 20))
     web.run()
     path = web.folder / "1.jsonl"

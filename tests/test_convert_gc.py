@@ -13,10 +13,9 @@ from typing import Any
 import orjson
 import pytest
 
-from mdsmix.convert import garbage as gc
-from mdsmix.convert import stored
-from mdsmix.convert.garbage import Garbage, find_garbage, seconds_of
-from mdsmix.convert.ledger import read_units, record_of
+from mdsmix.convert import finished_units, gc
+from mdsmix.convert.gc import Garbage, find_garbage, seconds_of
+from mdsmix.convert.unit_files import read_units, record_of
 from mdsmix.errors import RecipeError
 from mdsmix.shards import lease as lease_module
 from mdsmix.shards.lease import Holder, lease
@@ -39,7 +38,7 @@ def republished(web: Web, request: Any) -> Path:
     """Its first and its last unit were edited, the bad record mended; no line in between begins
     elsewhere. A parameter says how many units are packed together.
     """
-    web.patch.setattr(stored, "FEWEST", getattr(request, "param", stored.FEWEST))
+    web.patch.setattr(finished_units, "FEWEST", getattr(request, "param", finished_units.FEWEST))
     web.run()
     web.holds([TEXTS[0].upper(), *TEXTS[1:], "good"])
     web.run()
@@ -106,7 +105,7 @@ def test_a_record_that_stays_keeps_its_shards(republished: Path, web: Web) -> No
     kept = {shard.stored.basename for line in lines for shard in record_of(line).shards}
     found = {item.name for item in garbage(republished)}
     assert kept <= found
-    assert found & stale.keys() == (stale.keys() if stored.FEWEST > 1 else set())
+    assert found & stale.keys() == (stale.keys() if finished_units.FEWEST > 1 else set())
     age(republished, 1, stale)
     assert delete(republished) == found - kept - stale.keys()
     assert is_whole(republished)

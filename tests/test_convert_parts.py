@@ -18,8 +18,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from mdsmix.convert.known_sources import PART
 from mdsmix.convert.planning import ArrayPart, part_of
+from mdsmix.convert.source_cache import PART
 from mdsmix.convert.unit import UnitTask
 from mdsmix.errors import RecipeError
 from tests.alarm import SECONDS

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mdsmix.convert import publish
-from mdsmix.convert.stored import UnitResult
+from mdsmix.convert.finished_units import UnitResult
 from mdsmix.convert.unit import UnitTask
 from mdsmix.engines.tasks import Attempt
 from mdsmix.errors import MdsmixError, TooManyBadRecords

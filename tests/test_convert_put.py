@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.convert.garbage import find_garbage
+from mdsmix.convert.gc import find_garbage
 from mdsmix.convert.run import Outcome
 from mdsmix.errors import Unreachable
 from mdsmix.mix.streams.resolve import resolve_mix

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert.damage import Repaired, repair
 from mdsmix.convert.planning import Options
+from mdsmix.convert.repair import Repaired, repair
 from mdsmix.encode import chat
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe

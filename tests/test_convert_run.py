@@ -18,7 +18,7 @@ import pytest
 import zstandard
 
 from mdsmix.convert import unit
-from mdsmix.convert.garbage import KEEP_SECONDS, find_garbage
+from mdsmix.convert.gc import KEEP_SECONDS, find_garbage
 from mdsmix.engines import local_engine
 from mdsmix.storage import locate
 from tests.converting import Told, Web, documents, done, files, refused, times, token_rows

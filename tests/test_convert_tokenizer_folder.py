@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mdsmix.convert import unit
-from mdsmix.convert.garbage import delete_garbage, find_garbage
+from mdsmix.convert.gc import delete_garbage, find_garbage
 from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.convert.pretrained_folders import at_hand, publish_pretrained
 from mdsmix.encode.backends import Unequal, remember_unequal

@@ -46,7 +46,7 @@ def gc(
     shards of indexes replaced since AGE ago. Versions are kept unless --keep limits them. Of a
     recipe, only the streams that it makes are looked at.
     """
-    from mdsmix.convert import garbage as collector
+    from mdsmix.convert import gc as collector
 
     warn = partial(echo, err=True)
     age = collector.seconds_of(older_than)

@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 
 from mdsmix.convert.job import Job
-from mdsmix.convert.ledger import lost
+from mdsmix.convert.unit_files import lost
 from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import CRASHED
 from mdsmix.errors import TooManyBadRecords

@@ -14,7 +14,7 @@ import xxhash
 
 from mdsmix import sources
 from mdsmix.convert.job import Job
-from mdsmix.convert.known_sources import recall, remember, unit_stamp
+from mdsmix.convert.source_cache import recall, remember, unit_stamp
 from mdsmix.convert.unit import open_tokenizer_backend
 from mdsmix.encode.pretrained import cache_folder
 from mdsmix.errors import RecipeError

@@ -32,11 +32,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mdsmix.convert.finished_units import Fingerprints, read_hashes
 from mdsmix.convert.job import hashes_name, lines_keys
-from mdsmix.convert.known_sources import dropped_by_unit, known_dropped, remember_dropped
-from mdsmix.convert.ledger import gathered
-from mdsmix.convert.stored import Fingerprints, read_hashes
+from mdsmix.convert.source_cache import dropped_by_unit, known_dropped, remember_dropped
 from mdsmix.convert.unit import ReadTask
+from mdsmix.convert.unit_files import gathered
 from mdsmix.convert.work import Work
 from mdsmix.errors import Unreachable
 from mdsmix.ragged import Ragged

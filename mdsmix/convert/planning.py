@@ -17,14 +17,7 @@ from typing import Any, Protocol
 from mdsmix import sources
 from mdsmix.convert.bad_records import stale_files
 from mdsmix.convert.budget_share import BudgetShare, sampled
-from mdsmix.convert.guard import (
-    TargetState,
-    published_manifest,
-    refuse_replacing,
-    state_of,
-    told_of_lost,
-    why_rebuilt,
-)
+from mdsmix.convert.finished_units import StoredUnits, list_stored
 from mdsmix.convert.job import (
     Dropped,
     Job,
@@ -34,10 +27,17 @@ from mdsmix.convert.job import (
     window_key,
     with_versions,
 )
-from mdsmix.convert.known_sources import KnownSources, forget_changed, known_dropped
-from mdsmix.convert.ledger import FOLDER
 from mdsmix.convert.publish import is_published
-from mdsmix.convert.stored import StoredUnits, list_stored
+from mdsmix.convert.source_cache import KnownSources, forget_changed, known_dropped
+from mdsmix.convert.target import (
+    TargetState,
+    published_manifest,
+    refuse_replacing,
+    state_of,
+    told_of_lost,
+    why_rebuilt,
+)
+from mdsmix.convert.unit_files import FOLDER
 from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.pretrained import Tokenizer, open_processor, open_tokenizer
 from mdsmix.encode.published_folders import PublishedTokenizer, adopt_hash

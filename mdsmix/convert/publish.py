@@ -15,9 +15,9 @@ from dataclasses import replace
 
 from mdsmix import __version__
 from mdsmix.convert.bad_records import advice, refuse_too_many_bad
-from mdsmix.convert.guard import TargetState
 from mdsmix.convert.job import Job
-from mdsmix.convert.ledger import UnitRecord
+from mdsmix.convert.target import TargetState
+from mdsmix.convert.unit_files import UnitRecord
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.kinds.assemble import JoinedRows
 from mdsmix.ragged import Ragged

@@ -25,9 +25,15 @@ from typing import Any
 from mdsmix.convert.bad_records import delete_stale_files, refuse_too_many_bad
 from mdsmix.convert.budget_share import BudgetShare
 from mdsmix.convert.duplicates import count_repeats, without_duplicates
-from mdsmix.convert.guard import source_entries
+from mdsmix.convert.finished_units import (
+    DoneWindow,
+    UnitResult,
+    delete_damaged,
+    delete_joined,
+    join,
+    read_hashes,
+)
 from mdsmix.convert.job import with_versions
-from mdsmix.convert.known_sources import note_part, notes_of_parts
 from mdsmix.convert.planning import (
     ArrayPart,
     Options,
@@ -38,14 +44,8 @@ from mdsmix.convert.planning import (
 )
 from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.publish import publish
-from mdsmix.convert.stored import (
-    DoneWindow,
-    UnitResult,
-    delete_damaged,
-    delete_joined,
-    join,
-    read_hashes,
-)
+from mdsmix.convert.source_cache import note_part, notes_of_parts
+from mdsmix.convert.target import source_entries
 from mdsmix.convert.work import Work, do_units, publish_bad
 from mdsmix.encode.backends import known_unequal
 from mdsmix.encode.pretrained import open_tokenizer

@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 
 from mdsmix.convert.bad_records import Tally
+from mdsmix.convert.finished_units import UnitResult, list_stored
 from mdsmix.convert.job import (
     Dropped,
     Job,
@@ -26,10 +27,9 @@ from mdsmix.convert.job import (
     unit_name,
     window_key,
 )
-from mdsmix.convert.known_sources import KnownSources, keep_stamps
-from mdsmix.convert.ledger import FOLDER, UnitRecord, compressed, pack, pack_array
 from mdsmix.convert.pretrained_folders import at_hand, fetch_processor
-from mdsmix.convert.stored import UnitResult, list_stored
+from mdsmix.convert.source_cache import KnownSources, keep_stamps
+from mdsmix.convert.unit_files import FOLDER, UnitRecord, compressed, pack, pack_array
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import Attempt, Reporter, in_work, pieces, skipped

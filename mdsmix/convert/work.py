@@ -15,14 +15,14 @@ from functools import partial
 from typing import TypeVar
 
 from mdsmix.convert.bad_records import publish_quarantine, shown_share, too_many_bad
-from mdsmix.convert.guard import why_rebuilt
+from mdsmix.convert.finished_units import StoredUnits, UnitResult, list_stored
 from mdsmix.convert.job import Dropped, Job, with_versions
-from mdsmix.convert.known_sources import KnownSources
-from mdsmix.convert.ledger import KEY_DIGITS, few_at_once, read_blobs
 from mdsmix.convert.planning import StreamPlan, Watcher
 from mdsmix.convert.pretrained_folders import refuse_unproved
-from mdsmix.convert.stored import StoredUnits, UnitResult, list_stored
+from mdsmix.convert.source_cache import KnownSources
+from mdsmix.convert.target import why_rebuilt
 from mdsmix.convert.unit import ReadTask, UnitTask, open_tokenizer_backend
+from mdsmix.convert.unit_files import KEY_DIGITS, few_at_once, read_blobs
 from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.engines.tasks import Ended, Engine, Task
 from mdsmix.kinds.rules import rule_changes

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from mdsmix import doctor
-from mdsmix.convert import known_sources
+from mdsmix.convert import source_cache
 from mdsmix.errors import Unreachable
 from mdsmix.mix.plan.plan import PlanOptions, make_plan, resolve_for_plan
 from mdsmix.storage import locate, s3_conditions
@@ -181,7 +181,7 @@ def says(see: Web, root: str, *records: Any) -> None:
 
 
 def test_images_in_a_bucket_are_asked_for_once(bucket: str, proxy: Proxy, see: Web) -> None:
-    see.patch.setattr(known_sources, "FEW", 5)
+    see.patch.setattr(source_cache, "FEW", 5)
     root, names = f"s3://{bucket}/pictures", [f"{number % 3}/{number}.jpg" for number in range(12)]
     for number, name in enumerate(names):
         locate(f"{root}/{name}").write(drawing(seed=number))

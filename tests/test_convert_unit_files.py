@@ -21,11 +21,19 @@ import pytest
 import xxhash
 from zstandard import ZstdCompressor
 
-from mdsmix.convert import ledger, stored
-from mdsmix.convert.ledger import FOLDER, SEGMENT, UnitFile, pack, read_blobs, read_units, record_of
+from mdsmix.convert import finished_units, unit_files
+from mdsmix.convert.finished_units import StoredUnits, list_stored
 from mdsmix.convert.planning import ArrayPart, Options
 from mdsmix.convert.run import convert
-from mdsmix.convert.stored import StoredUnits, list_stored
+from mdsmix.convert.unit_files import (
+    FOLDER,
+    SEGMENT,
+    UnitFile,
+    pack,
+    read_blobs,
+    read_units,
+    record_of,
+)
 from mdsmix.errors import Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.counts import Records, Totals
@@ -38,7 +46,9 @@ KEYS = [f"{number:032x}" for number in range(6)]
 
 
 def line(key: str) -> bytes:
-    record = ledger.UnitRecord(key=key, backend="b", shards=[], totals=Totals(), records=Records())
+    record = unit_files.UnitRecord(
+        key=key, backend="b", shards=[], totals=Totals(), records=Records()
+    )
     return orjson.dumps(asdict(record))
 
 
@@ -52,7 +62,7 @@ def folder(tmp_path: Path) -> Location:
     """Two segments of three units each."""
     at = locate(str(tmp_path))
     for keys in (KEYS[:3], KEYS[3:]):
-        ledger.write_segment(at, [pack([line(key)], {key: content(key)}) for key in keys])
+        unit_files.write_segment(at, [pack([line(key)], {key: content(key)}) for key in keys])
     return at
 
 
@@ -90,7 +100,7 @@ def test_fingerprints_are_read_in_any_order_as_they_were_written(folder: Locatio
         expected = [b"own" if key == own else content(key) for key in order]
         wanted = [(key, StoredUnits(files=files).hashes_of(key)) for key in order]
         for head_bytes in (9, 2 << 20):
-            with mock.patch.object(ledger, "HEAD_BYTES", head_bytes):
+            with mock.patch.object(unit_files, "HEAD_BYTES", head_bytes):
                 assert list(read_blobs(folder, wanted)) == expected
 
 
@@ -155,8 +165,8 @@ DROP = "streams.web.duplicates=drop"
 def web(web: Web) -> Web:
     """Seven units; two of them are packed together, and their fingerprints in files of a few."""
     web.windows(400)
-    web.patch.setattr(stored, "FEWEST", 3)
-    web.patch.setattr(stored, "MOST_FILES", 2)
+    web.patch.setattr(finished_units, "FEWEST", 3)
+    web.patch.setattr(finished_units, "MOST_FILES", 2)
     web.holds(TEXTS)
     return web
 
@@ -174,7 +184,7 @@ def together(web: Web) -> dict[str, bytes]:
 def unpacked(web: Web, *overrides: str) -> dict[str, bytes]:
     """What is published of the same source where nothing is packed."""
     with web.patch.context() as patch:
-        patch.setattr(stored, "FEWEST", 1000)
+        patch.setattr(finished_units, "FEWEST", 1000)
         return public(web.anew(*overrides).train)
 
 
@@ -284,4 +294,4 @@ def test_a_run_that_lost_its_lease_deletes_none_of_the_files_that_it_has_packed(
     """By then they may be another run's."""
     web.patch.setattr(Lease, "is_held_still", lambda _: False)
     web.run()
-    assert len(kept(web, ledger.UNIT)) == len(together(web)) == 7
+    assert len(kept(web, unit_files.UNIT)) == len(together(web)) == 7

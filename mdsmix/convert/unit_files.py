@@ -6,8 +6,8 @@
 its shards | into a segment |
 | `<key>.hashes` | the fingerprints of a window, where duplicates are dropped | before the stream is
 converted | into a segment |
-| `<xxh128>.segment` | all of this of up to 1,000 files | at publication (stored.py) | when no
-stream needs its units |
+| `<xxh128>.segment` | all of this of up to 1,000 files | at publication (finished_units.py) | when
+no stream needs its units |
 
 All three are of one form: the length of the head in 8 bytes, the head, and the blobs (fingerprints,
 bad records) one behind the other. The head, a Zstandard frame with a checksum, names the blobs with

@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 
 from mdsmix import sources
 from mdsmix.convert.job import Job
-from mdsmix.convert.ledger import EARLIER, FOLDER
+from mdsmix.convert.unit_files import EARLIER, FOLDER
 from mdsmix.errors import Damaged, Earlier, RecipeError, Unreachable
 from mdsmix.shards.index import INDEX, Index, find_description, parse_index
 from mdsmix.shards.manifest import MANIFEST, Manifest, read_manifest

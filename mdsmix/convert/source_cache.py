@@ -36,7 +36,7 @@ import orjson
 import xxhash
 
 from mdsmix.convert.job import Dropped, Job, lines_keys
-from mdsmix.convert.ledger import FOLDER, bytes_of, compressed
+from mdsmix.convert.unit_files import FOLDER, bytes_of, compressed
 from mdsmix.encode.pretrained import cache_folder, keep_in_cache
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
 from mdsmix.shards.shard_files import decompressed

@@ -8,9 +8,9 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from mdsmix.convert.guard import published_manifest
 from mdsmix.convert.planning import Options, StreamPlan, Watcher, plan_streams
 from mdsmix.convert.run import convert
+from mdsmix.convert.target import published_manifest
 from mdsmix.errors import Damaged, MdsmixError, RecipeError
 from mdsmix.recipe import Recipe
 from mdsmix.shards.published import StreamFault, named_version, working_folder

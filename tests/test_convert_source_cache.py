@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import zstandard
 
-from mdsmix.convert.known_sources import NOTE, KnownSources, unit_stamp
-from mdsmix.convert.ledger import FOLDER
+from mdsmix.convert.source_cache import NOTE, KnownSources, unit_stamp
+from mdsmix.convert.unit_files import FOLDER
 from mdsmix.sources import Content, ReadAs, SourceFile, Unit, Window
 from mdsmix.storage import Location, Stat, locate
 from tests.converting import Web, documents, files

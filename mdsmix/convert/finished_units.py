@@ -22,7 +22,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from mdsmix.convert.job import Dropped, Job, bad_name, hashes_name, unit_name, window_key
-from mdsmix.convert.ledger import (
+from mdsmix.convert.unit_files import (
     FINGERPRINTS,
     FOLDER,
     SEGMENT,

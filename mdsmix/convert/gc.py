@@ -21,8 +21,8 @@ from functools import partial
 from itertools import chain
 from operator import attrgetter
 
-from mdsmix.convert.known_sources import PART
-from mdsmix.convert.ledger import (
+from mdsmix.convert.source_cache import PART
+from mdsmix.convert.unit_files import (
     EARLIER,
     FINGERPRINTS,
     FOLDER,
