@@ -243,6 +243,9 @@ class Web:
     what it publishes is read.
     """
 
+    replaced = 0
+    "Shards that a second conversion replaced, where a test counts them."
+
     def __init__(
         self, folder: Path, tokenizer: Path, patch: pytest.MonkeyPatch, out: str = "out"
     ) -> None:
