@@ -1,4 +1,4 @@
-"""Whether streams are those of the recipe and of its sources, as they are now."""
+"""Checks that streams are those of the recipe and of its sources, as they are now."""
 
 from __future__ import annotations
 
@@ -27,24 +27,26 @@ PATH = "source.path"
 
 @CHECKS.stream(
     "note",
-    "Whether the stream is what its recipe and its sources would give today is then not known.",
+    "Whether the stream is what its recipe and its sources would give today is then unknown.",
     "recipe-unseen",
 )
 @CHECKS.stream(
     "warning",
-    "The stream holds its sources as they were: what came to them since, or left them, is not trained so.",
+    "The stream contains its sources as they were: later changes of them are not trained.",
     "sources-changed",
 )
 @CHECKS.stream(
     "error",
-    "The rows that are published are those of the recipe as it was, and nothing in training tells.",
+    "The published rows are those of the recipe as it was, and training does not notice.",
     "recipe-changed",
 )
 def recipe_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    spec, manifest = mix.spec_of(stream), stream.trusted_manifest
+    spec = mix.spec_of(stream)
+    manifest = stream.trusted_manifest
     if spec is None or manifest is None or manifest.mixed:
         return
-    changes, unseen = list[str](), list[str]()
+    changes = list[str]()
+    unseen = list[str]()
     try:
         changes += _settings(mix, stream, spec, manifest)
     except _Unseen as error:
@@ -59,54 +61,56 @@ def recipe_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
             f"{mix.republish_fix()}; or set the recipe back.",
             id="recipe-changed",
         )
-    elif sources.told:
+    elif sources.counts:
         yield Finding(
-            f"{{streams}}: the source files have changed since the conversion: {sources.told}.",
+            f"{{streams}}: the source files have changed since the conversion: {sources.counts}.",
             _fix_of_sources(mix, sources),
             id="sources-changed",
         )
     if _is_for_budget(spec, manifest):
         unseen.append(
-            f"it holds {manifest.encoding.sample} of its records for a budget (sample: budget), and the recipe says nothing of it"
+            f"it contains {manifest.encoding.sample} of its records for a budget (sample: budget), "
+            "which the recipe does not set"
         )
     for why in unseen:
         yield Finding(
-            f"{{streams}}: not compared in all with the recipe: {why}.",
-            "leave it, if that is meant; else check where the recipe's tokenizer and sources are.",
+            f"{{streams}}: not fully compared with the recipe: {why}.",
+            "OK if intended. Otherwise check where the recipe's tokenizer and sources are.",
             id="recipe-unseen",
         )
 
 
 def _fix_of_sources(mix: Mix, sources: _Sources) -> str:
-    """Say what to do about source files that are gone, which a conversion refuses, and about those
-    that were edited or are new.
+    """Return what to do about source files that are gone, which a conversion refuses, and about
+    those that were edited or are new.
     """
     fixes = list[str]()
     if sources.has_gone:
         fixes.append("correct `path`, or bring the files back")
     if sources.has_other:
-        fixes.append(f"{mix.republish_fix()}: it reads what is new, and nothing else")
+        fixes.append(f"{mix.republish_fix()}: it reads only what is new")
     return f"{'; then '.join(fixes)}."
 
 
 class _Unseen(Exception):
-    """Something that a recipe names is not at hand, so that nothing can be compared."""
+    """A tokenizer or function of the recipe cannot be opened here, so nothing can be compared."""
 
 
 def _is_for_budget(spec: StreamSpec, manifest: Manifest) -> bool:
-    """Whether the stream was sampled by `mdsmix convert --budget`, which the recipe need not say.
-    Older manifests do not tell it from a share that the recipe gave.
+    """Check whether the stream was sampled by `mdsmix convert --budget`, which the recipe need not
+    set. Older manifests cannot tell it from a share that the recipe set.
     """
     is_by_budget = not manifest.source or manifest.source.get(SAMPLE) == BY_BUDGET
     return spec.sample is None and manifest.encoding.sample is not None and is_by_budget
 
 
 def _settings(mix: Mix, stream: StreamInMix, spec: StreamSpec, manifest: Manifest) -> list[str]:
-    """Compare the settings that shape rows, and say which differ. The budget's share and the day
-    that a template prints stay as they are published, as `mdsmix convert` leaves them.
+    """Return the settings that shape rows and differ from the conversion. The budget's share and
+    the date that a template prints do not count: `mdsmix convert` keeps them as published.
     """
     assert mix.recipe_spec is not None
-    made, tokenizer = manifest.encoding, mix.run_tokenizer or published_tokenizer(stream, manifest)
+    converted = manifest.encoding
+    tokenizer = mix.run_tokenizer or published_tokenizer(stream, manifest)
     if tokenizer is None:
         raise _Unseen("the tokenizer is not at hand")
     try:
@@ -114,13 +118,13 @@ def _settings(mix: Mix, stream: StreamInMix, spec: StreamSpec, manifest: Manifes
     except RecipeError as error:
         if spec.source and is_function(spec.source.shape):
             raise _Unseen(_sentence(error)) from None
-        return [f"what it says now cannot be converted, since {_sentence(error)}"]
+        return [f"the recipe of today cannot be converted, since {_sentence(error)}"]
     except MdsmixError as error:
         raise _Unseen(_sentence(error)) from None
     keeps_sample = spec.sample == BY_BUDGET or _is_for_budget(spec, manifest)
-    sample = made.sample if keeps_sample else now.sample
-    now = replace(now, date_string=now.date_string or made.date_string, sample=sample)
-    return [str(each) for each in encoding_changes(made, now) if each.shapes_rows]
+    sample = converted.sample if keeps_sample else now.sample
+    now = replace(now, date_string=now.date_string or converted.date_string, sample=sample)
+    return [str(change) for change in encoding_changes(converted, now) if change.shapes_rows]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +133,8 @@ class _Sources:
 
     changes: Sequence[KeyChange] = ()
     "Keys of the recipe that find or read other files."
-    told: str = ""
-    "How many files were edited, are new or are gone."
+    counts: str = ""
+    "How many files were edited, are new or are gone, such as `1 edited, 2 new`."
     has_gone: bool = False
     has_other: bool = False
     "Files were edited or are new."
@@ -152,19 +156,20 @@ def _look_at_sources(
         if read_otherwise or _names_others(changes):
             return _Sources(changes=changes)
         if known is not None and isinstance(found, RecipeError):  # it was converted here
-            told = f"{manifest.source_count:,} gone ({_sentence(found)})"
-            return _Sources(told=told, has_gone=True)
-        return _Sources(unseen=f"its sources were not looked at, {_sentence(found)}")
+            counts = f"{manifest.source_count:,} gone ({_sentence(found)})"
+            return _Sources(counts=counts, has_gone=True)
+        return _Sources(unseen=f"its sources could not be listed: {_sentence(found)}")
     if known is not None and Counter(map(stamp_of, found)) == known:
         return _Sources(changes=read_otherwise)
     try:
         sizes = {source.path: source.size for source in manifest.read_sources(stream.folder)}
-    except Damaged:  # a check of its own tells
+    except Damaged:  # the check side-files reports it
         return _Sources(changes=read_otherwise)
     if known is None and _are_alike(found, sizes):
         return _Sources(changes=read_otherwise)
     here = {file.name for file in found}
-    new, gone = here - sizes.keys(), sizes.keys() - here
+    new = here - sizes.keys()
+    gone = sizes.keys() - here
     other = [each for each in changes if each.key == PATH]
     if not manifest.source and sizes and not here & sizes.keys():
         # Older manifests do not say the path.
@@ -172,17 +177,23 @@ def _look_at_sources(
     if (new or gone) and other:
         return _Sources(changes=[*read_otherwise, *other])
     edited = [file for file in found if _is_edited(file, sizes, known)]
-    counts = {"edited": len(edited), "new": len(new), "gone": len(gone)}
-    told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    numbers = {"edited": len(edited), "new": len(new), "gone": len(gone)}
     return _Sources(
-        changes=read_otherwise, told=told, has_gone=bool(gone), has_other=bool(edited or new)
+        changes=read_otherwise,
+        counts=", ".join(f"{number:,} {state}" for state, number in numbers.items() if number),
+        has_gone=bool(gone),
+        has_other=bool(edited or new),
     )
 
 
 def _names_others(changes: Sequence[KeyChange]) -> bool:
-    """Whether the path names other files, and not those of a recipe or folder that was moved."""
-    paths = [(each.made, each.now) for each in changes if each.key == PATH]
-    return any([*map(_last, made)] != [*map(_last, now)] for made, now in paths)
+    """Check whether the path names other files, and not those of a recipe or folder that was
+    moved.
+    """
+    for change in changes:
+        if change.key == PATH and [*map(_last, change.made)] != [*map(_last, change.now)]:
+            return True
+    return False
 
 
 def _is_edited(file: SourceFile, sizes: Mapping[str, int], known: Stamps | None) -> bool:
@@ -192,7 +203,7 @@ def _is_edited(file: SourceFile, sizes: Mapping[str, int], known: Stamps | None)
 
 
 def _are_alike(found: Sequence[SourceFile], sizes: Mapping[str, int]) -> bool:
-    """Whether the files are those of the stream by last names and sizes, in whatever folder."""
+    """Check whether the files are those of the stream by last names and sizes, in any folder."""
     last_names = Counter((_last(path), size) for path, size in sizes.items())
     return Counter((_last(file.name), file.stat.size) for file in found) == last_names
 
