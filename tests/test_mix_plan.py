@@ -218,7 +218,7 @@ def test_a_remote_that_streaming_alone_reads_is_named_and_not_taken_for_a_folder
         yaml = _yaml(tmp_path, stream={"remote": remote})
         answer = mdsmix("check", yaml)
         assert answer.code == 0
-        assert f"web is at {remote}, which Streaming reads and mdsmix does not" in answer.out
+        assert f"web is at {remote}, which Streaming can read and mdsmix cannot" in answer.out
         for command in (
             ("plan", yaml, "--gpus", 1),
             ("preview", yaml, "--gpus", 1, "--batch", 4),
