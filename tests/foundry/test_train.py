@@ -5,15 +5,18 @@ the blocks of pages.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import shutil
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from tests.converting import done, files, write_recipe
+from tests.converting import chats, done, files, write_jsonl, write_recipe
 from tests.counting import counted
 from tests.docs.homes import Homes
 from tests.docs.page import Page
@@ -64,6 +67,62 @@ def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
     assert all(late < early for early, late in pairwise(metrics))
     cached = {path.parts[-3].rpartition("-")[0] for path in cache.rglob("*.mds")}
     assert cached == set(listed)
+
+
+OPENED_HERE = """
+import json, sys
+from transformers import AutoTokenizer, __version__
+name, texts = sys.argv[1], json.loads(sys.argv[2])
+try:
+    tokenizer = AutoTokenizer.from_pretrained(name)
+except (AttributeError, ValueError):
+    print(json.dumps([__version__, None]))
+else:
+    print(json.dumps([__version__, [tokenizer(text)["input_ids"] for text in texts]]))
+"""
+
+
+def test_a_tokenizer_that_only_transformers_5_opens_trains(programs: Standing, lab: Lab) -> None:
+    """tests/saved_by_five has the ids that transformers 5.24 gave; LLM-Foundry has 4.51."""
+    saved = ROOT / "tests/saved_by_five"
+    expected = json.loads((saved / "expected.json").read_text())
+    lab.tokenizer = saved / "qwen"
+    turns = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]
+    write_jsonl(lab.folder / "chats.jsonl", [{"messages": turns}] * 64)
+    mix = {"chat": chats(lab.folder / "chats.jsonl")}
+    config = lab.rendered("five", streams=mix, max_seq_len=128, train_loader=LOADER)
+    published = yaml.safe_load(config.read_text())["tokenizer"]["name"]
+
+    def ids_of(folder: object) -> list[Any]:
+        return json.loads(
+            programs.start(OPENED_HERE, folder, json.dumps(expected["texts"])).wait().stdout
+        )
+
+    version, ids = ids_of(lab.tokenizer)
+    assert (version[:4], ids) == ("4.51", None), "it does not open as it is"
+    assert ids_of(published) == [version, expected["ids"]["qwen"]]
+    found = losses(trained(programs, config, "max_duration=4ba"))
+    assert len(found) == 4
+    assert found[-1] < found[0]
+
+
+TAKEN_HERE = """
+import json, sys
+from mdsmix.encode.transformers_process import take
+print(json.dumps(take(sys.argv[1], {})["named_templates"]))
+"""
+
+
+def test_additional_templates_are_read_by_the_transformers_of_foundry(
+    programs: Standing, tmp_path: Path
+) -> None:
+    """transformers 4.51 ignores them."""
+    folder = shutil.copytree(ROOT / "tests/saved_by_five/qwen", tmp_path / "qwen")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates/tool_use.jinja").write_text("{{ tools }}")
+    default = (folder / "chat_template.jinja").read_text()
+    named = json.loads(programs.start(TAKEN_HERE, folder).wait().stdout)
+    assert named == {"default": default, "tool_use": "{{ tools }}"}
 
 
 def test_two_ranks_train_from_minio_with_an_empty_disk(
