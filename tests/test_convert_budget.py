@@ -182,7 +182,7 @@ def test_a_repair_a_dry_run_and_a_limit_need_no_flag(mix: Web) -> None:
     before, sample = files(published), manifest_of(published).encoding.sample
     (shard,) = published.glob("*.mds")
     shard.write_bytes(b"nothing")
-    command = ("repair", published, "--recipe", mix.recipe_path)
+    command = ("repair", published, "--recipe", mix.recipe)
     assert f"changed since (sample was {sample})" in mdsmix(*command).err
     done(*command, f"streams.c4.sample={sample}")
     assert files(published) == before

@@ -113,6 +113,7 @@ def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path, web: Web) -> N
         assert "it opens as an empty tokenizer" in answer.err
 
 
+@pytest.mark.skipif(not IS_FOUR, reason="LlamaTokenizer of transformers 5 leaves this one alone")
 def test_a_class_that_changes_ids_is_a_warning_with_an_example(
     web: Web, tokenizer_folder: Path
 ) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -162,6 +163,7 @@ def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path, cache: Path) -> No
     assert not list(cache.glob("tokenizers/*/card.json"))
 
 
+@pytest.mark.skipif(metadata.version("transformers") > "5", reason="transformers 5 opens both")
 @pytest.mark.parametrize(
     "own",
     [{"tokenizer_class": "TokenizersBackend"}, {"extra_special_tokens": ["<|im_end|>"]}],

@@ -276,7 +276,7 @@ def test_a_file_without_a_loader_is_refused(tmp_path: Path) -> None:
     for text, why in {
         "a: [": "is not a readable training YAML",
         "- a": "its top level must be keys and values",
-        "max_seq_len: 8": "it has no train_loader; it holds max_seq_len",
+        "max_seq_len: 8": "it has no train_loader, only max_seq_len",
         "train_loader: {name: image, dataset: {}}": "write name: text or name: finetuning",
         "train_loader: {name: text}": "train_loader reads no MDS stream",
         "train_loader: '${nowhere}'": "is not a readable training YAML",

@@ -130,7 +130,7 @@ class Rendered:
 
     def __init__(self, mix: Web, *more: str) -> None:
         self.path, node = mix.folder / "train.yaml", f"local={mix.folder / 'node'}"
-        self.err = done("render-yaml", mix.recipe_path, node, *more, "-o", self.path).err
+        self.err = done("render-yaml", mix.recipe, node, *more, "-o", self.path).err
         text = self.path.read_text()
         self.tokenizer: Any = yaml.safe_load(text)["tokenizer"]
         self.name = Path(self.tokenizer["name"])
@@ -149,7 +149,7 @@ def test_the_line_that_fetches_it_is_told(mix: Web, remote: str) -> None:
     assert shlex.split(found.line) == [*command.split(), source, f"{found.name}"]
     assert "tokenizer.json" in dict(locate(source).list())
     assert f": {found.line}\n" in found.err
-    said = mdsmix("render-yaml", mix.recipe_path, f"local={mix.folder / 'node'}", "--json").out
+    said = mdsmix("render-yaml", mix.recipe, f"local={mix.folder / 'node'}", "--json").out
     assert json.loads(said)["before_training"] == found.line
 
 
@@ -203,7 +203,7 @@ def test_a_tokenizer_that_nobody_published_is_a_finding(mix: Web, remote: str) -
     for name, _ in root.list(recursive=True):
         if name.startswith("tokenizer-"):
             (root / name).delete()
-    answer = mdsmix("render-yaml", mix.recipe_path)
+    answer = mdsmix("render-yaml", mix.recipe)
     assert (answer.code, "error tokenizer-unpublished: " in answer.err) == (3, True)
     mix.done()
-    done("render-yaml", mix.recipe_path)
+    done("render-yaml", mix.recipe)
