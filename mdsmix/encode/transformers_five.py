@@ -136,6 +136,9 @@ def _for_four(folder: Path) -> dict[str, Any]:
         if isinstance(settings, dict) and not (folder / file).exists():
             shared = {key: processor[key] for key in ("processor_class",) if key in processor}
             changed[file] = shared | settings
+            # transformers 4.51 takes a section for an argument of the processor.
+            rest = changed.get(PROCESSOR, processor)
+            changed[PROCESSOR] = {key: rest[key] for key in rest.keys() - {section}}
     return changed
 
 

@@ -64,6 +64,8 @@ def test_a_processor_is_the_same(family: str, tmp_path: Path, processors: Folder
     assert five.learned((100, 333)) == old.learned((100, 333))
     saved = five.card()["files"]
     assert "preprocessor_config.json" in saved, "so that a loader opens it by any transformers 4"
+    own = json.loads(saved.get("processor_config.json", "{}"))
+    assert not {"image_processor", "video_processor"} & own.keys(), "4.51 takes it for an argument"
     assert {path.name for path in new.iterdir()} == before, "the user's folder stays as it is"
     if not (folder / "preprocessor_config.json").exists():  # made by transformers 5
         return
