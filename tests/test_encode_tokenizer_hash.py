@@ -197,6 +197,17 @@ def test_streams_of_the_earlier_hash_are_up_to_date(published: tuple[Web, str]) 
     assert len([*web.out.glob("tokenizer-*")]) == 1
 
 
+def test_a_stream_that_is_converted_alone_changes_no_other(published: tuple[Web, str]) -> None:
+    """It takes today's hash, since no other stream is looked at; theirs stays."""
+    web, old = published
+    streams = {name: chats("chats/*.jsonl") for name in ("chat", "more")}
+    web.says(streams={"web": documents("*.jsonl"), **streams}, local=str(web.out))
+    web.done("--only", "more")
+    assert "up to date" in web.done().out
+    assert web.manifest.tokenizer.hash == old
+    assert "tokenizer-differs" not in mdsmix("check", web.recipe).out
+
+
 def test_every_command_knows_the_earlier_hash(published: tuple[Web, str]) -> None:
     web, _ = published
     for words in (["check", web.recipe], ["check", web.out], ["plan", web.recipe, "--batch", 8]):

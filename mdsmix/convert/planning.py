@@ -213,19 +213,19 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
         published_manifest(job, target, options.reencode)
         for (job, _), target in zip(sizes, targets, strict=True)
     ]
-    tokenizer = adopt_hash(
-        tokenizer,
-        [
-            PublishedTokenizer(old.tokenizer, job.root)
-            for (job, _), old in zip(sizes, olds, strict=True)
-            if old
-        ],
-    )
+    published = [
+        PublishedTokenizer(old.tokenizer, job.root)
+        for (job, _), old in zip(sizes, olds, strict=True)
+        if old
+    ]
+    of_new_streams = adopt_hash(tokenizer, published)
     unequal, plans = known_unequal(tokenizer), list[StreamPlan]()
     for stream, files, (job, wanted), target, old in zip(
         streams, found, sizes, targets, olds, strict=True
     ):
-        job = replace(job, tokenizer=tokenizer)
+        own = [PublishedTokenizer(old.tokenizer, job.root)] if old else []
+        known_as = adopt_hash(tokenizer, own) if old else of_new_streams
+        job = replace(job, tokenizer=known_as)
         refuse_replacing(job, old, files, options.reencode)
         job = on_day(job, old.encoding.date_string if old else None)
         if old:
