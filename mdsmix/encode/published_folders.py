@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -112,6 +113,9 @@ def fetch_folder(home: Location) -> Path | None:
     return folder
 
 
+HASH = re.compile("[0-9a-f]{32}")
+
+
 class PublishedTokenizer(NamedTuple):
     """The tokenizer of a published stream, and the root of its mix."""
 
@@ -142,7 +146,9 @@ def hash_today(published: PublishedTokenizer) -> str:
     cannot be read, or is not what the card was made of, the card's own hash is returned.
     """
     card = published.card
-    known = cache_folder() / "tokenizer_hashes" / card.hash
+    if not HASH.fullmatch(card.hash):  # a damaged manifest's
+        return card.hash
+    known = cache_folder() / "tokenizer_hashes" / f"{card.hash}-1"
     if known.is_file():
         return known.read_text()
     ids = {key: getattr(card, key) for key in ("bos_id", "eos_id", "pad_id")}
