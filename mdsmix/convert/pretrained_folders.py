@@ -13,6 +13,7 @@ from mdsmix.convert.job import Job
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.pretrained import Processor, Tokenizer
 from mdsmix.encode.published_folders import fetch_folder, publish
+from mdsmix.encode.transformers_five import MODEL
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds.processor_proof import WAY_OUT, StoredRow, difference, rows_of
 from mdsmix.kinds.read_records import open_reading
@@ -46,7 +47,7 @@ def at_hand(job: Job) -> Tokenizer:
         raise Unreachable(
             f"{home} does not hold the tokenizer with which the run began: start it again."
         )
-    return replace(tokenizer, path=str(folder / "tokenizer.json"))
+    return replace(tokenizer, path=str(folder / MODEL))
 
 
 def fetch_processor(job: Job) -> None:

@@ -26,7 +26,7 @@ import xxhash
 
 from mdsmix import typed
 from mdsmix.encode import transformers_process
-from mdsmix.encode.transformers_five import NEW_CLASS, PLAIN_CLASS
+from mdsmix.encode.transformers_five import MODEL, NEW_CLASS, PLAIN_CLASS
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.storage import is_url, locate
@@ -34,7 +34,7 @@ from mdsmix.words import Say, hint
 
 What = Literal["tokenizer", "processor"]
 FORMAT = 12
-CARD, MODEL = "card.json", "tokenizer.json"
+CARD = "card.json"
 GENERATION = transformers_process.GENERATION
 TOOL_USE = "tool_use"
 "The name of the template that transformers takes of several when a conversation has tools."

@@ -24,8 +24,9 @@ import orjson
 import xxhash
 
 from mdsmix import typed
-from mdsmix.encode.pretrained import MODEL, Processor, Tokenizer, cache_folder, keep_in_cache
+from mdsmix.encode.pretrained import Processor, Tokenizer, cache_folder, keep_in_cache
 from mdsmix.encode.tokenizer_hash import bytes_hash, content_hash
+from mdsmix.encode.transformers_five import MODEL
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.rules import is_folder_beside
@@ -154,9 +155,11 @@ def hash_today(published: PublishedTokenizer) -> str:
     ids = {key: getattr(card, key) for key in ("bos_id", "eos_id", "pad_id")}
     with suppress(MdsmixError):
         folder = fetch_folder(published.root / card.folder_name)
-        content = (folder / MODEL).read_bytes() if folder else b""
-        if content and bytes_hash(content, ids) == card.hash:
-            digest = content_hash(content, ids)
+        if folder is None:
+            return card.hash
+        tree = orjson.loads((folder / MODEL).read_bytes())
+        if bytes_hash(tree, ids) == card.hash:
+            digest = content_hash(tree, ids)
             keep_in_cache(known, digest.encode())
             return digest
     return card.hash

@@ -26,14 +26,14 @@ _SAME_AS_NULL = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 'Settings of a model whose empty value (`""`, 0) does what null does.'
 
 
-def content_hash(content: str | bytes, ids: Ids) -> str:
+def content_hash(tree: Json, ids: Ids) -> str:
     """Return the hash of a tokenizer, 32 hex digits, from its tokenizer.json and special ids."""
-    return _hash([normalized(orjson.loads(content)), dict(ids)])
+    return _hash([normalized(tree), dict(ids)])
 
 
-def bytes_hash(content: str | bytes, ids: Ids) -> str:
+def bytes_hash(tree: Json, ids: Ids) -> str:
     """Return the hash that earlier versions of mdsmix gave: of the JSON as it was written."""
-    return _hash([orjson.loads(content), dict(ids)])
+    return _hash([tree, dict(ids)])
 
 
 def _hash(tree: Any) -> str:

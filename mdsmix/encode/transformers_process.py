@@ -36,6 +36,7 @@ import orjson
 from mdsmix.encode.loaded_processor import LoadedProcessor, texts_in
 from mdsmix.encode.tokenizer_hash import content_hash, normalized
 from mdsmix.encode.transformers_five import (
+    MODEL,
     add_named_templates,
     is_saved_by_five,
     make_readable,
@@ -43,7 +44,7 @@ from mdsmix.encode.transformers_five import (
 )
 from mdsmix.errors import MdsmixError, Unreachable
 
-GENERATION, MODEL_FILE = "generation_config.json", "tokenizer.json"
+GENERATION = "generation_config.json"
 PROBES = ("a", "Hello, world!", "one two  three\n", "déjà vu, 東京", "12345")
 "Texts that show which tokens a tokenizer adds by itself."
 RARE_PROBES = (
@@ -84,15 +85,16 @@ def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     taken = _read_off(tokenizer)
     content = tokenizer.backend_tokenizer.to_str()
     ids = {key: taken[key] for key in ("bos_id", "eos_id", "pad_id")}
+    tree = orjson.loads(content)
     files, stops = _files(tokenizer, taken, content), _stop_ids(name, kwargs)
     if stops:
         files[GENERATION] = json.dumps({"eos_token_id": stops})
     return taken | {
-        "hash": content_hash(content, ids),
+        "hash": content_hash(tree, ids),
         "files": files,
         "stop_ids": stops,
         "read_as": note,
-        "class_changes": "" if kwargs else _class_changes(name, tokenizer, content),
+        "class_changes": "" if kwargs else _class_changes(name, tokenizer, tree),
     }
 
 
@@ -108,18 +110,19 @@ def _refuse_empty(tokenizer: Any) -> None:
         )
 
 
-def _class_changes(name: str, tokenizer: Any, content: str) -> str:
+def _class_changes(name: str, tokenizer: Any, tree: dict[str, Any]) -> str:
     """Return a sentence with an example if the tokenizer's class gives other ids than its
-    tokenizer.json says; else, or without such a file, an empty string.
+    tokenizer.json says; else, or without such a file, an empty string. `tree`: what the class made
+    of that file.
     """
     if os.path.isfile(name):
         return ""
-    path = _file_beside(name, MODEL_FILE, {})
+    path = _file_beside(name, MODEL, {})
     if path is None:
         return ""
     own = Path(path).read_bytes()
     with suppress(ValueError, KeyError, TypeError):
-        if normalized(orjson.loads(own)) == normalized(orjson.loads(content)):
+        if normalized(orjson.loads(own)) == normalized(tree):
             return ""
     from tokenizers import Tokenizer as Model
 
@@ -222,7 +225,7 @@ def _files(tokenizer: Any, taken: dict[str, Any], content: str) -> dict[str, str
     for make in (_plain, lambda own: own):
         with TemporaryDirectory() as folder, suppress(Exception):
             make(tokenizer).save_pretrained(folder, legacy_format=False)
-            (Path(folder) / "tokenizer.json").write_text(content)
+            (Path(folder) / MODEL).write_text(content)
             make_readable(Path(folder))
             opened, _ = _load(folder, {"trust_remote_code": False})
             is_same = opened.backend_tokenizer.to_str() == content
