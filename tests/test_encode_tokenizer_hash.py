@@ -11,14 +11,18 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Model
 
+from mdsmix.convert.planning import Options, plan_streams
 from mdsmix.encode import pretrained
+from mdsmix.encode.backends import Fastokens, Unequal, remember_unequal
 from mdsmix.encode.tokenizer_hash import bytes_hash, content_hash
+from mdsmix.kinds import open_recipe
 from tests.converting import Web, chats, documents, done, manifest_of, mdsmix
 
 IDS = {"bos_id": None, "eos_id": 0, "pad_id": 1}
@@ -206,6 +210,17 @@ def test_a_stream_that_is_converted_alone_changes_no_other(published: tuple[Web,
     assert "up to date" in web.done().out
     assert web.manifest.tokenizer.hash == old
     assert "tokenizer-differs" not in mdsmix("check", web.recipe).out
+
+
+def test_a_difference_of_backends_is_known_under_the_earlier_hash(
+    published: tuple[Web, str],
+) -> None:
+    """Workers note it under the hash of their stream, and the next plan reads it there."""
+    web, old = published
+    tokenizer = pretrained.open_tokenizer(pretrained.TokenizerSpec(name=str(web.tokenizer)))
+    remember_unequal(replace(tokenizer, hash=old), Unequal(Fastokens.name(), "a text"))
+    plans = plan_streams(open_recipe(web.recipe), Options())
+    assert [plan.job.unequal for plan in plans] == [Fastokens.name()] * 2
 
 
 def test_every_command_knows_the_earlier_hash(published: tuple[Web, str]) -> None:

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, Protocol
 
 from mdsmix import sources
@@ -214,18 +215,16 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
         for (job, _), target in zip(sizes, targets, strict=True)
     ]
     published = [
-        PublishedTokenizer(old.tokenizer, job.root)
+        [PublishedTokenizer(old.tokenizer, job.root)] if old else []
         for (job, _), old in zip(sizes, olds, strict=True)
-        if old
     ]
-    of_new_streams = adopt_hash(tokenizer, published)
-    unequal, plans = known_unequal(tokenizer), list[StreamPlan]()
-    for stream, files, (job, wanted), target, old in zip(
-        streams, found, sizes, targets, olds, strict=True
+    of_new_streams = adopt_hash(tokenizer, chain(*published))
+    plans = list[StreamPlan]()
+    for stream, files, (job, wanted), target, old, own in zip(
+        streams, found, sizes, targets, olds, published, strict=True
     ):
-        own = [PublishedTokenizer(old.tokenizer, job.root)] if old else []
-        known_as = adopt_hash(tokenizer, own) if old else of_new_streams
-        job = replace(job, tokenizer=known_as)
+        job = replace(job, tokenizer=adopt_hash(tokenizer, own) if own else of_new_streams)
+        unequal = known_unequal(job.tokenizer)
         refuse_replacing(job, old, files, options.reencode)
         job = on_day(job, old.encoding.date_string if old else None)
         if old:
