@@ -40,7 +40,7 @@ from mdsmix.convert.target import (
 )
 from mdsmix.convert.unit_files import FOLDER
 from mdsmix.encode.backends import known_unequal
-from mdsmix.encode.pretrained import Tokenizer, open_processor, open_tokenizer
+from mdsmix.encode.pretrained import open_processor, open_tokenizer
 from mdsmix.encode.published_folders import PublishedTokenizer, adopt_hash
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.encodings import shape_of
@@ -272,18 +272,11 @@ def _chosen(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
     return [s for s in recipe.sourced if wanted & {s.name, s.held_out_of}]
 
 
-def tokenizer_sentences(tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield what a user must know about how the tokenizer's folder was read."""
-    if tokenizer.warning:
-        yield f"WARNING: {tokenizer.warning}"
-    if tokenizer.note:
-        yield tokenizer.note
-
-
 def describe(recipe: Recipe, options: Options) -> Iterator[str]:
     """Yield what a run would do, in sentences: about the tokenizer, then about each stream."""
-    yield from tokenizer_sentences(open_tokenizer(recipe.tokenizer))
-    for plan in plan_streams(recipe, options):
+    plans = plan_streams(recipe, options)
+    yield from plans[0].job.tokenizer.remarks
+    for plan in plans:
         yield from _of_stream(plan)
 
 

@@ -40,7 +40,6 @@ from mdsmix.convert.planning import (
     StreamPlan,
     Watcher,
     plan_streams,
-    tokenizer_sentences,
 )
 from mdsmix.convert.pretrained_folders import publish_pretrained
 from mdsmix.convert.publish import publish
@@ -48,7 +47,6 @@ from mdsmix.convert.source_cache import note_part, notes_of_parts
 from mdsmix.convert.target import source_entries
 from mdsmix.convert.work import Work, do_units, publish_bad
 from mdsmix.encode.backends import known_unequal
-from mdsmix.encode.pretrained import open_tokenizer
 from mdsmix.encode.transformers_process import BYTES, shared
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory import cpu_count, default_cap, is_told
@@ -141,8 +139,8 @@ def convert(
     """
     address_of(options.engine)  # refused before sources are looked for
     plans, failed = plan_streams(recipe, options, watcher.on_step), list[MdsmixError]()
-    for sentence in tokenizer_sentences(open_tokenizer(recipe.tokenizer)):
-        watcher.say(sentence)
+    for remark in plans[0].job.tokenizer.remarks:
+        watcher.say(remark)
     publish_pretrained([plan.job for plan in plans])
     with ExitStack() as ends:
         if any(plan.job.processor for plan in plans):

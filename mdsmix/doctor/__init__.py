@@ -64,11 +64,7 @@ def diagnose(recipe: Recipe) -> Diagnoses:
     """
     yield versions()
     yield memory()
-    yield attempt("tokenizer", lambda: _tokenizer(recipe))
-    with suppress(MdsmixError):
-        warning = open_tokenizer(recipe.tokenizer).warning
-        if warning:
-            yield Diagnosis("tokenizer", "warning", warning)
+    yield from _tokenizer(recipe)
     streams = [stream for stream in recipe.streams.values() if not stream.held_out_of]
     paths = [path for s in streams for path in (s.source.path if s.source else [s.remote])]
     if any(str(place).startswith("s3://") for place in (recipe.remote, *paths)):
@@ -137,9 +133,17 @@ def memory() -> Diagnosis:
     return judged("memory", said, cap < workers * WORKER_BYTES, flaw)
 
 
-def _tokenizer(recipe: Recipe) -> str:
-    found = open_tokenizer(recipe.tokenizer)
-    return f"{found.name}: {found.class_name}, ids below {found.vocab_size:,}"
+def _tokenizer(recipe: Recipe) -> Diagnoses:
+    """Diagnose the tokenizer, and whether its class changes ids."""
+    try:
+        tokenizer = open_tokenizer(recipe.tokenizer)
+    except MdsmixError as error:
+        yield Diagnosis("tokenizer", "problem", str(error))
+        return
+    name, size = tokenizer.name, tokenizer.vocab_size
+    yield Diagnosis("tokenizer", "ok", f"{name}: {tokenizer.class_name}, ids below {size:,}")
+    if tokenizer.warning:
+        yield Diagnosis("tokenizer", "warning", tokenizer.warning)
 
 
 def _store() -> str:

@@ -50,6 +50,13 @@ NEEDED: Mapping[What, str] = {
 }
 
 
+TRAIN_BY_FILE = (
+    "to train by the file, name the tokenizer.json itself, or set tokenizer_class in its "
+    f"tokenizer_config.json to {PLAIN_CLASS}"
+)
+"What to do about a class that changes the ids of its tokenizer.json."
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
     """A snapshot of a tokenizer. Ids are those of `AutoTokenizer.from_pretrained(name,
@@ -108,14 +115,19 @@ class Tokenizer:
             return ""
         return (
             f"the tokenizer {self.name}: {self.class_changes}; other programs that read this "
-            "folder may give either: to train by the file, name the tokenizer.json itself, or set "
-            f"tokenizer_class in its tokenizer_config.json to {PLAIN_CLASS}"
+            f"folder may give either: {TRAIN_BY_FILE}"
         )
 
     @property
     def note(self) -> str:
         """A sentence for the user on how its folder was read; empty if as it says itself."""
         return f"the tokenizer {self.name} was {self.read_as}" if self.read_as else ""
+
+    @property
+    def remarks(self) -> list[str]:
+        """The warning and the note as lines for the user."""
+        remarks = [f"WARNING: {self.warning}"] if self.warning else []
+        return [*remarks, self.note] if self.note else remarks
 
     @property
     def dtype(self) -> str:

@@ -91,10 +91,7 @@ def begin(
         drafts = sort_out(find_data(files, folder, said), said)
     name_apart(drafts)
     known = open_tokenizer(TokenizerSpec(name=tokenizer))
-    if known.warning:
-        said.append(f"WARNING: {known.warning}")
-    if known.note:
-        said.append(known.note)
+    said += known.remarks
     drafts = [
         draft
         for draft in _of_one_run(drafts, said)

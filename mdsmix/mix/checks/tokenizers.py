@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
+from mdsmix.encode.pretrained import TRAIN_BY_FILE, Tokenizer, open_tokenizer
 from mdsmix.encode.published_folders import (
     adopt_hash,
     card_name,
     fetch_folder,
     hash_today,
 )
-from mdsmix.encode.transformers_five import PLAIN_CLASS
 from mdsmix.errors import MdsmixError
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import EXTRA_LOADERS, as_whole_number
@@ -135,8 +134,7 @@ def tokenizer_class(mix: Mix) -> Findings:
     if opened and opened.class_changes:
         yield Finding(
             f"the tokenizer {opened.name}: {opened.class_changes}.",
-            "to train by the file, name the tokenizer.json itself, or set tokenizer_class in "
-            f"tokenizer_config.json to {PLAIN_CLASS}; else leave it, if this version is that of training.",
+            f"{TRAIN_BY_FILE}; else leave it, if this version is that of training.",
             id="tokenizer-class",
         )
     if opened and opened.note:
