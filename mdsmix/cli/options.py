@@ -18,12 +18,14 @@ MIX_HELP = (
     "A recipe (key=value overrides may follow), a training YAML, or folders and s3:// URLs of "
     "published streams."
 )
+BATCH_HELP = "Rows of a step, over all devices."
 BATCH_DEFAULT = "global_train_batch_size of the YAML"
 
 # Positional arguments.
-RecipeFile = Annotated[
-    Path, typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.", show_default=False)
-]
+RECIPE = typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.", show_default=False)
+RecipeFile = Annotated[Path, RECIPE]
+RecipeName = Annotated[str, RECIPE]
+"A recipe whose name is printed as it was given."
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -95,7 +97,7 @@ GlobalBatch = Annotated[
         "--batch",
         metavar="N",
         min=1,
-        help="Rows of a step, over all devices.",
+        help=BATCH_HELP,
         show_default=BATCH_DEFAULT,
     ),
 ]

@@ -11,6 +11,7 @@ from mdsmix.cli.options import (
     Estimate,
     KeepEvals,
     Overrides,
+    RecipeName,
     echo,
     echo_json,
     evals_mode,
@@ -19,10 +20,7 @@ from mdsmix.errors import MixRefused
 
 
 def render_yaml(
-    recipe: Annotated[
-        str,
-        typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.", show_default=False),
-    ],
+    recipe: RecipeName,
     overrides: Overrides = None,
     out: Annotated[
         str | None,

@@ -10,6 +10,7 @@ import typer
 
 from mdsmix.cli.options import (
     BATCH_DEFAULT,
+    BATCH_HELP,
     DecodeWith,
     Gpus,
     MixTargets,
@@ -44,7 +45,7 @@ def report(
         typer.Option(
             metavar="N",
             min=1,
-            help="Rows of a step, over all devices.",
+            help=BATCH_HELP,
             show_default=f"{BATCH_DEFAULT}, else 8 a device",
         ),
     ] = None,
