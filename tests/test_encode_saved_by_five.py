@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import yaml
-from transformers import AutoTokenizer, __version__
+from transformers import AutoTokenizer
 
 from mdsmix.encode.transformers_process import take
 from tests.converting import Web, chats, documents, done, mdsmix
+from tests.versions import IS_TRANSFORMERS_4
 
 HOME = Path(__file__).parent / "saved_by_five"
 EXPECTED = json.loads((HOME / "expected.json").read_text())
-IS_FOUR = __version__.startswith("4.")
 
 
 @pytest.mark.parametrize("family", EXPECTED["ids"])
@@ -45,7 +45,7 @@ def test_a_config_that_lacks_a_key_of_transformers_5_is_read(lost: str, tmp_path
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     taken = take(str(folder), {})
     assert taken["hash"] == EXPECTED["hash"]["qwen"]
-    if IS_FOUR:
+    if IS_TRANSFORMERS_4:
         own = config.get("tokenizer_class", "a tokenizer without a class")
         words = f"saved by transformers 5 as {own}, and is read by its tokenizer.json alone"
         assert taken["read_as"] == words
@@ -55,7 +55,7 @@ def test_a_subfolder_is_read(tmp_path: Path) -> None:
     shutil.copytree(HOME / "qwen", tmp_path / "inner")
     taken = take(str(tmp_path), {"subfolder": "inner"})
     assert taken["hash"] == EXPECTED["hash"]["qwen"]
-    assert bool(taken["read_as"]) == IS_FOUR
+    assert bool(taken["read_as"]) == IS_TRANSFORMERS_4
 
 
 def test_additional_templates_are_read(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_additional_templates_are_read(tmp_path: Path) -> None:
     assert taken["chat_template"] == default
 
 
-@pytest.mark.skipif(not IS_FOUR, reason="transformers 5 opens the folder as it is")
+@pytest.mark.skipif(not IS_TRANSFORMERS_4, reason="transformers 5 opens the folder as it is")
 def test_it_is_said_and_the_yaml_names_the_published_folder(web: Web) -> None:
     web.tokenizer = HOME / "qwen"
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
@@ -109,11 +109,13 @@ def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path, web: Web) -> N
     web.says()
     answer = web.convert()
     assert (answer.code, "could not be loaded" in answer.err) == (4, True)
-    if not IS_FOUR:
+    if not IS_TRANSFORMERS_4:
         assert "it opens as an empty tokenizer" in answer.err
 
 
-@pytest.mark.skipif(not IS_FOUR, reason="LlamaTokenizer of transformers 5 leaves this one alone")
+@pytest.mark.skipif(
+    not IS_TRANSFORMERS_4, reason="LlamaTokenizer of transformers 5 leaves this one alone"
+)
 def test_a_class_that_changes_ids_is_a_warning_with_an_example(
     web: Web, tokenizer_folder: Path
 ) -> None:

@@ -7,7 +7,6 @@ are then checked, loaded and converted again with today's libraries.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import subprocess
@@ -124,20 +123,6 @@ def test_streams_of_transformers_4_are_the_same_streams(demo: Command) -> None:
     demo(TODAY, "convert", "yamls/demo.yaml")
     assert manifest_of("demo/mix/chat/train") == manifest
     assert len(list(Path("demo/mix").glob("tokenizer-*"))) == 1
-
-
-def test_a_tokenizer_is_looked_at_without_torch(demo: Command) -> None:
-    """transformers 5 does not read USE_TORCH: its import of torch took 6 s and 600 MB."""
-    program = (
-        "import sys; from mdsmix.encode import transformers_process as process; process.main();"
-        "sys.exit(bool(sys.modules.get('torch')))"
-    )
-    question = json.dumps({"name": "demo/tokenizer", "kwargs": {}})
-    ended = subprocess.run(
-        [sys.executable, "-c", program], input=question, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)[1] == ""
 
 
 def test_the_override_file_lifts_the_pins_that_are_too_old() -> None:

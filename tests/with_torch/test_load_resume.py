@@ -14,13 +14,13 @@ import accelerate
 import pytest
 import pytorch_lightning as lightning
 import torch
-import transformers
 from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback
 from transformers import TrainingArguments as Arguments
 
 from mdsmix.errors import RecipeError
 from mdsmix.load import MixLoader
 from tests.forked import Standing
+from tests.versions import IS_TRANSFORMERS_4
 from tests.with_torch.load_streams import config, first_tokens, ranks
 from tests.with_torch.test_load_lock import opened, publish
 
@@ -218,7 +218,7 @@ def test_trainer_goes_on(mixed: Any, tmp_path: Path) -> None:
     # Trainer's own way reads the batches of the epoch without a state, and passes over them. That
     # of transformers 5 reads those of the first epoch, whatever the epoch is.
     without = {"with_state": False, "ignore_data_skip": False}
-    if transformers.__version__.startswith("4."):
+    if IS_TRANSFORMERS_4:
         assert trained(mixed, tmp_path / "more", saved / "checkpoint-14", **without) == whole[14:]
     else:
         with pytest.raises(RecipeError, match="without a word on the epoch"):

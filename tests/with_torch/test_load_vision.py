@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 import yaml
 from PIL import Image, ImageOps
 from streaming import StreamingDataset
@@ -30,6 +29,7 @@ from mdsmix.load.vision import decoded, opened
 from tests.converting import done, manifest_of, mdsmix, quarantined, run_recipe, write_jsonl
 from tests.pictures import drawing, record, saved, stream, write_drawings
 from tests.processors import FAMILIES, IMAGE_TOKEN, made, tiny_model
+from tests.versions import IS_TRANSFORMERS_4
 from tests.with_torch.load_streams import loaded, write_tokens
 from tests.with_torch.seeing import LENGTH, Folders, rendered, unnamed, written
 
@@ -249,7 +249,7 @@ def test_an_odd_image_is_set_aside_if_a_batch_with_it_would_end_training(
     }
     assert {each["detail"]["image"] for each in bad} == refused
     assert {each["reason"] for each in bad} <= {"image_refused"}
-    if transformers.__version__.startswith("4."):  # transformers 5 takes all of them
+    if IS_TRANSFORMERS_4:  # transformers 5 takes all of them
         assert bool(refused) == (family != "qwen")
     kept = len(paths) - len(bad)
     loader = build_loader(rendered(recipe), kept)
@@ -258,9 +258,7 @@ def test_an_odd_image_is_set_aside_if_a_batch_with_it_would_end_training(
         assert "pixel_values" in loader.collate_fn(rows[first:] + rows[:first])
 
 
-@pytest.mark.skipif(
-    not transformers.__version__.startswith("4."), reason="transformers 5 takes such an image"
-)
+@pytest.mark.skipif(not IS_TRANSFORMERS_4, reason="transformers 5 takes such an image")
 def test_one_bad_image_of_two_is_one_bad_record(tmp_path: Path, processors: Folders) -> None:
     """By the default of max_bad, and though the processor is tried on the first records."""
     paths = write_drawings(tmp_path / "img", 1, (80, 60))

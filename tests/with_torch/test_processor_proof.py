@@ -31,6 +31,7 @@ from mdsmix.storage import locate
 from tests.converting import done, mdsmix, run_recipe
 from tests.pictures import record, write_drawings
 from tests.processors import FAMILIES, IMAGE_TOKEN, made
+from tests.versions import IS_TRANSFORMERS_4
 from tests.with_torch.load_streams import loaded
 from tests.with_torch.seeing import LENGTH, Folders, rendered, unnamed, written
 
@@ -43,7 +44,7 @@ UNEQUAL = {
     "lfm2": "of two images side by side Lfm2VlProcessor makes input_ids",
 }
 OF_ONE_IMAGE = ("idefics2", "llava_onevision", "lfm2")
-if not transformers.__version__.startswith("4."):
+if not IS_TRANSFORMERS_4:
     del UNEQUAL["lfm2"]
     OF_ONE_IMAGE = ("llava_onevision", "lfm2")
 "Processors that are equal on rows of one image."
@@ -74,7 +75,7 @@ def test_it_is_equal_or_refused(tmp_path: Path, tokenizer_folder: Path, family: 
         encoding = make_encoding(recipe, recipe.streams["see"], tokenizer)
         return difference(of[1], encoding, tokenizer, [])
 
-    if family == "paligemma" and not transformers.__version__.startswith("4."):
+    if family == "paligemma" and not IS_TRANSFORMERS_4:
         with pytest.raises(MdsmixError, match="expands neither a boi_token nor an image_token"):
             found()
         return

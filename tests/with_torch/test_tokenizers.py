@@ -95,7 +95,7 @@ def test_what_is_kept_of_a_lone_file_opens_alike(tokenizer_folder: Path) -> None
 
 def test_a_tokenizer_is_looked_at_without_torch_and_is_the_same(tokenizer_folder: Path) -> None:
     """torch would be imported for nothing: 11 s and 900 MB more, where a tokenizer is used for the
-    first time.
+    first time. transformers 4 is told so by USE_TORCH, which transformers 5 does not read.
     """
     main = "from mdsmix.encode import transformers_process; transformers_process.main()"
     program = f"import sys; {main}; sys.exit(bool(sys.modules.get('torch')))"
