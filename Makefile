@@ -68,7 +68,7 @@ demo-images: venv ## convert, check, look at, load and train a tiny model on dra
 	$(BIN)/mdsmix inspect demo/images/mix/drawings -n 1 --images demo/images/seen
 	$(BIN)/python -m tests.drawings train demo/images/train.yaml
 
-QUICK := json_values ragged recipe rules typed encode_* kinds_* shapes_* sources_*
+QUICK := json_values ragged recipe rules schema tokenizer_* encode_* kinds_* shapes_* sources_*
 quick: venv ## the tests of parsing, tokenization and recipes: a minute, without MinIO and torch
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(QUICK:%=tests/test_%.py)
 

@@ -16,14 +16,14 @@ import orjson
 import xxhash
 
 from mdsmix import sources
-from mdsmix.convert.finished_units import StoredUnits, UnitResult, delete_joined, join
-from mdsmix.convert.job import Job, window_key
-from mdsmix.convert.planning import Options, plan_streams
-from mdsmix.convert.pretrained_folders import publish_pretrained
-from mdsmix.convert.publish import publish
-from mdsmix.convert.source_cache import KnownSources
-from mdsmix.convert.target import source_entries
-from mdsmix.convert.unit_files import (
+from mdsmix.conversion.finished_units import StoredUnits, UnitResult, delete_joined, join
+from mdsmix.conversion.job import Job, window_key
+from mdsmix.conversion.planning import Options, plan_streams
+from mdsmix.conversion.pretrained_folders import publish_pretrained
+from mdsmix.conversion.publish import publish
+from mdsmix.conversion.source_cache import KnownSources
+from mdsmix.conversion.target import source_entries
+from mdsmix.conversion.unit_files import (
     FOLDER,
     UNIT,
     UnitRecord,

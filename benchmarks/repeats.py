@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mdsmix.convert.duplicates import Fingerprints, count_repeats
+from mdsmix.conversion.duplicates import Fingerprints, count_repeats
 
 WINDOW = 25_000
 "Records of 4 KB in a window of 96 MiB."

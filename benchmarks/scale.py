@@ -30,7 +30,7 @@ import xxhash
 
 from benchmarks.finished import finish_units
 from mdsmix import sources
-from mdsmix.convert.source_cache import KnownSources
+from mdsmix.conversion.source_cache import KnownSources
 from mdsmix.shards.index import Index, StoredFile, make_index, parse_index
 from mdsmix.shards.shard_files import ShardLayout, shard_of
 from mdsmix.shards.side_files import SourceEntry, SourceList, read_part, store_sources

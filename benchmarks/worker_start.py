@@ -13,11 +13,11 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from mdsmix.encode.backends import open_backend
-from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory import default_cap
 from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.recipe.spec import TokenizerSpec
+from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 
 
 @dataclass(frozen=True)

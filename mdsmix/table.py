@@ -16,7 +16,7 @@ from typing import Any
 from rich.cells import cell_len
 from rich.filesize import decimal
 
-from mdsmix.words import printable
+from mdsmix.messages import printable
 
 Row = tuple[Any, ...]
 Tree = dict[str, Any]

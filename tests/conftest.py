@@ -23,13 +23,13 @@ import pytest
 import typer.main
 from hypothesis import HealthCheck
 
-from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
-from mdsmix.encode.transformers_process import WITHOUT
 from mdsmix.engines.memory import give_back
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards import lease
 from mdsmix.storage import s3_client
-from tests import here
+from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
+from mdsmix.tokenizer.transformers_process import WITHOUT
+from tests import in_process
 from tests.converting import Web
 from tests.corpus import train_tokenizer, write_corpus
 from tests.faults import Proxy, failing
@@ -61,7 +61,7 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     done once.
     """
     loader = botocore.loaders.create_loader()
-    with pytest.MonkeyPatch.context() as patch, here.as_engine(), here.forked_looks():
+    with pytest.MonkeyPatch.context() as patch, in_process.as_engine(), in_process.forked_looks():
         patch.setenv("MDSMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
         for name in ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
             patch.delenv(name, raising=False)
@@ -96,7 +96,7 @@ def own_temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def processes() -> Iterator[None]:
     """Conversions of the test are done by workers, as outside of tests."""
-    with here.processes():
+    with in_process.processes():
         yield
 
 

@@ -27,9 +27,9 @@ import zstandard
 
 from mdsmix import sources
 from mdsmix.cli.main import run
-from mdsmix.convert import publish
-from mdsmix.convert.planning import Options
-from mdsmix.convert.run import Outcome, convert
+from mdsmix.conversion import publish
+from mdsmix.conversion.planning import Options
+from mdsmix.conversion.run import Outcome, convert
 from mdsmix.kinds import open_recipe
 from mdsmix.shards import side_files
 from mdsmix.shards.index import read_index

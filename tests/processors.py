@@ -7,8 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.encode import transformers_process
 from mdsmix.load.vision import opened
+from mdsmix.tokenizer import transformers_process
 from tests.pictures import QWEN, seeing_tokenizer
 
 if TYPE_CHECKING:  # LLM-Foundry's environment has none

@@ -18,13 +18,13 @@ import numpy as np
 import xxhash
 import zstandard
 
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.encodings import rules_of
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard, UnitShards
 from mdsmix.shards.shard_files import ShardLayout, shard_of, shard_parts
+from mdsmix.tokenizer.card import Tokenizer
 
 TOKENIZER = Tokenizer(
     name="tok",

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from mdsmix.encode.backends import Reference
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds import Kind
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.ragged import Ragged
 from mdsmix.shards.manifest import Encoding
+from mdsmix.tokenizer.card import Tokenizer
 from tests.corpus import CHATML, docstrings, train_bpe, write_config
 from tests.tool_styles import MISTRAL
 

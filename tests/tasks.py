@@ -13,7 +13,7 @@ from typing import Any
 
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.tasks import Attempt, InWork, OnProgress, Reporter, Task, pieces
-from mdsmix.words import Say
+from mdsmix.messages import Say
 from tests.alarm import SECONDS
 
 

@@ -19,11 +19,11 @@ import typer.main
 import yaml
 
 from mdsmix.cli.main import app
-from mdsmix.convert.job import make_job
-from mdsmix.encode.pretrained import open_tokenizer
+from mdsmix.conversion.job import make_job
 from mdsmix.kinds import open_recipe
 from mdsmix.shapes import SHAPES
 from mdsmix.sources import formats
+from mdsmix.tokenizer.card import open_tokenizer
 from tests.converting import (
     chats,
     documents,

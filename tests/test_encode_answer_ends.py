@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix.encode.labels import Turns, with_stops
-from mdsmix.encode.pretrained import GENERATION, Tokenizer, decoder_of, open_tokenizer
-from mdsmix.encode.published_folders import fetch_folder
 from mdsmix.encode.template_rules import TEMPLATE_RULES
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.record import Conversation
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.storage import locate
+from mdsmix.tokenizer.card import GENERATION, Tokenizer, decoder_of, open_tokenizer
+from mdsmix.tokenizer.published import fetch_folder
 from tests.converting import (
     Web,
     chats,

@@ -23,13 +23,13 @@ from tokenizers import Tokenizer as Model
 from tokenizers.models import Unigram, WordLevel, WordPiece
 from tokenizers.pre_tokenizers import Whitespace, WhitespaceSplit
 
-from mdsmix.convert import unit
+from mdsmix.conversion import unit
 from mdsmix.encode import backends
 from mdsmix.encode.backends import CheckedBackend, Fastokens, Reference, Unequal, open_backend
-from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import TokenizerSpec
+from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from tests.converting import Told, Web, documents, windows
 from tests.styles import ids, lists
 

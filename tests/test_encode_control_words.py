@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix.encode.control_words import ControlWords
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.record import Conversation
+from mdsmix.tokenizer.card import Tokenizer
 from tests.converting import Web, chats, quarantined, samples
 from tests.pictures import TOKEN, drawing
 from tests.styles import GLM_4_7, in_turn, with_tokens

@@ -13,11 +13,11 @@ import pytest
 
 from mdsmix.encode.chat import ChatTemplate, open_template, rendered_rows
 from mdsmix.encode.forms import forms_of, image_form_of, prints_null, unread, with_tools
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.encode.template_rules import raised_template_rules
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.messages import OPENAI
 from mdsmix.shards.manifest import Encoding
+from mdsmix.tokenizer.card import Tokenizer
 from tests import tool_styles as styles
 from tests.styles import (
     DEEPSEEK_V3,

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from mdsmix.encode import forms
 from mdsmix.encode.encoded import Encoded, as_documents, as_pairs
 from mdsmix.encode.labels import USABLE, Labels, Targets, Turns
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import Pairs, TurnRows
 from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.ragged import Ragged
 from mdsmix.record import FILTERED, Conversation, Pair, RecordRefused, RichConversation
 from mdsmix.shards.manifest import Encoding
+from mdsmix.tokenizer.card import Tokenizer
 from tests.styles import EOS, USUAL, chats, in_turn, lists, opened
 
 IMAGE, WORD = 9, 40

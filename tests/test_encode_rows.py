@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.encode.encoded import Encoded, add_special_tokens, as_targets, split_rows
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.ragged import Ragged
 from mdsmix.record import FILTERED, Conversation, Document, Pair
+from mdsmix.tokenizer.card import Tokenizer
 from tests.styles import BOS, END, EOS, START, chats, ids, in_turn, lists, opened
 
 SPECIAL = "special_token_in_text"

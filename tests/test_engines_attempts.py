@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert import unit
+from mdsmix.conversion import unit
 from mdsmix.engines import hang
 from mdsmix.engines.hang import SILENT_SECONDS, SLOWEST, Pulse, used_by
 from mdsmix.engines.tasks import ALONE, MOST_DEATHS, Attempt, End, Reporter, after_death, pieces

@@ -21,10 +21,10 @@ LAYERS = (
     {"cli"},
     {"report"},
     {"preview", "leaks"},
-    {"init", "bench", "doctor", "convert", "mix", "load"},
+    {"init", "bench", "doctor", "conversion", "mix", "load"},
     {"engines", "kinds"},
     {"images"},
-    {"shapes", "sources", "encode", "shards", "foundry_yaml"},
+    {"shapes", "sources", "tokenizer", "processor", "encode", "shards", "foundry_yaml"},
     {"recipe", "storage"},
 )
 """As the README names them: a room imports those of its own line and of lines below, and the files

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from mdsmix import extensions
-from mdsmix.convert import unit
-from mdsmix.convert.planning import Options
-from mdsmix.convert.run import convert
+from mdsmix.conversion import unit
+from mdsmix.conversion.planning import Options
+from mdsmix.conversion.run import convert
 from mdsmix.encode.encoded import Encoded, encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.engines.tasks import Attempt, Engine, OnProgress, Reporter

@@ -15,7 +15,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from mdsmix.encode import pretrained as looks
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.findings import Finding
 from mdsmix.mix.check import is_refused, list_checks, run_checks, run_one_check
@@ -24,6 +23,7 @@ from mdsmix.mix.epoch.figures import measure_epoch
 from mdsmix.mix.streams.resolve import make_stream_mix
 from mdsmix.shards.manifest import MANIFEST
 from mdsmix.shards.published import StreamFault
+from mdsmix.tokenizer import card
 
 # isort: off
 from tests.mixes import BARE, CHAT, CHUNKS, DOCS, FAQ, INT32, MESSAGES, OF_TURNS, PACK, PACKS
@@ -345,7 +345,7 @@ def told(make: Make, home: Path, id: str) -> list[Finding]:
 @pytest.fixture(autouse=True)
 def _nothing_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tokenizer or a processor that is not here is told without a process that looks for it."""
-    for module, look in ((looks, "open_tokenizer"), (conversion, "open_processor")):
+    for module, look in ((card, "open_tokenizer"), (conversion, "open_processor")):
         monkeypatch.setattr(module, look, Mock(side_effect=RecipeError("not here")))
 
 

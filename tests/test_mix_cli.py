@@ -17,11 +17,11 @@ import pytest
 import xxhash
 import yaml
 
-from mdsmix.encode import pretrained
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.mix.check import describe_verdict, make_report, run_checks
 from mdsmix.mix.streams.resolve import make_mix, resolve_mix
 from mdsmix.report.named_streams import named_streams
+from mdsmix.tokenizer import card as pretrained
 from tests import published as hand
 from tests.converting import done, mdsmix
 from tests.corpus import train_tokenizer

@@ -14,13 +14,13 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from mdsmix.encode import pretrained
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.foundry_yaml.training_yaml import read_unresolved
 from mdsmix.mix.check import is_refused, run_checks
 from mdsmix.mix.render.render import render_recipe, require_writable, write_yaml
 from mdsmix.mix.render.set_into import set_sections, strip_head
 from mdsmix.mix.streams.mix import Mix
+from mdsmix.tokenizer import card as pretrained
 from tests import published as hand
 from tests.published import LENGTH, SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish, write_mix
 

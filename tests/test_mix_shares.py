@@ -18,7 +18,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode import pretrained
 from mdsmix.errors import MixRefused
 from mdsmix.mix.check import run_checks
 from mdsmix.mix.epoch.apportion import (
@@ -30,6 +29,7 @@ from mdsmix.mix.epoch.apportion import (
 )
 from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.recipe.amounts import Budget
+from mdsmix.tokenizer import card as pretrained
 from tests import published as hand
 from tests.converting import done, mdsmix
 from tests.published import CARD, LENGTH, SPLIT, TURNS, publish

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mdsmix.encode.pretrained import decoder_of, open_tokenizer
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.report.page.sample_browser import BROKEN, spans, thumbnail
 from mdsmix.report.shown_samples import Picture, Segment
+from mdsmix.tokenizer.card import decoder_of, open_tokenizer
 from tests.converting import Answer, Web, chats, documents, mdsmix, pairs
 from tests.pages import Page
 from tests.pictures import drawing, record, stream, write_drawings

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from mdsmix.convert.run import Outcome
-from mdsmix.encode.pretrained import Decoder
+from mdsmix.conversion.run import Outcome
 from mdsmix.kinds import stored_pieces
 from mdsmix.report.conversions import summary
 from mdsmix.report.inspection import by_length, card_rows
@@ -34,6 +33,7 @@ from mdsmix.shards.published import read_in
 from mdsmix.shards.side_files import SourceEntry
 from mdsmix.storage import locate
 from mdsmix.table import Column, Table, as_json
+from mdsmix.tokenizer.card import Decoder
 from tests.published import CONCAT, TOKEN_ROW, make_manifest, publish
 
 SHARE = Column("share", "share", key="share_of_tokens")

@@ -13,12 +13,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.encodings import fields_read, make_encoding, open_recipe
 from mdsmix.record import Conversation, RichConversation, canonical
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.extras import EXTRAS
 from mdsmix.shapes.sharegpt import TAGS
+from mdsmix.tokenizer.card import Tokenizer
 from tests.converting import write_recipe
 from tests.test_shapes_refused import ANSWERED, ASKED, GOOD, RESULT, TOOLS, A, B, call, item, say
 

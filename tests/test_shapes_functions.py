@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert.job import make_job
-from mdsmix.encode.pretrained import open_tokenizer
+from mdsmix.conversion.job import make_job
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shapes import functions
 from mdsmix.shapes.functions import find_function, function_shape, is_function
+from mdsmix.tokenizer.card import open_tokenizer
 from tests.converting import Web, mdsmix, quarantined, samples
 from tests.styles import in_turn
 

@@ -21,8 +21,8 @@ from mdsmix.storage import Stat, locate
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS
 from tests.converting import Web, windows
+from tests.paused_run import COMMITS, stalled_everywhere
 from tests.published import CONCAT, TOKEN_ROW, publish
-from tests.stalled import COMMITS, stalled_everywhere
 
 SEEDS = (*range(60), 3369)
 """In the last one a card is put back between another's card and index, which takes three writers

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.convert.gc import find_garbage
+from mdsmix.conversion.gc import find_garbage
 from mdsmix.storage import locate
 from mdsmix.storage.local import LocalPath
 from tests.converting import Web, documents, done, files, flip, list_in_parts, mdsmix, times

@@ -23,8 +23,8 @@ from mdsmix.foundry_yaml.training_yaml import (
     TrainingYaml,
     read_training_yaml,
 )
+from mdsmix.messages import plural, spelled
 from mdsmix.table import Column, Table
-from mdsmix.words import plural, spelled
 
 PREFETCH = [2, 4]
 "Batches that each worker makes in advance; 2 is torch's and Foundry's default."

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from mdsmix.bench import Bench, LoaderSetting, Pass
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.words import Say
+from mdsmix.messages import Say
 
 T = TypeVar("T")
 LEAST = 3

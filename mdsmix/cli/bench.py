@@ -14,7 +14,7 @@ from mdsmix.cli.options import (
     echo_json,
 )
 from mdsmix.errors import RecipeError
-from mdsmix.words import plural
+from mdsmix.messages import plural
 
 
 def bench(

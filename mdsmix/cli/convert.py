@@ -21,7 +21,7 @@ from mdsmix.cli.options import (
 from mdsmix.errors import RecipeError
 
 if TYPE_CHECKING:
-    from mdsmix.convert.planning import Options
+    from mdsmix.conversion.planning import Options
     from mdsmix.recipe import Recipe
 
 
@@ -106,7 +106,7 @@ def convert(
 
     Unchanged work is not done again. Bad records are written to quarantine/ and counted.
     """
-    from mdsmix.convert.planning import Options, describe, part_of
+    from mdsmix.conversion.planning import Options, describe, part_of
     from mdsmix.engines.memory import bytes_of
     from mdsmix.kinds import open_recipe
     from mdsmix.recipe.amounts import with_unit
@@ -176,7 +176,7 @@ def _run(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
 
     The finished streams are shown even if a later stream fails.
     """
-    from mdsmix.convert.run import convert
+    from mdsmix.conversion.run import convert
     from mdsmix.report.conversions import parts_result, result, warnings
     from mdsmix.report.progress import watching
     from mdsmix.report.show import show

@@ -11,7 +11,7 @@ import typer
 from mdsmix.cli.options import (
     echo,
 )
-from mdsmix.words import plural
+from mdsmix.messages import plural
 
 
 def fetch(
@@ -42,8 +42,8 @@ def fetch(
 
     The first line of a rendered YAML does the same: `aws s3 cp --recursive`.
     """
-    from mdsmix.encode.published_folders import copy_folder
     from mdsmix.storage import locate, require_local
+    from mdsmix.tokenizer.published import copy_folder
 
     require_local(folder)
 

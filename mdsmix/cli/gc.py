@@ -13,7 +13,7 @@ from mdsmix.cli.options import (
     echo,
     for_each_stream,
 )
-from mdsmix.words import plural
+from mdsmix.messages import plural
 
 KEYS = ("kind", "name", "bytes", "age")
 
@@ -46,7 +46,7 @@ def gc(
     shards of indexes replaced since AGE ago. Versions are kept unless --keep limits them. Of a
     recipe, only the streams that it makes are looked at.
     """
-    from mdsmix.convert import gc as collector
+    from mdsmix.conversion import gc as collector
 
     warn = partial(echo, err=True)
     age = collector.seconds_of(older_than)

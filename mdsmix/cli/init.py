@@ -19,10 +19,10 @@ from mdsmix.errors import RecipeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mdsmix.encode.pretrained import Decoder
-    from mdsmix.init.start import FirstRecipe
+    from mdsmix.init.init import FirstRecipe
     from mdsmix.report.show import Item
     from mdsmix.table import Tree
+    from mdsmix.tokenizer.card import Decoder
 
 BUDGET = re.compile(r"(?:(\d{1,9}):)?(\d[\d.,_]*\s*[kmbt]?)(?:\s*tokens?)?", re.IGNORECASE)
 "A budget such as `2B`, or as FlagEmbedding writes it, `8192:2B`: a row's tokens, all tokens."
@@ -93,10 +93,10 @@ def init(
     One record of each stream is shown as it will be trained. For data that is not recognised,
     what is missing is printed.
     """
-    from mdsmix.encode.pretrained import decoder_of
-    from mdsmix.init.start import begin
+    from mdsmix.init.init import begin
     from mdsmix.mix.render.render import require_writable, write_yaml
     from mdsmix.report.show import show
+    from mdsmix.tokenizer.card import decoder_of
 
     amount = BUDGET.fullmatch(budget or "1")
     misuse = _misuse(files, dataset_info, mixture, budget, amount)

@@ -16,7 +16,7 @@ from mdsmix.cli.options import (
     for_each_stream,
 )
 from mdsmix.errors import RecipeError
-from mdsmix.words import plural
+from mdsmix.messages import plural
 
 
 def inspect(

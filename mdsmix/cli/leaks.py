@@ -57,13 +57,13 @@ def leaks(
 
     The exit code is 0 whatever is found: a leak is a finding and refuses nothing.
     """
-    from mdsmix.encode.pretrained import find_decoder
     from mdsmix.leaks.audit import find_leaks
     from mdsmix.mix.streams.mix import unique_folders
     from mdsmix.mix.streams.resolve import make_stream_mix, resolve_mix
     from mdsmix.report.leaked_samples import leaks_json, leaks_shown
     from mdsmix.report.progress import watching
     from mdsmix.report.show import show
+    from mdsmix.tokenizer.card import find_decoder
 
     mix = resolve_mix(targets)
     for loader in mix.loaders:

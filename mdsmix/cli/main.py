@@ -34,7 +34,7 @@ from mdsmix.cli.repair import repair
 from mdsmix.cli.report import report
 from mdsmix.cli.verify import verify
 from mdsmix.errors import MdsmixError, SeveralFailed
-from mdsmix.words import printable
+from mdsmix.messages import printable
 
 app = typer.Typer(
     no_args_is_help=True,

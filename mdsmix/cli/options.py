@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from mdsmix.errors import MdsmixError, RecipeError, all_of
-from mdsmix.words import printable
+from mdsmix.messages import printable
 
 MIX_HELP = (
     "A recipe (key=value overrides may follow), a training YAML, or folders and s3:// URLs of "

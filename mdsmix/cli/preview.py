@@ -86,13 +86,13 @@ def preview(
     The order is Streaming's own for these nodes, GPUs and workers; nothing is written, and no local
     folder of the YAML is touched.
     """
-    from mdsmix.encode.pretrained import find_decoder
     from mdsmix.engines.memory import size_of
     from mdsmix.mix.check import run_one_check
     from mdsmix.mix.epoch.draws import make_run_world
     from mdsmix.mix.streams.resolve import resolve_mix
-    from mdsmix.preview.asked import Asked, EpochState, read_state
+    from mdsmix.preview.options import Asked, EpochState, read_state
     from mdsmix.report.show import print_findings, show
+    from mdsmix.tokenizer.card import find_decoder
 
     if state and (epoch or from_step or seed is not None):
         raise RecipeError(
@@ -124,7 +124,7 @@ def preview(
         read=most,
     )
     # Streaming and torch are imported here, after the errors that need neither of them.
-    from mdsmix.preview.first_steps import preview as run
+    from mdsmix.preview.preview import preview as run
     from mdsmix.report.previewed_batches import preview_json, preview_shown
 
     previewed = run(mix, asked)

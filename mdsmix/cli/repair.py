@@ -41,8 +41,8 @@ def repair(
 
     The repaired stream is byte for byte as it was published.
     """
-    from mdsmix.convert.planning import Options
-    from mdsmix.convert.repair import repair as make_whole
+    from mdsmix.conversion.planning import Options
+    from mdsmix.conversion.repair import repair as make_whole
     from mdsmix.engines.memory import bytes_of
     from mdsmix.kinds import open_recipe
     from mdsmix.report.progress import watching

@@ -15,7 +15,7 @@ from mdsmix.cli.options import (
     for_each_stream,
 )
 from mdsmix.errors import Damaged
-from mdsmix.words import plural
+from mdsmix.messages import plural
 
 if TYPE_CHECKING:
     from mdsmix.shards.published import StreamFault

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mdsmix import __version__, sources
-from mdsmix.convert.job import make_job
-from mdsmix.convert.pretrained_folders import refuse_unproved
-from mdsmix.encode.pretrained import open_tokenizer
+from mdsmix.conversion.job import make_job
+from mdsmix.conversion.pretrained_folders import refuse_unproved
 from mdsmix.engines.memory import WORKER_BYTES, cpu_count, default_cap
 from mdsmix.errors import Denied, MdsmixError
+from mdsmix.messages import plural
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.storage import Location, locate
 from mdsmix.table import size_of
-from mdsmix.words import plural
+from mdsmix.tokenizer.card import open_tokenizer
 
 SHOWN = ("mosaicml-streaming", "torch", "transformers", "tokenizers", "boto3")
 TRIAL = b"A trial of mdsmix doctor, which deletes it again."

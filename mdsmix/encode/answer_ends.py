@@ -22,10 +22,10 @@ from typing import Any, Literal
 
 from mdsmix.encode.chat import ChatTemplate, open_template_of
 from mdsmix.encode.forms import calling_probe, tool_probe
-from mdsmix.encode.pretrained import GENERATION, Tokenizer
+from mdsmix.messages import listed
 from mdsmix.record import Message, RecordRefused
 from mdsmix.shards.manifest import Encoding
-from mdsmix.words import listed
+from mdsmix.tokenizer.card import GENERATION, Tokenizer
 
 ANSWER = "probe_answer"
 PROBES: tuple[Any, ...] = (str, lambda text: [{"type": "text", "text": text}])

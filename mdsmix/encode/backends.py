@@ -33,11 +33,12 @@ from typing import Any
 import numpy as np
 import orjson
 
-from mdsmix.encode.pretrained import Tokenizer, cache_folder, keep_in_cache, version
+from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.errors import RecipeError
+from mdsmix.messages import in_line
 from mdsmix.ragged import Ragged
 from mdsmix.storage import together
-from mdsmix.words import in_line
+from mdsmix.tokenizer.card import Tokenizer, version
 
 FIRST, EACH = 16, 8
 "A process compares the first 16 texts of a stream, and 8 more at each doubling of their number."

@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from mdsmix.encode.control_words import ControlWords
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Message, RecordRefused
-from mdsmix.typed import brief
+from mdsmix.schema import brief
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from mdsmix.encode.pretrained import Tokenizer
+    from mdsmix.tokenizer.card import Tokenizer
 
 FOUNDRY_DATE = "%d %b %Y"
 "The format of the day that Foundry passes to templates as `date_string`: `01 Jan 2026`."

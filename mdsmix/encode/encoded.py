@@ -24,10 +24,10 @@ import orjson
 from numpy.typing import NDArray
 
 from mdsmix.encode.labels import Flags, Labels, Lengths, Turns
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.ragged import Interleaved, Ragged
 from mdsmix.shards.counts import Totals, histogram
 from mdsmix.shards.token_ids import SIDES
+from mdsmix.tokenizer.card import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

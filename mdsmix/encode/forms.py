@@ -20,8 +20,8 @@ from itertools import product
 from typing import Any, Literal
 
 from mdsmix.encode.chat import ChatTemplate
+from mdsmix.messages import plural
 from mdsmix.record import Conversation, Message, RecordRefused, RichConversation
-from mdsmix.words import plural
 
 ARGUMENTS: Mapping[str, Any] = {
     "object": {"probe_key": "probe_value", "another": "probe_more"},

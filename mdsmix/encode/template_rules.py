@@ -17,8 +17,8 @@ from mdsmix.encode.chat import (
     prints_system_last,
 )
 from mdsmix.encode.forms import forms_of
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.shards.manifest import Encoding
+from mdsmix.tokenizer.card import Tokenizer
 
 
 class TemplateRule(NamedTuple):

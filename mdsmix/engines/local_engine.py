@@ -15,7 +15,7 @@ from typing import Any
 from mdsmix.engines.memory import LEAST_BYTES, PERIOD, MemoryBudget, resident
 from mdsmix.engines.tasks import ELSEWHERE, Attempt, End, Ended, OnProgress, R, Task, after_death
 from mdsmix.engines.workers import Given, Worker, end_all, start_worker
-from mdsmix.words import Say
+from mdsmix.messages import Say
 
 
 @dataclass(frozen=True, kw_only=True)

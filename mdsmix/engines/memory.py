@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mdsmix.encode.transformers_process import processes
 from mdsmix.errors import RecipeError
+from mdsmix.tokenizer.transformers_process import processes
 
 LEAST_BYTES = 256 << 20
 "The memory that one worker takes at least."

@@ -30,13 +30,13 @@ from socket import gethostname
 from typing import Any
 
 from mdsmix import __version__
-from mdsmix.encode.transformers_process import shared
 from mdsmix.engines.hang import SILENT_SECONDS
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory import cpu_count, default_cap
 from mdsmix.engines.tasks import Task
 from mdsmix.engines.workers import sendable
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.tokenizer.transformers_process import shared
 
 STORE_BYTES = 80 << 20
 """Memory for objects of a cluster that this process starts: the least that Ray takes, since tasks

@@ -25,7 +25,7 @@ from mdsmix.engines.ray_cluster import Supervisor, connected, one_line, terminab
 from mdsmix.engines.tasks import Ended, OnProgress, R, Task
 from mdsmix.engines.workers import GRACE_SECONDS
 from mdsmix.errors import Denied, MdsmixError, RecipeError, Unreachable
-from mdsmix.words import Say, listed
+from mdsmix.messages import Say, listed
 
 ANSWER_SECONDS = 1.0
 "A supervisor answers within this time, also where it has no result."

@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import Protocol, TypeVar
 
 from mdsmix.errors import MdsmixError
+from mdsmix.messages import Say
 from mdsmix.sources import RecordBatch
-from mdsmix.words import Say
 
 MOST_DEATHS = 10
 "A unit is tried again after up to 10 deaths over its records; the eleventh ends the run."

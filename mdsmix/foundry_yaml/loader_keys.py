@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mdsmix import typed
+from mdsmix import schema
 from mdsmix.shards.shard_samples import Sample
 
 Number = int | float
@@ -29,7 +29,7 @@ def as_whole_number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _at_least(least: int) -> typed.Bound:
+def _at_least(least: int) -> schema.Bound:
     def fits(value: Any) -> bool:
         number = as_whole_number(value)
         return number is not None and number >= least
@@ -60,7 +60,7 @@ def is_number(value: Any) -> bool:
 
 
 Types = dict[str, Any]
-"Key -> the type of its value, or a `typed.Bound` of it."
+"Key -> the type of its value, or a `schema.Bound` of it."
 LOADER_KEYS: Types = {
     "name": str,
     "dataset": Mapping[str, Any] | None,
@@ -177,14 +177,14 @@ def describe_expected(expected: Any, value: Any) -> str | None:
     value is one of them.
 
     Args:
-        expected: the key's type, or a `typed.Bound`.
+        expected: the key's type, or a `schema.Bound`.
     """
     if isinstance(expected, tuple):
         words, fits = expected
         return None if fits(value) else f"{words}."
     try:
-        typed.Reader(expected).read(value, "")
-    except typed.Misfit as misfit:
+        schema.Reader(expected).read(value, "")
+    except schema.Misfit as misfit:
         return str(misfit).partition("; it must be ")[2]
     return None
 

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 import xxhash
 
-from mdsmix import typed
+from mdsmix import schema
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import COUNT_UNITS, parse_quantity
 from mdsmix.foundry_yaml.training_yaml import LoaderSection
+from mdsmix.messages import in_line, plural, spelled
 from mdsmix.recipe.stream_spec import NOT_NEGATIVE, must_be
 from mdsmix.shards.manifest import FORMAT_VERSION
-from mdsmix.words import in_line, plural, spelled
 
 VERSION = FORMAT_VERSION
 SUFFIX = ".mix.lock"
@@ -160,8 +160,8 @@ def parse_lock(cls: type[AnyLock], content: str | bytes, where: str, fix: str) -
                 f"{where} was written by {writer} (version {version}, and this one reads "
                 f"{VERSION}); {fix}."
             )
-        return typed.read(cls, tree)
-    except (orjson.JSONDecodeError, typed.Misfit) as error:
+        return schema.read(cls, tree)
+    except (orjson.JSONDecodeError, schema.Misfit) as error:
         raise RecipeError(f"{where} is not a lock of a mix: {in_line(error)}; {fix}.") from None
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import DATASETS, LOADER_NEEDS, PASSED_TWICE, STREAM_KEYS, Types
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, Settings, StreamSection
+from mdsmix.messages import nearest, spelled
 from mdsmix.storage import sign_that_ends
-from mdsmix.words import nearest, spelled
 
 CHECKS = CheckList()
 

@@ -21,9 +21,9 @@ from mdsmix.foundry_yaml.loader_keys import (
 )
 from mdsmix.foundry_yaml.section_keys import list_sections
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, StreamSection
+from mdsmix.messages import spelled
 from mdsmix.recipe.rules import target_contradictions
-from mdsmix.typed import brief
-from mdsmix.words import spelled
+from mdsmix.schema import brief
 
 CHECKS = CheckList()
 

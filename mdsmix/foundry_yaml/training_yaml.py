@@ -25,8 +25,8 @@ from mdsmix.foundry_yaml.loader_keys import (
 )
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.read import config_of, read_text, readable
+from mdsmix.schema import brief
 from mdsmix.storage import is_for_streaming_alone
-from mdsmix.typed import brief
 
 Settings = Mapping[str, Any]
 "Keys and values of a config or of a part of it."

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.errors import RecipeError
-from mdsmix.words import in_line
+from mdsmix.messages import in_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image

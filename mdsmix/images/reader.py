@@ -21,12 +21,12 @@ from typing import Any
 
 import xxhash
 
-from mdsmix.encode.pretrained import image_tokens
 from mdsmix.errors import Unreachable
 from mdsmix.images.fetching import AT_ONCE, MISSING, NOWHERE, ImagePlace, content_at, find
 from mdsmix.images.judge import Bad, Rewriting, Rules, size_of
 from mdsmix.record import Conversation, NoRecord
 from mdsmix.storage import CHANGED, Location
+from mdsmix.tokenizer.card import image_tokens
 
 KEEP_BYTES = 32 << 20
 "The most bytes of images that are held at once."

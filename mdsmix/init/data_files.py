@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.messages import listed
 from mdsmix.shapes.shape import key_of_list
 from mdsmix.shards.index import INDEX, read_index
 from mdsmix.shards.manifest import MANIFEST
@@ -24,7 +25,6 @@ from mdsmix.sources.find import SPLITS, STATE, inside, name_of
 from mdsmix.sources.format import parsed
 from mdsmix.sources.formats import NAMED, format_of
 from mdsmix.storage import Location, Stat, locate
-from mdsmix.words import listed
 
 Said = list[str | MdsmixError]
 "Messages on data that is in no stream: sentences, and errors of files that could not be read."

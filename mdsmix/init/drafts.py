@@ -21,12 +21,12 @@ from mdsmix.errors import MdsmixError
 from mdsmix.init.data_files import Said, head_of
 from mdsmix.init.recognise import Guess, described, guesses, mark_of
 from mdsmix.kinds import Piece
+from mdsmix.messages import plural
 from mdsmix.recipe import StreamSpec
 from mdsmix.shapes import SHAPES, find_shape
 from mdsmix.shards.counts import Records
 from mdsmix.sources import SourceFile
 from mdsmix.storage.location import path_matches
-from mdsmix.words import plural
 
 MOST_STREAMS = 8
 """Up to 8 alike files of a folder become one stream each. More files are probably parts of one

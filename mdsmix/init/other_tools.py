@@ -25,11 +25,12 @@ from typing import Any, ClassVar, Literal
 
 import orjson
 
-from mdsmix import typed
+from mdsmix import schema
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.init.data_files import Said, find_data, head_of
 from mdsmix.init.drafts import Draft, draft_of, paths_of, plain_name, sort_out, telling
 from mdsmix.init.recognise import read_by
+from mdsmix.messages import hint, listed, printable
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.image_parts import FIELDS, with_images
@@ -37,7 +38,6 @@ from mdsmix.shapes.preference import ANSWERS
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.sources import SourceFile, size_of
 from mdsmix.storage import locate
-from mdsmix.words import hint, listed, printable
 
 KEYS = {
     "alpaca": {"prompt": "instruction", "query": "input", "response": "output", "history": "history", "system": "system", "tools": "tools"},
@@ -133,8 +133,8 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
     if not isinstance(entry, dict):
         raise RecipeError("it is no object.")
     try:
-        found = typed.read(Entry, {key: entry[key] for key in Entry.KEYS if key in entry})
-    except typed.Misfit as error:
+        found = schema.read(Entry, {key: entry[key] for key in Entry.KEYS if key in entry})
+    except schema.Misfit as error:
         raise RecipeError(str(error)) from None
     keys = KEYS[found.shape]
     columns = found.columns or {column: keys[column] for column in USUAL if column in keys}
@@ -218,8 +218,8 @@ def read_mixture(path: str) -> Mixture:
     mixture.
     """
     try:
-        found = typed.read(Mixture, _read_json(path, MIXTURE))
-    except typed.Misfit as error:
+        found = schema.read(Mixture, _read_json(path, MIXTURE))
+    except schema.Misfit as error:
         raise RecipeError(f"{path}: {error} Name {MIXTURE}.") from None
     total = sum(found.mixture.values())
     if min(found.mixture.values(), default=0) < 0 or not 0 < total <= 100 + ROUNDING:

@@ -17,13 +17,13 @@ from typing import Any
 from mdsmix.init.data_files import FirstRecords
 from mdsmix.init.foreign_forms import foreign_form
 from mdsmix.kinds import KINDS, Kind
+from mdsmix.messages import counted, listed, printable
 from mdsmix.recipe import SourceSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.fields import derived, parse
 from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER, with_images
 from mdsmix.sources.arrow import begins_as
-from mdsmix.words import counted, listed, printable
 
 MOST_SHOWN = 12
 "The most fields that a line names."

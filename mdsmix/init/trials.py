@@ -20,7 +20,6 @@ import orjson
 
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import MdsmixError
 from mdsmix.images.fetching import find, is_http
 from mdsmix.images.judge import Bad
@@ -30,6 +29,7 @@ from mdsmix.kinds import kind_of_stream, open_recipe
 from mdsmix.kinds.encodings import fields_parsed, make_encoding
 from mdsmix.kinds.pictured import token_of
 from mdsmix.kinds.read_records import open_reading
+from mdsmix.messages import counted, plural, printable
 from mdsmix.recipe import ImagesSpec, Recipe
 from mdsmix.record import FILTERED, detail_of
 from mdsmix.shapes.image_parts import FIELDS
@@ -37,7 +37,7 @@ from mdsmix.shards.counts import Records
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.sources import size_of
 from mdsmix.storage import Location
-from mdsmix.words import counted, plural, printable
+from mdsmix.tokenizer.card import Tokenizer
 
 REWRITTEN = (
     "the chat template rewrites earlier turns: a row for the last answer of each conversation"

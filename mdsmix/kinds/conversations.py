@@ -37,13 +37,13 @@ from mdsmix.encode.chat import (
 from mdsmix.encode.control_words import ControlWords, control_words
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Turns, with_stops
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.finetuning import PLACEHOLDERS, Finetuning, TurnRows, placeholders_in
+from mdsmix.messages import hint
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.extras import OWN_VARIABLES, VARIABLES
-from mdsmix.words import hint
+from mdsmix.tokenizer.card import Tokenizer
 
 OF_RECORDS = OWN_VARIABLES | {"documents", "date_string"}
 """Variables of a template that a recipe cannot set: a stream's date_string gives the day, and a

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from mdsmix.encode.answer_ends import is_ended_by_next, known_stops
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import DATASETS, register_loader
 from mdsmix.kinds.conversations import Conversations
@@ -22,8 +21,10 @@ from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.kinds.preferences import Preferences
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.kinds.rules import raised_rules
+from mdsmix.messages import hint, listed
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe, read_share
 from mdsmix.recipe.stream_spec import BY_BUDGET, SOURCED, foreign_keys
+from mdsmix.schema import brief
 from mdsmix.shapes import SHAPES, Shape, find_shape, published_name
 from mdsmix.shapes.condition import BadCondition, Condition, parse_where
 from mdsmix.shapes.conversation_rules import MARK
@@ -33,8 +34,7 @@ from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.shards.manifest import Encoding
 from mdsmix.sources.formats import FORMATS
-from mdsmix.typed import brief
-from mdsmix.words import hint, listed
+from mdsmix.tokenizer.card import Tokenizer
 
 KINDS: list[type[Kind]] = [Pretraining, Pairs, Conversations, ConversationsWithImages, Preferences]
 for kind in KINDS:

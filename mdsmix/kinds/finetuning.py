@@ -33,7 +33,6 @@ from mdsmix.encode.labels import (
     Turns,
     first_turns,
 )
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
@@ -41,6 +40,7 @@ from mdsmix.record import Pair
 from mdsmix.shapes.extras import FILLED_IN
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import Tokens
+from mdsmix.tokenizer.card import Tokenizer
 
 WINDOW_BYTES = 16 << 20
 """Source bytes of a work unit: half a second to two seconds of work. 100 MB of chats are 6 units:

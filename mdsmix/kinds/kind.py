@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Flags, Labels, Lengths, Targets, Turns
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.foundry_yaml.loader_keys import EXTRA_LOADERS, ExtraLoader
 from mdsmix.kinds.assemble import Assembler, JoinedRows, PackedRows, SampleRows
 from mdsmix.ragged import Ragged
@@ -37,6 +36,7 @@ from mdsmix.shards.token_ids import (
     turns_of,
 )
 from mdsmix.sources import WINDOW_BYTES
+from mdsmix.tokenizer.card import Tokenizer
 
 if TYPE_CHECKING:
     from mdsmix.encode.answer_ends import EndNote

@@ -22,18 +22,18 @@ from mdsmix.encode import forms
 from mdsmix.encode.chat import Turn, answers
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Lengths, Turns
-from mdsmix.encode.pretrained import Processor, Tokenizer, open_processor
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.assemble import Assembler, SampleRows
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import TurnRows
 from mdsmix.kinds.kind import Kind
+from mdsmix.messages import hint
 from mdsmix.ragged import Chunked, Ragged
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation, RecordRefused
 from mdsmix.shapes import SHAPES
 from mdsmix.shards.shard_files import SHARD_BYTES, Rows, ShardLayout, sample_of
-from mdsmix.words import hint
+from mdsmix.tokenizer.card import Processor, Tokenizer, open_processor
 
 if TYPE_CHECKING:
     from mdsmix.images.reader import Image

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from mdsmix.encode import chat
 from mdsmix.encode.encoded import Encoded, encoded
 from mdsmix.encode.labels import Lengths
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, ExtraLoader
 from mdsmix.kinds.conversations import Conversations, template_variables
@@ -33,6 +32,7 @@ from mdsmix.record import Conversation, Pair, RecordRefused
 from mdsmix.shapes.preference import REWARDS, Preference
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import LAYOUTS, NO_IDS, Ids, Tokens, Turn, ids_of
+from mdsmix.tokenizer.card import Tokenizer
 
 SIDES = ("prompt", "chosen", "rejected")
 

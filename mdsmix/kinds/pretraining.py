@@ -25,13 +25,13 @@ from mdsmix.encode.encoded import (
     split_rows,
 )
 from mdsmix.encode.labels import USABLE, Lengths
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Document
 from mdsmix.shards.token_ids import Tokens
+from mdsmix.tokenizer.card import Tokenizer
 
 KEYS = ("layout", "add_bos", "add_eos", "min_tokens", "max_tokens", "pack")
 "Settings of a stream that shape its samples and that are copied into its Encoding."

@@ -21,10 +21,9 @@ import numpy as np
 import orjson
 import xxhash
 
-from mdsmix.encode import transformers_process
+from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.pretrained import Tokenizer, cache_folder, keep_in_cache, version
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.encodings import kind_of
 from mdsmix.record import Conversation
@@ -33,6 +32,8 @@ from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import turns_of
 from mdsmix.storage import locate
+from mdsmix.tokenizer import transformers_process
+from mdsmix.tokenizer.card import Tokenizer, version
 
 StoredRow = tuple[str, list[int], Sequence[bytes]]
 """A row by which a processor is tried: its name, for the sentence of a refusal; its ids, one for

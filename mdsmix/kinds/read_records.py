@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.kinds.encodings import fields_read, fields_rivalling, kind_of, shape_of
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.membership import Membership, told_apart
@@ -24,6 +23,7 @@ from mdsmix.shapes.fields import derived, value_at
 from mdsmix.shapes.image_parts import NOTHING
 from mdsmix.shards.manifest import Encoding
 from mdsmix.storage import Location
+from mdsmix.tokenizer.card import Tokenizer
 
 if TYPE_CHECKING:
     from mdsmix.images.reader import ImageReader

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mdsmix.encode.answer_ends import is_ended_by_next
+from mdsmix.messages import listed, spelled
 from mdsmix.recipe.stream_spec import SourceSpec
 from mdsmix.shards.manifest import Encoding
-from mdsmix.words import listed, spelled
 
 OF_SOURCE = {each.name for each in fields(SourceSpec)}
 NO_ROWS = frozenset({"compression", "source.id", "loader", "columns"})

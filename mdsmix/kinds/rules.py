@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from mdsmix.encode.pretrained import Tokenizer
 from mdsmix.encode.template_rules import raised_template_rules
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.kind import Kind
@@ -20,6 +19,7 @@ from mdsmix.shards.index import INDEX
 from mdsmix.shards.manifest import Encoding, Manifest
 from mdsmix.sources.format import Format
 from mdsmix.sources.formats import format_by, raised
+from mdsmix.tokenizer.card import Tokenizer
 
 EXTRAS_RULE = "record.extras"
 EXTRAS_VERSION = 2

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mdsmix.encode.published_folders import hash_today
 from mdsmix.errors import RecipeError
 from mdsmix.leaks.evaluation_grams import (
     EvalSamples,
@@ -32,6 +31,7 @@ from mdsmix.shards.published import Stream
 from mdsmix.shards.token_ids import turns_of
 from mdsmix.shards.verification import ReadingWatcher
 from mdsmix.storage import Location
+from mdsmix.tokenizer.published import hash_today
 
 MOST_PLACES = 3
 "Training samples that are named for each evaluation sample, by how many of its grams they hold."

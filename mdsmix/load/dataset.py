@@ -39,8 +39,8 @@ from mdsmix.foundry_yaml.lock import (
 from mdsmix.load import training_rows
 from mdsmix.load.internals import ShardKeeper, drop_connection, state_without_connection
 from mdsmix.load.training_rows import RowRules, row_of
+from mdsmix.messages import in_line, plural
 from mdsmix.shards.shard_samples import Sample
-from mdsmix.words import in_line, plural
 
 log = logging.getLogger(__name__)
 KEY = "mdsmix_lock"

@@ -38,7 +38,7 @@ from streaming.base.dataset import _ShardState
 from streaming.base.storage.download import CloudDownloader
 from streaming.base.world import World
 
-from mdsmix.encode.pretrained import cache_folder, keep_in_cache
+from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
 
 log = logging.getLogger(__name__)

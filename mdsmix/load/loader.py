@@ -30,10 +30,10 @@ from mdsmix.load.dataset import CheckedStream, MixDataset, reason
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
 from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 from mdsmix.load.vision import vision_of
+from mdsmix.messages import listed, plural
 from mdsmix.mix.epoch.cache_window import CachedStream, Window, compute_cache_need
 from mdsmix.mix.epoch.draws import METHODS, World, count_delivered
 from mdsmix.shards.token_ids import IMAGES, PACKED
-from mdsmix.words import listed, plural
 
 log = logging.getLogger(__name__)
 IN_USE = (
@@ -261,8 +261,8 @@ def open_loader(
 
 def ids_of(settings: LoaderSettings) -> TokenIds:
     """The ids of the config's tokenizer; RecipeError where it names none."""
-    from mdsmix.encode.pretrained import open_tokenizer
-    from mdsmix.encode.published_folders import at_hand
+    from mdsmix.tokenizer.card import open_tokenizer
+    from mdsmix.tokenizer.published import at_hand
 
     if settings.tokenizer is None:
         raise RecipeError(

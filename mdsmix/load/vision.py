@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from mdsmix.encode.loaded_processor import Arrays, LoadedProcessor, blank, filled, replaced, upright
-from mdsmix.encode.published_folders import fetch_folder, name_at_hand
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.dataset import reason
 from mdsmix.load.loader_settings import LoaderSettings
 from mdsmix.load.training_rows import RowImages, RowRules, TrainingRow, cut_to
+from mdsmix.processor.loaded import Arrays, LoadedProcessor, blank, filled, replaced, upright
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.token_ids import IGNORED
 from mdsmix.storage import Location, locate
+from mdsmix.tokenizer.published import fetch_folder, name_at_hand
 
 ROWS = "pixel_rows"
 """Key of a batch that will be cut into microbatches. Its value: name of a tensor of pixels -> the

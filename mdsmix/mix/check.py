@@ -13,13 +13,13 @@ from typing import get_args
 
 from mdsmix.foundry_yaml.findings import Check, Finding, Severity
 from mdsmix.foundry_yaml.rules import RULES
+from mdsmix.messages import plural
 from mdsmix.mix.checks import CHECKS
 from mdsmix.mix.epoch.apportion import shares_to_json
 from mdsmix.mix.epoch.figures import make_epoch_table, measure_epoch
 from mdsmix.mix.streams.mix import Mix, unique_folders
 from mdsmix.shards.verification import ReadingWatcher, verify
 from mdsmix.table import Tree, as_json
-from mdsmix.words import plural
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 

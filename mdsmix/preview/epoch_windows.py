@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from mdsmix.load.internals import Ids
 from mdsmix.load.layout import NOBODY, Layout
+from mdsmix.messages import does, listed, plural
 from mdsmix.mix.epoch.stream_counts import count_tokens, fixed_row_length
 from mdsmix.mix.streams.mix import Loader, StreamInMix
-from mdsmix.preview.asked import Asked
+from mdsmix.preview.options import Asked
 from mdsmix.preview.shard_reader import has_ids
 from mdsmix.preview.step_rows import Loaders, Step
 from mdsmix.table import UNKNOWN, about, is_known
-from mdsmix.words import does, listed, plural
 
 Floats = NDArray[np.float64]
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mdsmix.encode.pretrained import image_tokens
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.layout import SampleAt
 from mdsmix.load.training_rows import RowImages
@@ -20,6 +19,7 @@ from mdsmix.mix.streams.mix import Mix, StreamInMix, list_stream_names
 from mdsmix.shards.shard_samples import GAP, Sample, read_samples
 from mdsmix.shards.token_ids import has_images, layout_of
 from mdsmix.storage import together
+from mdsmix.tokenizer.card import image_tokens
 
 
 class ImageSize(NamedTuple):

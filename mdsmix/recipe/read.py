@@ -22,13 +22,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mdsmix import typed
+from mdsmix import schema
 from mdsmix.errors import RecipeError
+from mdsmix.messages import in_line
 from mdsmix.recipe.rules import contradictions, with_held_out
 from mdsmix.recipe.spec import Recipe
 from mdsmix.recipe.stream_spec import ImagesSpec, StreamSpec
 from mdsmix.storage import begins_like_url, is_url
-from mdsmix.words import in_line
 
 Section = TypeVar("Section", Recipe, StreamSpec, ImagesSpec)
 OVERRIDE = re.compile(r"[\w.\-\[\]]+=")
@@ -88,8 +88,8 @@ def load_recipe(
             raise RecipeError(
                 f"{path} is a training YAML, which says what is loaded: name the recipe, which says how its streams are made."
             )
-        recipe = _located(typed.read(Recipe, tree), folder or Path(path).resolve().parent)
-    except typed.Misfit as misfit:
+        recipe = _located(schema.read(Recipe, tree), folder or Path(path).resolve().parent)
+    except schema.Misfit as misfit:
         raise RecipeError(f"{path}: {misfit}") from None
     for sentence in contradictions(recipe):
         raise RecipeError(f"{path}: {sentence}")

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
+from mdsmix.messages import hint, listed
 from mdsmix.recipe.amounts import Budget, read_budget, read_share
 from mdsmix.recipe.spec import Recipe, WeightSpec
 from mdsmix.recipe.stream_spec import BY_BUDGET, UNSOURCED, StreamSpec, foreign_keys
+from mdsmix.schema import brief
 from mdsmix.storage import sign_that_ends
-from mdsmix.typed import brief
-from mdsmix.words import hint, listed
 
 TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -11,14 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
 
-from mdsmix.convert.bad_records import ARRAY
-from mdsmix.convert.budget_share import said_of_mean
-from mdsmix.convert.planning import ArrayPart
-from mdsmix.convert.run import Outcome, PartOutcome
+from mdsmix.conversion.bad_records import ARRAY
+from mdsmix.conversion.budget_share import said_of_mean
+from mdsmix.conversion.planning import ArrayPart
+from mdsmix.conversion.run import Outcome, PartOutcome
 from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.encode.forms import possible_marks
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
+from mdsmix.messages import counted, listed, percent, plural
 from mdsmix.mix.offline.mix_streams import MixOutcome
 from mdsmix.report.inspection import trained_tokens, untrained
 from mdsmix.report.show import Item
@@ -27,7 +28,6 @@ from mdsmix.shapes.image_parts import FIELDS
 from mdsmix.shards.counts import BAD_SHARE, NO_MATCH, NOT_SAMPLED, Records
 from mdsmix.shards.manifest import Manifest
 from mdsmix.table import UNKNOWN, Column, Row, Table, Tree, as_json
-from mdsmix.words import counted, listed, percent, plural
 
 FILTERED_SHARE = 0.05
 "A warning is given where rules leave out a larger share of the records."

@@ -15,9 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from mdsmix.encode.pretrained import Decoder, find_decoder
 from mdsmix.errors import Unreachable
 from mdsmix.kinds import kind_of
+from mdsmix.messages import does, listed, plural, printable
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import (
     Choice,
@@ -39,7 +39,7 @@ from mdsmix.shards.published import (
 )
 from mdsmix.storage import Location, locate
 from mdsmix.table import Column, Table, Tree, about, cell_text, grouped
-from mdsmix.words import does, listed, plural, printable
+from mdsmix.tokenizer.card import Decoder, find_decoder
 
 MOST_SOURCES = 5
 _NOT_SHOWN = ("samples", "lengths", "given_eos", "not_given_eos")

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mdsmix.encode.pretrained import Decoder
 from mdsmix.leaks.audit import Audit, Leak, read_passage
 from mdsmix.leaks.evaluation_grams import LENGTH, Int
+from mdsmix.messages import plural
 from mdsmix.mix.streams.mix import list_stream_names
 from mdsmix.report.show import Item, SampleText, Title
 from mdsmix.report.shown_samples import SHARED, Segment, runs_of, shortened
 from mdsmix.table import Column, Row, Table, Tree
-from mdsmix.words import plural
+from mdsmix.tokenizer.card import Decoder
 
 ROWS = 20
 "The most rows of the table; the JSON has all leaks."

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from mdsmix.messages import plural
 from mdsmix.mix.plan.plan import Plan, list_figures
 from mdsmix.report.show import Item, NamedValues
 from mdsmix.table import Column, Estimate, Table, Tree, cell_text, is_known
-from mdsmix.words import plural
 
 STREAMS = (
     Column("stream", "text"),

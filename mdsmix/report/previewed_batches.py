@@ -11,15 +11,15 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.encode.pretrained import Decoder
 from mdsmix.load.layout import SampleAt
+from mdsmix.messages import plural
 from mdsmix.preview.epoch_windows import Preview, sentences
 from mdsmix.preview.step_rows import SampleRow, Step
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import Segment, runs_of, sample_json, segments, shortened
 from mdsmix.shards.token_ids import IGNORED
 from mdsmix.table import Column, Table, Tree, as_json, grouped
-from mdsmix.words import plural
+from mdsmix.tokenizer.card import Decoder
 
 TOKENS_SHOWN = 256
 "Tokens that are shown of a sample: half from its beginning and half from its end."

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from mdsmix.convert.planning import Watcher
+from mdsmix.conversion.planning import Watcher
+from mdsmix.messages import printable
 from mdsmix.storage.s3_client import said_by
-from mdsmix.words import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress

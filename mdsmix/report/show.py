@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from mdsmix.foundry_yaml.findings import Finding
+from mdsmix.messages import printable
 from mdsmix.table import Table, aligned
-from mdsmix.words import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from mdsmix.encode.pretrained import Decoder
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import Piece, kind_of, stored_pieces
 from mdsmix.kinds.kind import runs
+from mdsmix.messages import WRITTEN, plural, printable
 from mdsmix.report.show import Run
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import Stream
@@ -33,7 +33,7 @@ from mdsmix.shards.side_files import Name
 from mdsmix.shards.token_ids import PACKED, documents_of, has_images, layout_of
 from mdsmix.storage import together
 from mdsmix.table import Tree
-from mdsmix.words import WRITTEN, plural, printable
+from mdsmix.tokenizer.card import Decoder
 
 TRAINED, CONTROL, DOCUMENT = "⟦⟧", "⟨⟩", "⟪⟫"
 """Brackets around trained tokens, around a control token, and around the heading of a document of a

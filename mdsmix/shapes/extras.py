@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mdsmix.record import Conversation, RecordRefused, is_encodable
+from mdsmix.schema import brief
 from mdsmix.shapes.conversation_rules import MASK, decoded, followed
 from mdsmix.shapes.shape import RawRecord
-from mdsmix.typed import brief
 
 VARIABLES, OBJECTS = "chat_template_kwargs", "objects"
 EXTRAS = (VARIABLES, MASK, OBJECTS)

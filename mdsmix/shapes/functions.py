@@ -33,7 +33,7 @@ from typing import Any, TypeGuard
 
 import xxhash
 
-from mdsmix.encode.pretrained import cache_folder, keep_in_cache
+from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Document, Pair, RecordRefused
 from mdsmix.shapes.messages import MESSAGES, OPENAI

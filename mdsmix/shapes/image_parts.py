@@ -25,10 +25,10 @@ from urllib.parse import unquote, unquote_to_bytes
 import orjson
 
 from mdsmix.record import Conversation, RecordRefused, RichConversation
+from mdsmix.schema import brief
 from mdsmix.shapes.content_parts import TEXTS, joined_parts
 from mdsmix.shapes.fields import parse
 from mdsmix.shapes.shape import RawRecord, Shape
-from mdsmix.typed import brief
 
 Image = str | bytes
 PLACEHOLDER = "<image>"

@@ -17,11 +17,11 @@ from typing import Any
 import orjson
 import xxhash
 
-from mdsmix import typed
+from mdsmix import schema
 from mdsmix.errors import Unreachable
+from mdsmix.messages import in_line
 from mdsmix.shards.codecs import codec_of
 from mdsmix.storage import Location, Stat
-from mdsmix.words import in_line
 
 INDEX = "index.json"
 LARGEST = 1 << 28
@@ -143,13 +143,13 @@ def parse_index(content: bytes, where: str) -> Index:
         tree, shards = json.loads(content), list[Shard]()
         _refuse_litdata(tree, where)
         if not isinstance(tree, Mapping) or not isinstance(tree.get("shards"), list):
-            raise typed.Misfit("it has no list `shards`.")
+            raise schema.Misfit("it has no list `shards`.")
         for number, entry in enumerate(tree["shards"]):
             _refuse_other_writer(entry, where)
-            shards.append(typed.read(Shard, entry, f"shards[{number}]"))
+            shards.append(schema.read(Shard, entry, f"shards[{number}]"))
             if problem := _problem(shards[-1]):
-                raise typed.Misfit(f"shards[{number}] {problem}")
-    except (ValueError, RecursionError, typed.Misfit) as error:
+                raise schema.Misfit(f"shards[{number}] {problem}")
+    except (ValueError, RecursionError, schema.Misfit) as error:
         raise Unreachable(
             f"{where} is no index that Streaming could read: {in_line(error)}; "
             "publish the stream again."
@@ -220,10 +220,10 @@ def _problem(shard: Shard) -> str | None:
     """The first thing in an entry that a reader would stumble over; None where nothing is wrong."""
     for file in filter(None, (shard.raw_data, shard.zip_data)):
         if not _is_below(file.basename):
-            name = typed.brief(file.basename)
+            name = schema.brief(file.basename)
             return f"names the file {name}, which is not inside the stream's folder"
         if not 0 <= file.bytes < 1 << 32:
-            return f"says it has {typed.brief(file.bytes)} bytes"
+            return f"says it has {schema.brief(file.bytes)} bytes"
     columns = len(shard.column_names)
     is_even = columns == len(shard.column_encodings) == len(shard.column_sizes)
     if bool(shard.compression) != bool(shard.zip_data) or shard.samples < 0 or not is_even:
@@ -232,5 +232,5 @@ def _problem(shard: Shard) -> str | None:
         try:
             codec_of(encoding)
         except (TypeError, ValueError, ArithmeticError):
-            return f"has a column of the encoding {typed.brief(encoding)}, which is none"
+            return f"has a column of the encoding {schema.brief(encoding)}, which is none"
     return None

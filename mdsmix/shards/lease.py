@@ -34,12 +34,12 @@ from datetime import datetime, timezone
 import orjson
 import xxhash
 
-from mdsmix import typed
+from mdsmix import schema
 from mdsmix.errors import Unreachable
+from mdsmix.messages import Say
 from mdsmix.shards.index import INDEX, Index, parse_index
 from mdsmix.shards.manifest import MANIFEST, parse_manifest
 from mdsmix.storage import Location
-from mdsmix.words import Say
 
 PLACE = ".mdsmix/lease"
 BEAT_SECONDS = 5.0
@@ -225,7 +225,7 @@ def _holder_in(found: Revision) -> Holder | None:
     """The holder that the lease names; None where it cannot be read, as in the middle of a
     write.
     """
-    return typed.load_if_fit(Holder, found.content or b"")
+    return schema.load_if_fit(Holder, found.content or b"")
 
 
 def _now() -> float:

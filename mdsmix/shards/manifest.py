@@ -17,13 +17,13 @@ from typing import Any, Literal
 import orjson
 import xxhash
 
-from mdsmix import typed
+from mdsmix import schema
 from mdsmix.errors import Earlier, Unreachable
+from mdsmix.messages import in_line
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import find_description
 from mdsmix.shards.side_files import NamedFile, SideFile, SourceEntry, SourceList, read_part
 from mdsmix.storage import Location
-from mdsmix.words import in_line
 
 MANIFEST = "mdsmix.manifest"
 FORMAT_VERSION = 3
@@ -68,7 +68,7 @@ class TokenizerCard:
 
     @classmethod
     def of(cls, tokenizer: Any) -> TokenizerCard:
-        """The card of an opened tokenizer (`mdsmix.encode.pretrained.Tokenizer`)."""
+        """The card of an opened tokenizer (`mdsmix.tokenizer.card.Tokenizer`)."""
         card = cls(**{each.name: getattr(tokenizer, each.name) for each in fields(cls)})
         name = card.name.rstrip("/")
         return replace(card, name=name.rpartition("/")[2]) if name.startswith("/") else card
@@ -282,11 +282,11 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
         seal = _SEAL.match(content)
         tree.pop("hash", None)
         if not seal or seal[1].decode() != xxhash.xxh128_hexdigest(content[seal.end() :]):
-            raise typed.Misfit(
+            raise schema.Misfit(
                 "it was changed since it was written: its hash is not that of its bytes"
             )
-        return typed.read(Manifest, tree)
-    except (orjson.JSONDecodeError, RecursionError, typed.Misfit) as error:
+        return schema.read(Manifest, tree)
+    except (orjson.JSONDecodeError, RecursionError, schema.Misfit) as error:
         raise Unreachable(
             f"{where} cannot be read as a manifest: {in_line(error)}; "
             "mdsmix convert RECIPE --reencode publishes the stream anew."

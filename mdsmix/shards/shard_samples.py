@@ -29,11 +29,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from mdsmix.errors import MdsmixError, Unreachable
+from mdsmix.messages import in_line
 from mdsmix.ragged import Ragged
 from mdsmix.shards.codecs import Codec, codec_of, length_heads
 from mdsmix.shards.index import Shard, StoredFile
 from mdsmix.storage import Location
-from mdsmix.words import in_line
 
 HEAD_SAMPLES = 32
 HEAD_BYTES = 1 << 20

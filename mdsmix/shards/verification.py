@@ -17,6 +17,7 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from mdsmix.errors import Earlier, Unreachable
+from mdsmix.messages import in_line
 from mdsmix.ragged import Ragged
 from mdsmix.shards.codecs import codec_of
 from mdsmix.shards.index import INDEX, Shard, StoredFile, find_description, parse_index, read_index
@@ -33,7 +34,6 @@ from mdsmix.shards.published import (
 from mdsmix.shards.shard_samples import can_unpack, check_stored, columns_of, samples_of
 from mdsmix.shards.token_ids import token_columns, tokens_of
 from mdsmix.storage import Location
-from mdsmix.words import in_line
 
 T = TypeVar("T")
 CONTENTS, BAD_RECORDS = "shard-contents", "quarantine"

@@ -25,11 +25,11 @@ import orjson
 
 from mdsmix.errors import Unreachable
 from mdsmix.json_values import write_json
+from mdsmix.messages import in_line, listed
 from mdsmix.record import RecordRefused
 from mdsmix.sources.arrow_values import Decode, decode_record, decoders_of
 from mdsmix.sources.format import ROWS, Block, Format, Item, Splits, item_blocks
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
-from mdsmix.words import in_line, listed
 
 if TYPE_CHECKING:
     import pyarrow as pa

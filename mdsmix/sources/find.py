@@ -16,13 +16,13 @@ from typing import Any
 import orjson
 
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.messages import listed
 from mdsmix.record import is_encodable
 from mdsmix.shards.index import INDEX
 from mdsmix.sources.formats import FORMATS, format_of
 from mdsmix.sources.inflate import PACKINGS
 from mdsmix.sources.units import BY_NAME, ReadAs, SourceFile
 from mdsmix.storage import Found, Location, has_pattern, is_url, locate, together
-from mdsmix.words import listed
 
 STATE = "state.json"
 SPLITS = "dataset_dict.json"

@@ -7,6 +7,7 @@ from functools import partial
 
 from mdsmix.errors import RecipeError
 from mdsmix.extensions import extension
+from mdsmix.messages import hint
 from mdsmix.shards.index import INDEX
 from mdsmix.sources.arrow import Arrow
 from mdsmix.sources.csv_table import CsvTable
@@ -19,7 +20,6 @@ from mdsmix.sources.parquet import Parquet
 from mdsmix.sources.plain_text import Text
 from mdsmix.sources.tar import Tar
 from mdsmix.sources.units import SourceFile
-from mdsmix.words import hint
 
 
 def _packed_or_not(new: Callable[[str], Format], *suffixes: str) -> dict[str, Format]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import xxhash
 
-from mdsmix.encode.pretrained import cache_folder, keep_in_cache
+from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
 from mdsmix.sources.units import SourceFile
 

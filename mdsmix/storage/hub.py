@@ -15,8 +15,8 @@ from functools import cache
 from typing import Any, BinaryIO, cast
 
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.messages import in_line
 from mdsmix.storage.location import CHANGED, Listing, Location, Stat
-from mdsmix.words import in_line
 
 _PATH = re.compile(r"datasets/[^/]+/[^/@]+(@[^/]+)?/.+")
 

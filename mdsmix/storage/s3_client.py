@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from mdsmix.errors import Unreachable
+from mdsmix.messages import Say, printable
 from mdsmix.storage.location import Stat
 from mdsmix.storage.s3_errors import (
     Answer,
@@ -31,7 +32,6 @@ from mdsmix.storage.s3_errors import (
     shown_endpoint,
     waiting_sentence,
 )
-from mdsmix.words import Say, printable
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode import transformers_process
+from mdsmix.tokenizer import transformers_process
 from tests.docs.blocks import blocks
 from tests.docs.homes import ROOT, Homes
 from tests.docs.page import Page

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from mdsmix import doctor
-from mdsmix.convert import source_cache
+from mdsmix.conversion import source_cache
 from mdsmix.errors import Unreachable
 from mdsmix.mix.plan.plan import PlanOptions, make_plan, resolve_for_plan
 from mdsmix.storage import locate, s3_conditions

@@ -15,7 +15,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from mdsmix.convert.gc import find_garbage
+from mdsmix.conversion.gc import find_garbage
 from mdsmix.storage import locate, s3_client
 from tests.alarm import SECONDS
 from tests.converting import Web, documents, lying_at, mdsmix

@@ -24,8 +24,8 @@ from mdsmix.shards.index import read_index
 from mdsmix.shards.published import current
 from mdsmix.storage import Location, locate
 from tests.converting import Web, documents, done, lying_at, manifest_of, pairs, write_jsonl
-from tests.doomed import Run, Write
-from tests.stalled import stalled_everywhere
+from tests.killed_run import Run, Write
+from tests.paused_run import stalled_everywhere
 
 KILLS = int(os.environ.get("MDSMIX_TEST_KILLS", "0"))
 SEED = int(os.environ.get("MDSMIX_TEST_SEED", "0"))

@@ -18,7 +18,7 @@ from mdsmix.storage.local import LocalPath
 from mdsmix.storage.s3 import S3Path
 from tests.converting import Web, documents, done, list_in_parts, lying_at, write_jsonl
 from tests.faults import Proxy
-from tests.order import RECORD, RULES, Story, held_against
+from tests.publish_order import RECORD, RULES, Story, held_against
 from tests.recording import Disk, steps_in_a_store
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. "} for n in range(40)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.convert.planning import Options, describe
+from mdsmix.conversion.planning import Options, describe
 from mdsmix.mix.check import run_checks
 from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.recipe import load_recipe

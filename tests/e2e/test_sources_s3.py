@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mdsmix.convert.source_cache import NOTE
+from mdsmix.conversion.source_cache import NOTE
 from mdsmix.errors import Unreachable
 from mdsmix.sources import chosen, content_of, find, plan, read, read_beginnings
 from mdsmix.sources.formats import format_of

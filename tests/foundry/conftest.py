@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.transformers_process import WITHOUT
+from mdsmix.tokenizer.transformers_process import WITHOUT
 from tests.converting import chats, documents, done, pairs, write_recipe
-from tests.forked import Standing
+from tests.preloaded import Standing
 from tests.styles import STYLES, train_style
 
 for name in WITHOUT:  # the real thing needs torch
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / ".venv-foundry" / "bin" / "python"
 SCRIPTS = Path(__file__).with_name("scripts")
 SECONDS = 400
-IMPORTS = "import llmfoundry.cli.cli, composer.loggers, mdsmix.load, tests.numbers; tests.numbers.count_apart()"
+IMPORTS = "import llmfoundry.cli.cli, composer.loggers, mdsmix.load, tests.shared_prefix; tests.shared_prefix.count_apart()"
 TINY = Path(__file__).with_name("tiny.yaml")
 MDSMIX = "from mdsmix.cli.main import run; run()"
 LLMFOUNDRY = "from llmfoundry.cli.cli import app; app()"

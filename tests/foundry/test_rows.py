@@ -19,7 +19,6 @@ import pytest
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.chat import today
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.read_records import Reading
@@ -27,6 +26,7 @@ from mdsmix.recipe import TokenizerSpec
 from mdsmix.record import FILTERED
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.messages import MESSAGES
+from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from tests import corpus
 from tests.converting import (
     chats,
@@ -38,8 +38,8 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
-from tests.forked import Standing
 from tests.foundry.conftest import MDSMIX, Foundry, Lab
+from tests.preloaded import Standing
 from tests.styles import STYLES, opened, with_tokens
 from tests.test_encode_chat import conversations
 

@@ -21,8 +21,8 @@ from tests.counting import counted
 from tests.docs.homes import Homes
 from tests.docs.page import Page
 from tests.faults import Proxy
-from tests.forked import Standing
 from tests.foundry.conftest import LLMFOUNDRY, MDSMIX, ROOT, Foundry, Lab
+from tests.preloaded import Standing
 from tests.with_torch.load_streams import ranks
 
 LOSS = re.compile(r"loss/train/total: ([\d.]+)")
@@ -108,7 +108,7 @@ def test_a_tokenizer_that_only_transformers_5_opens_trains(programs: Standing, l
 
 TAKEN_HERE = """
 import json, sys
-from mdsmix.encode.transformers_process import take
+from mdsmix.tokenizer.transformers_process import take
 print(json.dumps(take(sys.argv[1], {})["named_templates"]))
 """
 

@@ -17,8 +17,8 @@ from unittest import mock
 
 import pytest
 
-from mdsmix.convert.planning import ArrayPart, Options
-from mdsmix.convert.run import convert
+from mdsmix.conversion.planning import ArrayPart, Options
+from mdsmix.conversion.run import convert
 from mdsmix.kinds import open_recipe
 from mdsmix.shards import lease
 from mdsmix.storage.local import LocalPath
@@ -26,7 +26,7 @@ from tests.converting import Told, run_recipe, windows
 from tests.golden.files import write_sources
 from tests.golden.made import NAMED, ROLE_ENDED, ROLES, tokenizer
 from tests.golden.streams import RECIPES
-from tests.here import as_engine
+from tests.in_process import as_engine
 
 WAYS = ("one", "two", "killed", "parts")
 HELD = {"held", "pairs-held"}

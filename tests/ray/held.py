@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.ray_engine import RayEngine
 from mdsmix.engines.tasks import Attempt, OnProgress, Reporter
-from mdsmix.words import Say
+from mdsmix.messages import Say
 from tests.alarm import SECONDS
 
 

@@ -27,8 +27,8 @@ from unittest import mock
 
 import pytest
 
-from mdsmix.convert.planning import Options
-from mdsmix.convert.run import convert
+from mdsmix.conversion.planning import Options
+from mdsmix.conversion.run import convert
 from mdsmix.engines import ray_engine
 from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.ray_engine import RayEngine

@@ -132,7 +132,7 @@ def main() -> None:
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     from transformers import AutoTokenizer, __version__
 
-    from mdsmix.encode.transformers_process import take
+    from mdsmix.tokenizer.transformers_process import take
 
     expected: dict[str, Any] = {"transformers": __version__, "texts": TEXTS, "ids": {}, "hash": {}}
     for name, family in families():

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import boto3
 import pytest
 
-from mdsmix.convert.gc import delete_garbage, find_garbage
+from mdsmix.conversion.gc import delete_garbage, find_garbage
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import read_index
 from mdsmix.storage import Location, locate, s3

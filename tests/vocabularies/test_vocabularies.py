@@ -19,9 +19,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from mdsmix.encode.backends import open_backend
-from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import MdsmixError
 from mdsmix.recipe import TokenizerSpec
+from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from tests.converting import chats, done, tokens, write_jsonl, write_recipe
 from tests.converting import samples as samples_of
 

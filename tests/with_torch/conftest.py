@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.transformers_process import WITHOUT
-from tests.forked import Standing
+from mdsmix.tokenizer.transformers_process import WITHOUT
+from tests.preloaded import Standing
 
 ROOT = Path(__file__).parents[2]
 for name in WITHOUT:
@@ -25,7 +25,7 @@ def _own_numbers(own_temporary: None) -> Iterator[None]:
     """No other process takes a number of this one's datasets."""
     from streaming.base.shared import prefix
 
-    from tests.numbers import count_apart
+    from tests.shared_prefix import count_apart
 
     count_apart()
     memory = prefix.SharedMemory
@@ -101,6 +101,6 @@ def _looks_here() -> Iterator[None]:
 def programs() -> Iterator[Standing]:
     """Python programs that use the loader, in processes of their own."""
     loader = "import torch.distributed, mdsmix.load.loader"
-    standing = Standing(f"{loader}, tests.numbers; tests.numbers.count_apart()")
+    standing = Standing(f"{loader}, tests.shared_prefix; tests.shared_prefix.count_apart()")
     yield standing
     standing.close()

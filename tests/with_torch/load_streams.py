@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from mdsmix.load import MixLoader, TokenIds, build_loader
-from tests.forked import Program, Standing
 from tests.minio import free_port
+from tests.preloaded import Program, Standing
 
 EOS, PAD = 0, 1
 IDS = TokenIds(eos=EOS, pad=PAD)

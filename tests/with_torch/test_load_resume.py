@@ -19,7 +19,7 @@ from transformers import TrainingArguments as Arguments
 
 from mdsmix.errors import RecipeError
 from mdsmix.load import MixLoader
-from tests.forked import Standing
+from tests.preloaded import Standing
 from tests.versions import IS_TRANSFORMERS_4
 from tests.with_torch.load_streams import config, first_tokens, ranks
 from tests.with_torch.test_load_lock import opened, publish

@@ -32,7 +32,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
-from tests.forked import Standing
+from tests.preloaded import Standing
 
 EOS = 0
 LENGTH = 96

@@ -24,9 +24,9 @@ from mdsmix.load.layout import SampleAt
 from mdsmix.mix.epoch.draws import World as Machines
 from mdsmix.mix.streams.mix import Mix
 from mdsmix.mix.streams.resolve import make_mix
-from mdsmix.preview.asked import Asked
 from mdsmix.preview.epoch_windows import Preview, sentences
-from mdsmix.preview.first_steps import preview
+from mdsmix.preview.options import Asked
+from mdsmix.preview.preview import preview
 from mdsmix.preview.shard_reader import ShardReader
 from mdsmix.preview.step_rows import COUNTED, Step
 from mdsmix.shards.token_ids import IGNORED

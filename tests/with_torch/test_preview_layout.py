@@ -26,9 +26,9 @@ from mdsmix.load.layout import NOBODY, Layout
 from mdsmix.load.loader_settings import read_settings
 from mdsmix.mix.epoch.draws import World as Machines
 from mdsmix.mix.streams.resolve import make_mix
-from mdsmix.preview.asked import EpochState
+from mdsmix.preview.options import EpochState
 from mdsmix.preview.step_rows import Step
-from tests.forked import Standing
+from tests.preloaded import Standing
 from tests.with_torch.load_streams import IDS, PAIR, config, first_tokens, pair, ranks, write_stream
 from tests.with_torch.test_preview import looked
 

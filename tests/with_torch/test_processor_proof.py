@@ -17,9 +17,6 @@ import pytest
 import torch
 import transformers
 
-from mdsmix.encode import pretrained, transformers_process
-from mdsmix.encode.loaded_processor import LoadedProcessor
-from mdsmix.encode.pretrained import image_tokens, open_processor, open_tokenizer
 from mdsmix.engines.memory import held
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
@@ -27,7 +24,11 @@ from mdsmix.kinds.encodings import make_encoding
 from mdsmix.kinds.processor_proof import difference
 from mdsmix.load import build_loader
 from mdsmix.load.vision import opened
+from mdsmix.processor.loaded import LoadedProcessor
 from mdsmix.storage import locate
+from mdsmix.tokenizer import card as pretrained
+from mdsmix.tokenizer import transformers_process
+from mdsmix.tokenizer.card import image_tokens, open_processor, open_tokenizer
 from tests.converting import done, mdsmix, run_recipe
 from tests.pictures import record, write_drawings
 from tests.processors import FAMILIES, IMAGE_TOKEN, made

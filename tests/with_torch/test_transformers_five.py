@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.loaded_processor import LoadedProcessor
-from mdsmix.encode.transformers_five import readable_folder
-from mdsmix.encode.transformers_process import take
+from mdsmix.processor.loaded import LoadedProcessor
+from mdsmix.tokenizer.transformers_five import readable_folder
+from mdsmix.tokenizer.transformers_process import take
 from tests.processors import FAMILIES
 
 Folders = dict[str, tuple[Path, Path]]

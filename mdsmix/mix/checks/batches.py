@@ -8,6 +8,7 @@ from typing import Any
 
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER, as_whole_number, is_number
+from mdsmix.messages import plural
 from mdsmix.mix.epoch.draws import (
     METHODS,
     count_loader_delivered,
@@ -18,7 +19,6 @@ from mdsmix.mix.epoch.figures import StreamInEpoch, compute_share, measure_epoch
 from mdsmix.mix.epoch.stream_counts import fixed_row_length
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.table import is_known
-from mdsmix.words import plural
 
 CHECKS = CheckList()
 

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mdsmix.encode.labels import Targets
-from mdsmix.encode.pretrained import open_processor
-from mdsmix.encode.published_folders import fetch_folder, name_at_hand, read_card
 from mdsmix.errors import MdsmixError
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.kinds.processor_proof import WAY_OUT, difference, row_of
+from mdsmix.messages import spelled
 from mdsmix.mix.checks.columns import find_layout
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.recipe.rules import PROCESSOR_FOLDER
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import PACKED, has_images, layout_of
 from mdsmix.storage import locate
-from mdsmix.words import spelled
+from mdsmix.tokenizer.card import open_processor
+from mdsmix.tokenizer.published import fetch_folder, name_at_hand, read_card
 
 CHECKS = CheckList()
 

@@ -13,6 +13,7 @@ import xxhash
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings, Severity
 from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, as_whole_number, is_number, parse_quantity
+from mdsmix.messages import plural
 from mdsmix.mix.epoch.cache_window import CacheNeed, compute_loader_need
 from mdsmix.mix.epoch.draws import World, make_world
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
@@ -28,7 +29,6 @@ from mdsmix.shards.published import (
 )
 from mdsmix.shards.verification import BAD_RECORDS, CONTENTS
 from mdsmix.storage import locate
-from mdsmix.words import plural
 
 CHECKS = CheckList()
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 from mdsmix.encode.labels import USABLE, Labels
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.kinds import kind_of
+from mdsmix.messages import plural
 from mdsmix.mix.checks.columns import find_layout, is_plain
 from mdsmix.mix.epoch.stream_counts import fixed_row_length, has_policies_of, read_head_turns
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
-from mdsmix.words import plural
 
 CHECKS = CheckList()
 

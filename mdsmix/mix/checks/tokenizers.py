@@ -7,13 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-from mdsmix.encode.pretrained import TRAIN_BY_FILE, Tokenizer, open_tokenizer
-from mdsmix.encode.published_folders import (
-    adopt_hash,
-    card_name,
-    fetch_folder,
-    hash_today,
-)
 from mdsmix.errors import MdsmixError
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import EXTRA_LOADERS, as_whole_number
@@ -31,6 +24,13 @@ from mdsmix.mix.streams.mix import (
 )
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards.manifest import Manifest, TokenizerCard
+from mdsmix.tokenizer.card import TRAIN_BY_FILE, Tokenizer, open_tokenizer
+from mdsmix.tokenizer.published import (
+    adopt_hash,
+    card_name,
+    fetch_folder,
+    hash_today,
+)
 
 CHECKS = CheckList()
 

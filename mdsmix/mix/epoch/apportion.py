@@ -15,9 +15,9 @@ from decimal import Context
 from fractions import Fraction
 
 from mdsmix.errors import MixRefused
+from mdsmix.messages import listed, percent
 from mdsmix.recipe.amounts import Budget, Unit
 from mdsmix.table import Column, Table, Tree, about, as_json
-from mdsmix.words import listed, percent
 
 PRECISE = Context(prec=50, Emin=-400, Emax=400)
 """The context of roots. Every machine rounds them alike, unlike powers of floats. Numbers below

@@ -17,8 +17,8 @@ import numpy as np
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import COUNT_UNITS, as_whole_number, is_number, parse_quantity
 from mdsmix.foundry_yaml.training_yaml import Settings
+from mdsmix.messages import plural
 from mdsmix.mix.streams.mix import Loader, Mix
-from mdsmix.words import plural
 
 OLD_SHUFFLES = ("py1s", "py2s")
 "Shuffles for which Streaming sets 64 canonical nodes per node by default; other shuffles get 1."

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from mdsmix.errors import MixRefused
+from mdsmix.messages import percent
 from mdsmix.mix.epoch.apportion import Apportioned, StreamShare, choose_samples, set_asked_shares
 from mdsmix.mix.epoch.draws import count_loader_delivered, count_loader_draws
 from mdsmix.mix.epoch.stream_counts import (
@@ -25,7 +26,6 @@ from mdsmix.recipe import Recipe
 from mdsmix.recipe.amounts import Unit
 from mdsmix.recipe.rules import budget_of, written_shares
 from mdsmix.table import Column, Estimate, Table, about, is_known
-from mdsmix.words import percent
 
 
 @dataclass(frozen=True, kw_only=True)

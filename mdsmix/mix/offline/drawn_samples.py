@@ -25,7 +25,6 @@ import orjson
 import xxhash
 from numpy.typing import NDArray
 
-from mdsmix.encode.pretrained import image_tokens
 from mdsmix.kinds import kind_of
 from mdsmix.mix.offline.mix_plan import Source
 from mdsmix.mix.streams.mix import StreamInMix
@@ -36,6 +35,7 @@ from mdsmix.shards.manifest import Manifest, Mixed
 from mdsmix.shards.shard_samples import columns_of, read_whole, reading
 from mdsmix.shards.token_ids import Tokens, has_images, tokens_of
 from mdsmix.shards.verification import ReadingWatcher
+from mdsmix.tokenizer.card import image_tokens
 
 BLOCK = 1 << 20
 "Random numbers that are computed at a time: 8 MB."

@@ -22,8 +22,8 @@ from pathlib import Path
 import orjson
 import xxhash
 
-from mdsmix import typed
-from mdsmix.encode.pretrained import cache_folder
+from mdsmix import schema
+from mdsmix.cache import cache_folder
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.mix.offline.drawn_samples import Buckets, deal_stream, derive_seed
 from mdsmix.mix.offline.mix_plan import MixPlan
@@ -118,7 +118,7 @@ def mix_offline(
 def _read_record(folder: Location) -> MixRecord | None:
     """The record of the mix in `folder`; None where there is none that can be read."""
     found = (folder / RECORD).fetch()
-    return typed.load_if_fit(MixRecord, found[1]) if found else None
+    return schema.load_if_fit(MixRecord, found[1]) if found else None
 
 
 def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:

@@ -15,12 +15,12 @@ from itertools import chain
 
 from mdsmix import sources
 from mdsmix.encode.backends import open_backend
-from mdsmix.encode.pretrained import Tokenizer, open_tokenizer
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.encodings import fields_parsed, fields_read, make_encoding
 from mdsmix.kinds.read_records import open_reading
 from mdsmix.kinds.survey import SplitSample, look, rates_of
+from mdsmix.messages import counted, plural
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.amounts import taken
 from mdsmix.recipe.rules import tokens_wanted
@@ -32,7 +32,7 @@ from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, Tokenizer
 from mdsmix.shards.published import Stream
 from mdsmix.shards.shard_files import SHARD_BYTES, SHARD_ROWS, ShardLayout, compressed, shard_of
 from mdsmix.storage import Location, locate
-from mdsmix.words import counted, plural
+from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 
 LEAST_WINDOW = 1 << 16
 "Bytes of a split of a small source, 64 KiB: 32 splits are the whole of 2 MiB."

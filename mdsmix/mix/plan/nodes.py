@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, parse_quantity
+from mdsmix.messages import does, listed
 from mdsmix.mix.epoch.cache_window import compute_loader_need
 from mdsmix.mix.epoch.draws import World, get_batching_method
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.table import about, size_of
-from mdsmix.words import does, listed
 
 
 @dataclass(frozen=True, kw_only=True)

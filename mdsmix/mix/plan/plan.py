@@ -21,6 +21,7 @@ from typing import Any
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.foundry_yaml.findings import Finding
 from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, COUNT_UNITS, is_number, parse_quantity
+from mdsmix.messages import listed
 from mdsmix.mix.check import run_checks
 from mdsmix.mix.epoch.draws import (
     METHODS,
@@ -48,7 +49,6 @@ from mdsmix.mix.plan.steps import (
 from mdsmix.mix.streams.mix import Loader, Mix
 from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.table import Estimate, is_known
-from mdsmix.words import listed
 
 AUTO_FILL = 0.9
 """The part of a row that `packing_ratio: auto` is taken to fill. `auto` stops at the last ratio

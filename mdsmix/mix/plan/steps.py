@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from mdsmix.errors import RecipeError
+from mdsmix.messages import plural
 from mdsmix.mix.epoch.draws import METHODS, World, count_per_device, get_batching_method
 from mdsmix.mix.epoch.figures import StreamInEpoch
 from mdsmix.mix.epoch.stream_counts import estimate_lengths, fixed_row_length, mean_longest_row
 from mdsmix.mix.streams.mix import Loader
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
-from mdsmix.words import plural
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -212,7 +212,7 @@ def find_fetch_folder(recipe: Recipe, processor: str | None = None) -> Location 
     processor to the mix's root, and the YAML names a folder beside the nodes' caches. `mdsmix.load`
     fetches the processor by itself.
     """
-    from mdsmix.encode.pretrained import open_processor, open_tokenizer
+    from mdsmix.tokenizer.card import open_processor, open_tokenizer
 
     is_remote = "://" in (recipe.remote or "") and recipe.sourced
     if not is_remote or not os.path.isabs(processor or recipe.tokenizer.name):
@@ -229,7 +229,7 @@ def _published_copy(recipe: Recipe) -> str:
     """Return the folder of the tokenizer that is published with the streams, if LLM-Foundry cannot
     open the recipe's own folder: transformers 5 saved it, or its class is not known.
     """
-    from mdsmix.encode.pretrained import open_tokenizer
+    from mdsmix.tokenizer.card import open_tokenizer
 
     with suppress(MdsmixError):  # tokenizer-unseen says why
         tokenizer = open_tokenizer(recipe.tokenizer)

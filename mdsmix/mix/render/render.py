@@ -78,7 +78,7 @@ def _give_up(*_: object) -> None:
 
 
 def _draw(text: str, labels: Sequence[str]) -> str:
-    from mdsmix.encode.published_folders import at_hand
+    from mdsmix.tokenizer.published import at_hand
 
     # By name: LLM-Foundry is no dependency of mdsmix, and only this option imports it.
     build_dataloader = import_module("llmfoundry.data.dataloader").build_dataloader

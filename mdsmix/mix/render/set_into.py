@@ -23,7 +23,7 @@ from typing import Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.training_yaml import Settings, read_unresolved
-from mdsmix.words import spelled
+from mdsmix.messages import spelled
 
 LINK = re.compile(r"\$\{([\w.]+)\}")
 MARK = "# mdsmix:"

@@ -16,10 +16,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mdsmix.encode.labels import Targets
-from mdsmix.encode.published_folders import PublishedTokenizer
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, Settings, StreamSection, TrainingYaml
 from mdsmix.kinds import kind_of
+from mdsmix.messages import listed
 from mdsmix.mix.epoch.apportion import Apportioned
 from mdsmix.recipe import Recipe, StreamSpec, TokenizerSpec
 from mdsmix.shards.manifest import Encoding, TokenizerCard
@@ -29,10 +29,10 @@ from mdsmix.shards.verification import Report
 from mdsmix.sources import ReadAs, SourceFile, find
 from mdsmix.sources.find import filled
 from mdsmix.storage import Location, locate, together
-from mdsmix.words import listed
+from mdsmix.tokenizer.published import PublishedTokenizer
 
 if TYPE_CHECKING:
-    from mdsmix.encode.pretrained import Tokenizer
+    from mdsmix.tokenizer.card import Tokenizer
 
 PRETRAINED = ("hf_causal_lm", "hf_t5")
 "Models of LLM-Foundry that load pretrained weights unless `pretrained: false` is set."
@@ -233,7 +233,7 @@ class Mix:
         """The path of the tokenizer.json that belongs to the pretrained weights; None if training
         begins with random weights, or if they cannot be opened here.
         """
-        from mdsmix.encode.pretrained import open_tokenizer
+        from mdsmix.tokenizer.card import open_tokenizer
 
         model = pretrained_model_name(self.yaml)
         if model is None:

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from mdsmix.encode.published_folders import adopt_hash
 from mdsmix.errors import MdsmixError, MixRefused, NotPublished, RecipeError
 from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER
 from mdsmix.foundry_yaml.training_yaml import (
@@ -54,9 +53,10 @@ from mdsmix.shards.published import (
 )
 from mdsmix.shards.token_ids import PACKED, layout_of
 from mdsmix.storage import Location, locate, together
+from mdsmix.tokenizer.published import adopt_hash
 
 if TYPE_CHECKING:
-    from mdsmix.encode.pretrained import Tokenizer
+    from mdsmix.tokenizer.card import Tokenizer
 
 EVALS_HINT = (
     "; of an evaluation that is not the recipe's, --keep-evals judges only the keys, and "
@@ -190,7 +190,7 @@ def make_recipe_mix(
 
 def with_published_hash(recipe: Recipe, streams: Iterable[StreamInMix]) -> Recipe:
     """Return the recipe with the hash of its tokenizer that its streams were published with."""
-    from mdsmix.encode.pretrained import open_tokenizer
+    from mdsmix.tokenizer.card import open_tokenizer
 
     with suppress(MdsmixError):  # tokenizer-unseen reports why it cannot be opened
         tokenizer = open_tokenizer(recipe.tokenizer)
@@ -493,8 +493,8 @@ def _split_folder(stream: Stream, root: Location) -> tuple[Location, str]:
 
 def _open_run_tokenizer(yaml: TrainingYaml, recipe: Recipe | None) -> Tokenizer | None:
     """Open the run's tokenizer; None if the YAML names none."""
-    from mdsmix.encode.pretrained import open_tokenizer
-    from mdsmix.encode.published_folders import at_hand
+    from mdsmix.tokenizer.card import open_tokenizer
+    from mdsmix.tokenizer.published import at_hand
 
     spec = yaml.tokenizer
     if spec is None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from mdsmix.encode.pretrained import Decoder, find_decoder
 from mdsmix.errors import (
     Damaged,
     MdsmixError,
@@ -21,6 +20,7 @@ from mdsmix.errors import (
     Unreachable,
 )
 from mdsmix.foundry_yaml.findings import Finding
+from mdsmix.messages import Say, plural
 from mdsmix.mix.check import run_checks
 from mdsmix.mix.epoch.draws import World, make_run_world
 from mdsmix.mix.plan.plan import Plan, PlanOptions, find_plan_problems, make_plan, resolve_for_plan
@@ -32,7 +32,7 @@ from mdsmix.report.shown_samples import Choice
 from mdsmix.shards.manifest import Manifest
 from mdsmix.storage import together
 from mdsmix.table import Tree
-from mdsmix.words import Say, plural
+from mdsmix.tokenizer.card import Decoder, find_decoder
 
 if TYPE_CHECKING:
     from mdsmix.preview.epoch_windows import Preview
@@ -192,8 +192,8 @@ def _preview(page: Gathered, asked: PlanOptions, tokenizer: str | None, say: Say
     page.decoder = find_decoder(tokenizer, mix.tokenizer.hash if mix.tokenizer else None)
     say("the first batches: streaming and torch are imported, some seconds")
     try:
-        from mdsmix.preview.asked import Asked
-        from mdsmix.preview.first_steps import preview
+        from mdsmix.preview.options import Asked
+        from mdsmix.preview.preview import preview
 
         world = make_run_world(mix, asked.nodes, asked.gpus, plan.step.global_batch)
         page.preview = preview(mix, Asked(world=world, steps=STEPS, windows=WINDOWS, samples=2, read=READ))  # fmt: skip

@@ -19,6 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from mdsmix import __version__
+from mdsmix.messages import WRITTEN, plural, printable
 from mdsmix.mix.check import describe_verdict, is_refused
 from mdsmix.recipe.read import parted
 from mdsmix.report.page.gather import UNSEEN, Gathered
@@ -27,7 +28,6 @@ from mdsmix.report.page.sample_browser import samples_of
 from mdsmix.report.planned_run import told
 from mdsmix.storage import locate
 from mdsmix.table import cell_text, is_known
-from mdsmix.words import WRITTEN, plural, printable
 
 TEMPLATES = Path(__file__).parent / "templates"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mdsmix.messages import plural
 from mdsmix.mix.check import describe_coverage
 from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
 from mdsmix.report.inspection import (
@@ -23,7 +24,6 @@ from mdsmix.report.planned_run import plan_shown
 from mdsmix.report.show import Item, SampleText, Title, alike_shown
 from mdsmix.shards.counts import Records
 from mdsmix.table import Column, Table, cell_text, is_known
-from mdsmix.words import plural
 
 MEASURES = (("delivered", "samples"), ("tokens", "tokens"), ("trained", "trained tokens"))
 "Fields of a StreamInEpoch, each with its words."

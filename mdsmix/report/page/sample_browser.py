@@ -16,14 +16,14 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mdsmix.encode.pretrained import Decoder
 from mdsmix.errors import RecipeError
 from mdsmix.images.judge import WITHOUT, Bad, Rules, opened, require_pillow, size_of
+from mdsmix.messages import WRITTEN, listed, plural, printable
 from mdsmix.report.inspection import cut_text
 from mdsmix.report.page.gather import Gathered
 from mdsmix.report.shown_samples import Chosen, Picture, Segment, shortened
 from mdsmix.table import Tree
-from mdsmix.words import WRITTEN, listed, plural, printable
+from mdsmix.tokenizer.card import Decoder
 
 ALL_TOKENS, MOST_TOKENS, LEAST_TOKENS = 30_000, 640, 64
 "Tokens of the page, and the most and fewest of a sample. A token takes about 40 bytes of markup."

@@ -24,8 +24,8 @@ from streaming.base import partition, shuffle
 
 from mdsmix.mix.epoch.draws import World as Machines
 from mdsmix.mix.streams.resolve import resolve_mix
-from mdsmix.preview.asked import Asked
-from mdsmix.preview.first_steps import preview
+from mdsmix.preview.options import Asked
+from mdsmix.preview.preview import preview
 
 LOADERS = {"text": build_text_dataloader, "finetuning": finetuning.build_finetuning_dataloader}
 

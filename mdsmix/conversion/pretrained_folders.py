@@ -1,0 +1,92 @@
+"""The files of tokenizer and processor beside the streams, so that whoever converts or trains on
+another machine has them. A processor is used only where it is proved equal on the stream, before
+the first of its units is converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mdsmix.conversion.job import Job
+from mdsmix.encode.backends import open_backend
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.kinds.processor_proof import WAY_OUT, StoredRow, difference, rows_of
+from mdsmix.kinds.read_records import open_reading
+from mdsmix.shards.manifest import TokenizerCard, processor_folder
+from mdsmix.sources import SourceFile, read
+from mdsmix.storage import Location
+from mdsmix.tokenizer.card import Processor, Tokenizer
+from mdsmix.tokenizer.published import fetch_folder, publish
+from mdsmix.tokenizer.transformers_five import MODEL
+
+LOOKED_AT = 16
+"First records of the source, whose rows the processor is tried on."
+
+
+def publish_pretrained(jobs: Sequence[Job]) -> None:
+    """Makes the folders of the tokenizer and of the processor of these streams whole, where they
+    are not.
+    """
+    job = next((job for job in jobs if job.processor), jobs[0])
+    publish(_tokenizer_home(job), Path(job.tokenizer.path).parent, job.tokenizer)
+    if job.processor:
+        publish(_processor_home(job, job.processor), Path(job.processor.path), job.processor)
+
+
+def at_hand(job: Job) -> Tokenizer:
+    """The job's tokenizer with a path on this machine. One whose snapshot was taken on another is
+    fetched from the mix's root, once; Unreachable where another one lies there.
+    """
+    tokenizer = job.tokenizer
+    if Path(tokenizer.path).is_file():
+        return tokenizer
+    home = _tokenizer_home(job)
+    if not (folder := fetch_folder(home)):
+        raise Unreachable(
+            f"{home} does not hold the tokenizer with which the run began: start it again."
+        )
+    return replace(tokenizer, path=str(folder / MODEL))
+
+
+def fetch_processor(job: Job) -> None:
+    """Makes the job's processor one that this machine knows, where its snapshot was taken on
+    another.
+    """
+    if job.processor and not Path(job.processor.path).is_dir():
+        fetch_folder(_processor_home(job, job.processor))
+
+
+def _tokenizer_home(job: Job) -> Location:
+    return job.root / TokenizerCard.of(job.tokenizer).folder_name
+
+
+def _processor_home(job: Job, processor: Processor) -> Location:
+    return job.root / processor_folder(processor.hash, TokenizerCard.of(job.tokenizer))
+
+
+def refuse_unproved(job: Job, files: Sequence[SourceFile]) -> None:
+    """RecipeError where the job's processor makes of whole conversations other batches than a
+    loader will make of their rows.
+    """
+    if not job.processor:
+        return
+    if found := difference(
+        Path(job.processor.path), job.encoding, job.tokenizer, _own_rows(job, files)
+    ):
+        raise RecipeError(
+            f"{job.name}: the processor {job.processor.name} cannot be used, because {found}: {WAY_OUT}."
+        )
+
+
+def _own_rows(job: Job, files: Sequence[SourceFile]) -> Iterator[StoredRow]:
+    """Rows of the first records."""
+    backend = open_backend(job.tokenizer, "reference")
+    for unit in job.units_of(files[:1])[:1]:
+        reading = open_reading(job.encoding, job.tokenizer, backend, root=job.images_root)
+        for batch in read(unit, LOOKED_AT):
+            beside = job.image_folders(unit)
+            names = batch.files(range(len(batch.records))) if beside else ()
+            encoded = reading.encode(batch.records, folders=[beside[name] for name in names])
+            yield from rows_of("a record of the source", encoded)

@@ -1,0 +1,447 @@
+"""The processes in which transformers is imported: one a look at a tokenizer, and one a run for all
+questions to processors.
+
+A tokenizer is described as plain data: `python -m mdsmix.tokenizer.transformers_process` with
+{"name", "kwargs"} on stdin prints the answer and the error as JSON. The reference is
+`AutoTokenizer.from_pretrained(name, **kwargs)`, as in LLM-Foundry, because a tokenizer's class may
+rewrite what its tokenizer.json says (Llama's adds a BOS post-processor). transformers is imported
+without torch: a second or two, and 80 MB.
+
+Processors need torch: 10 s and 730 MB. One process a run, `python -m
+mdsmix.tokenizer.transformers_process serve`, answers all of its workers
+(`LoadedProcessor.answer`). It starts with the run, imports both at the first question, and ends
+with the run or with the process that started it. Outside a run the first question starts it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from functools import cache
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import orjson
+
+from mdsmix.errors import MdsmixError, Unreachable
+from mdsmix.processor.loaded import LoadedProcessor, texts_in
+from mdsmix.tokenizer.content_hash import content_hash, normalized
+from mdsmix.tokenizer.transformers_five import (
+    MODEL,
+    add_named_templates,
+    is_saved_by_five,
+    make_readable,
+    readable_folder,
+)
+
+GENERATION = "generation_config.json"
+PROBES = ("a", "Hello, world!", "one two  three\n", "déjà vu, 東京", "12345")
+"Texts that show which tokens a tokenizer adds by itself."
+RARE_PROBES = (
+    *(" ", "\n", "  a\n\n  b", "\tx = {1: 'one'}", "don't HTMLParser camelCase", "1234567890"),
+    *(
+        "नमस्ते مرحبا שלום สวัสดี",
+        "한국어 日本語 中文",
+        "naïve ﬁ ½ ²",
+        "a\u00a0b\u200bc",
+        "🙂👍🏽",
+        "</s> <s> [INST]",
+        "a</s>b<s>c",
+    ),
+)
+"Texts that two classes are likely to split in different ways."
+
+
+def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokenizer as plain data; only `wrong`, a sentence, if an argument changes nothing.
+
+    Raises ValueError, which says why, if mdsmix cannot use it.
+    """
+    tokenizer, note = _load(name, kwargs)
+    if unread := _unread(type(tokenizer), kwargs):
+        wrong = (
+            f"tokenizer.kwargs: {', '.join(unread)} would change nothing, since {type(tokenizer).__name__} does not read it: "
+            "correct or remove it; a variable of the chat template belongs in tokenizer.template."
+        )
+        return {"wrong": wrong}
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"its class {type(tokenizer).__name__} has no fast form (tokenizer.json), which mdsmix needs; "
+            "convert it once with transformers.convert_slow_tokenizer and save it"
+        )
+    _refuse_empty(tokenizer)
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    taken = _read_off(tokenizer)
+    content = tokenizer.backend_tokenizer.to_str()
+    ids = {key: taken[key] for key in ("bos_id", "eos_id", "pad_id")}
+    tree = orjson.loads(content)
+    files, stops = _files(tokenizer, taken, content), _stop_ids(name, kwargs)
+    if stops:
+        files[GENERATION] = json.dumps({"eos_token_id": stops})
+    return taken | {
+        "hash": content_hash(tree, ids),
+        "files": files,
+        "stop_ids": stops,
+        "read_as": note,
+        "class_changes": "" if kwargs else _class_changes(name, tokenizer, tree),
+    }
+
+
+def _refuse_empty(tokenizer: Any) -> None:
+    """Raise ValueError if a tokenizer has no token but special ones.
+
+    transformers 5 opens a folder with a config.json alone to such a tokenizer.
+    """
+    ordinary = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()
+    if len(ordinary) <= 1:
+        raise ValueError(
+            "it opens as an empty tokenizer, since it has no file with a vocabulary (tokenizer.json)"
+        )
+
+
+def _class_changes(name: str, tokenizer: Any, tree: dict[str, Any]) -> str:
+    """Return a sentence with an example if the tokenizer's class gives other ids than its
+    tokenizer.json says; else, or without such a file, an empty string. `tree`: what the class made
+    of that file.
+    """
+    if os.path.isfile(name):
+        return ""
+    path = _file_beside(name, MODEL, {})
+    if path is None:
+        return ""
+    own = Path(path).read_bytes()
+    with suppress(ValueError, KeyError, TypeError):
+        if normalized(orjson.loads(own)) == normalized(tree):
+            return ""
+    from tokenizers import Tokenizer as Model
+
+    alone = Model.from_str(own.decode())
+    alone.no_truncation()
+    alone.no_padding()
+    for text in (*PROBES, *RARE_PROBES):
+        ids = tokenizer.backend_tokenizer.encode(text).ids
+        others = alone.encode(text).ids
+        if ids != others:
+            return (
+                f"its class {type(tokenizer).__name__} gives other ids than its tokenizer.json: "
+                f"{text!r} is {ids[:8]} by the class and {others[:8]} by the file"
+            )
+    return ""
+
+
+def _stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
+    """Return the `eos_token_id` of the generation_config.json of a tokenizer, in its folder or at
+    the hub; [] if there is none.
+    """
+    if os.path.isfile(name):
+        return []
+    path = _file_beside(name, GENERATION, kwargs)
+    content = Path(path).read_bytes() if path else b"{}"
+    with suppress(ValueError):
+        config = orjson.loads(content)
+        ids = config.get("eos_token_id") if isinstance(config, dict) else None
+        listed = ids if isinstance(ids, list) else [ids]
+        return [id for id in listed if type(id) is int]
+    return []
+
+
+def _file_beside(name: str, file: str, kwargs: dict[str, Any]) -> str | None:
+    """Return the path of a tokenizer's file, in its folder or in the hub's cache; None if it is not
+    there.
+    """
+    from transformers.utils.hub import cached_file
+
+    keys = ("revision", "subfolder", "token", "cache_dir", "local_files_only")
+    place = {key: kwargs[key] for key in keys if key in kwargs}
+    with suppress(OSError):  # the hub cannot be reached
+        path = cached_file(
+            name,
+            file,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            **place,
+        )
+        return None if path is None else str(path)
+    return None
+
+
+def _read_off(tokenizer: Any) -> dict[str, Any]:
+    prefix, suffix = _added_around(tokenizer)
+    added = sorted(tokenizer.added_tokens_decoder.items())
+    special = {i: t.content for i, t in added if t.special}
+    template = tokenizer.chat_template
+    named = dict(template) if isinstance(template, dict) else {}
+    return {
+        "class_name": type(tokenizer).__name__,
+        "vocab_size": max(len(tokenizer), *(i + 1 for i in tokenizer.get_vocab().values())),
+        "bos_id": tokenizer.bos_token_id,
+        "eos_id": tokenizer.eos_token_id,
+        "pad_id": tokenizer.pad_token_id,
+        "padding_side": tokenizer.padding_side,
+        "prefix_ids": prefix,
+        "suffix_ids": suffix,
+        "special_tokens": list(special.values()),
+        "special_ids": list(special),
+        "added_tokens": {token.content: id for id, token in added},
+        "chat_template": named.get("default") if named else template,
+        "named_templates": named,
+        "template_variables": _template_variables(tokenizer),
+    }
+
+
+def _template_variables(tokenizer: Any) -> dict[str, Any]:
+    """Return the special tokens that a chat template may print, by the names of transformers 4.
+
+    transformers 5 has the list `additional_special_tokens` under another name, and not among them.
+    """
+    variables = dict(tokenizer.special_tokens_map)
+    listed = getattr(tokenizer, "extra_special_tokens", None)
+    if isinstance(listed, list) and listed:
+        variables.setdefault("additional_special_tokens", [str(token) for token in listed])
+    return variables
+
+
+def _files(tokenizer: Any, taken: dict[str, Any], content: str) -> dict[str, str]:
+    """Return name -> text of the files that AutoTokenizer opens to this same tokenizer,
+    tokenizer.json among them.
+
+    transformers saves them, so the keyword arguments are in them, and no other file of the original
+    folder or hub is. Their class is PreTrainedTokenizerFast if possible, which follows
+    tokenizer.json alone, so that transformers 4 and 5 give the same ids: a class of its own may
+    change the tokenizer in one version and not in the other. Raises ValueError if neither this
+    class nor the tokenizer's own opens to the same tokenizer.
+    """
+    for make in (_plain, lambda own: own):
+        with TemporaryDirectory() as folder, suppress(Exception):
+            make(tokenizer).save_pretrained(folder, legacy_format=False)
+            (Path(folder) / MODEL).write_text(content)
+            make_readable(Path(folder))
+            opened, _ = _load(folder, {"trust_remote_code": False})
+            is_same = opened.backend_tokenizer.to_str() == content
+            if is_same and _read_off(opened) | {"class_name": taken["class_name"]} == taken:
+                return texts_in(folder)
+    raise ValueError("what transformers saves of it does not open to the same tokenizer again")
+
+
+def _plain(tokenizer: Any) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        chat_template=tokenizer.chat_template,
+        padding_side=tokenizer.padding_side,
+        model_max_length=tokenizer.model_max_length,
+        **_special_tokens(tokenizer),
+    )
+
+
+def _special_tokens(tokenizer: Any) -> dict[str, Any]:
+    """Return a tokenizer's special tokens as arguments of PreTrainedTokenizerFast.
+
+    Tokens with a name that only some models have, such as `image_token`, are an argument of their
+    own, which transformers 5 calls otherwise.
+    """
+    usual = {"additional_special_tokens", *tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
+    tokens = dict(tokenizer.special_tokens_map)
+    named = {key: tokens.pop(key) for key in tokens.keys() - usual}
+    listed = getattr(tokenizer, "extra_special_tokens", None)
+    if isinstance(listed, list):
+        return tokens | {"extra_special_tokens": listed, "model_specific_special_tokens": named}
+    return tokens | ({"extra_special_tokens": named} if named else {})
+
+
+WITHOUT = {"USE_TORCH": "0", "USE_TF": "0", "USE_FLAX": "0"}
+"""Environment that keeps transformers from importing libraries no tokenizer needs: 2.7 s of CPU and
+79 MB, not 13.5 s and 1,014 MB.
+"""
+
+
+def _load(name: str, kwargs: dict[str, Any]) -> tuple[Any, str]:
+    """Return a tokenizer of transformers, and a sentence on how it was read, or an empty string."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if os.path.isfile(name):
+        return PreTrainedTokenizerFast(tokenizer_file=name, **kwargs), ""
+    inner = os.path.join(name, str(kwargs.get("subfolder") or ""))
+    if inner != name and is_saved_by_five(inner):
+        name, kwargs = inner, {key: kwargs[key] for key in kwargs if key != "subfolder"}
+    with readable_folder(name) as folder:
+        tokenizer = AutoTokenizer.from_pretrained(folder.name, **kwargs)
+        add_named_templates(tokenizer, Path(inner))
+        return tokenizer, folder.note
+
+
+def _unread(of: type, kwargs: dict[str, Any]) -> list[str]:
+    """Keyword arguments that would change nothing: transformers' code for this class does not
+    mention their names. Empty for a class whose code came with the tokenizer, since that code may
+    read any argument.
+    """
+    from transformers import AutoTokenizer
+
+    if of.__module__.startswith("transformers_modules."):
+        return []
+    modules = {inspect.getmodule(each) for each in (AutoTokenizer, *of.__mro__[:-1])}
+    code = "".join(inspect.getsource(module) for module in modules if module)
+    return [name for name in kwargs if not re.search(rf"\b{re.escape(name)}\b", code)]
+
+
+def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The ids that `tokenizer(text)` adds before and behind those of the text. ValueError where
+    they differ between texts.
+    """
+    found = list[Any]()
+    for probe in PROBES:
+        full, bare = (
+            tokenizer(probe, add_special_tokens=own)["input_ids"] for own in (True, False)
+        )
+        if tokenizer(text_target=probe)["input_ids"] != full:
+            raise ValueError(
+                "it encodes a text as a target otherwise than as an input, which mdsmix does not know"
+            )
+        start = next((n for n in range(len(full)) if full[n : n + len(bare)] == bare), len(full))
+        found.append((full[:start], full[start + len(bare) :]))
+    if found != found[:1] * len(found):
+        raise ValueError(
+            "it adds special tokens to a text other than a fixed head and tail, which mdsmix does not know"
+        )
+    head, tail = found[0]
+    return head, tail
+
+
+BYTES = 730 << 20
+"""Memory of the process of processors: 730 MB with transformers 4.57 and torch 2.15, however many
+sizes it is asked for.
+"""
+SHARED = "MDSMIX_COUNTING"
+"Environment variable that workers inherit: the path of their run's socket."
+PARENT = "/tmp"
+"""The folder of sockets. Its name is short, since Linux takes at most 107 characters of a socket's
+path.
+"""
+_started = list[int]()
+
+
+@contextmanager
+def shared() -> Iterator[None]:
+    """Starts the process, unless it runs, and ends it with the block. Workers that are started
+    inside the block ask the same one.
+    """
+    if _is_shared():
+        yield
+        return
+    with TemporaryDirectory(prefix="mdsmix-", dir=PARENT) as home:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(f"{home}/socket")
+            listening.listen()  # questions wait from here on
+            command = [sys.executable, "-m", "mdsmix.tokenizer.transformers_process", "serve"]
+            silent = subprocess.DEVNULL
+            process = subprocess.Popen(
+                command, stdin=listening.fileno(), stdout=silent, stderr=silent
+            )
+        os.environ[SHARED] = f"{home}/socket"
+        _started.append(process.pid)
+        try:
+            yield
+        finally:
+            del os.environ[SHARED]
+            _started.remove(process.pid)
+            process.kill()
+            process.wait()
+
+
+def _is_shared() -> bool:
+    """Whether the socket of a run is there: inside of `shared`, or in a worker of it."""
+    return os.path.exists(os.environ.get(SHARED, ""))
+
+
+def processes() -> list[int]:
+    """Process ids of the servers that this process has started and that still run."""
+    return [*_started]
+
+
+def ask(folder: Path, question: Mapping[str, Any]) -> Any:
+    """The answer of the processor in a folder to a question; MdsmixError where the
+    processor fails.
+    """
+    answer, error = answered(str(folder), question)
+    if error:
+        raise MdsmixError(f"the processor fails ({error}): name another, or leave processor out.")
+    return answer
+
+
+def answered(name: str, question: Mapping[str, Any]) -> tuple[Any, str]:
+    """The answer of the processor `name`, a folder or hub name, to a question
+    (`LoadedProcessor.answer`), and the error where it fails. Unreachable where the process has
+    ended.
+    """
+    if not _is_shared():
+        alone = ExitStack()
+        alone.enter_context(shared())
+        atexit.register(alone.close)
+    try:
+        with Client(os.environ[SHARED]) as line:
+            line.send({"name": name, **question})
+            return line.recv()  # type: ignore[no-any-return]
+    except (OSError, EOFError):
+        raise Unreachable(
+            "the process that counts the tokens of images has ended, most likely for want of memory: run again with fewer workers; "
+            "the counts that it gave are kept."
+        ) from None
+
+
+def serve(listening: socket.socket, answer: Callable[[Any], Any]) -> None:
+    """Answers one question after the other, until the parent process has ended."""
+    starter = os.getppid()
+    listening.settimeout(1)
+    while os.getppid() == starter:
+        with suppress(OSError, EOFError):  # nobody asks, or the process that asked is dead
+            connected, _ = listening.accept()
+            with Connection(connected.detach()) as line:
+                line.send(_tried(answer, line.recv()))
+
+
+def _tried(answer: Callable[[Any], Any], question: Any) -> tuple[Any, str]:
+    """The answer to the question, and ""; {} and the error where it fails."""
+    try:
+        return answer(question), ""
+    except Exception as error:
+        return {}, f"{type(error).__name__}: {error}" if str(error) else repr(error)
+
+
+def main() -> None:
+    if sys.argv[1:] == ["serve"]:
+        opened = cache(LoadedProcessor)
+        serve(socket.socket(fileno=0), lambda asked: opened(asked["name"]).answer(asked))
+        return
+    os.environ.update(WITHOUT)
+    question = json.load(sys.stdin)
+    if not question["kwargs"].get("trust_remote_code"):
+        hide_torch()
+    # transformers asks on stdout whether to run a tokenizer's own code.
+    with redirect_stdout(sys.stderr):
+        answer = _tried(lambda asked: take(**asked), question)
+    print(json.dumps(answer))
+
+
+def hide_torch() -> None:
+    """Let transformers 5 take torch for missing: it does not read USE_TORCH any more.
+
+    No tokenizer of its own needs torch. Code that came with a tokenizer may.
+    """
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

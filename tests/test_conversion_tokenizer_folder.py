@@ -1,0 +1,164 @@
+"""The tokenizer lies beside the streams once, whole or not visible as whole, and goes when no
+stream names it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mdsmix.conversion import unit
+from mdsmix.conversion.gc import delete_garbage, find_garbage
+from mdsmix.conversion.planning import Options, plan_streams
+from mdsmix.conversion.pretrained_folders import at_hand, publish_pretrained
+from mdsmix.encode.backends import Unequal, remember_unequal
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.kinds import open_recipe
+from mdsmix.shards.manifest import Manifest
+from mdsmix.storage import locate
+from tests.converting import Web, age, chats, documents, files, manifest_of, refused, run_recipe
+
+CARD = "mdsmix.tokenizer"
+ANOTHER = "tokenizer.kwargs.bos_token=<|im_start|>"
+"Makes another tokenizer of the recipe's."
+SECRET = "hf_0123456789abcdef"
+
+
+@pytest.fixture
+def web(web: Web) -> Web:
+    web.holds(f"text number {n}" for n in range(30))
+    return web.says(streams={"web": documents("a.jsonl"), "too": documents("a.jsonl")})
+
+
+def home(web: Web) -> Path:
+    (found,) = web.out.glob("tokenizer-*")
+    return found
+
+
+def test_streams_of_a_recipe_share_one_and_every_manifest_leads_to_it(web: Web) -> None:
+    web.run()
+    for stream in ("web", "too"):
+        card = manifest_of(web.out / stream / "train").tokenizer
+        assert home(web).name == card.folder_name
+    said = json.loads((home(web) / CARD).read_text())
+    assert said["hash"] == card.hash
+    assert files(home(web)).keys() == {CARD, *said["files"]} >= {"tokenizer.json"}
+    before = {path: path.stat() for path in home(web).iterdir()}
+    web.run("max_seq_len=8")
+    assert {path: path.stat() for path in home(web).iterdir()} == before, "nothing written"
+    web.run('tokenizer.kwargs.chat_template="{{ messages }}"')
+    assert len(list(web.out.glob("tokenizer-*"))) == 2
+
+
+def test_a_refused_run_writes_nothing_and_a_first_look_has_its_tokenizer(web: Web) -> None:
+    with pytest.raises(RecipeError):
+        web.run(only=["none"])
+    web.done("--dry-run")
+    assert not web.out.exists()
+    web.run(limit=20)
+    assert (home(web) / CARD).is_file()
+    age(web.out, 100)
+    assert find_garbage(locate(web.out / "web/limit-20"), 0) == []
+
+
+def test_gc_takes_a_tokenizer_that_no_stream_beside_names(web: Web) -> None:
+    """A tokenizer of the user's own may bear such a name, and what somebody has put into ours stays
+    there.
+    """
+
+    def found(days: float = 7) -> list[tuple[str, str]]:
+        return [(each.kind, each.name) for each in find_garbage(locate(web.train), days * 86_400)]
+
+    web.run()
+    first, own = home(web), web.out / "tokenizer-20240101"
+    shutil.copytree(first, own)
+    (own / CARD).unlink()
+    processor = web.out / "processor-00000000"
+    processor.mkdir()
+    card = json.loads((first / CARD).read_text()) | {"folder": processor.name}
+    (processor / "mdsmix.processor").write_text(json.dumps(card))
+    age(web.out, 8)
+    assert found() == [("processor", processor.name)]
+    with web.patch.context() as patch:
+        patch.setattr(Manifest, "processor_folder", processor.name)
+        assert not found()
+    web.run(ANOTHER, only=["web"])
+    age(web.out, 8)
+    assert ("tokenizer", first.name) not in found(), "the other stream names it"
+    run_recipe(web.recipe, ANOTHER, only=["too"])
+    manifest = web.out / "too/train/mdsmix.manifest"
+    whole = manifest.read_bytes()
+    manifest.write_bytes(b"{")
+    assert not {name for _, name in found()} & {first.name, processor.name}, "it may name any"
+    manifest.write_bytes(whole)
+    assert not found(9)
+    (first / "notes.txt").write_text("theirs")
+    (second,) = set(web.out.glob("tokenizer-*")) - {first, own}
+    before = files(own) | files(second)
+    gone = {each.name for each in delete_garbage(locate(web.train), 7 * 86_400, print)}
+    assert {first.name, processor.name} <= gone
+    assert (files(first).keys(), processor.exists()) == ({"notes.txt"}, False)
+    assert files(own) | files(second) == before
+
+
+def test_a_machine_without_the_snapshot_fetches_it_once(web: Web) -> None:
+    cache = web.elsewhere("cache")
+    job = plan_streams(open_recipe(web.recipe), Options())[0].job
+    assert at_hand(job) is job.tokenizer
+    publish_pretrained([job])
+    shutil.rmtree(cache / "tokenizers")
+    whole = (home(web) / "tokenizer.json").read_bytes()
+    for content in (b"{}", b"half of it", b""):
+        (home(web) / "tokenizer.json").write_bytes(content)
+        with pytest.raises(Unreachable, match="does not hold the tokenizer as it was published"):
+            at_hand(job)
+        assert not (cache / "tokenizers").exists()
+    (home(web) / "tokenizer.json").write_bytes(whole)
+    fetched = at_hand(job)
+    assert Path(fetched.path).is_relative_to(cache)
+    assert fetched == replace(job.tokenizer, path=fetched.path)
+    (home(web) / "tokenizer.json").unlink()
+    assert at_hand(job) == fetched
+
+
+def test_a_machine_without_a_cache_uses_the_reference_where_the_parent_would(web: Web) -> None:
+    """That the fast backend differs on this tokenizer stands in the parent's cache alone."""
+    job = plan_streams(open_recipe(web.recipe), Options())[0].job
+    publish_pretrained([job])
+    web.patch.setenv("MDSMIX_CACHE", str(web.folder / "empty"))
+    web.patch.setattr(unit, "_backends", {})
+    fast = unit.open_tokenizer_backend(job).label
+    assert fast.startswith("fastokens")
+    told = replace(job, unequal=fast)
+    assert unit.open_tokenizer_backend(told).label.startswith("tokenizers ")
+    assert (job.trusts(fast), told.trusts(fast)) == (True, False)
+    remember_unequal(job.tokenizer, Unequal("fastokens 1", "text"))
+    assert (job.trusts("fastokens 1"), job.trusts("fastokens 2")) == (False, True)
+
+
+def test_a_stream_of_such_a_name_is_refused(web: Web) -> None:
+    answer = web.says(streams={"tokenizer-0123abcd": documents("a.jsonl")}).convert()
+    refused(answer, 2, "streams.tokenizer-0123abcd: a stream's name becomes a folder")
+    open_recipe(web.says(streams={"tokenizer-0123abcde": documents("a.jsonl")}).recipe)
+
+
+def test_no_path_of_this_machine_and_nothing_else_of_the_folder_is_published(web: Web) -> None:
+    folder = shutil.copytree(web.tokenizer, web.folder / "model")
+    theirs = {"model.safetensors": "weights", ".env": SECRET, "notes.json": f'"{SECRET}"'}
+    for name, text in theirs.items():
+        (folder / name).write_text(text)
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    web.holds([{"messages": turns}], "chat.jsonl")
+    web.tokenizer = folder
+    kwargs = [f"tokenizer.kwargs.token={SECRET}", "tokenizer.kwargs.padding_side=left"]
+    web.says(chats("chat.jsonl"), max_seq_len=64).run(*kwargs)
+    published = files(home(web))
+    named = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
+    assert published.keys() <= {CARD, "chat_template.jinja"} | named
+    text = b"".join(published.values())
+    assert str(web.folder).encode() not in text
+    assert SECRET.encode() not in text

@@ -1,0 +1,72 @@
+"""Values as YAML gives them: a mapping becomes a dataclass, or one sentence that names the key; and
+lists in sentences.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from mdsmix import schema
+from mdsmix.foundry_yaml.loader_keys import as_whole_number
+from mdsmix.messages import listed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    size: int
+    note: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    name: str
+    inner: Inner | None = None
+    many: list[Inner] = field(default_factory=list)
+    named: dict[str, Inner] = field(default_factory=dict)
+    kind: Literal["a", "b"] = "a"
+    words: list[str] | None = None
+    state: str = field(default="", metadata={"set by": "the reader"})
+    ratio: int | float = 1
+    anything: Any = None
+
+
+def test_sections_lists_and_mappings_become_dataclasses() -> None:
+    tree = {"name": "x", "inner": {"size": 1}, "many": [{"size": 2}], "named": {"k": {"size": 3}}}
+    inner = [Inner(size=n) for n in (1, 2, 3)]
+    expected = Outer(name="x", inner=inner[0], many=[inner[1]], named={"k": inner[2]})
+    assert schema.read(Outer, tree) == expected
+
+
+def test_a_misfit_is_named() -> None:
+    misfits: list[tuple[Any, str]] = [
+        ([], "the top level must hold keys and values"),
+        ({}, "name is missing."),
+        ({"name": None}, "name is None; it must be text."),
+        ({"name": 1}, "name is 1; it must be text."),
+        ({"name": "x", "knid": "a"}, "knid is not a known key; did you mean kind?"),
+        ({"name": "x", "state": "c"}, "state is not a known key"),
+        ({"name": "x", "words": 3}, "words is 3; it must be a list or null."),
+        ({"name": "x", "kind": "c"}, "kind is 'c'; it must be a or b."),
+        ({"name": "x", "ratio": True}, "ratio is True; it must be a whole number or a number."),
+        ({"name": "x", "inner": {}}, "inner.size is missing."),
+        ({"name": "x", "inner": 3}, "inner is 3; it must be"),
+        ({"name": "x", "many": [{"size": 1}, {"size": "1"}]}, "many[1].size is '1'"),
+        ({"name": "x", "named": {"k": {"sise": 1}}}, "named.k.sise is not a known key"),
+    ]
+    for tree, sentence in misfits:
+        with pytest.raises(schema.Misfit, match=re.escape(sentence)):
+            schema.read(Outer, tree)
+
+
+def test_only_a_whole_number_is_one() -> None:
+    values = (0, 7, -1, True, 1.5, "7", None)
+    assert [as_whole_number(value) for value in values] == [0, 7, -1, None, None, None, None]
+
+
+def test_names_beyond_the_most_are_counted() -> None:
+    for names, said in (("", ""), ("a", "a"), ("ab", "a, b"), ("abc", "a, b and 1 more")):
+        assert listed([*names], 2) == said

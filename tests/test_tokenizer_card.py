@@ -1,0 +1,220 @@
+"""The snapshot holds what AutoTokenizer would do; it is taken once, and again when anything that
+shapes ids changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from mdsmix.cache import cache_folder
+from mdsmix.errors import Unreachable
+from mdsmix.processor.loaded import texts_in
+from mdsmix.recipe import TokenizerSpec
+from mdsmix.tokenizer import card as module
+from mdsmix.tokenizer.card import Tokenizer, find_decoder, open_tokenizer
+from mdsmix.tokenizer.transformers_process import take
+from tests.styles import train_style
+from tests.versions import IS_TRANSFORMERS_4
+
+WEIGHTS = (
+    *("model.safetensors", "pytorch_model.bin", "tf_model.h5", "flax_model.msgpack"),
+    *("model.onnx", "model-q4.gguf", "consolidated.00.pth", "model.pt", "shard.00000.mds"),
+)
+HUBS = {"HF_HUB_CACHE": "home", "HF_HOME": "home/hub", "HOME": "home/.cache/huggingface/hub"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Takes snapshots here, since a process for each would take seconds to start."""
+    ask = Mock(side_effect=lambda what, name, kwargs: take(name, dict(kwargs)))
+    monkeypatch.setattr(module, "ask", ask)
+    return ask
+
+
+def opened(name: object, **kwargs: Any) -> Tokenizer:
+    return open_tokenizer(TokenizerSpec(name=str(name), kwargs=kwargs))
+
+
+def test_a_snapshot_is_taken_once_for_each_content_and_moves_with_its_cache(
+    tokenizer_folder: Path, tmp_path: Path, cache: Path, asked: Mock, monkeypatch: Any
+) -> None:
+    first = opened(tokenizer_folder)
+    assert (first.eos_id, first.pad_id, first.bos_id) == (0, 1, None)
+    assert (first.prefix_ids, first.suffix_ids, first.dtype) == ([], [], "uint16")
+    assert (first.vocab_size, first.chat_template is None) == (2000, False)
+    assert opened(tokenizer_folder) == first
+    moved = cache.rename(cache.with_name("moved"))
+    monkeypatch.setenv("MDSMIX_CACHE", str(moved))
+    after = opened(tokenizer_folder)
+    assert (Path(after.path).exists(), after.hash, asked.call_count) == (True, first.hash, 1)
+    decoder: Any = find_decoder(None, first.hash)
+    assert decoder.text([2, 3]) == "<|im_start|><|im_end|>"
+    unknown = decoder.text([2, -100, 2000, 3, 1 << 40])
+    assert unknown == f"<|im_start|>[id -100][id 2000]<|im_end|>[id {1 << 40}]"
+    assert decoder.control >= {2, 3}
+    assert [find_decoder(None, hash) for hash in ("0" * 32, None)] == [None, None]
+
+    copy = shutil.copytree(tokenizer_folder, tmp_path / "copy")
+    for weights in WEIGHTS:
+        (copy / weights).write_bytes(b"weights shape no token")
+    assert opened(copy).hash == first.hash
+    (copy / "model.safetensors").unlink()
+    opened(copy)
+    assert asked.call_count == 2
+    tree = json.loads((copy / "tokenizer.json").read_text())
+    tree["model"]["merges"].pop()
+    (copy / "tokenizer.json").write_text(json.dumps(tree))
+    assert opened(copy).hash != first.hash
+
+
+@pytest.fixture
+def answered(lettered: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What transformers is to answer, the last one first; nobody asks it."""
+    answers, card = list[dict[str, Any]](), asdict(lettered) | {"files": {}}
+    monkeypatch.setattr(module, "ask", lambda *_: card | answers.pop())
+    return answers
+
+
+def test_a_snapshot_is_of_its_files(tmp_path: Path, answered: list[Any], monkeypatch: Any) -> None:
+    folder = tmp_path / "tokenizer"
+    (folder / "inner").mkdir(parents=True)
+    one, two = folder / "one.json", folder / "two.json"
+    one.write_text("12"), two.write_text("3")
+    steps = {
+        "the first of all": lambda: None,
+        "as many bytes in another file": lambda: [one.write_text("1"), two.write_text("23")],
+        "another name": lambda: two.rename(folder / "six.json"),
+        "a file in a folder": lambda: (folder / "inner" / "x.json").write_text("{}"),
+        "another version": lambda: monkeypatch.setattr(module, "version", lambda name: "4.99"),
+    }
+    for step, change in steps.items():
+        change()
+        answered.append({})
+        assert opened(folder) == opened(folder)
+        assert answered == [], f"{step} is asked about, and once"
+    # The tokenizers of Gemma and Llama are saved with the SentencePiece model that they were made
+    # of, which is no text.
+    (folder / "tokenizer.model").write_bytes(b"\x0a\xff\xfe")
+    assert texts_in(str(folder)) == {"one.json": "1", "six.json": "23", "inner/x.json": "{}"}
+
+
+@pytest.mark.parametrize("variable", HUBS)
+def test_a_hub_name_is_the_commit_that_the_hubs_cache_holds_of_it(
+    tmp_path: Path, answered: list[Any], monkeypatch: Any, variable: str
+) -> None:
+    for name in ("HF_HUB_CACHE", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "home"))
+    branch = tmp_path / HUBS[variable] / "models--org--name" / "refs" / "main"
+    branch.parent.mkdir(parents=True)
+    for commit, at in (("1" * 40, {}), ("2" * 40, {}), ("2" * 40, {"revision": "v2"})):
+        branch.write_text(commit)
+        answered.append({})
+        assert opened("org/name", **at) == opened("org/name", **at)
+        assert answered == []
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_snapshot_holds_what_it_says(tokenizer_folder: Path, tmp_path: Path) -> None:
+    """Keyword arguments are the tokenizer's; a vocabulary with holes is as large as its largest id
+    says.
+    """
+    from tokenizers import Tokenizer as Model
+    from tokenizers import models
+
+    changed = opened(tokenizer_folder, eos_token="<|im_end|>", padding_side="left")
+    assert (changed.eos_id, changed.padding_side) == (3, "left")
+    assert changed.hash != opened(tokenizer_folder).hash
+    both = opened(train_style(tmp_path / "t", "adds_both"))
+    assert (both.prefix_ids, both.suffix_ids, both.bos_id, both.eos_id) == ([0], [1], 0, 1)
+    Model(models.WordLevel({"a": 0, "b": 9}, unk_token="a")).save(str(tmp_path / "holes.json"))
+    assert opened(tmp_path / "holes.json").vocab_size == 10
+    sizes = ((1 << 16, "uint16"), ((1 << 16) + 1, "int32"))
+    assert all(replace(both, vocab_size=size).dtype == dtype for size, dtype in sizes)
+
+
+def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    lost = "there is no such folder or file"
+    for name, why in (
+        (tmp_path, ""),
+        *((name, lost) for name in ("./nope", "/nope/at/all", "a/b/c", "~/nope", "nope.json")),
+        ("tiktoken", "and no such repository: "),
+    ):
+        with pytest.raises(Unreachable) as caught:
+            opened(name)
+        sentence = str(caught.value)
+        assert f"the tokenizer {name} could not be loaded: {lost if why else ''}" in sentence
+        assert why in sentence
+        assert not any(word in sentence for word in ("\n", "Traceback", "albert"))
+    assert not list(cache.glob("tokenizers/*/card.json"))
+
+
+@pytest.mark.skipif(not IS_TRANSFORMERS_4, reason="transformers 5 opens both")
+@pytest.mark.parametrize(
+    "own",
+    [{"tokenizer_class": "TokenizersBackend"}, {"extra_special_tokens": ["<|im_end|>"]}],
+    ids=["class", "list"],
+)
+def test_a_hub_name_that_transformers_5_saved_is_told_apart(
+    own: dict[str, Any], tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the hub's cache, since no hub is reached: the folder itself is read, its hub name
+    is not.
+    """
+    home = tmp_path / "hub/models--org--five"
+    folder = shutil.copytree(tokenizer_folder, home / "snapshots" / "c0ffee")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | own))
+    (home / "refs").mkdir()
+    (home / "refs/main").write_text("c0ffee")
+    monkeypatch.setenv("HF_HUB_CACHE", str(home.parent))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(Unreachable) as caught:
+        opened("org/five")
+    sentence = str(caught.value)
+    assert (
+        "this transformers cannot open it from a hub: download it (`hf download org/five --local-dir"
+        in sentence
+    )
+    assert "no such repository" not in sentence
+    assert opened(folder).hash == opened(tokenizer_folder).hash
+
+
+def test_code_of_a_tokenizer_is_not_run(tmp_path: Path, tokenizer_folder: Path) -> None:
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "folder")
+    path = folder / "tokenizer_config.json"
+    own = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(Unreachable, match="contains custom code"):
+        opened(folder)
+    assert not (tmp_path / "ran").exists()
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    with pytest.raises(ValueError, match=r"ByT5Tokenizer has no fast form .* convert it once"):
+        take(str(tmp_path), {})
+
+
+def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = os.environ["HOME"]
+    for name, value, folder in (
+        *(("MDSMIX_CACHE", "/one", "/one"), ("XDG_CACHE_HOME", "/two", "/two/mdsmix")),
+        ("HOME", home, f"{home}/.cache/mdsmix"),
+    ):
+        monkeypatch.setenv(name, value)
+        assert cache_folder() == Path(folder)
+        monkeypatch.delenv(name)
