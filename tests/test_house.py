@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix.kinds import KINDS
-from mdsmix.record import BAD, FILTERED
+from mdsmix.kinds.reasons import list_bad_reasons
+from mdsmix.record import FILTERED
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mdsmix"
@@ -121,7 +121,7 @@ def test_classes_and_constants_that_a_room_names_are_there() -> None:
     assert lost == set()
 
 
-REASONS = BAD | {code: text for kind in KINDS for code, text in kind.reasons.items()}
+REASONS = list_bad_reasons()
 GIVES = re.compile(r"\b(?:Bad|NoRecord|RecordRefused)\(")
 
 

@@ -20,9 +20,9 @@ import typer.main
 
 from mdsmix import recipe
 from mdsmix.cli.main import app
-from mdsmix.kinds.encodings import KINDS as KINDS_OF_STREAM
+from mdsmix.kinds.reasons import list_bad_reasons
 from mdsmix.mix.check import list_checks as registered
-from mdsmix.record import BAD, FILTERED
+from mdsmix.record import FILTERED
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -123,8 +123,8 @@ def checks(_: str) -> Iterator[str]:
 
 def reasons(becomes: str) -> Iterator[str]:
     """Why a record becomes no sample."""
-    bad = BAD | {code: text for kind in KINDS_OF_STREAM for code, text in kind.reasons.items()}
-    for code, text in {"bad": bad, "filtered": FILTERED}[becomes].items():
+    explanations = list_bad_reasons() if becomes == "bad" else FILTERED
+    for code, text in explanations.items():
         yield f"- `{code}`: {_told(text)}"
 
 

@@ -8,7 +8,7 @@ arithmetic on lengths.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
@@ -81,6 +81,24 @@ class Conversations(Finetuning):
     name = "conversations"
     reads: ClassVar[type] = Conversation
     called: ClassVar[tuple[str, ...]] = ("finetuning", "messages", "messages without images")
+    reasons: ClassVar[Mapping[str, str]] = {
+        "template_error": "The chat template fails on the conversation.",
+        "split_token": (
+            "A prompt or an answer would end inside a control token of the tokenizer; the "
+            "detail holds both sides."
+        ),
+        "not_prefix_stable": (
+            "The chat template prints earlier messages otherwise once there are more; the "
+            "detail holds both texts where they part."
+        ),
+        "untrained_in_prompt": (
+            "An answer that is not trained is in a prompt, and target_prompts trains prompts."
+        ),
+        "tools_not_printed": (
+            "The chat template prints no tool, call or result of the conversation."
+        ),
+        "image_not_printed": "The chat template prints no image token for an image.",
+    }
     has_template = True
 
     @classmethod

@@ -9,11 +9,11 @@ names a processor, its counts tell which rows fit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import orjson
@@ -23,6 +23,7 @@ from mdsmix.encode.chat import Turn, answers
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Lengths, Turns
 from mdsmix.errors import RecipeError
+from mdsmix.images.reasons import IMAGE_REASONS
 from mdsmix.kinds.assemble import Assembler, SampleRows
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import TurnRows
@@ -52,6 +53,13 @@ class ConversationsWithImages(Conversations):
     reads = Conversation
     called = ("finetuning", "messages", "messages with images")
     has_images = True
+    reasons: ClassVar[Mapping[str, str]] = {
+        **Conversations.reasons,
+        **IMAGE_REASONS,
+        "image_placeholders": (
+            "The tokens hold more or fewer image tokens than the record has images."
+        ),
+    }
     window_bytes = Kind.window_bytes
 
     @classmethod

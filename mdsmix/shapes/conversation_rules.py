@@ -13,6 +13,43 @@ from mdsmix.json_values import read_exactly
 from mdsmix.record import Conversation, Message, RecordRefused, RichConversation, is_encodable
 from mdsmix.shapes.shape import RawRecord
 
+CONVERSATION_REASONS = {
+    "messages_not_a_list": "The messages are no list.",
+    "no_messages": "The list of messages is empty.",
+    "too_few_messages": "There is one message.",
+    "bad_message_keys": (
+        "A message has not the keys of its shape, or a call is beside another role than "
+        "the assistant's."
+    ),
+    "unknown_role": "A message has a role that its shape does not know.",
+    "content_not_text": (
+        "A message's content is no text, nor what its shape takes in place of one."
+    ),
+    "repeated_role": "Two messages of one role are in a row.",
+    "last_not_assistant": "The last message is not the assistant's.",
+    "starts_with_assistant": (
+        "The first message is the assistant's, and the shape takes no greeting."
+    ),
+    "empty_answer": (
+        "An answer is empty and calls nothing. The shapes messages and prompt_response do "
+        "not check this."
+    ),
+    "trained_prompt": "A message that is not the assistant's says that it is trained.",
+    "bad_weight": (
+        "A message's mark (train, weight, loss, loss_weight, loss_mask, ...) is not true, "
+        "false, 1 or 0, or two marks of it differ, or a part of it is weighed."
+    ),
+    "bad_loss_mask": (
+        "The record's loss_mask is no list with one entry for each message or each "
+        "answer; the detail counts them."
+    ),
+    "bad_tools": ("The tools are no list of objects with a name, nor the JSON text of one."),
+    "missing_tools": "Messages call tools, and the field tools holds none.",
+    "bad_tool_call": "A call has no name, or is no JSON.",
+    "arguments_not_json": "The arguments of a call are no JSON object, nor the text of one.",
+}
+"Reason codes that any shape of conversations may give -> their explanations."
+
 TRAIN_KEYS = (
     *("train", "weight", "loss", "loss_weight"),  # axolotl, OpenAI, ms-swift, LLaMA-Factory
     *("loss_mask", "step_loss_mask", "training", "trainable"),

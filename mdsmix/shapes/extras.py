@@ -17,6 +17,18 @@ from mdsmix.schema import brief
 from mdsmix.shapes.conversation_rules import MASK, decoded, followed
 from mdsmix.shapes.shape import RawRecord
 
+EXTRAS_REASONS = {
+    "bad_template_kwargs": (
+        "The record's chat_template_kwargs are no object, or name what mdsmix itself "
+        "gives to the template, such as tools."
+    ),
+    "objects_not_filled": (
+        "Texts hold <ref-object> or <bbox>, for which ms-swift fills in the record's "
+        "objects by the rules of one model."
+    ),
+}
+"Reason codes of a shape that is read `with_extras` -> their explanations."
+
 VARIABLES, OBJECTS = "chat_template_kwargs", "objects"
 EXTRAS = (VARIABLES, MASK, OBJECTS)
 NAMES = frozenset(EXTRAS)

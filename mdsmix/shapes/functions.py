@@ -41,6 +41,15 @@ from mdsmix.shapes.preference import PREFERENCE
 from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.shapes.texts import PROMPT_RESPONSE, TEXT
 
+FUNCTION_REASONS = {
+    "function_refused": "The recipe's function returned a text, which the detail says.",
+    "function_failed": "The recipe's function raised an exception, which the detail says.",
+    "function_gave_other": (
+        "The recipe's function returned a value of another type than the stream takes."
+    ),
+}
+"Reason codes of a shape that is a function -> their explanations."
+
 GIVES: dict[str, Shape] = {
     "preference": PREFERENCE,  # before the pair: both have a prompt
     "conversation": MESSAGES,
@@ -213,7 +222,12 @@ _local = _LocalModules()
 
 def function_shape(name: str) -> Shape:
     """The shape of a function, by its `Function.name`."""
-    return Shape(name=name, gives=GIVES[name.partition(_BY)[0]].gives, parse=partial(_parse, name))
+    return Shape(
+        name=name,
+        gives=GIVES[name.partition(_BY)[0]].gives,
+        reasons=FUNCTION_REASONS,
+        parse=partial(_parse, name),
+    )
 
 
 def load(name: str | None) -> str | None:

@@ -30,6 +30,17 @@ from mdsmix.shapes.content_parts import TEXTS, joined_parts
 from mdsmix.shapes.fields import parse
 from mdsmix.shapes.shape import RawRecord, Shape
 
+PLACEHOLDER_REASONS = {
+    "image_count": (
+        "The record has more or fewer images than places for them; the detail counts both."
+    ),
+    "bad_image": (
+        "What stands for an image is neither a path nor an image: base64 that is none, a "
+        "tag <img> without its end."
+    ),
+}
+"Reason codes of a shape with images -> their explanations."
+
 Image = str | bytes
 PLACEHOLDER = "<image>"
 """Stands for the next image of the record in the texts of LLaVA, Qwen2.5-VL, ms-swift and
@@ -73,6 +84,7 @@ def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
         parse=shape.parse if shape.has_images == "inside" else partial(_parse, shape, names),
         plain=None,
         image_fields=names,
+        reasons={**shape.reasons, **PLACEHOLDER_REASONS},
     )
 
 

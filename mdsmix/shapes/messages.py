@@ -28,6 +28,7 @@ from mdsmix.shapes.content_parts import (
     result_text,
 )
 from mdsmix.shapes.conversation_rules import (
+    CONVERSATION_REASONS,
     FLAGS,
     MARK,
     ROLES,
@@ -40,7 +41,7 @@ from mdsmix.shapes.conversation_rules import (
     roles_fault,
     without_marks,
 )
-from mdsmix.shapes.extras import EXTRAS, NAMES, with_extras
+from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, NAMES, with_extras
 from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
 
 
@@ -188,6 +189,7 @@ MESSAGES = Shape(
     also_called={"messages": ("conversations", "conversation", "dialogue", "dialog")},
     guess=lambda *_: TRIES,
     plain=_plain,
+    reasons=CONVERSATION_REASONS | EXTRAS_REASONS,
     parse=with_extras(parse_messages),
 )
 OPENAI = replace(
@@ -196,6 +198,10 @@ OPENAI = replace(
     version=2,
     optional=("system", "tools"),
     structured=("messages", "tools"),
+    reasons={
+        **MESSAGES.reasons,
+        "unknown_tool_call": "The tool_call_id of a result belongs to no call.",
+    },
     parse=with_extras(parse_openai),
     plain=None,
 )

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from mdsmix.record import Conversation, Message, Pair, RecordRefused
 from mdsmix.shapes.conversation_rules import (
+    CONVERSATION_REASONS,
     MARK,
     MASK,
     are_trained,
@@ -28,7 +29,7 @@ from mdsmix.shapes.conversation_rules import (
     list_of,
     without_marks,
 )
-from mdsmix.shapes.extras import OBJECTS, VARIABLES, with_extras
+from mdsmix.shapes.extras import EXTRAS_REASONS, OBJECTS, VARIABLES, with_extras
 from mdsmix.shapes.messages import parse_messages
 from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.shapes.sharegpt import SHAREGPT, guess, sharegpt_messages
@@ -175,6 +176,7 @@ PREFERENCE = Shape(
     extras=(VARIABLES, OBJECTS),
     options=(MARK,),
     also_called=RATED,
+    reasons=CONVERSATION_REASONS | EXTRAS_REASONS,
     parse=with_extras(parse),
 )
 PREFERENCE_ALPACA = Shape(
@@ -186,6 +188,7 @@ PREFERENCE_ALPACA = Shape(
     extras=(VARIABLES, OBJECTS),
     options=("joined_by",),
     also_called=RATED,
+    reasons=CONVERSATION_REASONS | EXTRAS_REASONS,
     parse=with_extras(parse_alpaca),
 )
 PREFERENCE_SHAREGPT = Shape(
@@ -198,5 +201,6 @@ PREFERENCE_SHAREGPT = Shape(
     options=("tags", "consecutive_roles", "nulls", MARK),
     also_called={**RATED, **SHAREGPT.also_called},
     guess=guess,
+    reasons=CONVERSATION_REASONS | EXTRAS_REASONS,
     parse=with_extras(parse_sharegpt),
 )

@@ -111,6 +111,8 @@ class Shape:
     "Images that no text places come before the first question."
     image_fields: tuple[str, ...] | None = None
     "The fields of a record that may hold its images; None where none are read."
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    "Reason codes that only this shape and shapes like it give -> their explanations."
     parse: Callable[[RawRecord], Any]
     "Reads one raw record; RecordRefused with the reason why it is none."
     plain: Callable[[Sequence[Any], Fields], list[Any] | None] | None = None

@@ -27,6 +27,7 @@ from typing import Any
 from mdsmix.record import Conversation, Message, RecordRefused
 from mdsmix.shapes.content_parts import result_text
 from mdsmix.shapes.conversation_rules import (
+    CONVERSATION_REASONS,
     FLAGS,
     MARK,
     TRIES,
@@ -36,9 +37,9 @@ from mdsmix.shapes.conversation_rules import (
     list_of,
     system_of,
 )
-from mdsmix.shapes.extras import EXTRAS, with_extras
+from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, with_extras
 from mdsmix.shapes.image_parts import MARK as PLACE
-from mdsmix.shapes.image_parts import Image, image_of, placed
+from mdsmix.shapes.image_parts import PLACEHOLDER_REASONS, Image, image_of, placed
 from mdsmix.shapes.shape import Fields, RawRecord, Shape
 
 TAGS = {
@@ -210,11 +211,13 @@ SHAREGPT = Shape(
         "conversations": ("conversation", "messages", "chat", "turns", "dialogue", "dialog")
     },
     guess=guess,
+    reasons=CONVERSATION_REASONS | EXTRAS_REASONS,
     parse=with_extras(parse_sharegpt),
 )
 LLAVA = replace(
     SHAREGPT,
     name="llava",
+    reasons=CONVERSATION_REASONS | EXTRAS_REASONS | PLACEHOLDER_REASONS,
     optional=("system",),
     structured=("conversations",),
     has_images="beside",
@@ -239,6 +242,7 @@ ROUNDS = Shape(
     extras=EXTRAS,
     options=(MARK,),
     also_called={"conversation": ("conversations", "history", "dialogue")},
+    reasons=CONVERSATION_REASONS | EXTRAS_REASONS,
     parse=with_extras(parse_rounds),
 )
 FINEVISION = Shape(
@@ -251,5 +255,6 @@ FINEVISION = Shape(
     options=(MARK,),
     also_called={"texts": ("conversation", "conversations")},
     images_first=True,
+    reasons=CONVERSATION_REASONS | EXTRAS_REASONS | PLACEHOLDER_REASONS,
     parse=with_extras(parse_finevision),
 )

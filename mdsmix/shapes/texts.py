@@ -15,8 +15,14 @@ from operator import itemgetter
 from typing import Any
 
 from mdsmix.record import Conversation, Document, Message, Pair, RecordRefused, is_encodable
-from mdsmix.shapes.conversation_rules import MASK, conversation_of, exchange, system_of
-from mdsmix.shapes.extras import EXTRAS, with_extras
+from mdsmix.shapes.conversation_rules import (
+    CONVERSATION_REASONS,
+    MASK,
+    conversation_of,
+    exchange,
+    system_of,
+)
+from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, with_extras
 from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
 
 
@@ -92,5 +98,11 @@ ALPACA = Shape(
     structured=("history", "tools"),
     extras=EXTRAS,
     options=("joined_by",),
+    reasons=CONVERSATION_REASONS
+    | EXTRAS_REASONS
+    | {
+        "bad_history": "An Alpaca record's history is no list of [question, answer], both texts.",
+        "empty_question": "An Alpaca record has neither instruction nor input.",
+    },
     parse=with_extras(parse_alpaca),
 )

@@ -27,7 +27,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.json_values import write_json
 from mdsmix.messages import in_line, listed
 from mdsmix.record import RecordRefused
-from mdsmix.sources.arrow_values import Decode, decode_record, decoders_of
+from mdsmix.sources.arrow_values import MAP_REASONS, Decode, decode_record, decoders_of
 from mdsmix.sources.format import ROWS, Block, Format, Item, Splits, item_blocks
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
 
@@ -63,6 +63,7 @@ class Arrow(Format):
     version = 2  # JSON texts and maps are decoded
     reads_fields = True
     counted = "row"
+    reasons = MAP_REASONS
 
     def prepare(self) -> None:
         import pyarrow.ipc  # noqa: F401

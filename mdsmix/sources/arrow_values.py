@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 JSON = "arrow.json"
+MAP_REASONS = {
+    "duplicate_key": "A map of parquet or Arrow has one key twice.",
+}
 _NAME_KEY = b"ARROW:extension:name"
 _OWN_REASONS = ("lone_surrogate", "too_deep", "unreadable_value")
 """Reasons that a JSON text of a column has in common with a line; for any other fault it is

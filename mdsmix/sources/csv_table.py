@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import ClassVar
 
@@ -38,6 +38,12 @@ class CsvTable(Format):
 
     cells_are_texts = True
     heeds: ClassVar[tuple[str, ...]] = ("header",)
+    reasons: ClassVar[Mapping[str, str]] = {
+        "too_few_fields": "The row has fewer cells than the table has fields.",
+        "too_many_fields": "The row has more cells than the table has fields.",
+        "not_csv": ("A quote is in the wrong place; the next line is read as a row again."),
+        "nul_byte": "The row of a table has a NUL byte.",
+    }
 
     def __init__(self, delimiter: str, packing: str = "") -> None:
         super().__init__(packing)

@@ -270,6 +270,8 @@ class Format(ABC):
     """The key of a place, such as `line`, that counts from the split's start: the true number
     depends on earlier splits.
     """
+    reasons: ClassVar[Mapping[str, str]] = {}
+    "Reason codes that only this format gives -> their explanations."
 
     def __init__(self, packing: str = "") -> None:
         """`packing`: the suffix, such as `.gz`, that tells how files are decompressed as they are

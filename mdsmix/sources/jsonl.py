@@ -12,7 +12,7 @@ would pass for two lines.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from io import BytesIO
 from typing import Any, BinaryIO, ClassVar
@@ -177,6 +177,9 @@ class Jsonl(Format):
 
     counted = "line"
     lines_format: ClassVar[str] = "jsonl"
+    reasons: ClassVar[Mapping[str, str]] = {
+        "line_too_long": "The line has more than 256 MiB; its place and length are kept.",
+    }
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
         if self.packing:

@@ -8,12 +8,12 @@ how a file is cut, without reading a record.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mdsmix.sources.arrow import columns_read, no_such_file, row_items, rows_at_once
-from mdsmix.sources.arrow_values import Decode, decoders_of
+from mdsmix.sources.arrow_values import MAP_REASONS, Decode, decoders_of
 from mdsmix.sources.format import ROWS, Block, Format, Item, Splits, cut, item_blocks
 from mdsmix.sources.units import SourceFile, Span
 
@@ -31,6 +31,10 @@ class Parquet(Format):
     ordinals = "row"
     size_factor = 4
     reads_fields = True
+    reasons: ClassVar[Mapping[str, str]] = {
+        **MAP_REASONS,
+        "damaged_rows": "Rows of a parquet's row group cannot be decompressed or decoded.",
+    }
 
     def prepare(self) -> None:
         import pyarrow.parquet  # noqa: F401

@@ -9,10 +9,10 @@ read from its start to its end mark.
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 import xxhash
 
@@ -39,6 +39,11 @@ class Tar(Format):
     size_factor = 2  # not 1: members that are not wanted are not read
     reads_fields = True
     cells_are_texts = True
+    reasons: ClassVar[Mapping[str, str]] = {
+        "duplicate_member": "Two members of an archive are the same field of one record.",
+        "no_suffix": "The name of an archive's member has no dot, so it names no field.",
+        "unsafe_name": "The name of an archive's member leads out of the archive.",
+    }
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
         """Return 1: hidden members were part of an archive's content, and are not, so the digests

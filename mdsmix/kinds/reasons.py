@@ -1,0 +1,26 @@
+"""The reason codes of bad records: those of no single owner (`record.BAD`), and those that formats,
+shapes and kinds declare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mdsmix.kinds.encodings import KINDS
+from mdsmix.record import BAD
+from mdsmix.shapes import SHAPES
+from mdsmix.shapes.functions import FUNCTION_REASONS
+from mdsmix.sources.formats import FORMATS
+
+
+def list_bad_reasons() -> dict[str, str]:
+    """Return reason code -> explanation, in the order in which a record meets them."""
+    declared: list[Mapping[str, str]] = [BAD]
+    declared += [format.reasons for format in FORMATS.values()]
+    declared += [FUNCTION_REASONS]
+    declared += [shape.reasons for shape in SHAPES.values()]
+    declared += [kind.reasons for kind in KINDS]
+    reasons: dict[str, str] = {}
+    for table in declared:
+        reasons |= table
+    return reasons
