@@ -34,7 +34,7 @@ from mdsmix.conversion.unit_files import (
 )
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.counts import Records
-from mdsmix.shards.lease import lease
+from mdsmix.shards.lease import hold_lease
 from mdsmix.shards.manifest import read_manifest
 from mdsmix.sources import Content
 from mdsmix.storage import Location, together
@@ -54,7 +54,7 @@ def finish_units(recipe: Path, like: Location) -> None:
     names = {shard.stored.basename for record in records for shard in record.shards}
     names |= {side.name for record in records for side in record.side_files}
     together(lambda name: (job.folder / name).write(SHARD), names)
-    with lease(job.folder, print) as held:
+    with hold_lease(job.folder, print) as held:
         each = iter(records)
         results = [
             UnitResult(

@@ -30,12 +30,12 @@ from benchmarks.contenders import Place
 from benchmarks.measure import Run, measure
 from benchmarks.rounds import environment
 from mdsmix.kinds.assemble import best_fit
-from mdsmix.load.collate import Packer, best_ratio, ratios
+from mdsmix.load.collate import Packer, find_best_ratio, list_ratios
 from mdsmix.load.training_rows import TrainingRow
 from mdsmix.shards.index import read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
-from mdsmix.shards.shard_samples import read_whole
-from mdsmix.shards.token_ids import tokens_of
+from mdsmix.shards.shard_samples import read_all_samples
+from mdsmix.shards.token_ids import decode_tokens
 from mdsmix.storage import locate
 
 MB = 1_000_000
@@ -128,7 +128,9 @@ def _demo(work: Path, demo: Path) -> None:
         f"\ndemo documents: {len(lengths):,} of {lengths.mean():.0f} tokens, rows of {DEMO_WIDTH}"
     )
     order = np.random.default_rng(17).permutation(lengths)
-    found = best_ratio(_rows(order), ratios(DEMO_WIDTH, DEMO_BATCH), DEMO_BATCH, DEMO_WIDTH)
+    found = find_best_ratio(
+        _rows(order), list_ratios(DEMO_WIDTH, DEMO_BATCH), DEMO_BATCH, DEMO_WIDTH
+    )
     for label, ratio in [("none", 1.0), ("auto", found), ("2.0", 2.0), ("2.3", 2.3), ("3.0", 3.0)]:
         padding, seen = _packed_in_batches(order, ratio)
         print(
@@ -188,7 +190,7 @@ def _lengths(folder: Path) -> NDArray[np.int64]:
 def _by_shard(folder: Path) -> Iterator[NDArray[np.int64]]:
     at = locate(folder)
     for shard in read_index(at).shards:
-        tokens = tokens_of(shard, read_whole(at, shard))
+        tokens = decode_tokens(shard, read_all_samples(at, shard))
         assert tokens is not None
         yield tokens.ids.lengths if tokens.trained is None else tokens.responses
 

@@ -32,8 +32,8 @@ from benchmarks.finished import finish_units
 from mdsmix import sources
 from mdsmix.conversion.source_cache import KnownSources
 from mdsmix.shards.index import Index, StoredFile, make_index, parse_index
-from mdsmix.shards.shard_files import ShardLayout, shard_of
-from mdsmix.shards.side_files import SourceEntry, SourceList, read_part, store_sources
+from mdsmix.shards.shard_files import ShardLayout, make_shard
+from mdsmix.shards.side_files import SourceEntry, SourceList, read_source_list, store_sources
 from mdsmix.storage import locate, s3
 from tests.converting import documents, run_recipe, windows, write_jsonl, write_recipe
 from tests.corpus import train_tokenizer
@@ -160,7 +160,7 @@ def read_names(work: Path, count: int = 10_000_000) -> Took:
     """
     parts = _elsewhere(_write_names, work, count // 10)
     began = time.process_time()
-    found = sum(len(read_part(locate(work), part)) for _ in range(10) for part in parts)
+    found = sum(len(read_source_list(locate(work), part)) for _ in range(10) for part in parts)
     assert found == count
     return Took(time.process_time() - began, f"{len(parts) * 10} reads of a part")
 
@@ -168,7 +168,7 @@ def read_names(work: Path, count: int = 10_000_000) -> Took:
 def read_index(work: Path, count: int = 400_000) -> Took:
     """The largest index that is read: made, written as text and read back."""
     layout = ShardLayout({"tokens": "ndarray:uint16"}, None)
-    shards = [shard_of(layout, 11_500, _file(n), None) for n in range(count)]
+    shards = [make_shard(layout, 11_500, _file(n), None) for n in range(count)]
     content = make_index(shards).content
     del shards
     began = time.process_time()

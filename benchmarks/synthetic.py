@@ -16,7 +16,7 @@ import xxhash
 
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import INDEX, Shard, StoredFile, make_index
-from mdsmix.shards.shard_files import ShardLayout, shard_of, shard_parts
+from mdsmix.shards.shard_files import ShardLayout, make_shard, make_shard_parts
 
 WIDTH = 4
 LAYOUT = ShardLayout({"tokens": f"ndarray:uint16:{WIDTH}"})
@@ -42,8 +42,8 @@ def _shard(folder: Path, number: int, tokens: np.ndarray) -> Shard:
     tokens[:2] = number % 60_000, number // 60_000
     body = tokens.astype(np.uint16).view(np.uint8)
     rows = Ragged.from_lengths(body, np.full(len(tokens) // WIDTH, 2 * WIDTH))
-    content = b"".join(shard_parts(LAYOUT, rows))
+    content = b"".join(make_shard_parts(LAYOUT, rows))
     name = f"{(digest := xxhash.xxh128_hexdigest(content))}.mds"
     (folder / name).write_bytes(content)
     file = StoredFile(basename=name, bytes=len(content), hashes={"xxh128": digest})
-    return shard_of(LAYOUT, len(rows), file, None)
+    return make_shard(LAYOUT, len(rows), file, None)

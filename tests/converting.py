@@ -34,8 +34,8 @@ from mdsmix.kinds import open_recipe
 from mdsmix.shards import side_files
 from mdsmix.shards.index import read_index
 from mdsmix.shards.manifest import Manifest, read_manifest
-from mdsmix.shards.published import current
-from mdsmix.shards.shard_samples import read_head
+from mdsmix.shards.published import find_current
+from mdsmix.shards.shard_samples import read_first_samples
 from mdsmix.shards.verification import verify
 from mdsmix.storage import locate
 
@@ -136,8 +136,8 @@ def windows(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 def list_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than one source is listed in parts, of two names on average."""
-    monkeypatch.setattr(publish, "LISTED", 1)
-    monkeypatch.setattr(side_files, "FILES_A_PART", 2)
+    monkeypatch.setattr(publish, "MOST_LISTED", 1)
+    monkeypatch.setattr(side_files, "FILES_PER_LIST", 2)
 
 
 def mdsmix(*arguments: object, together: bool = False) -> Answer:
@@ -182,7 +182,7 @@ def samples(url: object) -> list[dict[str, Any]]:
     folder = locate(str(url))
     rows = []
     for shard in read_index(folder).shards:
-        head = read_head(folder, shard, shard.samples)
+        head = read_first_samples(folder, shard, shard.samples)
         assert len(head) == shard.samples, "the tests' shards are to be below what a head may hold"
         rows += head
     return rows
@@ -323,7 +323,7 @@ class Web:
     @property
     def shards(self) -> list[Path]:
         """In the order of the index, of the version that is published."""
-        place = current(locate(self.train))
+        place = find_current(locate(self.train))
         assert place is not None
         return [Path(place.url) / s.stored.basename for s in read_index(place).shards]
 

@@ -90,10 +90,10 @@ def train(config: str) -> None:
     import torch
 
     from mdsmix.load import build_loader
-    from mdsmix.load.vision import opened
+    from mdsmix.load.vision import load_processor
 
     loader = build_loader(config, batch_size=8)
-    seeing = opened(loader.collate_fn.vision.name)
+    seeing = load_processor(loader.collate_fn.vision.name)
     model = tiny_model(len(seeing.tokenizer), seeing)
     steps = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []

@@ -21,7 +21,7 @@ import zstandard
 
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import make_index
-from mdsmix.shards.shard_files import ShardLayout, lay_out, store_shards
+from mdsmix.shards.shard_files import ShardLayout, lay_out_samples, store_shards
 from mdsmix.sources import ReadAs, RecordBatch, Unit, content_of, find, plan, read
 from mdsmix.sources.format import Item
 from mdsmix.storage import locate
@@ -80,7 +80,7 @@ def write_mds(folder: Path, records: Records) -> Path:
     for start in range(0, len(records), 3):
         some = records[start : start + 3]
         columns = {name: Ragged.of([cell(r[name]).encode() for r in some], np.uint8) for name in encodings}  # fmt: skip
-        shards += store_shards(locate(folder), layout, lay_out(layout, columns))
+        shards += store_shards(locate(folder), layout, lay_out_samples(layout, columns))
     (folder / "index.json").write_bytes(make_index(shards).content)
     return folder
 

@@ -21,7 +21,7 @@ import pytest
 from mdsmix.errors import Unreachable
 from mdsmix.shards import lease
 from mdsmix.shards.index import read_index
-from mdsmix.shards.published import current
+from mdsmix.shards.published import find_current
 from mdsmix.storage import Location
 from tests.converting import manifest_of, mdsmix, run_recipe, write_jsonl
 from tests.in_process import aside
@@ -67,7 +67,7 @@ def publish_version(recipe: Path, number: int, way: str) -> None:
 
 def standing(folder: Location) -> dict[str, bytes]:
     """Index and card of what is published, which fit, and the card in the split's folder."""
-    place = current(folder)
+    place = find_current(folder)
     assert place is not None
     assert manifest_of(place).index_hash == read_index(place).hash
     found = (place / "index.json", place / "mdsmix.manifest", folder / "mdsmix.manifest")

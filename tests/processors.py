@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mdsmix.load.vision import opened
+from mdsmix.load.vision import load_processor
 from mdsmix.tokenizer import transformers_process
 from tests.pictures import QWEN, seeing_tokenizer
 
@@ -112,7 +112,9 @@ def look_here(monkeypatch: pytest.MonkeyPatch) -> None:
     one.
     """
     monkeypatch.setattr(
-        transformers_process, "answered", lambda name, asked: (opened(name).answer(asked), "")
+        transformers_process,
+        "answered",
+        lambda name, asked: (load_processor(name).answer(asked), ""),
     )
 
 

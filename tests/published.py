@@ -23,7 +23,7 @@ from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard, UnitShards
-from mdsmix.shards.shard_files import ShardLayout, shard_of, shard_parts
+from mdsmix.shards.shard_files import ShardLayout, make_shard, make_shard_parts
 from mdsmix.tokenizer.card import Tokenizer
 
 TOKENIZER = Tokenizer(
@@ -100,12 +100,12 @@ def write_mix(home: Path, *streams: str, **settings: Any) -> Path:
 
 def _shard(home: Path, layout: ShardLayout, rows: Sequence[Any], number: int) -> Shard:
     samples = [_sample(layout.encodings, row) for row in rows]
-    raw = b"".join(shard_parts(layout, Ragged.of(samples, np.uint8)))
+    raw = b"".join(make_shard_parts(layout, Ragged.of(samples, np.uint8)))
     name = f"shard.{number:05}.mds"
     if layout.compression is None:
-        return shard_of(layout, len(rows), _store(home / name, raw), None)
+        return make_shard(layout, len(rows), _store(home / name, raw), None)
     zipped = _store(home / f"{name}.zstd", zstandard.compress(raw))
-    return shard_of(layout, len(rows), StoredFile(basename=name, bytes=len(raw)), zipped)
+    return make_shard(layout, len(rows), StoredFile(basename=name, bytes=len(raw)), zipped)
 
 
 def _store(path: Path, data: bytes) -> StoredFile:

@@ -16,9 +16,9 @@ from pyarrow import parquet
 
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import read_index
-from mdsmix.shards.shard_samples import read_whole
-from mdsmix.shards.token_ids import tokens_of
-from mdsmix.shards.verification import decode
+from mdsmix.shards.shard_samples import read_all_samples
+from mdsmix.shards.token_ids import decode_tokens
+from mdsmix.shards.verification import decode_and_count
 from mdsmix.storage import locate
 from tests.converting import (
     Web,
@@ -220,19 +220,19 @@ def test_verify_sees_a_document_that_begins_nowhere(web: Web) -> None:
     web.says(chats("a.jsonl", pack=True), max_seq_len=256).run()
     folder = locate(web.train)
     (shard,) = read_index(folder).shards
-    whole = read_whole(folder, shard)
-    assert decode(shard, whole) is not None
+    whole = read_all_samples(folder, shard)
+    assert decode_and_count(shard, whole) is not None
     last = whole.values.copy()
     last[-4:] = [0, 0, 16, 0]  # the last column of the last row is `starts`
     with pytest.raises(ValueError, match="do not begin where it says"):
-        decode(shard, Ragged(last, whole.offsets))
+        decode_and_count(shard, Ragged(last, whole.offsets))
 
 
 def test_the_first_token_of_a_document_counts_as_trained_for_nobody(tmp_path: Path) -> None:
     """Whatever the mask of a stream of another tool says."""
     at = locate(publish(tmp_path, PACKED, [PACKED_ROW | {"loss_mask": [1] * 6}] * 3) / "train")
     (shard,) = read_index(at).shards
-    found = tokens_of(shard, read_whole(at, shard))
+    found = decode_tokens(shard, read_all_samples(at, shard))
     assert found.trained.tolist() == [4, 4, 4]
     assert found.responses.tolist() == [4, 2] * 3
 

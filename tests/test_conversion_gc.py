@@ -18,7 +18,7 @@ from mdsmix.conversion.gc import Garbage, find_garbage, seconds_of
 from mdsmix.conversion.unit_files import read_units, record_of
 from mdsmix.errors import RecipeError
 from mdsmix.shards import lease as lease_module
-from mdsmix.shards.lease import Holder, lease
+from mdsmix.shards.lease import Holder, hold_lease
 from mdsmix.storage import Location, locate
 from tests.converting import Web, age, files, is_whole, mdsmix, refused
 
@@ -144,7 +144,7 @@ def test_only_names_that_mdsmix_gives_are_looked_at(web: Web) -> None:
 def test_nothing_is_deleted_while_a_conversion_is_at_work(republished: Path) -> None:
     age(republished, 8)
     before = files(republished)
-    with lease(locate(republished), lambda _: None), ThreadPoolExecutor(1) as pool:
+    with hold_lease(locate(republished), lambda _: None), ThreadPoolExecutor(1) as pool:
         answer = pool.submit(mdsmix, "gc", republished, "--delete").result()
         assert pool.submit(mdsmix, "gc", republished).result().code == 0
     assert (answer.code, answer.out) == (4, "")

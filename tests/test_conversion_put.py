@@ -16,7 +16,7 @@ from mdsmix.conversion.gc import find_garbage
 from mdsmix.conversion.run import Outcome
 from mdsmix.errors import Unreachable
 from mdsmix.mix.streams.resolve import resolve_mix
-from mdsmix.shards.published import find_published, versions
+from mdsmix.shards.published import find_published, list_versions
 from mdsmix.storage import locate
 from tests.converting import Web, documents, done, files, flip, mdsmix, refused, times, write_recipe
 
@@ -108,7 +108,7 @@ def test_what_is_rendered_reads_the_version(web: Web) -> None:
 
 
 def test_the_current_version_is_repaired_and_an_older_one_refused(web: Web, second: Path) -> None:
-    (first,) = {Path(v.url) for v in versions(locate(web.train))} - {second}
+    (first,) = {Path(v.url) for v in list_versions(locate(web.train))} - {second}
     before, damaged = files(web.out), sorted(web.shards)[:2]
     for shard in damaged:
         flip(shard)
@@ -166,7 +166,7 @@ def found(web: Web, keep: int | None, days: float = 0) -> list[str]:
 
 
 def listed(web: Web) -> set[Path]:
-    return {Path(version.url) for version in versions(locate(web.train))}
+    return {Path(version.url) for version in list_versions(locate(web.train))}
 
 
 def test_versions_stay_unless_told_and_a_while_after_replaced(four: list[Path], web: Web) -> None:

@@ -292,6 +292,6 @@ def test_where_duplicates_are_dropped_a_damaged_pack_is_told_and_made_anew(web: 
 
 def test_a_run_that_lost_its_lease_deletes_none_of_the_files_that_it_has_packed(web: Web) -> None:
     """By then they may be another run's."""
-    web.patch.setattr(Lease, "is_held_still", lambda _: False)
+    web.patch.setattr(Lease, "is_held_recently", lambda _: False)
     web.run()
     assert len(kept(web, unit_files.UNIT)) == len(together(web)) == 7

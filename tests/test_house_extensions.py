@@ -27,7 +27,7 @@ from mdsmix.kinds import KINDS, Kind, open_recipe
 from mdsmix.ragged import Ragged
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.shape import RawRecord
-from mdsmix.shards.codecs import CODECS, Codec, codec_of
+from mdsmix.shards.codecs import CODECS, Codec, find_codec
 from tests.converting import (
     Told,
     documents,
@@ -174,8 +174,8 @@ def test_its_shape_reads_its_format_and_a_new_version_converts_again(
 def test_its_codec_decodes_and_what_cannot_be_imported_is_told(
     package: Path, tokenizer_folder: Path
 ) -> None:
-    assert codec_of("loud:3").decode(b"ha") == "hahaha"
-    assert codec_of("unheard of").decode(b"ha") == b"ha"
+    assert find_codec("loud:3").decode(b"ha") == "hahaha"
+    assert find_codec("unheard of").decode(b"ha") == b"ha"
     stream = {"kind": "finetuning", "source": {"path": "a.chats", "shape": "lost"}}
     answer = mdsmix("check", write_recipe(package, tokenizer_folder, streams={"s": stream}))
     assert answer.code == 2

@@ -28,9 +28,9 @@ from mdsmix.mix.offline.drawn_samples import (
 )
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.index import read_index
-from mdsmix.shards.lease import lease
-from mdsmix.shards.shard_samples import read_whole
-from mdsmix.shards.token_ids import tokens_of
+from mdsmix.shards.lease import hold_lease
+from mdsmix.shards.shard_samples import read_all_samples
+from mdsmix.shards.token_ids import decode_tokens
 from mdsmix.storage import Location, locate
 from tests import published as hand
 from tests.converting import Answer, done, files, manifest_of, mdsmix, times
@@ -80,7 +80,7 @@ def refused(code: int, match: str, recipe: Path, *arguments: object, out: str = 
 
 def samples(folder: Path) -> list[bytes]:
     place, shards = locate(folder), read_index(locate(folder)).shards
-    return [bytes(sample) for shard in shards for sample in read_whole(place, shard).slices()]
+    return [bytes(sample) for shard in shards for sample in read_all_samples(place, shard).slices()]
 
 
 def source(recipe: Path, name: str) -> Counter[bytes]:
@@ -169,7 +169,7 @@ def test_what_was_not_drawn_is_in_no_total(tmp_path: Path) -> None:
     publish(tmp_path / "faq", PAIR, rows, card={"kind": "finetuning"})
     place = locate(tmp_path / "faq/train")
     [shard] = read_index(place).shards
-    tokens, card = tokens_of(shard, read_whole(place, shard)), manifest_of(place.url)
+    tokens, card = decode_tokens(shard, read_all_samples(place, shard)), manifest_of(place.url)
     copies = map(np.array, ([0, 0, 0], [2, 0, 1], [2, 3, 1]))
     nothing, found, longest = (count_samples(tokens, each, card) for each in copies)
     assert (found.samples, found.tokens, found.largest_id, found.longest) == (3, 10, 7, 4)
@@ -309,11 +309,11 @@ def test_what_came_before_the_lease_stays(two: Path, monkeypatch: pytest.MonkeyP
 
     @contextmanager
     def late(*arguments: Any) -> Iterator[Any]:
-        with lease(*arguments) as held:
+        with hold_lease(*arguments) as held:
             publish(out, CONCAT, concat_rows(3), card={})
             yield held
 
-    monkeypatch.setattr(mix_streams, "lease", late)
+    monkeypatch.setattr(mix_streams, "hold_lease", late)
     assert "`mdsmix mix` did not make" in invoke(two).err
     assert len(samples(out / "train")) == 3
 
@@ -321,7 +321,7 @@ def test_what_came_before_the_lease_stays(two: Path, monkeypatch: pytest.MonkeyP
 def test_two_at_once_the_second_is_refused_and_told_who_is_at_work(two: Path) -> None:
     """A mix or a conversion, whoever holds the stream. What is there already needs no lease."""
     before = files(folder := mix(two))
-    with lease(locate(folder), lambda _: None), ThreadPoolExecutor(1) as pool:
+    with hold_lease(locate(folder), lambda _: None), ThreadPoolExecutor(1) as pool:
         answer = pool.submit(invoke, two, "mix.a.repeat=2", "--replace").result()
         assert (answer.code, "is being written by process" in answer.err) == (4, True)
         assert "up to date" in pool.submit(said, two).result()

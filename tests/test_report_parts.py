@@ -26,10 +26,10 @@ from mdsmix.report.inspection import by_length, card_rows
 from mdsmix.report.progress import Bar, PlainLines, watching
 from mdsmix.report.show import NamedValues, show
 from mdsmix.report.shown_samples import Segment, runs_of, segments, shortened
-from mdsmix.shards.counts import Records, Totals, histogram
+from mdsmix.shards.counts import Records, Totals, count_by_length
 from mdsmix.shards.index import make_index
 from mdsmix.shards.manifest import UnitShards
-from mdsmix.shards.published import read_in
+from mdsmix.shards.published import open_stream_in
 from mdsmix.shards.side_files import SourceEntry
 from mdsmix.storage import locate
 from mdsmix.table import Column, Table, as_json
@@ -88,7 +88,7 @@ def test_a_narrow_terminal_folds_columns_and_sentences_and_never_a_number() -> N
 
 
 def published(folder: Path, **how: object) -> Any:
-    return read_in(locate(publish(folder, CONCAT, [TOKEN_ROW] * 3, **how) / "train"))
+    return open_stream_in(locate(publish(folder, CONCAT, [TOKEN_ROW] * 3, **how) / "train"))
 
 
 def test_the_card_tells_the_manifest_its_lack_and_a_broken_publication(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_the_card_tells_the_manifest_its_lack_and_a_broken_publication(tmp_path:
 @settings(max_examples=25)
 @given(st.lists(st.integers(1, 70_000), min_size=1, max_size=60))
 def test_each_row_of_lengths_counts_the_samples_within_its_bounds(lengths: list[int]) -> None:
-    totals = Totals(longest=max(lengths), lengths=histogram(np.array(lengths, np.int64)))
+    totals = Totals(longest=max(lengths), lengths=count_by_length(np.array(lengths, np.int64)))
     rows, end = list(by_length(totals)), 0
     for bounds, count, share in rows:
         low, high = (int(bound.replace(",", "")) for bound in bounds.split("-"))

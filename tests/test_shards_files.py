@@ -17,26 +17,26 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.ragged import Ragged
-from mdsmix.shards.counts import Records, histogram
+from mdsmix.shards.counts import Records, count_by_length
 from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index, read_index
 from mdsmix.shards.manifest import TokenizerCard, parse_manifest
 from mdsmix.shards.shard_files import (
     ShardLayout,
     copy_missing,
-    distinct,
-    shard_of,
+    make_names_distinct,
+    make_shard,
     store_shards,
-    write_if_new,
+    write_if_changed,
     write_once,
 )
-from mdsmix.shards.shard_samples import HEAD_BYTES, read_head
+from mdsmix.shards.shard_samples import HEAD_BYTES, read_first_samples
 from mdsmix.storage import Location, locate
 from mdsmix.storage.local import LocalPath
 from tests.published import make_manifest, publish, sealed
 
 LAYOUT = ShardLayout({"tokens": "ndarray:uint16:8"})
 FILE = StoredFile(basename="ab.mds", bytes=100, hashes={"xxh128": "ab"})
-INDEX = make_index([shard_of(LAYOUT, 3, FILE, None)])
+INDEX = make_index([make_shard(LAYOUT, 3, FILE, None)])
 MANIFEST = make_manifest(
     LAYOUT.encodings,
     [],
@@ -138,8 +138,8 @@ def test_a_manifest_comes_back_and_leaves_out_what_is_not_known() -> None:
 
 
 def test_the_histogram_counts_by_powers_of_two() -> None:
-    assert histogram(np.array([1, 2, 3, 4, 7, 8])) == {"2^0": 1, "2^1": 2, "2^2": 2, "2^3": 1}
-    assert histogram(np.array([], np.int64)) == {}
+    assert count_by_length(np.array([1, 2, 3, 4, 7, 8])) == {"2^0": 1, "2^1": 2, "2^2": 2, "2^3": 1}
+    assert count_by_length(np.array([], np.int64)) == {}
 
 
 CONTENT = b"abcde"
@@ -164,10 +164,10 @@ def test_what_is_there_already_is_not_written_again(folder: Location) -> None:
         (write_once, b"abcd", True),
         (write_once, b"abcdef", True),
         (write_once, b"ABCDE", False),
-        (write_if_new, b"", True),
-        (write_if_new, CONTENT, False),
-        (write_if_new, b"longer than that", True),
-        (write_if_new, None, True),
+        (write_if_changed, b"", True),
+        (write_if_changed, CONTENT, False),
+        (write_if_changed, b"longer than that", True),
+        (write_if_changed, None, True),
     ):
         at.delete()
         if before is not None:
@@ -188,7 +188,7 @@ def test_twins_are_files_of_their_own_and_another_folder_takes_no_room(
     folder: Location, shard: Shard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache evicts one by deleting its file, and damage to one must not be damage to all."""
-    names = [twin.stored for twin in distinct([shard] * 3)]
+    names = [twin.stored for twin in make_names_distinct([shard] * 3)]
     copy_missing(folder, names, [folder])
     paths = [Path(str(folder / name.basename)) for name in names]
     assert len({path.read_bytes() for path in paths}) == 1
@@ -216,7 +216,7 @@ def test_a_file_of_another_size_is_no_source_and_no_shard(
 
 def head(folder: Path) -> list[dict[str, object]]:
     place = locate(folder / "train")
-    return read_head(place, read_index(place).shards[0], 4)
+    return read_first_samples(place, read_index(place).shards[0], 4)
 
 
 def test_the_first_samples_are_few(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.shards import lease as module
-from mdsmix.shards.lease import Holder, lease
+from mdsmix.shards.lease import Holder, hold_lease
 from mdsmix.storage import Location, locate
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS
@@ -57,13 +57,13 @@ def silent(_: str) -> None:
 
 
 def take(folder: Location) -> Holder:
-    with lease(folder, silent):
+    with hold_lease(folder, silent):
         return Holder(**found(folder))
 
 
 def test_it_is_let_go_however_the_run_ends(folder: Location) -> None:
     for error in (ValueError, KeyboardInterrupt):
-        with pytest.raises(error), lease(folder, silent):
+        with pytest.raises(error), hold_lease(folder, silent):
             raise error
         assert list(folder.list(recursive=True)) == []
 
@@ -73,7 +73,7 @@ def test_elsewhere_a_heart_that_stands_still_is_taken_over(folder: Location, clo
     for number, since in enumerate(("1970-01-01 00:00:00 UTC", "2099-01-01 00:00:00 UTC"), 1):
         put_by_another(folder, since=since)
         said: list[str] = []
-        with lease(folder, said.append):
+        with hold_lease(folder, said.append):
             assert found(folder)["pid"] == os.getpid()
         assert clock.now == pytest.approx(number * module.STALE_BEATS * module.BEAT_SECONDS)
         assert len(said) == 1
@@ -87,7 +87,7 @@ def test_elsewhere_a_heart_that_stands_still_is_taken_over(folder: Location, clo
 def test_without_conditions_it_is_said(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalPath, "keeps_conditions", lambda self: False)
     said: list[str] = []
-    with lease(folder, said.append):
+    with hold_lease(folder, said.append):
         assert ["keeps no conditions (If-Match, If-None-Match)" in each for each in said] == [True]
 
 
@@ -102,17 +102,17 @@ def test_a_slow_write_is_old(folder: Location, monkeypatch: pytest.MonkeyPatch) 
         now[0] += module.STALE_BEATS * module.BEAT_SECONDS / 2
         return written
 
-    with lease(folder, silent) as held:
+    with hold_lease(folder, silent) as held:
         monkeypatch.setattr(module.Revision, "put", put)
         monkeypatch.setattr(module, "_now", lambda: now[0])
-        assert held.is_held()
+        assert held.renew()
         put_by_another(folder)
-        assert not held.is_held_still()
+        assert not held.is_held_recently()
     assert found(folder)["token"] == "another", "what another holds is not let go"
     at(folder).delete()
-    with lease(folder, silent) as held:
+    with hold_lease(folder, silent) as held:
         put_by_another(folder)
-        assert not held.is_held_still()
+        assert not held.is_held_recently()
 
 
 def test_who_lost_it_learns_so_before_publishing_and_leaves_it_to_the_other(
@@ -122,14 +122,14 @@ def test_who_lost_it_learns_so_before_publishing_and_leaves_it_to_the_other(
     ours, theirs = folder / "ours", folder / "theirs"
     for place in (ours, theirs):
         place.write(b"1")
-    with lease(folder, silent) as held:
+    with hold_lease(folder, silent) as held:
         held.confirm()
         put_by_another(folder)
-        assert held.is_held_still()
+        assert held.is_held_recently()
         held.delete(ours)
         real = module._now
         monkeypatch.setattr(module, "_now", lambda: real() + 10.1)
-        assert not held.is_held_still()
+        assert not held.is_held_recently()
         held.delete(theirs)
         for _ in range(2):
             with pytest.raises(Unreachable, match="taken over by another run"):
@@ -154,7 +154,7 @@ def test_a_fork_waits_for_a_beat_to_end(folder: Location, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(module.Revision, "put", slow)
     monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
-    with lease(folder, silent):
+    with hold_lease(folder, silent):
         assert is_beating.wait(SECONDS)
         threading.Timer(0.2, free.set).start()
         child = get_context("fork").Process(target=beats_then)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mdsmix.shards.index import Index, read_index
-from mdsmix.shards.lease import Overtaken, Revision, publish_in_place, swap
+from mdsmix.shards.lease import Overtaken, Revision, publish_in_place, replace_unchanged
 from mdsmix.storage import Stat, locate
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS
@@ -143,10 +143,10 @@ def test_a_write_whose_answer_was_lost_is_ones_own_and_another_is_not(tmp_path: 
     at = locate(tmp_path / "a")
     for seen in (Revision.of(at), Revision(at, "a stamp", b"what was there")):
         at.write(b"mine")
-        assert swap(seen, b"mine").stamp == getattr(at.stat(), "stamp", None)
+        assert replace_unchanged(seen, b"mine").stamp == getattr(at.stat(), "stamp", None)
         at.write(b"another's")
         with pytest.raises(Overtaken, match="was published by another run") as refusal:
-            swap(seen, b"mine")
+            replace_unchanged(seen, b"mine")
         assert refusal.value.exit_code == 4
         assert at.read() == b"another's"
 
@@ -161,7 +161,7 @@ def test_a_mere_conflict_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monk
         return None if next(refused) else real(self, stamp, content)
 
     monkeypatch.setattr(LocalPath, "replace", replace)
-    swap(seen, b"mine")
+    replace_unchanged(seen, b"mine")
     assert at.read() == b"mine"
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import read_index
-from mdsmix.shards.verification import Report, verify
+from mdsmix.shards.verification import VerifyReport, verify
 from mdsmix.storage import locate
 from mdsmix.storage.local import LocalPath
 from tests.converting import Told, Web, chats, documents, done, flip, mdsmix, run_recipe
@@ -25,7 +25,7 @@ from tests.published import CONCAT, TOKEN_ROW, edit, publish
 PAIR = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
 
 
-def look(folder: Path, quick: bool = False) -> Report:
+def look(folder: Path, quick: bool = False) -> VerifyReport:
     return verify(locate(folder), Told(), quick)
 
 

@@ -17,7 +17,7 @@ import zstandard
 from mdsmix.errors import MdsmixError
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import make_index
-from mdsmix.shards.shard_files import ShardLayout, lay_out, store_shards
+from mdsmix.shards.shard_files import ShardLayout, lay_out_samples, store_shards
 from mdsmix.sources import find
 from mdsmix.storage import locate
 from tests.converting import documents, mdsmix, refused, write_recipe
@@ -141,7 +141,7 @@ def test_a_bad_sample_of_a_stream_is_one_bad_record(tmp_path: Path) -> None:
         columns = {"it": Ragged.of(cells, np.uint8), "t": Ragged.of(texts, np.uint8)}
         folder = tmp_path / str(len(of_last))
         folder.mkdir()
-        shards = store_shards(locate(folder), layout, lay_out(layout, columns))
+        shards = store_shards(locate(folder), layout, lay_out_samples(layout, columns))
         (folder / "index.json").write_bytes(make_index(shards).content)
         found = read_file(tmp_path, folder.name)
         assert records(found) == (good[:1] if of_last else good)

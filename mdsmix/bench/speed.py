@@ -48,10 +48,10 @@ def run(bench: Bench, settings: Sequence[LoaderSetting], say: Say) -> list[Pass]
     too small for every setting.
     """
     # Imported once, for all processes that are forked from here.
-    from mdsmix.load.loader import ids_of
+    from mdsmix.load.loader import open_token_ids
     from mdsmix.load.loader_settings import read_settings
 
-    ids, measured = ids_of(read_settings(bench.config(settings[0], ""))), list[Pass]()
+    ids, measured = open_token_ids(read_settings(bench.config(settings[0], ""))), list[Pass]()
     if bench.section.dataset.get("packing_ratio") == "auto":
         # Worked out once, in a cache of its own, since a cold cache must not hold these rows.
         with _caches(bench) as caches:

@@ -19,7 +19,7 @@ from mdsmix.messages import plural
 
 if TYPE_CHECKING:
     from mdsmix.shards.published import StreamFault
-    from mdsmix.shards.verification import Report
+    from mdsmix.shards.verification import VerifyReport
 
 
 def verify(
@@ -58,7 +58,7 @@ def verify(
         raise typer.Exit(Damaged.exit_code)
 
 
-def _print(report: Report, quick: bool, quiet: bool) -> None:
+def _print(report: VerifyReport, quick: bool, quiet: bool) -> None:
     for fault in report.in_transit:
         echo(f"damaged in transit, whole when read again: {fault}", err=True)
     for fault in report.faults:

@@ -36,7 +36,7 @@ from mdsmix.record import FILTERED, detail_of
 from mdsmix.shards.counts import NOT_SAMPLED, Records
 from mdsmix.shards.lease import Lease
 from mdsmix.shards.published import QUARANTINE, read_quarantine
-from mdsmix.shards.shard_files import write_if_new
+from mdsmix.shards.shard_files import write_if_changed
 from mdsmix.sources import BadRecord, RecordBatch
 from mdsmix.storage import Location, together
 from mdsmix.table import grouped
@@ -113,7 +113,7 @@ def publish_quarantine(
             bad.add(line.removesuffix(b"\n"))
     except ZstdError:
         raise lost(folder, file) from None
-    write_if_new(folder / QUARANTINE / f"{name}.jsonl.zst", bad.frame())
+    write_if_changed(folder / QUARANTINE / f"{name}.jsonl.zst", bad.frame())
 
 
 def stale_files(files: Iterable[str], names: Collection[str]) -> list[str]:

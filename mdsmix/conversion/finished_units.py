@@ -44,8 +44,8 @@ from mdsmix.errors import Unreachable
 from mdsmix.messages import Say, plural
 from mdsmix.shards.counts import Records
 from mdsmix.shards.lease import Lease
-from mdsmix.shards.shard_files import SHARD, decompressed
-from mdsmix.shards.side_files import NAMES
+from mdsmix.shards.shard_files import SHARD_NAME, decompress_frame
+from mdsmix.shards.side_files import NAME_PATTERNS
 from mdsmix.sources import Content, Window
 from mdsmix.storage import Location, together
 
@@ -176,7 +176,7 @@ def read_hashes(folder: Location, wanted: Sequence[tuple[str, str]]) -> Iterator
     damaged.
     """
     for (_, file), blob in zip(wanted, read_blobs(folder, wanted), strict=True):
-        content = decompressed(blob)
+        content = decompress_frame(blob)
         if content is None:
             raise lost(folder, file)
         yield np.frombuffer(content, "<u8").reshape(-1, 2)
@@ -226,12 +226,12 @@ def delete_joined(folder: Location, files: Sequence[str], held: Lease) -> None:
     time.
     """
     with suppress(Unreachable):
-        if held.is_held_still():
+        if held.is_held_recently():
             (folder / FOLDER).delete_all(files)
 
 
 BLOCK = 1 << 20
-_HASHED = [SHARD.pattern, SEGMENT.pattern, *NAMES.values()]
+_HASHED = [SHARD_NAME.pattern, SEGMENT.pattern, *NAME_PATTERNS.values()]
 "Files whose names begin with the hash of their bytes."
 _LOOKED_AT = re.compile("|".join([*_HASHED, UNIT.pattern, FINGERPRINTS.pattern]))
 
@@ -263,7 +263,7 @@ def is_whole(at: Location) -> bool:
         return at.name.startswith(stored_hash(at))
     stored = at.read()
     units = parse(stored)
-    blobs = [decompressed(stored[blob]) for blob in units.blobs.values()]
+    blobs = [decompress_frame(stored[blob]) for blob in units.blobs.values()]
     return bool(blobs or units.records) and None not in blobs
 
 

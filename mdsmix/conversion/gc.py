@@ -35,17 +35,17 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.messages import Say
 from mdsmix.recipe.rules import is_folder_beside
 from mdsmix.shards.index import INDEX, Shard, find_index, parse_index
-from mdsmix.shards.lease import lease
+from mdsmix.shards.lease import hold_lease
 from mdsmix.shards.manifest import read_manifest
 from mdsmix.shards.published import (
     QUARANTINE,
+    find_named_version,
     find_published,
-    named_version,
-    versions,
-    working_folder,
+    find_working_folder,
+    list_versions,
 )
-from mdsmix.shards.shard_files import SHARD
-from mdsmix.shards.side_files import NAMES as NAMED_FILES
+from mdsmix.shards.shard_files import SHARD_NAME
+from mdsmix.shards.side_files import NAME_PATTERNS as NAMED_FILES
 from mdsmix.storage import Location, Stat, locate, together
 from mdsmix.tokenizer.published import card_name, read_card
 
@@ -65,10 +65,10 @@ _KINDS = {
     **{kind: rf"\{FOLDER}/{pattern}" for kind, pattern in _STATE.items()},
     "quarantine": rf"{QUARANTINE}/{_HASH}-[0-9a-f]{{8}}\.jsonl\.zst",
     **NAMED_FILES,
-    "shard": SHARD.pattern,
+    "shard": SHARD_NAME.pattern,
 }
 _IN_VERSION = re.compile(
-    "|".join([SHARD.pattern, *NAMED_FILES.values(), r"index\.json|mdsmix\.manifest"])
+    "|".join([SHARD_NAME.pattern, *NAMED_FILES.values(), r"index\.json|mdsmix\.manifest"])
 )
 UNFINISHED = "unfinished write"
 _LAST = ("shard", "version", "unfinished version")
@@ -108,7 +108,7 @@ def find_folder(url: str) -> Location:
     """The split folder of a stream, published or begun; Unreachable where there is none."""
     at = locate(url)
     try:
-        return working_folder(find_published(at))
+        return find_working_folder(find_published(at))
     except Unreachable:
         if any(True for _ in (at / FOLDER).list()):
             return at
@@ -122,7 +122,7 @@ def find_garbage(folder: Location, older_than: float, keep: int | None = None) -
     ours = list(_ours(folder))
     others = _other_versions(folder, ours)
     whole = [each for each in others if each.kind == "version"]
-    kept = whole if keep is None else whole[: keep - (named_version(folder) is not None)]
+    kept = whole if keep is None else whole[: keep - (find_named_version(folder) is not None)]
     going = [each for each in others if each not in kept and each.age >= older_than]
     named = _named(folder, ours, older_than)
     named |= {each.name[-8:] for each in others if each not in going}
@@ -177,7 +177,7 @@ def _ours(folder: Location) -> Iterator[Garbage]:
 def _unfinished(folder: Location) -> Iterator[Garbage]:
     for name, stat in folder.unfinished():
         yield _file(UNFINISHED, folder, name, stat)
-    for version in versions(folder):
+    for version in list_versions(folder):
         for name, stat in version.unfinished():
             yield _file(UNFINISHED, folder.parent, f"{version.name}/{name}", stat)
 
@@ -186,9 +186,9 @@ def _other_versions(folder: Location, ours: Iterable[Garbage]) -> list[Garbage]:
     """All versions of the split in `folder` but the current one, the last replaced first. A
     half-made one is as old as its last file.
     """
-    current, found = named_version(folder), list[Garbage]()
+    current, found = find_named_version(folder), list[Garbage]()
     replaced = {file.key: file.age for file in ours if file.kind == "version mark"}
-    for version in versions(folder):
+    for version in list_versions(folder):
         files = {name: stat for name, stat in version.list() if _IN_VERSION.fullmatch(name)}
         if version != current and files:
             kind = "version" if INDEX in files else "unfinished version"
@@ -244,10 +244,10 @@ def delete_garbage(
     """Deletes what `find_garbage` finds while no conversion is at work; Unreachable where one is.
     Returns what is gone.
     """
-    with lease(folder, say) as held:
+    with hold_lease(folder, say) as held:
 
         def discard(item: Garbage) -> None:
-            if not held.is_held_still():
+            if not held.is_held_recently():
                 held.confirm()
             item.discard()
 

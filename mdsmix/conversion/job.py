@@ -25,7 +25,7 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.stream_spec import BY_BUDGET
 from mdsmix.shapes.functions import Function, known
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
-from mdsmix.shards.published import version_folder, versions
+from mdsmix.shards.published import list_versions, locate_version
 from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.sources import Content, ReadAs, SourceFile, Unit, Window
 from mdsmix.sources.find import source_keys
@@ -103,7 +103,7 @@ class Job:
 
     def place(self, index_hash: str) -> Location:
         """The folder that the index with this hash is, or will be, published in."""
-        return version_folder(self.folder, index_hash) if self.is_versioned else self.folder
+        return locate_version(self.folder, index_hash) if self.is_versioned else self.folder
 
     @property
     def rules(self) -> dict[str, int]:
@@ -254,8 +254,8 @@ def with_versions(job: Job, published: Manifest | None) -> Job:
     """The job with the versions that lie beside its target; one that is published in place now may
     have some too.
     """
-    current = version_folder(job.folder, published.index_hash) if published else None
-    found = sorted(versions(job.folder), key=lambda version: version != current)
+    current = locate_version(job.folder, published.index_hash) if published else None
+    found = sorted(list_versions(job.folder), key=lambda version: version != current)
     return replace(job, versions=tuple(version.url for version in found))
 
 

@@ -14,7 +14,7 @@ from mdsmix.encode.backends import open_backend
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds.processor_proof import WAY_OUT, StoredRow, difference, rows_of
 from mdsmix.kinds.read_records import open_reading
-from mdsmix.shards.manifest import TokenizerCard, processor_folder
+from mdsmix.shards.manifest import TokenizerCard, name_processor_folder
 from mdsmix.sources import SourceFile, read
 from mdsmix.storage import Location
 from mdsmix.tokenizer.card import Processor, Tokenizer
@@ -63,7 +63,7 @@ def _tokenizer_home(job: Job) -> Location:
 
 
 def _processor_home(job: Job, processor: Processor) -> Location:
-    return job.root / processor_folder(processor.hash, TokenizerCard.of(job.tokenizer))
+    return job.root / name_processor_folder(processor.hash, TokenizerCard.of(job.tokenizer))
 
 
 def refuse_unproved(job: Job, files: Sequence[SourceFile]) -> None:

@@ -24,13 +24,13 @@ from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import INDEX, Index, make_index
 from mdsmix.shards.lease import (
-    REPLACED,
+    REPLACED_MARK,
     Lease,
     Revision,
     keep_index,
     publish_in_place,
-    superseded,
-    swap,
+    read_replaced_indexes,
+    replace_unchanged,
 )
 from mdsmix.shards.manifest import (
     FORMAT_VERSION,
@@ -40,15 +40,15 @@ from mdsmix.shards.manifest import (
     UnitShards,
     read_manifest,
 )
-from mdsmix.shards.published import contradictions, named_version
+from mdsmix.shards.published import find_contradictions, find_named_version
 from mdsmix.shards.shard_files import (
     copy_missing,
-    distinct,
+    make_names_distinct,
     refuse_links,
     store_shards,
-    write_if_new,
+    write_if_changed,
 )
-from mdsmix.shards.side_files import LISTED, SourceEntry, named_anew, store_sources
+from mdsmix.shards.side_files import MOST_LISTED, SourceEntry, rename_shards, store_sources
 from mdsmix.storage import Location, together
 
 
@@ -67,14 +67,14 @@ def publish(
     records = sum((unit.records for unit in units), noticed)
     totals = sum((unit.totals for unit in units), Totals())
     _refuse_losses(job, records, totals)
-    shards = distinct([shard for unit in units for shard in unit.shards])
-    side_files = named_anew([side for unit in units for side in unit.side_files], shards)
+    shards = make_names_distinct([shard for unit in units for shard in unit.shards])
+    side_files = rename_shards([side for unit in units for side in unit.side_files], shards)
     index = make_index(shards)
     # Shards that lie in another of the job's folders are brought to where it is to be published.
     if job.is_versioned:
         refuse_links(job.folder.parent, job.place(index.hash).name)
     copy_missing(job.place(index.hash), index.files, job.shard_folders)
-    source_parts = store_sources(job.folder, sources) if len(sources) > LISTED else []
+    source_parts = store_sources(job.folder, sources) if len(sources) > MOST_LISTED else []
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         tool_version=__version__,
@@ -111,8 +111,8 @@ def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[s
         and manifest.formats == job.formats
         and all(map(job.trusts, manifest.backend.split(" + ")))
         and target.index is not None
-        and not any(True for _ in contradictions(target.index, manifest, target.stored))
-        and not any(file.stored.missing_from(target.files) for file in manifest.named_files)
+        and not any(True for _ in find_contradictions(target.index, manifest, target.stored))
+        and not any(file.stored.find_problem(target.files) for file in manifest.named_files)
         and MANIFEST in target.stored
         and not (job.is_versioned and INDEX in target.files)
     )
@@ -181,7 +181,7 @@ def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
     before = Revision.of(job.folder / MANIFEST)
     held.confirm()
     _mark_replaced(job, place)
-    swap(before, manifest.to_bytes())
+    replace_unchanged(before, manifest.to_bytes())
     _tidy(job.folder, index, held)
 
 
@@ -193,12 +193,14 @@ def _tidy(folder: Location, index: Index, held: Lease) -> None:
     old = Revision.of(folder / INDEX)
     if old.content is not None:
         keep_index(folder, old.content)
-        if held.is_held():
+        if held.renew():
             old.at.delete()
     # Running jobs may read by a replaced index of the target: the shards that it names stay.
     twice = {shard.stored.basename for shard in index.shards} & {name for name, _ in folder.list()}
     if twice:
-        twice -= {shard.stored.basename for old in superseded(folder) for shard in old.shards}
+        twice -= {
+            shard.stored.basename for old in read_replaced_indexes(folder) for shard in old.shards
+        }
     together(held.delete, [folder / name for name in twice])
 
 
@@ -215,8 +217,8 @@ def _fill(version: Location, index: Index, manifest: Manifest, target: Location)
     if beside := [file.stored for file in kept.named_files]:
         copy_missing(version, beside, [target])
     if kept is manifest:
-        write_if_new(version / MANIFEST, manifest.to_bytes())
-    write_if_new(version / INDEX, index.content)
+        write_if_changed(version / MANIFEST, manifest.to_bytes())
+    write_if_changed(version / INDEX, index.content)
 
 
 def _mark_replaced(job: Job, place: Location) -> None:
@@ -226,6 +228,6 @@ def _mark_replaced(job: Job, place: Location) -> None:
     if not job.versions:
         return
     with suppress(Unreachable):  # a damaged manifest names none
-        before = named_version(job.folder)
+        before = find_named_version(job.folder)
         if before and before != place and (before / INDEX).stat():
-            (job.folder / REPLACED.format(hash=before.name[-8:])).write(before.name.encode())
+            (job.folder / REPLACED_MARK.format(hash=before.name[-8:])).write(before.name.encode())

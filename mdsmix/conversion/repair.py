@@ -13,7 +13,7 @@ from mdsmix.conversion.run import convert
 from mdsmix.conversion.target import published_manifest
 from mdsmix.errors import Damaged, MdsmixError, RecipeError
 from mdsmix.recipe import Recipe
-from mdsmix.shards.published import StreamFault, named_version, working_folder
+from mdsmix.shards.published import StreamFault, find_named_version, find_working_folder
 from mdsmix.shards.verification import verify
 from mdsmix.storage import Location, locate
 
@@ -37,8 +37,8 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
     RecipeError where recipe or source would make another stream; Unreachable where it cannot be
     looked at.
     """
-    split = working_folder(folder)
-    now = named_version(split) or split
+    split = find_working_folder(folder)
+    now = find_named_version(split) or split
     names = [s.name for s in recipe.sourced if locate(f"{recipe.published(s)}/{s.split}") == split]
     if not names:
         raise RecipeError(

@@ -55,7 +55,7 @@ from mdsmix.errors import MdsmixError, all_of
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Records
 from mdsmix.shards.index import Index
-from mdsmix.shards.lease import lease
+from mdsmix.shards.lease import hold_lease
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources.find import filled
 from mdsmix.sources.stamps import remember_stamps
@@ -169,7 +169,7 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
         refuse_too_many_bad(job, old.records)
         _remember_files(plan, old)
         return _outcome(plan, old, plan.target.index, (), began)
-    with lease(job.folder, watcher.say) as held:
+    with hold_lease(job.folder, watcher.say) as held:
         looked = ""
         if options.verify_target:
             looked = delete_damaged(with_versions(job, old), held, watcher.say)

@@ -40,7 +40,7 @@ from mdsmix.conversion.job import Dropped, Job, lines_keys
 from mdsmix.conversion.unit_files import FOLDER, bytes_of, compressed
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
 from mdsmix.messages import does, plural
-from mdsmix.shards.shard_files import decompressed
+from mdsmix.shards.shard_files import decompress_frame
 from mdsmix.sources import Content, Unit, Window
 from mdsmix.sources.formats import format_of, raised
 from mdsmix.storage import Location, Stat, locate, together
@@ -106,13 +106,13 @@ class KnownSources:
         does not know.
         """
         if any(_is_object(unit) and not self.content(unit) for unit in units):
-            self.learn_lines(decompressed(bytes_of(folder, NOTE)) or b"")
+            self.learn_lines(decompress_frame(bytes_of(folder, NOTE)) or b"")
 
     def learn_parts(self, folder: Location) -> str:
         """Takes in what the notes of all parts at the target say; returns how many have left one. A
         damaged note does not count.
         """
-        notes = together(lambda note: decompressed(note.read()), notes_of_parts(folder))
+        notes = together(lambda note: decompress_frame(note.read()), notes_of_parts(folder))
         whole = [content for content in notes if content is not None]
         for content in whole:
             self.learn_lines(content)
@@ -211,7 +211,7 @@ def remember(path: Path, value: object) -> None:
 def recall(path: Path) -> Any:
     """A value from the cache of this machine; None where it is missing or damaged."""
     with suppress(OSError, ValueError):
-        return orjson.loads(decompressed(path.read_bytes()) or b"")
+        return orjson.loads(decompress_frame(path.read_bytes()) or b"")
     return None
 
 

@@ -20,7 +20,7 @@ from mdsmix.conversion.job import Job
 from mdsmix.conversion.unit_files import EARLIER, FOLDER
 from mdsmix.errors import Damaged, Earlier, RecipeError, Unreachable
 from mdsmix.messages import does, listed, plural
-from mdsmix.shards.index import INDEX, Index, find_description, parse_index
+from mdsmix.shards.index import INDEX, Index, find_metadata, parse_index
 from mdsmix.shards.manifest import MANIFEST, Manifest, read_manifest
 from mdsmix.shards.published import QUARANTINE
 from mdsmix.shards.shard_files import refuse_links
@@ -77,7 +77,7 @@ def state_of(job: Job) -> TargetState:
         stored = files if place == job.folder else dict(place.list())
         with suppress(Unreachable):
             at = place / INDEX
-            content = find_description(at) if at.name in stored else None
+            content = find_metadata(at) if at.name in stored else None
     quarantine = job.folder / QUARANTINE
     return TargetState(
         files=files,

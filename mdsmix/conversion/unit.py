@@ -39,7 +39,7 @@ from mdsmix.kinds.membership import DUPLICATE
 from mdsmix.kinds.read_records import open_looking, open_pictures, open_reading
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_files import store_shards
-from mdsmix.shards.side_files import names_of_rows, store_names
+from mdsmix.shards.side_files import group_names, store_record_names
 from mdsmix.sources import (
     Content,
     Digests,
@@ -227,7 +227,9 @@ class UnitTask(_OfUnit):
             fetched=pictures.seen.fetched if pictures else {},
             backend=made.backend.label,
             shards=made.shards,
-            side_files=store_names(job.folder, made.names, made.shards) if job.names_rows else [],
+            side_files=store_record_names(job.folder, made.names, made.shards)
+            if job.names_rows
+            else [],
             totals=totals,
             records=replace(tally.records, **made.reading.oddities.counts),
             size=tally.size,
@@ -320,7 +322,7 @@ class _OpenWindow:
         """Lays out the rows that are left."""
         self.finished = self.rows.finish()
         if self.names and self.finished.documents is not None:
-            self.names = names_of_rows(self.names, self.finished.documents)
+            self.names = group_names(self.names, self.finished.documents)
 
 
 _backends: dict[tuple[str, str], Backend] = {}

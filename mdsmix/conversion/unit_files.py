@@ -38,7 +38,7 @@ from mdsmix import schema
 from mdsmix.errors import Unreachable
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Shard
-from mdsmix.shards.shard_files import decompressed, write_if_new
+from mdsmix.shards.shard_files import decompress_frame, write_if_changed
 from mdsmix.shards.side_files import SideFile
 from mdsmix.storage import Location, together
 
@@ -136,7 +136,7 @@ def pack(records: Iterable[bytes], blobs: Mapping[str, bytes]) -> bytes:
 def parse(stored: bytes) -> UnitFile:
     """Parses the head of a file; blobs are located, not read."""
     at = LENGTH + int.from_bytes(stored[:LENGTH], "little")
-    head, blobs = decompressed(stored[LENGTH:at]), dict[str, slice]()
+    head, blobs = decompress_frame(stored[LENGTH:at]), dict[str, slice]()
     with suppress(ValueError, LookupError, TypeError, AttributeError):
         sizes, *lines = (head or b"").split(b"\n")
         for name, size in orjson.loads(sizes):
@@ -180,7 +180,7 @@ def write_segment(folder: Location, files: Iterable[bytes]) -> dict[str, str]:
         blobs |= {name: content[at] for name, at in units.blobs.items()}
     stored = pack(records.values(), blobs)
     name = f"{xxhash.xxh128_hexdigest(stored)}.segment"
-    write_if_new(folder / FOLDER / name, stored)
+    write_if_changed(folder / FOLDER / name, stored)
     return names_in(parse(stored), name)
 
 
@@ -238,7 +238,7 @@ def bytes_of(folder: Location, name: str) -> bytes:
 
 
 def compressed(content: bytes, level: int = 1) -> bytes:
-    """A Zstandard frame with a checksum, as `decompressed` reads it."""
+    """A Zstandard frame with a checksum, as `decompress_frame` reads it."""
     from zstandard import ZstdCompressor
 
     return ZstdCompressor(level=level, write_checksum=True).compress(content)

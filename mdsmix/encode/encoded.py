@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.labels import Flags, Labels, Lengths, Turns
 from mdsmix.ragged import Interleaved, Ragged
-from mdsmix.shards.counts import Totals, histogram
+from mdsmix.shards.counts import Totals, count_by_length
 from mdsmix.shards.token_ids import SIDES
 from mdsmix.tokenizer.card import Tokenizer
 
@@ -96,7 +96,7 @@ def encoded(
         lost_tokens=lost_tokens,
         largest_id=max((int(rows.values.max()) for rows in ids if len(rows.values)), default=-1),
         longest=int(lengths.max(initial=0)),
-        lengths=histogram(lengths),
+        lengths=count_by_length(lengths),
         cut_rows=int(np.count_nonzero(beyond)),
         cut_tokens=int(beyond.sum()),
         specials=specials,

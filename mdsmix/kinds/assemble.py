@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.encoded import Encoded
 from mdsmix.ragged import Chunked, Ragged
-from mdsmix.shards.counts import Totals, histogram
-from mdsmix.shards.shard_files import Rows, ShardLayout, lay_out
+from mdsmix.shards.counts import Totals, count_by_length
+from mdsmix.shards.shard_files import Rows, ShardLayout, lay_out_samples
 from mdsmix.shards.token_ids import STARTS
 
 
@@ -86,7 +86,7 @@ class JoinedRows(Assembler):
             tokens=count * width,
             loss_tokens=count * (width - 1),
             longest=width if count else 0,
-            lengths=histogram(np.full(count, width)),
+            lengths=count_by_length(np.full(count, width)),
         )
         return Assembled(
             Chunked(whole, np.arange(count + 1) * size),
@@ -99,7 +99,7 @@ class SampleRows(Assembler):
     """Every other layout: each batch's samples are laid out as they come."""
 
     def laid_out(self, batch: Encoded) -> Mapping[str, Ragged]:
-        return {"rows": lay_out(self._layout, batch.columns)}
+        return {"rows": lay_out_samples(self._layout, batch.columns)}
 
     def finish(self) -> Assembled:
         return Assembled(Chunked.of(self.kept("rows")), self._totals)
@@ -130,9 +130,9 @@ class PackedRows(Assembler):
             samples=len(packed),
             documents=len(lengths),
             longest=int(np.diff(offsets).max(initial=0)),
-            lengths=histogram(np.diff(offsets)),
+            lengths=count_by_length(np.diff(offsets)),
         )
-        return Assembled(lay_out(self._layout, columns), totals, documents=packed)
+        return Assembled(lay_out_samples(self._layout, columns), totals, documents=packed)
 
 
 def best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:

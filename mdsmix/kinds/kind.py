@@ -27,13 +27,13 @@ from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import (
-    PACKED,
+    PACKED_COLUMNS,
     STARTS,
     Tokens,
-    documents_of,
-    layout_of,
-    tokens_in,
-    turns_of,
+    decode_sample_tokens,
+    decode_turns,
+    find_id_columns,
+    split_documents,
 )
 from mdsmix.sources import WINDOW_BYTES
 from mdsmix.tokenizer.card import Tokenizer
@@ -174,7 +174,7 @@ class Kind(ABC):
         it appends none: the sample ends in EOS, fills the row, or is read by a loader that appends
         nothing.
         """
-        flags = self.appended(tokens_in(sample), eos)
+        flags = self.appended(decode_sample_tokens(sample), eos)
         return eos if flags is not None and flags[0] else None
 
     @property
@@ -214,14 +214,14 @@ def stored_pieces(
     """The pieces of a stored sample in any layout that a loader reads, told by its columns.
     `untrained`: an id that no policy trains.
     """
-    if layout_of(sample) == PACKED:
-        for document in documents_of(sample):
+    if find_id_columns(sample) == PACKED_COLUMNS:
+        for document in split_documents(sample):
             yield from runs(*document)
         return
     targets = Targets(
         max_seq_len=1, target_prompts=target_prompts, target_responses=target_responses
     )
-    sides = [side for turn in turns_of(sample) for side in turn]
+    sides = [side for turn in decode_turns(sample) for side in turn]
     turns = Turns(Ragged.of(sides, np.int64), np.array([len(sides) // 2]))
     yield from runs(turns.ids.values, Labels(targets, turns, None, untrained).trained)
 

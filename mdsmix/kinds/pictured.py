@@ -33,7 +33,7 @@ from mdsmix.ragged import Chunked, Ragged
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation, RecordRefused
 from mdsmix.shapes import SHAPES
-from mdsmix.shards.shard_files import SHARD_BYTES, Rows, ShardLayout, sample_of
+from mdsmix.shards.shard_files import SHARD_BYTES, Rows, ShardLayout, lay_out_sample
 from mdsmix.tokenizer.card import Processor, Tokenizer, open_processor
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class ImageRows(SampleRows):
         )
         for images, turns in zip(batch.images, batch.columns["turns"].slices(), strict=True):
             sizes = orjson.dumps([[image.height, image.width] for image in images])
-            row = sample_of([b"".join(_frames(images)), sizes, turns])
+            row = lay_out_sample([b"".join(_frames(images)), sizes, turns])
             rows, size = len(self._columns["rows"]), len(row)
             if rows and self._size + size + 4 * (rows + 2) > SHARD_BYTES:
                 yield Chunked.of(self.kept("rows"))

@@ -31,7 +31,7 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation, Pair, RecordRefused
 from mdsmix.shapes.preference import REWARDS, Preference
 from mdsmix.shards.shard_samples import Sample
-from mdsmix.shards.token_ids import LAYOUTS, NO_IDS, Ids, Tokens, Turn, ids_of
+from mdsmix.shards.token_ids import LAYOUTS, NO_IDS, Ids, Tokens, Turn, decode_ids
 from mdsmix.tokenizer.card import Tokenizer
 
 SIDES = ("prompt", "chosen", "rejected")
@@ -42,7 +42,7 @@ def _texts(half: Pair | Conversation) -> Sequence[str]:
 
 
 def _ids(sample: Sample, longest: int | None = None) -> list[Ids]:
-    return [ids_of(sample[side], "<i8")[:longest] for side in SIDES]
+    return [decode_ids(sample[side], "<i8")[:longest] for side in SIDES]
 
 
 def _turns(sample: Sample, _: str) -> list[Turn]:

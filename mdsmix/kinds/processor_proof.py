@@ -30,7 +30,7 @@ from mdsmix.record import Conversation
 from mdsmix.shapes.image_parts import PLACEHOLDER, placed
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.shard_samples import Sample
-from mdsmix.shards.token_ids import turns_of
+from mdsmix.shards.token_ids import decode_turns
 from mdsmix.storage import locate
 from mdsmix.tokenizer import transformers_process
 from mdsmix.tokenizer.card import Tokenizer, version
@@ -126,7 +126,7 @@ def rows_of(name: str, encoded: Encoded) -> Iterator[StoredRow]:
 
 def row_of(name: str, sample: Sample) -> StoredRow:
     """A stored sample, its columns decoded, as a StoredRow."""
-    parts = [part for turn in turns_of({"turns": sample["turns"]}) for part in turn]
+    parts = [part for turn in decode_turns({"turns": sample["turns"]}) for part in turn]
     return name, np.concatenate(parts).tolist(), sample["images"]
 
 

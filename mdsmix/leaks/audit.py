@@ -27,8 +27,8 @@ from mdsmix.leaks.evaluation_grams import (
 )
 from mdsmix.mix.streams.mix import StreamInMix, published_tokenizers
 from mdsmix.shards.index import Shard
-from mdsmix.shards.published import Stream
-from mdsmix.shards.token_ids import turns_of
+from mdsmix.shards.published import PublishedStream
+from mdsmix.shards.token_ids import decode_turns
 from mdsmix.shards.verification import ReadingWatcher
 from mdsmix.storage import Location
 from mdsmix.tokenizer.published import hash_today
@@ -132,7 +132,9 @@ def _refuse_others(streams: Sequence[StreamInMix]) -> None:
             )
 
 
-def scan_stream(stream: Stream, items: EvalSamples, watcher: ReadingWatcher) -> ScannedStream:
+def scan_stream(
+    stream: PublishedStream, items: EvalSamples, watcher: ReadingWatcher
+) -> ScannedStream:
     """Searches every shard, several at once; Unreachable where a shard cannot be read.
 
     Memory does not grow with the stream. It holds the shards in flight, a count for each gram, and
@@ -216,7 +218,7 @@ def read_passage(found: Audit, leak: Leak) -> Passage:
     sample is read again.
     """
     first = leak.places[0]
-    turns = turns_of(found.streams[first.stream].read(first.sample))
+    turns = decode_turns(found.streams[first.stream].read(first.sample))
     mine, its = found.items.rows[leak.item], np.concatenate([*chain(*turns)])
     begin, there, length = find_longest_shared(mine, its)
     return Passage(

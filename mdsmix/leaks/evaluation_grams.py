@@ -20,8 +20,8 @@ from mdsmix.errors import RecipeError
 from mdsmix.mix.streams.mix import StreamInMix
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import Shard
-from mdsmix.shards.shard_samples import read_whole
-from mdsmix.shards.token_ids import Tokens, token_columns, tokens_of
+from mdsmix.shards.shard_samples import read_all_samples
+from mdsmix.shards.token_ids import Tokens, decode_tokens, find_token_columns
 from mdsmix.storage import Location
 
 LENGTH = 13
@@ -165,10 +165,10 @@ def read_stored_tokens(folder: Location, shard: Shard) -> Tokens | None:
 
     Raises RecipeError if its columns do not show which of them are ids.
     """
-    if not token_columns(shard):
+    if not find_token_columns(shard):
         raise RecipeError(
             f"{folder / shard.stored.basename} has no token ids of a known dtype (columns "
             f"{', '.join(sorted(shard.columns))}), so it cannot be searched; leave that stream out, "
             "or convert it with `mdsmix convert`."
         )
-    return tokens_of(shard, read_whole(folder, shard))
+    return decode_tokens(shard, read_all_samples(folder, shard))

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from mdsmix.load.training_rows import RowRules, Tokens, TrainingRow, positions
+from mdsmix.load.training_rows import RowRules, Tokens, TrainingRow, make_position_ids
 from mdsmix.load.vision import Vision
-from mdsmix.shards.token_ids import IGNORED
+from mdsmix.shards.token_ids import IGNORED_LABEL
 
 Batch = dict[str, torch.Tensor]
 Rows = Sequence[TrainingRow]
@@ -61,7 +61,7 @@ def _size(row: TrainingRow) -> int:
     return row.input_ids.size
 
 
-def ratios(max_seq_len: int, bins: int) -> dict[int, float]:
+def list_ratios(max_seq_len: int, bins: int) -> dict[int, float]:
     """The 20 packing ratios that `auto` tries, from 1 to max_seq_len / 100, by the rows that each
     draws for a batch of `bins`.
     """
@@ -69,7 +69,7 @@ def ratios(max_seq_len: int, bins: int) -> dict[int, float]:
     return {int(ratio * bins): ratio for ratio in reversed(tried)}
 
 
-def best_ratio(rows: Rows, tried: Mapping[int, float], bins: int, max_seq_len: int) -> float:
+def find_best_ratio(rows: Rows, tried: Mapping[int, float], bins: int, max_seq_len: int) -> float:
     """The last of the `tried` ratios (`ratios`) before one that leaves a row waiting when all rows
     are packed; 1 where none is.
     """
@@ -113,7 +113,9 @@ class Collate:
             arrays = self.other_batch(rows, self.rules.max_seq_len, eos, fill)
             return {key: torch.from_numpy(values) for key, values in arrays.items()}
         if self.packer:
-            return self._one_sided([*map(joined, self.packer.pack(rows))], self.rules.max_seq_len)
+            return self._one_sided(
+                [*map(join_rows, self.packer.pack(rows))], self.rules.max_seq_len
+            )
         pixels: Batch = {}
         if self.vision:
             rows, pixels = self.vision.expand(rows, self.rules)
@@ -143,7 +145,7 @@ class Collate:
         length, row = map(int, mask.sum(dim=1).min(dim=0))
         width = max(mask.shape[1], length + count)
         more, start = width - mask.shape[1], width - length - count if self._is_left else length
-        fills = {"input_ids": self._fill, "labels": IGNORED, "sequence_id": -1}
+        fills = {"input_ids": self._fill, "labels": IGNORED_LABEL, "sequence_id": -1}
         sides = (more, 0) if self._is_left else (0, more)
         batch = {key: pad(of, sides, value=fills.get(key, 0)) for key, of in batch.items()}
         for key, values in piece.items():
@@ -152,14 +154,14 @@ class Collate:
         return batch | pixels
 
     def _one_sided(self, rows: Rows, width: int) -> Batch:
-        documents = self._padded([*map(documents_of, rows)], width, -1)
+        documents = self._padded([*map(number_documents, rows)], width, -1)
         batch = {
             "input_ids": self._padded([row.input_ids for row in rows], width, self._fill),
-            "labels": self._padded([row.labels for row in rows], width, IGNORED),
+            "labels": self._padded([row.labels for row in rows], width, IGNORED_LABEL),
             "attention_mask": (documents >= 0).astype(np.int64),
         }
         if self.with_position_ids:
-            batch["position_ids"] = positions(documents) * batch["attention_mask"]
+            batch["position_ids"] = make_position_ids(documents) * batch["attention_mask"]
         if self.with_sequence_id:
             batch["sequence_id"] = documents
         for key in {key for row in rows for key in row.outputs}:
@@ -171,14 +173,14 @@ class Collate:
         self, inputs: Sequence[Tokens], targets: Sequence[Tokens], width: int, target_width: int
     ) -> Batch:
         """Encoder and decoder batch; targets are always padded on the right."""
-        labels = self._padded(targets, target_width, IGNORED, is_left=False)
+        labels = self._padded(targets, target_width, IGNORED_LABEL, is_left=False)
         shifted = np.insert(labels[:, :-1], 0, self._fill, axis=1)
         batch = {
             "input_ids": self._padded(inputs, width, self._fill),
             "attention_mask": self._padded([*map(np.ones_like, inputs)], width, 0),
             "labels": labels,
-            "decoder_input_ids": np.where(shifted == IGNORED, self._fill, shifted),
-            "decoder_attention_mask": labels != IGNORED,
+            "decoder_input_ids": np.where(shifted == IGNORED_LABEL, self._fill, shifted),
+            "decoder_attention_mask": labels != IGNORED_LABEL,
         }
         return {key: torch.from_numpy(values) for key, values in batch.items()}
 
@@ -202,12 +204,12 @@ class Collate:
         return padded
 
 
-def documents_of(row: TrainingRow) -> Tokens:
+def number_documents(row: TrainingRow) -> Tokens:
     """The number of each token's document, from 0."""
     return np.zeros_like(row.input_ids) if row.documents is None else row.documents
 
 
-def joined(rows: Rows) -> TrainingRow:
+def join_rows(rows: Rows) -> TrainingRow:
     """Joins rows end to end into a row of several documents. The first label of each following row
     is ignored: its document just begins.
     """
@@ -216,8 +218,8 @@ def joined(rows: Rows) -> TrainingRow:
     labels, documents, first = list[Tokens](), list[Tokens](), 0
     for row in rows:
         labels.append(row.labels.copy())
-        labels[-1][: bool(first)] = IGNORED
-        documents.append(documents_of(row) + first)
+        labels[-1][: bool(first)] = IGNORED_LABEL
+        documents.append(number_documents(row) + first)
         first = int(documents[-1][-1]) + 1
     return TrainingRow(
         np.concatenate([row.input_ids for row in rows]),

@@ -38,21 +38,21 @@ from mdsmix.foundry_yaml.lock import (
 )
 from mdsmix.load import training_rows
 from mdsmix.load.internals import ShardKeeper, drop_connection, state_without_connection
-from mdsmix.load.training_rows import RowRules, row_of
+from mdsmix.load.training_rows import RowRules, make_row
 from mdsmix.messages import in_line, plural
 from mdsmix.shards.shard_samples import Sample
 
 log = logging.getLogger(__name__)
-KEY = "mdsmix_lock"
+LOCK_KEY = "mdsmix_lock"
 "The key of a state that holds the lock, as text."
-ACCEPT = "accept_changed: true (train_loader of name: mdsmix; build_loader(..., accept_changed=True)) goes on all the same"
-EXACT = "random"
+ACCEPT_HINT = "accept_changed: true (train_loader of name: mdsmix; build_loader(..., accept_changed=True)) goes on all the same"
+EXACT_METHOD = "random"
 """The batching method that goes on in the middle of an epoch exactly on other devices, if they have
 the same batch together.
 """
-DEVICES = "devices"
+DEVICES_SETTING = "devices"
 "The setting of a lock that names the devices, under the other batching methods."
-RESOLVED = ("num_canonical_nodes", "shuffle_seed", "shuffle_block_size")
+SETTINGS_FILLED_IN = ("num_canonical_nodes", "shuffle_seed", "shuffle_block_size")
 SKIPPED_TWICE = (
     "A state was given to this loader, and another loader that was built around its dataset reads it, as Trainer does to skip the "
     "batches of an epoch: the state skips them too, so they would be skipped twice. Give TrainingArguments(ignore_data_skip=True), "
@@ -136,7 +136,7 @@ class CheckedStream(Stream):  # type: ignore[misc]
                     raise ValueError(f"it names the shard {path}, outside its own folder")
         except Exception as error:
             raise Unreachable(
-                f"Stream {self.name}: index.json under {self.url} cannot be used ({reason(error)}), so none of its "
+                f"Stream {self.name}: index.json under {self.url} cannot be used ({describe_error(error)}), so none of its "
                 "rows can be loaded; convert the stream, or correct its remote, local and split."
             ) from error
         drop_connection(self)
@@ -183,7 +183,7 @@ class CheckedStream(Stream):  # type: ignore[misc]
         except Exception as error:
             if self.is_cached:
                 shard.evict()
-            raise self.failure(shard, reason(error)) from error
+            raise self.failure(shard, describe_error(error)) from error
         return change
 
     def check(self, shard: Reader, with_hash: bool = True) -> None:
@@ -198,7 +198,7 @@ class CheckedStream(Stream):  # type: ignore[misc]
             if wanted and get_hash(algorithm, np.memmap(path, np.uint8, "r")) != wanted:
                 raise ValueError(f"{path} does not have the {algorithm} that its index says")
 
-    def found_whole(self, shard: Reader) -> bool:
+    def is_leftover_whole(self, shard: Reader) -> bool:
         """Whether a shard that lay there before the run is whole, or not there; False for a damaged
         copy, Unreachable for a damaged original.
         """
@@ -210,7 +210,7 @@ class CheckedStream(Stream):  # type: ignore[misc]
             pass
         except ValueError as damage:
             if not self.is_cached:
-                raise self.failure(shard, reason(damage)) from damage
+                raise self.failure(shard, describe_error(damage)) from damage
             return False
         return True
 
@@ -222,7 +222,7 @@ class CheckedStream(Stream):  # type: ignore[misc]
         )
 
 
-def reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """An error of another library as a part of one of our sentences."""
     return in_line(error) or type(error).__name__
 
@@ -255,7 +255,7 @@ class MixDataset(ShardKeeper):
     def __init__(self, rules: RowRules, **settings: Any):
         super().__init__(**settings)
         self.rules = rules
-        self._named = {key: getattr(self, key) for key in RESOLVED}
+        self._named = {key: getattr(self, key) for key in SETTINGS_FILLED_IN}
         "Settings that Streaming fills in as an epoch begins."
         self.is_read_by_loader = torch.zeros(1, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
         "Shared with the workers of this rank."
@@ -292,8 +292,8 @@ class MixDataset(ShardKeeper):
             for stream, count in zip(self.streams, self.shards_per_stream, strict=True)
         ]
         settings = {**self.locked, "batch": (self.batch_size or 0) * ranks}
-        if self.batching_method != EXACT:
-            settings[DEVICES] = self.devices
+        if self.batching_method != EXACT_METHOD:
+            settings[DEVICES_SETTING] = self.devices
         return LoaderLock(streams=streams, settings=settings)
 
     @property
@@ -320,7 +320,7 @@ class MixDataset(ShardKeeper):
         # epoch once more.
         if from_beginning and not num_samples and state["epoch"] == self.next_epoch - 1 >= 0:
             state["epoch"] += 1
-        return state | {KEY: self.lock.to_text()}
+        return state | {LOCK_KEY: self.lock.to_text()}
 
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
         """Makes the next pass go on from a state.
@@ -331,7 +331,7 @@ class MixDataset(ShardKeeper):
             set.
         """
         # Streaming has room for 4,096 bytes, which a lock may exceed.
-        state = {key: value for key, value in obj.items() if key != KEY}
+        state = {key: value for key, value in obj.items() if key != LOCK_KEY}
         for key in ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed"):
             if not isinstance(
                 state.get(key), int
@@ -341,14 +341,14 @@ class MixDataset(ShardKeeper):
                     "give it what state_dict() of a loader returned, out of the checkpoint that holds it."
                 )
         was = None
-        if obj.get(KEY) is None:
+        if obj.get(LOCK_KEY) is None:
             log.warning(
                 "The checkpoint holds no lock of its data, as one of another loader: whether its samples are those of this run is not known."
             )
         else:
-            was = self._compare_lock(str(obj[KEY]), state["num_canonical_nodes"])
-        if self.batching_method != EXACT and state["sample_in_epoch"]:
-            recorded = was.settings.get(DEVICES) if was else None
+            was = self._compare_lock(str(obj[LOCK_KEY]), state["num_canonical_nodes"])
+        if self.batching_method != EXACT_METHOD and state["sample_in_epoch"]:
+            recorded = was.settings.get(DEVICES_SETTING) if was else None
             self._compare_devices(recorded, state.get("initial_physical_nodes"))
         self.is_resumed = True
         self._begin_at(state)
@@ -407,7 +407,7 @@ class MixDataset(ShardKeeper):
         if not self.accept_changed:
             raise MixRefused(
                 f"The checkpoint {change}: under {method} its epoch is divided in another way here, so samples would come twice and others never (only "
-                f"batching_method: {EXACT} goes on exactly on other devices). Fix: resume on the devices of the checkpoint; {ACCEPT}."
+                f"batching_method: {EXACT_METHOD} goes on exactly on other devices). Fix: resume on the devices of the checkpoint; {ACCEPT_HINT}."
             )
         if World.detect().is_local_leader:
             log.warning("accept_changed: the checkpoint %s, under %s.", change, method)
@@ -422,7 +422,7 @@ class MixDataset(ShardKeeper):
             )
         except RecipeError as error:
             if not self.accept_changed:
-                raise RecipeError(f"{in_line(error)}; {ACCEPT}.") from None
+                raise RecipeError(f"{in_line(error)}; {ACCEPT_HINT}.") from None
             log.warning("%s", error)
             return None
         # Streaming found out the canonical nodes at the start: they are compared where this run
@@ -430,12 +430,12 @@ class MixDataset(ShardKeeper):
         is_named = self.lock.settings.get("num_canonical_nodes") is not None
         nodes = {"num_canonical_nodes": canonical_nodes if is_named else None}
         known = replace(was, settings={**was.settings, **nodes})
-        known.settings.pop(DEVICES, None)  # compared apart: they are no data
+        known.settings.pop(DEVICES_SETTING, None)  # compared apart: they are no data
         changes = "; ".join(each.message for each in find_differences(known, self.lock))
         if changes and not self.accept_changed:
             raise MixRefused(
                 f"The checkpoint was written on other data: {changes}. Resumed on this data, samples would come twice and "
-                f"others never. Fix: go on with the data and the settings of the checkpoint (publish: versioned keeps both); {ACCEPT}."
+                f"others never. Fix: go on with the data and the settings of the checkpoint (publish: versioned keeps both); {ACCEPT_HINT}."
             )
         if changes and World.detect().is_local_leader:
             log.warning("accept_changed: the checkpoint was written on other data: %s.", changes)
@@ -458,7 +458,7 @@ class MixDataset(ShardKeeper):
             sample = super().get_item(sample_id, retry)
             if self.other_row:
                 return self.other_row(sample, self.rules.max_seq_len)
-            row = row_of(sample, self.rules)
+            row = make_row(sample, self.rules)
             if row.pictures:  # they are decoded later
                 row.pictures.where = _where(stream, shard, position)
             return row
@@ -467,7 +467,7 @@ class MixDataset(ShardKeeper):
         except MixRefused as refusal:
             raise MixRefused(f"{_where(stream, shard, position)}: {refusal}") from refusal
         except Exception as error:
-            raise stream.failure(shard, f"row {position}: {reason(error)}") from error
+            raise stream.failure(shard, f"row {position}: {describe_error(error)}") from error
 
 
 def _locked_shard(shard: Reader) -> LockedShard:

@@ -43,11 +43,11 @@ from mdsmix.errors import Unreachable
 
 log = logging.getLogger(__name__)
 Ids = NDArray[np.int64]
-KEPT_FROM = 4_000_000
+KEEP_ORDERS_FROM = 4_000_000
 "The fewest samples of an epoch whose order is kept: the order of fewer takes less than a second."
-KEPT = 4
+MOST_KEPT_ORDERS = 4
 "How many orders a node keeps, the last written ones: 400 MB each for 100 M samples."
-DECIDE = (
+ORDER_ATTRIBUTES = (
     "epoch_size",
     "batching_method",
     "sampling_method",
@@ -63,7 +63,7 @@ DECIDE = (
     "shuffle_block_size",
 )
 "Attributes of a StreamingDataset that its batching methods read, but for the streams."
-OF_ONE_PROCESS = ("_iterator", "_executor", "_event", "_cache_filelock")
+PROCESS_ATTRIBUTES = ("_iterator", "_executor", "_event", "_cache_filelock")
 """Attributes of a StreamingDataset that it sets when it is first read: threads, and locks for them.
 A worker must make its own.
 """
@@ -97,7 +97,7 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         try:
             if self.unchecked[shard_id]:
                 stream = self.streams[self.stream_per_shard[shard_id]]
-                if not stream.found_whole(self.shards[shard_id]):
+                if not stream.is_leftover_whole(self.shards[shard_id]):
                     self.evict_shard(shard_id)
                 self.unchecked[shard_id] = False
             super().prepare_shard(shard_id, blocking)
@@ -116,7 +116,7 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for a worker that is not forked from this process."""
-        state = {key: value for key, value in vars(self).items() if key not in OF_ONE_PROCESS}
+        state = {key: value for key, value in vars(self).items() if key not in PROCESS_ATTRIBUTES}
         state["_shared_barrier"] = copy.copy(self._shared_barrier)
         state["_shared_barrier"].__dict__.pop("lock", None)
         return state
@@ -126,7 +126,7 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         cannot use.
         """
         self.end()
-        for key in OF_ONE_PROCESS:
+        for key in PROCESS_ATTRIBUTES:
             self.__dict__.pop(key, None)
         self._shared_barrier.__dict__.pop("lock", None)
         for stream in self.streams:
@@ -141,7 +141,7 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
             self._executor.shutdown()
 
 
-def order_of(method: str, dataset: StreamingDataset, world: World, epoch: int, start: int) -> Ids:
+def draw_order(method: str, dataset: StreamingDataset, world: World, epoch: int, start: int) -> Ids:
     """int64 [nodes, ranks, workers, batches, batch size]: sample ids of the epoch from sample
     `start` on, -1 for none.
 
@@ -149,7 +149,7 @@ def order_of(method: str, dataset: StreamingDataset, world: World, epoch: int, s
     worker of a node. Here the order of a large epoch is kept, in a file named by a hash of all that
     decides it. A zip file holds a checksum, so that a damaged one is no order at all.
     """
-    if not isinstance(dataset, ShardKeeper) or dataset.epoch_size < KEPT_FROM:
+    if not isinstance(dataset, ShardKeeper) or dataset.epoch_size < KEEP_ORDERS_FROM:
         whole: Ids = generate_work(method, dataset, world, epoch, start)
         return whole
     path = cache_folder() / "orders" / _key(dataset, world, epoch, start)
@@ -161,20 +161,22 @@ def order_of(method: str, dataset: StreamingDataset, world: World, epoch: int, s
     np.savez(content, ids=ids.astype(np.int32) if ids.max() < 1 << 31 else ids)
     try:
         keep_in_cache(path, content.getvalue())
-        for old in sorted(path.parent.iterdir(), key=lambda p: p.stat().st_mtime)[:-KEPT]:
+        for old in sorted(path.parent.iterdir(), key=lambda p: p.stat().st_mtime)[
+            :-MOST_KEPT_ORDERS
+        ]:
             old.unlink(missing_ok=True)  # half-written orders of killed starts among them
     except (OSError, Unreachable) as error:
         log.warning("The order of this epoch is not kept for the next start: %s", error)
     return ids
 
 
-streaming_dataset.generate_work = order_of
+streaming_dataset.generate_work = draw_order
 
 
 def _key(dataset: Any, world: World, epoch: int, start: int) -> str:
     decides = (
         (version("mosaicml-streaming"), np.__version__),
-        [getattr(dataset, name) for name in DECIDE],
+        [getattr(dataset, name) for name in ORDER_ATTRIBUTES],
         [(s.choose, s.repeat, s.proportion) for s in dataset.streams],
         dataset.shards_per_stream.tolist(),
         dataset.samples_per_shard.tobytes(),

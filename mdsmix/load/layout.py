@@ -25,21 +25,21 @@ from streaming.base.util import number_abbrev_to_int
 from streaming.base.world import World as Devices
 
 from mdsmix.errors import RecipeError
-from mdsmix.load.dataset import reason
+from mdsmix.load.dataset import describe_error
 from mdsmix.load.internals import Ids, fill_shuffle_block_size
 from mdsmix.load.loader_settings import LoaderSettings
 from mdsmix.mix.epoch.draws import World
 from mdsmix.mix.streams.mix import StreamInMix
 
-LARGEST = 200_000_000
+MOST_SAMPLES = 200_000_000
 """Samples of an epoch: laying out takes 1.1 s and 100 MB a million and more, here and on every node
 of the run.
 """
-NOBODY = -1
+NO_SAMPLE = -1
 "Streaming's mark of a place in a batch that no sample fills."
 
 
-class SampleAt(NamedTuple):
+class SamplePlace(NamedTuple):
     """The place of a sample."""
 
     stream: int
@@ -49,7 +49,7 @@ class SampleAt(NamedTuple):
     "The sample's number in the shard."
 
 
-class Layout(StreamingDataset):  # type: ignore[misc]
+class EpochLayout(StreamingDataset):  # type: ignore[misc]
     """The streams of one loader, laid out for a cluster by the installed Streaming. It reads
     nothing.
     """
@@ -85,10 +85,10 @@ class Layout(StreamingDataset):  # type: ignore[misc]
             self.epoch_size = Stream.apply_weights(
                 self.streams, self.samples_per_stream, asked, self.shuffle_seed
             )
-        if not 0 < self.epoch_size <= LARGEST:
+        if not 0 < self.epoch_size <= MOST_SAMPLES:
             raise RecipeError(
                 f"train_loader: its weights and epoch_size make an epoch of {self.epoch_size:,} samples, and a preview lays out 1 to "
-                f"{LARGEST:,} (Streaming itself takes 1.1 s a million, on every node and at every start); change repeat, choose or epoch_size."
+                f"{MOST_SAMPLES:,} (Streaming itself takes 1.1 s a million, on every node and at every start); change repeat, choose or epoch_size."
             )
 
     def set_samples(self, sizes: Sequence[Sequence[int]]) -> None:
@@ -130,15 +130,15 @@ class Layout(StreamingDataset):  # type: ignore[misc]
         """
         with self._refused():
             ids = generate_work(self.batching_method, self, self.world, epoch, sample_in_epoch)
-        return delivered(ids, self.drop_last)
+        return deliver_batches(ids, self.drop_last)
 
-    def places(self, ids: Ids) -> list[SampleAt]:
+    def places(self, ids: Ids) -> list[SamplePlace]:
         """The places of these samples."""
         shards = np.searchsorted(self.sample_offset_per_shard, ids, "right") - 1
         streams = self.stream_of(ids)
         own = shards - self.shard_offset_per_stream[streams]
         rows = ids - self.sample_offset_per_shard[shards]
-        return [SampleAt(*map(int, place)) for place in zip(streams, own, rows, strict=True)]
+        return [SamplePlace(*map(int, place)) for place in zip(streams, own, rows, strict=True)]
 
     def stream_of(self, ids: Ids) -> Ids:
         """The number of each sample's stream."""
@@ -158,13 +158,13 @@ class Layout(StreamingDataset):  # type: ignore[misc]
                 yield
         except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError) as error:
             raise RecipeError(
-                f"train_loader: Streaming refuses it on these devices: {reason(error)}."
+                f"train_loader: Streaming refuses it on these devices: {describe_error(error)}."
             ) from error
         finally:
             log.setLevel(before)
 
 
-def delivered(ids: Ids, drop_last: bool) -> Ids:
+def deliver_batches(ids: Ids, drop_last: bool) -> Ids:
     """Streaming's layout -> what torch's DataLoader hands to each device, step by step.
 
     Each worker puts its own samples into batches, the last of which may not be full; batches come
@@ -178,16 +178,16 @@ def delivered(ids: Ids, drop_last: bool) -> Ids:
     """
     nodes, gpus, workers, _, size = ids.shape
     samples = ids.reshape(nodes * gpus, workers, -1)
-    samples = _last(samples == NOBODY, samples, axis=2)
+    samples = _last(samples == NO_SAMPLE, samples, axis=2)
     # Batch 0 of each worker, batch 1 of each, and so on.
     batches = samples.reshape(nodes * gpus, workers, -1, size).swapaxes(1, 2)
     batches = batches.reshape(nodes * gpus, -1, size)
     if drop_last:
-        batches[(batches == NOBODY).any(axis=2)] = NOBODY
+        batches[(batches == NO_SAMPLE).any(axis=2)] = NO_SAMPLE
     # A worker that has no more batches is passed over.
-    is_empty = (batches == NOBODY).all(axis=2, keepdims=True)
+    is_empty = (batches == NO_SAMPLE).all(axis=2, keepdims=True)
     steps = _last(is_empty, batches, axis=1).swapaxes(0, 1)
-    drawn: Ids = steps[(steps != NOBODY).any(axis=(1, 2))]
+    drawn: Ids = steps[(steps != NO_SAMPLE).any(axis=(1, 2))]
     return drawn
 
 

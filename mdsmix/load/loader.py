@@ -25,15 +25,15 @@ from mdsmix.foundry_yaml.loader_keys import EXTRA_LOADERS, LOADER_DEFAULTS
 from mdsmix.foundry_yaml.lock import locked_settings as lock_settings
 from mdsmix.foundry_yaml.section_values import separator_differs
 from mdsmix.foundry_yaml.training_yaml import Config
-from mdsmix.load.collate import Batch, Collate, Packer, best_ratio, ratios
-from mdsmix.load.dataset import CheckedStream, MixDataset, reason
+from mdsmix.load.collate import Batch, Collate, Packer, find_best_ratio, list_ratios
+from mdsmix.load.dataset import CheckedStream, MixDataset, describe_error
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
 from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
-from mdsmix.load.vision import vision_of
+from mdsmix.load.vision import open_vision
 from mdsmix.messages import listed, plural
 from mdsmix.mix.epoch.cache_window import CachedStream, Window, compute_cache_need
 from mdsmix.mix.epoch.draws import METHODS, World, count_delivered
-from mdsmix.shards.token_ids import IMAGES, PACKED
+from mdsmix.shards.token_ids import IMAGE_COLUMNS, PACKED_COLUMNS
 
 log = logging.getLogger(__name__)
 IN_USE = (
@@ -209,7 +209,7 @@ def build_loader(
     ...     loss = model(batch["input_ids"], labels=batch["labels"])
     """
     settings = read_settings(config, loader)
-    made = open_loader(settings, batch_size, ids or ids_of(settings), accept_changed)
+    made = open_loader(settings, batch_size, ids or open_token_ids(settings), accept_changed)
     if position_ids and not made.collate_fn.rules.decoder_only_format:
         raise RecipeError(
             "position_ids are those of one sequence, and under decoder_only_format: false a sample has two: leave them out."
@@ -225,7 +225,7 @@ def open_loader(
     both come here.
     """
     batch_size = _whole(batch_size)
-    section, own, rules = settings.section, settings.loader, rules_of(settings, ids)
+    section, own, rules = settings.section, settings.loader, make_row_rules(settings, ids)
     ratio = _packing_ratio(settings, rules, batch_size)
     drawn, bins = int(batch_size * ratio), batch_size if ratio > 1 else None
     dataset = _dataset(settings, rules, drawn, int(own["num_workers"]))
@@ -242,15 +242,15 @@ def open_loader(
             "training would never take a step; give a smaller batch_size, or raise the weights."
         )
     _refuse_unfilled(dataset, section.label)
-    if vision := vision_of(settings, dataset.has_columns(IMAGES)):
+    if vision := open_vision(settings, dataset.has_columns(IMAGE_COLUMNS)):
         dataset.rules = rules = replace(rules, image=vision.processor.token_id)
-    collate = collate_of(settings, rules, bins)
+    collate = make_collate(settings, rules, bins)
     collate.vision = vision
     if other := EXTRA_LOADERS.get(section.name):
         dataset.other_row = other.row
         collate.other_batch = other.batch
     # Attention must not cross the documents of a packed row, whatever the loader is called.
-    collate.with_sequence_id |= dataset.has_columns(PACKED)
+    collate.with_sequence_id |= dataset.has_columns(PACKED_COLUMNS)
     # Without workers torch refuses the two keys that speak of them; LLM-Foundry passes them on.
     keys = {key: own[key] for key in LOADER_DEFAULTS}
     keys["pin_memory"] &= torch.cuda.is_available()
@@ -259,7 +259,7 @@ def open_loader(
     return MixLoader(dataset, batch_size=drawn, collate_fn=collate, **keys)
 
 
-def ids_of(settings: LoaderSettings) -> TokenIds:
+def open_token_ids(settings: LoaderSettings) -> TokenIds:
     """The ids of the config's tokenizer; RecipeError where it names none."""
     from mdsmix.tokenizer.card import open_tokenizer
     from mdsmix.tokenizer.published import at_hand
@@ -278,7 +278,7 @@ def ids_of(settings: LoaderSettings) -> TokenIds:
     )
 
 
-def rules_of(settings: LoaderSettings, ids: TokenIds) -> RowRules:
+def make_row_rules(settings: LoaderSettings, ids: TokenIds) -> RowRules:
     """How the loader makes rows of samples; RecipeError where the tokenizer's ids do not fit it."""
     section = settings.section
     if not section.is_text and ids.fill is None:
@@ -317,7 +317,7 @@ def _packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -
     given = settings.row_key("packing_ratio", 1)
     if given != "auto":
         return float(given)
-    tried, rows = ratios(rules.max_seq_len, batch_size), list[TrainingRow]()
+    tried, rows = list_ratios(rules.max_seq_len, batch_size), list[TrainingRow]()
     if len(tried) > 1:  # read by a dataset of its own: the loader's begins its epoch untouched
         count = PROFILED * max(tried)
         # By default it would prepare 8 such batches ahead, of which it reads one.
@@ -326,7 +326,7 @@ def _packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -
             rows = [*islice(dataset, count)]
         finally:
             dataset.end()
-    found = best_ratio(rows, tried, batch_size, rules.max_seq_len)
+    found = find_best_ratio(rows, tried, batch_size, rules.max_seq_len)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         every = [found] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(every, found)
@@ -422,7 +422,7 @@ def _dataset(
             **settings.streaming,
         )
     except (ValueError, TypeError) as error:  # TypeError: a weight or a size that is text
-        why = f"Streaming refuses it: {reason(error)}."
+        why = f"Streaming refuses it: {describe_error(error)}."
         if "Reused local directory" in why:
             why = IN_USE
         raise RecipeError(f"{settings.section.label}: {why}") from error
@@ -432,7 +432,7 @@ def _dataset(
     return dataset
 
 
-def collate_of(settings: LoaderSettings, rules: RowRules, bins: int | None) -> Collate:
+def make_collate(settings: LoaderSettings, rules: RowRules, bins: int | None) -> Collate:
     """The collator of a loader. `bins`: packed rows of a batch, None without packing."""
     own = settings.row_key
     keep = own("max_leftover_bins_to_keep")

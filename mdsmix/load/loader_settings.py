@@ -19,16 +19,16 @@ from mdsmix.foundry_yaml.training_yaml import Config, LoaderSection, Settings, r
 from mdsmix.load.dataset import BEST_HASH
 from mdsmix.recipe import TokenizerSpec
 
-NOT_HERE = ("workers", "key-missing", "remote-alone", "setting-null", "split-nested")
+RULES_SKIPPED_HERE = ("workers", "key-missing", "remote-alone", "setting-null", "split-nested")
 """Rules for LLM-Foundry's loaders alone. In this one, keys that are missing or null have defaults
 that fit, and one place of a stream is enough.
 """
-UNSUPPORTED = {
+REFUSED_KEYS = {
     "allow_unsafe_types": "which runs whatever code a shard of pickles holds; take it out, and write such a stream again in another encoding",
     "mlm_probability": "and no token is masked here; take it out",
 }
 "Keys of LLM-Foundry that this loader refuses -> why."
-NOT_STREAMINGS = frozenset(
+KEYS_NOT_PASSED_ON = frozenset(
     {"streams", "remote", "local", "split", "validate_hash", "max_seq_len", "token_encoding_type"}
     | {"seq_parallel_replication"}
 )
@@ -64,10 +64,10 @@ def read_settings(config: Config, loader: str = "train_loader") -> LoaderSetting
     is wrong.
     """
     yaml = read_training_yaml(config, loader)
-    return settings_of(yaml.loader(loader), yaml.tokenizer)
+    return make_settings(yaml.loader(loader), yaml.tokenizer)
 
 
-def settings_of(section: LoaderSection, tokenizer: TokenizerSpec | None = None) -> LoaderSettings:
+def make_settings(section: LoaderSection, tokenizer: TokenizerSpec | None = None) -> LoaderSettings:
     """The settings of one loader's section; RecipeError says in a sentence what is wrong."""
     judged, dataset = section, section.dataset
     if section.is_text:
@@ -75,11 +75,11 @@ def settings_of(section: LoaderSection, tokenizer: TokenizerSpec | None = None) 
         # loader reads them under either name.
         dataset = {key: value for key, value in dataset.items() if key not in TARGET_KEYS}
         judged = replace(section, section={**section.section, "dataset": dataset})
-    refuse_broken_rules(judged, ignored=NOT_HERE)
-    for key, why in UNSUPPORTED.items():
+    refuse_broken_rules(judged, ignored=RULES_SKIPPED_HERE)
+    for key, why in REFUSED_KEYS.items():
         if section.dataset.get(key):
             raise RecipeError(f"{section.label}: {key} is set, {why}.")
-    own = DATASET_KEYS.keys() - NOT_STREAMINGS
+    own = DATASET_KEYS.keys() - KEYS_NOT_PASSED_ON
     default = section.dataset.get("validate_hash", BEST_HASH)
     return LoaderSettings(
         section=section,

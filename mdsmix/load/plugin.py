@@ -17,9 +17,9 @@ from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER
 from mdsmix.foundry_yaml.training_yaml import LoaderSection
 from mdsmix.load.collate import Batch, Collate
 from mdsmix.load.loader import open_loader
-from mdsmix.load.loader_settings import settings_of
+from mdsmix.load.loader_settings import make_settings
 from mdsmix.load.training_rows import TokenIds
-from mdsmix.load.vision import ROWS
+from mdsmix.load.vision import PIXEL_ROWS
 
 
 def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) -> Any:
@@ -46,18 +46,18 @@ def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) 
         bos=tokenizer.bos_token_id,
         padding_side=tokenizer.padding_side,
     )
-    loader = open_loader(settings_of(own), device_batch_size, ids)
+    loader = open_loader(make_settings(own), device_batch_size, ids)
     # By name: LLM-Foundry is no dependency of mdsmix.
     spec = import_module("llmfoundry").registry.data_specs.get("data_spec")(
         dl=loader, dataset_cfg=dict(own.dataset)
     )
     if loader.collate_fn.vision:
-        spec.split_batch = prepare(loader.collate_fn)
-        spec.get_num_samples_in_batch = rows_of
+        spec.split_batch = prepare_microbatches(loader.collate_fn)
+        spec.get_num_samples_in_batch = count_rows
     return spec
 
 
-def prepare(collate: Collate) -> Callable[[Batch, int | float], list[Batch]]:
+def prepare_microbatches(collate: Collate) -> Callable[[Batch, int | float], list[Batch]]:
     """Makes a loader of images give batches that can be cut into microbatches; returns the function
     that cuts them.
     """
@@ -71,12 +71,12 @@ def prepare(collate: Collate) -> Callable[[Batch, int | float], list[Batch]]:
             raise RecipeError(
                 f"device_train_microbatch_size is {size}, and a row with its images cannot be cut: give a whole number of rows."
             )
-        return [part(batch, at, at + size) for at in range(0, rows_of(batch), size)]
+        return [part(batch, at, at + size) for at in range(0, count_rows(batch), size)]
 
     def part(batch: Batch, start: int, stop: int) -> Batch:
         """Rows of a batch, and the tensors of pixels where there are images among them."""
-        whose: Any = batch.get(ROWS, {})
-        rows = {k: v[start:stop] for k, v in batch.items() if k not in (ROWS, *whose)}
+        whose: Any = batch.get(PIXEL_ROWS, {})
+        rows = {k: v[start:stop] for k, v in batch.items() if k not in (PIXEL_ROWS, *whose)}
         pixels = {k: batch[k][sum(of[:start]) : sum(of[:stop])] for k, of in whose.items()}
         if any(map(len, pixels.values())):
             return rows | pixels
@@ -85,6 +85,6 @@ def prepare(collate: Collate) -> Callable[[Batch, int | float], list[Batch]]:
     return split
 
 
-def rows_of(batch: Batch) -> int:
+def count_rows(batch: Batch) -> int:
     """Rows of a batch or of a microbatch."""
     return len(batch["input_ids"])

@@ -22,13 +22,13 @@ from mdsmix.encode.labels import Targets
 from mdsmix.errors import MixRefused
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import (
-    IGNORED,
-    PACKED,
+    IGNORED_LABEL,
+    PACKED_COLUMNS,
     Turn,
+    decode_packed_row,
+    decode_turns,
+    find_id_columns,
     has_images,
-    layout_of,
-    packed_row,
-    turns_of,
 )
 
 Tokens = NDArray[np.int64]
@@ -101,18 +101,18 @@ class TrainingRow(NamedTuple):
     "Further outputs of a processor: name -> one value per token."
 
 
-def row_of(sample: Sample, rules: RowRules) -> TrainingRow:
+def make_row(sample: Sample, rules: RowRules) -> TrainingRow:
     """The row of a decoded MDS sample; MixRefused says why there is none (the caller knows stream
     and shard).
     """
-    layout, end = layout_of(sample), rules.max_seq_len
-    if layout in (PACKED, ("tokens",)) and not rules.decoder_only_format:
+    layout, end = find_id_columns(sample), rules.max_seq_len
+    if layout in (PACKED_COLUMNS, ("tokens",)) and not rules.decoder_only_format:
         raise MixRefused(
             "it is a pretraining or packed row, which has no encoder input; set decoder_only_format: true or leave its stream out."
         )
-    if layout == PACKED:
+    if layout == PACKED_COLUMNS:
         return _packed(sample, rules)
-    turns = turns_of(sample, rules.token_encoding_type)
+    turns = decode_turns(sample, rules.token_encoding_type)
     if layout == ("tokens",):
         return _plain(turns[0].response[:end], rules)
     if is_pictured := has_images(sample):
@@ -134,7 +134,7 @@ def row_of(sample: Sample, rules: RowRules) -> TrainingRow:
     _must_be_ids(row.input_ids)
     if is_pictured and sample["sizes"]:
         return _pictured(row, sample, rules)
-    return cut_to(row, rules)
+    return cut_row(row, rules)
 
 
 def _pictured(row: TrainingRow, sample: Sample, rules: RowRules) -> TrainingRow:
@@ -148,7 +148,7 @@ def _pictured(row: TrainingRow, sample: Sample, rules: RowRules) -> TrainingRow:
     return row._replace(pictures=RowImages(sample["images"], sample["sizes"], spots))
 
 
-def cut_to(row: TrainingRow, rules: RowRules, spare: int = 1) -> TrainingRow:
+def cut_row(row: TrainingRow, rules: RowRules, spare: int = 1) -> TrainingRow:
     """The row with max_seq_len tokens at most; MixRefused where nothing of it is left to train on.
     `spare`: tokens that are cut without a warning, as the EOS that was just added to a full
     pretraining chunk in finetuning columns.
@@ -175,7 +175,7 @@ def _must_be_ids(input_ids: Tokens) -> None:
 
 
 def _must_train(labels: Tokens, rules: RowRules) -> None:
-    if (labels == IGNORED).all():
+    if (labels == IGNORED_LABEL).all():
         raise MixRefused(
             f"at max_seq_len {rules.max_seq_len} it has nothing left to train on under target_prompts: {rules.target_prompts} "
             f"and target_responses: {rules.target_responses}; convert the data with these settings, which leaves such records out."
@@ -186,8 +186,8 @@ def _packed(sample: Sample, rules: RowRules) -> TrainingRow:
     """A row of several documents, whose labels were settled by the conversion: the run's policies
     change none.
     """
-    ids, trained, starts = packed_row(sample)
-    row = cut_to(TrainingRow(ids, np.where(trained, ids, IGNORED)), rules, spare=0)
+    ids, trained, starts = decode_packed_row(sample)
+    row = cut_row(TrainingRow(ids, np.where(trained, ids, IGNORED_LABEL)), rules, spare=0)
     _must_train(row.labels, rules)
     documents = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, ids.size)))
     return row._replace(documents=documents[: row.input_ids.size])
@@ -200,7 +200,7 @@ def _plain(tokens: Tokens, rules: RowRules) -> TrainingRow:
     _must_be_ids(tokens)
     labels, documents = tokens, None
     if rules.ids.pad is not None and (is_pad := tokens == rules.ids.pad).any():
-        labels = np.where(is_pad, IGNORED, tokens)
+        labels = np.where(is_pad, IGNORED_LABEL, tokens)
     if rules.separator is not None and tokens.size:
         is_separator = tokens == rules.separator
         count = is_separator.cumsum()
@@ -231,7 +231,7 @@ def _decoder_only(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
         for side, is_trained in zip(turn, trains, strict=True):
             # A slice of a copy: 40 us a pair where an array for each side took 49.
             if not is_trained:
-                labels[start : start + side.size] = IGNORED
+                labels[start : start + side.size] = IGNORED_LABEL
             start += side.size
     return TrainingRow(input_ids, labels)
 
@@ -263,7 +263,7 @@ def _warn_of_cuts(max_seq_len: int) -> None:
     )
 
 
-def positions(sequence_id: NDArray[np.int64]) -> NDArray[np.int64]:
+def make_position_ids(sequence_id: NDArray[np.int64]) -> NDArray[np.int64]:
     """int64 [batch, n]: the place of each token in its document, a run of one sequence_id."""
     columns = np.arange(sequence_id.shape[1])
     begins = np.diff(sequence_id, prepend=-2) != 0

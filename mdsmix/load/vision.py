@@ -20,24 +20,24 @@ import torch
 from torch.nn.functional import pad
 
 from mdsmix.errors import MixRefused, RecipeError
-from mdsmix.load.dataset import reason
+from mdsmix.load.dataset import describe_error
 from mdsmix.load.loader_settings import LoaderSettings
-from mdsmix.load.training_rows import RowImages, RowRules, TrainingRow, cut_to
+from mdsmix.load.training_rows import RowImages, RowRules, TrainingRow, cut_row
 from mdsmix.processor.loaded import Arrays, LoadedProcessor, blank, filled, replaced, upright
 from mdsmix.shards.manifest import Manifest, read_manifest
-from mdsmix.shards.token_ids import IGNORED
+from mdsmix.shards.token_ids import IGNORED_LABEL
 from mdsmix.storage import Location, locate
 from mdsmix.tokenizer.published import fetch_folder, name_at_hand
 
-ROWS = "pixel_rows"
+PIXEL_ROWS = "pixel_rows"
 """Key of a batch that will be cut into microbatches. Its value: name of a tensor of pixels -> the
 number of its entries of each row.
 """
-DUMMY = (56, 56)
+DUMMY_SIZE = (56, 56)
 "Height and width of the image of a batch without one."
 
 
-def vision_of(settings: LoaderSettings, has_images: bool) -> Vision | None:
+def open_vision(settings: LoaderSettings, has_images: bool) -> Vision | None:
     """The Vision of a loader: of the processor that its section names, else, for streams of images,
     of the one that lies beside them; None where there is neither. RecipeError where the processor
     cannot be used, MixRefused where streams were not converted for it.
@@ -75,7 +75,10 @@ def _published(settings: LoaderSettings) -> str | None:
     for root, manifest in _converted(settings):
         home = root.parent / (manifest.processor_folder or "")
         if manifest.processor_folder and (folder := fetch_folder(home)):
-            digest, found = manifest.encoding.images["processor"], opened(str(folder)).digest
+            digest, found = (
+                manifest.encoding.images["processor"],
+                load_processor(str(folder)).digest,
+            )
             if found != digest:
                 raise MixRefused(
                     f"{home} holds the processor for which the streams were converted ({digest[:8]}), and transformers "
@@ -97,13 +100,13 @@ def refuse_packing(settings: LoaderSettings) -> None:
 
 
 @cache
-def opened(name: str) -> LoadedProcessor:
+def load_processor(name: str) -> LoadedProcessor:
     """The processor, opened once a process; RecipeError where it cannot be."""
     try:
         return LoadedProcessor(name)
     except Exception as error:
         raise RecipeError(
-            f"the processor {name} cannot be opened ({reason(error)[:300]}); correct dataset.processor, a folder or hub name that this machine reaches."
+            f"the processor {name} cannot be opened ({describe_error(error)[:300]}); correct dataset.processor, a folder or hub name that this machine reaches."
         ) from error
 
 
@@ -123,7 +126,7 @@ class Vision:
 
     @property
     def processor(self) -> LoadedProcessor:
-        return opened(self.name)
+        return load_processor(self.name)
 
     def expand(
         self, rows: Sequence[TrainingRow], rules: RowRules
@@ -134,7 +137,7 @@ class Vision:
         found, shown = list(rows), {n: p for n, row in enumerate(rows) if (p := row.pictures)}
         if not shown:
             return found, {}
-        images = [[decoded(p, i) for i in range(len(p.images))] for p in shown.values()]
+        images = [[decode_image(p, i) for i in range(len(p.images))] for p in shown.values()]
         where = next(iter(shown.values())).where
         if self.is_split:
             each = [self._processed([of], where) for of in images]
@@ -143,12 +146,12 @@ class Vision:
         else:
             made, pixels = self._processed(images, where)
         for number, pieces in zip(shown, made, strict=True):
-            found[number] = expanded(rows[number], pieces, rules)
+            found[number] = expand_images(rows[number], pieces, rules)
         return found, pixels
 
     def dummy(self) -> tuple[Arrays, Arrays]:
         """The tokens of a blank image, and its pixels."""
-        (row,), pixels = self.processor.see([[blank(DUMMY)]])
+        (row,), pixels = self.processor.see([[blank(DUMMY_SIZE)]])
         return row[0], pixels
 
     def _processed(self, images: Sequence[Sequence[Any]], where: str) -> Any:
@@ -156,7 +159,7 @@ class Vision:
             return self.processor.see(images)
         except Exception as error:
             raise MixRefused(
-                f"{where}: the processor {self.name} refuses a batch with its images ({reason(error)[:300]}); convert the stream for this processor."
+                f"{where}: the processor {self.name} refuses a batch with its images ({describe_error(error)[:300]}); convert the stream for this processor."
             ) from error
 
 
@@ -168,7 +171,7 @@ def _joint(apart: Mapping[int, Arrays], rows: int) -> Arrays:
     keys = [key for key, value in first.items() if isinstance(value, torch.Tensor)]
     counts = {key: [len(apart[n][key]) if n in apart else 0 for n in range(rows)] for key in keys}
     joint = {key: _stacked([pixels[key] for pixels in apart.values()]) for key in keys}
-    return joint | {ROWS: counts}
+    return joint | {PIXEL_ROWS: counts}
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -183,17 +186,17 @@ def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     )
 
 
-def decoded(pictures: RowImages, number: int) -> Any:
+def decode_image(pictures: RowImages, number: int) -> Any:
     """An image as it is seen; MixRefused where it does not decode."""
     try:
         return upright(pictures.images[number])
     except Exception as error:
         raise MixRefused(
-            f"{pictures.where}: image {number} does not decode ({reason(error)}); convert the data with decode: full."
+            f"{pictures.where}: image {number} does not decode ({describe_error(error)}); convert the data with decode: full."
         ) from error
 
 
-def expanded(row: TrainingRow, pieces: Sequence[Arrays], rules: RowRules) -> TrainingRow:
+def expand_images(row: TrainingRow, pieces: Sequence[Arrays], rules: RowRules) -> TrainingRow:
     """The row with the processor's tokens for each image in place of its one token; MixRefused
     where an image would be cut.
     """
@@ -209,11 +212,11 @@ def expanded(row: TrainingRow, pieces: Sequence[Arrays], rules: RowRules) -> Tra
     outputs = filled(row.input_ids, spots, pieces)
     grown = row._replace(
         input_ids=outputs.pop("input_ids"),
-        labels=replaced(row.labels, spots, [np.full(n, IGNORED) for n in lengths]),
+        labels=replaced(row.labels, spots, [np.full(n, IGNORED_LABEL) for n in lengths]),
         outputs=outputs,
         pictures=None,
     )
     try:
-        return cut_to(grown, rules)
+        return cut_row(grown, rules)
     except MixRefused as refusal:
         raise MixRefused(f"{pictures.where}: {refusal}") from refusal

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.load.internals import Ids
-from mdsmix.load.layout import NOBODY, Layout
+from mdsmix.load.layout import NO_SAMPLE, EpochLayout
 from mdsmix.messages import does, listed, plural
 from mdsmix.mix.epoch.stream_counts import count_tokens, fixed_row_length
 from mdsmix.mix.streams.mix import Loader, StreamInMix
@@ -52,7 +52,7 @@ class Windows:
 
 
 def windows_of(
-    layout: Layout, ids: Ids, tokens: Sequence[float], most: int, first: int = 0
+    layout: EpochLayout, ids: Ids, tokens: Sequence[float], most: int, first: int = 0
 ) -> Windows:
     """The epoch from its step `first` on, cut into at most `most` windows.
 
@@ -62,7 +62,7 @@ def windows_of(
     """
     edges = np.linspace(0, len(ids), min(most, len(ids)) + 1).astype(np.int64).tolist()
     parts = (ids[start:stop] for start, stop in pairwise(edges))
-    streams = (layout.stream_of(part[part != NOBODY]) for part in parts)
+    streams = (layout.stream_of(part[part != NO_SAMPLE]) for part in parts)
     samples = np.array([np.bincount(n, minlength=len(layout.names)) for n in streams], np.float64)
     has_tokens = all(map(is_known, tokens))
     return Windows(
@@ -78,7 +78,7 @@ class Preview:
     """The result of a preview."""
 
     asked: Asked
-    layout: Layout
+    layout: EpochLayout
     loaders: Loaders
     ratio: float
     first: int
@@ -119,7 +119,7 @@ def uneven(ids: Ids, first: int) -> Iterator[str]:
     """A warning where a step gives batches to some devices and none to others. `ids`: int64 [steps,
     ranks, drawn].
     """
-    lacking = (ids == NOBODY).all(axis=2).sum(axis=1)
+    lacking = (ids == NO_SAMPLE).all(axis=2).sum(axis=1)
     found = np.flatnonzero((lacking > 0) & (lacking < ids.shape[1]))
     if len(found):
         yield (

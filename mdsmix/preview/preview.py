@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import EXTRA_LOADERS
-from mdsmix.load.collate import best_ratio, ratios
+from mdsmix.load.collate import find_best_ratio, list_ratios
 from mdsmix.load.internals import Ids
-from mdsmix.load.layout import Layout
-from mdsmix.load.loader import PROFILED, rules_of
+from mdsmix.load.layout import EpochLayout
+from mdsmix.load.loader import PROFILED, make_row_rules
 from mdsmix.load.loader_settings import read_settings
 from mdsmix.load.training_rows import TokenIds
 from mdsmix.load.vision import refuse_packing
@@ -36,7 +36,7 @@ def preview(mix: Mix, asked: Asked) -> Preview:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `check` counts rows that are cut
         ratio = _ratio(loaders)
-        layout = Layout(
+        layout = EpochLayout(
             loaders.settings, mix.train.streams, asked.world, int(asked.world.rows * ratio)
         )
         first, ids = _epoch(layout, asked)
@@ -64,14 +64,14 @@ def _loaders(mix: Mix, asked: Asked) -> Loaders:
         )
     if asked.seed is not None:
         settings = replace(settings, streaming={**settings.streaming, "shuffle_seed": asked.seed})
-    rules = rules_of(settings, TokenIds(eos=card.eos_id, pad=card.pad_id, bos=card.bos_id))
+    rules = make_row_rules(settings, TokenIds(eos=card.eos_id, pad=card.pad_id, bos=card.bos_id))
     if images:
         refuse_packing(settings)
         rules = replace(rules, image=images.token)
     return Loaders(settings, rules, asked.world, ShardReader(mix.train.streams, asked.read), images)
 
 
-def _epoch(layout: Layout, asked: Asked) -> tuple[int, Ids]:
+def _epoch(layout: EpochLayout, asked: Asked) -> tuple[int, Ids]:
     """The step at which the epoch is entered, by the state or by `from_step`, and int64 [steps,
     ranks, drawn]: sample ids from there on.
     """
@@ -94,9 +94,9 @@ def _ratio(loaders: Loaders) -> float:
     if given != "auto":
         return float(given)
     length, reader = loaders.rules.max_seq_len, loaders.reader
-    tried, best = ratios(length, world.rows), list[float]()
+    tried, best = list_ratios(length, world.rows), list[float]()
     many = PROFILED * max(tried)
-    layout = Layout(loaders.settings, reader.streams, replace(world, workers=0), many)
+    layout = EpochLayout(loaders.settings, reader.streams, replace(world, workers=0), many)
     layout.drop_last = False
     layout.enter()
     for n, own in enumerate(layout.steps(0)[0] if len(tried) > 1 else ()):
@@ -107,5 +107,5 @@ def _ratio(loaders: Loaders) -> float:
                 "that, or write the number that the run logs (Using packing ratio) into the YAML."
             )
         rows = loaders.rows(rank, samples, "The first rows")
-        best.append(best_ratio(rows, tried, world.rows, length))
+        best.append(find_best_ratio(rows, tried, world.rows, length))
     return min(best, default=1.0)

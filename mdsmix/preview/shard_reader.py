@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mdsmix.errors import MixRefused, RecipeError
-from mdsmix.load.layout import SampleAt
+from mdsmix.load.layout import SamplePlace
 from mdsmix.load.training_rows import RowImages
 from mdsmix.mix.checks.conversion import find_processor
 from mdsmix.mix.streams.mix import Mix, StreamInMix, list_stream_names
-from mdsmix.shards.shard_samples import GAP, Sample, read_samples
-from mdsmix.shards.token_ids import has_images, layout_of
+from mdsmix.shards.shard_samples import MOST_GAP_BYTES, Sample, read_samples
+from mdsmix.shards.token_ids import find_id_columns, has_images
 from mdsmix.storage import together
 from mdsmix.tokenizer.card import image_tokens
 
@@ -67,7 +67,7 @@ def images_of(mix: Mix) -> Images | None:
 
 def has_ids(stream: StreamInMix) -> bool:
     """Whether the stream holds token ids. The loader tokenizes the text of other streams."""
-    return bool(layout_of(stream.columns)) and "text" not in stream.columns
+    return bool(find_id_columns(stream.columns)) and "text" not in stream.columns
 
 
 ShardKey = tuple[int, int]
@@ -82,7 +82,7 @@ class ShardReader:
     most: int
     read: int = 0
 
-    def samples(self, places: Iterable[SampleAt]) -> dict[SampleAt, Sample] | None:
+    def samples(self, places: Iterable[SamplePlace]) -> dict[SamplePlace, Sample] | None:
         """The decoded samples. None where they exceed the bound, and from then on. Unreachable
         where a sample cannot be read.
         """
@@ -100,16 +100,16 @@ class ShardReader:
             return read_samples(stream.folder, stream.shards[key[1]], wanted[key])
 
         found = zip(wanted, together(read, wanted), strict=True)
-        return {SampleAt(*key, at): sample for key, some in found for at, sample in some.items()}
+        return {SamplePlace(*key, at): sample for key, some in found for at, sample in some.items()}
 
     def _size(self, key: ShardKey, count: int) -> int:
         """The most bytes that `count` samples of a shard take to read."""
         shard = self.streams[key[0]].shards[key[1]]
         size, mean = shard.stored.bytes, shard.raw_data.bytes // shard.samples
-        few = 4 * (shard.samples + 2) + count * (mean + GAP)
+        few = 4 * (shard.samples + 2) + count * (mean + MOST_GAP_BYTES)
         return size if shard.packing else min(size, few)
 
-    def named(self, place: SampleAt) -> dict[str, Any]:
+    def named(self, place: SamplePlace) -> dict[str, Any]:
         """The place of a sample by names: its `stream`, `shard` and `row`."""
         stream = self.streams[place.stream]
         shard = stream.shards[place.shard].stored.basename

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from mdsmix.errors import MixRefused
 from mdsmix.load.collate import Collate
 from mdsmix.load.internals import Ids
-from mdsmix.load.layout import NOBODY, Layout, SampleAt
-from mdsmix.load.loader import collate_of
+from mdsmix.load.layout import NO_SAMPLE, EpochLayout, SamplePlace
+from mdsmix.load.loader import make_collate
 from mdsmix.load.loader_settings import LoaderSettings
-from mdsmix.load.training_rows import RowRules, TrainingRow, row_of
-from mdsmix.load.vision import expanded
+from mdsmix.load.training_rows import RowRules, TrainingRow, make_row
+from mdsmix.load.vision import expand_images
 from mdsmix.mix.epoch.draws import World
 from mdsmix.preview.shard_reader import Images, ImageSize, ShardReader, has_ids
 from mdsmix.shards.shard_samples import Sample
-from mdsmix.shards.token_ids import IGNORED
+from mdsmix.shards.token_ids import IGNORED_LABEL
 
 COUNTED = ("samples", "tokens", "trained")
 """The counts of each stream in a step. `tokens`: of both sides of an encoder-decoder; `trained`:
@@ -41,14 +41,14 @@ class Rank(NamedTuple):
     "The worker of the device's DataLoader, from 0."
     ids: Sequence[int]
     "Streaming's sample ids, in the order in which they are drawn."
-    places: Sequence[SampleAt]
+    places: Sequence[SamplePlace]
 
 
 class SampleRow(TrainingRow):
     """A row that knows its sample."""
 
     rank: int
-    place: SampleAt
+    place: SamplePlace
     stored: TrainingRow
     "The row as stored, with one token for each image."
     images: Sequence[ImageSize]
@@ -100,7 +100,7 @@ class Loaders:
     images: Images | None
 
     def steps(
-        self, layout: Layout, ids: Ids, first: int, most: int, is_packed: bool
+        self, layout: EpochLayout, ids: Ids, first: int, most: int, is_packed: bool
     ) -> Iterator[Step]:
         """The global batches of `ids`, int64 [steps, ranks, drawn]. `first`: the first step's
         number; `most`: rows to show of each step.
@@ -114,7 +114,7 @@ class Loaders:
             yield self._step(at, [(rank, collators[rank.rank, worker]) for rank in ranks], most)
 
     def _collate(self, is_packed: bool) -> Collate:
-        collate = collate_of(self.settings, self.rules, self.world.rows if is_packed else None)
+        collate = make_collate(self.settings, self.rules, self.world.rows if is_packed else None)
         collate.pad_to_longest |= self.settings.section.is_text  # as LLM-Foundry's text loader does
         return collate
 
@@ -144,7 +144,7 @@ class Loaders:
             shown=_various([*chain(*bins)])[:most],
         )
 
-    def rows(self, rank: Rank, samples: Mapping[SampleAt, Sample], when: str) -> list[SampleRow]:
+    def rows(self, rank: Rank, samples: Mapping[SamplePlace, Sample], when: str) -> list[SampleRow]:
         """The rows of the samples that hold token ids. MixRefused, with the step and the sample,
         where the run would end there.
         """
@@ -163,26 +163,26 @@ class Loaders:
         return rows
 
 
-def rank_of(layout: Layout, world: World, rank: int, worker: int, own: Ids) -> Rank:
+def rank_of(layout: EpochLayout, world: World, rank: int, worker: int, own: Ids) -> Rank:
     """The samples that a device draws. `own`: its sample ids."""
-    ids, device = own[own != NOBODY], rank * world.replication
+    ids, device = own[own != NO_SAMPLE], rank * world.replication
     return Rank(device, device // world.gpus, worker, ids.tolist(), layout.places(ids))
 
 
 def sample_row(sample: Sample, rules: RowRules, images: Images | None) -> SampleRow:
     """The sample's row; MixRefused where the loader would raise on the sample."""
-    stored = grown = row_of(sample, rules)
+    stored = grown = make_row(sample, rules)
     seen: Sequence[ImageSize] = ()
     if images and stored.pictures:
         seen = images.sizes(stored.pictures)
         pieces = [{"input_ids": np.full(size.tokens, images.token)} for size in seen]
-        grown = expanded(stored, pieces, rules)
+        grown = expand_images(stored, pieces, rules)
     row, shifted = SampleRow(*grown), rules.decoder_only_format
     row.stored, row.images = stored, seen
     tokens = int(row.input_ids.size + (0 if shifted else row.labels.size))
     # No position predicts position 0, and the first token of a later document in a row is not
     # trained.
-    row.counts = 1, tokens, int((row.labels[shifted:] != IGNORED).sum())
+    row.counts = 1, tokens, int((row.labels[shifted:] != IGNORED_LABEL).sum())
     return row
 
 

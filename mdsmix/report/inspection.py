@@ -31,11 +31,11 @@ from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import (
     QUARANTINE,
-    Stream,
+    PublishedStream,
     find_published,
-    read_in,
+    find_working_folder,
+    open_stream_in,
     read_quarantine,
-    working_folder,
 )
 from mdsmix.storage import Location, locate
 from mdsmix.table import Column, Table, Tree, about, cell_text, grouped
@@ -50,7 +50,7 @@ LENGTHS = (Column("stored tokens", "text"), Column("samples"), Column("share", "
 class Inspection:
     """The parts of a stream that were read."""
 
-    stream: Stream
+    stream: PublishedStream
     samples: Sequence[Chosen]
     decoder: Decoder | None
     "None: this machine does not know the tokenizer."
@@ -58,7 +58,7 @@ class Inspection:
 
 def inspect(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
     """Reads the stream; Unreachable where no stream is published there."""
-    found = read_in(find_published(locate(stream)))
+    found = open_stream_in(find_published(locate(stream)))
     made_by = found.manifest.tokenizer.hash if found.manifest else None
     return Inspection(found, list(choose(found, choice)), find_decoder(tokenizer, made_by))
 
@@ -142,7 +142,7 @@ def write_images(found: Inspection, folder: Path) -> int:
     return written
 
 
-def card_rows(stream: Stream) -> Iterator[tuple[str, str]]:
+def card_rows(stream: PublishedStream) -> Iterator[tuple[str, str]]:
     """The stream as (name, value) lines: every setting of its manifest that is not at its default,
     and every count that is not zero. The names are the manifest's.
     """
@@ -314,9 +314,9 @@ def _folder(at: Location) -> Location:
     """The folder of the split, which holds its bad records: `at` itself, or the only such split
     below `at`.
     """
-    folders = (working_folder(at), *(at / name for name in at.folders()))
+    folders = (find_working_folder(at), *(at / name for name in at.folders()))
     bad = [folder for folder in folders if any((folder / QUARANTINE).list())]
-    return bad[0] if len(bad) == 1 else working_folder(find_published(at))
+    return bad[0] if len(bad) == 1 else find_working_folder(find_published(at))
 
 
 def cut_text(value: Any, most: int = MOST_SHOWN, keep: str = "") -> str:

@@ -10,7 +10,7 @@ from mdsmix.kinds import open_recipe
 from mdsmix.mix.render.foundry_config import is_train_stream
 from mdsmix.mix.streams.resolve import find_named_yaml, is_recipe_file, list_stream_urls
 from mdsmix.recipe.read import read_text
-from mdsmix.shards.published import current
+from mdsmix.shards.published import find_current
 from mdsmix.storage import locate
 
 TRAINED = "train_loader"
@@ -42,7 +42,7 @@ def _of_recipe(path: str, overrides: Sequence[str]) -> Iterator[NamedStream]:
     recipe = open_recipe(path, overrides)
     for spec in recipe.streams.values():
         url, is_made = recipe.published(spec), spec.source is not None
-        if is_made or current(locate(url) / spec.split):  # else it lies flat, without a split
+        if is_made or find_current(locate(url) / spec.split):  # else it lies flat, without a split
             url = f"{url}/{spec.split}"
         yield NamedStream(
             name=spec.name,

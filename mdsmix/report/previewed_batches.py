@@ -11,13 +11,13 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.load.layout import SampleAt
+from mdsmix.load.layout import SamplePlace
 from mdsmix.messages import plural
 from mdsmix.preview.epoch_windows import Preview, sentences
 from mdsmix.preview.step_rows import SampleRow, Step
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import Segment, runs_of, sample_json, segments, shortened
-from mdsmix.shards.token_ids import IGNORED
+from mdsmix.shards.token_ids import IGNORED_LABEL
 from mdsmix.table import Column, Table, Tree, as_json, grouped
 from mdsmix.tokenizer.card import Decoder
 
@@ -128,7 +128,7 @@ def _step_line(step: Step) -> str:
     return f"{line}, {plural(step.rows, 'row')}, {step.padding:.1%} padding"
 
 
-def _where(preview: Preview, place: SampleAt) -> str:
+def _where(preview: Preview, place: SamplePlace) -> str:
     return "{stream}/{shard}:{row}".format(**preview.loaders.reader.named(place))
 
 
@@ -145,7 +145,7 @@ def row_segments(row: SampleRow) -> list[Segment]:
     ids, labels = row.stored.input_ids, row.stored.labels
     if ids.size != labels.size:
         return segments([(ids.tolist(), False), (labels.tolist(), True)])
-    pairs = zip(ids.tolist(), (labels != IGNORED).tolist(), strict=True)
+    pairs = zip(ids.tolist(), (labels != IGNORED_LABEL).tolist(), strict=True)
     return segments([([token], flag) for token, flag in pairs])
 
 

@@ -27,10 +27,10 @@ from mdsmix.kinds.kind import runs
 from mdsmix.messages import WRITTEN, plural, printable
 from mdsmix.report.show import Run
 from mdsmix.shards.manifest import Manifest
-from mdsmix.shards.published import Stream
-from mdsmix.shards.shard_samples import Sample, read_head, sample_table
-from mdsmix.shards.side_files import Name
-from mdsmix.shards.token_ids import PACKED, documents_of, has_images, layout_of
+from mdsmix.shards.published import PublishedStream
+from mdsmix.shards.shard_samples import Sample, read_first_samples, read_sample_table
+from mdsmix.shards.side_files import RecordName
+from mdsmix.shards.token_ids import PACKED_COLUMNS, find_id_columns, has_images, split_documents
 from mdsmix.storage import together
 from mdsmix.table import Tree
 from mdsmix.tokenizer.card import Decoder
@@ -83,13 +83,13 @@ def as_shown(sample: Sample, manifest: Manifest | None) -> Shown:
     """The segments of a decoded sample. A sample without ids, such as raw text, is returned
     unchanged.
     """
-    names = layout_of(sample)
+    names = find_id_columns(sample)
     if not names or (manifest is None and any(isinstance(sample[name], bytes) for name in names)):
         return sample
-    if names == PACKED:
+    if names == PACKED_COLUMNS:
         return [
             replace(segment, document=number)
-            for number, document in enumerate(documents_of(sample))
+            for number, document in enumerate(split_documents(sample))
             for segment in segments(runs(*document))
         ]
     if manifest is None:  # by LLM-Foundry's default policies
@@ -257,11 +257,11 @@ class Chosen:
     number: int
     sample: Shown
     pictures: Sequence[Picture]
-    ids: Sequence[Name]
+    ids: Sequence[RecordName]
     "The id of its record, or the ids of a packed row's records; [] where the stream keeps no ids."
 
 
-def choose(stream: Stream, choice: Choice) -> Iterator[Chosen]:
+def choose(stream: PublishedStream, choice: Choice) -> Iterator[Chosen]:
     """The chosen samples; RecipeError for a number beyond the last sample, Unreachable for a sample
     that cannot be read.
     """
@@ -269,7 +269,9 @@ def choose(stream: Stream, choice: Choice) -> Iterator[Chosen]:
     if choice.is_first:
         first = stream.first_filled
         wants_some = first is not None and choice.count > 0
-        read = read_head(stream.folder, first, choice.count) if first and wants_some else []
+        read = (
+            read_first_samples(stream.folder, first, choice.count) if first and wants_some else []
+        )
         numbers: Iterable[int] = count()
     else:
         numbers = _numbers(stream, choice)
@@ -280,13 +282,15 @@ def choose(stream: Stream, choice: Choice) -> Iterator[Chosen]:
         yield Chosen(number, as_shown(sample, stream.manifest), pictures_of(sample), ids)
 
 
-def _numbers(stream: Stream, choice: Choice) -> Sequence[int]:
+def _numbers(stream: PublishedStream, choice: Choice) -> Sequence[int]:
     total = stream.index.samples
     if choice.seed is not None:
         return sorted(random.Random(choice.seed).sample(range(total), min(choice.count, total)))
     if choice.longest and total:
         # The tables at the heads of the shards give the bytes of each sample.
-        sizes = together(lambda shard: np.diff(sample_table(stream.folder, shard)), stream.shards)
+        sizes = together(
+            lambda shard: np.diff(read_sample_table(stream.folder, shard)), stream.shards
+        )
         return [int(np.concatenate(sizes).argmax())]
     for number in choice.places:
         if number >= total:

@@ -85,10 +85,10 @@ def _with_lengths(rows: Ragged) -> list[Ragged]:
     if len(lengths) and not lengths.min():
         raise ValueError("holds an empty row, which MDS cannot store")
     log_widths = (lengths > 0xFF).astype(np.int64) + (lengths > 0xFFFF)
-    return [length_heads(lengths, log_widths), *_as_bytes(rows)]
+    return [lay_out_lengths(lengths, log_widths), *_as_bytes(rows)]
 
 
-def length_heads(lengths: NDArray[np.int64], log_widths: NDArray[np.int64]) -> Ragged:
+def lay_out_lengths(lengths: NDArray[np.int64], log_widths: NDArray[np.int64]) -> Ragged:
     """The uint8 heads of 1-d arrays of these lengths: a byte of shape, then the length in `1 <<
     log_width` bytes, 4 at most.
     """
@@ -146,7 +146,7 @@ CODECS: dict[str, Callable[..., Codec]] = {
 
 
 @lru_cache(maxsize=64)
-def codec_of(encoding: str) -> Codec:
+def find_codec(encoding: str) -> Codec:
     """The codec of an encoding such as `ndarray:uint16:2048`; ValueError or TypeError where its
     settings are wrong.
     """

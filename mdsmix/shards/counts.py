@@ -158,7 +158,7 @@ class Totals(Counts):
         return self.tokens - self.cut_tokens + self.given_eos + in_place_of_images
 
 
-def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:
+def count_by_length(lengths: NDArray[np.int64]) -> dict[str, int]:
     """Samples by powers of two of their length: {"2^k": samples of 2^k to 2^(k+1) - 1 tokens}."""
     counts = np.bincount(np.frexp(np.maximum(lengths, 1).astype(np.float64))[1] - 1)
     return {f"2^{power}": int(count) for power, count in enumerate(counts) if count}

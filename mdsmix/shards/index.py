@@ -20,15 +20,15 @@ import xxhash
 from mdsmix import schema
 from mdsmix.errors import Unreachable
 from mdsmix.messages import in_line
-from mdsmix.shards.codecs import codec_of
+from mdsmix.shards.codecs import find_codec
 from mdsmix.storage import Location, Stat
 
 INDEX = "index.json"
-LARGEST = 1 << 28
+MOST_METADATA_BYTES = 1 << 28
 """256 MiB: the index of 400,000 shards, 26 TB as a rule. More would take more memory than a look at
 a stream should.
 """
-HASH = "xxh128"
+HASH_ALGORITHM = "xxh128"
 "The hash in the index: xxh128 runs at 29 GB/s here, xxh64 at 10, and it names the shard too."
 
 
@@ -40,14 +40,14 @@ class StoredFile:
     bytes: int
     hashes: dict[str, str] = field(default_factory=dict)
 
-    def numbered(self, number: int) -> StoredFile:
+    def with_number(self, number: int) -> StoredFile:
         """The `number`-th file, from 0, of several with the same bytes: `x.mds`, `x-1.mds`,
         `x-2.mds`.
         """
         basename = self.basename.replace(".mds", f"-{number}.mds")
         return replace(self, basename=basename) if number else self
 
-    def missing_from(self, found: Mapping[str, Stat]) -> str | None:
+    def find_problem(self, found: Mapping[str, Stat]) -> str | None:
         """Says what is wrong where a listing lacks the file or shows another size; None where it is
         there.
         """
@@ -193,18 +193,18 @@ def read_index(folder: Location) -> Index:
 def find_index(folder: Location) -> Index | None:
     """The index in `folder`; None where there is none, Unreachable where it is damaged."""
     at = folder / INDEX
-    content = find_description(at)
+    content = find_metadata(at)
     return None if content is None else parse_index(content, str(at))
 
 
-def find_description(at: Location) -> bytes | None:
+def find_metadata(at: Location) -> bytes | None:
     """The bytes of an index or a manifest, in one request; None where it is missing, Unreachable
     where it is larger than either can be.
     """
-    found = at.fetch(LARGEST)
-    if found and found[0].size > LARGEST:
+    found = at.fetch(MOST_METADATA_BYTES)
+    if found and found[0].size > MOST_METADATA_BYTES:
         raise Unreachable(
-            f"{at} has {found[0].size:,} bytes, and no index or manifest has more than {LARGEST:,}, so it is not read; "
+            f"{at} has {found[0].size:,} bytes, and no index or manifest has more than {MOST_METADATA_BYTES:,}, so it is not read; "
             "publish the stream again."
         )
     return found[1] if found else None
@@ -230,7 +230,7 @@ def _problem(shard: Shard) -> str | None:
         return "contradicts itself in samples, in columns or in whether it is compressed"
     for encoding in shard.column_encodings:
         try:
-            codec_of(encoding)
+            find_codec(encoding)
         except (TypeError, ValueError, ArithmeticError):
             return f"has a column of the encoding {schema.brief(encoding)}, which is none"
     return None

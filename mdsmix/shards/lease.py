@@ -41,7 +41,7 @@ from mdsmix.shards.index import INDEX, Index, parse_index
 from mdsmix.shards.manifest import MANIFEST, parse_manifest
 from mdsmix.storage import Location
 
-PLACE = ".mdsmix/lease"
+LEASE_PATH = ".mdsmix/lease"
 BEAT_SECONDS = 5.0
 STALE_BEATS = 4
 LOOKS_A_BEAT = 5
@@ -129,14 +129,14 @@ class Lease:
         """Raises Unreachable where another run took the lease over. Called before anything is
         published.
         """
-        if not self.is_held():
+        if not self.renew():
             raise Unreachable(
                 f"{self._at.parent.parent} was taken over by another run, because this one ({self._holder}) stood "
                 f"still for too long, or somebody deleted {self._at}; from here on it publishes and deletes nothing, "
                 "finished work units are kept: run the same command again when no other is at work."
             )
 
-    def is_held(self) -> bool:
+    def renew(self) -> bool:
         """Whether this run holds the lease: writes the next beat, which only the holder can."""
         with _beating:
             if self._written:
@@ -145,16 +145,16 @@ class Lease:
                 self._held_at = began if self._written else self._held_at
             return self._written is not None
 
-    def is_held_still(self) -> bool:
+    def is_held_recently(self) -> bool:
         """As `is_held`, but asks the store only when the last beat is older than 10 s: nobody takes
         a lease over before its counter has stood still for 20 s. For deletions, which cannot be
         conditional.
         """
-        return _now() - self._held_at < STALE_BEATS * BEAT_SECONDS / 2 or self.is_held()
+        return _now() - self._held_at < STALE_BEATS * BEAT_SECONDS / 2 or self.renew()
 
     def delete(self, at: Location) -> None:
         """Deletes a file, unless the lease was lost: then the file may be another run's by now."""
-        if self.is_held_still():
+        if self.is_held_recently():
             at.delete()
 
     def release(self) -> None:
@@ -171,13 +171,13 @@ class Lease:
     def _live(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
             with suppress(Unreachable):  # the next beat may pass, and confirm() asks in earnest
-                self.is_held()
+                self.renew()
 
 
 @contextmanager
-def lease(folder: Location, say: Say) -> Iterator[Lease]:
+def hold_lease(folder: Location, say: Say) -> Iterator[Lease]:
     """Holds the lease of the stream in `folder`; Unreachable says who else does."""
-    mine = _take(folder / PLACE, say)
+    mine = _take(folder / LEASE_PATH, say)
     try:
         yield mine
     finally:
@@ -233,9 +233,9 @@ def _now() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-SUPERSEDED = ".mdsmix/{hash}.index"
+REPLACED_INDEX = ".mdsmix/{hash}.index"
 "The file that keeps a replaced index."
-REPLACED = ".mdsmix/{hash}.replaced"
+REPLACED_MARK = ".mdsmix/{hash}.replaced"
 """A file whose time stamp says when a version, named by the first 8 digits of its index's hash,
 ceased to be current.
 """
@@ -255,11 +255,11 @@ def publish_in_place(folder: Location, index: Index, manifest: bytes | None, hel
     held.confirm()
     if manifest is None:
         before.at.delete()
-    mine = Revision(before.at) if manifest is None else swap(before, manifest)
+    mine = Revision(before.at) if manifest is None else replace_unchanged(before, manifest)
     try:
         if old_index.content not in (None, index.content):
             keep_index(folder, old_index.content or b"")
-        swap(old_index, index.content)
+        replace_unchanged(old_index, index.content)
     except Overtaken:
         _settle(folder, before.content, manifest)
         raise
@@ -269,21 +269,21 @@ def publish_in_place(folder: Location, index: Index, manifest: bytes | None, hel
 
 def keep_index(folder: Location, index: bytes) -> None:
     """Keeps an index that is about to be replaced."""
-    (folder / SUPERSEDED.format(hash=xxhash.xxh128_hexdigest(index))).write(index)
+    (folder / REPLACED_INDEX.format(hash=xxhash.xxh128_hexdigest(index))).write(index)
 
 
-def superseded(folder: Location) -> Iterator[Index]:
+def read_replaced_indexes(folder: Location) -> Iterator[Index]:
     """The replaced indexes that are kept in this folder, except damaged ones, which no reader can
     be using.
     """
-    kept = folder / SUPERSEDED.partition("/")[0]
+    kept = folder / REPLACED_INDEX.partition("/")[0]
     for name, _ in kept.list():
         if name.endswith(".index"):
             with suppress(Unreachable):
                 yield parse_index((kept / name).read(), name)
 
 
-def swap(seen: Revision, content: bytes) -> Revision:
+def replace_unchanged(seen: Revision, content: bytes) -> Revision:
     """Replaces a file that is still as it was seen by `content`; Overtaken where it is not."""
     if put := seen.put(content):
         return put

@@ -21,8 +21,8 @@ from mdsmix import schema
 from mdsmix.errors import Earlier, Unreachable
 from mdsmix.messages import in_line
 from mdsmix.shards.counts import Records, Totals
-from mdsmix.shards.index import find_description
-from mdsmix.shards.side_files import NamedFile, SideFile, SourceEntry, SourceList, read_part
+from mdsmix.shards.index import find_metadata
+from mdsmix.shards.side_files import NamedFile, SideFile, SourceEntry, SourceList, read_source_list
 from mdsmix.storage import Location
 
 MANIFEST = "mdsmix.manifest"
@@ -150,7 +150,7 @@ class Encoding:
         return (self.images["id"],) if self.images else ()
 
 
-def processor_folder(digest: str, tokenizer: TokenizerCard) -> str:
+def name_processor_folder(digest: str, tokenizer: TokenizerCard) -> str:
     """Name of a processor's folder at the root of the mix. Another processor or another tokenizer
     makes another name.
     """
@@ -168,7 +168,7 @@ class UnitShards:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixed:
+class MixedStream:
     """One of the streams that `mdsmix mix` drew this one from."""
 
     name: str
@@ -205,7 +205,7 @@ class Manifest:
     index_hash: str
     "xxh128 of index.json's bytes, 32 hex digits."
     complete: Literal[True]
-    mixed: list[Mixed] = field(default_factory=list)
+    mixed: list[MixedStream] = field(default_factory=list)
     """The streams that `mdsmix mix` drew this one from; such a stream has neither records nor
     sources.
     """
@@ -233,7 +233,7 @@ class Manifest:
         without a processor.
         """
         digest = self.encoding.images.get("processor")
-        return processor_folder(digest, self.tokenizer) if digest else None
+        return name_processor_folder(digest, self.tokenizer) if digest else None
 
     @property
     def source_count(self) -> int:
@@ -250,7 +250,7 @@ class Manifest:
         """
         yield from self.sources
         for part in self.source_parts:
-            yield from read_part(folder, part)
+            yield from read_source_list(folder, part)
 
     def to_bytes(self) -> bytes:
         # orjson alone leaves the keys of dataclasses unsorted; `asdict` copies everything and takes
@@ -296,7 +296,7 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
 def read_manifest(folder: Location) -> Manifest | None:
     """The manifest of the stream in `folder`, None where it was published without one."""
     at = folder / MANIFEST
-    content = find_description(at)
+    content = find_metadata(at)
     return None if content is None else parse_manifest(content, str(at))
 
 

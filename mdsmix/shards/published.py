@@ -27,23 +27,27 @@ import orjson
 from mdsmix.errors import NotPublished, Unreachable
 from mdsmix.shards.index import INDEX, Index, Shard, find_index, read_index
 from mdsmix.shards.manifest import MANIFEST, Manifest, read_manifest
-from mdsmix.shards.shard_files import decompressed
+from mdsmix.shards.shard_files import decompress_frame
 from mdsmix.shards.shard_samples import Sample, read_samples
-from mdsmix.shards.side_files import id_at
+from mdsmix.shards.side_files import read_record_id
 from mdsmix.storage import Location, Stat
 
-LIMITED = re.compile(r"limit-\d+")
+LIMITED_NAME = re.compile(r"limit-\d+")
 "Name of the folder that `convert --limit` publishes beside the splits."
 QUARANTINE = "quarantine"
 """The folder of a stream's bad records: a file for each window that has some, a line of JSON for
 each record.
 """
-SUFFIX = ".jsonl.zst"
-VERSION = re.compile(r"(.+)-([0-9a-f]{8})")
+QUARANTINE_SUFFIX = ".jsonl.zst"
+VERSION_NAME = re.compile(r"(.+)-([0-9a-f]{8})")
 
 
-MISSING, SIZE, TWICE = "shard-missing", "shard-size", "shard-basenames"
-BESIDE, INTERRUPTED, CONTRADICTS = "side-files", "publication-interrupted", "manifest-contradicts"
+SHARD_MISSING, SHARD_SIZE, SHARD_BASENAMES = "shard-missing", "shard-size", "shard-basenames"
+SIDE_FILES, PUBLICATION_INTERRUPTED, MANIFEST_CONTRADICTS = (
+    "side-files",
+    "publication-interrupted",
+    "manifest-contradicts",
+)
 "The rules, by the names that `check` gives them."
 
 
@@ -63,7 +67,7 @@ class StreamFault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stream:
+class PublishedStream:
     """A published stream as it lies there. Its files are listed, and its samples read, when
     somebody asks.
     """
@@ -106,16 +110,16 @@ class Stream:
     @cached_property
     def contradictions(self) -> Sequence[StreamFault]:
         """Every rule between index, manifest and files that the stream breaks."""
-        return list(contradictions(self.index, self.manifest, self.files))
+        return list(find_contradictions(self.index, self.manifest, self.files))
 
     def holds(self, shard: Shard) -> bool:
-        return shard.stored.missing_from(self.files) is None
+        return shard.stored.find_problem(self.files) is None
 
     @cached_property
     def _ends(self) -> list[int]:
         return list(accumulate(shard.samples for shard in self.shards))
 
-    def shard_with(self, sample: int) -> tuple[Shard, int]:
+    def locate(self, sample: int) -> tuple[Shard, int]:
         """The shard that holds the `sample`-th sample of the stream, from 0, and the sample's
         number in that shard.
         """
@@ -125,7 +129,7 @@ class Stream:
 
     def read(self, sample: int) -> Sample:
         """A sample, decoded; Unreachable where it cannot be read."""
-        shard, row = self.shard_with(sample)
+        shard, row = self.locate(sample)
         return read_samples(self.folder, shard, [row])[row]
 
     def id_of(self, sample: int) -> Any:
@@ -133,36 +137,40 @@ class Stream:
         where no names are kept.
         """
         sides = self.trusted_manifest.side_files if self.trusted_manifest else ()
-        return id_at(self.folder, sides, *self.shard_with(sample))
+        return read_record_id(self.folder, sides, *self.locate(sample))
 
 
-def contradictions(
+def find_contradictions(
     index: Index, manifest: Manifest | None, files: Mapping[str, Stat]
 ) -> Iterator[StreamFault]:
     """Every rule that the stream breaks. `files`: name -> size of each file beside its index."""
     for file in index.files:
-        if problem := file.missing_from(files):
-            yield StreamFault(SIZE if file.basename in files else MISSING, file.basename, problem)
+        if problem := file.find_problem(files):
+            yield StreamFault(
+                SHARD_SIZE if file.basename in files else SHARD_MISSING, file.basename, problem
+            )
     for name, times in Counter(file.basename for file in index.files).items():
         if times > 1:
-            yield StreamFault(TWICE, name, f"expected once in the index, found {times} times")
+            yield StreamFault(
+                SHARD_BASENAMES, name, f"expected once in the index, found {times} times"
+            )
     if manifest is None:
         return
     if index.hash != manifest.index_hash:
         expected = f"expected the xxh128 {manifest.index_hash} of the manifest, found {index.hash}"
         why = "a publication was interrupted, or the index was changed"
-        yield StreamFault(INTERRUPTED, INDEX, f"{expected}: {why}")
+        yield StreamFault(PUBLICATION_INTERRUPTED, INDEX, f"{expected}: {why}")
         return
     for beside in manifest.named_files:
-        if problem := beside.stored.missing_from(files):
-            yield StreamFault(BESIDE, beside.name, problem)
+        if problem := beside.stored.find_problem(files):
+            yield StreamFault(SIDE_FILES, beside.name, problem)
     columns = manifest.encoding.columns
     for shard in index.shards:
         if shard.columns != columns:
             problem = f"expected the columns {columns}, found {shard.columns}"
-            yield StreamFault(CONTRADICTS, shard.stored.basename, problem)
+            yield StreamFault(MANIFEST_CONTRADICTS, shard.stored.basename, problem)
     for problem in _sums(index, manifest):
-        yield StreamFault(CONTRADICTS, MANIFEST, problem)
+        yield StreamFault(MANIFEST_CONTRADICTS, MANIFEST, problem)
 
 
 def _sums(index: Index, manifest: Manifest) -> Iterator[str]:
@@ -177,7 +185,7 @@ def _sums(index: Index, manifest: Manifest) -> Iterator[str]:
         yield f"expected as many records read as written, filtered and quarantined, found {manifest.records}"
 
 
-def read_published(folder: Location) -> Stream | None:
+def open_published(folder: Location) -> PublishedStream | None:
     """Opens the stream published at `folder`: two small reads, three where it is published as
     versions. None where there is none.
 
@@ -186,55 +194,55 @@ def read_published(folder: Location) -> Stream | None:
     """
     index, manifest = find_index(folder), read_manifest(folder)
     if index is None and manifest:
-        folder = version_folder(folder, manifest.index_hash)
+        folder = locate_version(folder, manifest.index_hash)
         index = find_index(folder)
-    return Stream(folder=folder, index=index, manifest=manifest) if index else None
+    return PublishedStream(folder=folder, index=index, manifest=manifest) if index else None
 
 
-def read_in(folder: Location) -> Stream:
+def open_stream_in(folder: Location) -> PublishedStream:
     """Opens the stream in just this folder; Unreachable where it has no index."""
-    return Stream(folder=folder, index=read_index(folder), manifest=read_manifest(folder))
+    return PublishedStream(folder=folder, index=read_index(folder), manifest=read_manifest(folder))
 
 
-def version_folder(folder: Location, index_hash: str) -> Location:
+def locate_version(folder: Location, index_hash: str) -> Location:
     """The folder of the version with this index, of the split in `folder`."""
     return folder.parent / f"{folder.name}-{index_hash[:8]}"
 
 
-def versions(folder: Location) -> Iterator[Location]:
+def list_versions(folder: Location) -> Iterator[Location]:
     """The versions beside the split's folder, finished or not."""
     for name in folder.parent.folders():
-        found = VERSION.fullmatch(name)
+        found = VERSION_NAME.fullmatch(name)
         if found and found[1] == folder.name:
             yield folder.parent / name
 
 
-def working_folder(folder: Location) -> Location:
+def find_working_folder(folder: Location) -> Location:
     """The folder of a version's split, where conversion works. Any other folder, or a version whose
     split has no manifest, is returned as it is.
     """
-    found = VERSION.fullmatch(folder.name)
+    found = VERSION_NAME.fullmatch(folder.name)
     split = folder.parent / found[1] if found else folder
     return split if (split / MANIFEST).stat() else folder
 
 
-def named_version(folder: Location) -> Location | None:
+def find_named_version(folder: Location) -> Location | None:
     """The version that the manifest in the split's folder names; None where the stream is published
     in place.
     """
     if (folder / INDEX).stat():
         return None
     manifest = read_manifest(folder)
-    return version_folder(folder, manifest.index_hash) if manifest else None
+    return locate_version(folder, manifest.index_hash) if manifest else None
 
 
-def current(folder: Location) -> Location | None:
+def find_current(folder: Location) -> Location | None:
     """The folder that holds the index of the stream published at `folder`; None where there is
     none.
     """
     if (folder / INDEX).stat():
         return folder
-    version = named_version(folder)
+    version = find_named_version(folder)
     return version if version and (version / INDEX).stat() else None
 
 
@@ -242,12 +250,12 @@ def find_published(at: Location) -> Location:
     """The folder that holds the index: `at`, the current version of `at`, or that of the only split
     in `at`. Unreachable where there is none, or several.
     """
-    if found := current(at):
+    if found := find_current(at):
         return found
     splits = dict(_splits(at))
-    chosen = {name: of for name, of in splits.items() if not LIMITED.fullmatch(name)} or splits
+    chosen = {name: of for name, of in splits.items() if not LIMITED_NAME.fullmatch(name)} or splits
     if not chosen:
-        raise nothing_published(at)
+        raise make_not_published(at)
     if len(chosen) > 1:
         raise Unreachable(
             f"{at} holds {len(chosen)} splits ({', '.join(chosen)}); name one, for example {at / next(iter(chosen))}."
@@ -255,15 +263,15 @@ def find_published(at: Location) -> Location:
     return next(iter(chosen.values()))
 
 
-def limited(at: Location) -> list[Location]:
+def list_limited(at: Location) -> list[Location]:
     """Return the folders of conversions with `--limit` that are published in the folder of a
     stream.
     """
-    names = sorted(name for name in at.folders() if LIMITED.fullmatch(name))
-    return [at / name for name in names if current(at / name)]
+    names = sorted(name for name in at.folders() if LIMITED_NAME.fullmatch(name))
+    return [at / name for name in names if find_current(at / name)]
 
 
-def nothing_published(at: Location) -> NotPublished:
+def make_not_published(at: Location) -> NotPublished:
     """The error for a place without a stream."""
     return NotPublished(
         f"{at} holds no published stream: neither it nor a folder in it has an {INDEX}; correct the "
@@ -277,8 +285,8 @@ def _splits(at: Location) -> Iterator[tuple[str, Location]]:
     """
     names = set(at.folders())
     for name in sorted(names):
-        version = VERSION.fullmatch(name)
-        if not (version and version[1] in names) and (found := current(at / name)):
+        version = VERSION_NAME.fullmatch(name)
+        if not (version and version[1] in names) and (found := find_current(at / name)):
             yield name, found
 
 
@@ -288,9 +296,9 @@ def read_quarantine(folder: Location) -> Iterator[dict[str, Any]]:
     """
     quarantine = folder / QUARANTINE
     for name, _ in quarantine.list():
-        if name.endswith(SUFFIX):
+        if name.endswith(QUARANTINE_SUFFIX):
             at = quarantine / name
-            if (content := decompressed(at.read())) is None:
+            if (content := decompress_frame(at.read())) is None:
                 raise Unreachable(
                     f"{at} is damaged or cut off, and it holds bad records; delete it and run convert again, which writes it anew."
                 )

@@ -36,17 +36,17 @@ from numpy.typing import NDArray
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.ragged import Chunked, Interleaved, Ragged
-from mdsmix.shards.codecs import Codec, codec_of
-from mdsmix.shards.index import HASH, Shard, StoredFile
+from mdsmix.shards.codecs import Codec, find_codec
+from mdsmix.shards.index import HASH_ALGORITHM, Shard, StoredFile
 from mdsmix.storage import Location, together
 
-SHARD = re.compile(r"([0-9a-f]{32})(-\d+)?\.mds(\.zstd)?")
+SHARD_NAME = re.compile(r"([0-9a-f]{32})(-\d+)?\.mds(\.zstd)?")
 "The name of a shard that mdsmix wrote; shards of equal bytes are numbered."
 SHARD_BYTES = 1 << 26
 "64 MiB, MDSWriter's own default: a shard is the unit of download and of eviction."
 SHARD_ROWS = 1 << 17
 "131,072 rows, half of Streaming's smallest shuffle block: shards of more rows shuffle badly."
-INNER = (".mdsmix", "quarantine")
+INNER_FOLDERS = (".mdsmix", "quarantine")
 "Folders inside a split's folder."
 Rows = Ragged | Chunked
 "uint8: the bytes of each sample."
@@ -64,7 +64,7 @@ class ShardLayout:
     @property
     def codecs(self) -> dict[str, Codec]:
         """The codec of each column, in the order of their names, as MDSWriter sorts them."""
-        return {name: codec_of(self.encodings[name]) for name in sorted(self.encodings)}
+        return {name: find_codec(self.encodings[name]) for name in sorted(self.encodings)}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class ShardLayout:
             "version": 2,
             "format": "mds",
             "compression": self.compression,
-            "hashes": [HASH],
+            "hashes": [HASH_ALGORITHM],
             "size_limit": SHARD_BYTES,
             "column_names": list(codecs),
             "column_encodings": [self.encodings[name] for name in codecs],
@@ -82,7 +82,7 @@ class ShardLayout:
         }
 
 
-def lay_out(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Ragged:
+def lay_out_samples(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Ragged:
     """uint8 rows, each the bytes of a sample, from one Ragged per column; ValueError for an empty
     ndarray row, as MDSWriter refuses it. Interleaved columns have one codec, without a fixed size.
     """
@@ -111,14 +111,14 @@ def _lay_out_cells(codec: Codec, cells: Ragged, columns: int) -> Ragged:
     return Ragged(laid_out.values, laid_out.offsets[::columns])
 
 
-def sample_of(cells: Sequence[bytes | memoryview]) -> bytes:
+def lay_out_sample(cells: Sequence[bytes | memoryview]) -> bytes:
     """A sample of columns without a fixed size, in the order of their names: in a twentieth of the
     time that `lay_out` takes for one.
     """
     return np.array([*map(len, cells)], "<u4").tobytes() + b"".join(cells)
 
 
-def split(rows: Rows) -> Iterator[Rows]:
+def split_into_shards(rows: Rows) -> Iterator[Rows]:
     """Cuts rows evenly into the fewest shards of at most SHARD_BYTES and SHARD_ROWS; a larger row
     is a shard alone.
     """
@@ -149,7 +149,7 @@ def _fullest(start: int, ends: NDArray[np.int64]) -> int:
     return start + max(1, int(within))
 
 
-def shard_parts(layout: ShardLayout, rows: Rows) -> list[bytes | memoryview]:
+def make_shard_parts(layout: ShardLayout, rows: Rows) -> list[bytes | memoryview]:
     """The bytes of a raw shard: those before its rows, and the rows, which are not copied.
     ValueError where they exceed 4 GiB.
     """
@@ -167,21 +167,21 @@ def store_shards(
     """Writes the rows as shards into `folder`; returns their index entries, in order. `is_new`:
     none lies there, so nobody looks.
     """
-    return [_store(folder, layout, piece, is_new) for piece in split(rows)]
+    return [_store(folder, layout, piece, is_new) for piece in split_into_shards(rows)]
 
 
 def _store(folder: Location, layout: ShardLayout, rows: Rows, is_new: bool) -> Shard:
-    parts = shard_parts(layout, rows)
+    parts = make_shard_parts(layout, rows)
     raw, zipped = _described(parts), None
     if layout.compression:
-        parts = [compressed(b"".join(parts), layout.compression)]
+        parts = [compress_zstd(b"".join(parts), layout.compression)]
         zipped = _described(parts, ".zstd")
         raw = replace(raw, basename=zipped.basename.removesuffix(".zstd"))
     write_once(folder / (zipped or raw).basename, *parts, is_new=is_new)
-    return shard_of(layout, len(rows), raw, zipped)
+    return make_shard(layout, len(rows), raw, zipped)
 
 
-def shard_of(
+def make_shard(
     layout: ShardLayout, samples: int, raw: StoredFile, zipped: StoredFile | None
 ) -> Shard:
     """The index entry of a shard."""
@@ -193,17 +193,17 @@ def _described(parts: Sequence[bytes | memoryview], suffix: str = "") -> StoredF
     for part in parts:
         hasher.update(part)
     name, size = hasher.hexdigest(), sum(map(len, parts))
-    return StoredFile(basename=f"{name}.mds{suffix}", bytes=size, hashes={HASH: name})
+    return StoredFile(basename=f"{name}.mds{suffix}", bytes=size, hashes={HASH_ALGORITHM: name})
 
 
-def compressed(content: bytes | bytearray, compression: str) -> bytes:
+def compress_zstd(content: bytes | bytearray, compression: str) -> bytes:
     """One zstd frame that names its size, as streaming writes it; level 3 where none is given."""
     from zstandard import ZstdCompressor
 
     return ZstdCompressor(int(compression.partition(":")[2] or 3)).compress(content)
 
 
-def decompressed(stored: bytes) -> bytes | None:
+def decompress_frame(stored: bytes) -> bytes | None:
     """The content of a Zstandard frame with a checksum; None where it is damaged or cut off,
     whatever size its head claims.
     """
@@ -216,7 +216,7 @@ def decompressed(stored: bytes) -> bytes | None:
     return None
 
 
-def distinct(shards: list[Shard]) -> list[Shard]:
+def make_names_distinct(shards: list[Shard]) -> list[Shard]:
     """Gives shards of equal bytes different names, so that a cache that evicts one does not evict
     the other.
     """
@@ -225,8 +225,8 @@ def distinct(shards: list[Shard]) -> list[Shard]:
     for shard in shards:
         number = times[shard.stored.basename]
         times[shard.stored.basename] += 1
-        raw, zipped = shard.raw_data.numbered(number), shard.zip_data
-        named.append(replace(shard, raw_data=raw, zip_data=zipped and zipped.numbered(number)))
+        raw, zipped = shard.raw_data.with_number(number), shard.zip_data
+        named.append(replace(shard, raw_data=raw, zip_data=zipped and zipped.with_number(number)))
     return named
 
 
@@ -236,14 +236,14 @@ def copy_missing(folder: Location, files: Iterable[StoredFile], places: Sequence
     inside the store; nothing is uploaded.
     """
     here = dict(folder.list())
-    left = [file for file in files if file.missing_from(here)]
+    left = [file for file in files if file.find_problem(here)]
     sources: dict[str, Location] = {}
     for place in places if left else ():
         stats = dict(place.list())
         for file in left:
             twin = replace(file, basename=re.sub(r"-\d+\.mds", ".mds", file.basename))
             for each in (twin, file):
-                if not each.missing_from(stats):
+                if not each.find_problem(stats):
                     sources[file.basename] = place / each.basename
         if not (left := [file for file in left if file.basename not in sources]):
             break
@@ -264,7 +264,7 @@ def _bring(source: Location, target: Location) -> None:
     (source.link_to if source.name == target.name else source.copy_to)(target)
 
 
-def write_if_new(at: Location, content: bytes) -> None:
+def write_if_changed(at: Location, content: bytes) -> None:
     """Writes a file unless it holds these bytes already, for files whose content may change under
     one name.
     """
@@ -290,7 +290,7 @@ def refuse_links(root: Location, *names: str) -> None:
     for name in names:
         folder = folder / name
         _refuse_link(folder)
-    for name in INNER:
+    for name in INNER_FOLDERS:
         _refuse_link(folder / name)
 
 

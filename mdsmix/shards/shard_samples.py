@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.messages import in_line
 from mdsmix.ragged import Ragged
-from mdsmix.shards.codecs import Codec, codec_of, length_heads
+from mdsmix.shards.codecs import Codec, find_codec, lay_out_lengths
 from mdsmix.shards.index import Shard, StoredFile
 from mdsmix.storage import Location
 
@@ -40,30 +40,30 @@ HEAD_BYTES = 1 << 20
 """1 MiB of samples, or one sample: enough to see what a stream holds, little enough for a slow
 store.
 """
-GAP = 1 << 16
+MOST_GAP_BYTES = 1 << 16
 """64 KiB: samples less far apart are read by one request, since a store takes longer to answer a
 second one.
 """
 Sample = Mapping[str, Any]
 "A decoded sample: column name -> ndarray, str, number, JSON value, or bytes."
-DECOMPRESSED = ("zstd", "gz", "bz2")
+READABLE_COMPRESSIONS = ("zstd", "gz", "bz2")
 "Compressions of Streaming that Python and zstandard undo."
 
 
 def can_unpack(shard: Shard) -> bool:
     """Whether mdsmix can decompress the shard."""
-    return shard.packing in ("", *DECOMPRESSED)
+    return shard.packing in ("", *READABLE_COMPRESSIONS)
 
 
 @contextmanager
-def reading(folder: Location, shard: Shard) -> Iterator[Location]:
+def open_shard(folder: Location, shard: Shard) -> Iterator[Location]:
     """The shard's file, for a `with` block: any error of a decoder in it becomes Unreachable, which
     names the shard.
     """
     file = folder / shard.stored.basename
     if not can_unpack(shard):
         raise Unreachable(
-            f"{file} is compressed by {shard.packing}, and mdsmix reads {', '.join(DECOMPRESSED)}; publish the stream with "
+            f"{file} is compressed by {shard.packing}, and mdsmix reads {', '.join(READABLE_COMPRESSIONS)}; publish the stream with "
             "one of these to look inside."
         )
     try:
@@ -76,15 +76,15 @@ def reading(folder: Location, shard: Shard) -> Iterator[Location]:
         ) from None
 
 
-def read_whole(folder: Location, shard: Shard) -> Ragged:
+def read_all_samples(folder: Location, shard: Shard) -> Ragged:
     """The bytes of the shard's samples, uint8; Unreachable names a shard that is not what its index
     says.
     """
-    with reading(folder, shard) as file:
-        return samples_of(shard, file.read())
+    with open_shard(folder, shard) as file:
+        return parse_samples(shard, file.read())
 
 
-def samples_of(shard: Shard, data: bytes) -> Ragged:
+def parse_samples(shard: Shard, data: bytes) -> Ragged:
     """The samples in a shard's stored bytes; any error names what is wrong with them."""
     check_stored(shard.stored, data)
     size = shard.raw_data.bytes
@@ -130,7 +130,7 @@ def _read(file: Location, shard: Shard, start: int, stop: int) -> bytes:
         return _unpacked(stored, shard, stop)[start:]
 
 
-def read_head(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES) -> list[Sample]:
+def read_first_samples(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES) -> list[Sample]:
     """The first samples, `limit` at most, about HEAD_BYTES by their mean size; empty where br or
     snappy compressed the shard. Unreachable where it is damaged.
     """
@@ -140,11 +140,11 @@ def read_head(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES) -> list
     return list(read_samples(folder, shard, range(min(shard.samples, limit, fit))).values())
 
 
-def sample_table(folder: Location, shard: Shard) -> NDArray[np.int64]:
+def read_sample_table(folder: Location, shard: Shard) -> NDArray[np.int64]:
     """int64 [samples + 1]: where each sample begins in the raw shard, and where the last one ends:
     4 bytes a sample are read. Unreachable where they cannot be.
     """
-    with reading(folder, shard) as file:
+    with open_shard(folder, shard) as file:
         return _table(shard, _read(file, shard, 0, 4 * (shard.samples + 2)))
 
 
@@ -166,29 +166,29 @@ def read_samples(folder: Location, shard: Shard, positions: Iterable[int]) -> di
     """Position -> decoded sample. Samples with less than GAP between them are read by one request;
     a compressed shard is unpacked up to the last one. Unreachable where one cannot be read.
     """
-    table, found = sample_table(folder, shard), dict[int, Sample]()
+    table, found = read_sample_table(folder, shard), dict[int, Sample]()
     at = np.unique([*positions]).astype(np.int64)
-    is_apart = table[at[1:]] - table[at[:-1] + 1] >= (1 << 32 if shard.packing else GAP)
-    with reading(folder, shard) as file:
+    is_apart = table[at[1:]] - table[at[:-1] + 1] >= (1 << 32 if shard.packing else MOST_GAP_BYTES)
+    with open_shard(folder, shard) as file:
         for run in np.split(at, np.flatnonzero(is_apart) + 1) if len(at) else ():
             edges = table[run[0] : run[-1] + 2]
             data = _read(file, shard, int(edges[0]), int(edges[-1]))
             samples = Ragged(np.frombuffer(data, np.uint8), edges - edges[0]).take(run - run[0])
-            found |= zip(run.tolist(), decoded_samples(shard, samples), strict=True)
+            found |= zip(run.tolist(), decode_samples(shard, samples), strict=True)
     return found
 
 
-def decoded_samples(shard: Shard, samples: Ragged) -> Iterator[Sample]:
+def decode_samples(shard: Shard, samples: Ragged) -> Iterator[Sample]:
     """Each sample; any error says what does not decode."""
     columns = [
-        (name, codec_of(shard.columns[name]).decode, map(bytes, cells.slices()))
-        for name, cells in columns_of(shard, samples)
+        (name, find_codec(shard.columns[name]).decode, map(bytes, cells.slices()))
+        for name, cells in split_columns(shard, samples)
     ]
     for _ in range(len(samples)):
         yield {name: decode(next(cells)) for name, decode, cells in columns}
 
 
-def columns_of(shard: Shard, samples: Ragged) -> Iterator[tuple[str, Ragged]]:
+def split_columns(shard: Shard, samples: Ragged) -> Iterator[tuple[str, Ragged]]:
     """The name and the cells of every column, uint8; ValueError where samples are not as long as
     the sizes in front of them say.
     """
@@ -207,7 +207,7 @@ def columns_of(shard: Shard, samples: Ragged) -> Iterator[tuple[str, Ragged]]:
         yield name, samples.cut(end - size, size)
 
 
-def arrays_of(cells: Ragged, codec: Codec) -> Ragged:
+def decode_arrays(cells: Ragged, codec: Codec) -> Ragged:
     """The values of 1-d arrays of a stated dtype; ValueError where one is not as long as the shape
     in front of it says.
     """
@@ -216,7 +216,7 @@ def arrays_of(cells: Ragged, codec: Codec) -> Ragged:
     if codec.size is None:
         log_widths = (cells.values[cells.offsets[:-1]] & 3).astype(np.int64)
         skipped = 1 + (1 << log_widths)
-        heads = length_heads((cells.lengths - skipped) // width, log_widths)
+        heads = lay_out_lengths((cells.lengths - skipped) // width, log_widths)
     sizes = cells.lengths - skipped
     is_whole = (sizes >= 0).all() and not (sizes % width).any()
     if not is_whole or not np.array_equal(heads.values, cells.first(skipped).values):

@@ -22,25 +22,25 @@ import xxhash
 
 from mdsmix.errors import Damaged
 from mdsmix.ragged import Ragged
-from mdsmix.shards.index import HASH, Shard, StoredFile
-from mdsmix.shards.shard_files import compressed, decompressed, write_once
+from mdsmix.shards.index import HASH_ALGORITHM, Shard, StoredFile
+from mdsmix.shards.shard_files import compress_zstd, decompress_frame, write_once
 from mdsmix.shards.shard_samples import check_stored
 from mdsmix.storage import Location
 
-NAMES = {
+NAME_PATTERNS = {
     "source list": r"([0-9a-f]{32})\.sources\.zst",
     "side file": r"([0-9a-f]{32})\.[a-z0-9-]+\.side",
 }
 """Patterns of the names, which begin with the hash of the file's bytes."""
-LISTED = 10_000
+MOST_LISTED = 10_000
 """The most sources that the manifest itself lists: 1.4 MB, and 0.1 s of every `check` that reads
 it. 50,000 took half a second, as long as all else that `check` does.
 """
-FILES_A_PART = 1 << 15
+FILES_PER_LIST = 1 << 15
 "0.8 MB as stored; the names of a part need 15 MB of memory."
-IDS = "ids"
+RECORD_IDS = "ids"
 "The kind of the side files with the names of records."
-Name = str | int | None
+RecordName = str | int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class NamedFile:
 
     @property
     def stored(self) -> StoredFile:
-        return StoredFile(basename=self.name, bytes=self.bytes, hashes={HASH: self.hash})
+        return StoredFile(basename=self.name, bytes=self.bytes, hashes={HASH_ALGORITHM: self.hash})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class SideFile(NamedFile):
 def _write(folder: Location, lines: bytes | bytearray, suffix: str) -> dict[str, Any]:
     """Writes the lines as a file that is named by its hash; returns the fields of its NamedFile."""
     # Level 1 packs paths and hashes smaller than level 3 does, four times as fast.
-    content = compressed(lines, "zstd:1")
+    content = compress_zstd(lines, "zstd:1")
     digest = xxhash.xxh128_hexdigest(content)
     name = f"{digest}.{suffix}"
     write_once(folder / name, content)
@@ -106,13 +106,13 @@ def _lines(at: Location, stored: NamedFile) -> list[bytes]:
             f"{at}, which the manifest of the stream names, is damaged: {error}; "
             f"mdsmix repair {at.parent} --recipe RECIPE makes it anew."
         ) from None
-    return (decompressed(found[1]) or b"").splitlines()
+    return (decompress_frame(found[1]) or b"").splitlines()
 
 
 def store_sources(folder: Location, files: Iterable[SourceEntry]) -> list[SourceList]:
     """Writes the list in parts; a part that is there already is not written again."""
     left, parts = iter(sorted(files, key=lambda file: file.path)), list[SourceList]()
-    while some := list(islice(left, FILES_A_PART)):
+    while some := list(islice(left, FILES_PER_LIST)):
         lines = bytearray()
         # a list of the lines would hold 1 KB for each: orjson shrinks its buffer, and the rest
         # stays unused
@@ -122,31 +122,37 @@ def store_sources(folder: Location, files: Iterable[SourceEntry]) -> list[Source
     return parts
 
 
-def read_part(folder: Location, part: SourceList) -> list[SourceEntry]:
+def read_source_list(folder: Location, part: SourceList) -> list[SourceEntry]:
     """The sources of a part; Damaged where it is missing or not what the manifest says."""
     return [SourceEntry(**orjson.loads(line)) for line in _lines(folder / part.name, part)]
 
 
-def names_of_rows(names: Sequence[Name], documents: Ragged) -> list[list[Name]]:
+def group_names(names: Sequence[RecordName], documents: Ragged) -> list[list[RecordName]]:
     """For each packed row, the names of its documents. `documents`: for each row, the numbers of
     its documents.
     """
     return [[names[number] for number in documents[row]] for row in range(len(documents))]
 
 
-def store_names(folder: Location, names: Iterable[Any], shards: Sequence[Shard]) -> list[SideFile]:
+def store_record_names(
+    folder: Location, names: Iterable[Any], shards: Sequence[Shard]
+) -> list[SideFile]:
     """Writes a file for each of the shards, which hold rows of these names, in order."""
     left, written = iter(names), list[SideFile]()
     for shard in shards:
         rows = islice(left, shard.samples)
         lines = b"".join(orjson.dumps(name, option=orjson.OPT_APPEND_NEWLINE) for name in rows)
         written.append(
-            SideFile(**_write(folder, lines, f"{IDS}.side"), kind=IDS, shard=shard.stored.basename)
+            SideFile(
+                **_write(folder, lines, f"{RECORD_IDS}.side"),
+                kind=RECORD_IDS,
+                shard=shard.stored.basename,
+            )
         )
     return written
 
 
-def named_anew(sides: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideFile]:
+def rename_shards(sides: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideFile]:
     """The side files of these shards, in their order, with `shard` set to the names that the index
     gives the shards.
     """
@@ -156,11 +162,11 @@ def named_anew(sides: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideF
     ]
 
 
-def id_at(folder: Location, sides: Iterable[SideFile], shard: Shard, row: int) -> Any:
+def read_record_id(folder: Location, sides: Iterable[SideFile], shard: Shard, row: int) -> Any:
     """The name of the record behind a row of a shard, or a list of names behind a packed row; None
     where no names are kept, Damaged where their file cannot be read.
     """
     for side in sides:
-        if (side.kind, side.shard) == (IDS, shard.stored.basename):
+        if (side.kind, side.shard) == (RECORD_IDS, shard.stored.basename):
             return orjson.loads(_lines(folder / side.name, side)[row])
     return None

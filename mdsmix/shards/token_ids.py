@@ -16,21 +16,21 @@ from numpy.typing import NDArray
 
 from mdsmix.errors import MixRefused
 from mdsmix.ragged import Ragged
-from mdsmix.shards.codecs import codec_of
+from mdsmix.shards.codecs import find_codec
 from mdsmix.shards.index import Shard
-from mdsmix.shards.shard_samples import Sample, arrays_of, columns_of
+from mdsmix.shards.shard_samples import Sample, decode_arrays, split_columns
 
 STARTS = "starts"
-PACKED = ("input_ids", STARTS)
+PACKED_COLUMNS = ("input_ids", STARTS)
 """Columns of a row of several documents. A third column, `loss_mask`, says which tokens are
 trained; else all but each document's first are.
 """
-IMAGES = ("images", "sizes")
+IMAGE_COLUMNS = ("images", "sizes")
 """Columns of a conversation with images, beside its turns: the images' bytes, and the height and
 width of each.
 """
 SIDES = ("input_ids", "labels")
-IGNORED = -100
+IGNORED_LABEL = -100
 "The label that gives no loss, in torch, in LLM-Foundry and in Hugging Face's collators."
 Ids = NDArray[np.int64]
 
@@ -42,7 +42,7 @@ class Turn(NamedTuple):
     response: Ids
 
 
-def layout_of(columns: Mapping[str, Any]) -> tuple[str, ...]:
+def find_id_columns(columns: Mapping[str, Any]) -> tuple[str, ...]:
     """The key of LAYOUTS that the columns of a sample or of a shard make; empty where they hold no
     ids.
     """
@@ -53,14 +53,14 @@ def has_images(columns: Mapping[str, Any]) -> bool:
     """Whether the columns (of a sample or of a shard) are those of a stream of images, whose tokens
     alone mean little.
     """
-    return all(map(columns.__contains__, IMAGES))
+    return all(map(columns.__contains__, IMAGE_COLUMNS))
 
 
-def turns_of(sample: Sample, dtype: str = "int64") -> list[Turn]:
+def decode_turns(sample: Sample, dtype: str = "int64") -> list[Turn]:
     """The turns of a sample; `dtype` is that of columns of plain bytes. Each document of a packed
     row counts as a response. MixRefused where it holds something else than ids.
     """
-    if layout := layout_of(sample):
+    if layout := find_id_columns(sample):
         return LAYOUTS[layout](sample, dtype)
     raise MixRefused(
         f"its columns {', '.join(sorted(sample))} hold no tokens (tokens, input_ids and labels, or turns), and the "
@@ -80,22 +80,22 @@ def _stored_turns(sample: Sample, _: str) -> list[Turn]:
 NO_IDS: Ids = np.empty(0, np.int64)
 LAYOUTS: dict[tuple[str, ...], Callable[[Sample, str], list[Turn]]] = {
     ("turns",): _stored_turns,
-    SIDES: lambda sample, dtype: [Turn(*(ids_of(sample[side], dtype) for side in SIDES))],
-    ("tokens",): lambda sample, dtype: [Turn(NO_IDS, ids_of(sample["tokens"], dtype))],
-    PACKED: lambda sample, _: [Turn(NO_IDS, ids) for ids, _ in documents_of(sample)],
+    SIDES: lambda sample, dtype: [Turn(*(decode_ids(sample[side], dtype) for side in SIDES))],
+    ("tokens",): lambda sample, dtype: [Turn(NO_IDS, decode_ids(sample["tokens"], dtype))],
+    PACKED_COLUMNS: lambda sample, _: [Turn(NO_IDS, ids) for ids, _ in split_documents(sample)],
 }
 """Columns that hold a sample's ids, in the order in which a loader looks for them -> function
 (sample, dtype of plain bytes) -> turns.
 """
 
 
-def packed_row(sample: Sample) -> tuple[Ids, NDArray[np.bool_], Ids]:
+def decode_packed_row(sample: Sample) -> tuple[Ids, NDArray[np.bool_], Ids]:
     """The ids of a packed row, which of them are trained, and where its documents begin; MixRefused
     where its columns contradict each other. The first token of a document is never trained, since
     nothing predicts it.
     """
-    ids, starts = (ids_of(sample[name], "int64") for name in PACKED)
-    trained = ids_of(sample["loss_mask"], "int64") > 0 if "loss_mask" in sample else ids >= 0
+    ids, starts = (decode_ids(sample[name], "int64") for name in PACKED_COLUMNS)
+    trained = decode_ids(sample["loss_mask"], "int64") > 0 if "loss_mask" in sample else ids >= 0
     edges = np.append(starts, len(ids))
     if len(trained) != len(ids) or edges[0] or (np.diff(edges) < 1).any():
         raise MixRefused(
@@ -105,15 +105,15 @@ def packed_row(sample: Sample) -> tuple[Ids, NDArray[np.bool_], Ids]:
     return ids, trained, starts
 
 
-def documents_of(sample: Sample) -> list[tuple[Ids, NDArray[np.bool_]]]:
+def split_documents(sample: Sample) -> list[tuple[Ids, NDArray[np.bool_]]]:
     """The ids of each document of a packed row, and which of them are trained; MixRefused where its
     columns contradict each other.
     """
-    ids, trained, starts = packed_row(sample)
+    ids, trained, starts = decode_packed_row(sample)
     return list(zip(np.split(ids, starts[1:]), np.split(trained, starts[1:]), strict=True))
 
 
-def ids_of(column: Any, dtype: str) -> Ids:
+def decode_ids(column: Any, dtype: str) -> Ids:
     """int64 ids of a column of a sample; MixRefused where it holds something else."""
     if isinstance(column, bytes):
         column = np.frombuffer(column, dtype)
@@ -145,39 +145,39 @@ class Tokens:
         return np.maximum.reduceat(self.ids.values, self.ids.offsets[:-1]).astype(np.int64)
 
 
-def token_columns(shard: Shard) -> tuple[str, ...]:
+def find_token_columns(shard: Shard) -> tuple[str, ...]:
     """The columns whose ids are counted; empty where their encoding states no integer dtype."""
-    names = layout_of(shard.columns)
+    names = find_id_columns(shard.columns)
     if names == ("turns",):
         return names if shard.columns["turns"] == "json" else ()
-    if names == PACKED and "loss_mask" in shard.columns:
-        names = (*PACKED, "loss_mask")
-    codecs = [codec_of(shard.columns[name]) for name in names]
+    if names == PACKED_COLUMNS and "loss_mask" in shard.columns:
+        names = (*PACKED_COLUMNS, "loss_mask")
+    codecs = [find_codec(shard.columns[name]) for name in names]
     are_ids = all(c.is_array and np.dtype(c.dtype).kind in "iu" for c in codecs)
     is_one = len({codec.dtype for codec in codecs}) == 1 or STARTS in names
     return names if are_ids and is_one else ()
 
 
-def tokens_of(shard: Shard, samples: Ragged) -> Tokens | None:
+def decode_tokens(shard: Shard, samples: Ragged) -> Tokens | None:
     """The ids of these samples; None where there are no samples, or the columns hold no ids of a
     stated dtype. ValueError, LookupError or TypeError where the bytes contradict the columns.
     """
-    names = token_columns(shard)
+    names = find_token_columns(shard)
     if not names or not len(samples):
         return None
-    found = {name: cells for name, cells in columns_of(shard, samples) if name in names}
+    found = {name: cells for name, cells in split_columns(shard, samples) if name in names}
     if names == ("turns",):
         return _of_turns(found["turns"])
-    parts = [arrays_of(found[name], codec_of(shard.columns[name])) for name in names]
+    parts = [decode_arrays(found[name], find_codec(shard.columns[name])) for name in names]
     if STARTS in names:
         return _of_packed(*parts)
     prompts = parts[0].lengths if len(parts) == 2 else np.zeros(len(samples), np.int64)
     return Tokens(Ragged.zip(parts), prompts, parts[-1].lengths, np.arange(len(samples) + 1))
 
 
-def tokens_in(sample: Sample) -> Tokens:
+def decode_sample_tokens(sample: Sample) -> Tokens:
     """Return the ids of one decoded sample. MixRefused if its columns hold no ids."""
-    turns = turns_of(sample)
+    turns = decode_turns(sample)
     sides = Ragged.of([side for turn in turns for side in turn], np.int64)
     ids = Ragged.from_lengths(sides.values, np.array([len(sides.values)]))
     return Tokens(ids, sides.lengths[0::2], sides.lengths[1::2], np.array([0, len(turns)]))

@@ -19,24 +19,24 @@ from typing import NamedTuple, Protocol, TypeVar
 from mdsmix.errors import Earlier, Unreachable
 from mdsmix.messages import in_line
 from mdsmix.ragged import Ragged
-from mdsmix.shards.codecs import codec_of
-from mdsmix.shards.index import INDEX, Shard, StoredFile, find_description, parse_index, read_index
+from mdsmix.shards.codecs import find_codec
+from mdsmix.shards.index import INDEX, Shard, StoredFile, find_metadata, parse_index, read_index
 from mdsmix.shards.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
 from mdsmix.shards.published import (
-    BESIDE,
-    CONTRADICTS,
+    MANIFEST_CONTRADICTS,
     QUARANTINE,
+    SIDE_FILES,
     StreamFault,
-    contradictions,
+    find_contradictions,
+    find_working_folder,
     read_quarantine,
-    working_folder,
 )
-from mdsmix.shards.shard_samples import can_unpack, check_stored, columns_of, samples_of
-from mdsmix.shards.token_ids import token_columns, tokens_of
+from mdsmix.shards.shard_samples import can_unpack, check_stored, parse_samples, split_columns
+from mdsmix.shards.token_ids import decode_tokens, find_token_columns
 from mdsmix.storage import Location
 
 T = TypeVar("T")
-CONTENTS, BAD_RECORDS = "shard-contents", "quarantine"
+SHARD_CONTENTS, QUARANTINE_RULE = "shard-contents", "quarantine"
 "The rules that only reading the files can judge."
 IN_FLIGHT_BYTES = 1 << 30
 """Memory for the shards that are being looked at, 64 MiB each as a rule; one larger shard is looked
@@ -61,7 +61,7 @@ class ReadingWatcher(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class VerifyReport:
     """The result of `verify`: the files that were looked at, and their faults."""
 
     stream: str
@@ -77,7 +77,7 @@ class Report:
     "Damage that a second read did not find: what is stored is whole."
 
 
-def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> Report:
+def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> VerifyReport:
     """Looks at all of the stream in `folder`. Unreachable where it cannot be looked at: no index,
     no right, no store.
     """
@@ -87,21 +87,21 @@ def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> Re
     if index is None:
         if not faults:
             read_index(folder)  # raises, and says why
-        return Report(stream=str(folder), faults=tuple(faults))
+        return VerifyReport(stream=str(folder), faults=tuple(faults))
     files = index.list_files(folder)
     looks = list[_Look]()
-    faults += contradictions(index, manifest, files)
+    faults += find_contradictions(index, manifest, files)
     if not quick:
         named = [file.stored for file in manifest.named_files] if manifest else []
         every = [*((s.stored, s) for s in index.shards), *((stored, None) for stored in named)]
-        whole = [of for of in every if not of[0].missing_from(files)]
+        whole = [of for of in every if not of[0].find_problem(files)]
         watcher.begin(str(folder), sum(stored.bytes for stored, _ in whole))
         looks = _looks(folder, whole, watcher)
         faults += (each.fault for each in looks if each.fault and not each.is_whole)
         if manifest:
             faults += _lost_records(folder, manifest)
             faults += [] if faults else _miscount([each.tokens for each in looks], manifest)
-    return Report(
+    return VerifyReport(
         stream=str(folder),
         shards=len(index.shards),
         samples=index.samples,
@@ -116,7 +116,7 @@ def _parsed(at: Location, parse: Callable[[bytes, str], T], faults: list[StreamF
     """The parsed index or manifest; None where it is missing, or cannot be read, which is added to
     `faults`.
     """
-    content = find_description(at)
+    content = find_metadata(at)
     try:
         return None if content is None else parse(content, str(at))
     except Earlier:
@@ -131,7 +131,7 @@ def _lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamFault]
     are no fault: a run that was refused since left them. Versions share one quarantine, in the
     split's folder; it is that of the current version.
     """
-    split = working_folder(folder)
+    split = find_working_folder(folder)
     current = read_manifest(split)
     if manifest.mixed or current is None or current.index_hash != manifest.index_hash:
         return
@@ -140,17 +140,19 @@ def _lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamFault]
         found = Counter(record["reason"] for record in read_quarantine(split))
         if Counter(expected) - found:
             problem = f"expected the bad records {expected}, found {dict(found)}"
-            yield StreamFault(BAD_RECORDS, QUARANTINE, problem)
+            yield StreamFault(QUARANTINE_RULE, QUARANTINE, problem)
     except (Unreachable, ValueError, LookupError, TypeError) as error:
         problem = f"its files cannot be read: {error!s}"
-        yield StreamFault(BAD_RECORDS, QUARANTINE, problem)
+        yield StreamFault(QUARANTINE_RULE, QUARANTINE, problem)
 
 
 def _miscount(counted: Sequence[int | None], manifest: Manifest) -> Iterator[StreamFault]:
     """A fault where all tokens could be counted, and their number is not the manifest's."""
     known, said = sum(tokens or 0 for tokens in counted), manifest.totals.tokens
     if None not in counted and known != said:
-        yield StreamFault(CONTRADICTS, MANIFEST, f"expected {said:,} tokens, counted {known:,}")
+        yield StreamFault(
+            MANIFEST_CONTRADICTS, MANIFEST, f"expected {said:,} tokens, counted {known:,}"
+        )
 
 
 _File = tuple[StoredFile, Shard | None]
@@ -195,21 +197,23 @@ def _look(folder: Location, of: _File) -> _Look:
             check_stored(stored, data, "index" if shard else "manifest")
             tokens = None if shard else 0
             if shard and can_unpack(shard):
-                tokens = decode(shard, samples_of(shard, data))
+                tokens = decode_and_count(shard, parse_samples(shard, data))
             return _Look(fault, True, tokens)
         except Exception as error:  # whatever a decoder makes of damaged bytes
             problem = in_line(error) or type(error).__name__
-            fault = fault or StreamFault(CONTENTS if shard else BESIDE, stored.basename, problem)
+            fault = fault or StreamFault(
+                SHARD_CONTENTS if shard else SIDE_FILES, stored.basename, problem
+            )
     return _Look(fault, False)
 
 
-def decode(shard: Shard, samples: Ragged) -> int | None:
+def decode_and_count(shard: Shard, samples: Ragged) -> int | None:
     """The tokens of a shard's samples, None where they hold no ids; an error says what does not
     decode.
     """
-    counted = token_columns(shard)
-    for name, cells in columns_of(shard, samples):
+    counted = find_token_columns(shard)
+    for name, cells in split_columns(shard, samples):
         for cell in cells.slices() if name not in counted else ():
-            codec_of(shard.columns[name]).decode(bytes(cell))
-    tokens = tokens_of(shard, samples)
+            find_codec(shard.columns[name]).decode(bytes(cell))
+    tokens = decode_tokens(shard, samples)
     return len(tokens.ids.values) if tokens else 0 if counted else None

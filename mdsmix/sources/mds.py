@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from mdsmix.shards.codecs import codec_of
+from mdsmix.shards.codecs import find_codec
 from mdsmix.shards.index import Index, Shard, parse_index
-from mdsmix.shards.shard_samples import columns_of, read_whole, reading
+from mdsmix.shards.shard_samples import open_shard, read_all_samples, split_columns
 from mdsmix.sources.arrow import line
 from mdsmix.sources.format import Block, Format, Item, Splits, cut, item_blocks
 from mdsmix.sources.units import SourceFile, Span
@@ -63,11 +63,11 @@ def _of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[Item]:
     item with a reason.
     """
     folder = file.location.parent
-    found = read_whole(folder, shard)
-    with reading(folder, shard):
+    found = read_all_samples(folder, shard)
+    with open_shard(folder, shard):
         columns = [
-            (name, codec_of(shard.columns[name]).decode, cells.slices())
-            for name, cells in columns_of(shard, found)
+            (name, find_codec(shard.columns[name]).decode, cells.slices())
+            for name, cells in split_columns(shard, found)
         ]
     for number in range(len(found)):
         cells = [(name, decode, bytes(next(slices))) for name, decode, slices in columns]

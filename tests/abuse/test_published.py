@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import read_index
 from mdsmix.shards.manifest import read_manifest
-from mdsmix.shards.shard_samples import read_head, read_whole
+from mdsmix.shards.shard_samples import read_all_samples, read_first_samples
 from mdsmix.storage import locate
 from tests.abuse.conftest import Arena
 from tests.converting import files
@@ -245,5 +245,5 @@ def test_what_is_wrong_in_any_file_is_read_or_refused(
     index = read_or_refused(partial(read_index, folder), where)
     judge(index)
     for shard in index.shards if index else ():
-        for look in (read_head, read_whole):
+        for look in (read_first_samples, read_all_samples):
             read_or_refused(partial(look, folder, shard), where)

@@ -44,9 +44,9 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _answered(name: str, asked: Any) -> tuple[Any, str]:
     """By transformers in this process: one of its own takes 10 s."""
-    from mdsmix.load.vision import opened
+    from mdsmix.load.vision import load_processor
 
-    return opened(name).answer(asked), ""
+    return load_processor(name).answer(asked), ""
 
 
 @pytest.mark.parametrize("path", WITH_BLOCKS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -21,7 +21,7 @@ import pytest
 import zstandard
 
 from mdsmix.shards.index import read_index
-from mdsmix.shards.published import current
+from mdsmix.shards.published import find_current
 from mdsmix.storage import Location, locate
 from tests.converting import Web, documents, done, lying_at, manifest_of, pairs, write_jsonl
 from tests.killed_run import Run, Write
@@ -108,7 +108,7 @@ def runs(request: pytest.FixtureRequest, web: Web) -> Runs:
 
 def assert_readable(folder: Location) -> None:
     """What a reader finds at any moment: an index whose shards are all there, or none yet."""
-    if place := current(folder):
+    if place := find_current(folder):
         for shard in read_index(place).shards:
             stat = (place / shard.stored.basename).stat()
             assert SHARD.fullmatch(shard.stored.basename)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mdsmix.shards.index import read_index
-from mdsmix.shards.published import current
+from mdsmix.shards.published import find_current
 from mdsmix.storage import Location, locate
 from mdsmix.storage.local import LocalPath
 from mdsmix.storage.s3 import S3Path
@@ -99,7 +99,7 @@ def damage(place: Place) -> None:
     """One shard is flipped, and one is gone; one part of the list of sources is flipped, and any
     other gone.
     """
-    folder = current(place.split)
+    folder = find_current(place.split)
     flipped, gone, *_ = (folder / shard.stored.basename for shard in read_index(folder).shards)
     parts = [folder / name for name, _ in folder.list() if name.endswith(".sources.zst")]
     for at in (flipped, parts[0]):

@@ -115,8 +115,8 @@ KEYS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 def test_what_the_yaml_says_of_rows_reaches_them() -> None:
     for name, dataset, rows, batches in KEYS:
         settings = read_settings(config({"a": {"local": "a"}}, name, **dataset))
-        rules = loader.rules_of(settings, TokenIds(eos=EOS, pad=PAD, bos=5))
-        collate = loader.collate_of(settings, rules, 2 if "packing_ratio" in dataset else None)
+        rules = loader.make_row_rules(settings, TokenIds(eos=EOS, pad=PAD, bos=5))
+        collate = loader.make_collate(settings, rules, 2 if "packing_ratio" in dataset else None)
         assert {key: getattr(rules, key) for key in rows} == rows
         assert {key: getattr(collate, key) for key in batches} == batches
 

@@ -19,7 +19,7 @@ from streaming.base.world import World
 
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import MixLoader, build_loader
-from mdsmix.load.dataset import KEY
+from mdsmix.load.dataset import LOCK_KEY
 from tests.with_torch.load_streams import IDS, config, first_tokens, write_stream
 
 STEPS = 9
@@ -99,7 +99,7 @@ def test_what_changed_is_refused_or_accepted(two: Any, tmp_path: Path, caplog: A
 def test_a_state_without_a_lock_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mixed = {"a": publish(tmp_path / "a")}
     seen, state = stopped(mixed)
-    del state[KEY]
+    del state[LOCK_KEY]
     resumed = opened(mixed)
     resumed.load_state_dict(state)
     assert "holds no lock of its data" in caplog.text
@@ -122,10 +122,10 @@ def test_what_is_no_state_is_one_sentence(two: Any, caplog: pytest.LogCaptureFix
     for lock in ("{", 5):
         loader.dataset.accept_changed = False
         with pytest.raises(RecipeError, match="the lock in the checkpoint is not a lock of a mix"):
-            loader.load_state_dict(state | {KEY: lock})
+            loader.load_state_dict(state | {LOCK_KEY: lock})
         caplog.clear()
         loader.dataset.accept_changed = True
-        loader.load_state_dict(state | {KEY: lock})
+        loader.load_state_dict(state | {LOCK_KEY: lock})
         assert "the lock in the checkpoint" in caplog.text
 
 
@@ -134,7 +134,7 @@ def test_the_same_data_goes_on_from_more_streams_than_a_state_has_room_for(tmp_p
     mixed = {f"s{n}": publish(tmp_path / f"s{n}", range(10 * n, 10 * n + 10)) for n in range(1, 51)}
     mixed["s1"] |= {"repeat": 2}
     seen, state = stopped(mixed)
-    assert len(state[KEY]) > 4096, "the room that Streaming has"
+    assert len(state[LOCK_KEY]) > 4096, "the room that Streaming has"
     for name, stream in mixed.items():
         stream["local"] = str(Path(stream["local"]).rename(tmp_path / f"moved-{name}"))
     mixed["s1"] |= {"repeat": 2.0}
@@ -208,14 +208,14 @@ def test_other_devices_are_refused_where_they_divide_an_epoch_differently(
             told = f"written on 1 node of 2 devices with batches of 8 samples, and this run has {now} .*batching_method: {method}.*Fix"
             with pytest.raises(MixRefused, match=told):
                 loader.load_state_dict(state)
-            earlier = json.loads(state[KEY])
+            earlier = json.loads(state[LOCK_KEY])
             del earlier["settings"]["devices"]
             caplog.clear()
             if world is apart:
                 with pytest.raises(MixRefused, match="written on 1 node, and this run has 2 nodes"):
-                    loader.load_state_dict(state | {KEY: json.dumps(earlier)})
+                    loader.load_state_dict(state | {LOCK_KEY: json.dumps(earlier)})
             else:
-                loader.load_state_dict(state | {KEY: json.dumps(earlier)})
+                loader.load_state_dict(state | {LOCK_KEY: json.dumps(earlier)})
                 assert "only the same ones go on exactly" in caplog.text
             loader.dataset.accept_changed = True
             loader.load_state_dict(state)

@@ -35,7 +35,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Streams:
 def kept(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     """The folder of kept orders, of epochs of any size."""
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
-    monkeypatch.setattr(order, "KEPT_FROM", 1)
+    monkeypatch.setattr(order, "KEEP_ORDERS_FROM", 1)
     yield tmp_path / "orders"
     gc.collect()
 
@@ -51,7 +51,7 @@ def inodes(folder: Path) -> dict[str, int]:
 def test_a_second_start_orders_nothing(streams: Streams, kept: Path, monkeypatch: Patch) -> None:
     """And reads the same rows."""
     with monkeypatch.context() as patch:
-        patch.setattr(order, "KEPT_FROM", 10**9)
+        patch.setattr(order, "KEEP_ORDERS_FROM", 10**9)
         streamings = first_tokens(loader(streams))
         assert not kept.exists()
     first, written = first_tokens(loader(streams)), inodes(kept)
@@ -103,7 +103,7 @@ def asked(streams: Streams, monkeypatch: Patch) -> Asked:
     dataset, world, work = loader(streams).dataset, World(2, 8, 2, 0), Mock(wraps=generate_work)
     dataset._resume(world, 0)
     monkeypatch.setattr(order, "generate_work", work)
-    return lambda epoch=0: order.order_of("random", dataset, world, epoch, 0), work
+    return lambda epoch=0: order.draw_order("random", dataset, world, epoch, 0), work
 
 
 def test_ranks_share_an_order_of_which_no_bit_may_be_another(kept: Path, asked: Asked) -> None:
@@ -135,12 +135,12 @@ def test_the_last_orders_are_kept_and_half_written_ones_go(kept: Path, asked: As
     ask(0)
     early = inodes(kept).keys()
     assert len(early) == 2
-    for epoch in range(1, order.KEPT + 2):
+    for epoch in range(1, order.MOST_KEPT_ORDERS + 2):
         ask(epoch)
-    assert len(inodes(kept)) == order.KEPT
+    assert len(inodes(kept)) == order.MOST_KEPT_ORDERS
     assert not early & inodes(kept).keys()
     work.side_effect = AssertionError("it is worked out again")
-    for epoch in range(2, order.KEPT + 2):
+    for epoch in range(2, order.MOST_KEPT_ORDERS + 2):
         ask(epoch)
 
 

@@ -14,8 +14,8 @@ import torch
 
 from mdsmix.errors import MixRefused
 from mdsmix.load import document_mask, training_rows
-from mdsmix.load.collate import Collate, Packer, best_ratio
-from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow, row_of
+from mdsmix.load.collate import Collate, Packer, find_best_ratio
+from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow, make_row
 from tests.with_torch.load_streams import EOS, IDS, PAD
 
 X = -100
@@ -36,7 +36,7 @@ def rules(max_seq_len: int = 16, ids: TokenIds = IDS, **settings: Any) -> RowRul
 
 
 def row(sample: dict[str, Any], **settings: Any) -> tuple[list[int], list[int]]:
-    made = row_of(sample, rules(**settings))
+    made = make_row(sample, rules(**settings))
     assert made.input_ids.dtype == made.labels.dtype == np.int64
     return made.input_ids.tolist(), made.labels.tolist()
 
@@ -136,12 +136,12 @@ def test_an_encoder_gets_all_but_the_last_response_and_cut_sides_end_in_eos() ->
 def test_the_labels_of_a_packed_row_were_settled_when_it_was_made() -> None:
     two = packed([5, 6], [7, 8, 9], trained=[1, 1, 1, 0, 1])
     for policies in ({}, {"target_prompts": "all", "target_responses": "all"}):
-        found = row_of(two, rules(**policies))
+        found = make_row(two, rules(**policies))
         assert found.labels.tolist() == [X, 6, X, X, 9]
         assert found.documents.tolist() == [0, 0, 1, 1, 1]
     assert row(packed([5, 6], [7, 8]))[1] == [X, 6, X, 8]
     with pytest.warns(UserWarning, match="longer than max_seq_len 3"):
-        found = row_of(packed([5, 6], [7, 8], [9, 10]), rules(3))
+        found = make_row(packed([5, 6], [7, 8], [9, 10]), rules(3))
     assert (found.input_ids.tolist(), found.documents.tolist()) == ([5, 6, 7], [0, 0, 1])
 
 
@@ -193,8 +193,8 @@ def test_the_longest_rows_are_placed_first_and_what_does_not_fit_waits_for_the_n
 def test_the_best_ratio_is_the_last_that_leaves_no_row_waiting() -> None:
     tried = {4: 1.0, 8: 2.0, 12: 3.0}
     for length, best in ((5, 2), (3, 3), (6, 1)):
-        assert best_ratio(long(*[length] * 24), tried, 4, 10) == best
-    assert best_ratio(long(1, 1, 1), tried, 4, 10) == 1, "no full batch to go by"
+        assert find_best_ratio(long(*[length] * 24), tried, 4, 10) == best
+    assert find_best_ratio(long(1, 1, 1), tried, 4, 10) == 1, "no full batch to go by"
 
 
 def collate(width: int = 6, ids: TokenIds = IDS, two_sided: bool = False, **more: Any) -> Collate:
@@ -299,8 +299,8 @@ def test_separators_tell_documents_of_pretraining_rows_apart_and_none_of_a_chat(
         (True, [0, 1, 1, 2], [0, 1, 1, 2, 3, 3, 3, -1]),
     ):
         told = rules(8, separator=EOS, separator_starts=starts)
-        text = row_of({"tokens": np.array([4, EOS, 5, EOS])}, told)
-        chat = row_of({"input_ids": np.array([7, EOS]), "labels": np.array([8])}, told)
+        text = make_row({"tokens": np.array([4, EOS, 5, EOS])}, told)
+        chat = make_row({"input_ids": np.array([7, EOS]), "labels": np.array([8])}, told)
         batch = Collate(rules=told)([text, chat])
         assert batch["sequence_id"].tolist() == [documents + [-1] * 4, [0] * 4 + [-1] * 4]
         batch = Collate(rules=told, packer=Packer(bins=1, max_seq_len=8))([made([7, EOS, 8]), text])

@@ -23,9 +23,9 @@ from streaming import StreamingDataset
 
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import build_loader
-from mdsmix.load.plugin import prepare, rows_of
+from mdsmix.load.plugin import count_rows, prepare_microbatches
 from mdsmix.load.training_rows import RowImages
-from mdsmix.load.vision import decoded, opened
+from mdsmix.load.vision import decode_image, load_processor
 from tests.converting import done, manifest_of, mdsmix, quarantined, run_recipe, write_jsonl
 from tests.pictures import drawing, record, saved, stream, write_drawings
 from tests.processors import FAMILIES, IMAGE_TOKEN, made, tiny_model
@@ -66,7 +66,7 @@ def published(
 def test_a_batch_is_what_the_processor_makes_of_it(family: str, published: Any) -> None:
     processor, recipe, paths = published(family)
     loader = build_loader(rendered(recipe), 4)
-    (batch,), seeing = loader, opened(str(processor))
+    (batch,), seeing = loader, load_processor(str(processor))
     masks = batch["attention_mask"].bool()
     rows = [row[mask] for row, mask in zip(batch["input_ids"], masks, strict=True)]
     upright = [ImageOps.exif_transpose(Image.open(path)).convert("RGB") for path in paths]
@@ -96,12 +96,12 @@ def test_a_batch_is_what_the_processor_makes_of_it(family: str, published: Any) 
     # the whole batch.
     drawn_rows, collate = list(loader.dataset), loader.collate_fn
     alone = replace(collate, vision=replace(collate.vision))
-    split = prepare(collate)
+    split = prepare_microbatches(collate)
     for whole, size in product((drawn_rows, [drawn_rows[1]] * 2), (1, 2, 3, 4)):
         batch = collate(whole)
         parts = split(batch, size)
         drawn = [whole[n : n + size] for n in range(0, len(whole), size)]
-        assert [*map(rows_of, parts)] == [*map(len, drawn)]
+        assert [*map(count_rows, parts)] == [*map(len, drawn)]
         for part, own in zip(parts, map(alone, drawn), strict=True):
             assert part.keys() == own.keys()
             for key, tensor in own.items():
@@ -139,7 +139,7 @@ def test_a_preview_shows_one_token_an_image(published: Any) -> None:
     (step,) = json.loads(answer.out)["steps"]
     assert step["streams"][0]["tokens"] == batch["attention_mask"].sum()
     assert step["streams"][0]["trained"] == (batch["labels"][:, 1:] != -100).sum()
-    tokens = opened(str(processor)).count((40, 70))
+    tokens = load_processor(str(processor)).count((40, 70))
     assert step["shown"][0]["images"] == [{"height": 40, "width": 70, "tokens": tokens}]
     assert [len(shown.get("images", [])) for shown in step["shown"]] == [1, 0, 2, 1]
     text = "".join(part["text"] for part in step["shown"][2]["sample"])
@@ -155,7 +155,7 @@ def test_a_preview_shows_one_token_an_image(published: Any) -> None:
 def test_a_model_learns_nothing_of_a_masked_image(published: Any) -> None:
     """That stands where a batch has none: a loader trains with text alone too."""
     processor, recipe, _ = published("qwen")
-    loader, seeing = build_loader(rendered(recipe), 4), opened(str(processor))
+    loader, seeing = build_loader(rendered(recipe), 4), load_processor(str(processor))
     model = tiny_model(len(seeing.tokenizer), seeing)
     row, collate = next(row for row in loader.dataset if not row.pictures), loader.collate_fn
     for side in ("right", "left"):
@@ -241,7 +241,7 @@ def test_an_odd_image_is_set_aside_if_a_batch_with_it_would_end_training(
     recipe = written(tmp_path, of, [record(name) for name in names])
     run_recipe(recipe)
     bad = quarantined(tmp_path / "out/see/train")
-    reference = opened(str(of[1])).processor
+    reference = load_processor(str(of[1])).processor
     refused = {
         name
         for name, path in zip(names, paths, strict=True)
@@ -302,7 +302,7 @@ def test_packing_and_an_image_that_is_not_what_was_stored_are_refused(tmp_path: 
     image = Image.open(BytesIO(content[: len(content) // 2]))
     pictures = RowImages([image], [[300, 400]], np.zeros(1, np.int64), "row 3")
     with pytest.raises(MixRefused, match=r"row 3: image 0 does not decode \(image file is trunc"):
-        decoded(pictures, 0)
+        decode_image(pictures, 0)
     web = {"local": str(write_tokens(tmp_path, 4))}
     for keys in ({"packing_ratio": 2}, {"decoder_only_format": False}):
         # Before the processor is opened, which is not there.

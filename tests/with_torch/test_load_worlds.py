@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mdsmix.errors import RecipeError
-from mdsmix.load.dataset import EXACT
-from mdsmix.load.layout import NOBODY, Layout
+from mdsmix.load.dataset import EXACT_METHOD
+from mdsmix.load.layout import NO_SAMPLE, EpochLayout
 from mdsmix.load.loader_settings import read_settings
 from mdsmix.mix.epoch.draws import World
 from tests.with_torch.load_streams import config
@@ -45,17 +45,17 @@ class Size:
     samples: int
 
 
-def laid_out(parts: list[Part], method: str, nodes: int, gpus: int, workers: int) -> Layout:
+def laid_out(parts: list[Part], method: str, nodes: int, gpus: int, workers: int) -> EpochLayout:
     streams = {part.name: {"local": part.name} for part in parts}
     keys = {"batching_method": method, "shuffle": True, "shuffle_block_size": 100}
     settings = read_settings(config(streams, "mdsmix", drop_last=False, **keys))
     world = World(batch=BATCH, nodes=nodes, gpus=gpus, workers=workers)
-    return Layout(settings, parts, world, BATCH // nodes // gpus)  # type: ignore[arg-type]
+    return EpochLayout(settings, parts, world, BATCH // nodes // gpus)  # type: ignore[arg-type]
 
 
-def counted(layout: Layout, first: int = 0) -> Steps:
+def counted(layout: EpochLayout, first: int = 0) -> Steps:
     steps = layout.steps(0, first * BATCH)
-    return [Counter(step[step != NOBODY].tolist()) for step in steps]
+    return [Counter(step[step != NO_SAMPLE].tolist()) for step in steps]
 
 
 def resumed(method: str, choice: random.Random, same: bool) -> tuple[Steps, Steps]:
@@ -100,4 +100,4 @@ def test_what_is_exact_on_other_devices(method: str) -> None:
                 assert is_exact, (method, number)
             inexact += not is_exact
     assert compared > 40
-    assert bool(inexact) == (method != EXACT)
+    assert bool(inexact) == (method != EXACT_METHOD)

@@ -20,7 +20,7 @@ import pytest
 
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
-from mdsmix.load.layout import SampleAt
+from mdsmix.load.layout import SamplePlace
 from mdsmix.mix.epoch.draws import World as Machines
 from mdsmix.mix.streams.mix import Mix
 from mdsmix.mix.streams.resolve import make_mix
@@ -29,7 +29,7 @@ from mdsmix.preview.options import Asked
 from mdsmix.preview.preview import preview
 from mdsmix.preview.shard_reader import ShardReader
 from mdsmix.preview.step_rows import COUNTED, Step
-from mdsmix.shards.token_ids import IGNORED
+from mdsmix.shards.token_ids import IGNORED_LABEL
 from tests.converting import chats, documents, done, mdsmix, run_recipe, write_jsonl, write_recipe
 from tests.corpus import docstrings
 from tests.published import CARD
@@ -93,8 +93,13 @@ def held(batch: dict[str, Any]) -> list[int]:
     """
     mask, labels = batch["attention_mask"], batch["labels"]
     if "decoder_input_ids" not in batch:
-        return [len(mask), mask.numel(), int(mask.sum()), int((labels[:, 1:] != IGNORED).sum())]
-    trained = int((labels != IGNORED).sum())
+        return [
+            len(mask),
+            mask.numel(),
+            int(mask.sum()),
+            int((labels[:, 1:] != IGNORED_LABEL).sum()),
+        ]
+    trained = int((labels != IGNORED_LABEL).sum())
     return [len(mask), mask.numel() + labels.numel(), int(mask.sum()) + trained, trained]
 
 
@@ -153,9 +158,9 @@ def test_no_more_is_read_than_was_allowed_and_it_is_said(folder: Path) -> None:
     assert drawn[0] == drawn[1]
     # A step beyond the bound ends the reading: its rows would wait in the bins of later ones.
     reader = ShardReader(mix(made(folder, "web")).train.streams, 1100)
-    assert reader.samples([SampleAt(0, 0, n) for n in range(3)])
-    assert reader.samples([SampleAt(0, shard, 0) for shard in range(3)]) is None
-    assert reader.samples([SampleAt(0, 0, 0)]) is None
+    assert reader.samples([SamplePlace(0, 0, n) for n in range(3)])
+    assert reader.samples([SamplePlace(0, shard, 0) for shard in range(3)]) is None
+    assert reader.samples([SamplePlace(0, 0, 0)]) is None
 
 
 def test_text_that_the_loader_tokenizes_is_drawn_and_not_counted(folder: Path) -> None:

@@ -22,7 +22,7 @@ from streaming.base.world import World
 
 from mdsmix.errors import RecipeError
 from mdsmix.load import build_loader
-from mdsmix.load.layout import NOBODY, Layout
+from mdsmix.load.layout import NO_SAMPLE, EpochLayout
 from mdsmix.load.loader_settings import read_settings
 from mdsmix.mix.epoch.draws import World as Machines
 from mdsmix.mix.streams.resolve import make_mix
@@ -61,13 +61,13 @@ def settings(folder: Path, mix: str = "whole", **dataset: Any) -> dict[str, Any]
 
 def laid_out(made: dict[str, Any], cluster: Machines, state: Any = None) -> list[Any]:
     """Lists [step][rank] of sample ids."""
-    layout = Layout(
+    layout = EpochLayout(
         read_settings(made), make_mix(made, "test").train.streams, cluster, cluster.rows
     )
     entered = {"epoch": 0, "sample_in_epoch": 0, **(state or {})}
     at = entered.pop("epoch"), entered.pop("sample_in_epoch")
     layout.enter(**entered)
-    return [[own[own != NOBODY].tolist() for own in step] for step in layout.steps(*at)]
+    return [[own[own != NO_SAMPLE].tolist() for own in step] for step in layout.steps(*at)]
 
 
 def batches(made: dict[str, Any], cluster: Machines, rank: int, state: Any = None) -> list[Any]:

@@ -23,7 +23,7 @@ from mdsmix.kinds import open_recipe
 from mdsmix.kinds.encodings import make_encoding
 from mdsmix.kinds.processor_proof import difference
 from mdsmix.load import build_loader
-from mdsmix.load.vision import opened
+from mdsmix.load.vision import load_processor
 from mdsmix.processor.loaded import LoadedProcessor
 from mdsmix.storage import locate
 from mdsmix.tokenizer import card as pretrained
@@ -140,7 +140,7 @@ def test_an_image_is_counted_as_it_is_made_or_refused(family: str, processors: F
     """What the functions of LLaVA-NeXT and Idefics3 say of images 1 or 3 high is not what they then
     do.
     """
-    seeing = opened(str(processors[family][1]))
+    seeing = load_processor(str(processors[family][1]))
     assert seeing.has_function == (family != "gemma3"), "Gemma 3 counts no token around an image"
     assert seeing.token == IMAGE_TOKEN[family]
     for size in [*SIZES, (1, 1), (3, 7), (4, 799), (10, 3000)]:
@@ -158,7 +158,7 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
     monkeypatch.setattr(transformers_process, "answered", asked)
     open_processor.cache_clear()
     folder = str(processors["qwen"][1])
-    told = dict(zip(SIZES, map(opened(folder).count, SIZES), strict=True))
+    told = dict(zip(SIZES, map(load_processor(folder).count, SIZES), strict=True))
     with transformers_process.shared(), transformers_process.shared():
         card = open_processor(folder)
         with ThreadPoolExecutor(3) as workers:

@@ -21,10 +21,17 @@ from streaming.base.storage import download
 from mdsmix.errors import Unreachable
 from mdsmix.ragged import Ragged
 from mdsmix.shards import shard_files
-from mdsmix.shards.codecs import codec_of
+from mdsmix.shards.codecs import find_codec
 from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index, read_index
-from mdsmix.shards.shard_files import HASH, ShardLayout, lay_out, shard_of, shard_parts, split
-from mdsmix.shards.shard_samples import decoded_samples, read_whole
+from mdsmix.shards.shard_files import (
+    HASH,
+    ShardLayout,
+    lay_out_samples,
+    make_shard,
+    make_shard_parts,
+    split_into_shards,
+)
+from mdsmix.shards.shard_samples import decode_samples, read_all_samples
 from mdsmix.storage import is_for_streaming_alone, locate
 
 RNG = np.random.default_rng(7)
@@ -71,7 +78,7 @@ def test_the_bytes_are_mdswriters(tmp_path: Path) -> None:
             for sample in samples:
                 writer.write(sample)
         layout = ShardLayout(encodings, compression)
-        rows = lay_out(layout, columns_of(layout, samples))
+        rows = lay_out_samples(layout, columns_of(layout, samples))
         shards = shard_files.store_shards(locate(ours), layout, rows)
         (stored,) = (p.read_bytes() for p in ours.iterdir())
         (written,) = (p.read_bytes() for p in theirs.iterdir() if p.name != "index.json")
@@ -88,11 +95,11 @@ def test_a_sample_that_no_shard_may_hold_is_refused() -> None:
     """An empty row as by MDSWriter; and a shard's last offset fits 32 bits."""
     tokens = {"tokens": Ragged.of([[1], []], "uint16")}
     with pytest.raises(ValueError, match="column tokens holds an empty row"):
-        lay_out(ShardLayout({"tokens": "ndarray:uint16"}), tokens)
+        lay_out_samples(ShardLayout({"tokens": "ndarray:uint16"}), tokens)
 
     def of_bytes(count: int) -> Any:
         body = Ragged.from_lengths(np.empty(0, np.uint8), np.array([count], np.int64))
-        return shard_parts(ShardLayout({"turns": "json"}), body)[0]
+        return make_shard_parts(ShardLayout({"turns": "json"}), body)[0]
 
     head, last = len(of_bytes(0)), (1 << 32) - 1
     assert np.frombuffer(of_bytes(last - head), "<u4", 3).tolist() == [1, head, last]
@@ -117,7 +124,7 @@ def test_rows_are_split_evenly_within_both_limits(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(shard_files, "SHARD_BYTES", most_bytes)
         monkeypatch.setattr(shard_files, "SHARD_ROWS", most_rows)
         body = np.arange(sum(sizes), dtype=np.uint32).astype(np.uint8)
-        pieces = list(split(Ragged.from_lengths(body, np.array(sizes, np.int64))))
+        pieces = list(split_into_shards(Ragged.from_lengths(body, np.array(sizes, np.int64))))
         assert [len(piece) for piece in pieces] == shards
         assert b"".join(piece.values.tobytes() for piece in pieces) == body.tobytes()
 
@@ -130,7 +137,7 @@ def test_what_streaming_reads_is_no_fault() -> None:
     sizes = [None, None, None, 8, None]
     for packed in (None, *get_compressions()):
         file = StoredFile(basename="ab.mds", bytes=100)
-        tree = json.loads(make_index([shard_of(ShardLayout({}), 3, file, None)]).content)
+        tree = json.loads(make_index([make_shard(ShardLayout({}), 3, file, None)]).content)
         tree["shards"][0] |= {"column_names": [*columns], "column_encodings": [*columns.values()]}
         zipped = tree["shards"][0]["raw_data"] if packed else None
         tree["shards"][0] |= {"column_sizes": sizes, "compression": packed, "zip_data": zipped}
@@ -166,12 +173,12 @@ def test_every_sample_is_there(tmp_path: Path) -> None:
     for number, (compression, each) in enumerate(itertools.product(packings, hashes)):
         folder = tmp_path / str(number)
         shard = write(folder, compression=compression, hashes=each)
-        found = list(decoded_samples(shard, read_whole(locate(folder), shard)))
+        found = list(decode_samples(shard, read_all_samples(locate(folder), shard)))
         assert [(s["id"], s["n"], len(s["text"])) for s in found] == [(i, i, i) for i in range(20)]
         if not compression:
             unknown = dataclasses.replace(shard.raw_data, hashes={"shake_128": "ab"})
             again = dataclasses.replace(shard, raw_data=unknown)
-            assert len(read_whole(locate(folder), again)) == 20
+            assert len(read_all_samples(locate(folder), again)) == 20
 
 
 NUMBERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -189,7 +196,7 @@ VALUES: list[tuple[str, Any]] = [
 
 def test_what_streaming_encodes_is_decoded() -> None:
     for encoding, value in VALUES:
-        found = codec_of(encoding).decode(mds_encode(encoding, value))
+        found = find_codec(encoding).decode(mds_encode(encoding, value))
         assert np.array_equal(found, value), encoding
         if isinstance(value, np.ndarray):
             assert (found.dtype, found.shape) == (value.dtype, value.shape)
@@ -207,4 +214,4 @@ def test_a_shard_that_contradicts_its_index_is_damaged(tmp_path: Path) -> None:
     ):
         file.write_bytes(content)
         with pytest.raises(Unreachable, match=match):
-            read_whole(locate(tmp_path), dataclasses.replace(shard, **changes))
+            read_all_samples(locate(tmp_path), dataclasses.replace(shard, **changes))

@@ -16,10 +16,10 @@ from streaming.base.util import merge_index
 from mdsmix import sources
 from mdsmix.errors import MixRefused, Unreachable
 from mdsmix.init.data_files import find_data
-from mdsmix.load.training_rows import RowRules, row_of
+from mdsmix.load.training_rows import RowRules, make_row
 from mdsmix.mix.check import run_checks
 from mdsmix.mix.streams.resolve import make_stream_mix
-from mdsmix.shards.published import read_in
+from mdsmix.shards.published import open_stream_in
 from mdsmix.shards.verification import verify
 from mdsmix.sources.find import find
 from mdsmix.sources.units import ReadAs
@@ -40,7 +40,7 @@ def merged(tmp_path: Path) -> Path:
 
 def test_a_merged_index_is_read_like_any_other(merged: Path) -> None:
     """Its basenames are paths: `0/shard.00000.mds`. The oracle is Streaming's own loader."""
-    stream = read_in(locate(merged))
+    stream = open_stream_in(locate(merged))
     assert [shard.stored.basename[:2] for shard in stream.shards] == ["0/", "1/"]
     assert not stream.contradictions
     assert not verify(locate(merged), Told()).faults
@@ -56,7 +56,9 @@ def test_a_merged_index_is_read_like_any_other(merged: Path) -> None:
 def test_a_missing_shard_of_a_merged_index_is_missed(merged: Path) -> None:
     (shard,) = (merged / "1").glob("*.mds")
     shard.unlink()
-    assert [fault.file for fault in read_in(locate(merged)).contradictions] == [f"1/{shard.name}"]
+    assert [fault.file for fault in open_stream_in(locate(merged)).contradictions] == [
+        f"1/{shard.name}"
+    ]
     assert verify(locate(merged), Told()).faults
 
 
@@ -93,7 +95,7 @@ def test_a_stream_of_another_writer_is_named_as_what_it_is(
         for text in ("one", "two"):
             out.write({"text": text})
     with pytest.raises(Unreachable, match=f"{writer.__name__} writes, .* with format: {format}"):
-        read_in(locate(tmp_path / "rows"))
+        open_stream_in(locate(tmp_path / "rows"))
     files = find(["rows/shard.00000.*[nv]"], tmp_path, ReadAs(format=format))
     (unit,) = sources.plan(files)
     records = [record for batch in sources.read(unit) for record in batch.records]
@@ -112,4 +114,4 @@ def test_ids_below_zero_are_refused_by_the_loader(tmp_path: Path) -> None:
     }
     assert "labels-repeated" in ids
     with pytest.raises(MixRefused, match="contains the id -100"):
-        row_of(read_in(locate(folder)).read(0), RowRules(max_seq_len=8, ids=IDS))
+        make_row(open_stream_in(locate(folder)).read(0), RowRules(max_seq_len=8, ids=IDS))

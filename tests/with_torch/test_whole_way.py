@@ -11,7 +11,7 @@ from botocore.endpoint import Endpoint
 from streaming import Stream, StreamingDataset
 
 from mdsmix.shards.index import read_index
-from mdsmix.shards.published import current, versions
+from mdsmix.shards.published import find_current, list_versions
 from mdsmix.storage import Location, locate
 from tests.alarm import at_most
 from tests.converting import Web, documents, done, manifest_of, token_rows, tokens
@@ -47,7 +47,7 @@ def publish(web: Web, split: Location, version: str, changed: int, *overrides: s
     """Where the stream is read then."""
     written(web, version, changed)
     web.run(*overrides)
-    found = current(split)
+    found = find_current(split)
     assert found is not None
     return found
 
@@ -120,13 +120,13 @@ def test_a_checkpoint_of_an_old_version_resumes_on_exactly_its_remaining_samples
     state = dataset.state_dict(5, False)
     del reading
     third = publish(stored, split, "third", 4, VERSIONED)
-    assert len(list(versions(split))) == 3
+    assert len(list(list_versions(split))) == 3
     resumed = dataset_of(before, local=str(tmp_path / "b"))
     resumed.load_state_dict(state)
     assert drawn + [tokens(sample) for sample in resumed] == rows
     done("gc", split.parent, "--keep", 2, "--older-than", "0s", "--delete")
-    assert list(versions(split)) == sorted([second, third], key=str)
-    for version in versions(split):
+    assert list(list_versions(split)) == sorted([second, third], key=str)
+    for version in list_versions(split):
         done("verify", version)
 
 

@@ -20,7 +20,7 @@ from mdsmix.foundry_yaml.loader_keys import EXTRA_LOADERS, MDSMIX_LOADER, IntTyp
 from mdsmix.mix.epoch.stream_counts import TOKEN_COLUMNS, read_head_turns
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.shards.shard_samples import Sample
-from mdsmix.shards.token_ids import IGNORED, PACKED, has_images, turns_of
+from mdsmix.shards.token_ids import IGNORED_LABEL, PACKED_COLUMNS, decode_turns, has_images
 
 CHECKS = CheckList()
 
@@ -37,7 +37,7 @@ SAMPLE_LAYOUTS: dict[str, tuple[tuple[str, set[str]], ...]] = {
         ("turns", {"turns"}),
         ("input_ids", {"input_ids", "labels"}),
         ("tokens", {"tokens"}),
-        ("packed", set(PACKED)),
+        ("packed", set(PACKED_COLUMNS)),
     ),
 }
 """Loader -> the sample layouts that it reads, each with the columns that identify it, in the order
@@ -249,13 +249,13 @@ def labels_repeated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 def _has_masked_labels(sample: Sample, dtype: str) -> bool:
     """Check whether a sample's labels are its input_ids, except for positions of -100."""
     try:
-        (turn,) = turns_of(sample, dtype)
+        (turn,) = decode_turns(sample, dtype)
     except (MixRefused, ValueError):
         return False
     ids, labels = turn
     if not len(ids) or len(ids) != len(labels):
         return False
-    return bool(((labels == ids) | (labels == IGNORED)).all())
+    return bool(((labels == ids) | (labels == IGNORED_LABEL)).all())
 
 
 PLAUSIBLE_IDS = 1 << 22

@@ -21,7 +21,7 @@ from mdsmix.mix.checks.columns import find_layout
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.recipe.rules import PROCESSOR_FOLDER
 from mdsmix.shards.manifest import Encoding
-from mdsmix.shards.token_ids import PACKED, has_images, layout_of
+from mdsmix.shards.token_ids import PACKED_COLUMNS, find_id_columns, has_images
 from mdsmix.storage import locate
 from mdsmix.tokenizer.card import open_processor
 from mdsmix.tokenizer.published import fetch_folder, name_at_hand, read_card
@@ -155,7 +155,7 @@ def documents_joined(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "attention crosses from one to the next.",
 )
 def documents_unmasked(mix: Mix) -> Findings:
-    packed = [s for s in mix.train.streams if layout_of(s.columns) == PACKED]
+    packed = [s for s in mix.train.streams if find_id_columns(s.columns) == PACKED_COLUMNS]
     model = mix.yaml.value_at("model", "name")
     key = ".".join(USES_SEQUENCE_ID)
     masks = model == "mpt_causal_lm" and mix.yaml.value_at(*USES_SEQUENCE_ID)

@@ -20,14 +20,14 @@ from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
 from mdsmix.shards.counts import BAD_SHARE
 from mdsmix.shards.index import INDEX
 from mdsmix.shards.published import (
-    BESIDE,
-    CONTRADICTS,
-    INTERRUPTED,
-    MISSING,
-    SIZE,
-    TWICE,
+    MANIFEST_CONTRADICTS,
+    PUBLICATION_INTERRUPTED,
+    SHARD_BASENAMES,
+    SHARD_MISSING,
+    SHARD_SIZE,
+    SIDE_FILES,
 )
-from mdsmix.shards.verification import BAD_RECORDS, CONTENTS
+from mdsmix.shards.verification import QUARANTINE_RULE, SHARD_CONTENTS
 from mdsmix.storage import locate
 
 CHECKS = CheckList()
@@ -174,48 +174,48 @@ def _devices(mix: Mix, loader: Loader) -> int | None:
 AGAIN = "{again}; or copy the files again."
 REPAIR = "`mdsmix repair {folder} --recipe {recipe}` makes it again."
 FAULTS: dict[str, tuple[Severity, str, str]] = {
-    MISSING: (
+    SHARD_MISSING: (
         "error",
         "Streaming does not raise: without workers the epoch ends early, with workers training hangs.",
         AGAIN,
     ),
-    SIZE: (
+    SHARD_SIZE: (
         "error",
         "A shard that was cut off or replaced gives wrong samples, or fails its checksum and silently "
         "ends the epoch.",
         AGAIN,
     ),
-    CONTENTS: (
+    SHARD_CONTENTS: (
         "error",
         "A shard that was changed in place gives wrong samples, or fails its checksum and silently "
         "ends the epoch.",
         REPAIR,
     ),
-    TWICE: (
+    SHARD_BASENAMES: (
         "error",
         "Two entries of the index name one file, so one of the two shards is read twice and the other "
         "never.",
         "publish the stream again; merge_index does this to folders of one name.",
     ),
-    INTERRUPTED: (
+    PUBLICATION_INTERRUPTED: (
         "error",
         "The index is the previous one, or was replaced by hand: the manifest's tokens and tokenizer "
         "are not those of these shards.",
         "run `mdsmix convert` again, which completes the publication; if shards were changed by hand, "
         "delete mdsmix.manifest.",
     ),
-    CONTRADICTS: (
+    MANIFEST_CONTRADICTS: (
         "error",
         "The manifest counts other data than the shards contain, so it cannot be trusted.",
         "convert the stream again.",
     ),
-    BESIDE: (
+    SIDE_FILES: (
         "warning",
         "Training does not read them; without them `inspect` cannot name records, and a conversion is "
         "refused.",
         REPAIR,
     ),
-    BAD_RECORDS: (
+    QUARANTINE_RULE: (
         "warning",
         "Training does not read them; the records that were set aside can no longer be shown.",
         REPAIR,

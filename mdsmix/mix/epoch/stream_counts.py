@@ -24,7 +24,7 @@ from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.manifest import Encoding
-from mdsmix.shards.token_ids import Turn, layout_of, turns_of
+from mdsmix.shards.token_ids import Turn, decode_turns, find_id_columns
 from mdsmix.table import UNKNOWN, Estimate, about, is_known
 
 TOKEN_COLUMNS = ("tokens", "input_ids", "labels")
@@ -51,10 +51,10 @@ def read_head_turns(stream: StreamInMix, loader: Loader) -> Turns:
     dtype = str(loader.dataset.get("token_encoding_type", "int64"))
     samples = list[list[Turn]]()
     for sample in stream.head.samples:
-        if layout_of(sample) == ("tokens",) and "text" in sample:
+        if find_id_columns(sample) == ("tokens",) and "text" in sample:
             continue  # the loader reads the text
         with suppress(MixRefused, ValueError, TypeError, OverflowError):
-            turns = turns_of(sample, dtype)
+            turns = decode_turns(sample, dtype)
             if turns:
                 samples.append(turns)
     sides = [side for turns in samples for turn in turns for side in turn]

@@ -29,11 +29,11 @@ from mdsmix.kinds import kind_of
 from mdsmix.mix.offline.mix_plan import Source
 from mdsmix.mix.streams.mix import StreamInMix
 from mdsmix.ragged import Ragged
-from mdsmix.shards.counts import Totals, histogram
+from mdsmix.shards.counts import Totals, count_by_length
 from mdsmix.shards.index import Shard
-from mdsmix.shards.manifest import Manifest, Mixed
-from mdsmix.shards.shard_samples import columns_of, read_whole, reading
-from mdsmix.shards.token_ids import Tokens, has_images, tokens_of
+from mdsmix.shards.manifest import Manifest, MixedStream
+from mdsmix.shards.shard_samples import open_shard, read_all_samples, split_columns
+from mdsmix.shards.token_ids import Tokens, decode_tokens, has_images
 from mdsmix.shards.verification import ReadingWatcher
 from mdsmix.tokenizer.card import image_tokens
 
@@ -147,7 +147,7 @@ def _sorted(path: Path) -> Ragged:
 
 def deal_stream(
     source: Source, seed: int, buckets: Buckets, watcher: ReadingWatcher
-) -> tuple[Mixed, Totals]:
+) -> tuple[MixedStream, Totals]:
     """Deals out the drawn samples of a stream, and returns their counts. Unreachable, with the
     shard's name, where a shard is damaged.
     """
@@ -163,7 +163,7 @@ def deal_stream(
         is_counted &= found is not None
         totals += found or Totals(samples=int(copies.sum()))
         watcher.on_progress(int(samples.lengths @ copies), found.tokens if found else 0)
-    return Mixed(
+    return MixedStream(
         name=stream.name,
         index_hash=stream.index.hash,
         samples=stream.index.samples,
@@ -181,7 +181,7 @@ def _read_ahead(
     """
     with ThreadPoolExecutor(1) as reader:
         reading = (
-            (shard, times, reader.submit(read_whole, stream.folder, shard))
+            (shard, times, reader.submit(read_all_samples, stream.folder, shard))
             for shard, times in zip(stream.shards, copies, strict=True)
             if times.any()
         )
@@ -193,8 +193,8 @@ def _read_ahead(
 def _counted(stream: StreamInMix, shard: Shard, samples: Ragged, copies: Copies) -> Totals | None:
     """The counts of a shard's drawn samples; None where its columns hold no token ids."""
     manifest = stream.trusted_manifest
-    with reading(stream.folder, shard):
-        if (tokens := tokens_of(shard, samples)) is None:
+    with open_shard(stream.folder, shard):
+        if (tokens := decode_tokens(shard, samples)) is None:
             return None
         found = count_samples(tokens, copies, manifest)
         if has_images(shard.columns):
@@ -227,7 +227,7 @@ def count_samples(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> 
         longest=int(lengths[drawn].max()),
         cut_rows=int((cut > 0) @ copies),
         cut_tokens=int(cut @ copies),
-        lengths=histogram(np.repeat(lengths, copies)),
+        lengths=count_by_length(np.repeat(lengths, copies)),
         documents=0 if tokens.trained is None else int(np.diff(tokens.turns) @ copies),
     )
 
@@ -236,7 +236,7 @@ def _images(shard: Shard, samples: Ragged, copies: Copies, manifest: Manifest | 
     """The images of the samples, their bytes, and their tokens by the processor of the conversion
     (0 without one).
     """
-    found = dict(columns_of(shard, samples))
+    found = dict(split_columns(shard, samples))
     sizes = [[*map(tuple, orjson.loads(cell))] for cell in found["sizes"].slices()]
     counts, tokens = np.array([*map(len, sizes)], np.int64), np.zeros(len(sizes), np.int64)
     if digest := manifest and manifest.encoding.images.get("processor"):

@@ -30,14 +30,14 @@ from mdsmix.mix.offline.mix_plan import MixPlan
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.index import INDEX, Index, Shard, make_index, parse_index
-from mdsmix.shards.lease import Lease, lease, publish_in_place
-from mdsmix.shards.manifest import Mixed, UnitShards
+from mdsmix.shards.lease import Lease, hold_lease, publish_in_place
+from mdsmix.shards.manifest import MixedStream, UnitShards
 from mdsmix.shards.shard_files import (
     copy_missing,
-    distinct,
+    make_names_distinct,
     refuse_links,
     store_shards,
-    write_if_new,
+    write_if_changed,
 )
 from mdsmix.shards.verification import ReadingWatcher
 from mdsmix.storage import Location
@@ -56,7 +56,7 @@ class MixRecord:
     "`key` and `draw` are those of MixPlan."
     index_hash: str
     seed: int
-    mixed: list[Mixed]
+    mixed: list[MixedStream]
 
     def to_bytes(self) -> bytes:
         return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
@@ -103,7 +103,7 @@ def mix_offline(
         index = parse_index(content, str(folder))
     else:
         _refuse_replacing(plan, out, replace)
-        with lease(folder, watcher.say) as held:
+        with hold_lease(folder, watcher.say) as held:
             _refuse_replacing(plan, out, replace)  # the last holder of the lease may have published
             record, index = _mix(plan, folder, temporary or cache_folder() / "mix", watcher, held)
     return MixOutcome(
@@ -146,7 +146,7 @@ def _mix(
         buckets = Buckets(buckets_folder, plan.buckets, derive_seed(plan.seed, "shuffle"))
         drawn = [deal_stream(source, plan.seed, buckets, watcher) for source in plan.sources]
         shards = _store(plan, buckets, folder, watcher)
-    index = make_index(distinct(shards))
+    index = make_index(make_names_distinct(shards))
     copy_missing(folder, index.files, [folder])
     record = MixRecord(
         key=plan.key,
@@ -163,7 +163,7 @@ def _mix(
         mixed=record.mixed,
     )
     held.confirm()
-    write_if_new(folder / RECORD, record.to_bytes())
+    write_if_changed(folder / RECORD, record.to_bytes())
     publish_in_place(folder, index, manifest.to_bytes() if manifest else None, held)
     return record, index
 

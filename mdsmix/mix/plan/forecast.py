@@ -29,8 +29,14 @@ from mdsmix.shapes.functions import is_function
 from mdsmix.shards.counts import Records
 from mdsmix.shards.index import StoredFile, make_index
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest, TokenizerCard
-from mdsmix.shards.published import Stream
-from mdsmix.shards.shard_files import SHARD_BYTES, SHARD_ROWS, ShardLayout, compressed, shard_of
+from mdsmix.shards.published import PublishedStream
+from mdsmix.shards.shard_files import (
+    SHARD_BYTES,
+    SHARD_ROWS,
+    ShardLayout,
+    compress_zstd,
+    make_shard,
+)
 from mdsmix.storage import Location, locate
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 
@@ -48,7 +54,7 @@ OFFSET_BYTES = 4
 "Bytes of each sample in a shard's table of offsets."
 
 
-def forecast_stream(recipe: Recipe, spec: StreamSpec) -> tuple[Stream, str]:
+def forecast_stream(recipe: Recipe, spec: StreamSpec) -> tuple[PublishedStream, str]:
     """The stream as it will be published, and a sentence on how far its source was read.
     RecipeError where no record becomes a sample, or the recipe is wrong.
     """
@@ -127,7 +133,7 @@ def _stream(
     looks: Sequence[SplitSample],
     scale: float,
     size: int,
-) -> Stream:
+) -> PublishedStream:
     """The stream of a source of `size` bytes, in equal shards. `scale`: the stream's size as a
     multiple of the part that was read.
     """
@@ -144,9 +150,9 @@ def _stream(
     number = min(samples, max(map(math.ceil, least)))
     stored, packed = StoredFile(basename="not-yet.mds", bytes=round(raw / number)), None
     if codec := layout.compression:
-        ratio = len(compressed(body, codec)) / max(1, len(body))
+        ratio = len(compress_zstd(body, codec)) / max(1, len(body))
         packed = StoredFile(basename="not-yet.mds.zstd", bytes=round(ratio * stored.bytes))
-    index = make_index([shard_of(layout, samples // number, stored, packed)] * number)
+    index = make_index([make_shard(layout, samples // number, stored, packed)] * number)
     counts = {
         "samples": index.samples,
         **{key: round(scale * getattr(seen, key)) for key in SCALED},
@@ -171,4 +177,4 @@ def _stream(
         index_hash=index.hash,
         complete=True,
     )
-    return Stream(folder=folder, index=index, manifest=manifest)
+    return PublishedStream(folder=folder, index=index, manifest=manifest)

@@ -19,7 +19,7 @@ from mdsmix.foundry_yaml.training_yaml import TRAIN, Settings, StreamSection
 from mdsmix.mix.render.set_into import LENGTH, LINK
 from mdsmix.recipe import Recipe, StreamSpec, WeightSpec
 from mdsmix.shards.index import Index
-from mdsmix.shards.manifest import TokenizerCard, processor_folder
+from mdsmix.shards.manifest import TokenizerCard, name_processor_folder
 from mdsmix.storage import Location, locate
 
 Section = dict[str, Any]
@@ -220,7 +220,7 @@ def find_fetch_folder(recipe: Recipe, processor: str | None = None) -> Location 
     with suppress(MdsmixError):  # tokenizer-unseen and the checks of images say why
         card = TokenizerCard.of(open_tokenizer(recipe.tokenizer))
         digest = open_processor(processor).hash if processor else None
-        folder = processor_folder(digest, card) if digest else card.folder_name
+        folder = name_processor_folder(digest, card) if digest else card.folder_name
         return locate(str(recipe.remote)) / folder
     return None
 

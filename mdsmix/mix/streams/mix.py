@@ -23,9 +23,9 @@ from mdsmix.messages import listed
 from mdsmix.mix.epoch.apportion import Apportioned
 from mdsmix.recipe import Recipe, StreamSpec, TokenizerSpec
 from mdsmix.shards.manifest import Encoding, TokenizerCard
-from mdsmix.shards.published import Stream
+from mdsmix.shards.published import PublishedStream
 from mdsmix.shards.shard_samples import Sample
-from mdsmix.shards.verification import Report
+from mdsmix.shards.verification import VerifyReport
 from mdsmix.sources import ReadAs, SourceFile, find
 from mdsmix.sources.find import filled
 from mdsmix.storage import Location, locate, together
@@ -89,7 +89,7 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamInMix(StreamSection, Stream):
+class StreamInMix(StreamSection, PublishedStream):
     """One published stream and its section in the loader. Its folder is the remote, or the local
     folder if it has no remote.
     """
@@ -101,7 +101,7 @@ class StreamInMix(StreamSection, Stream):
 
     @classmethod
     def of(
-        cls, stream: Stream, name: str, settings: Settings, survey: str | None = None
+        cls, stream: PublishedStream, name: str, settings: Settings, survey: str | None = None
     ) -> StreamInMix:
         return cls(
             name=name,
@@ -126,13 +126,13 @@ class StreamInMix(StreamSection, Stream):
 
     @cached_property
     def head(self) -> Head:
-        from mdsmix.shards.shard_samples import read_head
+        from mdsmix.shards.shard_samples import read_first_samples
 
         first = self.first_filled
         if self.survey or first is None or not self.holds(first):
             return Head()
         try:
-            return Head(samples=tuple(read_head(self.folder, first)))
+            return Head(samples=tuple(read_first_samples(self.folder, first)))
         except Unreachable as error:
             if " is damaged: " not in str(error):
                 raise
@@ -211,7 +211,7 @@ class Mix:
     """The folder from which training nodes fetch the tokenizer; None if it is at a hub or on the
     same disk.
     """
-    verified: Mapping[str, Report] = field(default_factory=dict)
+    verified: Mapping[str, VerifyReport] = field(default_factory=dict)
     """URL of a stream's folder -> the report of reading all its bytes; empty without --deep."""
     shares: Apportioned | None = None
     """The recipe's shares as samples, which are the streams' `choose`; None if the recipe has no

@@ -43,15 +43,15 @@ from mdsmix.recipe.read import parted, read_text
 from mdsmix.shards.index import INDEX
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.shards.published import (
-    Stream,
-    current,
+    PublishedStream,
+    find_current,
     find_published,
-    limited,
-    nothing_published,
-    read_in,
-    read_published,
+    list_limited,
+    make_not_published,
+    open_published,
+    open_stream_in,
 )
-from mdsmix.shards.token_ids import PACKED, layout_of
+from mdsmix.shards.token_ids import PACKED_COLUMNS, find_id_columns
 from mdsmix.storage import Location, locate, together
 from mdsmix.tokenizer.published import adopt_hash
 
@@ -66,7 +66,7 @@ OwnEvals = Literal["look", "keep", "drop"]
 """What happens to evaluations that are not the recipe's. `look`: their streams are opened; `keep`:
 an evaluation whose streams cannot be opened is judged by its keys; `drop`: they are left out.
 """
-Surveyor = Callable[[Recipe, StreamSpec], tuple[Stream, str]]
+Surveyor = Callable[[Recipe, StreamSpec], tuple[PublishedStream, str]]
 """A function from an unpublished stream to its estimate as a Stream, and a sentence on how far its
 source was read.
 """
@@ -139,7 +139,9 @@ def _list_train_splits(url: str) -> list[str]:
     folder = locate(url)
     if folder.is_store:
         return []
-    return [f"{url}/{name}/train" for name in folder.folders() if current(folder / name / "train")]
+    return [
+        f"{url}/{name}/train" for name in folder.folders() if find_current(folder / name / "train")
+    ]
 
 
 def drop_evaluations(recipe: Recipe, path: str) -> Recipe:
@@ -278,7 +280,9 @@ def _hint_at_limited(recipe: Recipe, missing: Iterable[StreamSpec]) -> str:
     """Return a hint if streams that are not published were converted with `--limit`; otherwise an
     empty string.
     """
-    folders = [folder for spec in missing for folder in limited(locate(recipe.published(spec)))]
+    folders = [
+        folder for spec in missing for folder in list_limited(locate(recipe.published(spec)))
+    ]
     if not folders:
         return ""
     targets = shlex.join(folder.url for folder in folders)
@@ -321,7 +325,7 @@ def make_stream_mix(urls: Sequence[str]) -> Mix:
 
 def _choose_loader(streams: Iterable[StreamInMix]) -> str:
     columns = [stream.columns for stream in streams]
-    if PACKED in map(layout_of, columns):
+    if PACKED_COLUMNS in map(find_id_columns, columns):
         return MDSMIX_LOADER
     is_plain = all({"tokens", "text"} & names.keys() for names in columns)
     return "text" if is_plain else "finetuning"
@@ -432,7 +436,7 @@ def _open_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
     folder = locate(section.url)
     if split:
         folder = folder / str(split)
-    stream = read_published(folder)
+    stream = open_published(folder)
     if stream is None or stream.folder != folder:
         wrong = "its remote, local or split"
         if stream:
@@ -450,16 +454,16 @@ def _open_published(recipe: Recipe, spec: StreamSpec) -> StreamInMix | None:
     if a stream without a source is not there.
     """
     folder = locate(recipe.published(spec))
-    stream = read_published(folder / spec.split)
+    stream = open_published(folder / spec.split)
     if stream is None and not spec.source:
-        stream = read_published(folder)
+        stream = open_published(folder)
         if stream is None:
-            raise nothing_published(folder / spec.split)
+            raise make_not_published(folder / spec.split)
     return _with_section(recipe, spec, stream) if stream else None
 
 
 def _with_section(
-    recipe: Recipe, spec: StreamSpec, stream: Stream, survey: str | None = None
+    recipe: Recipe, spec: StreamSpec, stream: PublishedStream, survey: str | None = None
 ) -> StreamInMix:
     """Join a stream with the section that the recipe renders for it."""
     root, split = _split_folder(stream, locate(recipe.published(spec)))
@@ -474,7 +478,7 @@ def _open_stream(url: str) -> StreamInMix:
     folder = locate(url)
     if folder.name == INDEX:
         folder = folder.parent
-    stream = read_published(folder) or read_in(find_published(folder))
+    stream = open_published(folder) or open_stream_in(find_published(folder))
     root, split = _split_folder(stream, folder)
     settings = {"remote" if folder.is_store else "local": str(root)}
     if split:
@@ -482,7 +486,7 @@ def _open_stream(url: str) -> StreamInMix:
     return StreamInMix.of(stream, url, settings)
 
 
-def _split_folder(stream: Stream, root: Location) -> tuple[Location, str]:
+def _split_folder(stream: PublishedStream, root: Location) -> tuple[Location, str]:
     """Return the folder from which a loader reads the stream, and its split; an empty split if the
     stream is in `root` itself.
     """

@@ -10,7 +10,7 @@ from composer.models import HuggingFaceModel
 from llmfoundry import registry
 from transformers import PreTrainedTokenizerBase
 
-from mdsmix.load.vision import opened
+from mdsmix.load.vision import load_processor
 from tests.processors import tiny_model
 
 
@@ -19,5 +19,5 @@ class TinySeeing(HuggingFaceModel):
     """A randomly initialised Qwen2.5-VL, which the registry's `hf_causal_lm` does not load."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, processor: str, **_: Any) -> None:
-        model = tiny_model(len(tokenizer), opened(processor))
+        model = tiny_model(len(tokenizer), load_processor(processor))
         super().__init__(model, tokenizer=tokenizer, use_logits=True)
