@@ -148,7 +148,7 @@ def test_answers_that_a_field_marks_as_bad_are_left_out(tmp_path: Path) -> None:
             text_of({"tokenizer": "t", "max_seq_len": 64, "local": "mix"}, [draft])
         )
         (stream,) = open_recipe(tmp_path / "recipe.yaml").streams.values()
-        kept = [parse_where(where).refused(record) is None for record in records] if where else []
+        kept = [parse_where(where).refusal(record) is None for record in records] if where else []
         assert stream.source.where == where
         assert kept == [record["label"] for record in records if where]
 

@@ -106,6 +106,6 @@ def test_a_condition_compares_large_numbers_exactly() -> None:
     number = 10**21 + 1
     (record, other) = (read_json(f'{{"n": {each}}}') for each in (number, number - 1))
     condition = parse_where(f"n == {number}")
-    assert condition.refused(record) is None
-    assert condition.refused(other) is not None
-    assert condition.refused(orjson.loads(f'{{"n": {number}}}')) is not None, "a float is another"
+    assert condition.refusal(record) is None
+    assert condition.refusal(other) is not None
+    assert condition.refusal(orjson.loads(f'{{"n": {number}}}')) is not None, "a float is another"

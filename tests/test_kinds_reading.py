@@ -132,8 +132,8 @@ SOURCES = [
     ({"shape": "alpaca", "instruction": "q", "output": "a", "text": "t"}, "the source names text and instruction and output"),
     ({"messages": "messages", "joined_by": ""}, "joined_by is for records of the shape alpaca and preference_alpaca, and these are messages"),
     ({"instruction": "q", "response": "a"}, "or messages, or conversations, or conversation, or instruction and output."),
-    ({"shape": "x/none.py:"}, "which names no function"),
-    ({"shape": "not a name:read"}, "which names no function"),
+    ({"shape": "x/none.py:"}, "which does not name a function"),
+    ({"shape": "not a name:read"}, "which does not name a function"),
     ({"shape": "x/fine.py:read", "prompt": "q"}, "take prompt out"),
     ({"prompt": "q", "response": "a", "gives": "pair"}, "gives is pair, which is for a function"),
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mdsmix.record import RecordRefused
 from mdsmix.shapes.condition import BadCondition, parse_where
-from mdsmix.shapes.fields import BadField, derived, parse, value_at
+from mdsmix.shapes.fields import BadField, find_value, make_deriver, parse_field
 from tests.alarm import at_most
 
 NAMES = st.text("ab é-", min_size=1, max_size=2)
@@ -41,7 +41,7 @@ def places(value: Any, path: str = "") -> dict[str, Any]:
 @given(RECORDS)
 def test_every_place_of_a_record_has_a_path(record: dict[str, Any]) -> None:
     for path, value in places(record).items():
-        field, root = parse(path), path.split(".")[0].split("[")[0]
+        field, root = parse_field(path), path.split(".")[0].split("[")[0]
         assert field.find(record) is value
         assert field.roots >= {root}
         read = {name: record[name] for name in record if name in field.roots}
@@ -54,26 +54,26 @@ def test_what_no_walk_finds_is_missing(record: dict[str, Any], steps: list[str |
     path = "a" + "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in steps)
     known = places(record)
     if path in known:
-        assert parse(path).find(record) is known[path]
+        assert parse_field(path).find(record) is known[path]
     else:
         with pytest.raises(RecordRefused):
-            parse(path).find(record)
-        assert value_at(path, record) is None
+            parse_field(path).find(record)
+        assert find_value(path, record) is None
 
 
 @given(st.sampled_from(["a.b", "a[0]", "a.b[1].c", "{a}", "a{{}}{b}"]), VALUES, RECORDS)
 def test_a_field_that_is_named_just_so_wins(name: str, value: Any, record: dict[str, Any]) -> None:
-    assert parse(name).find(record | {name: value}) is value
-    assert name in parse(name).roots
+    assert parse_field(name).find(record | {name: value}) is value
+    assert name in parse_field(name).roots
 
 
 def test_what_is_no_path_is_a_name_and_what_is_no_template_is_refused() -> None:
     for name in ("text", "score[en]", "a..b", ".a", "a.", "[0]", "a[0", "a]", "a[]", "a b-c", "a[0]b"):  # fmt: skip
-        assert (parse(name).entered, parse(name).roots) == (set(), {name})
-        assert derived([name]) is None
+        assert (parse_field(name).entered, parse_field(name).roots) == (set(), {name})
+        assert make_deriver([name]) is None
     for template in ("{title", "a {title} }", "{}", "a{b{c}}", "{{}", "x{", "{a:3}", "{a!r}"):
-        with pytest.raises(BadField, match="is a field"):
-            parse(template)
+        with pytest.raises(BadField, match="for a field"):
+            parse_field(template)
 
 
 @given(TEXTS, st.lists(st.sampled_from(["{a}", "{b}", "{m.c}", "{{", "}}", " ", "\n\n", "%s"])))
@@ -81,8 +81,8 @@ def test_a_template_is_its_fields_joined(texts: dict[str, str], pieces: list[str
     template = "{a}" + "".join(pieces)
     record = {"a": texts["a"], "b": texts["b"], "m": {"c": texts["c"]}}
     said = template.replace("{m.c}", "{c}").format(**texts)
-    assert parse(template).find(record) == said
-    derive: Any = derived([template])
+    assert parse_field(template).find(record) == said
+    derive: Any = make_deriver([template])
     assert derive(record) == record | {template: said}
     assert template not in record, "a record is not changed"
 
@@ -135,10 +135,10 @@ def by_python(condition: str, record: dict[str, Any]) -> str | None:
 @given(CONDITIONS, st.dictionaries(st.sampled_from(FIELDS), CELLS))
 def test_a_condition_says_what_python_says(condition: str, record: dict[str, Any]) -> None:
     where = parse_where(condition)
-    assert where.refused(record) == by_python(condition, record)
+    assert where.refusal(record) == by_python(condition, record)
     assert where.entered == {sign[:4] for sign in ("tags[", "meta.") if sign in condition}
     read = {name: value for name, value in record.items() if name in where.roots}
-    assert where.refused(read) == where.refused(record), "its roots are all that it reads"
+    assert where.refusal(read) == where.refusal(record), "its roots are all that it reads"
 
 
 MORE: list[tuple[str, dict[str, Any], str | None]] = [
@@ -164,31 +164,31 @@ MORE: list[tuple[str, dict[str, Any], str | None]] = [
 
 def test_what_python_has_no_word_for() -> None:
     for condition, record, reason in MORE:
-        assert parse_where(condition).refused(record) == reason, (condition, record)
+        assert parse_where(condition).refusal(record) == reason, (condition, record)
     assert parse_where("a == true").roots == {"a"}
 
 
 def test_long_texts_and_deep_values_take_no_longer() -> None:
     where = parse_where("matches(a, '^(a+)+$')")
     with at_most(60):  # by backtracking 2^200,000 steps
-        assert where.refused({"a": "a" * 200_000 + "b"}) == "where"
+        assert where.refusal({"a": "a" * 200_000 + "b"}) == "where"
     deep: Any = 1
     for _ in range(100_000):
         deep = [deep]
-    found = parse_where("a == b").refused({"a": deep, "b": [deep]})
+    found = parse_where("a == b").refusal({"a": deep, "b": [deep]})
     assert found in ("where", "where_not_comparable")
 
 
 BAD = {
     "invalid syntax": [""],
     "at character 6 of \"lang = 'en'\": invalid syntax": ["lang = 'en'"],
-    "'2 ** 9 ** 9': it may hold fields": ["lang == 'en' and 2 ** 9 ** 9"],
-    "'lang.lower()': it may hold fields": ["lang.lower() == 'en'"],
-    "it may hold fields": ["__import__('os').system('x')", "len(a, b)", "[x for x in a]", "matches(a, b)"],
-    "is no field": ["a[b]", "(a + b).c == 1", "a[0:1]", "field(a) == 1"],
+    "'2 ** 9 ** 9': a condition may contain fields": ["lang == 'en' and 2 ** 9 ** 9"],
+    "'lang.lower()': a condition may contain fields": ["lang.lower() == 'en'"],
+    "a condition may contain fields": ["__import__('os').system('x')", "len(a, b)", "[x for x in a]", "matches(a, b)"],
+    "is not a field": ["a[b]", "(a + b).c == 1", "a[0:1]", "field(a) == 1"],
     "invalid perl operator": ["matches(a, '(?=x)')"],
-    "RE2 does not read the regular expression": ["matches(a, '((a{500}){500}){500}')"],
-    "{title} is a field": ["field('{') == 1"],
+    "RE2 cannot read the regular expression": ["matches(a, '((a{500}){500}){500}')"],
+    "{title} for a field": ["field('{') == 1"],
     "at character 1": ["from == 1"],
     "null byte": ["a\x00"],
     "too many nested parentheses|too complex": ["(" * 5_000 + "a" + ")" * 5_000],

@@ -265,7 +265,7 @@ def test_a_function_may_give_a_preference(tmp_path: Path, tokenizer_folder: Path
     (bad,) = quarantined(tmp_path / "out/likes/train")
     assert (bad["reason"], bad["detail"]["said"]) == (
         "function_gave_other",
-        "a pair of a stream of preferences: source.gives: pair makes one of pairs",
+        "a pair in a stream of preferences: write source.gives: pair for pairs",
     )
     text = {"prompt": "Who?", "chosen": " Ann.", "rejected": " Bob."}
     chat = text | {"prompt": [message("user", "Who?")]}

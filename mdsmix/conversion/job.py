@@ -23,7 +23,7 @@ from mdsmix.kinds.read_records import open_looking
 from mdsmix.kinds.recipe_changes import SAMPLE
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.stream_spec import BY_BUDGET
-from mdsmix.shapes.functions import Function, known
+from mdsmix.shapes.functions import Function, registered_function
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.published import list_versions, locate_version
 from mdsmix.shards.shard_files import ShardLayout
@@ -236,7 +236,7 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
     return Job(
         name=stream.name,
         encoding=encoding,
-        function=known(encoding.shape),
+        function=registered_function(encoding.shape),
         processor=open_processor(named) if named and kind.has_images else None,
         tokenizer=tokenizer,
         backend=recipe.tokenizer.backend,

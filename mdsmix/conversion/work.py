@@ -27,7 +27,7 @@ from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.engines.tasks import Ended, Engine, Task
 from mdsmix.kinds.rules import rule_changes
 from mdsmix.messages import listed
-from mdsmix.shapes.functions import load
+from mdsmix.shapes.functions import import_function
 from mdsmix.shards.counts import Records
 from mdsmix.sources import Unit, counted_key, prepare
 from mdsmix.storage import together
@@ -93,7 +93,7 @@ class Work:
         all of them.
         """
         open_tokenizer_backend(self.job)
-        if said := load(self.job.encoding.shape):
+        if said := import_function(self.job.encoding.shape):
             self.say(said)
         prepare(self.units)
 

@@ -21,7 +21,7 @@ from mdsmix.messages import counted, listed, printable
 from mdsmix.recipe import SourceSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, Shape
-from mdsmix.shapes.fields import derived, parse
+from mdsmix.shapes.fields import make_deriver, parse_field
 from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER, with_images
 from mdsmix.sources.arrow import begins_as
 
@@ -63,7 +63,7 @@ class Guess:
     @property
     def left(self) -> set[str]:
         """Fields of the records that the shape does not read."""
-        read = {root for name in self.fields.values() for root in parse(name).roots}
+        read = {root for name in self.fields.values() for root in parse_field(name).roots}
         return {*self.head.fields} - read - {*self.shape.extras, *(self.shape.image_fields or ())}
 
     @property
@@ -179,9 +179,9 @@ def _prepared(shape: Shape, fields: Mapping[str, str], head: FirstRecords) -> Se
     JSON in texts parsed.
     """
     structured = [fields[key] for key in shape.structured if key in fields]
-    entered = [root for name in fields.values() for root in parse(name).entered]
+    entered = [root for name in fields.values() for root in parse_field(name).entered]
     named = [*structured, *entered, *shape.extras]
-    records, derive = head.parsed(named), derived(fields.values())
+    records, derive = head.parsed(named), make_deriver(fields.values())
     return [*map(derive, records)] if derive else records
 
 

@@ -28,8 +28,14 @@ from mdsmix.schema import brief
 from mdsmix.shapes import SHAPES, Shape, find_shape, published_name
 from mdsmix.shapes.condition import BadCondition, Condition, parse_where
 from mdsmix.shapes.conversation_rules import MARK
-from mdsmix.shapes.fields import BadField, Field, parse
-from mdsmix.shapes.functions import fault, find_function, function_shape, is_function
+from mdsmix.shapes.fields import BadField, Field, parse_field
+from mdsmix.shapes.functions import (
+    FunctionName,
+    describe_bad_name,
+    find_function,
+    function_shape,
+    is_function,
+)
 from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.shards.manifest import Encoding
@@ -66,7 +72,7 @@ def shape_of_stream(stream: StreamSpec) -> Shape | None:
     source = stream.source
     assert source is not None
     if is_function(source.shape):
-        return function_shape(f"{_gives(stream)} by {source.shape}")
+        return function_shape(FunctionName.in_recipe(source.shape, _gives(stream)))
     return find_shape(source.shape, source.fields)
 
 
@@ -137,9 +143,9 @@ def _reads(encoding: Encoding) -> Iterator[Field | Condition]:
     """The parsed fields, id, image fields and condition (`where`) of a stream: all that reads a
     record by the names of its fields.
     """
-    yield from map(parse, filter(None, (*encoding.fields.values(), encoding.id)))
+    yield from map(parse_field, filter(None, (*encoding.fields.values(), encoding.id)))
     if encoding.images and _is_beside(encoding):
-        yield from map(parse, image_fields(encoding))
+        yield from map(parse_field, image_fields(encoding))
     if encoding.where:
         yield parse_where(encoding.where)
 
@@ -262,7 +268,7 @@ def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         yield f"kind is {stream.kind!r}; {hint(stream.kind, list(dict.fromkeys(kind.word for kind in KINDS)))}"
         return
     if is_function(source.shape):
-        if sentence := fault(source.shape):
+        if sentence := describe_bad_name(source.shape):
             yield sentence
         if named := [*source.fields, *["images"][: stream.images is not None]]:
             yield f"source.shape is a function, which reads the record itself and gives no images: take {' and '.join(named)} out."
@@ -302,7 +308,7 @@ def _unreadable(source: SourceSpec, shape: Shape | None) -> Iterator[str]:
     key = ""
     try:
         for key, name in {**source.fields, "id": source.id}.items():
-            if name and parse(name).is_template and shape and key in shape.structured:
+            if name and parse_field(name).is_template and shape and key in shape.structured:
                 yield f"source.{key} is {brief(name)}, a template, which makes a text: name the field that holds the list."
         key = "where"
         if source.where is not None:

@@ -19,7 +19,7 @@ from mdsmix.record import NoRecord, RichConversation, detail_of
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.condition import Condition, parse_where
 from mdsmix.shapes.conversation_rules import holds_null
-from mdsmix.shapes.fields import derived, value_at
+from mdsmix.shapes.fields import find_value, make_deriver
 from mdsmix.shapes.image_parts import NOTHING
 from mdsmix.shards.manifest import Encoding
 from mdsmix.storage import Location
@@ -128,14 +128,14 @@ class Reading:
         """The shape's result for each record, or a reason code. Without `where`, options and
         templates `read_plain` takes all at once.
         """
-        where, derive = self.where, derived(self.fields.values())
+        where, derive = self.where, make_deriver(self.fields.values())
         if not (where or derive or self.options):
             found = self.shape.read_plain(records, self.fields)
             if found is not None:
                 return found
 
         def read(record: Any) -> Any:
-            if where and (why := where.refused(record)):
+            if where and (why := where.refusal(record)):
                 return why
             if derive and isinstance(found := derive(record), NoRecord):
                 return found
@@ -152,7 +152,7 @@ class Reading:
             if key in self.fields and "nulls" not in self.options:
                 each = zip(records, found, strict=True)
                 rich = (
-                    (value_at(self.fields[key], record), conversation)
+                    (find_value(self.fields[key], record), conversation)
                     for record, conversation in each
                     if type(conversation) is RichConversation and not conversation.images
                 )
@@ -189,7 +189,7 @@ class Reading:
         """The samples with the names of their records in `ids`, and with `id` in the detail of
         rejected records.
         """
-        found = [value_at(self.id or "", record) for record in records]
+        found = [find_value(self.id or "", record) for record in records]
         names: list[Any] = [*map(_name, found)]
         rejected = {
             at: why if names[at] is None else NoRecord(why, id=names[at], **detail_of(why))

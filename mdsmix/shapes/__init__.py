@@ -1,8 +1,8 @@
 """Record shapes: how people write a document, a pair or a conversation into a JSON object.
 
 A shape is one pure function from a decoded record to a `Document`, `Pair`, `Conversation` or
-`Preference`; RecordRefused says why a record is none of these. A shape uses no I/O, no tokenizer
-and no template. A further shape is one more file and one line in `SHAPES`.
+`Preference`. It raises RecordRefused with a reason code if the record cannot be read. A new shape
+is one more file and one line in `SHAPES`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mdsmix.extensions import extension, version_of
-from mdsmix.shapes.functions import function_shape, is_function
+from mdsmix.shapes.functions import FunctionName, function_shape, is_function
 from mdsmix.shapes.messages import MESSAGES, OPENAI, PROMPT_COMPLETION
 from mdsmix.shapes.preference import PREFERENCE, PREFERENCE_ALPACA, PREFERENCE_SHAREGPT
 from mdsmix.shapes.shape import Fields, Shape
@@ -35,29 +35,35 @@ _ALL = (
 )
 SHAPES: dict[str, Shape] = {shape.name: shape for shape in _ALL}
 ENTRY_POINTS = "mdsmix.shapes"
-"The group by which other packages register a Shape."
-OF = " of "
+"The group in which other packages register a Shape."
+_OF = " of "
 
 
 def published_name(shape: Shape) -> str:
-    """The name by which a published stream knows a shape: `chatty of shapes-of-mine 1.2` where
-    another package registers it.
+    """Return the name of a shape in a published stream. The name of a shape that another package
+    registers ends in the package's version: `chatty of shapes-of-mine 1.2`.
     """
     version = "" if shape.name in SHAPES else version_of(ENTRY_POINTS, shape.name)
-    return f"{shape.name}{OF}{version}" if version else shape.name
+    return f"{shape.name}{_OF}{version}" if version else shape.name
 
 
 def find_shape(name: str | None, keys: Iterable[str]) -> Shape | None:
-    """The shape of this name; without a name, the shape that follows from the keys of the source.
-    None where there is none.
+    """Find a shape by its published name, or without a name by the keys of a source.
+
+    Args:
+        name: a name that `published_name` returns, or that a recipe gives; None if neither names
+            the shape.
+        keys: the keys of `source:` that name fields.
+
+    Returns None if no shape has this name or follows from these keys.
     """
-    if name is not None:
-        if is_function(name):
-            return function_shape(name)
-        name = name.partition(OF)[0]
-        return SHAPES.get(name) or extension(ENTRY_POINTS, name)
-    given = set(keys)
-    return next((shape for shape in SHAPES.values() if shape.is_told_by(given)), None)
+    if name is None:
+        given_keys = set(keys)
+        return next((shape for shape in SHAPES.values() if shape.follows_from(given_keys)), None)
+    if is_function(name):
+        return function_shape(FunctionName.from_text(name))
+    name = name.partition(_OF)[0]
+    return SHAPES.get(name) or extension(ENTRY_POINTS, name)
 
 
 __all__ = ["SHAPES", "Fields", "Shape", "find_shape", "published_name"]

@@ -1,10 +1,10 @@
 """A recipe's `where:`, a condition on a record's fields: `lang == 'en' and len(text) > 200 and not
 matches(url, '^https?://x')`.
 
-A condition is written in Python's syntax and parsed by `ast`. Only conditions of the few constructs
-in `ALLOWED` are compiled, and functions of this package read the fields. There is no arithmetic, so
-no power or repeated text can grow. Regular expressions are RE2's, whose time is linear in the text:
-one of the standard library may take years for a record of thirty characters.
+A condition is written in Python's syntax and parsed with `ast`. Only the few constructs in
+`ALLOWED` are compiled, and functions of this package read the fields. There is no arithmetic, so a
+condition cannot build huge numbers or texts. Regular expressions are RE2's, whose time is linear in
+the text: one of the standard library may take years for a record of thirty characters.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from itertools import chain
 from typing import Any
 
 from mdsmix.record import RecordRefused
-from mdsmix.shapes.fields import BadField, Field, parse, value_at
+from mdsmix.shapes.fields import BadField, Field, find_value, parse_field
 from mdsmix.shards.counts import NO_MATCH
 
-EXAMPLE = "a condition is written as lang == 'en' and score > 0.5"
+EXAMPLE = "write a condition like lang == 'en' and score > 0.5"
 ALLOWED = (
-    "it may hold fields such as meta.lang and turns[0], texts, numbers, ==, !=, <, <=, >, >=, in, is None, and, or, not, len(field), "
-    "matches(field, 'regex'), exists(field) and field('any name'), where the last two take no other condition"
+    "a condition may contain fields such as meta.lang and turns[0], texts, numbers, "
+    "==, !=, <, <=, >, >=, in, is None, and, or, not, len(field), matches(field, 'regex'), "
+    "exists(field) and field('any name'); exists and field take only the name of a field"
 )
 _AS_PYTHON = (
     *("BoolOp", "And", "Or", "UnaryOp", "Not", "USub", "Compare", "Eq", "NotEq", "Lt", "LtE"),
     *("Gt", "GtE", "In", "NotIn", "Constant", "List", "Tuple", "Set", "Load"),
 )
-"Nodes of Python's syntax that a condition may hold, with their meaning in Python."
+"Nodes of Python's syntax that a condition may contain, with their meaning in Python."
 _FIELD = re.compile(r"\w+(\.\w+|\[-?\d+\])*")
 _CONSTANTS = {"true": True, "false": False, "null": None}
-"Constants as JSON and YAML write them. A field of such a name is written field('true')."
+"Constants as JSON and YAML write them. A field with such a name is written field('true')."
 
 
 class BadCondition(Exception):
-    """A condition that cannot be read; the message says where and why."""
+    """A condition cannot be read; the message says where and why."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,20 @@ class Condition:
     roots: frozenset[str]
     "The record's top-level names that the condition reads."
     entered: frozenset[str]
-    "The roots that hold lists or objects, since a path goes into them."
-    holds: Callable[[dict[str, Any]], Any]
-    """Record -> whether the condition is true of it; RecordRefused for a missing field, TypeError
-    for types that do not compare.
+    "The roots whose values are lists or objects, since a path goes into them."
+    is_true: Callable[[dict[str, Any]], Any]
+    """Record -> whether it meets the condition. Raises RecordRefused if a field is missing,
+    TypeError if two types do not compare.
     """
 
-    def refused(self, record: Any) -> str | None:
-        """The reason code of a record that is left out; None for one that stays. A value that is no
-        object stays: its shape refuses it.
+    def refusal(self, record: Any) -> str | None:
+        """Return the reason code of a record that is left out; None for one that stays. A value
+        that is not an object stays: its shape refuses it.
         """
         if type(record) is not dict:
             return None
         try:
-            return None if self.holds(record) else NO_MATCH
+            return None if self.is_true(record) else NO_MATCH
         except RecordRefused:
             return "where_missing_field"
         except (TypeError, RecursionError, UnicodeEncodeError):
@@ -70,28 +71,33 @@ class Condition:
 
 @lru_cache(maxsize=64)
 def parse_where(expression: str) -> Condition:
-    """The condition of a recipe's `where`; BadCondition where it cannot be read."""
-    text, compiler = expression.strip().replace("\n", " "), _Compiler()
+    """Compile the condition of a recipe's `where`. Raises BadCondition if it cannot be read."""
+    text = expression.strip().replace("\n", " ")
+    compiler = _Compiler()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # '\d' in a regular expression, 'a' is None
+            warnings.simplefilter("ignore")  # on '\d' in a regular expression, and on 'a' is None
             tree = compiler.visit(ast.parse(text, mode="eval").body)
-            known = {"__builtins__": {}, "len": len, **compiler.functions}
-            holds = eval(f"lambda record: {ast.unparse(tree)}", known)
+            names = {"__builtins__": {}, "len": len, **compiler.functions}
+            is_true = eval(f"lambda record: {ast.unparse(tree)}", names)
     except SyntaxError as error:
         raise BadCondition(
             f"at character {error.offset or 1} of {text[:60]!r}: {error.msg}; {EXAMPLE}"
         ) from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise BadCondition(f"it cannot be read ({str(error) or 'too deep'}); {EXAMPLE}") from None
-    fields = compiler.fields
-    roots = frozenset(chain.from_iterable(field.roots for field in fields))
-    return Condition(roots, frozenset(chain.from_iterable(f.entered for f in fields)), holds)
+        raise BadCondition(
+            f"the condition cannot be read ({str(error) or 'too deep'}); {EXAMPLE}"
+        ) from None
+    roots = frozenset(chain.from_iterable(field.roots for field in compiler.fields))
+    entered = frozenset(chain.from_iterable(field.entered for field in compiler.fields))
+    return Condition(roots, entered, is_true)
 
 
 class _Compiler(ast.NodeTransformer):
-    """Turns a condition into Python that is safe to evaluate: constructs that are not allowed are
-    refused, and each field and regular expression becomes a call of a function of this package.
+    """Turns a condition into Python that is safe to evaluate.
+
+    Constructs that are not allowed are refused, and each field and regular expression becomes a
+    call of a function of this package.
     """
 
     def __init__(self) -> None:
@@ -105,10 +111,10 @@ class _Compiler(ast.NodeTransformer):
             case ast.Name() | ast.Attribute() | ast.Subscript() | ast.Call(ast.Name("field")):
                 return self._call(self._field(node).find, ast.Name("record"))
             case ast.Call(ast.Name("exists"), [field], []):
-                value = self._call(partial(value_at, self._field(field).name), ast.Name("record"))
+                value = self._call(partial(find_value, self._field(field).name), ast.Name("record"))
                 return ast.Compare(value, [ast.IsNot()], [ast.Constant(None)])
             case ast.Call(ast.Name("matches"), [value, ast.Constant(str(regex))], []):
-                return self._call(_matches(regex), self.visit(value))
+                return self._call(_compile_regex(regex), self.visit(value))
             case ast.Call(ast.Name("len"), [value], []):
                 return ast.Call(node.func, [self.visit(value)], [])
             case ast.Is() | ast.IsNot():
@@ -129,23 +135,24 @@ class _Compiler(ast.NodeTransformer):
             case _:
                 name = ast.unparse(node)
                 if not _FIELD.fullmatch(name):
-                    raise BadCondition(f"{name[:60]!r} is no field: {ALLOWED}")
+                    raise BadCondition(f"{name[:60]!r} is not a field: {ALLOWED}")
         try:
-            self.fields.append(parse(name))
+            self.fields.append(parse_field(name))
         except BadField as error:
             raise BadCondition(f"{ast.unparse(node)}: {error}") from None
         return self.fields[-1]
 
 
-def _matches(regex: str) -> Callable[[Any], bool]:
+def _compile_regex(regex: str) -> Callable[[Any], bool]:
     import re2
 
     options = re2.Options()
-    options.log_errors, options.never_capture = False, True
+    options.log_errors = False
+    options.never_capture = True
     try:
         search = re2.compile(regex, options).search
     except (re2.error, UnicodeEncodeError) as error:
-        raise BadCondition(f"RE2 does not read the regular expression {regex!r}: {error}") from None
+        raise BadCondition(f"RE2 cannot read the regular expression {regex!r}: {error}") from None
 
     def matches(text: Any) -> bool:
         if type(text) is not str:

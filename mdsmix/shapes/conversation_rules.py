@@ -221,7 +221,7 @@ def list_of(raw: RawRecord, key: str) -> list[Any]:
     """The messages in a key's field; RecordRefused where the field is missing, holds no list, or
     nests too deep.
     """
-    messages = raw.held(key)
+    messages = raw.required_value(key)
     if not isinstance(messages, list):
         raise RecordRefused("messages_not_a_list")
     return [followed(message, _drops(raw)) for message in messages]

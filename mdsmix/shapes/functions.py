@@ -1,16 +1,16 @@
-"""A function of the user's as a shape: `my_shapes.py:read` of a file, or `package.module:read` of
-an installed package.
+"""A user's function as a shape: `my_shapes.py:read` from a file, or `package.module:read` from an
+installed package.
 
 The function takes a raw record, a dict, and returns a Document, a Pair or a Conversation of
 `mdsmix.record`, or a dict, as LLM-Foundry's preprocessing functions do: `{"text": ...}`,
 `{"prompt": ..., "response": ...}` (or `completion`), or `{"messages": [...]}` with optional
-`tools`. A preference is a dict `{"prompt": ..., "chosen": ..., "rejected": ...}`. A returned text
+`tools`. A preference is a dict `{"prompt": ..., "chosen": ..., "rejected": ...}`. A returned string
 is the reason why the record is bad, and so is an exception.
 
-A published stream knows the function by a name with a hash: of the file and the local files that it
-imports, or of the package's version. After an edit the stream is converted again. Only `read`
-imports anything: a recipe is opened, checked and planned without it. A job holds the content of the
-files, so a worker on another machine needs none of them.
+A published stream names the function with a hash: of the file and the local files that it imports,
+or of the package's version. After an edit the stream is converted again. Only the first record that
+is read imports the function: a recipe is opened, checked and planned without it. A job contains the
+content of the files, so a worker on another machine does not need the files.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
-from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -56,22 +55,67 @@ GIVES: dict[str, Shape] = {
     "pair": PROMPT_RESPONSE,
     "document": TEXT,
 }
-"""Value of a recipe's `source.gives` -> the shape whose rules a function's answer must keep. A dict
-is known by the shape's first field.
+"""Value of a recipe's `source.gives` -> the shape whose rules a function's result must follow. A
+dict is recognised by the shape's first field.
 """
-LONGEST = 1000
-"Characters of a function's message that are kept beside a bad record."
-_BY, _AT = " by ", " of hash "
+MAX_MESSAGE = 1000
+"Characters of a function's message that are stored with a bad record."
+_BY = " by "
+_OF_HASH = " of hash "
+
+
+def is_function(shape: str | None) -> TypeGuard[str]:
+    """Return whether the `shape:` of a recipe, or the shape of a manifest, names a function."""
+    return shape is not None and ":" in shape
+
+
+@dataclass(frozen=True)
+class FunctionName:
+    """The name of a user's function, in a recipe or in a published stream."""
+
+    gives: str
+    "What it returns, a key of GIVES."
+    module: str
+    """`my_shapes.py`, or `package.module`. In a recipe's name, the path of the file from the
+    recipe's folder.
+    """
+    attribute: str
+    "The function in the module."
+    digest: str = ""
+    "The hash of the function's files or of its package's version; empty in a recipe's name."
+
+    @classmethod
+    def in_recipe(cls, shape: str, gives: str) -> FunctionName:
+        """Parse the `shape:` of a recipe, such as `my_shapes.py:read`."""
+        module, _, attribute = shape.rpartition(":")
+        return cls(gives, module, attribute)
+
+    @classmethod
+    def from_text(cls, text: str) -> FunctionName:
+        """Parse a name that `to_text` has written."""
+        gives, _, rest = text.partition(_BY)
+        shape, _, digest = rest.partition(_OF_HASH)
+        module, _, attribute = shape.rpartition(":")
+        return cls(gives, module, attribute, digest)
+
+    def to_text(self) -> str:
+        """Return the name in a published stream: `pair by my_shapes.py:read of hash 0f3a...`."""
+        text = f"{self.gives}{_BY}{self.shape}"
+        return f"{text}{_OF_HASH}{self.digest}" if self.digest else text
+
+    @property
+    def shape(self) -> str:
+        """The name in the form of a recipe's `shape:`."""
+        return f"{self.module}:{self.attribute}"
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function with all files that decide what it does. Unpickling registers it in its process
-    under its name.
+    """A function with all files that its results depend on. Making or unpickling one registers it
+    in its process under its name.
     """
 
-    name: str
-    "The name in a published stream: `pair by my_shapes.py:read of hash 0f3a...`."
+    name: FunctionName
     files: Mapping[str, bytes]
     """Path in the folder -> content, of a file and the local files that it imports; empty for an
     installed package.
@@ -80,135 +124,163 @@ class Function:
     "The folder of these files on the machine that read them."
 
     def __post_init__(self) -> None:
-        _known[self.name] = self
+        _registry[self.name] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Function, (self.name, self.files, self.folder)
 
     @cached_property
     def call(self) -> Callable[[Any], Any]:
-        """The function itself, imported; RecipeError where it cannot be."""
-        written = _written(self.name)
-        place, _, attribute = written.rpartition(":")
+        """The function itself, imported. Raises RecipeError if it cannot be imported."""
+        shape = self.name.shape
+        module = self.name.module
         try:
             with redirect_stdout(sys.stderr):  # stdout is the command's
                 if self.files:
-                    _local.add(self)
-                    place = Path(place).stem
-                found: Callable[[Any], Any] = getattr(importlib.import_module(place), attribute)
+                    _local_modules.add(self)
+                    module = Path(module).stem
+                function = getattr(importlib.import_module(module), self.name.attribute)
         except (Exception, SystemExit) as error:
             raise RecipeError(
-                f"source.shape {written} cannot be imported ({type(error).__name__}: {error}): mend it, or install what it needs."
+                f"source.shape {shape} cannot be imported ({type(error).__name__}: {error}): "
+                "fix it, or install the packages that it needs."
             ) from None
-        if not callable(found):
-            raise RecipeError(f"source.shape {written} is {found!r}, no function: name one.")
-        return found
+        if not callable(function):
+            raise RecipeError(
+                f"source.shape {shape} is {function!r}, which is not a function: name a function."
+            )
+        loaded: Callable[[Any], Any] = function
+        return loaded
 
 
-_known: dict[str, Function] = {}
+_registry: dict[FunctionName, Function] = {}
+"The functions that this process has found, or received with a job."
 
 
-def is_function(shape: str | None) -> TypeGuard[str]:
-    """Whether a recipe's `shape:`, or a manifest's, names a function."""
-    return shape is not None and ":" in shape
-
-
-def fault(written: str) -> str | None:
-    """A sentence on a `shape:` that cannot name a function; None for one that can."""
-    if re.fullmatch(r"(.*\.py|\w+(\.\w+)*):[^\W\d]\w*", written):
+def describe_bad_name(shape: str) -> str | None:
+    """Return a message on a recipe's `shape:` that cannot name a function; None if it can."""
+    if re.fullmatch(r"(.*\.py|\w+(\.\w+)*):[^\W\d]\w*", shape):
         return None
-    return f"source.shape is {written!r}, which names no function: write my_shapes.py:read, or package.module:read."
+    return (
+        f"source.shape is {shape!r}, which does not name a function: write my_shapes.py:read, "
+        "or package.module:read."
+    )
 
 
-def find_function(written: str, gives: str, folder: Path) -> Function:
-    """The function that a recipe in this folder names; nothing is imported. RecipeError where its
-    file or package is missing.
+def find_function(shape: str, gives: str, folder: Path) -> Function:
+    """Find the function that a recipe names, without importing it.
+
+    Args:
+        shape: the recipe's `shape:`.
+        gives: what the function returns, a key of GIVES.
+        folder: the recipe's folder.
+
+    Raises RecipeError if the function's file or package is missing.
     """
-    place, _, name = written.rpartition(":")
-    path = folder / place
-    is_file = place.endswith(".py")
-    if is_file and not path.is_file():
-        raise RecipeError(f"source.shape {written}: there is no file {path}; correct its path.")
-    files = _local_files(path) if is_file else {}
-    digest = xxhash.xxh128_hexdigest(repr(sorted(files.items()) or _versions(place, written)))
-    name = f"{gives}{_BY}{path.name if is_file else place}:{name}{_AT}{digest}"
+    name = FunctionName.in_recipe(shape, gives)
+    path = folder / name.module
+    files = dict[str, bytes]()
+    if name.module.endswith(".py"):
+        if not path.is_file():
+            raise RecipeError(f"source.shape {shape}: no such file: {path}; correct the path.")
+        files = _read_local_files(path)
+        hashed: list[Any] = sorted(files.items())
+        name = replace(name, module=path.name)
+    else:
+        hashed = _package_versions(name)
+    name = replace(name, digest=xxhash.xxh128_hexdigest(repr(hashed)))
     return Function(name, files, str(path.parent))
 
 
-def _local_files(path: Path) -> dict[str, bytes]:
-    """Path -> content, of a file and of the files in its folder that import lines name, directly or
-    through each other.
+def _read_local_files(path: Path) -> dict[str, bytes]:
+    """Read a file, and the files in its folder that its import lines name, directly or through each
+    other. Returns path in the folder -> content.
     """
-    files, waiting = dict[str, bytes](), {path.name: path}
-    while waiting:
-        name, file = waiting.popitem()
+    folder = path.parent
+    files = dict[str, bytes]()
+    unread = {path.name: path}
+    while unread:
+        name, file = unread.popitem()
         files[name] = file.read_bytes()
         try:
             tree = ast.parse(files[name])
         except (SyntaxError, ValueError) as error:
-            raise RecipeError(f"{file} is no Python that can be read: {error}; mend it.") from None
-        for module in _imported(tree, file, path.parent):
-            for each in (module / "__init__.py", module.with_suffix(".py")):
-                if each.is_file() and each.is_relative_to(path.parent):
-                    waiting[str(each.relative_to(path.parent))] = each
-        waiting = {name: file for name, file in waiting.items() if name not in files}
+            raise RecipeError(f"{file} is not valid Python: {error}; fix it.") from None
+        for module in _imported_modules(tree, file, folder):
+            for candidate in (module / "__init__.py", module.with_suffix(".py")):
+                if candidate.is_file() and candidate.is_relative_to(folder):
+                    name = str(candidate.relative_to(folder))
+                    if name not in files:
+                        unread[name] = candidate
     return files
 
 
-def _imported(tree: ast.Module, file: Path, root: Path) -> Iterator[Path]:
-    """Paths without suffix that a file's import lines may mean: a, a/b and a/b/c for `from a.b
-    import c`.
+def _imported_modules(tree: ast.Module, file: Path, root: Path) -> Iterator[Path]:
+    """Yield the paths without suffix that a file's import lines may mean: a, a/b and a/b/c for
+    `from a.b import c`.
     """
     for node in ast.walk(tree):
-        start, names = root, list[str]()
         if isinstance(node, ast.Import):
+            start = root
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             start = [root, *file.parents][node.level]
-            names = [".".join(filter(None, [node.module, alias.name])) for alias in node.names]
+            package = f"{node.module}." if node.module else ""
+            names = [package + alias.name for alias in node.names]
+        else:
+            continue
         for name in names:
-            yield from islice(accumulate(name.split("."), Path.__truediv__, initial=start), 1, None)
+            path = start
+            for step in name.split("."):
+                path /= step
+                yield path
 
 
-def _versions(module: str, written: str) -> list[str]:
-    """Name and version of the package of a module; for a package without a version, the hashes of
-    its files.
+def _package_versions(name: FunctionName) -> list[str]:
+    """Return the names and versions of the packages that a module may come from; for a module
+    without any, the hashes of its files.
     """
-    top = module.partition(".")[0]
-    if found := packages_distributions().get(top):
-        return [f"{name} {version(name)}" for name in sorted(set(found))]
+    top = name.module.partition(".")[0]
+    if packages := packages_distributions().get(top):
+        return [f"{package} {version(package)}" for package in sorted(set(packages))]
     spec = find_spec(top)
     if spec is None:
         raise RecipeError(
-            f"source.shape {written}: no package {top} is installed here; install it, or name a file: my_shapes.py:read."
+            f"source.shape {name.shape}: no package {top} is installed here; install it, or name "
+            "a file: my_shapes.py:read."
         )
     path = Path(str(spec.origin))
-    paths = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
-    return [xxhash.xxh128_hexdigest(each.read_bytes()) for each in paths if each.is_file()]
+    is_package = path.name == "__init__.py"
+    paths = sorted(path.parent.rglob("*.py")) if is_package else [path]
+    return [xxhash.xxh128_hexdigest(file.read_bytes()) for file in paths if file.is_file()]
 
 
 class _LocalModules(MetaPathFinder):
-    """Finds the modules of functions in their folders, before Python looks for them anywhere."""
+    """Imports the modules of functions from their folders, before Python looks for them anywhere
+    else.
+    """
 
     def __init__(self) -> None:
         self._contents: dict[str, bytes] = {}
+        "Path of a module's file in its folder -> content."
         self._folders: dict[str, str] = {}
+        "Name of a top-level module -> its folder."
         sys.meta_path.insert(0, self)
 
     def add(self, function: Function) -> None:
-        """Makes the modules of a function known; ImportError where this process has imported
-        another module of one of their names.
+        """Make the modules of a function importable. Raises ImportError if this process has
+        imported a different module of the same name.
         """
-        folder, files = Path(function.folder), function.files
-        if any(not (folder / n).is_file() or (folder / n).read_bytes() != files[n] for n in files):
+        folder = Path(function.folder)
+        if not _are_unchanged(folder, function.files):
             # This is another machine, or the files have changed.
-            folder = cache_folder() / "functions" / function.name.partition(_AT)[2]
-            for path, content in files.items():
+            folder = cache_folder() / "functions" / function.name.digest
+            for path, content in function.files.items():
                 keep_in_cache(folder / path, content)
-        for path, content in files.items():
+        for path, content in function.files.items():
             name = Path(path).parts[0].removesuffix(".py")
-            is_other = name in sys.modules and name not in self._folders
-            if is_other or self._contents.setdefault(path, content) != content:
+            is_foreign = name in sys.modules and name not in self._folders
+            if is_foreign or self._contents.setdefault(path, content) != content:
                 raise ImportError(f"this process has imported another module {name}: rename it")
             self._folders[name] = str(folder)
 
@@ -217,72 +289,85 @@ class _LocalModules(MetaPathFinder):
         return PathFinder.find_spec(name, [folder]) if folder else None
 
 
-_local = _LocalModules()
+_local_modules = _LocalModules()
 
 
-def function_shape(name: str) -> Shape:
-    """The shape of a function, by its `Function.name`."""
+def _are_unchanged(folder: Path, files: Mapping[str, bytes]) -> bool:
+    for name, content in files.items():
+        path = folder / name
+        if not path.is_file() or path.read_bytes() != content:
+            return False
+    return True
+
+
+def function_shape(name: FunctionName) -> Shape:
+    """Return the shape that reads records by a function, which is looked up at the first record."""
     return Shape(
-        name=name,
-        gives=GIVES[name.partition(_BY)[0]].gives,
+        name=name.to_text(),
+        gives=GIVES[name.gives].gives,
         reasons=FUNCTION_REASONS,
         parse=partial(_parse, name),
     )
 
 
-def load(name: str | None) -> str | None:
-    """Imports the function of a shape, if the shape is one. Returns a sentence if that imports
-    torch, else None.
+def registered_function(shape: str | None) -> Function | None:
+    """Return the function of a stream's shape; None if its shape is not a function, or one that
+    this process has not found.
     """
-    if name not in _known:
+    return _registry.get(FunctionName.from_text(shape)) if is_function(shape) else None
+
+
+def import_function(shape: str | None) -> str | None:
+    """Import the function of a stream's shape, if it is one. Return a warning if that imports
+    torch, otherwise None.
+    """
+    function = registered_function(shape)
+    if function is None:
         return None
     had_torch = "torch" in sys.modules
-    _ = _known[name].call
+    _ = function.call
     if had_torch or "torch" not in sys.modules:
         return None
-    return f"{_written(name)} imports torch: every process of this conversion holds it, and starts seconds later"
+    return (
+        f"{function.name.shape} imports torch: every process of this conversion loads it, "
+        "and starts seconds later"
+    )
 
 
-def known(name: str | None) -> Function | None:
-    """The function of a shape, if this process has found one of this name; else None."""
-    return _known.get(name) if name else None
-
-
-def _written(name: str) -> str:
-    return name.partition(_BY)[2].partition(_AT)[0]
-
-
-def _parse(name: str, raw: RawRecord) -> Any:
+def _parse(name: FunctionName, raw: RawRecord) -> Any:
     try:
-        call = _known[name].call
+        call = _registry[name].call
         with redirect_stdout(sys.stderr):
-            said = call(dict(raw.record))
+            answer = call(dict(raw.record))
     except RecipeError:
         raise
     except (Exception, SystemExit) as error:
-        raise RecordRefused(
-            "function_failed", error=f"{type(error).__name__}: {error}"[:LONGEST]
-        ) from error
-    if isinstance(said, str):
-        raise RecordRefused("function_refused", said=said[:LONGEST])
-    return _record(said, name.partition(_BY)[0])
+        message = f"{type(error).__name__}: {error}"
+        raise RecordRefused("function_failed", error=message[:MAX_MESSAGE]) from error
+    if isinstance(answer, str):
+        raise RecordRefused("function_refused", said=answer[:MAX_MESSAGE])
+    return _read_answer(answer, name.gives)
 
 
-def _record(said: Any, gives: str) -> Any:
-    """The record of a function's answer, read by the shape in GIVES; RecordRefused where the answer
-    breaks its rules.
+def _read_answer(answer: Any, gives: str) -> Any:
+    """Return the record of a function's answer, read by the shape in GIVES. Raises RecordRefused if
+    the answer breaks the shape's rules.
     """
-    tree = said._asdict() if isinstance(said, Document | Pair | Conversation) else said
+    is_record = isinstance(answer, Document | Pair | Conversation)
+    tree = answer._asdict() if is_record else answer
     keys = set(tree) if isinstance(tree, dict) else set[Any]()
-    given = next((each for each, shape in GIVES.items() if shape.fields[0] in keys), "")
-    if given != gives:
-        told = f"a {given} of a stream of {gives}s: source.gives: {given} makes one of {given}s"
-        raise RecordRefused("function_gave_other", said=told if given else type(said).__name__)
-    shape = OPENAI if given == "conversation" and tree.get("tools") else GIVES[gives]
+    form = next((name for name, shape in GIVES.items() if shape.fields[0] in keys), "")
+    if not form:
+        raise RecordRefused("function_gave_other", said=type(answer).__name__)
+    if form != gives:
+        why = f"a {form} in a stream of {gives}s: write source.gives: {form} for {form}s"
+        raise RecordRefused("function_gave_other", said=why)
+    has_tools = form == "conversation" and bool(tree.get("tools"))
+    shape = OPENAI if has_tools else GIVES[gives]
     fields = shape.own_fields
     if gives == "pair" and "response" not in keys:
         fields["response"] = "completion"
-    found = shape.parse(RawRecord(tree, fields, {}))
-    if isinstance(said, Conversation):
-        found = found._replace(trained=said.trained, variables=said.variables)
-    return found
+    record = shape.parse(RawRecord(tree, fields, {}))
+    if isinstance(answer, Conversation):
+        record = record._replace(trained=answer.trained, variables=answer.variables)
+    return record

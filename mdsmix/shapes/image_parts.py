@@ -27,7 +27,7 @@ import orjson
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.schema import brief
 from mdsmix.shapes.content_parts import TEXTS, joined_parts
-from mdsmix.shapes.fields import parse
+from mdsmix.shapes.fields import parse_field
 from mdsmix.shapes.shape import RawRecord, Shape
 
 PLACEHOLDER_REASONS = {
@@ -213,7 +213,7 @@ def _held(record: Any, names: Sequence[str]) -> Iterator[Any]:
     """
     for name in names:
         with suppress(RecordRefused):
-            if (value := parse(name).find(record)) not in NOTHING:
+            if (value := parse_field(name).find(record)) not in NOTHING:
                 yield value
                 if names == FIELDS:
                     return

@@ -54,7 +54,7 @@ class Preference(NamedTuple):
 
 def parse(raw: RawRecord) -> Preference:
     prompt = raw.value("prompt")
-    are_messages = {isinstance(raw.held(key), (list, dict)) for key in ANSWERS}
+    are_messages = {isinstance(raw.required_value(key), (list, dict)) for key in ANSWERS}
     if len(are_messages) > 1:
         raise RecordRefused("answers_unlike")
     if isinstance(prompt, list) or are_messages == {True}:
@@ -106,7 +106,7 @@ def _asked(prompt: Any) -> list[Message]:
 def _conversation(raw: RawRecord, before: list[Message], key: str) -> Conversation:
     """Return the conversation of a prompt's messages and an answer: a text, a message, or messages
     that may contain the prompt."""
-    answer = raw.held(key)
+    answer = raw.required_value(key)
     if isinstance(answer, dict):
         answer = [answer]
     elif not isinstance(answer, list):
@@ -161,7 +161,7 @@ def parse_sharegpt(raw: RawRecord) -> Preference:
 
 def _items(raw: RawRecord, key: str) -> list[Any]:
     """Return the messages of an answer, as the record has them."""
-    answer = raw.held(key)
+    answer = raw.required_value(key)
     return list_of(raw, key) if isinstance(answer, list) else [answer]
 
 

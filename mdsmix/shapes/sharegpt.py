@@ -220,7 +220,7 @@ LLAVA = replace(
     reasons=CONVERSATION_REASONS | EXTRAS_REASONS | PLACEHOLDER_REASONS,
     optional=("system",),
     structured=("conversations",),
-    has_images="beside",
+    has_images="outside",
     also_called={},
     guess=lambda *_: (),
 )

@@ -3,8 +3,8 @@
 [["q", "a"], ...]}`, with `system` and `tools`, a conversation.
 
 Alpaca's question is the instruction and the input, joined. Projects join them differently:
-LLaMA-Factory up to 0.9 and ms-swift by a line break, which is the default here; LLaMA-Factory 1 by
-nothing (`joined_by: ""`).
+LLaMA-Factory up to 0.9 and ms-swift with a line break, which is the default here; LLaMA-Factory 1
+with nothing (`joined_by: ""`).
 """
 
 from __future__ import annotations
@@ -26,56 +26,57 @@ from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, with_extras
 from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
 
 
-def _of_texts(name: str, gives: type[Any], **also_called: tuple[str, ...]) -> Shape:
-    """The shape of records with a text for each field of `gives`."""
+def _shape_of_texts(name: str, gives: type[Any], **also_called: tuple[str, ...]) -> Shape:
+    """Return the shape of records with one text for each field of the named tuple `gives`."""
     keys: tuple[str, ...] = gives._fields
 
     def parse(raw: RawRecord) -> Any:
         return gives(*map(raw.text, keys))
 
-    def plain(records: Sequence[Any], fields: Fields) -> list[Any] | None:
+    def parse_all(records: Sequence[Any], fields: Fields) -> list[Any] | None:
         columns = [[*map(itemgetter(fields[key]), records)] for key in keys]
-        each = map(tuple.__new__, repeat(gives), zip(*columns, strict=True))
-        return [*each] if all(map(are_texts, columns)) else None
+        if not all(map(are_texts, columns)):
+            return None
+        return [*map(tuple.__new__, repeat(gives), zip(*columns, strict=True))]
 
     return Shape(
-        name=name, gives=gives, fields=keys, plain=plain, also_called=also_called, parse=parse
+        name=name, gives=gives, fields=keys, plain=parse_all, also_called=also_called, parse=parse
     )
 
 
 def parse_alpaca(raw: RawRecord) -> Conversation:
-    messages, answer = alpaca_messages(raw), raw.text("output")
-    has_past = len(messages) > 1
+    messages = alpaca_messages(raw)
+    answer = raw.text("output")
+    has_history = len(messages) > 1
     messages.append({"role": "assistant", "content": answer})
     if not answer or raw.value("tools") or raw.extra(MASK) is not None:
         has_system = messages[0]["role"] == "system"
         return conversation_of(raw, messages, int(has_system))
-    if has_past and not is_encodable("\n".join([message["content"] for message in messages])):
+    if has_history and not is_encodable("\n".join([message["content"] for message in messages])):
         raise RecordRefused("lone_surrogate")
-    # empty answers of the past stay: only the last answer is checked
+    # Empty answers in the history stay: only the last answer is checked.
     return Conversation(messages, tools=[] if raw.value("tools") == [] else None)
 
 
 def alpaca_messages(raw: RawRecord) -> list[Message]:
     """Return a record's messages up to its question, without the answer.
 
-    Raises RecordRefused if a field does not hold what it should, or the question is empty.
+    Raises RecordRefused if a field has a wrong type, or the question is empty.
     """
     question = raw.text("instruction")
     if raw.value("input"):
-        joined_by: str = raw.options.get("joined_by", "\n")
-        question = joined_by.join(filter(None, (question, raw.text("input"))))
+        separator: str = raw.options.get("joined_by", "\n")
+        question = separator.join(filter(None, (question, raw.text("input"))))
     if not question:
         raise RecordRefused("empty_question")
-    return [*system_of(raw), *_history(raw), {"role": "user", "content": question}]
+    return [*system_of(raw), *_history_messages(raw), {"role": "user", "content": question}]
 
 
-def _history(raw: RawRecord) -> list[Message]:
-    """The messages of the earlier questions and answers."""
+def _history_messages(raw: RawRecord) -> list[Message]:
+    history = raw.value("history") or []
     messages = list[Message]()
-    past = raw.value("history") or []
-    for each in past if isinstance(past, list) else [past]:
-        match each:
+    for entry in history if isinstance(history, list) else [history]:
+        match entry:
             case [str(question), str(answer)]:
                 messages += exchange(question, answer)
             case _:
@@ -83,8 +84,8 @@ def _history(raw: RawRecord) -> list[Message]:
     return messages
 
 
-TEXT = _of_texts("text", Document, text=("raw_content", "txt"))
-PROMPT_RESPONSE = _of_texts(
+TEXT = _shape_of_texts("text", Document, text=("raw_content", "txt"))
+PROMPT_RESPONSE = _shape_of_texts(
     "prompt_response",
     Pair,
     prompt=("instruction", "input"),
