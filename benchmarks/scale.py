@@ -68,8 +68,8 @@ def _planned(count: int, patterns: int, size: int) -> Took:
     each, began = count // patterns, time.process_time()
     with pytest.MonkeyPatch.context() as patch:
         asked = _listings(patch, each, size)
-        files = sources.find([f"s3://bucket/raw/{n}/*.jsonl" for n in range(patterns)], "/")
-    units, cache = sources.plan(files), KnownSources.at("nowhere")
+        files = sources.find_files([f"s3://bucket/raw/{n}/*.jsonl" for n in range(patterns)], "/")
+    units, cache = sources.plan_units(files), KnownSources.at("nowhere")
     assert len(files) == count
     assert not any(map(cache.content, units))
     seconds = time.process_time() - began

@@ -94,7 +94,7 @@ class Conversation(NamedTuple):
         return contents if self.variables is None else [*contents, *_texts(self.variables)]
 
     @property
-    def said(self) -> str:
+    def all_text(self) -> str:
         """The conversation's texts, joined by line breaks."""
         return "\n".join(self.texts)
 

@@ -40,7 +40,7 @@ from mdsmix.shards.verification import verify
 from mdsmix.storage import locate
 
 Record = Mapping[str, Any]
-_PLAN = sources.plan
+_PLAN = sources.plan_units
 "As it is outside of tests: one that has set windows may set others."
 
 
@@ -131,7 +131,7 @@ def run_recipe(recipe: Path, *overrides: str, **settings: Any) -> list[Outcome]:
 def windows(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Work units of `size` uncompressed bytes."""
     own = {"window_bytes": size, "line_window": None}
-    monkeypatch.setattr(sources, "plan", lambda files, **given: _PLAN(files, **given | own))
+    monkeypatch.setattr(sources, "plan_units", lambda files, **given: _PLAN(files, **given | own))
 
 
 def list_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

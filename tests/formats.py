@@ -22,7 +22,15 @@ import zstandard
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import make_index
 from mdsmix.shards.shard_files import ShardLayout, lay_out_samples, store_shards
-from mdsmix.sources import ReadAs, RecordBatch, Unit, content_of, find, plan, read
+from mdsmix.sources import (
+    ReadAs,
+    RecordBatch,
+    Unit,
+    content_of,
+    find_files,
+    plan_units,
+    read_batches,
+)
 from mdsmix.sources.format import Item
 from mdsmix.storage import locate
 
@@ -123,7 +131,7 @@ def units(folder: Path, name: str, window: int = 1 << 20, fields: Any = (), pars
     """The units of the files that a pattern finds. `said`: the recipe's settings, as in
     `ReadAs`.
     """
-    return plan(find([name], folder, ReadAs(**said)), window, fields, parsed)
+    return plan_units(find_files([name], folder, ReadAs(**said)), window, fields, parsed)
 
 
 def read_file(folder: Path, name: str, content: Any = None, **settings: Any) -> list[RecordBatch]:
@@ -132,7 +140,7 @@ def read_file(folder: Path, name: str, content: Any = None, **settings: Any) -> 
     """
     if content is not None:
         (folder / name).write_bytes(content)
-    return [batch for unit in units(folder, name, **settings) for batch in read(unit)]
+    return [batch for unit in units(folder, name, **settings) for batch in read_batches(unit)]
 
 
 def records(found: Sequence[RecordBatch]) -> list[Any]:

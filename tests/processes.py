@@ -15,8 +15,8 @@ PROGRESS = re.compile(r"\S+: \d+%, ")
 "A line every ten seconds, where stderr is no terminal."
 MDSMIX = (sys.executable, "-c", "from mdsmix.cli.main import run; run()")
 UNITS = (
-    "from mdsmix import sources; plan = sources.plan; "
-    "sources.plan = lambda files, **settings: plan(files, **settings | {{'window_bytes': {}}})"
+    "from mdsmix import sources; plan = sources.plan_units; "
+    "sources.plan_units = lambda files, **settings: plan(files, **settings | {{'window_bytes': {}}})"
 )
 "What comes before, for work units of so many bytes."
 

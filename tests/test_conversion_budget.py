@@ -246,7 +246,7 @@ def estimated(web: Web, **stream: Any) -> SourceEstimate | None:
     path = "data/mds" if (web.folder / "data/mds").exists() else "data/*"
     opened = open_recipe(web.says(documents(path, **stream)).recipe)
     job = make_job(opened, opened.streams["web"], open_tokenizer(opened.tokenizer), None)
-    return estimate_source(job, sources.find([path], web.folder))
+    return estimate_source(job, sources.find_files([path], web.folder))
 
 
 def test_files_of_any_format(web: Web) -> None:
@@ -270,12 +270,12 @@ def test_one_file_more_changes_what_is_seen_of_one_at_most() -> None:
     at, stat = locate("/nowhere"), Stat(size=9, stamp="")
     names = [f"a/{n}.jsonl" for n in range(200)]
     files = [sources.SourceFile(location=at / name[2:], stat=stat, name=name) for name in names]
-    all_but_one = {unit.name for unit in sources.chosen(files[1:])}
-    seen = [unit.name for unit in sources.chosen(files)]
+    all_but_one = {unit.name for unit in sources.choose_splits(files[1:])}
+    seen = [unit.name for unit in sources.choose_splits(files)]
     assert len(all_but_one) == unit_plan.MOST
     assert len(all_but_one - {*seen}) <= 1
     moved = [replace(file, name=f"b/c/{file.name[2:]}") for file in files]
-    assert [name[2:] for name in seen] == [u.name[4:] for u in sources.chosen(moved)]
+    assert [name[2:] for name in seen] == [u.name[4:] for u in sources.choose_splits(moved)]
 
 
 def test_what_was_seen_is_remembered_until_it_changes(web: Web) -> None:

@@ -15,7 +15,7 @@ from mdsmix.conversion.job import Job, make_job, on_day
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, TokenizerSpec
 from mdsmix.shards.manifest import Encoding
-from mdsmix.sources import find
+from mdsmix.sources import find_files
 from mdsmix.tokenizer.card import Tokenizer
 from tests.converting import Web, documents, done, encoder, mdsmix, refused
 from tests.corpus import CHATML
@@ -50,7 +50,7 @@ def test_chats_are_cut_into_smaller_units_than_text(tmp_path: Path) -> None:
         file.truncate(96 << 20)  # a hole: no byte of it is read
     for kind, units in (("pretraining", 1), ("finetuning", 6)):
         job = job_of(letters(tmp_path), kind)
-        assert len(job.units_of(find(["a.jsonl"], tmp_path))) == units
+        assert len(job.units_of(find_files(["a.jsonl"], tmp_path))) == units
 
 
 def test_a_chat_template_and_what_it_may_print_shape_conversations_only(tmp_path: Path) -> None:

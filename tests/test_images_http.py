@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from mdsmix.images import fetching as http
-from mdsmix.images.fetching import fetch
+from mdsmix.images.fetching import fetch_url
 from mdsmix.images.judge import Bad
 from tests.alarm import at_most
 from tests.pictures import drawing
@@ -123,7 +123,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_passes_is_asked_again() -> None:
     with serving() as server:
         for path in ("good", "elsewhere", "busy-1", "cut-2", "good?é x%20"):
-            assert fetch(f"{server.url}/{path}") == DRAWING
+            assert fetch_url(f"{server.url}/{path}") == DRAWING
     assert server.asked[-1] == "/good?%C3%A9%20x%20"
 
 
@@ -144,13 +144,13 @@ FAILS: list[tuple[str, str, str, dict[str, float], int]] = [
 
 def test_what_does_not_pass_is_a_bad_image_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Bad, match="Connection refused"):
-        fetch("http://127.0.0.1:9/x")
+        fetch_url("http://127.0.0.1:9/x")
     for path, reason, why, limit, asked in FAILS:
         with serving() as server, monkeypatch.context() as patch, at_most(IN_TIME):
             for name, value in limit.items():
                 patch.setattr(http, name, value)
             with pytest.raises(Bad) as bad:
-                fetch(f"{server.url}/{path}")
+                fetch_url(f"{server.url}/{path}")
             assert (bad.value.reason, bad.value.why[: len(why)]) == (reason, why), path
             assert server.was_asked(asked), (path, server.asked)
 
@@ -161,5 +161,5 @@ def test_a_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) ->
         for proxy in (server.url, server.url.removeprefix("http://")):
             monkeypatch.setenv("http_proxy", proxy)
             for url in ("http://images.invalid/good", f"{server.url}/good"):
-                assert fetch(url) == DRAWING
+                assert fetch_url(url) == DRAWING
             assert server.asked[-2:] == ["http://images.invalid/good", "/good"]

@@ -22,7 +22,7 @@ import pytest
 from PIL import Image, ImageOps, features
 
 from mdsmix.images import judge
-from mdsmix.images.judge import Bad, Rewriting, Rules, require_pillow, size_of
+from mdsmix.images.judge import Bad, Rewriting, Rules, judge_image, require_pillow
 from mdsmix.shapes.image_parts import image_of
 from tests.pictures import drawing, saved
 
@@ -48,7 +48,7 @@ class Looked(NamedTuple):
 
 def look(data: bytes, rules: Rules) -> Looked:
     try:
-        return Looked(*size_of(data, rules))
+        return Looked(*judge_image(data, rules))
     except Bad as bad:
         return Looked(reason=bad.reason, why=bad.why)
 
@@ -157,8 +157,8 @@ def test_a_decode_finds_damage_behind_the_header(monkeypatch: pytest.MonkeyPatch
 
 
 def changed(data: bytes, asked: Rewriting) -> tuple[Image.Image, tuple[int, int]]:
-    made, *size = asked.apply(data, *size_of(data, Rules()))
-    assert tuple(size) == size_of(made, Rules())
+    made, *size = asked.apply(data, *judge_image(data, Rules()))
+    assert tuple(size) == judge_image(made, Rules())
     return Image.open(io.BytesIO(made)), (size[0], size[1])
 
 
@@ -185,7 +185,7 @@ def test_the_longest_side_is_as_asked_and_the_pixels_are_those_as_seen() -> None
 
 def test_one_that_is_small_enough_keeps_its_bytes_and_a_thin_one_a_pixel() -> None:
     data = drawing(size=(40, 30))
-    size = size_of(data, Rules())
+    size = judge_image(data, Rules())
     assert Rewriting(longest=40).apply(data, *size) == (data, *size)
     _, size = changed(saved(smooth((900, 2)), "PNG"), Rewriting(longest=100))
     assert size == (1, 100)
@@ -202,10 +202,10 @@ def test_written_anew_it_has_the_format_the_quality_and_a_white_ground() -> None
 
 def test_a_large_image_is_decoded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     alone, data = Mock(side_effect=nullcontext), drawing(size=(40, 30))
-    monkeypatch.setattr(judge, "alone", alone)
+    monkeypatch.setattr(judge, "lock_large_images", alone)
     for most, times in ((1 << 20, 0), (100, 1)):
         monkeypatch.setattr(judge, "LARGE_PIXELS", most)
-        size = size_of(data, Rules())
+        size = judge_image(data, Rules())
         assert alone.call_count == times
         Rewriting(longest=20).apply(data, *size)
         assert alone.call_count == 2 * times

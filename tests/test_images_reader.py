@@ -14,7 +14,7 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.images import fetching, reader
-from mdsmix.images.fetching import find
+from mdsmix.images.fetching import locate_image
 from mdsmix.images.judge import Bad
 from mdsmix.images.reader import ImageReader, WindowImages
 from mdsmix.record import RichConversation
@@ -39,7 +39,7 @@ def test_a_path_begins_at_its_folder_or_stands_for_itself_or_is_bad() -> None:
         (HUB, "img/0.jpg", f"{HUB}/img/0.jpg"),
         (HUB, "../0.jpg", "hf://datasets/org/name@v2/0.jpg"),
     ):
-        assert find(path, locate(base)) == locate(url), (base, path)
+        assert locate_image(path, locate(base)) == locate(url), (base, path)
     for base, path, why in (
         ("s3://bucket/a", "../../0.jpg", "it leads out of the bucket bucket"),
         ("s3://bucket", "../0.jpg", "it leads out of the bucket bucket"),
@@ -48,7 +48,7 @@ def test_a_path_begins_at_its_folder_or_stands_for_itself_or_is_bad() -> None:
         ("/data", "a\ud800.jpg", "surrogates not allowed"),
     ):
         with pytest.raises(Bad, match=why):
-            find(path, locate(base))
+            locate_image(path, locate(base))
 
 
 def test_where_nothing_may_be_outside_what_leads_out_is_bad(tmp_path: Path) -> None:
@@ -64,12 +64,12 @@ def test_where_nothing_may_be_outside_what_leads_out_is_bad(tmp_path: Path) -> N
     (real / "up").symlink_to(tmp_path)
     within = ["0.jpg", "./up/img/0.jpg", f"{folder}/0.jpg", f"{real}/0.jpg", f"file://{real}/0.jpg", "gone.jpg", "http://a/x.jpg"]  # fmt: skip
     for path in within:
-        assert find(path, locate(folder), inside=True)
+        assert locate_image(path, locate(folder), inside=True)
     out = ["../secret.jpg", "link.jpg", "up/secret.jpg", f"{real}2.jpg", "/etc/passwd", "file:///etc/passwd", "s3://bucket/0.jpg", "hf://datasets/a/b/c"]  # fmt: skip
     for path in out:
-        assert find(path, locate(folder))
+        assert locate_image(path, locate(folder))
         with pytest.raises(Bad, match=r"images\.outside is refuse") as bad:
-            find(path, locate(folder), inside=True)
+            locate_image(path, locate(folder), inside=True)
         assert bad.value.reason == "bad_image_path"
 
 
@@ -119,7 +119,7 @@ def test_a_window_is_known_by_each_of_its_images_and_their_order(tmp_path: Path)
     def digest(*talks: RichConversation) -> str:
         reader = ImageReader({"max_images": 2}, locate(str(tmp_path)))
         reader.read(talks)
-        return reader.seen.digest
+        return reader.window_images.digest
 
     both = ("0.jpg", "1.png")
     talks = [talk(), talk(*both), talk(*both[::-1]), talk("0.jpg"), talk("0.jpg", "0.jpg")]
@@ -141,7 +141,9 @@ def test_an_image_is_judged_by_the_rules_of_its_stream_alone(tmp_path: Path) -> 
     assert [isinstance(each, str) for each in found] == [False, True, True, False]
     (tmp_path / "empty.jpg").touch()  # a file that is not there is no empty one
     readers[0].read([talk("empty.jpg", "lost.jpg")])
-    sizes = {url.rpartition("/")[2]: stamp[0] for url, stamp in readers[0].seen.stamps.items()}
+    sizes = {
+        url.rpartition("/")[2]: stamp[0] for url, stamp in readers[0].window_images.stamps.items()
+    }
     assert (sizes["empty.jpg"], sizes["lost.jpg"]) == (0, -1)
 
 
@@ -162,7 +164,7 @@ def test_large_images_are_read_ahead_within_bounds(monkeypatch: pytest.MonkeyPat
             most = max(most, len(asked) - number)
         return most
 
-    monkeypatch.setattr(reader, "find", lambda place, *_: place)
+    monkeypatch.setattr(reader, "locate_image", lambda place, *_: place)
     images = ImageReader(judges=False)
     assert most_held(images, 8 << 20, 12) <= 4 + 1
     most_held(images, 1000, 50)

@@ -18,7 +18,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.shapes import SHAPES
-from mdsmix.sources import RecordBatch, arrow, jsonl, read
+from mdsmix.sources import RecordBatch, arrow, jsonl, read_batches
 from tests.formats import FORMATS, bad, digests, origins, read_file, records, tar_of, units, write
 
 LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
@@ -270,7 +270,7 @@ def test_neither_row_groups_nor_compression_nor_batches_change_what_a_file_is_kn
     with patch.object(arrow, "MOST_ROWS", 3):
         assert digests(tmp_path, **whole) == known
         splits = units(tmp_path, "*", window=window, fields=("text",))
-        found = [(unit, batch) for unit in splits for batch in read(unit)]
+        found = [(unit, batch) for unit in splits for batch in read_batches(unit)]
     batches = [batch for _, batch in found]
     assert [record["text"] for record in records(batches)] == texts
     assert [origin.ordinal for origin in origins(batches)] == list(range(len(texts)))

@@ -20,7 +20,7 @@ import pytest
 import zstandard
 
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
-from mdsmix.sources import csv_table, find, format, jsonl, read
+from mdsmix.sources import csv_table, find_files, format, jsonl, read_batches
 from tests.formats import PACKED, WRITTEN, as_arrow, bad, origins, read_file, records, tar_of, units
 
 N = [{"n": 1}, {"n": 2}]
@@ -209,7 +209,7 @@ def test_a_setting_or_a_folder_that_does_not_fit_is_one_sentence(tmp_path: Path)
         folder.mkdir(parents=True)
         (folder / name).write_text(json.dumps(tree))
         with pytest.raises(error, match=said):
-            find(["set"], folder.parent)
+            find_files(["set"], folder.parent)
 
 
 def test_values_that_are_no_texts_come_as_what_they_are(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_no_window_is_handed_out_of_a_file_that_has_changed_since(tmp_path: Path
     path = tmp_path / "x.jsonl.gz"
     for change in CHANGES:
         path.write_bytes(gzip.compress(b"123456789\n" * 50))
-        windows = read(*units(tmp_path, path.name, 100))
+        windows = read_batches(*units(tmp_path, path.name, 100))
         assert next(windows).window == 0
         change(path)
         with pytest.raises(Unreachable, match="was changed while it was being read"):
@@ -255,8 +255,8 @@ def test_a_window_above_128_mb_is_read_where_memory_allows(tmp_path: Path) -> No
     packed = PACKED[".zst"](b"1\n") + frame.compress(b"2\n") + frame.flush()
     (tmp_path / "x.jsonl.zst").write_bytes(packed + b"\0" * 99)
     [unit] = units(tmp_path, "x.jsonl.zst")
-    [batch] = read(unit, memory=2 << 31)
+    [batch] = read_batches(unit, memory=2 << 31)
     assert batch.records == [1, 2]
-    said = r"window of more than half of the run's memory.*--memory"
+    said = r"window larger than half of the run's memory.*--memory"
     with pytest.raises(Unreachable, match=said):
-        list(read(unit, memory=(2 << 31) - 2))
+        list(read_batches(unit, memory=(2 << 31) - 2))

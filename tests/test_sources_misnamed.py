@@ -18,7 +18,7 @@ from mdsmix.errors import MdsmixError
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import make_index
 from mdsmix.shards.shard_files import ShardLayout, lay_out_samples, store_shards
-from mdsmix.sources import find
+from mdsmix.sources import find_files
 from mdsmix.storage import locate
 from tests.converting import documents, mdsmix, refused, write_recipe
 from tests.formats import WRITTEN, bad, read_file, records, tar_of
@@ -36,7 +36,7 @@ MISNAMED: list[tuple[str, bytes, str, str]] = [
     ("a.csv", bz2.compress(LINE), "bzip2", "add that suffix"),
     ("a.json", lzma.compress(LINE), "xz", "add that suffix"),
     ("a.tar", gzip.compress(tar_of([("a.txt", b"x")])), "gzip", "add that suffix"),
-    ("a.jsonl.gz", gzip.compress(gzip.compress(LINE)), "packed once more by gzip", "unpack"),
+    ("a.jsonl.gz", gzip.compress(gzip.compress(LINE)), "packed a second time, by gzip", "unpack"),
     ("a.jsonl", b"PK\x03\x04" + LINE * 9, "zip archive", "unpack"),
     ("a.jsonl", WRITTEN["parquet"]([{"text": "one"}]), "parquet", "source.format: parquet"),
     ("a.json", WRITTEN["feather"]([{"text": "one"}]), "arrow", "source.format: arrow"),
@@ -81,7 +81,7 @@ def test_a_frame_that_wants_a_dictionary(tmp_path: Path) -> None:
 def test_a_path_that_only_packed_files_match(tmp_path: Path, name: str, packing: str) -> None:
     (tmp_path / f"b.jsonl{packing}").touch()
     with pytest.raises(MdsmixError, match=f"matches no file, but {name}{packing} does".replace("*", r"\*")):  # fmt: skip
-        find([name], tmp_path)
+        find_files([name], tmp_path)
 
 
 # polars 2.1: pl.DataFrame({"a": [1], "wide": [2**100]}, schema={"a": pl.Int64, "wide": pl.Int128})

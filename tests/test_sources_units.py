@@ -18,9 +18,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.errors import RecipeError
-from mdsmix.sources import Digests, RecordBatch, SourceFile, content_of, find, plan, read
+from mdsmix.sources import (
+    Digests,
+    RecordBatch,
+    SourceFile,
+    content_of,
+    find_files,
+    plan_units,
+    read_batches,
+)
 from mdsmix.sources import format as formats
-from mdsmix.sources.inflate import other_sort
+from mdsmix.sources.sniff import describe_foreign_content
 from mdsmix.sources.units import Span
 from mdsmix.storage import Stat, locate
 from tests.formats import PACKED, bad, digests, origins, read_file, records, units, write
@@ -32,7 +40,7 @@ PIECE, BLOCK = "mdsmix.sources.jsonl.PIECE_BYTES", "mdsmix.sources.record_batche
 
 def is_of_its_sort(content: bytes) -> bool:
     """Whether the bytes do not begin as those of another sort of file, which is refused."""
-    return not other_sort(content[:8], "")
+    return not describe_foreign_content(content[:8], "")
 
 
 NAMES = st.from_regex(r"[a-d]{1,6}\.jsonl(\.gz)?", fullmatch=True)
@@ -42,7 +50,7 @@ LINES = LINES.filter(lambda lines: is_of_its_sort(b"\n".join(lines)))
 
 
 def names(paths: list[str], base: Path) -> list[str]:
-    return [file.name for file in find(paths, base)]
+    return [file.name for file in find_files(paths, base)]
 
 
 def make(folder: Path, *names: str) -> None:
@@ -84,7 +92,7 @@ def test_a_path_that_names_no_source_says_why(tmp_path: Path) -> None:
     make(tmp_path, "data/a.csv", "other/a.xlsx", "other/a.zip.gz", "other/a.jl", "\udcff.jsonl")
     for path, expected in REFUSED.items():
         with pytest.raises(RecipeError) as refusal:
-            find([path], tmp_path)
+            find_files([path], tmp_path)
         assert all(words in str(refusal.value) for words in expected), path
 
 
@@ -96,9 +104,9 @@ def file(name: str, size: int) -> SourceFile:
 @given(TREES, st.randoms())
 def test_every_byte_is_planned_once_in_order(tree: dict[str, int], shuffled: random.Random) -> None:
     files = [file(name, size) for name, size in tree.items()]
-    units = plan(files, window_bytes=100)
+    units = plan_units(files, window_bytes=100)
     shuffled.shuffle(files)
-    assert plan(files, window_bytes=100) == units
+    assert plan_units(files, window_bytes=100) == units
     assert units == sorted(units, key=lambda unit: (unit.name, unit.start))
     planned: dict[str, int] = {}
     for unit in units:
@@ -114,7 +122,7 @@ def test_every_byte_is_planned_once_in_order(tree: dict[str, int], shuffled: ran
 
 
 def groups(tree: dict[str, int]) -> set[tuple[str, ...]]:
-    units = plan([file(name, size) for name, size in tree.items()], window_bytes=10_000)
+    units = plan_units([file(name, size) for name, size in tree.items()], window_bytes=10_000)
     return {tuple(f"{f.name} {f.stat.size}" for f in unit.files) for unit in units}
 
 
@@ -179,7 +187,7 @@ def test_windows_of_grouped_packed_files_are_counted_in_what_they_hold(tmp_path:
     assert content.files == (xxhash.xxh3_128_hexdigest(b'"text"\n' * 300),) * 3
     for done in (set(), {0}, {*range(7)}):
         found, batches = Digests(unit), list[RecordBatch]()
-        batches += read(unit, digests=found, done=done)
+        batches += read_batches(unit, digests=found, done=done)
         assert not done & {batch.window for batch in batches}
         assert found.content() == content
         for batch in batches if not done else ():
@@ -212,7 +220,7 @@ def test_units_of_any_window_read_what_one_pass_over_the_file_finds(
     (tmp_path / f"x.jsonl{packing}").write_bytes(PACK[packing](data))
     with patch(PIECE, piece), patch(BLOCK, 25):
         planned = units(tmp_path, f"x.jsonl{packing}", window)
-        batches = [list(read(unit)) for unit in planned]
+        batches = [list(read_batches(unit)) for unit in planned]
     seen, lines_before = dict[int, object](), 0
     for unit, own in zip(planned, batches, strict=True):
         for batch in own:
@@ -282,6 +290,6 @@ def test_a_block_is_not_held_while_the_next_is_made(tmp_path: Path) -> None:
     for format in ("jsonl", "parquet"):
         write(tmp_path, format, [{"a": n} for n in range(6)])
         with small[0], small[1], small[2], patch.object(Span, "window_of", look):
-            deque(read(units(tmp_path, f"*.{format}")[0]), maxlen=0)
+            deque(read_batches(units(tmp_path, f"*.{format}")[0]), maxlen=0)
     assert len(held) >= 12
     assert not any(held)

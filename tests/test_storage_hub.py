@@ -21,7 +21,7 @@ from huggingface_hub import HfFileSystem, constants
 from huggingface_hub.errors import OfflineModeIsEnabled
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.sources import find, plan, read
+from mdsmix.sources import find_files, plan_units, read_batches
 from mdsmix.storage import hub as storage_hub
 from mdsmix.storage import locate
 from tests.formats import records
@@ -102,8 +102,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def texts(tmp_path: Path, name: str) -> list[str]:
-    units = plan(find([f"{HOME}/{name}"], tmp_path), fields=("text",))
-    return [record["text"] for record in records([b for unit in units for b in read(unit)])]
+    units = plan_units(find_files([f"{HOME}/{name}"], tmp_path), fields=("text",))
+    return [record["text"] for record in records([b for unit in units for b in read_batches(unit)])]
 
 
 def test_files_are_found_by_patterns_and_read_in_order(tmp_path: Path, hub: Hub) -> None:
@@ -111,7 +111,7 @@ def test_files_are_found_by_patterns_and_read_in_order(tmp_path: Path, hub: Hub)
     hub.files = {"data/b.jsonl": two, "data/a.jsonl": one, "README.md": b"#"}
     assert texts(tmp_path, "data/*.jsonl") == ["one", "two"]
     assert texts(tmp_path, "data/b.jsonl") == ["two"]
-    found = [file.name for file in find([f"{HOME}/**/*.jsonl"], tmp_path)]
+    found = [file.name for file in find_files([f"{HOME}/**/*.jsonl"], tmp_path)]
     assert found == [f"{HOME}/data/{name}.jsonl" for name in "ab"]
 
 
@@ -130,13 +130,13 @@ def test_of_a_file_that_is_replaced_no_other_bytes_are_read_and_of_a_parquet_onl
     assert texts(tmp_path, "a.parquet") == [f"text {n}" for n in range(1000)]
     assert hub.ranges
     assert all(asked.startswith("bytes=") for asked in hub.ranges)
-    [unit] = plan(find([f"{HOME}/a.parquet"], tmp_path), fields=("text",))
+    [unit] = plan_units(find_files([f"{HOME}/a.parquet"], tmp_path), fields=("text",))
     at = locate(f"{HOME}/a.jsonl")
     before = at.stat()
     assert at.fetch() == (before, b"1\n")
     hub.files = {"a.parquet": parquet(1001), "a.jsonl": b"22\n"}
     with pytest.raises(Unreachable, match=REPLACED):
-        list(read(unit))
+        list(read_batches(unit))
     monkeypatch.setattr(type(at), "stat", lambda self: before)
     with pytest.raises(Unreachable, match=REPLACED):
         at.fetch()
@@ -145,7 +145,7 @@ def test_of_a_file_that_is_replaced_no_other_bytes_are_read_and_of_a_parquet_onl
 def test_what_is_not_there_or_cannot_be_is_a_sentence(tmp_path: Path, hub: Hub) -> None:
     hub.files = {"a.jsonl": b"1\n"}
     with pytest.raises(RecipeError, match="matches no file"):
-        find([f"{HOME}/none.jsonl"], tmp_path)
+        find_files([f"{HOME}/none.jsonl"], tmp_path)
     for url in ("hf://org/name", HOME, "hf://models/org/name/a.jsonl"):
         with pytest.raises(RecipeError, match="names no file of a data set"):
             locate(url)

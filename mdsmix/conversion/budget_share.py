@@ -46,7 +46,7 @@ def estimate_source(job: Job, files: Sequence[sources.SourceFile]) -> SourceEsti
     """Surveys the source; None where the parts that were looked at give no token."""
     encoding = replace(job.encoding, sample=None, holdout=None, held_out=False, duplicates="keep")
     job = replace(job, encoding=encoding)
-    units = sources.chosen(files, fields=job.fields_read, parsed=job.fields_parsed)
+    units = sources.choose_splits(files, fields=job.fields_read, parsed=job.fields_parsed)
     key = " ".join([job.settings_hash, *map(unit_stamp, units)])
     path = cache_folder() / "looks" / f"{xxhash.xxh128_hexdigest(key)}.json"
     known = recall(path)
@@ -64,7 +64,7 @@ def estimate_source(job: Job, files: Sequence[sources.SourceFile]) -> SourceEsti
         if (rates := rates_of(looks)) is None:
             return None
         remember(path, known := asdict(rates))
-    tokens = known["each"] * sources.size_of(files)
+    tokens = known["each"] * sources.estimate_size(files)
     return SourceEstimate(**known, tokens=tokens, records=tokens / known["mean"])
 
 

@@ -41,7 +41,7 @@ from mdsmix.conversion.work import Work
 from mdsmix.errors import Unreachable
 from mdsmix.messages import plural
 from mdsmix.ragged import Ragged
-from mdsmix.sources import Content, size_of
+from mdsmix.sources import Content, estimate_size
 
 Rows = NDArray[np.uint64]
 "uint64 [n, 3]: both halves of a fingerprint, and the position of its record."
@@ -170,7 +170,7 @@ def _hashed(work: Work) -> list[Content]:
         content = cache.content(unit)
         keys = lines_keys(job, content) if content else ()
         if content and all(map(work.stored.hashes_of, keys)):
-            work.watcher.on_progress(size_of(unit.files), 0)
+            work.watcher.on_progress(estimate_size(unit.files), 0)
         else:
             todo.append(number)
     if todo:

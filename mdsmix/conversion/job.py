@@ -134,7 +134,7 @@ class Job:
 
     def units_of(self, files: Sequence[SourceFile]) -> list[Unit]:
         """The work units of these files."""
-        return sources.plan(
+        return sources.plan_units(
             [*files],
             window_bytes=self.kind.window_bytes,
             fields=self.fields_read,
@@ -280,7 +280,7 @@ def window_key(job: Job, window: Window, dropped: bytes) -> str:
     `duplicates: keep`.
     """
     without = f" without {xxhash.xxh3_128_hexdigest(dropped)}" if dropped else ""
-    return job.key(window.said + without)
+    return job.key(window.full_digest + without)
 
 
 def lines_key(job: Job, window: Window) -> str:

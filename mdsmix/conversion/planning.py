@@ -49,7 +49,7 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.verification import ReadingWatcher
 from mdsmix.sources import Unit
-from mdsmix.sources.formats import format_of, raised
+from mdsmix.sources.formats import format_of, list_raised_versions
 from mdsmix.storage import together
 from mdsmix.tokenizer.card import open_processor, open_tokenizer
 from mdsmix.tokenizer.published import PublishedTokenizer, adopt_hash
@@ -155,7 +155,7 @@ class StreamPlan:
         """Source bytes that this run reads. Where duplicates are dropped, sources are read
         twice.
         """
-        size = sources.size_of(self.files) * (2 if self.job.drops else 1)
+        size = sources.estimate_size(self.files) * (2 if self.job.drops else 1)
         return size // self.options.part.of if self.options.part else size
 
     @cached_property
@@ -207,7 +207,7 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
         open_processor(recipe.processor, say)
     jobs = [make_job(recipe, stream, tokenizer, options.limit) for stream in streams]
     of_each = [stream.source for stream in streams if stream.source]
-    found = [sources.find(of.path, recipe.folder, sources.ReadAs.of(of)) for of in of_each]
+    found = [sources.find_files(of.path, recipe.folder, sources.ReadAs.of(of)) for of in of_each]
     sizes = [sampled(recipe, *each) for each in zip(streams, jobs, found, strict=True)]
     targets = together(state_of, [job for job, _ in sizes])
     olds = [
@@ -234,7 +234,7 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
             job=replace(
                 job,
                 unequal=unequal.label if unequal else "",
-                formats=raised(map(format_of, files)),
+                formats=list_raised_versions(map(format_of, files)),
                 source=_source_keys(job, old),
             ),
             files=files,

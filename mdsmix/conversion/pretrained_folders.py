@@ -15,7 +15,7 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds.processor_proof import WAY_OUT, StoredRow, difference, rows_of
 from mdsmix.kinds.read_records import open_reading
 from mdsmix.shards.manifest import TokenizerCard, name_processor_folder
-from mdsmix.sources import SourceFile, read
+from mdsmix.sources import SourceFile, read_batches
 from mdsmix.storage import Location
 from mdsmix.tokenizer.card import Processor, Tokenizer
 from mdsmix.tokenizer.published import fetch_folder, publish
@@ -85,7 +85,7 @@ def _own_rows(job: Job, files: Sequence[SourceFile]) -> Iterator[StoredRow]:
     backend = open_backend(job.tokenizer, "reference")
     for unit in job.units_of(files[:1])[:1]:
         reading = open_reading(job.encoding, job.tokenizer, backend, root=job.images_root)
-        for batch in read(unit, LOOKED_AT):
+        for batch in read_batches(unit, LOOKED_AT):
             beside = job.image_folders(unit)
             names = batch.files(range(len(batch.records))) if beside else ()
             encoded = reading.encode(batch.records, folders=[beside[name] for name in names])

@@ -57,7 +57,7 @@ from mdsmix.shards.counts import Records
 from mdsmix.shards.index import Index
 from mdsmix.shards.lease import hold_lease
 from mdsmix.shards.manifest import Manifest
-from mdsmix.sources.find import filled
+from mdsmix.sources.find import drop_empty_files
 from mdsmix.sources.stamps import remember_stamps
 from mdsmix.storage import together
 from mdsmix.tokenizer.transformers_process import BYTES, shared
@@ -202,7 +202,7 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
 
 def _remember_files(plan: StreamPlan, manifest: Manifest) -> None:
     """Keep on this machine which files the stream is made of, for `mdsmix check`."""
-    remember_stamps(plan.job.target, manifest.index_hash, filled(plan.files))
+    remember_stamps(plan.job.target, manifest.index_hash, drop_empty_files(plan.files))
 
 
 def _do_part(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:

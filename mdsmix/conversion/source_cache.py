@@ -42,7 +42,7 @@ from mdsmix.errors import Denied, NoSuchPlace, Unreachable
 from mdsmix.messages import does, plural
 from mdsmix.shards.shard_files import decompress_frame
 from mdsmix.sources import Content, Unit, Window
-from mdsmix.sources.formats import format_of, raised
+from mdsmix.sources.formats import format_of, list_raised_versions
 from mdsmix.storage import Location, Stat, locate, together
 
 NOTE = "sources.zst"
@@ -193,7 +193,7 @@ def unit_stamp(unit: Unit) -> str:
     files = [[f.location.url, f.stat.size, f.stat.stamp] for f in unit.files]
     read_as = asdict(unit.files[0].read_as)  # a recipe sets it for all files of a stream
     how: list[Any] = [*(unit.start, unit.end, unit.fields, unit.blobs, unit.window_bytes, read_as)]
-    if versions := raised(map(format_of, unit.files)):
+    if versions := list_raised_versions(map(format_of, unit.files)):
         how.append(versions)
     return xxhash.xxh128_hexdigest(orjson.dumps([files, how]))
 
@@ -249,7 +249,7 @@ def dropped_by_unit(bits: Iterable[bytes], contents: Sequence[Content]) -> list[
 def keep_stamps(job: Job, window: Window, stamps: Stamps) -> None:
     """Remembers the images of a window on this machine."""
     if window.images:
-        remember(_path(job, window), {window.said: stamps})
+        remember(_path(job, window), {window.full_digest: stamps})
 
 
 def forget_changed(job: Job, known: KnownSources) -> None:
@@ -259,7 +259,7 @@ def forget_changed(job: Job, known: KnownSources) -> None:
     if not job.kind.has_images:
         return
     windows = {window for of in known.units.values() for window in of.windows if window.images}
-    stamps = {w: (recall(_path(job, w)) or {}).get(w.said) for w in windows}
+    stamps = {w: (recall(_path(job, w)) or {}).get(w.full_digest) for w in windows}
     now = current({url for of in stamps.values() for url in of or ()})
     known.forget({w for w, of in stamps.items() if of != {url: now[url] for url in of or ()}})
 

@@ -47,8 +47,8 @@ from mdsmix.sources import (
     Unit,
     Window,
     content_of,
-    read,
-    shown_unit,
+    describe_unit,
+    read_batches,
 )
 from mdsmix.storage import Location
 
@@ -75,7 +75,7 @@ class _OfUnit:
 
     @property
     def name(self) -> str:
-        return f"of {shown_unit(self.unit)}"
+        return f"of {describe_unit(self.unit)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class ReadTask(_OfUnit):
             known = content_of(unit)
             return lambda: known
         digests, folders = Digests(unit), job.image_folders(unit)
-        done, batches = set[int](), read(unit, None, reporter.memory, digests)
+        done, batches = set[int](), read_batches(unit, None, reporter.memory, digests)
         for number, of_window in groupby(batches, key=lambda batch: batch.window):
             count, pictures = 0, None
             if not self.hashed:
@@ -107,8 +107,8 @@ class ReadTask(_OfUnit):
                     looking.read(*_given(batch, piece, count, folders))
                 count += len(batch.records)
             if pictures:
-                digests.add_images(number, pictures.seen.digest)
-                keep_stamps(job, digests.window(number), pictures.seen.stamps)
+                digests.add_images(number, pictures.window_images.digest)
+                keep_stamps(job, digests.window(number), pictures.window_images.stamps)
             if self.hashed:
                 hashes = looking.members.fingerprints(count)
                 _store_hashes(job, digests.window(number), hashes)
@@ -172,7 +172,7 @@ class UnitTask(_OfUnit):
             known, records = self._left_by_the_dead()
         reporter.on_progress(sum(record.size for record in records.values()), 0)
         reused, digests, last = frozenset(records), Digests(unit), list[_OpenWindow]()
-        batches = read(unit, job.limit, reporter.memory, digests, reused)
+        batches = read_batches(unit, job.limit, reporter.memory, digests, reused)
         for number, of_window in groupby(batches, key=lambda batch: batch.window):
             for window in last:
                 records[window.number] = self._store(window, digests)
@@ -217,14 +217,14 @@ class UnitTask(_OfUnit):
         job, pictures, tally = self.job, made.reading.pictures, made.tally
         rest, totals, leftover, _ = made.finished
         if pictures:
-            digests.add_images(made.number, pictures.seen.digest)
+            digests.add_images(made.number, pictures.window_images.digest)
         window = digests.window(made.number)
         base, key = lines_key(job, window), window_key(job, window, made.dropped)
         made.shards += store_shards(job.folder, job.layout, rest, is_new=True)
         record = UnitRecord(
             key=key,
             base=base if base != key else "",
-            fetched=pictures.seen.fetched if pictures else {},
+            fetched=pictures.window_images.fetched if pictures else {},
             backend=made.backend.label,
             shards=made.shards,
             side_files=store_record_names(job.folder, made.names, made.shards)
@@ -244,7 +244,7 @@ class UnitTask(_OfUnit):
             blobs[bad_name(key, window)] = tally.bad.frame()
         (job.folder / FOLDER / unit_name(key, window)).write(pack([orjson.dumps(record)], blobs))
         if pictures and not job.limit:
-            keep_stamps(job, window, pictures.seen.stamps)
+            keep_stamps(job, window, pictures.window_images.stamps)
         if not job.limit:
             KnownSources.at(job.target).note(self.unit, Content(windows=(window,), files=()))
         return record

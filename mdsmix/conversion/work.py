@@ -29,7 +29,7 @@ from mdsmix.kinds.rules import rule_changes
 from mdsmix.messages import listed
 from mdsmix.shapes.functions import import_function
 from mdsmix.shards.counts import Records
-from mdsmix.sources import Unit, counted_key, prepare
+from mdsmix.sources import Unit, counted_key, prepare_formats
 from mdsmix.storage import together
 
 R = TypeVar("R")
@@ -95,11 +95,11 @@ class Work:
         open_tokenizer_backend(self.job)
         if said := import_function(self.job.encoding.shape):
             self.say(said)
-        prepare(self.units)
+        prepare_formats(self.units)
 
     def learn(self, tasks: Sequence[ReadTask]) -> None:
         """Reads these units, and notes what they hold."""
-        prepare(self.units)
+        prepare_formats(self.units)
         with closing(self.run(tasks)) as finished:
             for position, found in finished:
                 self.cache.note(tasks[position].unit, found)
@@ -188,7 +188,7 @@ def _look_elsewhere(work: Work) -> None:
     """
     job, cache, has_images = work.job, work.cache, work.job.kind.has_images
     known = (window for unit in work.units for window in cache.windows_of(unit).values())
-    explained = {job.key(window.said) for window in known}
+    explained = {job.key(window.full_digest) for window in known}
     stored = (name for name in work.stored.files if len(name) == KEY_DIGITS)
     if (job.drops and not has_images) or explained.issuperset(stored):
         return

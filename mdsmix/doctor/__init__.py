@@ -169,7 +169,7 @@ def _source(recipe: Recipe, stream: StreamSpec) -> Generator[Diagnosis, None, in
     what, spec = f"source of {stream.name}", stream.source
     assert spec
     try:
-        files = sources.find(spec.path, recipe.folder, sources.ReadAs.of(spec))
+        files = sources.find_files(spec.path, recipe.folder, sources.ReadAs.of(spec))
     except MdsmixError as error:
         yield Diagnosis(what, "problem", str(error))
         return 0

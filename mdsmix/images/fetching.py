@@ -56,7 +56,7 @@ NOWHERE = b""
 "The place of an image whose path names none."
 
 
-def find(path: str | bytes, base: Location, inside: bool = False) -> ImagePlace:
+def locate_image(path: str | bytes, base: Location, inside: bool = False) -> ImagePlace:
     """The place of an image. `path`: relative to `base`, absolute, or a URL; bytes are the image
     itself. Bad (bad_image_path) where the path names no place, or, under `inside`, a place that is
     not below `base`.
@@ -116,7 +116,7 @@ def content_at(at: ImagePlace, fetches: bool) -> tuple[bytes, tuple[int, str]]:
     if isinstance(at, str):
         if not fetches:
             raise Bad("remote_image", "it is at an http URL: images.http: fetch asks for it")
-        return fetch(at), MISSING
+        return fetch_url(at), MISSING
     try:
         found = at.fetch(MOST_BYTES)
     except Unreachable as error:
@@ -141,7 +141,7 @@ def is_http(path: str) -> bool:
     return path[:7].lower() == "http://" or path[:8].lower() == "https://"
 
 
-def fetch(url: str) -> bytes:
+def fetch_url(url: str) -> bytes:
     """The bytes at a URL, asked through the proxies of the environment. Bad (image_not_found,
     image_not_fetched, image_file_too_large) where they do not come whole.
     """

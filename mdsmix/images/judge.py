@@ -95,7 +95,7 @@ def require_pillow() -> None:
     Image.MAX_IMAGE_PIXELS = None
 
 
-def size_of(data: bytes, rules: Rules) -> tuple[int, int]:
+def judge_image(data: bytes, rules: Rules) -> tuple[int, int]:
     """Judges an image by its bytes. Returns height and width in pixels, after the turn that EXIF
     asks for. Bad where the image is bad.
     """
@@ -105,7 +105,7 @@ def size_of(data: bytes, rules: Rules) -> tuple[int, int]:
         size = before + int.from_bytes(data[at : at + 4], "little")
         if re.match(begin, data, re.DOTALL) and size > len(data):
             raise Bad("image_truncated", "it has fewer bytes than its header says")
-    with opened(data) as image:
+    with open_image(data) as image:
         width, height = image.size
         if width * height > rules.max_pixels:
             raise Bad(
@@ -119,7 +119,7 @@ def size_of(data: bytes, rules: Rules) -> tuple[int, int]:
             raise Bad("image_truncated", "the mark of its end is missing")
         is_turned = _is_turned(image, data)
         if rules.decode == "full":
-            decode(image, data)
+            decode_image(image, data)
     return (width, height) if is_turned else (height, width)
 
 
@@ -145,7 +145,7 @@ def _formats() -> tuple[str, ...]:
 
 
 @contextmanager
-def opened(data: bytes) -> Iterator[Image]:
+def open_image(data: bytes) -> Iterator[Image]:
     """The image, not decoded yet. An exception of Pillow inside the block becomes Bad."""
     from PIL import Image, UnidentifiedImageError
 
@@ -164,17 +164,17 @@ def opened(data: bytes) -> Iterator[Image]:
             raise Bad(reason, why) from None
 
 
-def decode(image: Image, data: bytes) -> None:
+def decode_image(image: Image, data: bytes) -> None:
     """Decodes all bytes of the image. A large one waits until no other process of this user decodes
     one: it takes hundreds of MB. A large JPEG of several scans takes as much even where it is
     decoded to few pixels.
     """
     is_large = image.size[0] * image.size[1] > LARGE_PIXELS
-    with alone() if is_large else nullcontext():
+    with lock_large_images() if is_large else nullcontext():
         if image.format not in ("JPEG", "MPO"):
             image.load()
         elif not _is_whole(image):
-            with opened(data) as again:
+            with open_image(data) as again:
                 if is_large:
                     again.draft(None, (1, 1))
                 again.load()
@@ -208,7 +208,7 @@ def _is_turned(image: Image, data: bytes) -> bool:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def lock_large_images() -> Iterator[None]:
     """Inside the block no other process of this user decodes a large image. The lock is a file's,
     so it ends with its process.
     """
@@ -251,7 +251,10 @@ class Rewriting:
         if scale == 1 and self.format is None:
             return data, height, width
         new = max(1, round(height * scale)), max(1, round(width * scale))
-        with alone() if height * width > LARGE_PIXELS else nullcontext(), opened(data) as image:
+        with (
+            lock_large_images() if height * width > LARGE_PIXELS else nullcontext(),
+            open_image(data) as image,
+        ):
             return self._made(image, *new, scale < 1), *new
 
     def _made(self, image: Image, height: int, width: int, shrinks: bool) -> bytes:

@@ -22,8 +22,8 @@ from typing import Any
 import xxhash
 
 from mdsmix.errors import Unreachable
-from mdsmix.images.fetching import AT_ONCE, MISSING, NOWHERE, ImagePlace, content_at, find
-from mdsmix.images.judge import Bad, Rewriting, Rules, size_of
+from mdsmix.images.fetching import AT_ONCE, MISSING, NOWHERE, ImagePlace, content_at, locate_image
+from mdsmix.images.judge import Bad, Rewriting, Rules, judge_image
 from mdsmix.record import Conversation, NoRecord
 from mdsmix.storage import CHANGED, Location
 from mdsmix.tokenizer.card import image_tokens
@@ -126,7 +126,7 @@ class ImageReader:
     "The folder where paths begin; None: that of the record's file."
     judges: bool = True
     "Whether images are judged; False: they are only read and hashed."
-    seen: WindowImages = field(default_factory=WindowImages)
+    window_images: WindowImages = field(default_factory=WindowImages)
     _record_bytes: float | None = None
     "Bytes of the images of a record: a running average; None before the first record."
     _bytes: float = FIRST_BYTES
@@ -182,11 +182,11 @@ class ImageReader:
 
     def _judge(self, said: Conversation, images: list[Image]) -> Conversation | NoRecord:
         for image in images:
-            self.seen.said.append(image.digest or image.reason)
+            self.window_images.said.append(image.digest or image.reason)
         size, count = sum(image.size for image in images), len(said.images)
         self.weigh(size)
         if len(images) < count:
-            self.seen.said.append("too_many_images")
+            self.window_images.said.append("too_many_images")
             return NoRecord("too_many_images", images=count, max_images=self.most_images)
         for number, (path, image) in enumerate(zip(said.images, images, strict=True)):
             if image.reason:
@@ -207,9 +207,9 @@ class ImageReader:
         for each, image in zip(wanted, self._ahead(wanted), strict=True):
             found[each] = image
             if isinstance(image.at, str):
-                self.seen.fetched[image.at] = image.digest or image.reason
+                self.window_images.fetched[image.at] = image.digest or image.reason
             elif not isinstance(image.at, bytes):
-                self.seen.stamps[image.at.url] = image.stamp
+                self.window_images.stamps[image.at.url] = image.stamp
             if held + image.size > KEEP_BYTES:
                 image.data = None
             held += len(image.data or b"")
@@ -244,7 +244,7 @@ class ImageReader:
         path, or the bytes.
         """
         try:
-            return self.judged(find(image, base, self.settings.get("outside") == "refuse"))
+            return self.judged(locate_image(image, base, self.settings.get("outside") == "refuse"))
         except Bad as bad:
             return Image(reason=bad.reason, why=bad.why)
 
@@ -257,7 +257,7 @@ class ImageReader:
             if self.judges:
                 with self._decoding:
                     key = self.rules, found.digest
-                    size = _known.get(key) or size_of(data, self.rules)
+                    size = _known.get(key) or judge_image(data, self.rules)
                     if len(_known) >= MOST_KNOWN:
                         _known.clear()
                     _known[key] = size

@@ -19,11 +19,11 @@ from mdsmix.messages import listed
 from mdsmix.shapes.shape import key_of_list
 from mdsmix.shards.index import INDEX, read_index
 from mdsmix.shards.manifest import MANIFEST
-from mdsmix.sources import ReadAs, SourceFile, plan, read
-from mdsmix.sources.arrow import begins_as
-from mdsmix.sources.find import SPLITS, STATE, inside, name_of
-from mdsmix.sources.format import parsed
+from mdsmix.sources import ReadAs, SourceFile, plan_units, read_batches
+from mdsmix.sources.find import SPLITS, STATE, list_data_files, name_of
+from mdsmix.sources.format import parse_json_fields
 from mdsmix.sources.formats import NAMED, format_of
+from mdsmix.sources.sniff import sniff_format
 from mdsmix.storage import Location, Stat, locate
 
 Said = list[str | MdsmixError]
@@ -101,7 +101,7 @@ def _of_folder(
     whole = [folder for folder in whole if not _is_part(folder, whole, place, below)]
     for folder in whole:
         at = place / folder if folder else place
-        for number, (location, stat) in enumerate(inside(at)):
+        for number, (location, stat) in enumerate(list_data_files(at)):
             name, order = name_of(location, base), f"{name_of(at, base)}/{number:09}"
             yield SourceFile(location=location, stat=stat, name=name, order=order)
     apart = tuple(f"{folder}/".lstrip("/") for folder in (*whole, *published))
@@ -137,7 +137,7 @@ def _known(file: SourceFile, by_content: bool) -> SourceFile | None:
         more = format_of(file).guess(file)
         return replace(file, read_as=ReadAs(**more)) if more else file
     except RecipeError:
-        name = begins_as(file) if by_content else ""
+        name = sniff_format(file) if by_content else ""
     return replace(file, read_as=ReadAs(format=name)) if name in NAMED else None
 
 
@@ -173,13 +173,13 @@ class FirstRecords:
             return self.records
         copies = [dict(record) for record in self.records]
         for record in copies:
-            parsed(record, names)
+            parse_json_fields(record, names)
         return copies
 
 
 def head_of(file: SourceFile) -> FirstRecords:
     """The first records of a file; MdsmixError where it cannot be read."""
-    batches = list(read(plan([file], MOST_BYTES)[0], limit=RECORDS))
+    batches = list(read_batches(plan_units([file], MOST_BYTES)[0], limit=RECORDS))
     return FirstRecords(
         file=file,
         records=[_as_object(record) for batch in batches for record in batch.records],

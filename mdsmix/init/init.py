@@ -21,7 +21,7 @@ from mdsmix.init.recognise import named
 from mdsmix.init.trials import set_images, try_all
 from mdsmix.messages import counted, plural
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.sources import size_of
+from mdsmix.sources import estimate_size
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 
 LENGTH = 2048
@@ -171,7 +171,7 @@ def _fit_texts(drafts: Sequence[Draft], length: int, tokenizer: Tokenizer) -> No
     for draft in texts:
         if tokenizer.eos_id is None:
             draft.set("add_eos", False, "the tokenizer has no EOS")
-        is_short = size_of(draft.files) < FEWEST_ROWS * length * BYTES_PER_TOKEN
+        is_short = estimate_size(draft.files) < FEWEST_ROWS * length * BYTES_PER_TOKEN
         if is_short and (len(texts) == len(drafts) or tokenizer.eos_id is not None):
             draft.set(
                 "layout",

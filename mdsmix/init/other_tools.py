@@ -36,7 +36,7 @@ from mdsmix.shapes import SHAPES
 from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shapes.preference import ANSWERS
 from mdsmix.shapes.sharegpt import TAGS
-from mdsmix.sources import SourceFile, size_of
+from mdsmix.sources import SourceFile, estimate_size
 from mdsmix.storage import locate
 
 KEYS = {
@@ -287,7 +287,7 @@ def _by_split(name: str, files: list[SourceFile], said: Said) -> dict[str, Draft
     bytes wins; other files are reported.
     """
     found = dict[str, Draft]()
-    for draft in sorted(sort_out(files, said, is_one=True), key=lambda d: -size_of(d.files)):
+    for draft in sorted(sort_out(files, said, is_one=True), key=lambda d: -estimate_size(d.files)):
         if found.setdefault(draft.keys.get("split", ""), draft) is not draft:
             others = listed([file.name for file in draft.files], MOST_SHOWN)
             said.append(f"{name}: {others} left out, since its fields are not those of most of it")

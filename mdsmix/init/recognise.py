@@ -23,7 +23,7 @@ from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.fields import make_deriver, parse_field
 from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER, with_images
-from mdsmix.sources.arrow import begins_as
+from mdsmix.sources.sniff import sniff_format
 
 MOST_SHOWN = 12
 "The most fields that a line names."
@@ -254,7 +254,7 @@ def described(head: FirstRecords, tried: Sequence[Guess]) -> Iterator[str]:
     """
     if not head.fields:
         held = counted(head.bad) or ("other values" if head.records else "nothing")
-        looks = begins_as(head.file)
+        looks = sniff_format(head.file)
         hint = f"; it begins as {looks} does" if looks else ""
         if looks == "jsonl":
             hint += ", where a record stands on one line, as `jq -c .` writes it"

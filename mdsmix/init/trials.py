@@ -21,7 +21,7 @@ import orjson
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.errors import MdsmixError
-from mdsmix.images.fetching import find, is_http
+from mdsmix.images.fetching import is_http, locate_image
 from mdsmix.images.judge import Bad
 from mdsmix.init.data_files import Said
 from mdsmix.init.drafts import Draft, text_of
@@ -35,7 +35,7 @@ from mdsmix.record import FILTERED, detail_of
 from mdsmix.shapes.image_parts import FIELDS
 from mdsmix.shards.counts import Records
 from mdsmix.shards.shard_samples import Sample
-from mdsmix.sources import size_of
+from mdsmix.sources import estimate_size
 from mdsmix.storage import Location
 from mdsmix.tokenizer.card import Tokenizer
 
@@ -129,7 +129,7 @@ def _decide(draft: Draft, says: str) -> None:
     tried, lost = draft.tried, ""
     for what, reasons in (("filtered", tried.filtered), ("quarantined", tried.quarantined)):
         lost += f"; {what}: {counted(reasons)}" if reasons else ""
-    files = f"{plural(len(draft.files), 'file')}, {size_of(draft.files):,} bytes"
+    files = f"{plural(len(draft.files), 'file')}, {estimate_size(draft.files):,} bytes"
     looked = f"records looked at: {tried.read:,}, written: {tried.written:,}{lost}"
     draft.notes.append(f"{files}; {looked}")
     if marked := draft.guess.marked:
@@ -212,7 +212,7 @@ def _roots(beside: Location) -> Iterator[Location]:
 
 def _is_there(path: str, base: Location) -> bool:
     try:
-        place = find(path, base)
+        place = locate_image(path, base)
         return isinstance(place, Location) and place.stat() is not None
     except (Bad, MdsmixError):
         return False

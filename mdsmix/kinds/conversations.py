@@ -198,7 +198,7 @@ class Conversations(Finetuning):
         odd = "\n".join(dict.fromkeys(text for begin in begins for text in texts if begin in text))
         marked = set[int]()
         if self.specials(odd):
-            marked = {i for i, each in enumerate(conversations) if self.specials(each.said)}
+            marked = {i for i, each in enumerate(conversations) if self.specials(each.all_text)}
         rendered, positions, rejected = list[list[Turn]](), list[int](), dict[int, str]()
         unread = Counter[str]()
         for position, conversation in enumerate(conversations):
@@ -216,7 +216,7 @@ class Conversations(Finetuning):
         turns_of_all = chain.from_iterable(rendered)
         ids = self.backend.encode([*chain.from_iterable(turns_of_all)], match_special=True)
         turns = Turns(ids, np.array([len(row) for row in rendered], np.int64))
-        placeholders = placeholders_in([odd], (each.said for each in conversations))
+        placeholders = placeholders_in([odd], (each.all_text for each in conversations))
         others = {"unread": unread, "placeholders": placeholders}
         return TurnRows(
             turns,

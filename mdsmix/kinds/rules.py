@@ -18,7 +18,7 @@ from mdsmix.shapes import Shape
 from mdsmix.shards.index import INDEX
 from mdsmix.shards.manifest import Encoding, Manifest
 from mdsmix.sources.format import Format
-from mdsmix.sources.formats import format_by, raised
+from mdsmix.sources.formats import format_by, list_raised_versions
 from mdsmix.tokenizer.card import Tokenizer
 
 EXTRAS_RULE = "record.extras"
@@ -86,7 +86,7 @@ def raised_formats(paths: Iterable[str]) -> dict[str, int]:
     for name in alike:
         with suppress(RecipeError):
             found.append(format_by(name))
-    return raised(found)
+    return list_raised_versions(found)
 
 
 def rule_changes(made: Mapping[str, int], now: Mapping[str, int]) -> list[RuleChange]:

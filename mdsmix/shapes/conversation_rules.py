@@ -123,7 +123,7 @@ def conversation_of(raw: RawRecord, said: Sequence[Message], before: int = 0) ->
     )
     kind = RichConversation if is_rich else Conversation
     conversation = kind(messages, None if all(trained) else trained, tools)
-    if not is_encodable(conversation.said):
+    if not is_encodable(conversation.all_text):
         raise RecordRefused("lone_surrogate")
     return conversation
 

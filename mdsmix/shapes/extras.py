@@ -56,7 +56,7 @@ def with_extras(parse: Callable[[RawRecord], Any]) -> Callable[[RawRecord], Any]
         variables = variables_of(raw.extra(VARIABLES))
         is_one = isinstance(found, Conversation)
         said = [found] if is_one else [half for half in found if isinstance(half, Conversation)]
-        if raw.extra(OBJECTS) and any(word in each.said for word in FILLED_IN for each in said):
+        if raw.extra(OBJECTS) and any(word in each.all_text for word in FILLED_IN for each in said):
             raise RecordRefused("objects_not_filled")
         if not variables or not said:
             return found

@@ -1,29 +1,28 @@
 """From the files of a recipe's source to records: files are found, cut into work units, and read as
 batches.
 
-files = find(["data/*.jsonl.zst"], base=recipe_folder)      # paths and sizes, nothing is read for
-unit in plan(files):                                    # the same units on every machine
-    digests = Digests(unit)                                 # hashes of each window's content
-    for batch in read(unit, digests=digests):               # about 4 MB of decoded records each
+files = find_files(["data/*.jsonl.zst"], base=recipe_folder)  # paths and sizes; nothing is read
+for unit in plan_units(files):  # the same units on every machine
+    digests = Digests(unit)  # hashes of each window's content
+    for batch in read_batches(unit, digests=digests):  # about 4 MB of decoded records each
         batch.records, batch.bad, batch.window
-    content = digests.content()                             # tells later whether the unit has
-    changed
+    content = digests.content()  # shows a later run whether the unit has changed
 """
 
 from __future__ import annotations
 
 from mdsmix.sources.content import Content, Digests, Window, file_hash
-from mdsmix.sources.find import find
-from mdsmix.sources.record_batches import BadRecord, RecordBatch, content_of, read
+from mdsmix.sources.find import find_files
+from mdsmix.sources.record_batches import BadRecord, RecordBatch, content_of, read_batches
 from mdsmix.sources.unit_plan import (
     LEAST_WINDOW,
-    chosen,
+    choose_splits,
     counted_key,
-    plan,
-    prepare,
+    describe_unit,
+    estimate_size,
+    plan_units,
+    prepare_formats,
     read_beginnings,
-    shown_unit,
-    size_of,
 )
 from mdsmix.sources.units import WINDOW_BYTES, ReadAs, SourceFile, Unit
 
@@ -38,15 +37,15 @@ __all__ = [
     "SourceFile",
     "Unit",
     "Window",
-    "chosen",
+    "choose_splits",
     "content_of",
     "counted_key",
+    "describe_unit",
+    "estimate_size",
     "file_hash",
-    "find",
-    "plan",
-    "prepare",
-    "read",
+    "find_files",
+    "plan_units",
+    "prepare_formats",
+    "read_batches",
     "read_beginnings",
-    "shown_unit",
-    "size_of",
 ]

@@ -29,6 +29,7 @@ from mdsmix.messages import in_line, listed
 from mdsmix.record import RecordRefused
 from mdsmix.sources.arrow_values import MAP_REASONS, Decode, decode_record, decoders_of
 from mdsmix.sources.format import ROWS, Block, Format, Item, Splits, item_blocks
+from mdsmix.sources.sniff import ARROW_FILE_MAGIC, ARROW_MESSAGE_START
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
 
 if TYPE_CHECKING:
@@ -40,21 +41,8 @@ JSON are all held.
 """
 MOST_ROWS = 4096
 "The most rows that are decoded at once, however short they are."
-_FILE_MAGIC = b"ARROW1"
 _END = b"\0\0\0\0"
 "The last bytes of a whole stream. Cut off behind a message, a stream may end so too."
-_BEGIN = b"\xff\xff\xff\xff"
-"The first bytes of each message since Arrow 0.15, the end mark among them."
-_MAGIC = {
-    b"PAR1": "parquet",
-    _FILE_MAGIC: "arrow",
-    _BEGIN: "arrow",
-    b"\x1f\x8b": "gzip",
-    b"\x28\xb5\x2f\xfd": "Zstandard",
-    b"PK\x03\x04": "zip",
-    b"{": "jsonl",
-    b"[": "json",
-}
 
 
 class Arrow(Format):
@@ -112,10 +100,10 @@ def _opened(
 
     try:
         with file.open_random() as stored:
-            head = stored.read(len(_FILE_MAGIC))
-            is_file = head == _FILE_MAGIC
+            head = stored.read(len(ARROW_FILE_MAGIC))
+            is_file = head == ARROW_FILE_MAGIC
             if not is_file:
-                end = _BEGIN + _END if head.startswith(_BEGIN) else _END
+                end = ARROW_MESSAGE_START + _END if head.startswith(ARROW_MESSAGE_START) else _END
                 stored.seek(max(0, file.stat.size - len(end)))
                 if stored.read() != end:
                     raise EOFError("its end mark is missing, so its writing was not finished")
@@ -285,15 +273,6 @@ def columns_read(file: SourceFile, names: Sequence[str], fields: Sequence[str]) 
 def rows_at_once(rows: int, size: int) -> int:
     """The number of rows to decode at once, of `rows` rows that take `size` bytes."""
     return max(1, min(MOST_ROWS, BATCH_BYTES * rows // max(size, 1)))
-
-
-def begins_as(file: SourceFile) -> str:
-    """The format of a file by its first bytes, or how it is packed; empty where they do
-    not tell.
-    """
-    with file.open() as stored:
-        head = stored.read(8)
-    return next((name for magic, name in _MAGIC.items() if head.lstrip().startswith(magic)), "")
 
 
 def no_such_file(file: SourceFile, what: str, error: Exception) -> Unreachable:

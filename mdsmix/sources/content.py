@@ -38,7 +38,7 @@ class Window:
     "xxh3_128 of the images that its records name, in their order; blank where they name none."
 
     @property
-    def said(self) -> str:
+    def full_digest(self) -> str:
         """The digests of all that the window's rows come from."""
         return f"{self.digest} images {self.images}" if self.images else self.digest
 

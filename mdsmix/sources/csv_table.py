@@ -17,7 +17,16 @@ from functools import partial
 from typing import ClassVar
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources.format import BLANK, MARK, TOO_LONG, Block, Format, Item, item_blocks, parsed
+from mdsmix.sources.format import (
+    BLANK,
+    MARK,
+    TOO_LONG,
+    Block,
+    Format,
+    Item,
+    item_blocks,
+    parse_json_fields,
+)
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.jsonl import is_utf8
 from mdsmix.sources.units import SourceFile, Span
@@ -85,7 +94,7 @@ def _records(
         reason = row.reason or (_MISFIT[(count > width) - (count < width)] if count else BLANK)
         if not reason:
             record = dict(zip(header, row.record, strict=True))
-            parsed(record, structured)
+            parse_json_fields(record, structured)
         place = {"row": number, **row.place}
         yield Item(row.ordinal, place, row.length, row.raw, record, reason, names)
         number += reason != BLANK

@@ -28,7 +28,7 @@ STATE = "state.json"
 SPLITS = "dataset_dict.json"
 
 
-def inside(folder: Location) -> Found:
+def list_data_files(folder: Location) -> Found:
     """The files of a folder of `save_to_disk` or of a stream, in their order; empty for any other
     folder, or a missing one.
     """
@@ -61,7 +61,7 @@ def _said(at: Location, key: str) -> list[Any] | None:
     )
 
 
-def find(
+def find_files(
     paths: list[str], base: str | os.PathLike[str], read_as: ReadAs = BY_NAME
 ) -> list[SourceFile]:
     """The files of the paths, globs and URLs, each file once. Relative paths begin at `base`."""
@@ -75,7 +75,7 @@ def find(
 def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[SourceFile]:
     place = _absolute(path, base)
     matches = place.expand()
-    of_folder = [] if matches or has_pattern(path) else inside(place)
+    of_folder = [] if matches or has_pattern(path) else list_data_files(place)
     if not matches and not of_folder:
         raise _nothing(path, place)
     files, folder = list[SourceFile](), name_of(place, base)
@@ -104,7 +104,7 @@ def name_of(location: Location, base: str | os.PathLike[str]) -> str:
     return location.url if location.is_store else os.path.relpath(location.url, base)
 
 
-def filled(files: Iterable[SourceFile]) -> list[SourceFile]:
+def drop_empty_files(files: Iterable[SourceFile]) -> list[SourceFile]:
     """Return the files that hold anything: empty ones are in no stream."""
     return [file for file in files if file.stat.size]
 

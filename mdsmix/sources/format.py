@@ -219,7 +219,7 @@ def item_blocks(
         yield block()
 
 
-def cut(parts: Iterable[tuple[int, int]], window_bytes: int) -> Splits:
+def cut_splits(parts: Iterable[tuple[int, int]], window_bytes: int) -> Splits:
     """Splits of consecutive parts (records, bytes), each of at most a window or of one part;
     counted in records.
     """
@@ -232,7 +232,7 @@ def cut(parts: Iterable[tuple[int, int]], window_bytes: int) -> Splits:
     yield start, end
 
 
-def parsed(record: dict[str, Any], names: Iterable[str]) -> None:
+def parse_json_fields(record: dict[str, Any], names: Iterable[str]) -> None:
     """Replaces texts of JSON in the named fields of a record by their values. An empty text becomes
     null; a text that is no JSON stays, and the shape then refuses it.
     """

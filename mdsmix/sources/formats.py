@@ -92,6 +92,6 @@ def _named(name: str, suffix: str) -> Format:
     raise RecipeError(f"source.format is {name!r}; {hint(name, list(NAMED))}")
 
 
-def raised(formats: Iterable[Format]) -> dict[str, int]:
+def list_raised_versions(formats: Iterable[Format]) -> dict[str, int]:
     """Return the rules of formats whose version is above 1: name -> version."""
     return {of.rule: of.version for of in formats if of.version > 1}

@@ -19,7 +19,7 @@ from mdsmix.shards.codecs import find_codec
 from mdsmix.shards.index import Index, Shard, parse_index
 from mdsmix.shards.shard_samples import open_shard, read_all_samples, split_columns
 from mdsmix.sources.arrow import line
-from mdsmix.sources.format import Block, Format, Item, Splits, cut, item_blocks
+from mdsmix.sources.format import Block, Format, Item, Splits, cut_splits, item_blocks
 from mdsmix.sources.units import SourceFile, Span
 
 
@@ -37,7 +37,7 @@ class Mds(Format):
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
         shards = _index(file).shards
-        return cut([(shard.samples, shard.raw_data.bytes) for shard in shards], window_bytes)
+        return cut_splits([(shard.samples, shard.raw_data.bytes) for shard in shards], window_bytes)
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         return item_blocks(file, span, "mds", _samples(file, span))

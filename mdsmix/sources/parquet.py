@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mdsmix.sources.arrow import columns_read, no_such_file, row_items, rows_at_once
 from mdsmix.sources.arrow_values import MAP_REASONS, Decode, decoders_of
-from mdsmix.sources.format import ROWS, Block, Format, Item, Splits, cut, item_blocks
+from mdsmix.sources.format import ROWS, Block, Format, Item, Splits, cut_splits, item_blocks
 from mdsmix.sources.units import SourceFile, Span
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ class Parquet(Format):
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
         groups = _groups(_footer(file))
-        return cut(((group.num_rows, _size(group, fields)) for group in groups), window_bytes)
+        return cut_splits(
+            ((group.num_rows, _size(group, fields)) for group in groups), window_bytes
+        )
 
     def records(self, file: SourceFile) -> int | None:
         return int(_footer(file).num_rows)

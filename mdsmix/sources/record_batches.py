@@ -141,7 +141,7 @@ class RecordBatch:
         return len(filled)
 
 
-def read(
+def read_batches(
     unit: Unit,
     limit: int | None = None,
     memory: int = 4 << 30,

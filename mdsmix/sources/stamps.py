@@ -34,7 +34,7 @@ def remember_stamps(target: str, index_hash: str, files: Iterable[SourceFile]) -
         keep_in_cache(_path(target), stored)
 
 
-def known_stamps(target: str, index_hash: str) -> Stamps | None:
+def recall_stamps(target: str, index_hash: str) -> Stamps | None:
     """Return the files of the stream at `target`; None if this machine does not know them, as when
     another machine has published another index.
     """

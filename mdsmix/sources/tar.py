@@ -18,7 +18,7 @@ import xxhash
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources import format
-from mdsmix.sources.format import TOO_LONG, Block, Format, Item, item_blocks, parsed
+from mdsmix.sources.format import TOO_LONG, Block, Format, Item, item_blocks, parse_json_fields
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.jsonl import is_utf8
 from mdsmix.sources.units import SourceFile, Span, Unit
@@ -161,5 +161,5 @@ def _item(
                 reason = reason or "invalid_utf8"
             raw += b"%b %d\n%b" % (name.encode(errors="replace"), len(data), said)
     record = {KEY: key, **others, **cells}
-    parsed(record, unit.parsed)
+    parse_json_fields(record, unit.parsed)
     return Item(offsets[0], {"member": key}, size + len(raw), raw, record, reason, tuple(record))

@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 
 from mdsmix.sources.format import BLANK, Block
 from mdsmix.sources.formats import format_of
-from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit, place
+from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit, sort_key
 from mdsmix.storage import Location, together
 
 
-def plan(
+def plan_units(
     files: list[SourceFile],
     window_bytes: int = WINDOW_BYTES,
     fields: Iterable[str] = (),
@@ -47,7 +47,7 @@ def plan(
     `blobs`: fields that hold bytes. `line_window`: the bytes of a window in a file of lines whose
     records name something much larger, such as images.
     """
-    filled = sorted((file for file in files if file.stat.size), key=place)
+    filled = sorted((file for file in files if file.stat.size), key=sort_key)
     lines = [file for file in filled if not format_of(file).reads_fields]
     windows = dict(zip(lines, together(line_window, lines), strict=True)) if line_window else {}
     whole = Unit(files=(), fields=tuple(fields), parsed=tuple(parsed), blobs=tuple(blobs))
@@ -55,7 +55,7 @@ def plan(
     for window in sorted({window_bytes, *windows.values()}):
         some = [file for file in filled if windows.get(file, window_bytes) == window]
         units += _planned(some, replace(whole, window_bytes=window))
-    return sorted(units, key=lambda unit: unit.place)
+    return sorted(units, key=lambda unit: unit.sort_key)
 
 
 def _planned(files: list[SourceFile], like: Unit) -> Iterator[Unit]:
@@ -73,19 +73,19 @@ def _planned(files: list[SourceFile], like: Unit) -> Iterator[Unit]:
             yield new([file], start=start, end=end)
 
 
-def size_of(files: Iterable[SourceFile]) -> int:
+def estimate_size(files: Iterable[SourceFile]) -> int:
     """About how many uncompressed bytes these files hold."""
     return int(_weights(list(files)).sum())
 
 
-def shown_unit(unit: Unit) -> str:
+def describe_unit(unit: Unit) -> str:
     """The unit for a person: `a.jsonl from byte 100663296 on`."""
     more = f" and {len(unit.files) - 1} files more" if unit.files[1:] else ""
     start = f" from {format_of(unit.files[0]).ordinals} {unit.start} on" if unit.start else ""
     return unit.name + more + start
 
 
-def prepare(units: Iterable[Unit]) -> None:
+def prepare_formats(units: Iterable[Unit]) -> None:
     """Imports the libraries that read these units, before workers are forked that would each import
     them.
     """
@@ -164,21 +164,21 @@ class Beginning:
     bad: Counter[str]
     "Reason -> items that are no record."
     weight: float
-    "Bytes of the beginning, in the measure of `size_of`."
+    "Bytes of the beginning, in the measure of `estimate_size`."
     folder: Location
     "The folder of the split's file."
 
 
-def chosen(
+def choose_splits(
     files: Iterable[SourceFile], least_window: int = LEAST_WINDOW, **read: Any
 ) -> list[Unit]:
     """The splits to read from, at most 32; of a few files, several splits each. `read`: the fields,
-    as `plan` takes them.
+    as `plan_units` takes them.
     """
     filled = [file for file in files if file.stat.size]
     some = sorted(filled, key=lambda file: _draw(file, 0))[:MOST]
-    window = _window(size_of(some), least_window)
-    units = [unit for file in some for unit in plan([file], window, **read)]
+    window = _window(estimate_size(some), least_window)
+    units = [unit for file in some for unit in plan_units([file], window, **read)]
     return sorted(units, key=lambda unit: _draw(unit.files[0], unit.start))[:MOST]
 
 

@@ -89,7 +89,7 @@ class SourceFile:
         return self.location.open_random(self.stat, ahead)
 
 
-def place(file: SourceFile) -> str:
+def sort_key(file: SourceFile) -> str:
     """The sort key of a file."""
     return file.order or file.name
 
@@ -121,9 +121,9 @@ class Unit:
         return self.files[0].name
 
     @property
-    def place(self) -> tuple[str, int]:
+    def sort_key(self) -> tuple[str, int]:
         """The sort key of a unit."""
-        return place(self.files[0]), self.start
+        return sort_key(self.files[0]), self.start
 
     def span(self, before: int = 0, memory: int = 4 << 30) -> Span:
         """The unit's span of one of its files; `before` and `memory` as `Span` has them."""

@@ -17,7 +17,14 @@ import pytest
 
 from mdsmix.conversion.source_cache import NOTE
 from mdsmix.errors import Unreachable
-from mdsmix.sources import chosen, content_of, find, plan, read, read_beginnings
+from mdsmix.sources import (
+    choose_splits,
+    content_of,
+    find_files,
+    plan_units,
+    read_batches,
+    read_beginnings,
+)
 from mdsmix.sources.formats import format_of
 from mdsmix.storage import locate
 from tests.converting import Web, documents, manifest_of, run_recipe, token_rows
@@ -45,7 +52,7 @@ def text(number: int) -> bytes:
 
 
 def found(units: Any) -> list[Any]:
-    return [record for unit in units for batch in read(unit) for record in batch.records]
+    return [record for unit in units for batch in read_batches(unit) for record in batch.records]
 
 
 def span(request: Request) -> tuple[int, int]:
@@ -121,16 +128,18 @@ def test_a_large_object_is_one_range_request_a_window(web: Web, raw: str, proxy:
 def test_a_line_longer_than_was_thought_is_read_on(raw: str) -> None:
     lines = [b'"%s"' % (letter * 200_000) for letter in (b"a", b"b", b"c")]
     url = put(raw, "x.jsonl", b"\n".join(lines))
-    assert found(plan(find([url], "/"), 100_000)) == [line.strip(b'"').decode() for line in lines]
+    assert found(plan_units(find_files([url], "/"), 100_000)) == [
+        line.strip(b'"').decode() for line in lines
+    ]
 
 
 def test_an_object_that_was_replaced_since_it_was_listed_is_refused(raw: str) -> None:
     for size in (10, 3 << 20):
         for name in ("a", "b"):
             put(raw, f"{size}/{name}.jsonl", b"1\n" * size)
-        [unit] = plan(find([f"{raw}/{size}/*.jsonl"], "/"))
+        [unit] = plan_units(find_files([f"{raw}/{size}/*.jsonl"], "/"))
         put(raw, f"{size}/b.jsonl", b"2\n" * size)
-        for look in (lambda unit: list(read(unit)), content_of):
+        for look in (lambda unit: list(read_batches(unit)), content_of):
             with pytest.raises(Unreachable, match=r"b\.jsonl.*replaced"):
                 look(unit)
 
@@ -138,7 +147,7 @@ def test_an_object_that_was_replaced_since_it_was_listed_is_refused(raw: str) ->
 def test_small_objects_come_in_their_order_whichever_is_there_first(raw: str, proxy: Proxy) -> None:
     for n in range(40):
         put(raw, f"{n:02}.jsonl", b"%d\n" % n)
-    units = plan(find([f"{raw}/*.jsonl"], "/"))
+    units = plan_units(find_files([f"{raw}/*.jsonl"], "/"))
     proxy.rules = [Rule("503", "GET", r"0[0-9]\.jsonl", times=5)]
     assert (len(units), found(units)) == (1, [*range(40)])
     assert len(proxy.met("503")) == 5
@@ -148,11 +157,11 @@ def test_a_pattern_lists_only_what_begins_as_it_does(raw: str, proxy: Proxy) -> 
     for name in ("crawl-2023/x", "crawl-2024-01/x", "crawl-2024-02/x", "crawl-2024-02/y", "z/x"):
         put(raw, f"{name}.jsonl", b"1\n")
     with counted(proxy) as seen:
-        files = find([f"{raw}/crawl-2024-*/x.jsonl"], "/")
+        files = find_files([f"{raw}/crawl-2024-*/x.jsonl"], "/")
     assert [file.name for file in files] == [f"{raw}/crawl-2024-0{n}/x.jsonl" for n in (1, 2)]
     (listing,) = (r for r in seen.requests if r.operation == "GET list")
     assert "prefix=raw%2Fcrawl-2024-&" in f"{listing.path}&"
-    assert [f.name for f in find([f"{raw}/z/*"], "/")] == [f"{raw}/z/x.jsonl"]
+    assert [f.name for f in find_files([f"{raw}/z/*"], "/")] == [f"{raw}/z/x.jsonl"]
 
 
 def test_the_beginning_of_a_file_says_which_part_of_it_it_is(tmp_path: Path, raw: str) -> None:
@@ -161,8 +170,8 @@ def test_the_beginning_of_a_file_says_which_part_of_it_it_is(tmp_path: Path, raw
     """
     for name in ("arrow", "jsonl", "jsonl.bz2"):
         written = write(tmp_path, name, RECORDS * 50).read_bytes()
-        file = find([put(raw, f"a.{name}", written)], tmp_path)
-        [all_of_it] = read_beginnings(chosen(file, fields=["text"]), 1 << 20)
+        file = find_files([put(raw, f"a.{name}", written)], tmp_path)
+        [all_of_it] = read_beginnings(choose_splits(file, fields=["text"]), 1 << 20)
         assert len(all_of_it.records) == 1000
         assert 0.4 < all_of_it.weight / format_of(file[0]).weight(file[0]) <= 1, name
 
@@ -181,7 +190,7 @@ def test_wanted_columns_alone_are_fetched(tmp_path: Path, raw: str, proxy: Proxy
     content, other = (wide(tmp_path / "a.parquet", group) for group in (1000, 1001))
     url = put(raw, "a.parquet", content)
     with counted(proxy) as seen:
-        units = plan(find([url], tmp_path), 300_000, ("text",))
+        units = plan_units(find_files([url], tmp_path), 300_000, ("text",))
         texts = [record["text"] for record in found(units)]
     assert (len(units), texts) == (4, TEXTS)
     spans = [span(r) for r in seen.requests if "range" in r.headers]
@@ -189,12 +198,12 @@ def test_wanted_columns_alone_are_fetched(tmp_path: Path, raw: str, proxy: Proxy
     assert fetched < 6_000_000, "1 MB of footer, and 1 MB at least a row group, of 17 MB"
     ends = [last for _, last in spans if last == len(content) - 1]
     assert len(ends) == 1, "its footer, while it was planned"
-    batches = read(units[0])
+    batches = read_batches(units[0])
     next(batches)
     put(raw, "a.parquet", other)
     for unit in units[:2]:
         with pytest.raises(Unreachable, match="the object was replaced while it was being read"):
-            list(read(unit))
+            list(read_batches(unit))
 
 
 def test_the_rows_are_the_same_from_every_format(raw: str, web: Web) -> None:

@@ -21,7 +21,7 @@ from mdsmix.mix.check import run_checks
 from mdsmix.mix.streams.resolve import make_stream_mix
 from mdsmix.shards.published import open_stream_in
 from mdsmix.shards.verification import verify
-from mdsmix.sources.find import find
+from mdsmix.sources.find import find_files
 from mdsmix.sources.units import ReadAs
 from mdsmix.storage import locate
 from tests.converting import Told
@@ -64,8 +64,8 @@ def test_a_missing_shard_of_a_merged_index_is_missed(merged: Path) -> None:
 
 def test_a_merged_index_is_one_source(merged: Path) -> None:
     """Its parts keep indexes of their own, which would give their records a second time."""
-    (unit,) = sources.plan(find([str(merged)], merged.parent))
-    records = [record for batch in sources.read(unit) for record in batch.records]
+    (unit,) = sources.plan_units(find_files([str(merged)], merged.parent))
+    records = [record for batch in sources.read_batches(unit) for record in batch.records]
     assert len(records) == 10
     said = []
     found = find_data([str(merged)], merged.parent, said)
@@ -96,9 +96,9 @@ def test_a_stream_of_another_writer_is_named_as_what_it_is(
             out.write({"text": text})
     with pytest.raises(Unreachable, match=f"{writer.__name__} writes, .* with format: {format}"):
         open_stream_in(locate(tmp_path / "rows"))
-    files = find(["rows/shard.00000.*[nv]"], tmp_path, ReadAs(format=format))
-    (unit,) = sources.plan(files)
-    records = [record for batch in sources.read(unit) for record in batch.records]
+    files = find_files(["rows/shard.00000.*[nv]"], tmp_path, ReadAs(format=format))
+    (unit,) = sources.plan_units(files)
+    records = [record for batch in sources.read_batches(unit) for record in batch.records]
     assert [record["text"] for record in records] == ["one", "two"]
 
 

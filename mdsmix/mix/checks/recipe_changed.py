@@ -18,7 +18,7 @@ from mdsmix.shapes.functions import is_function
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import ReadAs, SourceFile
 from mdsmix.sources.find import source_keys
-from mdsmix.sources.stamps import Stamps, known_stamps, stamp_of
+from mdsmix.sources.stamps import Stamps, recall_stamps, stamp_of
 
 CHECKS = CheckList()
 
@@ -151,7 +151,7 @@ def _look_at_sources(
     changes = source_changes(manifest.source, now)
     read_otherwise = [each for each in changes if each.key != PATH]
     found = mix.source_files[spec.name]
-    known = known_stamps(f"{mix.recipe_spec.published(spec)}/{spec.split}", manifest.index_hash)
+    known = recall_stamps(f"{mix.recipe_spec.published(spec)}/{spec.split}", manifest.index_hash)
     if isinstance(found, MdsmixError):
         if read_otherwise or _names_others(changes):
             return _Sources(changes=changes)

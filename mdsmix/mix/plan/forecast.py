@@ -67,8 +67,8 @@ def forecast_stream(recipe: Recipe, spec: StreamSpec) -> tuple[PublishedStream, 
         )
     tokenizer = open_tokenizer(recipe.tokenizer)
     encoding = make_encoding(recipe, spec, tokenizer)
-    files = sources.find(source.path, recipe.folder, sources.ReadAs.of(source))
-    if not (size := sources.size_of(files)):
+    files = sources.find_files(source.path, recipe.folder, sources.ReadAs.of(source))
+    if not (size := sources.estimate_size(files)):
         raise RecipeError(f"the source of {spec.name} holds no byte, so there is nothing to plan with.")  # fmt: skip
     looks = _look(recipe, spec, encoding, tokenizer, files)
     said, rates = f"{spec.name} is not converted yet: {_looked_at(looks, size)}", rates_of(looks)
@@ -102,7 +102,7 @@ def _look(
     if is_by_budget := spec.sample == BY_BUDGET:
         window, has_images = sources.LEAST_WINDOW, "processor" in whole.images
     read = {"fields": sorted(fields_read(whole)), "parsed": sorted(fields_parsed(whole))}
-    units = sources.chosen(files, window, **read)
+    units = sources.choose_splits(files, window, **read)
     base = locate(root) if root and has_images else None
     return look(
         units,

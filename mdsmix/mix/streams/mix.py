@@ -26,8 +26,8 @@ from mdsmix.shards.manifest import Encoding, TokenizerCard
 from mdsmix.shards.published import PublishedStream
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.verification import VerifyReport
-from mdsmix.sources import ReadAs, SourceFile, find
-from mdsmix.sources.find import filled
+from mdsmix.sources import ReadAs, SourceFile, find_files
+from mdsmix.sources.find import drop_empty_files
 from mdsmix.storage import Location, locate, together
 from mdsmix.tokenizer.published import PublishedTokenizer
 
@@ -269,7 +269,7 @@ class Mix:
         assert spec.source is not None
         try:
             folder = self.recipe_spec.folder
-            return filled(find(spec.source.path, folder, ReadAs.of(spec.source)))
+            return drop_empty_files(find_files(spec.source.path, folder, ReadAs.of(spec.source)))
         except MdsmixError as error:
             return error
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mdsmix.errors import RecipeError
-from mdsmix.images.judge import WITHOUT, Bad, Rules, opened, require_pillow, size_of
+from mdsmix.images.judge import WITHOUT, Bad, Rules, judge_image, open_image, require_pillow
 from mdsmix.messages import WRITTEN, listed, plural, printable
 from mdsmix.report.inspection import cut_text
 from mdsmix.report.page.gather import Gathered
@@ -141,7 +141,7 @@ def thumbnail(picture: Picture) -> Thumbnail:
     said = str(picture)
     try:
         require_pillow()
-        size_of(picture.data, Rules(decode="header", max_pixels=MOST_PIXELS))
+        judge_image(picture.data, Rules(decode="header", max_pixels=MOST_PIXELS))
         return _small(picture, said)
     except RecipeError:
         return Thumbnail(f"{said}; not shown: {WITHOUT}")
@@ -152,7 +152,7 @@ def thumbnail(picture: Picture) -> Thumbnail:
 def _small(picture: Picture, said: str) -> Thumbnail:
     from PIL import ImageOps
 
-    with opened(picture.data) as image:
+    with open_image(picture.data) as image:
         image.draft("RGB", (2 * SIDE, 2 * SIDE))  # a JPEG is decoded at a reduced scale
         small = ImageOps.exif_transpose(image).convert("RGBA")
         small.thumbnail((SIDE, SIDE))

@@ -1,0 +1,88 @@
+"""What the first bytes of a file tell of its format.
+
+`sniff_format` names the format of a file whose suffix is unknown, for `mdsmix init`. A file that is
+read by its suffix, but begins as a file of another format, is refused by
+`describe_foreign_content`: otherwise each of its lines would be a bad record.
+"""
+
+from __future__ import annotations
+
+from mdsmix.sources.units import SourceFile
+
+HEAD_BYTES = 8
+"First bytes of a file that are compared."
+ARROW_FILE_MAGIC = b"ARROW1"
+ARROW_MESSAGE_START = b"\xff\xff\xff\xff"
+"The first bytes of each message of an Arrow stream since Arrow 0.15, the end mark among them."
+_FORMATS = {
+    b"PAR1": "parquet",
+    ARROW_FILE_MAGIC: "arrow",
+    ARROW_MESSAGE_START: "arrow",
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"PK\x03\x04": "zip",
+    b"{": "jsonl",
+    b"[": "json",
+}
+"First bytes -> the name of the format, or of the packing."
+_PACKINGS = {
+    b"\x1f\x8b\x08": "gzip (.gz)",
+    b"\x28\xb5\x2f\xfd": "Zstandard (.zst)",
+    b"\xfd7zXZ\0": "xz (.xz)",
+    **{b"BZh%d1AY&" % level: "bzip2 (.bz2)" for level in range(1, 10)},
+}
+_ZIP = b"PK\x03\x04"
+_BINARY_FORMATS = {b"PAR1\x15": "parquet", b"ARROW1\0\0": "arrow"}
+"""Longer beginnings than in `_FORMATS`: a text may begin with `PAR1` or `ARROW1`, and is then still
+read as text.
+"""
+_UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+def sniff_format(file: SourceFile) -> str:
+    """Return the name of a file's format, or of its packing, by its first bytes; "" if unknown.
+
+    Examples: `jsonl`, `parquet`, `gzip`.
+    """
+    with file.open() as stored:
+        head = stored.read(HEAD_BYTES).lstrip()
+    for magic, name in _FORMATS.items():
+        if head.startswith(magic):
+            return name
+    return ""
+
+
+def describe_foreign_content(head: bytes, packing: str) -> str:
+    """Return the end of an error message if a file of text does not begin as text; otherwise "".
+
+    Args:
+        head: the first `HEAD_BYTES` bytes, after decompression; fewer in a shorter file.
+        packing: the suffix, such as `.gz`, by which the file was decompressed; "" if it was not.
+    """
+    for magic, name in _PACKINGS.items():
+        if head.startswith(magic):
+            if packing:
+                return f"is packed a second time, by {name}: unpack it once"
+            return (
+                f"is packed by {name}, and its name does not show that: "
+                "unpack it, or add that suffix to its name"
+            )
+    if head.startswith(_ZIP):
+        return "is a zip archive, which mdsmix does not read: unpack it, and name the files in it"
+    for magic, name in _BINARY_FORMATS.items():
+        if head.startswith(magic):
+            return f"is a {name} file: set source.format: {name}, or rename it to .{name}"
+    if head.startswith(_UTF_16_MARKS) or _is_utf_16_without_mark(head):
+        return (
+            "is encoded in UTF-16, and mdsmix reads UTF-8: "
+            "convert it, for example with iconv -f UTF-16 -t UTF-8"
+        )
+    return ""
+
+
+def _is_utf_16_without_mark(head: bytes) -> bool:
+    """Check whether every second byte is zero, as in ASCII text encoded in UTF-16."""
+    if len(head) < HEAD_BYTES:
+        return False
+    even, odd = head[::2], head[1::2]
+    return (all(even) and not any(odd)) or (all(odd) and not any(even))
