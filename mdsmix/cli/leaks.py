@@ -60,7 +60,7 @@ def leaks(
     from mdsmix.leaks.audit import find_leaks
     from mdsmix.mix.streams.mix import unique_folders
     from mdsmix.mix.streams.resolve import make_stream_mix, resolve_mix
-    from mdsmix.report.leaked_samples import leaks_json, leaks_shown
+    from mdsmix.report.leaked_samples import leaks_json, show_leaks
     from mdsmix.report.progress import watching
     from mdsmix.report.show import show
     from mdsmix.tokenizer.card import find_decoder
@@ -72,16 +72,16 @@ def leaks(
     eval_streams = [stream for loader in loaders for stream in loader.streams]
     if not eval_streams:
         raise RecipeError(
-            f"{mix.yaml.origin} has no evaluation, so there is nothing to look for: name published "
+            f"{mix.yaml.origin} has no evaluation, so there is nothing to search for: name published "
             "streams by --eval; `mdsmix convert` makes one of a file of questions, with the "
             "tokenizer of the mix."
         )
     evals = unique_folders(eval_streams)
     with watching() as watcher:
-        audited = find_leaks(unique_folders(mix.train.streams), evals, common, watcher)
+        audit = find_leaks(unique_folders(mix.train.streams), evals, common, watcher)
     manifest = evals[0].trusted_manifest
     decoder = find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None)
     if as_json:
-        echo_json(leaks_json(audited, decoder, samples))
+        echo_json(leaks_json(audit, decoder, samples))
     else:
-        show(*leaks_shown(audited, decoder, samples))
+        show(*show_leaks(audit, decoder, samples))

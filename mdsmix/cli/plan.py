@@ -59,7 +59,7 @@ def plan(
     survey of their sources.
     """
     from mdsmix.mix.plan.plan import PlanOptions, find_plan_problems, make_plan, resolve_for_plan
-    from mdsmix.report.planned_run import plan_json, plan_shown
+    from mdsmix.report.planned_run import plan_json, show_plan
     from mdsmix.report.show import print_findings, show
 
     options = PlanOptions(
@@ -77,4 +77,4 @@ def plan(
     if as_json:
         echo_json(plan_json(planned))
     else:
-        show(*plan_shown(planned))
+        show(*show_plan(planned))

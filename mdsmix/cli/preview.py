@@ -90,7 +90,7 @@ def preview(
     from mdsmix.mix.check import run_one_check
     from mdsmix.mix.epoch.draws import make_run_world
     from mdsmix.mix.streams.resolve import resolve_mix
-    from mdsmix.preview.options import Asked, EpochState, read_state
+    from mdsmix.preview.options import EpochState, PreviewOptions, read_state
     from mdsmix.report.show import print_findings, show
     from mdsmix.tokenizer.card import find_decoder
 
@@ -113,7 +113,7 @@ def preview(
     if changed:
         print_findings(changed, to_stderr=True)
         raise MixRefused("the streams were not made by this recipe as it is, so nothing was shown.")
-    asked = Asked(
+    options = PreviewOptions(
         world=make_run_world(mix, nodes, gpus, batch, workers),
         steps=steps,
         state=read_state(state) if state else EpochState(epoch=epoch, sample_in_epoch=0),
@@ -125,11 +125,11 @@ def preview(
     )
     # Streaming and torch are imported here, after the errors that need neither of them.
     from mdsmix.preview.preview import preview as run
-    from mdsmix.report.previewed_batches import preview_json, preview_shown
+    from mdsmix.report.previewed_batches import preview_json, show_preview
 
-    previewed = run(mix, asked)
+    previewed = run(mix, options)
     decoder = find_decoder(None, mix.tokenizer.hash) if mix.tokenizer else None
     if as_json:
         echo_json(preview_json(previewed, decoder))
     else:
-        show(*preview_shown(previewed, decoder, ids))
+        show(*show_preview(previewed, decoder, ids))

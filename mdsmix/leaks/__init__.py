@@ -1,3 +1,3 @@
-"""Which samples of an evaluation stand in the training streams, exactly: see the README beside this
-file.
+"""Find samples of evaluations in the training streams, exactly. The README in this folder has the
+method.
 """

@@ -1,8 +1,8 @@
-"""Searches training streams for samples of evaluations: which samples stand there, how much of
-each, and where.
+"""The search for evaluation samples in training streams: which samples are there, how much of each,
+and where.
 
-A leak is a finding, and nothing is deleted. Text may leak without being found: text that was worded
-anew, translated, or tokenized by another tokenizer has other grams.
+A leak is reported and nothing is deleted. Text may leak without being found: a paraphrase, a
+translation, or the same text in another tokenizer's ids has other grams.
 """
 
 from __future__ import annotations
@@ -34,53 +34,56 @@ from mdsmix.storage import Location
 from mdsmix.tokenizer.published import hash_today
 
 MOST_PLACES = 3
-"Training samples that are named for each evaluation sample, by how many of its grams they hold."
+"Training samples to name for each evaluation sample: those with most of its grams."
 CONTEXT = 24
-"Tokens that a passage shows before and behind the shared run."
-MOST_HELD = 10
-"Training samples that are kept for each gram where `common` is 0; more would fill the memory."
+"Tokens to show of a passage before and after the shared run."
+MOST_SAMPLES = 10
+"Training samples to keep for each gram if `common` is 0; more would fill the memory."
 
 
 class ScannedStream(NamedTuple):
-    """The grams of evaluations that were found in one training stream."""
+    """The evaluations' grams in one training stream."""
 
     tokens: int
     left_out: int
-    "Grams that are left out: they occur in more than `common` samples of the stream."
+    "Grams that are ignored because more than `common` samples of the stream contain them."
     grams: Int
-    "int64 [finds]: the number of each found gram."
+    "int64 [finds]: the number of each gram."
     samples: Int
-    "int64 [finds]: the number of the sample that holds it, in the stream."
+    "int64 [finds]: the number of the sample in the stream that contains it."
 
 
 class LeakingSample(NamedTuple):
-    """A training sample that holds grams of an evaluation's sample."""
+    """A training sample that contains grams of an evaluation sample."""
 
     stream: int
+    "The number of the training stream."
     sample: int
+    "The number of the sample in its stream."
     grams: int
-    "Grams of the evaluation's sample that occur in this one."
+    "Grams of the evaluation sample that this sample contains."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leak:
-    """An evaluation sample with grams that occur in a training stream."""
+    """An evaluation sample with grams in a training stream."""
 
     item: int
-    "The number of the sample among all items."
+    "The number of the sample among the samples of all evaluations."
     stream: int
     "The number of its evaluation."
     sample: int
     "The number of the sample in its evaluation."
-    found: int
-    "Grams of the sample that occur in any of the training streams."
-    of: int
-    "Grams of the sample, without grams that stand in too many samples of the evaluations."
-    places: Sequence[LeakingSample]
+    leaked_grams: int
+    "Grams of the sample that any training stream contains."
+    grams: int
+    "Grams of the sample that were searched: not those in too many evaluation samples."
+    sources: Sequence[LeakingSample]
+    "The training samples with most of its grams, the largest number first."
 
     @property
     def share(self) -> float:
-        return self.found / self.of
+        return self.leaked_grams / self.grams
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,10 @@ class Audit:
 
     @property
     def unnamed(self) -> list[str]:
-        """Streams without a manifest, which would name the tokenizer of their ids."""
-        every = [*self.evaluations, *self.streams]
-        return list(dict.fromkeys(each.name for each in every if not each.trusted_manifest))
+        """Names of the streams without a manifest, so the tokenizer of their ids is unknown."""
+        streams = [*self.evaluations, *self.streams]
+        names = [stream.name for stream in streams if not stream.trusted_manifest]
+        return list(dict.fromkeys(names))
 
 
 def find_leaks(
@@ -107,10 +111,15 @@ def find_leaks(
     common: int,
     watcher: ReadingWatcher,
 ) -> Audit:
-    """Reads the evaluations, then all of each stream. RecipeError where ids cannot be compared,
-    Unreachable where a shard cannot be read.
+    """Read the evaluations, then search all of each stream.
+
+    Raises RecipeError if the streams' ids cannot be compared, and Unreachable if a shard cannot be
+    read.
+
+    Args:
+        common: grams in more samples than this are ignored; 0 ignores none.
     """
-    _refuse_others([*streams, *evaluations])
+    _refuse_other_tokenizers([*streams, *evaluations])
     items = load_eval_samples(evaluations, common)
     scanned = []
     for stream in streams:
@@ -119,46 +128,55 @@ def find_leaks(
     return Audit(evaluations, streams, items, scanned, rank_leaks(items, scanned))
 
 
-def _refuse_others(streams: Sequence[StreamInMix]) -> None:
-    """RecipeError where manifests name two tokenizers, whose ids mean different texts."""
-    cards = [(s.name, m.tokenizer) for s in streams if (m := s.trusted_manifest)]
+def _refuse_other_tokenizers(streams: Sequence[StreamInMix]) -> None:
+    """Raise RecipeError if manifests name two tokenizers, whose ids mean different text."""
+    cards = []
+    for stream in streams:
+        manifest = stream.trusted_manifest
+        if manifest:
+            cards.append((stream.name, manifest.tokenizer))
     published = published_tokenizers(streams)
-    for (name, card), own in zip(cards, published, strict=True):
-        one, first = cards[0]
-        if card.hash != first.hash and hash_today(own) != hash_today(published[0]):
+    for (name, card), tokenizer in zip(cards, published, strict=True):
+        first_name, first_card = cards[0]
+        if card.hash != first_card.hash and hash_today(tokenizer) != hash_today(published[0]):
             raise RecipeError(
-                f"{one} holds ids of the tokenizer {first.name} and {name} of {card.name}, which mean different texts, so nothing "
-                f"that both share could be found: convert {name} with the tokenizer of {one}."
+                f"{first_name} has ids of the tokenizer {first_card.name} and {name} of "
+                f"{card.name}. The same text has other ids there, so no leak could be found: "
+                f"convert {name} with the tokenizer of {first_name}."
             )
 
 
 def scan_stream(
     stream: PublishedStream, items: EvalSamples, watcher: ReadingWatcher
 ) -> ScannedStream:
-    """Searches every shard, several at once; Unreachable where a shard cannot be read.
+    """Search every shard of a stream, several at once. Raises Unreachable if one cannot be read.
 
-    Memory does not grow with the stream. It holds the shards in flight, a count for each gram, and
-    for each gram the first samples with it, `common` or MOST_HELD at most (a shard may add more).
+    Memory does not grow with the stream. It contains the shards in flight, a count for each gram,
+    and the first samples with each gram: `common` or MOST_SAMPLES (the last shard may add more).
     """
-    counts, tokens, first = np.zeros(len(items.hashes), np.int64), 0, 0
-    parts = [np.empty((2, 0), np.int64)]
+    counts = np.zeros(len(items.hashes), np.int64)
+    finds = [np.empty((2, 0), np.int64)]
+    tokens = 0
+    first_sample = 0
     with ThreadPoolExecutor(8 if stream.folder.is_store else None) as pool:
-        looks = pool.map(lambda shard: _look(stream.folder, shard, items), stream.shards)
-        for shard, (size, found) in zip(stream.shards, looks, strict=True):
-            held = counts[found[0]] < (items.common or MOST_HELD)
-            counts += np.bincount(found[0], minlength=len(counts))
-            parts.append(found[:, held] + [[0], [first]])
-            first += shard.samples
-            tokens += size
-            watcher.on_progress(shard.stored.bytes, size)
+        searches = pool.map(lambda shard: _search_shard(stream.folder, shard, items), stream.shards)
+        for shard, (shard_tokens, shard_finds) in zip(stream.shards, searches, strict=True):
+            gram_numbers = shard_finds[0]
+            has_room = counts[gram_numbers] < (items.common or MOST_SAMPLES)
+            counts += np.bincount(gram_numbers, minlength=len(counts))
+            finds.append(shard_finds[:, has_room] + [[0], [first_sample]])
+            first_sample += shard.samples
+            tokens += shard_tokens
+            watcher.on_progress(shard.stored.bytes, shard_tokens)
     is_common = (counts > items.common) & (items.common > 0)
-    every = np.concatenate(parts, axis=1)
-    return ScannedStream(tokens, int(is_common.sum()), *every[:, ~is_common[every[0]]])
+    grams, samples = np.concatenate(finds, axis=1)
+    is_kept = ~is_common[grams]
+    return ScannedStream(tokens, int(is_common.sum()), grams[is_kept], samples[is_kept])
 
 
-def _look(folder: Location, shard: Shard, items: EvalSamples) -> tuple[int, Int]:
-    """The number of tokens in a shard, and int64 [2, finds]: the grams found, and the sample of
-    each in the shard.
+def _search_shard(folder: Location, shard: Shard, items: EvalSamples) -> tuple[int, Int]:
+    """Return the number of tokens in a shard, and its finds: int64 [2, finds], the numbers of the
+    grams and of the samples in the shard that contain them.
     """
     tokens = read_stored_tokens(folder, shard)
     if tokens is None:
@@ -167,80 +185,102 @@ def _look(folder: Location, shard: Shard, items: EvalSamples) -> tuple[int, Int]
 
 
 def rank_leaks(items: EvalSamples, scanned: Sequence[ScannedStream]) -> list[Leak]:
-    """The leak of each item with a gram in a stream, the largest share first."""
-    is_found = np.zeros(len(items.hashes), bool)
-    for each in scanned:
-        is_found[each.grams] = True
-    found, of = items.count(is_found), items.count(is_found | True)
+    """Return a leak for each evaluation sample with a gram in a stream, the largest share first."""
+    has_leaked = np.zeros(len(items.hashes), bool)
+    for stream_finds in scanned:
+        has_leaked[stream_finds.grams] = True
+    leaked_grams = items.count(has_leaked)
+    all_grams = items.count(np.ones(len(items.hashes), bool))
     leaks = []
-    for item, places in sorted(_places(items, scanned).items()):
+    for item, sources in sorted(_leak_sources(items, scanned).items()):
         stream = bisect_right(items.firsts, item) - 1
         leaks.append(
             Leak(
                 item=item,
                 stream=stream,
                 sample=item - items.firsts[stream],
-                found=int(found[item]),
-                of=int(of[item]),
-                places=places,
+                leaked_grams=int(leaked_grams[item]),
+                grams=int(all_grams[item]),
+                sources=sources,
             )
         )
-    return sorted(leaks, key=lambda leak: (-leak.share, -leak.found))
+    return sorted(leaks, key=lambda leak: (-leak.share, -leak.leaked_grams))
 
 
-def _places(items: EvalSamples, scanned: Sequence[ScannedStream]) -> dict[int, list[LeakingSample]]:
-    """For each item, the MOST_PLACES training samples that hold most of its grams."""
-    every = defaultdict[int, list[LeakingSample]](list)
-    for number, each in enumerate(scanned):
-        held = items.holders.take(each.grams)
-        pairs = np.stack([held.values, np.repeat(each.samples, held.lengths)])
-        both, counts = np.unique(pairs, axis=1, return_counts=True)
-        for item, sample, grams in zip(*both.tolist(), counts.tolist(), strict=True):
-            every[item].append(LeakingSample(number, sample, grams))
-    for found in every.values():
-        found.sort(key=lambda where: -where.grams)
-        del found[MOST_PLACES:]
-    return every
+def _leak_sources(
+    items: EvalSamples, scanned: Sequence[ScannedStream]
+) -> dict[int, list[LeakingSample]]:
+    """Map each item to the MOST_PLACES training samples that contain most of its grams."""
+    sources_by_item = defaultdict[int, list[LeakingSample]](list)
+    for stream, finds in enumerate(scanned):
+        # An item and a training sample share a gram for each time that the pair occurs.
+        items_of_grams = items.holders.take(finds.grams)
+        samples = np.repeat(finds.samples, items_of_grams.lengths)
+        pairs = np.stack([items_of_grams.values, samples])
+        distinct_pairs, counts = np.unique(pairs, axis=1, return_counts=True)
+        for item, sample, grams in zip(*distinct_pairs.tolist(), counts.tolist(), strict=True):
+            sources_by_item[item].append(LeakingSample(stream, sample, grams))
+    for sources in sources_by_item.values():
+        sources.sort(key=lambda source: -source.grams)
+        del sources[MOST_PLACES:]
+    return sources_by_item
 
 
 class Passage(NamedTuple):
-    """The longest run of tokens that an item and a training sample share. `item`, `training`: the
-    tokens before and behind it in each.
-    """
+    """The longest run of tokens that an evaluation sample and a training sample share."""
 
     shared: Int
     item: tuple[Int, Int]
+    "Tokens of the evaluation sample before the run and after it."
     training: tuple[Int, Int]
+    "Tokens of the training sample before the run and after it."
 
 
-def read_passage(found: Audit, leak: Leak) -> Passage:
-    """The passage that a leak shares with the training sample that holds most of its grams; that
-    sample is read again.
-    """
-    first = leak.places[0]
-    turns = decode_turns(found.streams[first.stream].read(first.sample))
-    mine, its = found.items.rows[leak.item], np.concatenate([*chain(*turns)])
-    begin, there, length = find_longest_shared(mine, its)
+def read_passage(audit: Audit, leak: Leak) -> Passage:
+    """Read the training sample with most of a leak's grams again, and return what both share."""
+    source = leak.sources[0]
+    turns = decode_turns(audit.streams[source.stream].read(source.sample))
+    item = audit.items.rows[leak.item]
+    training = np.concatenate([*chain(*turns)])
+    run = find_longest_shared(item, training)
     return Passage(
-        mine[begin : begin + length], _around(mine, begin, length), _around(its, there, length)
+        item[run.start : run.start + run.length],
+        _context(item, run.start, run.length),
+        _context(training, run.training_start, run.length),
     )
 
 
-def find_longest_shared(mine: Int, its: Int) -> tuple[int, int, int]:
-    """Where a long shared run of tokens begins in `mine` and in `its`, and its length; (0, 0, 0)
-    where they share no gram. Where a gram stands in `mine` more than once, its first place counts.
+class SharedRun(NamedTuple):
+    """A run of tokens in an evaluation sample and in a training sample."""
+
+    start: int
+    "Its position in the evaluation sample."
+    training_start: int
+    "Its position in the training sample."
+    length: int
+
+
+def find_longest_shared(item: Int, training: Int) -> SharedRun:
+    """Find a long run of tokens in both samples. All fields are 0 if they share no gram.
+
+    If `item` contains a gram more than once, its first position counts.
     """
-    own, other = hash_grams(mine), hash_grams(its)
-    edges = np.flatnonzero(np.diff(np.isin(other, own), prepend=False, append=False))
+    item_hashes = hash_grams(item)
+    training_hashes = hash_grams(training)
+    is_shared = np.isin(training_hashes, item_hashes)
+    # Runs of shared grams begin and end in turn at these positions.
+    edges = np.flatnonzero(np.diff(is_shared, prepend=False, append=False))
     if not len(edges):
-        return 0, 0, 0
-    at = int(edges[2 * np.diff(edges)[::2].argmax()])
-    begin = int((own == other[at]).argmax())
-    both = min(len(mine) - begin, len(its) - at)
-    differs = mine[begin : begin + both] != its[at : at + both]
-    return begin, at, int(np.append(differs, True).argmax())
+        return SharedRun(0, 0, 0)
+    longest = np.diff(edges)[::2].argmax()
+    training_start = int(edges[2 * longest])
+    start = int((item_hashes == training_hashes[training_start]).argmax())
+    rest = min(len(item) - start, len(training) - training_start)
+    differs = item[start : start + rest] != training[training_start : training_start + rest]
+    return SharedRun(start, training_start, int(np.append(differs, True).argmax()))
 
 
-def _around(ids: Int, begin: int, length: int) -> tuple[Int, Int]:
-    end = begin + length
-    return ids[max(0, begin - CONTEXT) : begin], ids[end : end + CONTEXT]
+def _context(ids: Int, start: int, length: int) -> tuple[Int, Int]:
+    """Return the CONTEXT ids before a run, and those after it."""
+    end = start + length
+    return ids[max(0, start - CONTEXT) : start], ids[end : end + CONTEXT]

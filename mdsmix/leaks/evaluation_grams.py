@@ -168,7 +168,7 @@ def read_stored_tokens(folder: Location, shard: Shard) -> Tokens | None:
     if not find_token_columns(shard):
         raise RecipeError(
             f"{folder / shard.stored.basename} has no token ids of a known dtype (columns "
-            f"{', '.join(sorted(shard.columns))}), so it cannot be searched; leave that stream out, "
+            f"{', '.join(sorted(shard.columns))}), so it cannot be searched: leave it out, "
             "or convert it with `mdsmix convert`."
         )
     return decode_tokens(shard, read_all_samples(folder, shard))

@@ -1,1 +1,3 @@
-"""A mix and its loader's own rules -> what the first steps of a run hold, before the run."""
+"""Show the first steps of a training run before the run: which samples each device draws, and the
+rows that the loader makes of them.
+"""

@@ -1,8 +1,7 @@
-"""The samples and tokens that an epoch draws from each stream, and a preview's warnings as
-sentences.
+"""The samples and tokens that an epoch draws from each stream, and the warnings of a preview.
 
-Tokens of an epoch are found without reading all samples: a stream's samples times the mean that its
-manifest counted, else the mean of its first samples.
+An epoch's tokens are known without reading every sample: the number of a stream's samples times
+their mean length, which comes from the manifest, or from the first samples if there is none.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from mdsmix.load.layout import NO_SAMPLE, EpochLayout
 from mdsmix.messages import does, listed, plural
 from mdsmix.mix.epoch.stream_counts import count_tokens, fixed_row_length
 from mdsmix.mix.streams.mix import Loader, StreamInMix
-from mdsmix.preview.options import Asked
+from mdsmix.preview.options import PreviewOptions
 from mdsmix.preview.shard_reader import has_ids
 from mdsmix.preview.step_rows import Loaders, Step
 from mdsmix.table import UNKNOWN, about, is_known
@@ -28,8 +27,8 @@ Floats = NDArray[np.float64]
 
 
 def sample_tokens(stream: StreamInMix, loader: Loader) -> float:
-    """Mean tokens of a sample as the model sees them, exact where all samples are equally long.
-    UNKNOWN where the loader tokenizes.
+    """Return the mean number of tokens in a sample as the model sees it, exact if all samples have
+    one length. UNKNOWN if the loader tokenizes the stream.
     """
     if not has_ids(stream):
         return UNKNOWN
@@ -46,84 +45,99 @@ class Windows:
     samples: Floats
     "float64 [windows, streams]."
     sizes: Floats
-    "float64 [windows, streams]: tokens where they are known for every stream, else samples."
+    "float64 [windows, streams]: tokens if known for every stream, otherwise samples."
     unit: str
     "The unit of `sizes`: tokens or samples."
 
 
-def windows_of(
-    layout: EpochLayout, ids: Ids, tokens: Sequence[float], most: int, first: int = 0
+def cut_into_windows(
+    layout: EpochLayout,
+    ids: Ids,
+    mean_tokens: Sequence[float],
+    max_windows: int,
+    first_step: int = 0,
 ) -> Windows:
-    """The epoch from its step `first` on, cut into at most `most` windows.
+    """Cut the rest of an epoch into at most `max_windows` windows of steps.
 
     Args:
-        ids: int64 [steps, ranks, drawn].
-        tokens: mean tokens of a sample, for each stream.
+        ids: int64 [steps, ranks, drawn], sample ids from `first_step` on.
+        mean_tokens: mean tokens of a sample, for each stream.
     """
-    edges = np.linspace(0, len(ids), min(most, len(ids)) + 1).astype(np.int64).tolist()
-    parts = (ids[start:stop] for start, stop in pairwise(edges))
-    streams = (layout.stream_of(part[part != NO_SAMPLE]) for part in parts)
-    samples = np.array([np.bincount(n, minlength=len(layout.names)) for n in streams], np.float64)
-    has_tokens = all(map(is_known, tokens))
+    num_windows = min(max_windows, len(ids))
+    edges = np.linspace(0, len(ids), num_windows + 1).astype(np.int64).tolist()
+    samples = np.zeros((num_windows, len(layout.names)), np.float64)
+    for number, (start, stop) in enumerate(pairwise(edges)):
+        drawn = ids[start:stop]
+        streams = layout.stream_of(drawn[drawn != NO_SAMPLE])
+        samples[number] = np.bincount(streams, minlength=len(layout.names))
+    has_tokens = all(map(is_known, mean_tokens))
     return Windows(
-        edges=[first + edge for edge in edges],
+        edges=[first_step + edge for edge in edges],
         samples=samples,
-        sizes=samples * np.array(tokens) if has_tokens else samples,
+        sizes=samples * np.array(mean_tokens) if has_tokens else samples,
         unit="tokens" if has_tokens else "samples",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """The result of a preview."""
+    """The first steps of a run, and the rest of its epoch in windows."""
 
-    asked: Asked
+    options: PreviewOptions
     layout: EpochLayout
     loaders: Loaders
     ratio: float
     first: int
-    "The step at which the epoch is entered."
+    "The step from which the epoch is previewed."
     ids: Ids
     "int64 [steps, ranks, drawn]: sample ids of the rest of the epoch."
     steps: Sequence[Step]
     tokens: Sequence[float]
-    "Mean tokens of a sample, for each stream, by `sample_tokens`."
+    "Mean tokens of a sample, for each stream; see `sample_tokens`."
     windows: Windows
 
 
-def sentences(preview: Preview) -> Iterator[str]:
-    """Warnings on the preview: faults first, steps that were not read last."""
+def preview_warnings(preview: Preview) -> Iterator[str]:
+    """Yield a preview's warnings: faults of the run first, steps that were not read last."""
     windows, loaders = preview.windows, preview.loaders
     positions = loaders.world.batch * loaders.rules.max_seq_len
     drawn = windows.sizes.sum() / len(preview.ids)
-    # More tokens are drawn than fit, so figures of the epoch count drawn samples and not rows.
+    # More tokens are drawn than fit, so the epoch's figures count drawn samples, not rows.
     if preview.ratio > 1 and windows.unit == "tokens" and drawn > positions:
         yield (
-            f"packing_ratio {preview.ratio:g} draws on average {drawn:,.0f} tokens a step for {positions:,} positions, and "
-            "figures of the epoch are of what is drawn: what does not fit waits for later steps, and is dropped in the end; take a smaller ratio."
+            f"packing_ratio {preview.ratio:g} draws {drawn:,.0f} tokens a step on average, but a "
+            f"batch has only {positions:,} positions. Samples that do not fit wait for later steps "
+            "and are dropped at the end; the epoch's figures count them. Use a smaller ratio."
         )
-    yield from uneven(preview.ids, preview.first)
-    if raw := [stream.name for stream in loaders.reader.streams if not has_ids(stream)]:
+    yield from warn_of_idle_devices(preview.ids, preview.first)
+    text_streams = [stream.name for stream in loaders.reader.streams if not has_ids(stream)]
+    if text_streams:
         yield (
-            f"{listed(raw)}: the loader itself tokenizes {does(raw, 'its', 'their')} text, so tokens are not known here and shares are of "
-            "samples; convert the text to see them."
+            f"{listed(text_streams)}: the loader tokenizes {does(text_streams, 'its', 'their')} "
+            "text, so tokens are unknown and shares count samples. Convert the text to see tokens."
         )
-    if unread := [step.step for step in preview.steps if step.is_unread]:
+    unread = [step.step for step in preview.steps if step.is_unread]
+    if unread:
         yield (
-            f"{plural(len(unread), 'step')} from step {unread[0]:,} on were not read, since more than {preview.asked.read:,} bytes would have "
-            "been: raise --read."
+            f"{plural(len(unread), 'step')} from step {unread[0]:,} on were not read, because they "
+            f"need more than {preview.options.read:,} bytes: raise --read."
         )
 
 
-def uneven(ids: Ids, first: int) -> Iterator[str]:
-    """A warning where a step gives batches to some devices and none to others. `ids`: int64 [steps,
-    ranks, drawn].
+def warn_of_idle_devices(ids: Ids, first_step: int) -> Iterator[str]:
+    """Yield a warning if a step has a batch for some devices and none for others.
+
+    Args:
+        ids: int64 [steps, ranks, drawn], sample ids from `first_step` on.
     """
-    lacking = (ids == NO_SAMPLE).all(axis=2).sum(axis=1)
-    found = np.flatnonzero((lacking > 0) & (lacking < ids.shape[1]))
-    if len(found):
+    devices = ids.shape[1]
+    idle_devices = (ids == NO_SAMPLE).all(axis=2).sum(axis=1)
+    uneven_steps = np.flatnonzero((idle_devices > 0) & (idle_devices < devices))
+    if len(uneven_steps):
+        step = int(uneven_steps[0])
         yield (
-            f"From step {first + int(found[0]):,} of the epoch on {lacking[found[0]]:,} of {ids.shape[1]:,} devices have no batch "
-            "while others have: training waits for them for ever. Streaming lays out device_per_stream so; end the epoch before by max_duration, or "
-            "use another batching_method."
+            f"From step {first_step + step:,} of the epoch on, {idle_devices[step]:,} of "
+            f"{devices:,} devices have no batch while the others have one, so training hangs. "
+            "Streaming's device_per_stream does this: end training before that step with "
+            "max_duration, or use another batching_method."
         )

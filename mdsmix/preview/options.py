@@ -1,7 +1,7 @@
 """The options of a preview: the machines of the run, the steps, and the state of a run that is
 resumed.
 
-Wrong options are refused before Streaming is imported, which takes 4-15 s.
+This module does not import Streaming, which takes 4-15 s, so wrong options are refused at once.
 """
 
 from __future__ import annotations
@@ -18,52 +18,53 @@ from mdsmix.mix.epoch.draws import World
 
 @dataclass(frozen=True, kw_only=True)
 class EpochState:
-    """The place at which an epoch is entered, by the keys of Streaming's `state_dict`. None:
-    Streaming's value for a first start.
+    """The position from which an epoch is previewed, under the names of Streaming's `state_dict`.
+
+    None means Streaming's value for a run that starts fresh.
     """
 
     epoch: int
     sample_in_epoch: int
-    "Samples that all devices together have drawn of this epoch."
+    "Samples of this epoch that all devices together have drawn."
     num_canonical_nodes: int | None = None
     shuffle_seed: int | None = None
     initial_physical_nodes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PreviewOptions:
     """The options of one preview."""
 
     world: World
     steps: int = 3
     state: EpochState = EpochState(epoch=0, sample_in_epoch=0)
-    """The place at which the epoch is entered: the state of a stopped run, or the beginning of an
-    epoch.
-    """
+    "The position from which the epoch is previewed: a stopped run's state, or an epoch's start."
     from_step: int = 0
-    "Steps of the epoch that are passed over; ignored where `state` is in mid-epoch."
+    "Steps of the epoch to skip. Ignored if `state` is in the middle of an epoch."
     seed: int | None = None
-    "Replaces the shuffle_seed of the YAML; None keeps it."
+    "Replaces the YAML's shuffle_seed; None keeps it."
     samples: int = 3
-    "Samples shown of each step."
+    "Samples to show of each step."
     windows: int = 10
-    "Windows of steps that the epoch is cut into, at most."
+    "The epoch is cut into at most this many windows of steps."
     read: int = 256 << 20
-    "The most bytes of shards that are read."
+    "Bytes of shards to read at most."
 
 
 def read_state(path: Path) -> EpochState:
-    """The state in a JSON file that `loader.state_dict()` was written to; RecipeError where the
-    file holds no such state.
+    """Read a loader's state from a JSON file of `loader.state_dict()`, or from a checkpoint's.
+
+    Raises RecipeError if the file contains no such state.
     """
     try:
         tree: Any = json.loads(path.read_bytes())
-        # The keys above the state in a checkpoint of Composer.
+        # A checkpoint of Composer nests the loader's state under these keys.
         for key in ("state", "dataset_state", "train"):
             tree = tree.get(key, tree)
-        known = {f.name: tree[f.name] for f in fields(EpochState) if f.name in tree}
-        return schema.read(EpochState, known)
+        values = {f.name: tree[f.name] for f in fields(EpochState) if f.name in tree}
+        return schema.read(EpochState, values)
     except (OSError, ValueError, AttributeError, schema.Misfit) as error:
         raise RecipeError(
-            f"--state {path} is no state of a loader ({error}); write there what loader.state_dict() gives, by json.dump."
+            f"--state {path} is not a loader's state ({error}): write loader.state_dict() to it "
+            "with json.dump."
         ) from None

@@ -1,6 +1,4 @@
-"""`preview`: a mix and the machines of a run -> the first steps of the run, and its epoch in
-windows.
-"""
+"""The function `preview`: from a mix and a run's machines to the first steps of the run."""
 
 from __future__ import annotations
 
@@ -17,33 +15,38 @@ from mdsmix.load.loader_settings import read_settings
 from mdsmix.load.training_rows import TokenIds
 from mdsmix.load.vision import refuse_packing
 from mdsmix.mix.streams.mix import Mix
-from mdsmix.preview.epoch_windows import Preview, sample_tokens, windows_of
-from mdsmix.preview.options import Asked
-from mdsmix.preview.shard_reader import ShardReader, images_of
-from mdsmix.preview.step_rows import Loaders, rank_of
+from mdsmix.preview.epoch_windows import Preview, cut_into_windows, sample_tokens
+from mdsmix.preview.options import PreviewOptions
+from mdsmix.preview.shard_reader import ShardReader, find_mix_images
+from mdsmix.preview.step_rows import Loaders, draws_of_rank
 
 
-def preview(mix: Mix, asked: Asked) -> Preview:
-    """The first steps and the epoch of a mix. RecipeError where Streaming refuses the epoch,
-    Unreachable where a stream cannot be read, MixRefused where a row does not fit the loader.
+def preview(mix: Mix, options: PreviewOptions) -> Preview:
+    """Return the first steps of a run on a mix, and the rest of its epoch in windows.
+
+    Raises RecipeError if Streaming refuses the epoch, Unreachable if a stream cannot be read, and
+    MixRefused if a row does not fit the loader.
     """
-    if other := EXTRA_LOADERS.get(mix.train.name):
+    other = EXTRA_LOADERS.get(mix.train.name)
+    if other:
         raise RecipeError(
-            f"a preview shows rows of LLM-Foundry's loaders and of mdsmix's, and name: {other.name} is the loader of {other.whose}: "
-            "`mdsmix inspect` shows its samples, and mdsmix.load gives its batches."
+            f"`mdsmix preview` shows rows of LLM-Foundry's and mdsmix's loaders, but name: "
+            f"{other.name} is the loader of {other.whose}. `mdsmix inspect` shows its samples, and "
+            "mdsmix.load gives its batches."
         )
-    loaders = _loaders(mix, asked)
+    loaders = _loaders(mix, options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `check` counts rows that are cut
         ratio = _ratio(loaders)
         layout = EpochLayout(
-            loaders.settings, mix.train.streams, asked.world, int(asked.world.rows * ratio)
+            loaders.settings, mix.train.streams, options.world, int(options.world.rows * ratio)
         )
-        first, ids = _epoch(layout, asked)
-        steps = [*loaders.steps(layout, ids[: asked.steps], first, asked.samples, ratio > 1)]
+        first, ids = _rest_of_epoch(layout, options)
+        shown_ids = ids[: options.steps]
+        steps = list(loaders.steps(layout, shown_ids, first, options.samples, ratio > 1))
     tokens = [sample_tokens(stream, mix.train) for stream in mix.train.streams]
     return Preview(
-        asked=asked,
+        options=options,
         layout=layout,
         loaders=loaders,
         ratio=ratio,
@@ -51,61 +54,81 @@ def preview(mix: Mix, asked: Asked) -> Preview:
         ids=ids,
         steps=steps,
         tokens=tokens,
-        windows=windows_of(layout, ids, tokens, asked.windows, first),
+        windows=cut_into_windows(layout, ids, tokens, options.windows, first),
     )
 
 
-def _loaders(mix: Mix, asked: Asked) -> Loaders:
-    settings, images, card = read_settings(mix.yaml.config), images_of(mix), mix.tokenizer
+def _loaders(mix: Mix, options: PreviewOptions) -> Loaders:
+    settings = read_settings(mix.yaml.config)
+    images = find_mix_images(mix)
+    card = mix.tokenizer
     if card is None:
         why = mix.tokenizer_problem or "it names none"
         raise RecipeError(
-            f"The tokenizer of {mix.yaml.origin} is needed for the rows' EOS and padding, and cannot be opened: {why.rstrip('.')}."
+            f"The tokenizer of {mix.yaml.origin} cannot be opened, but its EOS and padding tokens "
+            f"are needed for the rows: {why.rstrip('.')}."
         )
-    if asked.seed is not None:
-        settings = replace(settings, streaming={**settings.streaming, "shuffle_seed": asked.seed})
+    if options.seed is not None:
+        settings = replace(settings, streaming={**settings.streaming, "shuffle_seed": options.seed})
     rules = make_row_rules(settings, TokenIds(eos=card.eos_id, pad=card.pad_id, bos=card.bos_id))
     if images:
         refuse_packing(settings)
         rules = replace(rules, image=images.token)
-    return Loaders(settings, rules, asked.world, ShardReader(mix.train.streams, asked.read), images)
+    reader = ShardReader(mix.train.streams, options.read)
+    return Loaders(settings, rules, options.world, reader, images)
 
 
-def _epoch(layout: EpochLayout, asked: Asked) -> tuple[int, Ids]:
-    """The step at which the epoch is entered, by the state or by `from_step`, and int64 [steps,
-    ranks, drawn]: sample ids from there on.
+def _rest_of_epoch(layout: EpochLayout, options: PreviewOptions) -> tuple[int, Ids]:
+    """Return the first step to preview, and the sample ids from there on, int64 [steps, ranks,
+    drawn]. The step is that of the run's state, or `from_step`.
     """
-    state, per_step = asked.state, layout.world.num_ranks * layout.batch_size
+    state = options.state
+    per_step = layout.world.num_ranks * layout.batch_size
     layout.enter(state.num_canonical_nodes, state.shuffle_seed, state.initial_physical_nodes)
-    sample = state.sample_in_epoch or asked.from_step * per_step
-    if sample <= layout.epoch_size and len(ids := layout.steps(state.epoch, sample)):
-        return sample // per_step, ids
+    sample = state.sample_in_epoch or options.from_step * per_step
+    if sample <= layout.epoch_size:
+        ids = layout.steps(state.epoch, sample)
+        if len(ids):
+            return sample // per_step, ids
     raise RecipeError(
-        f"train_loader: an epoch of {layout.epoch_size:,} samples, {per_step:,} a step, has no step behind {sample:,} of them: name an "
-        f"earlier step or a later epoch; where even the first fills no batch, set drop_last: false (it is {layout.drop_last}), or a smaller batch."
+        f"train_loader: an epoch has {layout.epoch_size:,} samples and a step {per_step:,}, so no "
+        f"step comes after sample {sample:,}: choose an earlier step or a later epoch. If even the "
+        f"first batch is not full, set drop_last: false (it is {layout.drop_last}) or a smaller "
+        "batch."
     )
 
 
 def _ratio(loaders: Loaders) -> float:
-    """The packing ratio. `auto` is found as by the loader, from the first rows of every device;
-    RecipeError where --read is too small.
+    """Return the packing ratio. `auto` is worked out as the loader does, from the first rows of
+    every device.
+
+    Raises RecipeError if these rows need more than --read bytes.
     """
-    given, world = loaders.settings.row_key("packing_ratio", 1), loaders.world
-    if given != "auto":
-        return float(given)
-    length, reader = loaders.rules.max_seq_len, loaders.reader
-    tried, best = list_ratios(length, world.rows), list[float]()
-    many = PROFILED * max(tried)
-    layout = EpochLayout(loaders.settings, reader.streams, replace(world, workers=0), many)
+    setting = loaders.settings.row_key("packing_ratio", 1)
+    if setting != "auto":
+        return float(setting)
+    world = loaders.world
+    length = loaders.rules.max_seq_len
+    reader = loaders.reader
+    candidates = list_ratios(length, world.rows)
+    if len(candidates) == 1:
+        return 1.0
+
+    # Every device profiles the first samples that it draws.
+    profiled = PROFILED * max(candidates)
+    layout = EpochLayout(loaders.settings, reader.streams, replace(world, workers=0), profiled)
     layout.drop_last = False
     layout.enter()
-    for n, own in enumerate(layout.steps(0)[0] if len(tried) > 1 else ()):
-        rank = rank_of(layout, world, n, 0, own)
-        if (samples := reader.samples(rank.places)) is None:
+    best = list[float]()
+    for number, ids in enumerate(layout.steps(0)[0]):
+        draws = draws_of_rank(layout, world, number, 0, ids)
+        samples = reader.samples(draws.places)
+        if samples is None:
             raise RecipeError(
-                f"packing_ratio: auto is found from the first {many:,} samples of every device, more than --read {reader.most:,} bytes: raise "
-                "that, or write the number that the run logs (Using packing ratio) into the YAML."
+                f"packing_ratio: auto needs the first {profiled:,} samples of every device, which "
+                f"are more than --read {reader.most:,} bytes: raise --read, or write the number "
+                "that the run logs (Using packing ratio) into the YAML."
             )
-        rows = loaders.rows(rank, samples, "The first rows")
-        best.append(find_best_ratio(rows, tried, world.rows, length))
+        rows = loaders.rows(draws, samples, "The first rows")
+        best.append(find_best_ratio(rows, candidates, world.rows, length))
     return min(best, default=1.0)

@@ -1,7 +1,7 @@
-"""Samples of published shards, read up to a bound of bytes, and the images in them.
+"""Samples of published shards, read up to a limit in bytes, and the images in them.
 
-The bound counts a shard's table of offsets (4 bytes a sample), and samples at their mean size with
-the gaps between them. A compressed shard counts whole.
+Toward the limit count a shard's table of offsets (4 bytes a sample) and the samples, at their mean
+size and with the gaps between them. A compressed shard counts whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mdsmix.tokenizer.card import image_tokens
 
 
 class ImageSize(NamedTuple):
-    """The size of an image of a row, in pixels, and its tokens."""
+    """The height and width of an image in pixels, and how many tokens it becomes."""
 
     height: int
     width: int
@@ -35,61 +35,73 @@ class Images:
     """How the images of a mix become tokens."""
 
     token: int
-    "The token id that stands for an image."
+    "The id of the placeholder token for an image."
     processor: str
-    "The hash of the processor that counts the tokens of images."
+    "The hash of the processor that decides how many tokens an image becomes."
 
     def sizes(self, pictures: RowImages) -> list[ImageSize]:
-        """The size of each image of a row; MixRefused where the processor refuses one."""
-        found = image_tokens(self.processor, ((h, w) for h, w in pictures.sizes))
-        for said in found.values():
-            if isinstance(said, str):
-                raise MixRefused(f"{pictures.where}: {said}; convert the stream for it.")
-        return [ImageSize(h, w, int(found[h, w])) for h, w in pictures.sizes]
+        """Return the size of each image of a row.
+
+        Raises MixRefused if the processor refuses one.
+        """
+        tokens_by_size = image_tokens(self.processor, ((h, w) for h, w in pictures.sizes))
+        sizes = []
+        for height, width in pictures.sizes:
+            tokens = tokens_by_size[height, width]
+            if isinstance(tokens, str):
+                raise MixRefused(
+                    f"{pictures.where}: {tokens}; convert the stream for this processor."
+                )
+            sizes.append(ImageSize(height, width, tokens))
+        return sizes
 
 
-def images_of(mix: Mix) -> Images | None:
-    """The images of a mix's training streams; None where no stream holds any. RecipeError where no
-    processor counts their tokens.
+def find_mix_images(mix: Mix) -> Images | None:
+    """Return how the mix's images become tokens; None if no training stream has images.
+
+    Raises RecipeError if no processor is known that counts their tokens.
     """
     streams = [stream for stream in mix.train.streams if has_images(stream.columns)]
     if not streams:
         return None
     tokens = {id for s in streams if s.manifest for id in s.manifest.encoding.image_ids}
-    found = find_processor(mix, mix.train, streams[0])
-    if found is None or len(tokens) != 1:
+    processor = find_processor(mix, mix.train, streams[0])
+    if processor is None or len(tokens) != 1:
         raise RecipeError(
-            f"nothing here says how many tokens each image of {list_stream_names(streams)} becomes: name the processor by "
-            "train_loader.dataset.processor, or convert again with processor: in the recipe, which publishes it beside the streams."
+            f"the processor of {list_stream_names(streams)} is unknown, so it is unknown how many "
+            "tokens an image becomes: name it with train_loader.dataset.processor, or convert "
+            "again with processor: in the recipe, which publishes it next to the streams."
         )
-    return Images(tokens.pop(), found[0])
+    return Images(tokens.pop(), processor[0])
 
 
 def has_ids(stream: StreamInMix) -> bool:
-    """Whether the stream holds token ids. The loader tokenizes the text of other streams."""
+    """Return whether the stream contains token ids. The loader tokenizes the text of others."""
     return bool(find_id_columns(stream.columns)) and "text" not in stream.columns
 
 
 ShardKey = tuple[int, int]
-"The numbers of a stream and of a shard in it, each from 0."
+"A stream's number in the mix, and a shard's number in the stream, both from 0."
 
 
 @dataclass(slots=True)
 class ShardReader:
-    """Reads samples of the streams, `most` bytes in all. `read` counts the bytes."""
+    """Reads samples of the streams, at most `most` bytes in all. `read` counts the bytes."""
 
     streams: Sequence[StreamInMix]
     most: int
     read: int = 0
 
     def samples(self, places: Iterable[SamplePlace]) -> dict[SamplePlace, Sample] | None:
-        """The decoded samples. None where they exceed the bound, and from then on. Unreachable
-        where a sample cannot be read.
+        """Return the decoded samples, or None if they exceed the limit. After that every call
+        returns None.
+
+        Raises Unreachable if a sample cannot be read.
         """
-        wanted = defaultdict[ShardKey, list[int]](list)
+        positions_by_shard = defaultdict[ShardKey, list[int]](list)
         for place in places:
-            wanted[place.stream, place.shard].append(place.position)
-        size = sum(self._size(key, len(positions)) for key, positions in wanted.items())
+            positions_by_shard[place.stream, place.shard].append(place.position)
+        size = sum(self._size(key, len(rows)) for key, rows in positions_by_shard.items())
         if self.read + size > self.most:
             self.most = self.read
             return None
@@ -97,20 +109,27 @@ class ShardReader:
 
         def read(key: ShardKey) -> dict[int, Sample]:
             stream = self.streams[key[0]]
-            return read_samples(stream.folder, stream.shards[key[1]], wanted[key])
+            return read_samples(stream.folder, stream.shards[key[1]], positions_by_shard[key])
 
-        found = zip(wanted, together(read, wanted), strict=True)
-        return {SamplePlace(*key, at): sample for key, some in found for at, sample in some.items()}
+        samples = dict[SamplePlace, Sample]()
+        shards = zip(positions_by_shard, together(read, positions_by_shard), strict=True)
+        for key, samples_of_shard in shards:
+            for position, sample in samples_of_shard.items():
+                samples[SamplePlace(*key, position)] = sample
+        return samples
 
     def _size(self, key: ShardKey, count: int) -> int:
-        """The most bytes that `count` samples of a shard take to read."""
+        """Return how many bytes are read for `count` samples of a shard, at most."""
         shard = self.streams[key[0]].shards[key[1]]
-        size, mean = shard.stored.bytes, shard.raw_data.bytes // shard.samples
-        few = 4 * (shard.samples + 2) + count * (mean + MOST_GAP_BYTES)
-        return size if shard.packing else min(size, few)
+        whole_shard = shard.stored.bytes
+        if shard.packing:
+            return whole_shard
+        offsets = 4 * (shard.samples + 2)
+        mean_sample = shard.raw_data.bytes // shard.samples
+        return min(whole_shard, offsets + count * (mean_sample + MOST_GAP_BYTES))
 
-    def named(self, place: SamplePlace) -> dict[str, Any]:
-        """The place of a sample by names: its `stream`, `shard` and `row`."""
+    def describe_place(self, place: SamplePlace) -> dict[str, Any]:
+        """Return where a sample is stored: its `stream` and `shard` by name, and its `row`."""
         stream = self.streams[place.stream]
         shard = stream.shards[place.shard].stored.basename
         return {"stream": stream.name, "shard": shard, "row": place.position}

@@ -1,5 +1,5 @@
-"""Samples of a step -> the rows that devices train on, by the loader's own rules, with their tokens
-counted by stream.
+"""The rows that devices train on in a step, made by the loader's own rules, and their tokens by
+stream.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import IGNORED_LABEL
 
 COUNTED = ("samples", "tokens", "trained")
-"""The counts of each stream in a step. `tokens`: of both sides of an encoder-decoder; `trained`:
-positions that give a loss.
+"""What is counted for each stream in a step. `tokens` counts both sides of an encoder-decoder;
+`trained` counts positions that give a loss.
 """
 
 
-class Rank(NamedTuple):
+class RankDraws(NamedTuple):
     """The samples that one device draws in a step."""
 
     rank: int
@@ -45,53 +45,52 @@ class Rank(NamedTuple):
 
 
 class SampleRow(TrainingRow):
-    """A row that knows its sample."""
+    """A row together with the sample that it was made of."""
 
     rank: int
     place: SamplePlace
     stored: TrainingRow
-    "The row as stored, with one token for each image."
+    "The row as stored, with one placeholder token for each image."
     images: Sequence[ImageSize]
     counts: Sequence[int]
-    "One number for each word of COUNTED."
+    "One number for each name in COUNTED."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A global batch."""
+    """A global batch: the samples that all devices draw, and the rows made of them."""
 
     step: int
     "The number of the step in its epoch, from 0."
-    ranks: Sequence[Rank]
+    ranks: Sequence[RankDraws]
     is_unread: bool
-    """The bound on bytes left its samples unread. Text that the loader itself tokenizes is never
-    read.
+    """Whether its samples were not read because of the limit on bytes. Text that the loader
+    tokenizes is never read.
     """
     counts: NDArray[np.int64] | None
-    "int64 [streams, COUNTED]; None where no rows were made."
+    "int64 [streams, COUNTED]; None if no rows were made."
     rows: int
     slots: int
-    "Places for tokens in these rows, padding included."
+    "Token positions in these rows, padding included."
     shown: Sequence[SampleRow]
 
     @property
     def drawn(self) -> int:
-        """Samples that all devices together draw."""
+        """The number of samples that all devices together draw."""
         return sum(len(rank.places) for rank in self.ranks)
 
     @property
     def padding(self) -> float | None:
-        """The share of places for tokens that hold padding, 0 to 1; None where no rows
-        were made.
-        """
+        """The share of token positions that are padding, 0 to 1; None if no rows were made."""
         if self.counts is None:
             return None
-        return 1 - float(self.counts[:, COUNTED.index("tokens")].sum()) / max(1, self.slots)
+        tokens = float(self.counts[:, COUNTED.index("tokens")].sum())
+        return 1 - tokens / max(1, self.slots)
 
 
 @dataclass(frozen=True)
 class Loaders:
-    """The loaders of a run, which turn samples into rows."""
+    """The loaders of all devices of a run: they make rows of samples."""
 
     settings: LoaderSettings
     rules: RowRules
@@ -100,95 +99,125 @@ class Loaders:
     images: Images | None
 
     def steps(
-        self, layout: EpochLayout, ids: Ids, first: int, most: int, is_packed: bool
+        self, layout: EpochLayout, ids: Ids, first: int, rows_shown: int, is_packed: bool
     ) -> Iterator[Step]:
-        """The global batches of `ids`, int64 [steps, ranks, drawn]. `first`: the first step's
-        number; `most`: rows to show of each step.
-        """
-        # Each worker of a device packs for itself; samples that wait in its bins come with its next
-        # batch.
-        collators = defaultdict[tuple[int, int], Collate](lambda: self._collate(is_packed))
-        for at, step in enumerate(ids, first):
-            worker = (at - first) % max(1, self.world.workers)
-            ranks = [rank_of(layout, self.world, n, worker, own) for n, own in enumerate(step)]
-            yield self._step(at, [(rank, collators[rank.rank, worker]) for rank in ranks], most)
+        """Yield the global batches of some steps.
 
-    def _collate(self, is_packed: bool) -> Collate:
+        Args:
+            ids: int64 [steps, ranks, drawn], the sample ids of the steps.
+            first: the number of the first step in its epoch.
+            rows_shown: rows to keep of each step, at most.
+        """
+        # Each worker of a device packs its own rows. Samples that do not fit wait in its packer for
+        # its next batch, so every worker keeps its collator.
+        collators = defaultdict[tuple[int, int], Collate](lambda: self._make_collate(is_packed))
+        for number, ids_of_step in enumerate(ids, first):
+            worker = (number - first) % max(1, self.world.workers)
+            loaders = []
+            for rank, ids_of_rank in enumerate(ids_of_step):
+                draws = draws_of_rank(layout, self.world, rank, worker, ids_of_rank)
+                loaders.append((draws, collators[draws.rank, worker]))
+            yield self._step(number, loaders, rows_shown)
+
+    def _make_collate(self, is_packed: bool) -> Collate:
         collate = make_collate(self.settings, self.rules, self.world.rows if is_packed else None)
         collate.pad_to_longest |= self.settings.section.is_text  # as LLM-Foundry's text loader does
         return collate
 
-    def _step(self, at: int, loaders: Sequence[tuple[Rank, Collate]], most: int) -> Step:
-        streams, ranks = self.reader.streams, [rank for rank, _ in loaders]
-        drawn = [place for rank in ranks for place in rank.places]
-        wanted = [place for place in drawn if has_ids(streams[place.stream])]
-        samples = self.reader.samples(wanted)
-        # Packing is not known where a sample of the step is text.
-        is_made = bool(samples) and (wanted == drawn or not loaders[0][1].packer)
-        bins, slots = list[Sequence[SampleRow]](), 0
-        for rank, collate in loaders if is_made else ():
-            rows = self.rows(rank, samples or {}, f"Step {at}, rank {rank.rank}")
-            own = collate.packer.pack(rows) if collate.packer else [[row] for row in rows]
-            slots += slots_of(own, collate)
-            bins += own  # type: ignore[arg-type]
+    def _step(
+        self, number: int, loaders: Sequence[tuple[RankDraws, Collate]], rows_shown: int
+    ) -> Step:
+        # Read the samples of all devices, apart from text that the loader tokenizes.
+        streams = self.reader.streams
+        drawn = [place for draws, _ in loaders for place in draws.places]
+        readable = [place for place in drawn if has_ids(streams[place.stream])]
+        samples = self.reader.samples(readable)
+
+        # Make each device's rows. With text among the samples of a step its packing is unknown.
+        is_packed = loaders[0][1].packer is not None
+        has_rows = bool(samples) and (readable == drawn or not is_packed)
+        bins = list[Sequence[SampleRow]]()
+        slots = 0
+        for draws, collate in loaders if has_rows else ():
+            rows = self.rows(draws, samples or {}, f"Step {number}, rank {draws.rank}")
+            packed = collate.packer.pack(rows) if collate.packer else [[row] for row in rows]
+            slots += count_slots(packed, collate)
+            bins += packed  # type: ignore[arg-type]
+
+        # Count by stream.
+        all_rows = list(chain.from_iterable(bins))
         counts = np.zeros((len(streams), len(COUNTED)), np.int64)
-        for row in chain.from_iterable(bins):
+        for row in all_rows:
             counts[row.place.stream] += row.counts
         return Step(
-            step=at,
-            ranks=ranks,
+            step=number,
+            ranks=[draws for draws, _ in loaders],
             is_unread=samples is None,
-            counts=counts if is_made else None,
+            counts=counts if has_rows else None,
             rows=len(bins),
             slots=slots,
-            shown=_various([*chain(*bins)])[:most],
+            shown=_with_each_stream_first(all_rows)[:rows_shown],
         )
 
-    def rows(self, rank: Rank, samples: Mapping[SamplePlace, Sample], when: str) -> list[SampleRow]:
-        """The rows of the samples that hold token ids. MixRefused, with the step and the sample,
-        where the run would end there.
+    def rows(
+        self, draws: RankDraws, samples: Mapping[SamplePlace, Sample], when: str
+    ) -> list[SampleRow]:
+        """Return the rows of those drawn samples that were read.
+
+        Raises MixRefused, with `when` and the sample's place, if the loader would raise on one.
         """
         rows = []
-        for place in rank.places:
-            if place in samples:
-                try:
-                    row = sample_row(samples[place], self.rules, self.images)
-                except MixRefused as refusal:
-                    why = str(refusal).removeprefix(": ")  # errors on images begin with `: `
-                    where = "stream {stream}, shard {shard}, row {row}"
-                    where = where.format(**self.reader.named(place))
-                    raise MixRefused(f"{when}: {where}: {why}") from None
-                row.rank, row.place = rank.rank, place
-                rows.append(row)
+        for place in draws.places:
+            if place not in samples:
+                continue
+            try:
+                row = make_sample_row(samples[place], self.rules, self.images)
+            except MixRefused as refusal:
+                why = str(refusal).removeprefix(": ")  # errors on images begin with `: `
+                where = "stream {stream}, shard {shard}, row {row}"
+                where = where.format(**self.reader.describe_place(place))
+                raise MixRefused(f"{when}: {where}: {why}") from None
+            row.rank = draws.rank
+            row.place = place
+            rows.append(row)
         return rows
 
 
-def rank_of(layout: EpochLayout, world: World, rank: int, worker: int, own: Ids) -> Rank:
-    """The samples that a device draws. `own`: its sample ids."""
-    ids, device = own[own != NO_SAMPLE], rank * world.replication
-    return Rank(device, device // world.gpus, worker, ids.tolist(), layout.places(ids))
+def draws_of_rank(layout: EpochLayout, world: World, rank: int, worker: int, ids: Ids) -> RankDraws:
+    """Return the samples that a device draws. `ids` may contain NO_SAMPLE, which draws nothing."""
+    sample_ids = ids[ids != NO_SAMPLE]
+    device = rank * world.replication
+    places = layout.places(sample_ids)
+    return RankDraws(device, device // world.gpus, worker, sample_ids.tolist(), places)
 
 
-def sample_row(sample: Sample, rules: RowRules, images: Images | None) -> SampleRow:
-    """The sample's row; MixRefused where the loader would raise on the sample."""
-    stored = grown = make_row(sample, rules)
-    seen: Sequence[ImageSize] = ()
+def make_sample_row(sample: Sample, rules: RowRules, images: Images | None) -> SampleRow:
+    """Return the sample's row. Raises MixRefused if the loader would raise on the sample."""
+    stored = make_row(sample, rules)
+    trained = stored
+    sizes: Sequence[ImageSize] = ()
     if images and stored.pictures:
-        seen = images.sizes(stored.pictures)
-        pieces = [{"input_ids": np.full(size.tokens, images.token)} for size in seen]
-        grown = expand_images(stored, pieces, rules)
-    row, shifted = SampleRow(*grown), rules.decoder_only_format
-    row.stored, row.images = stored, seen
-    tokens = int(row.input_ids.size + (0 if shifted else row.labels.size))
-    # No position predicts position 0, and the first token of a later document in a row is not
-    # trained.
-    row.counts = 1, tokens, int((row.labels[shifted:] != IGNORED_LABEL).sum())
+        sizes = images.sizes(stored.pictures)
+        pieces = [{"input_ids": np.full(size.tokens, images.token)} for size in sizes]
+        trained = expand_images(stored, pieces, rules)
+    row = SampleRow(*trained)
+    row.stored = stored
+    row.images = sizes
+    tokens = int(row.input_ids.size)
+    labels = row.labels
+    if rules.decoder_only_format:
+        labels = labels[1:]  # no position predicts position 0
+    else:
+        tokens += int(row.labels.size)
+    row.counts = (1, tokens, int((labels != IGNORED_LABEL).sum()))
     return row
 
 
-def slots_of(bins: Sequence[Sequence[TrainingRow]], collate: Collate) -> int:
-    """Places for tokens in a device's batch, padding included. `bins`: its rows, each of one sample
-    or of several packed samples.
+def count_slots(bins: Sequence[Sequence[TrainingRow]], collate: Collate) -> int:
+    """Return the number of token positions in a device's batch, padding included.
+
+    Args:
+        bins: the rows of the batch, each of one sample, or of several that were packed.
     """
     if collate.packer or not bins:
         return len(bins) * collate.rules.max_seq_len
@@ -197,7 +226,7 @@ def slots_of(bins: Sequence[Sequence[TrainingRow]], collate: Collate) -> int:
     return sum(batch[side].numel() for side in sides)
 
 
-def _various(rows: Sequence[SampleRow]) -> list[SampleRow]:
-    """The first row of each stream before all others."""
+def _with_each_stream_first(rows: Sequence[SampleRow]) -> list[SampleRow]:
+    """Put the first row of each stream before all others."""
     firsts = {row.place.stream: row for row in reversed(rows)}
     return sorted(rows, key=lambda row: row is not firsts[row.place.stream])

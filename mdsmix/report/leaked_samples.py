@@ -1,5 +1,5 @@
-"""The output of `mdsmix leaks`: a table of evaluation samples, passages of the first samples, and
-counts of what was left out.
+"""The output of `mdsmix leaks`: a table of evaluation samples, passages of the first of them, and
+counts of what was not searched.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from mdsmix.leaks.audit import Audit, Leak, read_passage
 from mdsmix.leaks.evaluation_grams import LENGTH, Int
 from mdsmix.messages import plural
-from mdsmix.mix.streams.mix import list_stream_names
+from mdsmix.mix.streams.mix import StreamInMix, list_stream_names
 from mdsmix.report.show import Item, SampleText, Title
 from mdsmix.report.shown_samples import SHARED, Segment, runs_of, shortened
 from mdsmix.table import Column, Row, Table, Tree
 from mdsmix.tokenizer.card import Decoder
 
 ROWS = 20
-"The most rows of the table; the JSON has all leaks."
+"Rows of the table at most; the JSON has all leaks."
 COLUMNS = (
     Column("evaluation", "text"),
     Column("sample"),
@@ -25,133 +25,149 @@ COLUMNS = (
     Column("most in", "text"),
 )
 LONGEST = 160
-"The most tokens that are shown of a shared run."
+"Tokens to show of a shared run at most."
 BOUND = (
-    "a lower bound, of one tokenizer: what was worded anew, translated or cut into other tokens is not seen; and a finding, no verdict: "
-    "both may quote a third"
+    "Lower bound: paraphrases, translations and other tokenizations are missed. A match isn't "
+    "proof: both may quote the same source."
 )
 
 
-def leaks_shown(found: Audit, decoder: Decoder | None, samples: int) -> Iterator[Item]:
-    """A table of the evaluation samples with the largest shares, both passages of the first
+def show_leaks(audit: Audit, decoder: Decoder | None, samples: int) -> Iterator[Item]:
+    """Yield a table of the evaluation samples with the largest shares, both passages of the first
     `samples` leaks, and a summary.
     """
-    if found.leaks:
-        yield Table(columns=COLUMNS, rows=[_row(found, leak) for leak in found.leaks[:ROWS]])
-    for leak in found.leaks[:samples]:
-        yield from _passages(found, leak, decoder)
-    if found.leaks[:samples]:
-        yield f"in {' '.join(SHARED)} is the longest run of tokens that both passages share"
-    yield from summary(found)
+    if audit.leaks:
+        yield Table(columns=COLUMNS, rows=[_row(audit, leak) for leak in audit.leaks[:ROWS]])
+    for leak in audit.leaks[:samples]:
+        yield from _show_passages(audit, leak, decoder)
+    if audit.leaks[:samples]:
+        yield f"{' '.join(SHARED)} mark the longest run of tokens that both passages share"
+    yield from summarize_leaks(audit)
 
 
-def _row(found: Audit, leak: Leak) -> Row:
-    where = leak.places[0]
-    most = f"{found.streams[where.stream].name} sample {where.sample:,} ({where.grams:,})"
-    return found.evaluations[leak.stream].name, leak.sample, leak.share, leak.of, most
+def _row(audit: Audit, leak: Leak) -> Row:
+    source = leak.sources[0]
+    most_in = f"{audit.streams[source.stream].name} sample {source.sample:,} ({source.grams:,})"
+    return audit.evaluations[leak.stream].name, leak.sample, leak.share, leak.grams, most_in
 
 
-def _passages(found: Audit, leak: Leak, decoder: Decoder | None) -> Iterator[Item]:
-    """Both passages of a leak, each under a headline. The shared tokens are in ⟮ ⟯."""
-    where, each = leak.places[0], read_passage(found, leak)
-    mine, its = found.evaluations[leak.stream], found.streams[where.stream]
-    for stream, sample, around, said in (
-        (mine, leak.sample, each.item, f"{leak.found:,} of its {leak.of:,} grams found"),
-        (its, where.sample, each.training, f"{where.grams:,} of them"),
-    ):
-        id = stream.id_of(sample)
-        named = "" if id is None else f", id {id}"
-        yield Title(f"{stream.name} sample {sample:,}{named}: {said}")
-        yield _text(around, each.shared, decoder)
+def _show_passages(audit: Audit, leak: Leak, decoder: Decoder | None) -> Iterator[Item]:
+    """Yield both passages of a leak, each under a headline. The shared tokens are in ⟮ ⟯."""
+    source = leak.sources[0]
+    passage = read_passage(audit, leak)
+    evaluation = audit.evaluations[leak.stream]
+    training = audit.streams[source.stream]
+
+    leaked = f"{leak.leaked_grams:,} of its {leak.grams:,} grams found"
+    yield Title(f"{_sample_name(evaluation, leak.sample)}: {leaked}")
+    yield _passage_text(passage.item, passage.shared, decoder)
+    yield Title(f"{_sample_name(training, source.sample)}: {source.grams:,} of them")
+    yield _passage_text(passage.training, passage.shared, decoder)
 
 
-def _text(around: tuple[Int, Int], shared: Int, decoder: Decoder | None) -> SampleText:
-    before, behind = (side.tolist() for side in around)
+def _sample_name(stream: StreamInMix, sample: int) -> str:
+    id = stream.id_of(sample)
+    name = f"{stream.name} sample {sample:,}"
+    return name if id is None else f"{name}, id {id}"
+
+
+def _passage_text(context: tuple[Int, Int], shared: Int, decoder: Decoder | None) -> SampleText:
+    before, after = (ids.tolist() for ids in context)
     ids: list[int] = shared.tolist()
-    run = shortened([Segment(ids, True, before=next(reversed(before), None))], LONGEST)
-    parts = [Segment(before, False), *run, Segment(behind, False, before=ids[-1])]
-    return SampleText(runs_of([part for part in parts if part.ids], decoder, SHARED))
+    last_before = before[-1] if before else None
+    run = shortened([Segment(ids, True, before=last_before)], LONGEST)
+    segments = [Segment(before, False), *run, Segment(after, False, before=ids[-1])]
+    not_empty = [segment for segment in segments if segment.ids]
+    return SampleText(runs_of(not_empty, decoder, SHARED))
 
 
-def summary(found: Audit) -> Iterator[str]:
-    """A sentence on the samples and grams that were searched, and one for each count, if not zero,
-    of data that was left out.
+def summarize_leaks(audit: Audit) -> Iterator[str]:
+    """Yield a sentence on the samples and grams that were searched, and one for each kind of data
+    that was not searched.
     """
-    items, leaks = found.items, found.leaks
+    items = audit.items
+    leaks = audit.leaks
     if leaks[ROWS:]:
         yield f"the first {ROWS:,} of {plural(len(leaks), 'sample')} are listed, --json has all"
+    tokens = sum(stream.tokens for stream in audit.scanned)
     yield (
-        f"{plural(len(items.rows), 'sample')} of {list_stream_names(found.evaluations)} with {plural(len(items.hashes), f'different {LENGTH}-gram')}, "
-        f"looked for in {plural(sum(s.tokens for s in found.scanned), 'token')} of {list_stream_names(found.streams)}: of "
-        f"{plural(len(leaks), 'sample')} something was found"
+        f"searched {plural(tokens, 'token')} of {list_stream_names(audit.streams)} for "
+        f"{plural(len(items.hashes), f'different {LENGTH}-gram')} of "
+        f"{plural(len(items.rows), 'sample')} of {list_stream_names(audit.evaluations)}: "
+        f"{plural(len(leaks), 'sample')} leaked in whole or in part"
     )
-    if common := items.left_out + sum(each.left_out for each in found.scanned):
+    common = items.left_out + sum(stream.left_out for stream in audit.scanned)
+    if common:
         yield (
-            f"left out as common are {plural(common, 'gram')} in more than {items.common} samples; what is trained often is hidden so too: "
-            "--common 0 looks for all"
+            f"ignored {plural(common, 'gram')} as common, in more than {items.common} samples. "
+            "This also hides a sample that is trained often: --common 0 searches for all grams"
         )
-    if found.unnamed:
+    if audit.unnamed:
         yield (
-            f"no manifest says which tokenizer made the ids of {', '.join(found.unnamed)}: of two tokenizers they mean different texts, and "
-            "what both share would not be found"
+            f"the tokenizer of {', '.join(audit.unnamed)} is unknown (no manifest). If it is not "
+            "the others' tokenizer, nothing that they share is found"
         )
     if items.shorts:
-        yield f"skipped {plural(items.shorts, 'sample')} of fewer than {LENGTH} tokens, which have no gram"
+        yield f"skipped {plural(items.shorts, 'sample')} with fewer than {LENGTH} tokens"
     yield BOUND
 
 
-def leaks_json(found: Audit, decoder: Decoder | None, samples: int) -> Tree:
-    """The result for programs: all leaks, and for the first `samples` of them the record ids and
-    passages too.
-    """
-    items = found.items
+def leaks_json(audit: Audit, decoder: Decoder | None, samples: int) -> Tree:
+    """Return all leaks as JSON. The first `samples` of them have record ids and passages too."""
+    items = audit.items
+    leaks = []
+    for number, leak in enumerate(audit.leaks):
+        tree = _leak_json(audit, leak)
+        if number < samples:
+            tree |= _passage_json(audit, leak, decoder)
+        leaks.append(tree)
     return {
         "common": items.common,
         "evaluations": [
-            {"name": each.name, "folder": each.folder.url} for each in found.evaluations
+            {"name": stream.name, "folder": stream.folder.url} for stream in audit.evaluations
         ],
         "samples": len(items.rows),
         "grams": len(items.hashes),
         "left_out": items.left_out,
         "too_short": items.shorts,
-        "unnamed": found.unnamed,
+        "unnamed": audit.unnamed,
         "streams": [
             {
                 "name": stream.name,
                 "folder": stream.folder.url,
-                "tokens": each.tokens,
-                "left_out": each.left_out,
+                "tokens": scanned.tokens,
+                "left_out": scanned.left_out,
             }
-            for stream, each in zip(found.streams, found.scanned, strict=True)
+            for stream, scanned in zip(audit.streams, audit.scanned, strict=True)
         ],
-        "leaks": [
+        "leaks": leaks,
+    }
+
+
+def _leak_json(audit: Audit, leak: Leak) -> Tree:
+    return {
+        "evaluation": audit.evaluations[leak.stream].name,
+        "sample": leak.sample,
+        "share": leak.share,
+        "found": leak.leaked_grams,
+        "of": leak.grams,
+        "places": [
             {
-                "evaluation": found.evaluations[leak.stream].name,
-                "sample": leak.sample,
-                "share": leak.share,
-                "found": leak.found,
-                "of": leak.of,
-                "places": [
-                    {
-                        "stream": found.streams[at.stream].name,
-                        "sample": at.sample,
-                        "found": at.grams,
-                    }
-                    for at in leak.places
-                ],
+                "stream": audit.streams[source.stream].name,
+                "sample": source.sample,
+                "found": source.grams,
             }
-            | (_passage_json(found, leak, decoder) if n < samples else {})
-            for n, leak in enumerate(found.leaks)
+            for source in leak.sources
         ],
     }
 
 
-def _passage_json(found: Audit, leak: Leak, decoder: Decoder | None) -> Tree:
-    where = leak.places[0]
-    shared: list[int] = read_passage(found, leak).shared.tolist()
+def _passage_json(audit: Audit, leak: Leak, decoder: Decoder | None) -> Tree:
+    source = leak.sources[0]
+    shared: list[int] = read_passage(audit, leak).shared.tolist()
     return {
-        "id": found.evaluations[leak.stream].id_of(leak.sample),
-        "training_id": found.streams[where.stream].id_of(where.sample),
+        "id": audit.evaluations[leak.stream].id_of(leak.sample),
+        "training_id": audit.streams[source.stream].id_of(source.sample),
         "shared_ids": shared,
         "shared": decoder.text(shared) if decoder else None,
     }

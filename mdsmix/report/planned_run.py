@@ -1,4 +1,4 @@
-"""A plan for people: a table of the streams, the figures of a step, the run and a node, and the
+"""A plan as text: a table of the streams, the figures of a step, the run and a node, and the
 settings with their reasons.
 
 Every figure comes from the `Plan`, which `--json` prints whole.
@@ -25,51 +25,55 @@ STREAMS = (
 )
 SIZES = ("run_bytes", "kept_bytes", "largest_shard")
 FIGURES = {"padding": "share", "epochs": "times", "hours": "times", **dict.fromkeys(SIZES, "size")}
-"Figure -> the form in which it is written, for figures other than counts."
-LEGEND = "~ is estimated; ? is not known; all else is counted by manifests and indexes, or follows from them"
+"The form in which a figure is written, for figures that are not counts."
+LEGEND = (
+    "~ estimated, ? unknown; other figures come from manifests and indexes, or follow from them"
+)
 
 
 def plan_json(plan: Plan) -> Tree:
-    """The plan as a tree, with null for unknown figures, and `estimated`: the paths of all
-    estimated figures.
+    """Return the plan as JSON, with null for unknown figures, and with `estimated`: the paths of
+    the figures that are estimated.
     """
     tree = asdict(plan)
-    return tree | {
-        "estimated": [path for path, of in list_figures(tree) if isinstance(of, Estimate)]
-    }
+    figures = list_figures(tree)
+    return tree | {"estimated": [path for path, figure in figures if isinstance(figure, Estimate)]}
 
 
-def told(figure: float, form: str = "count") -> str:
-    """A figure of the plan as text, marked `~` where it is estimated and `?` where it is
-    not known.
-    """
+def figure_text(figure: float, form: str = "count") -> str:
+    """Write a figure of the plan, with `~` if it is estimated and as `?` if it is unknown."""
     return cell_text(Column("", form), figure)
 
 
-def plan_shown(plan: Plan) -> Iterator[Item]:
-    """The whole plan for a person."""
+def show_plan(plan: Plan) -> Iterator[Item]:
+    """Yield the whole plan as text."""
     yield (
-        f"{plan.origin}: {plural(plan.nodes, 'node')} of {plural(plan.gpus, 'device')}, {plan.step.global_batch:,} rows a step, "
-        f"{plan.loader} loader, max_seq_len {plan.max_seq_len:,}"
+        f"{plan.origin}: {plural(plan.nodes, 'node')} of {plural(plan.gpus, 'device')}, "
+        f"{plan.step.global_batch:,} rows a step, {plan.loader} loader, "
+        f"max_seq_len {plan.max_seq_len:,}"
     )
-    yield _streams(plan)
-    parts = {name: asdict(getattr(plan, name)) for name in ("step", "epoch", "run", "node")}
-    said = {
-        name: ", ".join(f"{key}: {told(of, FIGURES.get(key, 'count'))}" for key, of in part.items())
-        for name, part in parts.items()
-    }
-    yield NamedValues(said.items())
+    yield _streams_table(plan)
+    lines = []
+    for name in ("step", "epoch", "run", "node"):
+        figures = asdict(getattr(plan, name)).items()
+        texts = [
+            f"{key}: {figure_text(value, FIGURES.get(key, 'count'))}" for key, value in figures
+        ]
+        lines.append((name, ", ".join(texts)))
+    yield NamedValues(lines)
     yield from ("", "settings")
     yield NamedValues([(s.key, f"{s.use or 'leave out'}: {s.why}") for s in plan.settings])
     yield from ("", *plan.notes)
     yield LEGEND
 
 
-def _streams(plan: Plan) -> Table:
-    """The table of the streams: their samples in an epoch, and their tokens in the run."""
-    keys, run = [column.key or column.heading for column in STREAMS], plan.run
+def _streams_table(plan: Plan) -> Table:
+    """Return a table of the streams: their samples in an epoch, and their tokens in the run."""
+    keys = [column.key or column.heading for column in STREAMS]
     rows = [tuple(getattr(stream, key) for key in keys) for stream in plan.streams]
-    delivered, share = sum(s.delivered for s in plan.streams), 1.0 if is_known(run.tokens) else None
+    run = plan.run
+    delivered = sum(stream.delivered for stream in plan.streams)
+    share = 1.0 if is_known(run.tokens) else None
     return Table(
         columns=STREAMS,
         rows=rows,

@@ -1,6 +1,4 @@
-"""What a preview says of a step is what the loader's batches of that step hold, packed or not, for
-people and for programs.
-"""
+"""A preview shows the rows that the loader's batches contain, packed or not, as text and JSON."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ from mdsmix.load.layout import SamplePlace
 from mdsmix.mix.epoch.draws import World as Machines
 from mdsmix.mix.streams.mix import Mix
 from mdsmix.mix.streams.resolve import make_mix
-from mdsmix.preview.epoch_windows import Preview, sentences
-from mdsmix.preview.options import Asked
+from mdsmix.preview.epoch_windows import Preview, preview_warnings
+from mdsmix.preview.options import PreviewOptions
 from mdsmix.preview.preview import preview
 from mdsmix.preview.shard_reader import ShardReader
 from mdsmix.preview.step_rows import COUNTED, Step
@@ -66,7 +64,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def made(folder: Path, names: str = "web docs faq chat", **dataset: Any) -> dict[str, Any]:
+def training_config(
+    folder: Path, names: str = "web docs faq chat", **dataset: Any
+) -> dict[str, Any]:
     weights: Mapping[str, Any] = {"faq": {"repeat": 0.5}, "chat": {"repeat": 2}}
     streams = {n: {"local": str(folder / n), **weights.get(n, {})} for n in names.split()}
     return config(streams, **{"shuffle": True, **dataset})
@@ -76,20 +76,20 @@ def mix(settings: dict[str, Any]) -> Mix:
     return dataclasses.replace(make_mix(settings, "train.yaml"), tokenizer=CARD)
 
 
-def looked(settings: dict[str, Any], batch: int, gpus: int = 1, **asked: Any) -> Preview:
+def preview_of(settings: dict[str, Any], batch: int, gpus: int = 1, **options: Any) -> Preview:
     workers = settings["train_loader"].get("num_workers", 0)
     world = Machines(nodes=1, gpus=gpus, workers=workers, batch=batch)
-    return preview(mix(settings), Asked(world=world, **asked))
+    return preview(mix(settings), PreviewOptions(world=world, **options))
 
 
 def batches(settings: dict[str, Any], size: int, steps: int) -> list[dict[str, Any]]:
-    """The first of the loader itself."""
+    """Return the loader's own first batches."""
     return list(islice(build_loader(settings, size, ids=IDS), steps))
 
 
-def held(batch: dict[str, Any]) -> list[int]:
-    """The rows, places, tokens and trained tokens of a batch, of both sides of an encoder-
-    decoder.
+def batch_counts(batch: dict[str, Any]) -> list[int]:
+    """Return a batch's rows, positions, tokens and trained tokens. Both sides of an encoder-decoder
+    are counted.
     """
     mask, labels = batch["attention_mask"], batch["labels"]
     if "decoder_input_ids" not in batch:
@@ -103,7 +103,7 @@ def held(batch: dict[str, Any]) -> list[int]:
     return [len(mask), mask.numel() + labels.numel(), int(mask.sum()) + trained, trained]
 
 
-def said(step: Step) -> list[int]:
+def step_counts(step: Step) -> list[int]:
     assert step.counts is not None
     counts = dict(zip(COUNTED, step.counts.sum(axis=0).tolist(), strict=True))
     return [step.rows, step.slots, counts["tokens"], counts["trained"]]
@@ -122,18 +122,20 @@ CASES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("keys", CASES, ids=str)
-def test_every_step_holds_what_the_loaders_batch_holds(folder: Path, keys: dict[str, Any]) -> None:
-    settings = made(folder, **{"names": "web faq chat packed", "num_workers": 0, **keys})
+def test_every_step_counts_as_the_loaders_batch_does(folder: Path, keys: dict[str, Any]) -> None:
+    settings = training_config(folder, **{"names": "web faq chat packed", "num_workers": 0, **keys})
     steps = 2 if keys.get("packing_ratio") == "auto" else 9
-    found = looked(settings, 8, steps=steps)
-    assert [said(step) for step in found.steps] == [held(b) for b in batches(settings, 8, steps)]
-    assert len(found.steps) == min(steps, len(found.ids)) >= 2
-    assert (found.ratio > 1) == ("packing_ratio" in keys)
+    result = preview_of(settings, 8, steps=steps)
+    assert [step_counts(step) for step in result.steps] == [
+        batch_counts(b) for b in batches(settings, 8, steps)
+    ]
+    assert len(result.steps) == min(steps, len(result.ids)) >= 2
+    assert (result.ratio > 1) == ("packing_ratio" in keys)
 
 
-def test_samples_are_those_of_the_batch_in_its_order_and_their_rows_are_shown(folder: Path) -> None:
-    (batch,) = batches(made(folder), 8, 1)
-    (step,) = looked(made(folder), 8, steps=1, samples=8).steps
+def test_samples_come_in_the_batchs_order_with_their_rows(folder: Path) -> None:
+    (batch,) = batches(training_config(folder), 8, 1)
+    (step,) = preview_of(training_config(folder), 8, steps=1, samples=8).steps
     (rank,) = step.ranks
     assert len({row.place.stream for row in step.shown[:3]}) == 3, "streams differ first"
     rows = {row.place: row for row in step.shown}
@@ -141,23 +143,25 @@ def test_samples_are_those_of_the_batch_in_its_order_and_their_rows_are_shown(fo
         is_token = batch["attention_mask"][at].bool()
         for key in ("input_ids", "labels"):
             assert getattr(rows[place], key).tolist() == batch[key][at][is_token].tolist()
-    (step,) = looked(made(folder), 16, gpus=4, steps=1).steps
+    (step,) = preview_of(training_config(folder), 16, gpus=4, steps=1).steps
     assert [(rank.rank, len(rank.ids)) for rank in step.ranks] == [(n, 4) for n in range(4)]
     assert len({n for rank in step.ranks for n in rank.ids}) == step.rows == 16
 
 
-def test_no_more_is_read_than_was_allowed_and_it_is_said(folder: Path) -> None:
-    whole = looked(made(folder), 32, steps=2)
+def test_at_most_the_allowed_bytes_are_read_and_a_warning_tells_of_the_rest(folder: Path) -> None:
+    whole = preview_of(training_config(folder), 32, steps=2)
     most = whole.loaders.reader.read
-    found, none = (looked(made(folder), 32, steps=2, read=read) for read in (most - 1, 0))
-    assert [step.is_unread for step in found.steps] == [False, True]
-    assert 0 == none.loaders.reader.read < found.loaders.reader.read < most
-    assert found.steps[1].counts is found.steps[1].padding is None
-    assert any("1 step from step 1 on were not read" in said for said in sentences(found))
+    result, none = (
+        preview_of(training_config(folder), 32, steps=2, read=read) for read in (most - 1, 0)
+    )
+    assert [step.is_unread for step in result.steps] == [False, True]
+    assert 0 == none.loaders.reader.read < result.loaders.reader.read < most
+    assert result.steps[1].counts is result.steps[1].padding is None
+    assert any("1 step from step 1 on were not read" in line for line in preview_warnings(result))
     drawn = [[rank.ids for step in of.steps for rank in step.ranks] for of in (none, whole)]
     assert drawn[0] == drawn[1]
-    # A step beyond the bound ends the reading: its rows would wait in the bins of later ones.
-    reader = ShardReader(mix(made(folder, "web")).train.streams, 1100)
+    # A step beyond the limit ends the reading: its rows would wait in the packer of later steps.
+    reader = ShardReader(mix(training_config(folder, "web")).train.streams, 1100)
     assert reader.samples([SamplePlace(0, 0, n) for n in range(3)])
     assert reader.samples([SamplePlace(0, shard, 0) for shard in range(3)]) is None
     assert reader.samples([SamplePlace(0, 0, 0)]) is None
@@ -165,28 +169,30 @@ def test_no_more_is_read_than_was_allowed_and_it_is_said(folder: Path) -> None:
 
 def test_text_that_the_loader_tokenizes_is_drawn_and_not_counted(folder: Path) -> None:
     write_stream(folder / "raw", {"text": "str"}, [{"text": "a b c"}] * 40)
-    found = looked(made(folder, "web raw", name="text"), 10, steps=1)
-    assert found.windows.unit == "samples"
-    assert any(said.startswith("raw: the loader itself tokenizes") for said in sentences(found))
-    assert found.steps[0].drawn == 10 > found.steps[0].rows
-    (alone,) = looked(made(folder, "raw", name="text"), 10, steps=1).steps
+    result = preview_of(training_config(folder, "web raw", name="text"), 10, steps=1)
+    assert result.windows.unit == "samples"
+    assert any(line.startswith("raw: the loader tokenizes") for line in preview_warnings(result))
+    assert result.steps[0].drawn == 10 > result.steps[0].rows
+    (alone,) = preview_of(training_config(folder, "raw", name="text"), 10, steps=1).steps
     assert (alone.counts, alone.padding, alone.is_unread) == (None, None, False)
 
 
-def test_what_cannot_be_shown_is_one_sentence(folder: Path, tmp_path: Path) -> None:
-    without = dataclasses.replace(mix(made(folder)), tokenizer=None)
+def test_a_mix_that_cannot_be_previewed_is_refused_in_one_sentence(
+    folder: Path, tmp_path: Path
+) -> None:
+    without = dataclasses.replace(mix(training_config(folder)), tokenizer=None)
     with pytest.raises(RecipeError, match="cannot be opened"):
-        preview(without, Asked(world=Machines(batch=8)))
+        preview(without, PreviewOptions(world=Machines(batch=8)))
     long = {"input_ids": np.full(9, 5, np.uint16), "labels": np.full(2, 6, np.uint16)}
     write_stream(tmp_path / "long", PAIR, [long] * 9)
     named = r"Step 0, rank 0: stream long, shard shard.00000.mds, row \d: .*nothing left"
     with pytest.raises(MixRefused, match=named):
-        looked(made(tmp_path, "long"), 4)
+        preview_of(training_config(tmp_path, "long"), 4)
     next((tmp_path / "long").glob("*.mds")).unlink()
     with pytest.raises(Unreachable, match=r"long/shard.00000.mds"):
-        looked(made(tmp_path, "long"), 4)
-    with pytest.raises(RecipeError, match="fills no batch"):
-        looked(made(folder, "web", drop_last=True), 90)
+        preview_of(training_config(tmp_path, "long"), 4)
+    with pytest.raises(RecipeError, match="first batch is not full"):
+        preview_of(training_config(folder, "web", drop_last=True), 90)
 
 
 CHAT = {"role": "user", "content": "Which \x1b[31mone?"}, {"role": "assistant", "content": "This."}
@@ -204,11 +210,11 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
     return path
 
 
-def told(*arguments: object) -> dict[str, Any]:
+def preview_as_json(*arguments: object) -> dict[str, Any]:
     return json.loads(done("preview", *arguments, "--json").out)
 
 
-def test_people_see_steps_samples_and_the_epoch(recipe: Path) -> None:
+def test_the_text_shows_steps_samples_and_the_epoch(recipe: Path) -> None:
     answer = done("preview", recipe, "--batch", 8, "--gpus", 2, "--workers", 2, "--ids")
     assert re.search(r"^  rows_a_step +8$", answer.out, re.MULTILINE)
     assert answer.out.count("step 2: 8 samples drawn") == 1
@@ -224,10 +230,8 @@ def test_people_see_steps_samples_and_the_epoch(recipe: Path) -> None:
     assert shard.name in answer.err
 
 
-def test_stderr_is_for_news(recipe: Path) -> None:
-    """torch's libraries print 30 lines on leaks where Python's last search for garbage is
-    left out.
-    """
+def test_nothing_is_printed_on_stderr(recipe: Path) -> None:
+    """torch's libraries print 30 lines about leaks if Python does not collect garbage at exit."""
     command = [Path(sys.executable).with_name("mdsmix"), "preview", recipe, "--batch", "8"]
     shown = subprocess.run(command, capture_output=True, text=True)
     assert (shown.returncode, shown.stderr) == (0, "")
@@ -237,8 +241,10 @@ def ids(answer: dict[str, Any]) -> list[list[int]]:
     return [[s["id"] for s in step["ranks"][0]["samples"]] for step in answer["steps"]]
 
 
-def test_programs_get_ids_and_a_state_of_the_loader_goes_on(recipe: Path, tmp_path: Path) -> None:
-    whole = told(recipe, "--gpus", 1, "--batch", 8, "--steps", 5, "--windows", 3)
+def test_json_has_sample_ids_and_a_loaders_state_continues_them(
+    recipe: Path, tmp_path: Path
+) -> None:
+    whole = preview_as_json(recipe, "--gpus", 1, "--batch", 8, "--steps", 5, "--windows", 3)
     assert [*map(len, ids(whole))] == [8] * 5
     assert sum(row["samples"] for row in whole["epoch"]["rows"]) == 8 * whole["steps_an_epoch"]
     assert len(whole["epoch"]["windows"]) == 3
@@ -249,23 +255,27 @@ def test_programs_get_ids_and_a_state_of_the_loader_goes_on(recipe: Path, tmp_pa
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
     del loader
     gc.collect()
-    rest = told(
+    rest = preview_as_json(
         rendered, "--gpus", 1, "--batch", 8, "--steps", 3, "--state", tmp_path / "state.json"
     )
     assert [step["step"] for step in rest["steps"]] == [2, 3, 4]
     assert ids(rest) == ids(whole)[2:]
-    assert rest["steps"] == told(rendered, "--gpus", 1, "--batch", 8, "--from-step", 2)["steps"]
+    assert (
+        rest["steps"]
+        == preview_as_json(rendered, "--gpus", 1, "--batch", 8, "--from-step", 2)["steps"]
+    )
     seed, epoch = (
-        told(recipe, "--gpus", 1, "--batch", 8, *more) for more in (("--seed", 5), ("--epoch", 1))
+        preview_as_json(recipe, "--gpus", 1, "--batch", 8, *more)
+        for more in (("--seed", 5), ("--epoch", 1))
     )
     assert (seed["shuffle_seed"], epoch["epoch"]["epoch"]) == (5, 1)
     assert ids(whole)[:3] not in (ids(seed), ids(epoch))
 
 
-def test_a_page_names_its_parts_apart(recipe: Path, tmp_path: Path) -> None:
-    """Who listens to a page goes from part to part by their names."""
-    few = ("mix.docs.choose=4", "mix.chat.choose=4", "--batch", 8, "--gpus", 1, "-n", 1)
-    done("report", recipe, *few, "-o", tmp_path / "r.html")
+def test_every_region_of_the_page_has_its_own_name(recipe: Path, tmp_path: Path) -> None:
+    """A screen reader jumps between the regions of a page by their names."""
+    options = ("mix.docs.choose=4", "mix.chat.choose=4", "--batch", 8, "--gpus", 1, "-n", 1)
+    done("report", recipe, *options, "-o", tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text("utf-8")
     names = re.findall('role="region"[^>]*aria-label="([^"]+)"', page)
     assert len(set(names)) == len(names), names

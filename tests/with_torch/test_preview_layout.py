@@ -30,7 +30,7 @@ from mdsmix.preview.options import EpochState
 from mdsmix.preview.step_rows import Step
 from tests.preloaded import Standing
 from tests.with_torch.load_streams import IDS, PAIR, config, first_tokens, pair, ranks, write_stream
-from tests.with_torch.test_preview import looked
+from tests.with_torch.test_preview import preview_of
 
 SIZES = {"web": 211, "faq": 97, "chat": 53}
 MIXES: dict[str, Mapping[str, Any]] = {
@@ -208,4 +208,4 @@ def previewed(settings: dict[str, Any], steps: int, state: dict[str, Any] | None
     """What a preview says of these two processes."""
     told = state or {"epoch": 0, "sample_in_epoch": 0}
     entered = EpochState(**{k: told[k] for k in EpochState.__dataclass_fields__ if k in told})
-    return looked(settings, 8, gpus=2, steps=steps, state=entered).steps
+    return preview_of(settings, 8, gpus=2, steps=steps, state=entered).steps

@@ -192,11 +192,11 @@ def _preview(page: Gathered, asked: PlanOptions, tokenizer: str | None, say: Say
     page.decoder = find_decoder(tokenizer, mix.tokenizer.hash if mix.tokenizer else None)
     say("the first batches: streaming and torch are imported, some seconds")
     try:
-        from mdsmix.preview.options import Asked
+        from mdsmix.preview.options import PreviewOptions
         from mdsmix.preview.preview import preview
 
         world = make_run_world(mix, asked.nodes, asked.gpus, plan.step.global_batch)
-        page.preview = preview(mix, Asked(world=world, steps=STEPS, windows=WINDOWS, samples=2, read=READ))  # fmt: skip
+        page.preview = preview(mix, PreviewOptions(world=world, steps=STEPS, windows=WINDOWS, samples=2, read=READ))  # fmt: skip
     except CANNOT as error:
         page.notes["preview"] = str(error)
     except ImportError as error:

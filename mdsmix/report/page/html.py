@@ -25,7 +25,7 @@ from mdsmix.recipe.read import parted
 from mdsmix.report.page.gather import UNSEEN, Gathered
 from mdsmix.report.page.page_sections import sections
 from mdsmix.report.page.sample_browser import samples_of
-from mdsmix.report.planned_run import told
+from mdsmix.report.planned_run import figure_text
 from mdsmix.storage import locate
 from mdsmix.table import cell_text, is_known
 
@@ -112,5 +112,5 @@ def figure(value: float, form: str, name: str) -> Markup:
     """
     number = f"{float(value)!r}" if is_known(value) else ""
     return Markup('<data value="{}" data-figure="{}">{}</data>').format(
-        number, name, told(value, form)
+        number, name, figure_text(value, form)
     )

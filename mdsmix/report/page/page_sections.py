@@ -20,7 +20,7 @@ from mdsmix.report.inspection import (
 )
 from mdsmix.report.named_streams import TRAINED
 from mdsmix.report.page.gather import MOST_BAD, ROWS, UNSEEN, Gathered, StreamOnPage
-from mdsmix.report.planned_run import plan_shown
+from mdsmix.report.planned_run import show_plan
 from mdsmix.report.show import Item, SampleText, Title, alike_shown
 from mdsmix.shards.counts import Records
 from mdsmix.table import Column, Table, cell_text, is_known
@@ -179,13 +179,13 @@ def _plan(page: Gathered) -> Items:
     assert page.plan
     if page.is_batch_guessed:
         yield f"Nothing says how large a batch is, so {ROWS} rows a device are taken (--batch says others)."
-    yield from plan_shown(page.plan)
+    yield from show_plan(page.plan)
 
 
 def _batches(page: Gathered) -> Items:
     """The epoch in windows of steps, and what `mdsmix preview` shows."""
     assert page.preview
-    from mdsmix.report.previewed_batches import preview_shown, windows_table  # imports streaming
+    from mdsmix.report.previewed_batches import show_preview, windows_table  # imports streaming
 
     names = page.preview.layout.names
     for steps, *shares in windows_table(page.preview).rows:
@@ -193,4 +193,4 @@ def _batches(page: Gathered) -> Items:
             (name, page.colours[name], share) for name, share in zip(names, shares, strict=True)
         ]
         yield Ribbon(f"steps {steps}", parts)
-    yield from preview_shown(page.preview, page.decoder, with_ids=False)
+    yield from show_preview(page.preview, page.decoder, with_ids=False)

@@ -24,7 +24,7 @@ from streaming.base import partition, shuffle
 
 from mdsmix.mix.epoch.draws import World as Machines
 from mdsmix.mix.streams.resolve import resolve_mix
-from mdsmix.preview.options import Asked
+from mdsmix.preview.options import PreviewOptions
 from mdsmix.preview.preview import preview
 
 LOADERS = {"text": build_text_dataloader, "finetuning": finetuning.build_finetuning_dataloader}
@@ -40,7 +40,9 @@ def previewed(path: str, steps: int) -> dict[str, Any]:
     del loader
     gc.collect()
     cluster = Machines(workers=section["num_workers"], batch=6)
-    found = preview(resolve_mix([path]), Asked(world=cluster, steps=steps, samples=6)).steps
+    found = preview(
+        resolve_mix([path]), PreviewOptions(world=cluster, steps=steps, samples=6)
+    ).steps
     ours = [sorted(row.input_ids.tolist() for row in step.shown) for step in found]
     return {"version": streaming.__version__, "theirs": theirs, "ours": ours}
 
