@@ -37,7 +37,7 @@ from mdsmix.shards.counts import Records
 from mdsmix.shards.lease import hold_lease
 from mdsmix.shards.manifest import read_manifest
 from mdsmix.sources import Content
-from mdsmix.storage import Location, together
+from mdsmix.storage import Location, map_threads
 
 SHARD = b"no sample: this stands for a shard"
 
@@ -53,7 +53,7 @@ def finish_units(recipe: Path, like: Location) -> None:
     publish_pretrained([job])
     names = {shard.stored.basename for record in records for shard in record.shards}
     names |= {side.name for record in records for side in record.side_files}
-    together(lambda name: (job.folder / name).write(SHARD), names)
+    map_threads(lambda name: (job.folder / name).write(SHARD), names)
     with hold_lease(job.folder, print) as held:
         each = iter(records)
         results = [

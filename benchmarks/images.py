@@ -244,7 +244,7 @@ def bucket(into: Path, count: int) -> Iterator[str]:
     sys.path.insert(0, str(ROOT))
     import boto3
 
-    from mdsmix.storage import locate, together
+    from mdsmix.storage import locate, map_threads
     from tests.minio import own_minio
 
     paths = photographs(into / "small", count, side=96, quality=80)
@@ -257,7 +257,7 @@ def bucket(into: Path, count: int) -> Iterator[str]:
             store.create_bucket(Bucket="small")
         root = locate("s3://small/pictures")
         there = {name for name, _ in root.list()}
-        together(
+        map_threads(
             lambda path: (root / path.name).write(path.read_bytes()),
             [path for path in paths if path.name not in there],
         )

@@ -26,7 +26,7 @@ from benchmarks import corpus
 from benchmarks.contenders import Place
 from benchmarks.measure import PERIOD, descendants
 from benchmarks.rounds import environment
-from mdsmix.engines.hang import used_by
+from mdsmix.engines.hang import read_cpu_ticks
 
 MB = 1_000_000
 ENGINES = {"local": ("--workers", "2"), "ray": ("--engine", "ray", "--workers", "2")}
@@ -66,7 +66,7 @@ def _converted(work: Path, size: int, engine: str) -> tuple[float, float]:
         process = subprocess.Popen(command, env=environment(place), stdout=out, stderr=out)
         while process.poll() is None:
             for pid in (process.pid, *descendants(process.pid)):
-                used[pid] = max(used.get(pid, 0), used_by(pid))
+                used[pid] = max(used.get(pid, 0), read_cpu_ticks(pid))
             time.sleep(PERIOD)
     if process.returncode:
         sys.exit(log.read_text("utf-8", "replace")[-2000:])

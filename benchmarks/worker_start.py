@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from mdsmix.encode.backends import open_backend
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
-from mdsmix.engines.memory import default_cap
+from mdsmix.engines.memory import choose_memory_cap
 from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.recipe.spec import TokenizerSpec
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
@@ -35,7 +35,7 @@ class Ready:
 def main() -> None:
     tasks = [Ready(open_tokenizer(TokenizerSpec(name=sys.argv[1])))] * 2
     began = time.monotonic()
-    with closing(LocalEngine(PoolSettings(workers=2, memory=default_cap()))) as engine:
+    with closing(LocalEngine(PoolSettings(workers=2, memory=choose_memory_cap()))) as engine:
         print(max(at for _, at in engine.run(tasks, lambda size, tokens: None, print)) - began)
 
 

@@ -38,7 +38,7 @@ class Unreachable(MdsmixError):
     exit_code = 4
 
 
-class Earlier(Unreachable):
+class EarlierFormat(Unreachable):
     """A manifest has the format of an earlier commit of mdsmix, which is not read any more."""
 
 
@@ -69,7 +69,7 @@ GRAVEST = (1, 2, 4, 5, 3)
 "Exit codes, the gravest first."
 
 
-def all_of(errors: list[MdsmixError]) -> MdsmixError:
+def join_errors(errors: list[MdsmixError]) -> MdsmixError:
     """A single error as it is; several errors joined in one SeveralFailed."""
     return errors[0] if len(errors) == 1 else SeveralFailed(errors)
 

@@ -12,7 +12,7 @@ from mdsmix.errors import RecipeError
 
 
 @cache
-def entry(group: str, name: str) -> EntryPoint | None:
+def find_entry_point(group: str, name: str) -> EntryPoint | None:
     """The entry point of this name; the first one where several packages register it, None without
     one.
     """
@@ -20,24 +20,24 @@ def entry(group: str, name: str) -> EntryPoint | None:
 
 
 @cache
-def extension(group: str, name: str) -> Any:
+def load_extension(group: str, name: str) -> Any:
     """The object that a package registers under this name; None without such a package. RecipeError
     where its import fails.
     """
-    found = entry(group, name)
+    found = find_entry_point(group, name)
     if found is None:
         return None
     try:
         return found.load()
     except Exception as error:
         raise RecipeError(
-            f"{name} of {version_of(group, name)} cannot be imported ({type(error).__name__}: {error}): mend that package, or uninstall it."
+            f"{name} of {describe_package(group, name)} cannot be imported ({type(error).__name__}: {error}): mend that package, or uninstall it."
         ) from None
 
 
-def version_of(group: str, name: str) -> str:
+def describe_package(group: str, name: str) -> str:
     """Name and version of the package that registers this name: `shapes-of-mine 1.2`; empty without
     such a package.
     """
-    found = entry(group, name)
+    found = find_entry_point(group, name)
     return f"{found.dist.name} {found.dist.version}" if found and found.dist else ""

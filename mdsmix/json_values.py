@@ -34,7 +34,7 @@ class UnreadableNumber(ValueError):
     """Raised for a number of a JSON text that has no form in Python."""
 
 
-def holds_long_numbers(text: bytes) -> bool:
+def has_long_numbers(text: bytes) -> bool:
     """Return whether the text holds a run of digits that may be a whole number beyond 64 bits, in a
     string too.
     """
@@ -65,7 +65,7 @@ def read_json(text: bytes | str) -> Any:
             return read_exactly(text)
         raise
     raw = text.encode() if isinstance(text, str) else text
-    return read_exactly(text) if holds_long_numbers(raw) else value
+    return read_exactly(text) if has_long_numbers(raw) else value
 
 
 def read_exactly(text: bytes | str) -> Any:

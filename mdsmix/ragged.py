@@ -32,7 +32,7 @@ class Ragged:
     "int64 [n + 1], ascending; the first is 0 and the last is len(values)."
 
     @staticmethod
-    def of(rows: Iterable[Any], dtype: Any) -> Ragged:
+    def from_rows(rows: Iterable[Any], dtype: Any) -> Ragged:
         """Rows from arrays, lists or bytes-like objects (read as `dtype`)."""
         arrays = [
             np.frombuffer(row, dtype)
@@ -166,7 +166,7 @@ class Chunked:
     "int64 [n + 1], as those of Ragged; values behind the last row are in no row."
 
     @staticmethod
-    def of(parts: Sequence[Ragged]) -> Chunked:
+    def from_parts(parts: Sequence[Ragged]) -> Chunked:
         """The rows of all parts, in order."""
         lengths = np.concatenate([np.empty(0, np.int64), *(part.lengths for part in parts)])
         return Chunked([part.values for part in parts], np.append(0, np.cumsum(lengths)))

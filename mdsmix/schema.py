@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import orjson
 
-from mdsmix.messages import hint
+from mdsmix.messages import suggest_key
 
 T = TypeVar("T")
 
@@ -32,13 +32,15 @@ class Misfit(Exception):
     """A value that does not fit; the message is one sentence that names the key."""
 
 
-def read(cls: type[T], values: Any, where: str = "") -> T:
+def parse_mapping(cls: type[T], values: Any, where: str = "") -> T:
     """The dataclass `cls` from a mapping; Misfit names an unknown key (and the nearest), a missing
     key, or a wrong type or value. `where`: the keys that lead to the mapping, such as
     `streams.web`.
     """
     if not isinstance(values, Mapping):
-        raise Misfit(f"{where or 'the top level'} must hold keys and values, not {brief(values)}.")
+        raise Misfit(
+            f"{where or 'the top level'} must hold keys and values, not {shorten(values)}."
+        )
     readers, needed, bounds = _known(typing.cast(Any, cls))
     found = {}
     for key, value in values.items():
@@ -54,7 +56,7 @@ def read(cls: type[T], values: Any, where: str = "") -> T:
             with suppress(ValueError):
                 if holds(value):
                     continue
-            raise Misfit(f"{_at(where, name)} is {brief(value)}; it must be {wanted}.")
+            raise Misfit(f"{_at(where, name)} is {shorten(value)}; it must be {wanted}.")
     return cls(**found)
 
 
@@ -63,14 +65,14 @@ def _known(cls: Any) -> tuple[dict[str, Reader], set[str], dict[str, Bound]]:
     """The readers of a dataclass's fields, the names of required fields, and the bounds of values,
     by field.
     """
-    fields, hints = known_fields(cls), typing.get_type_hints(cls)
+    fields, hints = list_fields(cls), typing.get_type_hints(cls)
     missing = dataclasses.MISSING
     needed = {f.name for f in fields if f.default is missing and f.default_factory is missing}
     bounds = {f.name: f.metadata["must"] for f in fields if "must" in f.metadata}
     return {f.name: _reader(hints[f.name]) for f in fields}, needed, bounds
 
 
-def known_fields(cls: Any) -> list[dataclasses.Field[Any]]:
+def list_fields(cls: Any) -> list[dataclasses.Field[Any]]:
     """The fields that a file may hold: all but those that the reader sets itself (metadata `set
     by`).
     """
@@ -81,9 +83,11 @@ def _meant(cls: Any, where: str, key: str) -> str:
     """The end of a sentence on an unknown key: the key with this word as a synonym (`also called`),
     else the key spelled most like it.
     """
-    fields = known_fields(cls)
+    fields = list_fields(cls)
     called = [f.name for f in fields if key in f.metadata.get("also called", ())]
-    return f"write {_at(where, called[0])}." if called else hint(key, [f.name for f in fields])
+    return (
+        f"write {_at(where, called[0])}." if called else suggest_key(key, [f.name for f in fields])
+    )
 
 
 class Reader:
@@ -116,10 +120,10 @@ class Reader:
             elif isinstance(value, outer):
                 return _inside(value, args, where)
             elif isinstance(value, dict) and dataclasses.is_dataclass(outer):
-                return read(typing.cast(Any, outer), value, where)
+                return parse_mapping(typing.cast(Any, outer), value, where)
             elif outer is list and args == (str,) and isinstance(value, str):
                 return [value]
-        raise Misfit(f"{where} is {brief(value)}; it must be {_said(self.hint)}.")
+        raise Misfit(f"{where} is {shorten(value)}; it must be {_said(self.hint)}.")
 
 
 _reader = functools.cache(Reader)
@@ -137,22 +141,22 @@ def _inside(value: Any, args: Sequence[Any], where: str) -> Any:
     return {key: each.read(v, _at(where, key)) for key, v in value.items()}
 
 
-def load(cls: type[T], content: bytes) -> T:
+def parse_json(cls: type[T], content: bytes) -> T:
     """The dataclass `cls` from JSON bytes; Misfit as for `read`, or where the bytes are no JSON."""
     try:
-        return read(cls, orjson.loads(content))
+        return parse_mapping(cls, orjson.loads(content))
     except orjson.JSONDecodeError as error:
         raise Misfit(f"it is no JSON: {error}.") from None
 
 
-def load_if_fit(cls: type[T], content: bytes) -> T | None:
+def parse_json_if_fit(cls: type[T], content: bytes) -> T | None:
     """As `load`; None where the content does not fit."""
     with suppress(Misfit):
-        return load(cls, content)
+        return parse_json(cls, content)
     return None
 
 
-def brief(value: Any) -> str:
+def shorten(value: Any) -> str:
     """The value as Python writes it, cut to 60 characters: a message must not hold a whole file
     that was read by mistake.
     """

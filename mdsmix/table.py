@@ -16,7 +16,7 @@ from typing import Any
 from rich.cells import cell_len
 from rich.filesize import decimal
 
-from mdsmix.messages import printable
+from mdsmix.messages import make_printable
 
 Row = tuple[Any, ...]
 Tree = dict[str, Any]
@@ -69,23 +69,23 @@ def is_known(figure: float) -> bool:
     return not math.isnan(figure)
 
 
-def about(figure: float, is_exact: bool) -> float:
+def mark_estimate(figure: float, is_exact: bool) -> float:
     """The figure as an Estimate, unless it is exact."""
     return figure if is_exact else Estimate(figure)
 
 
-def grouped(value: Any) -> str:
+def format_grouped(value: Any) -> str:
     """A value as text: a number as `1,234,567`, a list as `1, 2`, a mapping as `web: 1,
     chat: 2`.
     """
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {grouped(each)}" for name, each in value.items())
+        return ", ".join(f"{name}: {format_grouped(each)}" for name, each in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(grouped, value))
+        return ", ".join(map(format_grouped, value))
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def size_of(count: float) -> str:
+def format_size(count: float) -> str:
     """A number of bytes for a person, in units of 1,000: `812 bytes`, `1.3 GB`."""
     return decimal(int(count))
 
@@ -99,13 +99,13 @@ NUMBERS = {
     "seconds": ".1f",
 }
 FORMS: dict[str, Callable[[Any], str]] = {
-    "text": grouped,
-    "size": size_of,
+    "text": format_grouped,
+    "size": format_size,
     "weight": lambda value: ", ".join(f"{word} {n}" for word, n in value.items()) or "all",
 }
 
 
-def cell_text(column: Column, value: Any) -> str:
+def format_cell(column: Column, value: Any) -> str:
     """The value as one line of text for a person. A text in a column of numbers, such as `up to
     date`, stays as it is.
     """
@@ -113,13 +113,13 @@ def cell_text(column: Column, value: Any) -> str:
     if value is None or (is_guess and not is_known(value)):
         return "?"
     if isinstance(value, str):
-        return printable(value)
+        return make_printable(value)
     number = NUMBERS.get(column.form)
     text = format(value, number) if number else FORMS[column.form](value)
-    return printable(f"{'~' * is_guess}{text}")
+    return make_printable(f"{'~' * is_guess}{text}")
 
 
-def as_json(table: Table) -> Tree:
+def table_to_json(table: Table) -> Tree:
     """The table for JSON: one mapping for each row."""
     keys = [column.key or column.heading for column in table.columns]
 
@@ -129,19 +129,19 @@ def as_json(table: Table) -> Tree:
     return found | ({"notes": list(table.notes)} if table.notes else {})
 
 
-def aligned(table: Table) -> Iterator[list[str]]:
+def align_columns(table: Table) -> Iterator[list[str]]:
     """The cells of each column, its heading first, padded to one width on a terminal: texts to the
     left, numbers to the right.
     """
     rows = [*table.rows, *([table.total] if table.total else [])]
     for i, column in enumerate(table.columns):
-        texts = [column.heading, *(cell_text(column, row[i]) for row in rows)]
+        texts = [column.heading, *(format_cell(column, row[i]) for row in rows)]
         wide = [cell_len(text) for text in texts]
         filled = zip(texts, (" " * (max(wide) - each) for each in wide), strict=True)
         yield [text + blank if column.form == "text" else blank + text for text, blank in filled]
 
 
-def lines(table: Table) -> Iterator[str]:
+def format_lines(table: Table) -> Iterator[str]:
     """The table as plain text."""
-    for row in zip(*aligned(table), strict=True):
+    for row in zip(*align_columns(table), strict=True):
         yield "  ".join(row).rstrip()

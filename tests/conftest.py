@@ -23,7 +23,7 @@ import pytest
 import typer.main
 from hypothesis import HealthCheck
 
-from mdsmix.engines.memory import give_back
+from mdsmix.engines.memory import release_freed_memory
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards import lease
 from mdsmix.storage import s3_client
@@ -117,7 +117,7 @@ def _small() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
-    give_back()
+    release_freed_memory()
 
 
 @pytest.fixture(scope="session")

@@ -87,7 +87,7 @@ def write_mds(folder: Path, records: Records) -> Path:
     folder.mkdir(parents=True)
     for start in range(0, len(records), 3):
         some = records[start : start + 3]
-        columns = {name: Ragged.of([cell(r[name]).encode() for r in some], np.uint8) for name in encodings}  # fmt: skip
+        columns = {name: Ragged.from_rows([cell(r[name]).encode() for r in some], np.uint8) for name in encodings}  # fmt: skip
         shards += store_shards(locate(folder), layout, lay_out_samples(layout, columns))
     (folder / "index.json").write_bytes(make_index(shards).content)
     return folder

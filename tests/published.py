@@ -100,7 +100,7 @@ def write_mix(home: Path, *streams: str, **settings: Any) -> Path:
 
 def _shard(home: Path, layout: ShardLayout, rows: Sequence[Any], number: int) -> Shard:
     samples = [_sample(layout.encodings, row) for row in rows]
-    raw = b"".join(make_shard_parts(layout, Ragged.of(samples, np.uint8)))
+    raw = b"".join(make_shard_parts(layout, Ragged.from_rows(samples, np.uint8)))
     name = f"shard.{number:05}.mds"
     if layout.compression is None:
         return make_shard(layout, len(rows), _store(home / name, raw), None)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
-from mdsmix.engines.tasks import Attempt, InWork, OnProgress, Reporter, Task, pieces
+from mdsmix.engines.tasks import ActiveRecords, Attempt, OnProgress, Reporter, Task, split_positions
 from mdsmix.messages import Say
 from tests.alarm import SECONDS
 
@@ -40,9 +40,11 @@ def call(function: Callable[..., Any], *arguments: Any) -> Call:
     return Call(function, arguments)
 
 
-def place(at: int, records: int = 1, size: int = 0) -> InWork:
+def place(at: int, records: int = 1, size: int = 0) -> ActiveRecords:
     """So many records in work, of 9 bytes each, from this one on."""
-    return InWork(file="a", ordinal=at, where=f"byte {at}", length=9, records=records, size=size)
+    return ActiveRecords(
+        file="a", ordinal=at, where=f"byte {at}", length=9, records=records, size=size
+    )
 
 
 def in_work(records: int, attempt: Attempt, reporter: Reporter, size: int = 0) -> Iterator[range]:
@@ -50,7 +52,7 @@ def in_work(records: int, attempt: Attempt, reporter: Reporter, size: int = 0) -
     told.
     """
     skipped = {ordinal for _, ordinal in attempt.skipped}
-    for piece in pieces(records, attempt.halvings, skipped):
+    for piece in split_positions(records, attempt.halvings, skipped):
         reporter.on_records(place(piece.start, len(piece), size))
         yield piece
 

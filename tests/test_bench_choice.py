@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from benchmarks import outputs
 from benchmarks.contenders import HERE
 from mdsmix.bench import TOLERATED, LoaderSetting, Pass, chosen, table, verdict
-from mdsmix.table import as_json
+from mdsmix.table import table_to_json
 from tests.converting import documents, done, mdsmix, run_recipe, token_rows, write_recipe
 from tests.published import SPLIT, SPLIT_ROW, publish, write_mix
 
@@ -61,7 +61,7 @@ def test_the_verdict_says_who_waits_and_how_long_and_the_table_has_a_row_for_eac
     said = verdict(chosen(late, STEP), STEP, 8)
     assert said.startswith("the model waits for the loader: at best, with 0 workers, a step of")
     assert "waits 750.0 ms for its batch, 75% of the time" in said
-    rows = as_json(table(keeps_up + late))["rows"]
+    rows = table_to_json(table(keeps_up + late))["rows"]
     said = [(r["workers"], r["cache"], round(r["wait_ms"])) for r in rows]
     assert said == [(2, "cold", 2), (2, "warm", 1), (0, "cold", 750), (0, "warm", 250)]
 

@@ -22,7 +22,7 @@ from mdsmix.conversion import budget_share
 from mdsmix.conversion.budget_share import SourceEstimate, estimate_source
 from mdsmix.conversion.job import make_job
 from mdsmix.kinds import open_recipe
-from mdsmix.messages import percent
+from mdsmix.messages import format_percent
 from mdsmix.recipe import read_share
 from mdsmix.recipe.amounts import DEVIATIONS, MARGIN, step_above, taken
 from mdsmix.recipe.rules import tokens_wanted, with_budget
@@ -72,7 +72,7 @@ def test_a_step_is_up_to_a_quarter_more_and_never_falls(one: float, other: float
     step = step_above(small)
     assert Fraction(small) <= step <= Fraction(small) * Fraction(5, 4)
     assert step_above(float(step) * 0.999) == step <= step_above(large)
-    assert read_share(percent(step)) == step
+    assert read_share(format_percent(step)) == step
 
 
 def test_the_margin_is_wider_the_fewer_records_happen_to_be_in_the_sample() -> None:

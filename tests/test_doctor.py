@@ -71,10 +71,12 @@ def test_without_credentials(recipe: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_little_memory_or_disk_is_a_warning(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "cpu_count", lambda: 2)
+    monkeypatch.setattr(doctor, "count_cpus", lambda: 2)
     for mebibytes, free, state in ((300, 3, "warning"), (8192, 1 << 30, "ok")):
         usage = shutil._ntuple_diskusage(1 << 40, 1 << 40, free)
-        monkeypatch.setattr(doctor, "default_cap", lambda mebibytes=mebibytes: mebibytes << 20)
+        monkeypatch.setattr(
+            doctor, "choose_memory_cap", lambda mebibytes=mebibytes: mebibytes << 20
+        )
         monkeypatch.setattr("mdsmix.doctor.shutil.disk_usage", lambda path, usage=usage: usage)
         states = found(recipe)
         assert (states["memory"][0], states["disk"][0]) == (state, state)

@@ -200,7 +200,9 @@ def test_a_stop_token_moves_to_the_end_before(
     """As it is said for one turn after the other; the tokens of a sample stay in their order."""
     rows = [row[: len(row) // 2 * 2] for row in drawn]
     sides = [side for row in rows for side in row]
-    turns = Turns(Ragged.of(sides, np.int64), np.array([len(row) // 2 for row in rows], np.int64))
+    turns = Turns(
+        Ragged.from_rows(sides, np.int64), np.array([len(row) // 2 for row in rows], np.int64)
+    )
     found = lists(with_stops(turns, [*stops], leads).ids)
     expected = list[list[int]]()
     for row in rows:

@@ -45,7 +45,9 @@ class Lying(Fastokens):
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         rows = super().encode(texts, match_special)
-        return Ragged.of([rows[i][: -1 if LIE in t else None] for i, t in enumerate(texts)], "u4")
+        return Ragged.from_rows(
+            [rows[i][: -1 if LIE in t else None] for i, t in enumerate(texts)], "u4"
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -285,7 +287,7 @@ class Codes(backends.Backend):
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         read = str if match_special else str.lower
-        return Ragged.of([ids(read(text)) for text in texts], "u4")
+        return Ragged.from_rows([ids(read(text)) for text in texts], "u4")
 
 
 @given(TEXTS, st.sets(st.sampled_from("ABCDZ"), max_size=4), RULES)

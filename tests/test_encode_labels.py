@@ -36,7 +36,9 @@ POLICIES = [(p, r) for p in ("none", "all", "length>=3") for r in ("last", "all"
 
 def turns_of(talks: list[Talk]) -> Turns:
     sides = [side for talk in talks for turn in talk for side in turn]
-    return Turns(Ragged.of(sides, np.int64), np.array([len(talk) for talk in talks], np.int64))
+    return Turns(
+        Ragged.from_rows(sides, np.int64), np.array([len(talk) for talk in talks], np.int64)
+    )
 
 
 def by_token(talk: Talk, targets: Targets, eos: int | None) -> tuple[list[int], list[bool]]:

@@ -196,11 +196,11 @@ def test_rows_are_framed_and_split_as_lists_are(
     given: list[list[int]], head: list[int], tail: list[int], longest: int
 ) -> None:
     """A rest of one token is dropped."""
-    framed = add_special_tokens(Ragged.of(given, np.uint32), head, tail, "uint16")
+    framed = add_special_tokens(Ragged.from_rows(given, np.uint32), head, tail, "uint16")
     assert lists(framed) == [[*head, *row, *tail] for row in given]
     assert framed.values.dtype == np.uint16
     given = [row for row in given if len(row) > 1]
-    parts, sources = split_rows(Ragged.of(given, np.uint16), longest)
+    parts, sources = split_rows(Ragged.from_rows(given, np.uint16), longest)
     slices = [(n, row[i : i + longest]) for n, row in enumerate(given) for i in range(0, len(row), longest)]  # fmt: skip
     kept = [(n, part) for n, part in slices if len(part) > 1]
     assert [*zip(sources.tolist(), lists(parts), strict=True)] == kept

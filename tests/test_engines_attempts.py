@@ -19,9 +19,17 @@ import pytest
 
 from mdsmix.conversion import unit
 from mdsmix.engines import hang
-from mdsmix.engines.hang import SILENT_SECONDS, SLOWEST, Pulse, used_by
-from mdsmix.engines.tasks import ALONE, MOST_DEATHS, Attempt, End, Reporter, after_death, pieces
-from mdsmix.engines.workers import Given, Worker
+from mdsmix.engines.hang import SILENT_SECONDS, SLOWEST, HangDetector, read_cpu_ticks
+from mdsmix.engines.tasks import (
+    ALONE,
+    MOST_DEATHS,
+    Attempt,
+    Reporter,
+    WorkerEnd,
+    plan_next_attempt,
+    split_positions,
+)
+from mdsmix.engines.workers import QueuedTask, Worker
 from mdsmix.errors import MdsmixError
 from mdsmix.kinds.pretraining import Pretraining
 from tests.alarm import at_most
@@ -29,17 +37,17 @@ from tests.clock import Clock
 from tests.converting import Web, chats, documents, files, pairs
 from tests.tasks import Call, call, in_work, place, run, settings
 
-DIED, HUNG = End(how="signal SIGKILL"), End(how="no sign of life for 300 s", hung=True)
+DIED, HUNG = WorkerEnd(how="signal SIGKILL"), WorkerEnd(how="no sign of life for 300 s", hung=True)
 
 
 def test_pieces_are_all_records_in_order_once() -> None:
     for count in (0, 1, 2, 7, 64, 1000):
         for halvings in (0, 1, 3, 30):
             without = {n for n in (0, 3, 4, 6, 999) if n < count}
-            found, most = list(pieces(count, halvings, without)), max(1, count >> halvings)
+            found, most = list(split_positions(count, halvings, without)), max(1, count >> halvings)
             assert [n for piece in found for n in piece] == sorted({*range(count)} - without)
             assert all(1 <= len(piece) <= most for piece in found)
-            whole = [len(piece) for piece in pieces(count, halvings, set())]
+            whole = [len(piece) for piece in split_positions(count, halvings, set())]
             assert max(whole, default=0) == min(count, most)
 
 
@@ -49,22 +57,24 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang, "LOOK_SECONDS", 0.05)
 
 
-def refused(attempt: Attempt, at: Any, end: End, set_aside: bool = False) -> str:
+def refused(attempt: Attempt, at: Any, end: WorkerEnd, set_aside: bool = False) -> str:
     with pytest.raises(MdsmixError) as caught:
-        after_death(attempt, at, end, set_aside, "of a.jsonl")
+        plan_next_attempt(attempt, at, end, set_aside, "of a.jsonl")
     return str(caught.value)
 
 
 def test_a_record_is_blamed_when_it_kills_or_hangs_alone_and_twice() -> None:
     for end, verb in ((DIED, "die"), (HUNG, "hang")):
         at, skipped = place(7), frozenset({("a", 1)})
-        once = after_death(Attempt(deaths=1, halvings=4, skipped=skipped), at, end, False, "a")
+        once = plan_next_attempt(
+            Attempt(deaths=1, halvings=4, skipped=skipped), at, end, False, "a"
+        )
         assert (once.deaths, once.halvings, once.died_at) == (2, ALONE, at)
-        assert after_death(once, place(8), end, False, "a").died_at == place(8)
+        assert plan_next_attempt(once, place(8), end, False, "a").died_at == place(8)
         over = "over the work unit of a.jsonl, the record at byte 7 of a (9 bytes)"
         assert f"{verb} ({end.how}) {over}" in refused(once, at, end)
         assert "--quarantine-crashes" in refused(once, at, end)
-        aside = after_death(once, at, end, True, "a")
+        aside = plan_next_attempt(once, at, end, True, "a")
         assert aside == Attempt(deaths=1, halvings=ALONE, skipped=skipped | {("a", 7)})
 
 
@@ -81,7 +91,7 @@ def test_several_records_are_not_blamed_however_often_they_kill() -> None:
     ):
         attempt = Attempt()
         for deaths in range(1, times + 1):
-            attempt = after_death(attempt, at, end, True, "a")
+            attempt = plan_next_attempt(attempt, at, end, True, "a")
             halvings = ALONE if end.hung or deaths > 1 else 4
             assert attempt == Attempt(deaths=deaths, halvings=halvings, died_at=at)
         refusal = refused(attempt, at, end, True)
@@ -92,7 +102,9 @@ def test_batches_of_any_size_give_the_same_bytes(web: Web, corpus_folder: Path) 
     makers = {"docs": documents, "faq": pairs, "chat": chats}
     streams = {name: make(corpus_folder / f"{name}.jsonl") for name, make in makers.items()}
     web.says(max_seq_len=64, streams=streams).runs()
-    web.patch.setattr(unit, "pieces", lambda count, n, without: pieces(count, n + 5, without))
+    web.patch.setattr(
+        unit, "split_positions", lambda count, n, without: split_positions(count, n + 5, without)
+    )
     assert files(web.anew().out) == files(web.out)
 
 
@@ -245,11 +257,11 @@ def test_who_works_or_waits_is_left_alone_and_a_run_that_stood_still_blames_nobo
         (lambda: 7, None, True, day),
     ]
     for used, size, waits, expected in rows:
-        pulse, began = Pulse(), clock.now
+        pulse, began = HangDetector(), clock.now
         while clock.now - began < day and not pulse.look(used, size, waits):
             clock.sleep(1)
         assert abs(clock.now - began - expected) <= 2, (used(), size, waits)
-    pulse = Pulse()
+    pulse = HangDetector()
     for seconds in (
         1,
         7200,
@@ -265,12 +277,12 @@ def test_a_message_and_a_task_are_signs_of_life_and_so_is_processor_time() -> No
     ours, its = multiprocessing.Pipe()
     worker = Worker(process=None, pipe=ours, most=0)
     its.send(("records", place(0)))
-    for act in (worker.receive, partial(worker.give, Given(1, Attempt(), call(int)))):
+    for act in (worker.receive, partial(worker.give, QueuedTask(1, Attempt(), call(int)))):
         worker.pulse.silent = worker.pulse.unheard = 9.0
         act()
         assert worker.pulse.silent == worker.pulse.unheard == 0
-    before, end = used_by(os.getpid()), time.process_time() + 0.05
+    before, end = read_cpu_ticks(os.getpid()), time.process_time() + 0.05
     while time.process_time() < end:
         pass
-    assert used_by(os.getpid()) > before >= 0
-    assert used_by(2**22 + 1) == -1
+    assert read_cpu_ticks(os.getpid()) > before >= 0
+    assert read_cpu_ticks(2**22 + 1) == -1

@@ -23,7 +23,7 @@ import pytest
 from mdsmix.encode.backends import Unequal
 from mdsmix.engines import workers
 from mdsmix.engines.local_engine import LocalEngine
-from mdsmix.engines.memory import HEADROOM, MemoryBudget, resident
+from mdsmix.engines.memory import HEADROOM, MemoryBudget, measure_rss
 from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.engines.workers import WorkerChannel
 from mdsmix.errors import MdsmixError, Unreachable
@@ -85,7 +85,7 @@ def free_blocks(attempt: Attempt, reporter: Reporter) -> int:
     """
     held = [b"x" * (1 << 16) for _ in range(4600)]
     del held
-    return resident(os.getpid())
+    return measure_rss(os.getpid())
 
 
 def begin_in(folder: Path, attempt: Attempt, reporter: Reporter) -> tuple[Path, int]:
@@ -157,7 +157,7 @@ def test_workers_stay_for_later_runs(strangers: set[str], monkeypatch: pytest.Mo
     """Of a recipe's streams most may be small: 200 of them cost two workers."""
     for name in workers.THREADS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(workers, "cpu_count", lambda: 4)
+    monkeypatch.setattr(workers, "count_cpus", lambda: 4)
     with closing(LocalEngine(settings(2))) as engine:
 
         def pids(tasks: int, each: str) -> set[int]:
@@ -179,7 +179,7 @@ def test_a_large_worker_that_waits_for_a_later_run_holds_nothing_that_it_freed()
     with closing(LocalEngine(settings(1))) as engine:
         ((_, full),) = engine.run([call(free_blocks)], silent, print)
         with at_most(20):
-            while full - resident(engine.idle[0].pid) < 250_000_000:
+            while full - measure_rss(engine.idle[0].pid) < 250_000_000:
                 time.sleep(0.01)
 
 
@@ -206,7 +206,7 @@ def test_worn_workers_take_no_task_more_and_a_run_of_any_length_holds_no_more(
     """
     end, held = os._exit, opened()
     monkeypatch.setattr(os, "_exit", lambda code: time.sleep(0.02) or end(code))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(workers, "resident", lambda pid: 1 << 60)
+    monkeypatch.setattr(workers, "measure_rss", lambda pid: 1 << 60)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 24, limits[1]))
     most, pids = list[tuple[int, int]](), set[int]()
@@ -234,7 +234,7 @@ def test_where_memory_is_tight_workers_take_turns(monkeypatch: pytest.MonkeyPatc
     once. Others that are at work already wait.
     """
     engine = LocalEngine(settings(3))
-    room = (resident(os.getpid()) + 300_000_000) / HEADROOM
+    room = (measure_rss(os.getpid()) + 300_000_000) / HEADROOM
     engine.budget = MemoryBudget(int(room), _worst=1)
     with closing(engine):
         spans = sorted(span for _, span in engine.run([call(hold, 200_000_000)] * 3, silent, print))
@@ -286,10 +286,10 @@ def test_only_linux_forks_but_no_process_of_ray(monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patch:
         for platform, method in (("darwin", "spawn"), ("freebsd14", "spawn"), ("linux", "fork")):
             patch.setattr(sys, "platform", platform)
-            assert workers.start_method() == method
+            assert workers.choose_start_method() == method
         patch.setitem(sys.modules, "ray", SimpleNamespace())
-        assert workers.start_method() == "spawn"
-    monkeypatch.setattr(workers, "start_method", lambda: "spawn")
+        assert workers.choose_start_method() == "spawn"
+    monkeypatch.setattr(workers, "choose_start_method", lambda: "spawn")
     ((_, (result, pid)),) = run([call(square, 3, 0)], settings(1))
     assert (result, pid == os.getpid()) == (9, False)
 
@@ -311,8 +311,8 @@ def test_spawned_workers_write_the_bytes_of_forked_ones(
     default = multiprocessing.get_start_method()
     multiprocessing.set_start_method("forkserver", force=True)
     try:
-        for method in (workers.start_method(), "spawn"):
-            monkeypatch.setattr(workers, "start_method", lambda chosen=method: chosen)
+        for method in (workers.choose_start_method(), "spawn"):
+            monkeypatch.setattr(workers, "choose_start_method", lambda chosen=method: chosen)
             (outcome,) = run_recipe(recipe, f"local={tmp_path / method}", workers=2)
             assert outcome.units > 3
             folder = tmp_path / method / "a"

@@ -16,7 +16,7 @@ import pytest
 
 from mdsmix.engines import memory
 from mdsmix.engines.local_engine import LocalEngine
-from mdsmix.engines.memory import MemoryBudget, bytes_of, cpu_count, default_cap
+from mdsmix.engines.memory import MemoryBudget, choose_memory_cap, count_cpus, parse_memory_option
 from mdsmix.errors import RecipeError
 from tests.converting import Web
 from tests.processes import watched
@@ -28,13 +28,13 @@ MIB, GIB = 1 << 20, 1 << 30
 def test_sizes_are_what_they_say_and_what_is_none_or_too_little_is_one_sentence() -> None:
     sizes = {"2GiB": 2 * GIB, "2G": 2 * GIB, "2gb": 2 * 10**9, "1.5 GiB": 3 * GIB // 2}
     sizes |= {"256MiB": 256 * MIB, "300000 k": 300_000 << 10, "1TB": 10**12, f"{2 * GIB}": 2 * GIB}
-    assert {text: bytes_of(text) for text in sizes} == sizes
+    assert {text: parse_memory_option(text) for text in sizes} == sizes
     for text in ("", "much", "-2GiB", "2XB", "GiB", "2GiB of it", "9" * 400):
         with pytest.raises(RecipeError, match="is no size: write for example 2GiB"):
-            bytes_of(text)
+            parse_memory_option(text)
     for text in ("0", "12", "100MiB"):
         with pytest.raises(RecipeError, match="at least 256MiB"):
-            bytes_of(text)
+            parse_memory_option(text)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             path = tmp_path / "cgroup" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f"{text}\n")
-        return cpu_count(), default_cap()
+        return count_cpus(), choose_memory_cap()
 
     return limits
 
@@ -94,7 +94,7 @@ def test_a_process_that_is_no_worker_has_its_room(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(memory, "processes", lambda: [os.getpid()])  # any that is there
     seeing = MemoryBudget(3 * GIB)
     seeing.on_finished_unit([], False)
-    assert seeing.peak > 1.9 * memory.held(os.getpid())
+    assert seeing.peak > 1.9 * memory.measure_pss(os.getpid())
     assert 0 < seeing.aside < seeing.peak
 
 
@@ -103,7 +103,7 @@ def test_a_system_that_tells_nothing_is_told_of(web: Web, monkeypatch: pytest.Mo
     """macOS, and sandboxes without smaps_rollup: the cap is not kept there, and nobody believes
     that it is.
     """
-    assert memory.is_told()
+    assert memory.can_measure_memory()
     monkeypatch.setattr(memory, "_field", lambda path, name: 0)
     web.holds(["a text " * 9])
     answer = web.convert()
@@ -115,7 +115,7 @@ def test_a_system_that_tells_nothing_is_told_of(web: Web, monkeypatch: pytest.Mo
 def test_as_many_workers_go_on_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the cap is tight, the first worker shows what it takes."""
     sizes = {os.getpid(): 100, 1: 150, 2: 700}
-    for name in ("resident", "most_own", "held"):
+    for name in ("measure_rss", "measure_peak_private", "measure_pss"):
         monkeypatch.setattr(memory, name, lambda pid: sizes[pid])
     assert MemoryBudget(4 * GIB).allowed_workers(4) == 4
     for cap, allowed in ((2 * GIB, 4), (512 * MIB, 1)):
@@ -161,5 +161,5 @@ def test_a_cap_that_would_hold_is_named_once(monkeypatch: pytest.MonkeyPatch) ->
             engine.budget.peak = held.pop(0) if held else 0
     warning, again = said
     found = re.search(r"pass --memory (\d+MiB), or split the largest records$", warning)
-    assert 300_000_000 < bytes_of(found[1]) < 360_000_000
+    assert 300_000_000 < parse_memory_option(found[1]) < 360_000_000
     assert "900 MB of memory were held, more than --memory allows (268 MB)" in again

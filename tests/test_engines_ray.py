@@ -19,7 +19,7 @@ import pytest
 from mdsmix import __version__
 from mdsmix.engines import ray_cluster, ray_engine
 from mdsmix.engines.local_engine import PoolSettings
-from mdsmix.engines.ray_cluster import Supervisor, address_of
+from mdsmix.engines.ray_cluster import Supervisor, parse_engine
 from mdsmix.engines.ray_engine import MOST_LOSSES, RayEngine
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from tests.alarm import SECONDS
@@ -38,11 +38,11 @@ def test_where_the_cluster_is_and_what_is_no_engine(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ray_cluster, "find_spec", lambda name: object())
     for own in ("", "10.0.0.5:6379"):
         monkeypatch.setenv("RAY_ADDRESS", own)
-        found = [address_of(said) for said in ("local", "ray", "ray://auto", "ray://h:6379")]
+        found = [parse_engine(said) for said in ("local", "ray", "ray://auto", "ray://h:6379")]
         assert found == [None, own, "auto", "h:6379"]
     for said in ("", "Ray", "ray://", "ray:10.0.0.5", "slurm", "dask://h:1"):
         with pytest.raises(RecipeError, match=f"^--engine {said} is none: `local` is "):
-            address_of(said)
+            parse_engine(said)
 
 
 def test_without_ray_a_sentence_names_the_extra(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_a_cluster_that_wants_a_token_is_not_joined(monkeypatch: pytest.MonkeyPa
         ray = mock.Mock(init=mock.Mock(side_effect=error), is_initialized=bool)
         monkeypatch.setitem(sys.modules, "ray", ray)
         said = r"\(it asks for a token: .*RAY_AUTH_MODE=token"
-        with pytest.raises(Unreachable, match=said), ray_cluster.connected("auto", None):
+        with pytest.raises(Unreachable, match=said), ray_cluster.connect_to_cluster("auto", None):
             pass
         assert ray.shutdown.called
 
@@ -152,7 +152,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setitem(sys.modules, "ray.util", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategy)
-    monkeypatch.setattr(ray_engine, "connected", lambda address, workers: nullcontext())
+    monkeypatch.setattr(ray_engine, "connect_to_cluster", lambda address, workers: nullcontext())
     return fake
 
 

@@ -64,9 +64,9 @@ class Scored(Kind):
         return {"columns": columns | {"score": "str_decimal"}}
 
     def encode(self, records: list[Length]) -> Encoded:
-        rows = Ragged.of([[int(n)] for n in records], np.uint16)
-        ends = Ragged.of([[5] for _ in records], np.uint16)
-        scores = Ragged.of([f"{n}.50".encode() for n in records], np.uint8)
+        rows = Ragged.from_rows([[int(n)] for n in records], np.uint16)
+        ends = Ragged.from_rows([[5] for _ in records], np.uint16)
+        scores = Ragged.from_rows([f"{n}.50".encode() for n in records], np.uint8)
         count = len(records)
         made = encoded({"input_ids": rows, "labels": ends}, [rows, ends], range(count), count)
         return replace(made, columns={**made.columns, "score": scores})
@@ -147,8 +147,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def _forget() -> None:
-    extensions.entry.cache_clear()
-    extensions.extension.cache_clear()
+    extensions.find_entry_point.cache_clear()
+    extensions.load_extension.cache_clear()
 
 
 def test_its_shape_reads_its_format_and_a_new_version_converts_again(

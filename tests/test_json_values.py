@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mdsmix.json_values import UnreadableNumber, holds_long_numbers, read_json, write_json
+from mdsmix.json_values import UnreadableNumber, has_long_numbers, read_json, write_json
 from mdsmix.record import RichConversation, canonical
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.condition import parse_where
@@ -45,13 +45,13 @@ def test_only_runs_of_digits_are_looked_at_twice(text: str, number: int) -> None
         runs = [part.rpartition("-") for part in around.replace("a", " ").split()]
         is_long = any(len(last) >= 20 - (sign == "-") for _, sign, last in runs)
         is_long |= any(len(part) >= 20 for each in around.replace("a", " ").split() for part in each.split("-"))  # fmt: skip
-        assert holds_long_numbers(around.encode()) == is_long
+        assert has_long_numbers(around.encode()) == is_long
 
 
 def test_texts_of_digits_everywhere_are_searched_too() -> None:
     digits = b"12345678 " * 3000
-    assert not holds_long_numbers(digits)
-    assert holds_long_numbers(digits + b"1" * 20)
+    assert not has_long_numbers(digits)
+    assert has_long_numbers(digits + b"1" * 20)
 
 
 @pytest.mark.parametrize("text", ["1e400", "[-1e999]", "1" * 5000, '{"a": 1e400, "b": 1}'])

@@ -37,7 +37,7 @@ class Refusing:
 
     def encode(self, records: Sequence[Any]) -> Encoded:
         good = [n for n, (text, *_) in enumerate(records) if "!" not in text]
-        rows = Ragged.of([[len(records[n][0])] for n in good], np.uint16)
+        rows = Ragged.from_rows([[len(records[n][0])] for n in good], np.uint16)
         bad = dict.fromkeys({*range(len(records))} - {*good}, "too_long")
         return encoded({"tokens": rows}, [rows], good, 0, rejected=bad)
 
@@ -110,7 +110,7 @@ def test_images_count_as_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is cut off does not count, in what the beginning of a split says of its source; here
     of two rows of the first record.
     """
-    rows = Ragged.of([[1, 2, 3], [4, 5], [6]], np.int64)
+    rows = Ragged.from_rows([[1, 2, 3], [4, 5], [6]], np.int64)
     images = [[SimpleNamespace(tokens=5), SimpleNamespace(tokens=0)], [], []]
     said: dict[str, Any] = {"images": images, "rejected": {1: "empty"}}
     made = encoded({}, [rows], [0, 0, 2], 0, cut=np.array([1, 0, 0]), **said)

@@ -44,12 +44,12 @@ def grams(row: list[int]) -> set[tuple[int, ...]]:
 
 
 def eval_samples(rows: Rows, common: int = 0) -> EvalSamples:
-    return EvalSamples(Ragged.of(rows, "int64"), [0], common)
+    return EvalSamples(Ragged.from_rows(rows, "int64"), [0], common)
 
 
 def find_in(items: EvalSamples, training: Rows) -> Any:
     """Return the numbers of the shared grams and of their training samples."""
-    return items.find(Ragged.of(training, "uint16"))
+    return items.find(Ragged.from_rows(training, "uint16"))
 
 
 def test_a_gram_as_long_as_its_row_is_found_and_image_placeholders_are_ignored() -> None:

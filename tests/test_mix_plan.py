@@ -22,7 +22,7 @@ from mdsmix.mix.epoch.figures import make_epoch_table, measure_epoch
 from mdsmix.mix.plan import forecast
 from mdsmix.mix.plan.plan import Plan, PlanOptions, list_figures, make_plan, resolve_for_plan
 from mdsmix.sources import unit_plan
-from mdsmix.table import Estimate, as_json, is_known
+from mdsmix.table import Estimate, is_known, table_to_json
 from tests.converting import Web, documents, done, manifest_of, mdsmix, pairs, refused, run_recipe
 from tests.published import CONCAT, LENGTH, TOKEN_ROW, publish
 
@@ -205,7 +205,7 @@ def test_where_the_loader_tokenizes_neither_tokens_nor_shares_are_known(tmp_path
     streams = {name: place | {"split": "train"} for name, place in both}
     epoch = measure_epoch(resolve_for_plan([_yaml(tmp_path, dataset={"streams": streams})]).train)
     assert [(each.drawn, is_known(each.tokens)) for each in epoch] == [(10, False), (30, True)]
-    rows = as_json(make_epoch_table(epoch))["rows"]
+    rows = table_to_json(make_epoch_table(epoch))["rows"]
     shares = [(row["share_of_samples"], row["share_of_tokens"]) for row in rows]
     assert shares == [(0.25, None), (0.75, None)]
 

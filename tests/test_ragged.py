@@ -22,38 +22,38 @@ ROWS = st.lists(st.lists(st.integers(0, 1000), max_size=6), max_size=12)
 def test_rows_come_back_taken_joined_and_sliced(
     rows: list[list[int]], others: list[list[int]], random: random.Random
 ) -> None:
-    made = Ragged.of(rows, np.uint16)
+    made = Ragged.from_rows(rows, np.uint16)
     assert lists(made) == rows
     mask = np.array([random.random() < 0.5 for _ in rows], bool)
     assert lists(made.take(mask)) == [row for row, kept in zip(rows, mask, strict=True) if kept]
     order = np.array(random.sample(range(len(rows)), len(rows)), np.int64)
     assert lists(made.take(order)) == [rows[i] for i in order]
-    both = Ragged.concat([made, Ragged.of(others, np.uint16)])
+    both = Ragged.concat([made, Ragged.from_rows(others, np.uint16)])
     assert lists(both) == rows + others
     assert lists(both.slice(len(rows), len(both))) == others
-    cut = Chunked.of([made, both]).slice(len(rows) // 2, len(rows) + len(both) // 2)
+    cut = Chunked.from_parts([made, both]).slice(len(rows) // 2, len(rows) + len(both) // 2)
     values = np.concatenate([np.empty(0, np.uint16), *cut.arrays])
     assert lists(Ragged(values, cut.offsets)) == (rows * 2 + others)[len(rows) // 2 :][: len(cut)]
 
 
 def test_cut_takes_a_stretch_of_each_row_and_bytes_are_read_as_the_dtype() -> None:
-    rows = Ragged.of([[1, 2, 3], [], [4, 5]], "uint16")
+    rows = Ragged.from_rows([[1, 2, 3], [], [4, 5]], "uint16")
     assert lists(rows.cut(np.array([1, 0, 0]), np.array([2, 0, 1]))) == [[2, 3], [], [4]]
     assert lists(rows.first(2)) == [[1, 2], [], [4, 5]]
     assert rows.first(3) is rows
     assert lists(rows.take(np.arange(0, len(rows), 2))) == [[1, 2, 3], [4, 5]]
-    assert lists(Ragged.of([b"ab", b"", b"c"], np.uint8)) == [[97, 98], [], [99]]
+    assert lists(Ragged.from_rows([b"ab", b"", b"c"], np.uint8)) == [[97, 98], [], [99]]
 
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(*[st.lists(st.integers(0, 9), max_size=4)] * 3), min_size=1))
 def test_zip_joins_the_rows_of_all_parts(rows: list[tuple[list[int], ...]]) -> None:
-    parts = [Ragged.of(part, np.uint16) for part in zip(*rows, strict=True)]
+    parts = [Ragged.from_rows(part, np.uint16) for part in zip(*rows, strict=True)]
     for short in (0, ragged.SHORT):  # every row is long, or none is
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ragged, "SHORT", short)
             assert lists(Ragged.zip(parts)) == [[v for cell in row for v in cell] for row in rows]
-    columns = Interleaved("abc", Ragged.of(chain.from_iterable(rows), np.uint16))
+    columns = Interleaved("abc", Ragged.from_rows(chain.from_iterable(rows), np.uint16))
     assert {name: lists(columns[name]) for name in columns} == {
         name: lists(part) for name, part in zip("abc", parts, strict=True)
     }

@@ -32,7 +32,7 @@ from mdsmix.shards.manifest import UnitShards
 from mdsmix.shards.published import open_stream_in
 from mdsmix.shards.side_files import SourceEntry
 from mdsmix.storage import locate
-from mdsmix.table import Column, Table, as_json
+from mdsmix.table import Column, Table, table_to_json
 from mdsmix.tokenizer.card import Decoder
 from tests.published import CONCAT, TOKEN_ROW, make_manifest, publish
 
@@ -53,7 +53,7 @@ def printed(item: Any, width: int, is_terminal: bool = True) -> list[str]:
 
 
 def test_programs_get_raw_values_and_people_get_them_spelled() -> None:
-    found = as_json(TABLE)
+    found = table_to_json(TABLE)
     keys = ("stream", "tokens", "share_of_tokens", "seconds")
     assert [tuple(row[key] for key in keys) for row in found["rows"]] == TABLE.rows
     assert (found["total"]["tokens"], found["notes"]) == (5, TABLE.notes)

@@ -12,7 +12,7 @@ import pytest
 
 from mdsmix import schema
 from mdsmix.foundry_yaml.loader_keys import as_whole_number
-from mdsmix.messages import listed
+from mdsmix.messages import join_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ def test_sections_lists_and_mappings_become_dataclasses() -> None:
     tree = {"name": "x", "inner": {"size": 1}, "many": [{"size": 2}], "named": {"k": {"size": 3}}}
     inner = [Inner(size=n) for n in (1, 2, 3)]
     expected = Outer(name="x", inner=inner[0], many=[inner[1]], named={"k": inner[2]})
-    assert schema.read(Outer, tree) == expected
+    assert schema.parse_mapping(Outer, tree) == expected
 
 
 def test_a_misfit_is_named() -> None:
@@ -59,7 +59,7 @@ def test_a_misfit_is_named() -> None:
     ]
     for tree, sentence in misfits:
         with pytest.raises(schema.Misfit, match=re.escape(sentence)):
-            schema.read(Outer, tree)
+            schema.parse_mapping(Outer, tree)
 
 
 def test_only_a_whole_number_is_one() -> None:
@@ -69,4 +69,4 @@ def test_only_a_whole_number_is_one() -> None:
 
 def test_names_beyond_the_most_are_counted() -> None:
     for names, said in (("", ""), ("a", "a"), ("ab", "a, b"), ("abc", "a, b and 1 more")):
-        assert listed([*names], 2) == said
+        assert join_names([*names], 2) == said

@@ -85,7 +85,7 @@ def test_elsewhere_a_heart_that_stands_still_is_taken_over(folder: Location, clo
 
 
 def test_without_conditions_it_is_said(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalPath, "keeps_conditions", lambda self: False)
+    monkeypatch.setattr(LocalPath, "try_conditions", lambda self: False)
     said: list[str] = []
     with hold_lease(folder, said.append):
         assert ["keeps no conditions (If-Match, If-None-Match)" in each for each in said] == [True]

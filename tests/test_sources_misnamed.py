@@ -138,7 +138,7 @@ def test_a_bad_sample_of_a_stream_is_one_bad_record(tmp_path: Path) -> None:
     good = [{"it": {"text": "a"}, "t": "x"}, {"it": {"n": 10**21 + 1}, "t": "x"}]
     for last, of_last in ((b"x", []), (b"\xff", ["invalid_utf8"])):
         texts = [*[b"x"] * len(BAD_SAMPLES), b"x", last]
-        columns = {"it": Ragged.of(cells, np.uint8), "t": Ragged.of(texts, np.uint8)}
+        columns = {"it": Ragged.from_rows(cells, np.uint8), "t": Ragged.from_rows(texts, np.uint8)}
         folder = tmp_path / str(len(of_last))
         folder.mkdir()
         shards = store_shards(locate(folder), layout, lay_out_samples(layout, columns))

@@ -23,7 +23,7 @@ from mdsmix.foundry_yaml.training_yaml import (
     TrainingYaml,
     read_training_yaml,
 )
-from mdsmix.messages import plural, spelled
+from mdsmix.messages import format_yaml_value, plural
 from mdsmix.table import Column, Table
 
 PREFETCH = [2, 4]
@@ -62,7 +62,10 @@ class LoaderSetting:
     @property
     def overrides(self) -> list[str]:
         """The setting as `key=value` overrides of a recipe."""
-        return [f"train_loader.{key}={spelled(value)}" for key, value in self.loader_keys.items()]
+        return [
+            f"train_loader.{key}={format_yaml_value(value)}"
+            for key, value in self.loader_keys.items()
+        ]
 
     @property
     def ready(self) -> int:

@@ -89,13 +89,13 @@ def bench(
     """Measure the loader of TRAIN.yaml with 0 to N workers: does the loader or the model wait?"""
     from mdsmix.bench import chosen, read_bench, settings, table, verdict
     from mdsmix.bench.speed import run
-    from mdsmix.engines.memory import cpu_count
+    from mdsmix.engines.memory import count_cpus
     from mdsmix.mix.render.render import require_writable, write_yaml
     from mdsmix.report.show import show
-    from mdsmix.table import as_json as tree_of
+    from mdsmix.table import table_to_json as tree_of
 
     step = step_ms / 1000
-    cores = cpu_count()
+    cores = count_cpus()
     plan, about = read_bench(train, loader, batch, gpus, step=step, seconds=seconds, tmp=tmp)
     if out:
         require_writable(out)

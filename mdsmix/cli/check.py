@@ -56,7 +56,7 @@ def check(
     from mdsmix.mix.streams.resolve import resolve_mix
     from mdsmix.report.progress import watching
     from mdsmix.report.show import print_findings, show
-    from mdsmix.table import as_json as rows_of
+    from mdsmix.table import table_to_json as rows_of
 
     mix = resolve_mix(targets, estimate, own_evals=evals_mode(keep_evals, drop_evals))
     if deep:

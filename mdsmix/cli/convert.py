@@ -107,7 +107,7 @@ def convert(
     Unchanged work is not done again. Bad records are written to quarantine/ and counted.
     """
     from mdsmix.conversion.planning import Options, describe, part_of
-    from mdsmix.engines.memory import bytes_of
+    from mdsmix.engines.memory import parse_memory_option
     from mdsmix.kinds import open_recipe
     from mdsmix.recipe.amounts import with_unit
 
@@ -134,7 +134,7 @@ def convert(
         limit=limit,
         reencode=reencode,
         workers=workers,
-        memory=None if memory is None else bytes_of(memory),
+        memory=None if memory is None else parse_memory_option(memory),
         quarantine_crashes=quarantine_crashes,
         verify_source=verify_source,
         verify_target=verify_target,

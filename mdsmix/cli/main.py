@@ -34,7 +34,7 @@ from mdsmix.cli.repair import repair
 from mdsmix.cli.report import report
 from mdsmix.cli.verify import verify
 from mdsmix.errors import MdsmixError, SeveralFailed
-from mdsmix.messages import printable
+from mdsmix.messages import make_printable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -146,5 +146,5 @@ def _open_standard_streams() -> None:
 
 def _exit(*sentences: str, code: int) -> None:
     """Print sentences on stderr and raise SystemExit with the exit code."""
-    print(*map(printable, sentences), sep="\n", file=sys.stderr)
+    print(*map(make_printable, sentences), sep="\n", file=sys.stderr)
     raise SystemExit(code)

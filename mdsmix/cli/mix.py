@@ -66,12 +66,12 @@ def mix(
     from mdsmix.report.conversions import mixture
     from mdsmix.report.progress import watching
     from mdsmix.report.show import print_briefly, show
-    from mdsmix.storage import locate, require_local, sign_that_ends
-    from mdsmix.table import as_json as as_json_of
+    from mdsmix.storage import find_key_terminator, locate, require_local
+    from mdsmix.table import table_to_json as as_json_of
 
     if tmp:
         require_local(tmp)
-    sign = sign_that_ends(out)
+    sign = find_key_terminator(out)
     if sign:
         raise RecipeError(
             f"{out} has a `{sign}`, at which Streaming ends a key: name another place."

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from mdsmix.errors import MdsmixError, RecipeError, all_of
-from mdsmix.messages import printable
+from mdsmix.errors import MdsmixError, RecipeError, join_errors
+from mdsmix.messages import make_printable
 
 MIX_HELP = (
     "A recipe (key=value overrides may follow), a training YAML, or folders and s3:// URLs of "
@@ -160,7 +160,7 @@ def for_each_stream(
     elif as_json and not failed:
         echo_json(results[0])
     if failed:
-        raise all_of(failed)
+        raise join_errors(failed)
 
 
 def echo(*lines: str, err: bool = False) -> None:
@@ -170,7 +170,7 @@ def echo(*lines: str, err: bool = False) -> None:
     may come from anyone.
     """
     for line in lines:
-        typer.echo(printable(line), err=err)
+        typer.echo(make_printable(line), err=err)
 
 
 def echo_json(tree: Any) -> None:

@@ -86,7 +86,7 @@ def preview(
     The order is Streaming's own for these nodes, GPUs and workers; nothing is written, and no local
     folder of the YAML is touched.
     """
-    from mdsmix.engines.memory import size_of
+    from mdsmix.engines.memory import parse_size
     from mdsmix.mix.check import run_one_check
     from mdsmix.mix.epoch.draws import make_run_world
     from mdsmix.mix.streams.resolve import resolve_mix
@@ -99,7 +99,7 @@ def preview(
             "--state sets the epoch, the step and the seed: leave --epoch, --from-step and --seed "
             "out."
         )
-    most = size_of(read)
+    most = parse_size(read)
     if most is None:
         raise RecipeError(f"--read {read} is not a size: write for example 2GiB or 800MiB.")
     mix = resolve_mix(targets)

@@ -43,7 +43,7 @@ def repair(
     """
     from mdsmix.conversion.planning import Options
     from mdsmix.conversion.repair import repair as make_whole
-    from mdsmix.engines.memory import bytes_of
+    from mdsmix.engines.memory import parse_memory_option
     from mdsmix.kinds import open_recipe
     from mdsmix.report.progress import watching
     from mdsmix.shards.published import find_published
@@ -51,7 +51,7 @@ def repair(
 
     options = Options(
         workers=workers,
-        memory=None if memory is None else bytes_of(memory),
+        memory=None if memory is None else parse_memory_option(memory),
         quarantine_crashes=quarantine_crashes,
     )
     folder = find_published(locate(stream))

@@ -61,13 +61,13 @@ def report(
     The page opens anywhere and reaches no network. It names data that could not be looked at; the
     exit code is then not 0.
     """
-    from mdsmix.errors import all_of
+    from mdsmix.errors import join_errors
     from mdsmix.mix.plan.plan import PlanOptions
     from mdsmix.mix.render.render import require_writable, write_yaml
     from mdsmix.report.page.gather import gather
     from mdsmix.report.page.html import mark_of, page_html
     from mdsmix.report.shown_samples import Choice
-    from mdsmix.table import size_of
+    from mdsmix.table import format_size
 
     require_writable(out)
     file = Path(out)
@@ -84,10 +84,10 @@ def report(
     page = gather(targets, Choice(count=samples, seed=seed), machines, tokenizer, say)
     text = page_html(page)
     write_yaml(out, text)
-    size = size_of(len(text.encode()))
+    size = format_size(len(text.encode()))
     if page.problems:
         echo(f"wrote {out}, {size}, without what could not be looked at")
     else:
         echo(f"wrote {out}, {size}")
     if page.problems:
-        raise all_of(list(page.problems.values()))
+        raise join_errors(list(page.problems.values()))

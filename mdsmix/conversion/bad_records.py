@@ -30,7 +30,7 @@ from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import CRASHED
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.kinds.membership import Membership
-from mdsmix.messages import counted, nearest, printable
+from mdsmix.messages import find_nearest, join_counts, make_printable
 from mdsmix.recipe import MAX_BAD, read_share
 from mdsmix.record import FILTERED, detail_of
 from mdsmix.shards.counts import NOT_SAMPLED, Records
@@ -38,8 +38,8 @@ from mdsmix.shards.lease import Lease
 from mdsmix.shards.published import QUARANTINE, read_quarantine
 from mdsmix.shards.shard_files import write_if_changed
 from mdsmix.sources import BadRecord, RecordBatch
-from mdsmix.storage import Location, together
-from mdsmix.table import grouped
+from mdsmix.storage import Location, map_threads
+from mdsmix.table import format_grouped
 
 MOST_FIELDS = 64
 "At most so many names of a record's fields are kept with it."
@@ -125,7 +125,7 @@ def delete_stale_files(folder: Location, names: Collection[str], held: Lease) ->
     """Deletes all quarantine files but those of these names."""
     quarantine = folder / QUARANTINE
     stale = stale_files([file for file, _ in quarantine.list()], names)
-    together(lambda name: held.delete(quarantine / name), stale)
+    map_threads(lambda name: held.delete(quarantine / name), stale)
 
 
 class Tally:
@@ -220,7 +220,7 @@ def refuse_too_many_bad(job: Job, records: Records) -> None:
 
 
 def too_many_bad(job: Job, records: Records, why: str) -> TooManyBadRecords:
-    reasons = counted(records.quarantined)
+    reasons = join_counts(records.quarantined)
     return TooManyBadRecords(
         f"stream {job.name}: {records.bad:,} of {records.sampled:,} records are bad ({reasons}){why}; nothing new is published, finished "
         f"units are kept. {advice(job, records)} They lie in {job.target}/quarantine (mdsmix quarantine shows them): mend the source, or "
@@ -241,9 +241,11 @@ def _nearest(bad: Mapping[str, Any]) -> str:
     fields = _fields_of(bad)
     if not missing or missing.partition(".")[0] in fields:
         return ""
-    near = nearest(missing, fields)
+    near = find_nearest(missing, fields)
     return (
-        f" The recipe names {printable(missing)}: did you mean {printable(near)}?" if near else ""
+        f" The recipe names {make_printable(missing)}: did you mean {make_printable(near)}?"
+        if near
+        else ""
     )
 
 
@@ -274,7 +276,9 @@ def advice(job: Job, records: Records) -> str:
     looked_at = islice(read_quarantine(job.folder), MOST_LOOKED_AT)
     for bad in sorted(looked_at, key=lambda bad: (str(bad.get("file")), bad.get("line") or 0)):
         told = [bad.get("detail"), bad.get("fields") or bad.get("raw")]
-        about = " in ".join(printable(grouped(of)[:MOST_SHOWN])[:MOST_SHOWN] for of in told if of)
+        about = " in ".join(
+            make_printable(format_grouped(of)[:MOST_SHOWN])[:MOST_SHOWN] for of in told if of
+        )
         first.setdefault(
             bad["reason"], f"The first {bad['reason']}, of {bad['file']}: {about}.{_nearest(bad)}"
         )

@@ -20,7 +20,7 @@ from mdsmix.conversion.unit import open_tokenizer_backend
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.read_records import Reading, open_reading
 from mdsmix.kinds.survey import Rates, look, rates_of
-from mdsmix.messages import percent, plural
+from mdsmix.messages import format_percent, plural
 from mdsmix.recipe import Recipe, StreamSpec, read_share
 from mdsmix.recipe.amounts import step_above, taken
 from mdsmix.recipe.rules import budget_of, tokens_wanted
@@ -86,7 +86,7 @@ class BudgetShare:
         """A sentence on what is taken and why; its numbers are estimates, but for the share."""
         said = "all records are taken"
         if self.share < 1:
-            said = f"{percent(self.share)} of the records are taken, with a margin of {self.margin:.0%}"
+            said = f"{format_percent(self.share)} of the records are taken, with a margin of {self.margin:.0%}"
         return (
             f"its share of {self.budget} is {self.tokens:,}; estimated from {plural(self.source.places, 'place')} of its source, all of "
             f"it holds about {self.source.tokens:,.0f}, so {said}"

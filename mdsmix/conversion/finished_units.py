@@ -47,7 +47,7 @@ from mdsmix.shards.lease import Lease
 from mdsmix.shards.shard_files import SHARD_NAME, decompress_frame
 from mdsmix.shards.side_files import NAME_PATTERNS
 from mdsmix.sources import Content, Window
-from mdsmix.storage import Location, together
+from mdsmix.storage import Location, map_threads
 
 Fingerprints = NDArray[np.uint64]
 "uint64 [n, 2]: the two halves of each fingerprint; both are 0 where a record has none."
@@ -147,11 +147,11 @@ class StoredUnits:
 
 def list_stored(job: Job) -> StoredUnits:
     target, *versions = job.shard_folders
-    kept, *shards = together(lambda at: dict(at.list()), [target / FOLDER, target, *versions])
+    kept, *shards = map_threads(lambda at: dict(at.list()), [target / FOLDER, target, *versions])
     names = sorted(kept, key=lambda name: kept[name].modified)
     segment_files = list(filter(SEGMENT.fullmatch, names))
     segments = dict(
-        zip(segment_files, together(partial(read_units, target), segment_files), strict=True)
+        zip(segment_files, map_threads(partial(read_units, target), segment_files), strict=True)
     )
     files = dict[str, str]()
     for name, units in segments.items():
@@ -247,7 +247,9 @@ def delete_damaged(job: Job, held: Lease, say: Say) -> str:
     """
     places = [*job.shard_folders, job.folder / FOLDER]
     files = [at / name for at in places for name, _ in at.list() if _LOOKED_AT.fullmatch(name)]
-    damaged = [at for at, found in zip(files, together(is_whole, files), strict=True) if not found]
+    damaged = [
+        at for at, found in zip(files, map_threads(is_whole, files), strict=True) if not found
+    ]
     for at in damaged:
         say(f"{job.name}: {at} is damaged: it is deleted, and made anew if the stream needs it")
         held.delete(at)

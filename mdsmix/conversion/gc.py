@@ -46,7 +46,7 @@ from mdsmix.shards.published import (
 )
 from mdsmix.shards.shard_files import SHARD_NAME
 from mdsmix.shards.side_files import NAME_PATTERNS as NAMED_FILES
-from mdsmix.storage import Location, Stat, locate, together
+from mdsmix.storage import Location, Stat, locate, map_threads
 from mdsmix.tokenizer.published import card_name, read_card
 
 KEEP_SECONDS = 7 * 86_400
@@ -234,7 +234,7 @@ def _discard(folder: Location, first: str, files: Iterable[str]) -> None:
     """Deletes these files, the first one before the others. Foreign files stay."""
     (folder / first).delete()
     folder.flush()
-    together(lambda name: (folder / name).delete(), files)
+    map_threads(lambda name: (folder / name).delete(), files)
     folder.delete()
 
 
@@ -254,6 +254,6 @@ def delete_garbage(
         garbage = find_garbage(folder, older_than, keep)
         # Shards last, those of versions too: a unit record whose shards are gone would be believed.
         for is_last in (False, True):
-            together(discard, [each for each in garbage if (each.kind in _LAST) is is_last])
+            map_threads(discard, [each for each in garbage if (each.kind in _LAST) is is_last])
             (folder / FOLDER).flush()
     return garbage

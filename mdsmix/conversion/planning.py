@@ -44,13 +44,13 @@ from mdsmix.errors import RecipeError
 from mdsmix.kinds.encodings import shape_of
 from mdsmix.kinds.recipe_changes import SAMPLE, encoding_changes, source_changes
 from mdsmix.kinds.rules import raised_extras, rule_changes
-from mdsmix.messages import Say, listed
+from mdsmix.messages import Say, join_names
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.verification import ReadingWatcher
 from mdsmix.sources import Unit
 from mdsmix.sources.formats import format_of, list_raised_versions
-from mdsmix.storage import together
+from mdsmix.storage import map_threads
 from mdsmix.tokenizer.card import open_processor, open_tokenizer
 from mdsmix.tokenizer.published import PublishedTokenizer, adopt_hash
 
@@ -209,7 +209,7 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
     of_each = [stream.source for stream in streams if stream.source]
     found = [sources.find_files(of.path, recipe.folder, sources.ReadAs.of(of)) for of in of_each]
     sizes = [sampled(recipe, *each) for each in zip(streams, jobs, found, strict=True)]
-    targets = together(state_of, [job for job, _ in sizes])
+    targets = map_threads(state_of, [job for job, _ in sizes])
     olds = [
         published_manifest(job, target, options.reencode)
         for (job, _), target in zip(sizes, targets, strict=True)
@@ -307,7 +307,7 @@ def _of_stream(plan: StreamPlan) -> Iterator[str]:
     yield from (f"  {reason}" for reason in changes)
     if todo and not changes:
         names = sorted({file.name for unit in todo for file in unit.files})
-        yield f"  units of which something is new, edited or not whole at the target: those of {listed(names, 5)}"
+        yield f"  units of which something is new, edited or not whole at the target: those of {join_names(names, 5)}"
     if plan.lost:
         yield f"  {plan.lost}"
     if not todo and not is_done:

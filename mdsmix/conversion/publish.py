@@ -49,7 +49,7 @@ from mdsmix.shards.shard_files import (
     write_if_changed,
 )
 from mdsmix.shards.side_files import MOST_LISTED, SourceEntry, rename_shards, store_sources
-from mdsmix.storage import Location, together
+from mdsmix.storage import Location, map_threads
 
 
 def publish(
@@ -131,7 +131,7 @@ def _join_leftovers(job: Job, units: Sequence[UnitRecord]) -> UnitRecord | None:
     for unit in units:
         if unit.leftover:
             tokens = unit.leftover_tokens(job.tokenizer.dtype)
-            rows.keep({"tokens": Ragged.of([tokens], tokens.dtype)})
+            rows.keep({"tokens": Ragged.from_rows([tokens], tokens.dtype)})
     full, totals, rest, _ = rows.finish()
     if not len(full) and not len(rest):
         return None
@@ -201,7 +201,7 @@ def _tidy(folder: Location, index: Index, held: Lease) -> None:
         twice -= {
             shard.stored.basename for old in read_replaced_indexes(folder) for shard in old.shards
         }
-    together(held.delete, [folder / name for name in twice])
+    map_threads(held.delete, [folder / name for name in twice])
 
 
 def _fill(version: Location, index: Index, manifest: Manifest, target: Location) -> None:

@@ -48,10 +48,10 @@ from mdsmix.conversion.target import source_entries
 from mdsmix.conversion.work import Work, do_units, publish_bad
 from mdsmix.encode.backends import known_unequal
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
-from mdsmix.engines.memory import cpu_count, default_cap, is_told
-from mdsmix.engines.ray_cluster import address_of
+from mdsmix.engines.memory import can_measure_memory, choose_memory_cap, count_cpus
+from mdsmix.engines.ray_cluster import parse_engine
 from mdsmix.engines.tasks import Engine
-from mdsmix.errors import MdsmixError, all_of
+from mdsmix.errors import MdsmixError, join_errors
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Records
 from mdsmix.shards.index import Index
@@ -59,7 +59,7 @@ from mdsmix.shards.lease import hold_lease
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources.find import drop_empty_files
 from mdsmix.sources.stamps import remember_stamps
-from mdsmix.storage import together
+from mdsmix.storage import map_threads
 from mdsmix.tokenizer.transformers_process import BYTES, shared
 
 UNTOLD = (
@@ -137,7 +137,7 @@ def convert(
     does the units; None: processes of this machine, as many as the options say. A given engine is
     left open.
     """
-    address_of(options.engine)  # refused before sources are looked for
+    parse_engine(options.engine)  # refused before sources are looked for
     plans, failed = plan_streams(recipe, options, watcher.on_step), list[MdsmixError]()
     for remark in plans[0].job.tokenizer.remarks:
         watcher.say(remark)
@@ -157,7 +157,7 @@ def convert(
             else:
                 yield outcome
     if failed:
-        raise all_of(failed)
+        raise join_errors(failed)
 
 
 def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outcome:
@@ -191,7 +191,7 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
         delete_joined(job.folder, joined, held)
         if options.is_finish:
             held.confirm()
-            together(lambda note: note.delete(), notes_of_parts(job.folder))
+            map_threads(lambda note: note.delete(), notes_of_parts(job.folder))
         if not job.limit:
             plan.cache.save(dict(zip(plan.units, contents, strict=True)), job.folder)
             _remember_files(plan, manifest)
@@ -302,18 +302,18 @@ def engine_of(
     )
     places = {at for plan in plans for at in (plan.job.root, plan.job.images_root) if at}
     places |= {file.location.parent for plan in plans for file in plan.files}
-    address = address_of(options.engine)
+    address = parse_engine(options.engine)
     if address is not None:
         from mdsmix.engines.ray_engine import RayEngine
 
         local = sorted(at.url for at in places if not at.is_store)
         return RayEngine(address, pool, [] if recipe.shared else local)
-    if not is_told():
+    if not can_measure_memory():
         watcher.say(UNTOLD)
     return LocalEngine(
         replace(
             pool,
-            workers=pool.workers or cpu_count() + any(at.is_store for at in places),
-            memory=pool.memory or default_cap(),
+            workers=pool.workers or count_cpus() + any(at.is_store for at in places),
+            memory=pool.memory or choose_memory_cap(),
         )
     )

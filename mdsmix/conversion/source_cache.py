@@ -39,11 +39,11 @@ from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.conversion.job import Dropped, Job, lines_keys
 from mdsmix.conversion.unit_files import FOLDER, bytes_of, compressed
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
-from mdsmix.messages import does, plural
+from mdsmix.messages import choose_verb, plural
 from mdsmix.shards.shard_files import decompress_frame
 from mdsmix.sources import Content, Unit, Window
 from mdsmix.sources.formats import format_of, list_raised_versions
-from mdsmix.storage import Location, Stat, locate, together
+from mdsmix.storage import Location, Stat, locate, map_threads
 
 NOTE = "sources.zst"
 PART = re.compile(r"part-\d{1,6}-of-\d{1,6}")
@@ -112,11 +112,11 @@ class KnownSources:
         """Takes in what the notes of all parts at the target say; returns how many have left one. A
         damaged note does not count.
         """
-        notes = together(lambda note: decompress_frame(note.read()), notes_of_parts(folder))
+        notes = map_threads(lambda note: decompress_frame(note.read()), notes_of_parts(folder))
         whole = [content for content in notes if content is not None]
         for content in whole:
             self.learn_lines(content)
-        return f"{plural(len(whole), 'part')} {does(whole, 'has', 'have')} finished; what is left is done now"
+        return f"{plural(len(whole), 'part')} {choose_verb(whole, 'has', 'have')} finished; what is left is done now"
 
     def forget(self, gone: Set[Window]) -> None:
         """Forgets these windows. A unit that holds one no longer counts as read to its end, so it
@@ -278,7 +278,7 @@ def current(urls: Set[str]) -> dict[str, list[Any]]:
                 if (url := f"{root.url}/{name}") in urls:
                     found[url] = stat
     left = [url for url in urls if url not in found]
-    found |= zip(left, together(_stat_of, left), strict=True)
+    found |= zip(left, map_threads(_stat_of, left), strict=True)
     return {url: [stat.size, stat.stamp] if stat else MISSING for url, stat in found.items()}
 
 

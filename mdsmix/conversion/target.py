@@ -18,8 +18,8 @@ from pathlib import PurePosixPath
 from mdsmix import sources
 from mdsmix.conversion.job import Job
 from mdsmix.conversion.unit_files import EARLIER, FOLDER
-from mdsmix.errors import Damaged, Earlier, RecipeError, Unreachable
-from mdsmix.messages import does, listed, plural
+from mdsmix.errors import Damaged, EarlierFormat, RecipeError, Unreachable
+from mdsmix.messages import choose_verb, join_names, plural
 from mdsmix.shards.index import INDEX, Index, find_metadata, parse_index
 from mdsmix.shards.manifest import MANIFEST, Manifest, read_manifest
 from mdsmix.shards.published import QUARANTINE
@@ -99,7 +99,7 @@ def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifes
 
     RecipeError where the target holds a stream that `mdsmix convert` did not make.
     """
-    if isinstance(target.damage, Earlier):
+    if isinstance(target.damage, EarlierFormat):
         return None
     if target.damage and not reencode:
         raise Unreachable(f"{target.damage} To publish the stream anew, pass --reencode.")
@@ -133,7 +133,7 @@ def refuse_replacing(
     if old.encoding.columns.keys() != job.encoding.columns.keys():
         raise RecipeError(
             f"stream {job.name} is published for the {old.encoding.loader} loader with the columns "
-            f"{listed(old.encoding.columns)}; the recipe now wants {listed(job.encoding.columns)} for the "
+            f"{join_names(old.encoding.columns)}; the recipe now wants {join_names(job.encoding.columns)} for the "
             f"{job.encoding.loader} loader: all {old.records.read:,} records, {old.totals.seen_tokens:,} tokens, "
             "are to be encoded again; pass --reencode if that is meant."
         )
@@ -160,7 +160,7 @@ def told_of_lost(
         return ""
     share = Fraction(sum(source.size for source in gone), total or 1)
     said = (
-        f"{listed(sorted(source.path for source in gone))} {does(gone, 'is', 'are')} no longer among its sources: about "
+        f"{join_names(sorted(source.path for source in gone))} {choose_verb(gone, 'is', 'are')} no longer among its sources: about "
         f"{float(share * old.records.read):,.0f} of the {plural(old.records.read, 'record')} published, {float(share):.1%} of their bytes"
     )
     if share > MOST_LOST and not reencode:
@@ -196,6 +196,6 @@ def why_rebuilt(job: Job, target: TargetState) -> str | None:
     """
     is_begun = FOLDER in target.folders and not target.manifest
     names = [name for name, _ in (job.folder / FOLDER).list()] if is_begun else []
-    if not isinstance(target.damage, Earlier) and not any(map(EARLIER.fullmatch, names)):
+    if not isinstance(target.damage, EarlierFormat) and not any(map(EARLIER.fullmatch, names)):
         return None
     return f"{job.name}: an earlier commit of mdsmix made what lies at {job.target}; all of it is converted again"

@@ -32,7 +32,7 @@ from mdsmix.conversion.source_cache import KnownSources, keep_stamps
 from mdsmix.conversion.unit_files import FOLDER, UnitRecord, compressed, pack, pack_array
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.encoded import Encoded
-from mdsmix.engines.tasks import Attempt, Reporter, in_work, pieces, skipped
+from mdsmix.engines.tasks import Attempt, Reporter, in_work, skipped, split_positions
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.assemble import Assembled
 from mdsmix.kinds.membership import DUPLICATE
@@ -259,7 +259,7 @@ class UnitTask(_OfUnit):
         made = _OpenWindow(job, number, self.dropped.get(number, b""))
         for batch in batches:
             count, without = len(batch.records), skipped(batch, attempt)
-            cut = pieces(count, attempt.halvings + shrunk, without)
+            cut = split_positions(count, attempt.halvings + shrunk, without)
             for piece in _cut_by_images(cut, made.reading.pictures):
                 reporter.wait_for_room()
                 reporter.on_records(in_work(batch, piece))

@@ -40,7 +40,7 @@ from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_files import decompress_frame, write_if_changed
 from mdsmix.shards.side_files import SideFile
-from mdsmix.storage import Location, together
+from mdsmix.storage import Location, map_threads
 
 FOLDER = ".mdsmix"
 UNIT = re.compile(r"([0-9a-f]{32})-[0-9a-f]{8}\.unit")
@@ -123,7 +123,7 @@ class UnitFile:
 
 def record_of(line: bytes) -> UnitRecord | None:
     """A record from its JSON; None where it is of another form."""
-    return schema.load_if_fit(UnitRecord, line)
+    return schema.parse_json_if_fit(UnitRecord, line)
 
 
 def pack(records: Iterable[bytes], blobs: Mapping[str, bytes]) -> bytes:
@@ -206,7 +206,7 @@ def few_at_once(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """
     left = iter(items)
     while some := list(islice(left, AT_ONCE)):
-        yield from together(request, some)
+        yield from map_threads(request, some)
 
 
 def gathered(items: Iterable[T], size: Callable[[T], float], most: float) -> Iterator[list[T]]:

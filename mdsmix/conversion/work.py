@@ -24,13 +24,13 @@ from mdsmix.conversion.target import why_rebuilt
 from mdsmix.conversion.unit import ReadTask, UnitTask, open_tokenizer_backend
 from mdsmix.conversion.unit_files import KEY_DIGITS, few_at_once, read_blobs
 from mdsmix.encode.backends import Unequal, remember_unequal
-from mdsmix.engines.tasks import Ended, Engine, Task
+from mdsmix.engines.tasks import Engine, Task, TaskResults
 from mdsmix.kinds.rules import rule_changes
-from mdsmix.messages import listed
+from mdsmix.messages import join_names
 from mdsmix.shapes.functions import import_function
 from mdsmix.shards.counts import Records
 from mdsmix.sources import Unit, counted_key, prepare_formats
-from mdsmix.storage import together
+from mdsmix.storage import map_threads
 
 R = TypeVar("R")
 FIRST_UNITS = 3
@@ -66,7 +66,7 @@ class Work:
             watcher.say(why)
         if plan.old and (changes := rule_changes(plan.old.rules, plan.job.rules)):
             watcher.say(
-                f"{plan.job.name}: rules have changed since it was published ({listed([*map(str, changes)])}); "
+                f"{plan.job.name}: rules have changed since it was published ({join_names([*map(str, changes)])}); "
                 "what they shape is converted again"
             )
         is_empty = plan.target.is_empty
@@ -84,7 +84,7 @@ class Work:
     def say(self, sentence: str) -> None:
         self.watcher.say(f"{self.job.name}: {sentence}")
 
-    def run(self, tasks: Sequence[Task[R]]) -> Ended[R]:
+    def run(self, tasks: Sequence[Task[R]]) -> TaskResults[R]:
         """The results of these tasks as they end; closing the iterator stops the rest."""
         return self.engine.run(tasks, self.watcher.on_progress, self.say)
 
@@ -128,7 +128,7 @@ def _results(work: Work) -> list[UnitResult]:
     if work.job.limit:
         return _first_records(work, work.job.limit)
     _look_elsewhere(work)
-    tasks = together(partial(_planned, work), zip(work.units, work.dropped, strict=True))
+    tasks = map_threads(partial(_planned, work), zip(work.units, work.dropped, strict=True))
     found, todo = dict[int, UnitResult](), list[int]()
     for number, task in enumerate(tasks):
         if result := task.done(cache.content(task.unit)):

@@ -22,12 +22,12 @@ from typing import Any, Literal
 from mdsmix import __version__, sources
 from mdsmix.conversion.job import make_job
 from mdsmix.conversion.pretrained_folders import refuse_unproved
-from mdsmix.engines.memory import WORKER_BYTES, cpu_count, default_cap
+from mdsmix.engines.memory import WORKER_BYTES, choose_memory_cap, count_cpus
 from mdsmix.errors import Denied, MdsmixError
 from mdsmix.messages import plural
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.storage import Location, locate
-from mdsmix.table import size_of
+from mdsmix.table import format_size
 from mdsmix.tokenizer.card import open_tokenizer
 
 SHOWN = ("mosaicml-streaming", "torch", "transformers", "tokenizers", "boto3")
@@ -127,7 +127,7 @@ def _installed(name: str) -> str | None:
 
 def memory() -> Diagnosis:
     """The memory of a run without --memory, and whether all its workers fit into it."""
-    cap, workers = default_cap(), cpu_count()
+    cap, workers = choose_memory_cap(), count_cpus()
     said = f"{cap / (1 << 30):.1f} GiB for {plural(workers, 'worker')} (half of what the machine or its control group has)"
     flaw = f"{max(1, cap // WORKER_BYTES)} at a time fit: give the machine or container more, or name fewer --workers"
     return judged("memory", said, cap < workers * WORKER_BYTES, flaw)
@@ -220,7 +220,7 @@ def _target(place: Location, source_bytes: int) -> Diagnoses:
     if diagnoses[-1].state == "problem":
         with suppress(MdsmixError):
             delete()
-    elif place.is_store and not trial.keeps_conditions():
+    elif place.is_store and not trial.try_conditions():
         yield Diagnosis(
             what,
             "warning",
@@ -238,7 +238,7 @@ def _target(place: Location, source_bytes: int) -> Diagnoses:
         free = shutil.disk_usage(folder.url).free
         yield judged(
             "disk",
-            f"{size_of(free)} are free for {place}; the sources hold {size_of(source_bytes)}",
+            f"{format_size(free)} are free for {place}; the sources hold {format_size(source_bytes)}",
             free < source_bytes,
             "the shards may not fit: free some, or publish elsewhere",
         )

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from mdsmix.encode.chat import ChatTemplate, open_template_of
 from mdsmix.encode.forms import calling_probe, tool_probe
-from mdsmix.messages import listed
+from mdsmix.messages import join_names
 from mdsmix.record import Message, RecordRefused
 from mdsmix.shards.manifest import Encoding
 from mdsmix.tokenizer.card import GENERATION, Tokenizer
@@ -134,7 +134,7 @@ class Stops:
     "What says so; empty if nothing does, and EOS alone is known."
 
     def __str__(self) -> str:
-        names = listed([*self.tokens], MOST_STOPS) or "none that this tokenizer has"
+        names = join_names([*self.tokens], MOST_STOPS) or "none that this tokenizer has"
         return f"{names}, by {self.source}"
 
     def ends(self, text: str) -> bool:

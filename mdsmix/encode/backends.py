@@ -35,9 +35,9 @@ import orjson
 
 from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.errors import RecipeError
-from mdsmix.messages import in_line
+from mdsmix.messages import flatten_error
 from mdsmix.ragged import Ragged
-from mdsmix.storage import together
+from mdsmix.storage import map_threads
 from mdsmix.tokenizer.card import Tokenizer, version
 
 FIRST, EACH = 16, 8
@@ -88,7 +88,7 @@ class Reference(Backend):
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         self._model.encode_special_tokens = not match_special
         found = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
-        return Ragged.of([encoding.ids for encoding in found], np.uint32)
+        return Ragged.from_rows([encoding.ids for encoding in found], np.uint32)
 
 
 class Fastokens(Backend):
@@ -205,13 +205,13 @@ def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
     if name == "reference" or (name == "auto" and known_unequal(tokenizer)):
         return Reference(tokenizer)
     reference: Backend  # fastokens lets other threads run: both are open in its 0.4 s, not in 0.55
-    fast, reference = together(lambda opened: opened(tokenizer), (_fastokens, Reference))
+    fast, reference = map_threads(lambda opened: opened(tokenizer), (_fastokens, Reference))
     if isinstance(fast, Backend):
         return CheckedBackend(tokenizer, fast, reference, name)
     if name == "auto":
         return reference
     raise RecipeError(
-        f"tokenizer.backend is {name}, which does not take {tokenizer.name} ({in_line(fast)[:160]}): use auto or reference."
+        f"tokenizer.backend is {name}, which does not take {tokenizer.name} ({flatten_error(fast)[:160]}): use auto or reference."
     )
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from mdsmix.encode.control_words import ControlWords
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Message, RecordRefused
-from mdsmix.schema import brief
+from mdsmix.schema import shorten
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -296,7 +296,7 @@ def _open(
         Exception
     ) as error:  # not only jinja2's: Python's compiler has limits of depth and digits
         raise RecipeError(
-            f"The chat template of the tokenizer cannot be compiled ({brief(str(error))}), so that no conversation "
+            f"The chat template of the tokenizer cannot be compiled ({shorten(str(error))}), so that no conversation "
             "can be rendered: correct its chat_template."
         ) from error
     tool_use = None

@@ -198,7 +198,7 @@ def _as_json(turns: Turns) -> Ragged:
         orjson.dumps(pairs[start:end], option=orjson.OPT_SERIALIZE_NUMPY)
         for start, end in pairwise((turns.firsts // 2).tolist())
     ]
-    return Ragged.of(blobs, np.uint8)
+    return Ragged.from_rows(blobs, np.uint8)
 
 
 def add_special_tokens(ids: Ragged, head: list[int], tail: list[int], dtype: str) -> Ragged:

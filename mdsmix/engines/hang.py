@@ -35,7 +35,7 @@ LOOK_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class Pulse:
+class HangDetector:
     """How long one worker has shown no sign of life, and how long it has sent no message."""
 
     silent: float = 0.0
@@ -75,7 +75,7 @@ class Pulse:
         return None
 
 
-def used_by(pid: int) -> int:
+def read_cpu_ticks(pid: int) -> int:
     """The processor time of all threads of a process, in ticks; -1 where /proc does not tell."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

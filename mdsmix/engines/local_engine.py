@@ -12,9 +12,18 @@ from functools import cache
 from multiprocessing.connection import wait
 from typing import Any
 
-from mdsmix.engines.memory import LEAST_BYTES, PERIOD, MemoryBudget, resident
-from mdsmix.engines.tasks import ELSEWHERE, Attempt, End, Ended, OnProgress, R, Task, after_death
-from mdsmix.engines.workers import Given, Worker, end_all, start_worker
+from mdsmix.engines.memory import LEAST_BYTES, PERIOD, MemoryBudget, measure_rss
+from mdsmix.engines.tasks import (
+    NO_ACTIVE_RECORDS,
+    Attempt,
+    OnProgress,
+    R,
+    Task,
+    TaskResults,
+    WorkerEnd,
+    plan_next_attempt,
+)
+from mdsmix.engines.workers import QueuedTask, Worker, start_worker, stop_workers
 from mdsmix.messages import Say
 
 
@@ -45,7 +54,7 @@ class LocalEngine:
         "Workers that have a task, in work or being stored."
         self.idle: list[Worker] = []
         "Workers without a task."
-        self.queue = deque[Given]()
+        self.queue = deque[QueuedTask]()
         "Waiting tasks. A task whose worker died is put before all others."
         self._size, self._told = 0, settings.memory
 
@@ -53,7 +62,7 @@ class LocalEngine:
     def peak(self) -> int:
         return self.budget.peak
 
-    def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> Ended[R]:
+    def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> TaskResults[R]:
         self.begin(on_progress, say, most=len(tasks))
         for number, task in enumerate(tasks):
             self.add(number, task)
@@ -76,7 +85,7 @@ class LocalEngine:
         self.queue.clear()
 
     def add(self, number: int, task: Task[Any]) -> None:
-        self.queue.append(Given(number, Attempt(), task))
+        self.queue.append(QueuedTask(number, Attempt(), task))
 
     def step(self) -> Iterator[tuple[int, Any]]:
         """Gives workers tasks, and yields (number, result) of tasks that have ended. Returns after
@@ -93,12 +102,12 @@ class LocalEngine:
         """Stops the workers that have a task, and returns when their processes have ended."""
         self.budget.look(self._pids, at_once=True)
         stopped, self.workers = self.workers, []
-        end_all(stopped)
+        stop_workers(stopped)
 
     def close(self) -> None:
         """Ends the idle workers; the next run starts new ones."""
         idle, self.idle = self.idle, []
-        end_all(idle)
+        stop_workers(idle)
 
     def _fill(self) -> None:
         """Gives tasks to as many workers as memory allows. Workers beyond that number wait before
@@ -135,7 +144,7 @@ class LocalEngine:
                 self._go_on(worker)
                 yield number, result
             case _:
-                self._replace(worker, End(how=worker.end()))
+                self._replace(worker, WorkerEnd(how=worker.end()))
 
     def _go_on(self, worker: Worker) -> None:
         """After a task: a worker without another one becomes idle, or, where it has grown too much
@@ -145,11 +154,11 @@ class LocalEngine:
         if not worker.in_work:
             self.workers.remove(worker)
             if worker.is_worn:
-                end_all([worker])
+                stop_workers([worker])
             else:
                 # A large one is told to wait: it returns freed memory, since the end of a run takes
                 # some itself. A small one keeps it for the next stream: 4 ms a stream.
-                worker.pause(resident(worker.pid) > LEAST_BYTES)
+                worker.pause(measure_rss(worker.pid) > LEAST_BYTES)
                 self.idle.append(worker)
         if self.budget.peak > self._told:
             self._told = self.budget.holding
@@ -166,18 +175,18 @@ class LocalEngine:
                 worker.end()
                 self._say(
                     f"a worker process hung ({why}) over the work unit {worker.tasks[0].task.name}, "
-                    f"{worker.place or ELSEWHERE}; it was ended, and another one does the unit"
+                    f"{worker.place or NO_ACTIVE_RECORDS}; it was ended, and another one does the unit"
                 )
-                self._replace(worker, End(how=why, hung=True))
+                self._replace(worker, WorkerEnd(how=why, hung=True))
 
-    def _replace(self, worker: Worker, end: End) -> None:
+    def _replace(self, worker: Worker, end: WorkerEnd) -> None:
         """Puts the tasks of a dead worker first in the queue. The one in work, or else the one
         being stored, gets its next attempt; MdsmixError where it is given up (`after_death`).
         """
         self.workers.remove(worker)
         blamed, *others = worker.tasks
         set_aside, name = self.settings.set_aside, blamed.task.name
-        again = after_death(blamed.attempt, worker.place, end, set_aside, name)
+        again = plan_next_attempt(blamed.attempt, worker.place, end, set_aside, name)
         self.queue.extendleft([*others, blamed._replace(attempt=again)])
 
     @property

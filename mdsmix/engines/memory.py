@@ -50,11 +50,11 @@ PERIOD = 0.1
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
-def bytes_of(text: str) -> int:
+def parse_memory_option(text: str) -> int:
     """The bytes that `--memory TEXT` means; RecipeError where the text is no size, or less than
     LEAST_BYTES.
     """
-    size = size_of(text)
+    size = parse_size(text)
     if size is None:
         raise RecipeError(f"--memory {text} is no size: write for example 2GiB or 800MiB.")
     if size < LEAST_BYTES:
@@ -64,7 +64,7 @@ def bytes_of(text: str) -> int:
     return size
 
 
-def size_of(text: str) -> int | None:
+def parse_size(text: str) -> int | None:
     """The bytes that a text means; None where it is no size. `2GiB`, `2G` and `2147483648` are the
     same; `2GB` is 2 * 10^9.
     """
@@ -107,11 +107,11 @@ class MemoryBudget:
         began = time.monotonic()
         if began < self._next and not at_once:
             return
-        others = sum(map(held, processes()))
+        others = sum(map(measure_pss, processes()))
         self.aside = max(self.aside, others)
-        self._held = others + sum(map(held, [os.getpid(), *pids]))
+        self._held = others + sum(map(measure_pss, [os.getpid(), *pids]))
         self.peak = max(self.peak, self._held)
-        self._worst = max([self._worst, *map(most_own, pids)])
+        self._worst = max([self._worst, *map(measure_peak_private, pids)])
         now = time.monotonic()
         self._next = now + max(PERIOD, 50 * (now - began))
 
@@ -130,7 +130,7 @@ class MemoryBudget:
         most = int(self.cap * HEADROOM)
         if self._held > most:
             return 1
-        return max(1, min(workers, (most - self.aside - resident(os.getpid())) // self._worst))
+        return max(1, min(workers, (most - self.aside - measure_rss(os.getpid())) // self._worst))
 
     @property
     def holding(self) -> int:
@@ -145,24 +145,24 @@ class MemoryBudget:
         return max(given // 2, given - self.aside) // workers
 
 
-def is_told() -> bool:
+def can_measure_memory() -> bool:
     """Whether this system tells how much memory a process holds; macOS and some sandboxes
     do not.
     """
-    return held(os.getpid()) > 0
+    return measure_pss(os.getpid()) > 0
 
 
-def held(pid: int) -> int:
+def measure_pss(pid: int) -> int:
     """The proportional set size (PSS) of a process in bytes; 0 where /proc does not tell."""
     return _field(f"/proc/{pid}/smaps_rollup", "Pss:")
 
 
-def resident(pid: int) -> int:
+def measure_rss(pid: int) -> int:
     """The resident set size of a process in bytes; 0 where /proc does not tell."""
     return _field(f"/proc/{pid}/status", "VmRSS:")
 
 
-def most_own(pid: int) -> int:
+def measure_peak_private(pid: int) -> int:
     """The most bytes that a process has held, less its mapped files: those are libraries, which all
     workers share.
     """
@@ -180,14 +180,14 @@ def _field(path: str, name: str) -> int:
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(name)), 0)
 
 
-def give_back() -> None:
+def release_freed_memory() -> None:
     """Returns the freed memory of this process to the system; glibc would keep it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim:
         trim(0)
 
 
-def keep_blocks() -> None:
+def keep_freed_blocks() -> None:
     """Lets glibc keep freed blocks until `give_back`. Otherwise buffers of 8 MB are mapped and
     zeroed each time: 7 % of a conversion.
     """
@@ -197,7 +197,7 @@ def keep_blocks() -> None:
         mallopt(-3, 1 << 30) or mallopt(-3, 32 << 20)
 
 
-def default_cap() -> int:
+def choose_memory_cap() -> int:
     """Half of the memory of the control group or the machine, whichever is less, in bytes;
     LEAST_BYTES at least.
     """
@@ -207,7 +207,7 @@ def default_cap() -> int:
     )
 
 
-def cpu_count() -> int:
+def count_cpus() -> int:
     """How many processors this process may keep busy: as many as it may run on, or fewer by the
     processor time of its control groups.
     """

@@ -32,9 +32,9 @@ from typing import Any
 from mdsmix import __version__
 from mdsmix.engines.hang import SILENT_SECONDS
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
-from mdsmix.engines.memory import cpu_count, default_cap
+from mdsmix.engines.memory import choose_memory_cap, count_cpus
 from mdsmix.engines.tasks import Task
-from mdsmix.engines.workers import sendable
+from mdsmix.engines.workers import make_picklable
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.tokenizer.transformers_process import shared
 
@@ -60,7 +60,7 @@ Unix socket's path has 107 at most.
 """
 
 
-def address_of(engine: str) -> str | None:
+def parse_engine(engine: str) -> str | None:
     """The address of a cluster in `--engine`: ADDRESS of `ray://ADDRESS`; RAY_ADDRESS or "" of
     `ray`; None of `local`. RecipeError for any other text, and where Ray is not installed.
     """
@@ -80,7 +80,7 @@ def address_of(engine: str) -> str | None:
 
 
 @contextmanager
-def connected(address: str, workers: int | None) -> Iterator[None]:
+def connect_to_cluster(address: str, workers: int | None) -> Iterator[None]:
     """Makes this process a driver of the cluster inside the block, unless it is one already.
 
     Ray replaces the handler of SIGTERM when it starts, so callers enter and leave the block within
@@ -106,7 +106,7 @@ def connected(address: str, workers: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def terminable_later() -> Iterator[None]:
+def delay_sigterm() -> Iterator[None]:
     """Holds a SIGTERM back until the end of the block, and restores its handler: an exception that
     a handler raises while Ray waits would end the process with exit code 1.
     """
@@ -141,7 +141,7 @@ def _join(address: str) -> None:
         said = f"{type(error).__name__} {error.__cause__}"
         asks = "InvalidAuthToken" in said or "AuthenticationError" in said
         raise Unreachable(
-            f"no Ray cluster can be joined at {address} ({WANTS_TOKEN if asks else one_line(error)}): this machine must be a node of it, "
+            f"no Ray cluster can be joined at {address} ({WANTS_TOKEN if asks else error_line(error)}): this machine must be a node of it, "
             "with the same version of Ray and the same minor version of Python; `ray job submit` starts mdsmix on one."
         ) from None
 
@@ -156,7 +156,7 @@ def _start(folder: str, workers: int | None) -> None:
     try:
         ray.init(
             address="local",
-            num_cpus=workers or cpu_count(),
+            num_cpus=workers or count_cpus(),
             num_gpus=0,
             object_store_memory=STORE_BYTES,
             include_dashboard=False,
@@ -165,7 +165,7 @@ def _start(folder: str, workers: int | None) -> None:
         )
     except Exception as error:  # a plain Exception where a node is not up in time
         raise Unreachable(
-            f"Ray could not be started on this machine ({one_line(error)}): see that memory and the disk of {folder} have room, or "
+            f"Ray could not be started on this machine ({error_line(error)}): see that memory and the disk of {folder} have room, or "
             "leave --engine out, which takes processes of this machine."
         ) from None
 
@@ -191,7 +191,7 @@ def _folder() -> Iterator[str]:
             time.sleep(0.05)
 
 
-def one_line(error: BaseException, number: int = 0) -> str:
+def error_line(error: BaseException, number: int = 0) -> str:
     """A line of an error's words, the first or the one with this number; its class where it has no
     words.
     """
@@ -222,7 +222,7 @@ class Supervisor:
         for name, value in environment.items():
             os.environ.setdefault(name, value)
         self._version, self._messages, self._ends = version, list[Message](), ExitStack()
-        self.engine = LocalEngine(replace(pool, memory=pool.memory or default_cap()))
+        self.engine = LocalEngine(replace(pool, memory=pool.memory or choose_memory_cap()))
         self.engine.begin(self._on_progress, self._say)
         if pool.aside:
             self._ends.enter_context(shared())
@@ -247,7 +247,7 @@ class Supervisor:
             while not ended and time.monotonic() < deadline:
                 ended = [("done", *found) for found in self.engine.step()]
         except Exception as error:
-            ended = [("failed", sendable(error))]
+            ended = [("failed", make_picklable(error))]
         told, self._messages = [*self._messages, *ended], []
         return told
 

@@ -21,11 +21,11 @@ from typing import Any
 
 from mdsmix import __version__
 from mdsmix.engines.local_engine import PoolSettings
-from mdsmix.engines.ray_cluster import Supervisor, connected, one_line, terminable_later
-from mdsmix.engines.tasks import Ended, OnProgress, R, Task
+from mdsmix.engines.ray_cluster import Supervisor, connect_to_cluster, delay_sigterm, error_line
+from mdsmix.engines.tasks import OnProgress, R, Task, TaskResults
 from mdsmix.engines.workers import GRACE_SECONDS
 from mdsmix.errors import Denied, MdsmixError, RecipeError, Unreachable
-from mdsmix.messages import Say, listed
+from mdsmix.messages import Say, join_names
 
 ANSWER_SECONDS = 1.0
 "A supervisor answers within this time, also where it has no result."
@@ -96,27 +96,27 @@ class RayEngine:
         self._losses = Counter[int]()
         "Position of a unit, or NO_UNIT -> how many supervisors were lost over it."
 
-    def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> Ended[R]:
+    def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> TaskResults[R]:
         if not tasks:  # most runs have nothing to do, and a cluster takes seconds to start
             return
         self._tasks, self._waiting = tasks, list(range(len(tasks)))[::-1]
         self._on_progress, self._say, self._say_once = on_progress, say, cache(say)
         self._losses.clear()
         try:
-            with terminable_later():
-                self._ends.enter_context(connected(self._address, self._pool.workers))
+            with delay_sigterm():
+                self._ends.enter_context(connect_to_cluster(self._address, self._pool.workers))
             while self._waiting or any(node.units for node in self.nodes.values()):
-                with terminable_later():
+                with delay_sigterm():
                     self._look()
                     found = list(self._exchange())
                 yield from found
         except BaseException:
-            with terminable_later():
+            with delay_sigterm():
                 self._stop()
             raise
 
     def close(self) -> None:
-        with terminable_later():
+        with delay_sigterm():
             self._stop()
             self._ends.close()
 
@@ -149,7 +149,7 @@ class RayEngine:
         others = sorted(node["NodeManagerHostname"] for id, node in found.items() if id != here)
         if others and self._local:
             raise RecipeError(
-                f"the cluster has nodes beside this one ({listed(others)}), and {listed(self._local)} is of this machine alone: publish to and "
+                f"the cluster has nodes beside this one ({join_names(others)}), and {join_names(self._local)} is of this machine alone: publish to and "
                 "read from s3://, or, where every node mounts the same folders under the same names, say shared: true in the recipe."
             )
         return found
@@ -189,7 +189,7 @@ class RayEngine:
             try:
                 messages = ray.get(node.answer)
             except ray.exceptions.RayError as error:
-                self._lose(node, f"was lost ({one_line(error, -1)})")
+                self._lose(node, f"was lost ({error_line(error, -1)})")
                 continue
             for message in messages:
                 yield from self._take(node, *message)

@@ -32,13 +32,13 @@ SIXTEENTH, ALONE = 4, 30
 """How often the number of records at a time is halved: 4 times after the first death; 30 times
 after others and hangs, so one at a time.
 """
-ELSEWHERE = "while no record was in work (reading, laying out shards, storing)"
+NO_ACTIVE_RECORDS = "while no record was in work (reading, laying out shards, storing)"
 CRASHED = "crashed_worker"
 "The reason code of a record that is set aside because workers die of it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InWork:
+class ActiveRecords:
     """The records that a worker has in work."""
 
     file: str
@@ -60,7 +60,7 @@ class InWork:
 
 
 @dataclass(frozen=True, kw_only=True)
-class End:
+class WorkerEnd:
     """How a worker ended."""
 
     how: str
@@ -76,14 +76,14 @@ class Attempt:
     "How many workers have died over the unit; 1 again once a record is set aside."
     halvings: int = 0
     "How often the number of records at a time is halved."
-    died_at: InWork | None = None
+    died_at: ActiveRecords | None = None
     "The records that the last worker died over."
     skipped: frozenset[tuple[str, int]] = frozenset()
     "File and ordinal of records that are set aside unseen."
 
 
-def after_death(
-    attempt: Attempt, at: InWork | None, end: End, set_aside: bool, unit: str
+def plan_next_attempt(
+    attempt: Attempt, at: ActiveRecords | None, end: WorkerEnd, set_aside: bool, unit: str
 ) -> Attempt:
     """The next attempt of a unit whose worker has ended. MdsmixError where the unit is given up: a
     single record has killed two workers and is not set aside, or there were too many deaths.
@@ -101,7 +101,7 @@ def after_death(
     most = MOST_DEATHS if at else HANGS_ELSEWHERE if end.hung else DEATHS_ELSEWHERE
     if is_found or deaths > most:
         raise MdsmixError(
-            f"worker processes {'hang' if end.hung else 'die'} ({end.how}) over the work unit {unit}, {at or ELSEWHERE}; finished units are "
+            f"worker processes {'hang' if end.hung else 'die'} ({end.how}) over the work unit {unit}, {at or NO_ACTIVE_RECORDS}; finished units are "
             "kept: see that its files and the store answer, give the run more memory or fewer --workers, or mend the record, which "
             "--quarantine-crashes sets aside where it is one alone."
         )
@@ -121,7 +121,7 @@ def skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
     return {p for p, o in enumerate(origins) if (o.file, o.ordinal) in attempt.skipped}
 
 
-def pieces(count: int, halvings: int, without: set[int]) -> Iterator[range]:
+def split_positions(count: int, halvings: int, without: set[int]) -> Iterator[range]:
     """Ranges of positions that cover `count` records, without those in `without`. None is longer
     than `count` / 2^`halvings`, or 1.
     """
@@ -131,10 +131,10 @@ def pieces(count: int, halvings: int, without: set[int]) -> Iterator[range]:
             yield range(start, end)
 
 
-def in_work(batch: RecordBatch, positions: range) -> InWork:
-    """The records of a batch at `positions`, as the InWork that a reporter takes."""
+def in_work(batch: RecordBatch, positions: range) -> ActiveRecords:
+    """The records of a batch at `positions`, as the ActiveRecords that a reporter takes."""
     origin = batch.origin(positions.start)
-    return InWork(
+    return ActiveRecords(
         file=origin.file,
         ordinal=origin.ordinal,
         where=origin.where,
@@ -147,7 +147,7 @@ def in_work(batch: RecordBatch, positions: range) -> InWork:
 R = TypeVar("R")
 Result = TypeVar("Result", covariant=True)
 
-Ended = Generator[tuple[int, R], None, None]
+TaskResults = Generator[tuple[int, R], None, None]
 """The position and the result of each task as it ends, in any order. Closing it stops the other
 tasks.
 """
@@ -167,7 +167,7 @@ class Reporter(Protocol):
     def on_progress(self, size: int, tokens: int) -> None:
         """Takes progress: `size` more source bytes were read, and `tokens` made of them."""
 
-    def on_records(self, place: InWork | None) -> None:
+    def on_records(self, place: ActiveRecords | None) -> None:
         """Takes the records that are in work from now on; None: no record is. A worker's death is
         blamed on the records in work.
         """
@@ -208,7 +208,7 @@ class Engine(Protocol):
     def peak(self) -> int:
         """Bytes that the run and its workers held at most so far; 0 where that is not known."""
 
-    def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> Ended[R]:
+    def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> TaskResults[R]:
         """Yields (position in `tasks`, result) as tasks end, in any order, each position once.
 
         The first exception of a task is raised here. It stops the other tasks, as closing the

@@ -28,16 +28,16 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from mdsmix.engines.hang import Pulse, used_by
+from mdsmix.engines.hang import HangDetector, read_cpu_ticks
 from mdsmix.engines.memory import (
     LIFE_BYTES,
     MemoryBudget,
-    cpu_count,
-    give_back,
-    keep_blocks,
-    resident,
+    count_cpus,
+    keep_freed_blocks,
+    measure_rss,
+    release_freed_memory,
 )
-from mdsmix.engines.tasks import Attempt, InWork, Task
+from mdsmix.engines.tasks import ActiveRecords, Attempt, Task
 from mdsmix.storage.s3_client import said_by
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
@@ -64,7 +64,7 @@ class WorkerChannel:
     def on_progress(self, size: int, tokens: int) -> None:
         self.send("progress", size, tokens)
 
-    def on_records(self, place: InWork | None) -> None:
+    def on_records(self, place: ActiveRecords | None) -> None:
         self.send("records", place)
 
     def wait_for_room(self) -> None:
@@ -75,10 +75,10 @@ class WorkerChannel:
         """Whether this worker holds more than its share. Freed memory is returned to the system
         first, so only memory in use counts.
         """
-        if resident(os.getpid()) <= self._share:
+        if measure_rss(os.getpid()) <= self._share:
             return False
-        give_back()
-        return resident(os.getpid()) > self._share
+        release_freed_memory()
+        return measure_rss(os.getpid()) > self._share
 
     def next_task(self) -> Any:
         """Waits for the next task; returns (task, attempt)."""
@@ -93,7 +93,7 @@ class WorkerChannel:
         message = self._pipe.recv()
         if isinstance(message, bool):
             self._waits = message
-            give_back()
+            release_freed_memory()
         return message
 
     def send(self, *message: Any) -> None:
@@ -111,14 +111,14 @@ class WorkerChannel:
             os._exit(1)
 
 
-def work(pipe: Connection, workers: int, parent: int, memory: int, share: int) -> None:
+def run_worker(pipe: Connection, workers: int, parent: int, memory: int, share: int) -> None:
     """The main function of a worker process: does tasks until the process is stopped, or its parent
     is gone. Arguments as WorkerChannel's; `workers`: how many share the processors.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     for name in THREADS:
-        os.environ.setdefault(name, str(max(1, -(-cpu_count() // workers))))
+        os.environ.setdefault(name, str(max(1, -(-count_cpus() // workers))))
     beside = ThreadPoolExecutor(1)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -136,9 +136,12 @@ def _do_tasks(channel: WorkerChannel, beside: ThreadPoolExecutor) -> None:
     """Does tasks. A task is stored by the one thread of `beside`; the next one but one waits for
     that, so only one is ever stored.
     """
-    finish, storing = partial(_finish, channel, resident(os.getpid()) + LIFE_BYTES), Future[None]()
+    finish, storing = (
+        partial(_finish, channel, measure_rss(os.getpid()) + LIFE_BYTES),
+        Future[None](),
+    )
     storing.set_result(None)
-    keep_blocks()
+    keep_freed_blocks()
     # the parent's imports are no garbage; searching them took 15 % of the time of chats
     gc.freeze()
     gc.set_threshold(1_000_000)  # nor are a batch's records: 12 % of the time of texts of 100 bytes
@@ -148,7 +151,7 @@ def _do_tasks(channel: WorkerChannel, beside: ThreadPoolExecutor) -> None:
             try:
                 store = task.do(attempt, channel)
             except Exception as error:
-                channel.send("failed", sendable(error))
+                channel.send("failed", make_picklable(error))
                 continue
             storing.result()
             channel.send("storing")
@@ -164,9 +167,9 @@ def _finish(channel: WorkerChannel, most: int, store: Callable[[], Any]) -> None
     try:
         said = store()
     except Exception as error:
-        what, said = "failed", sendable(error)
-    if resident(os.getpid()) > most:
-        give_back()
+        what, said = "failed", make_picklable(error)
+    if measure_rss(os.getpid()) > most:
+        release_freed_memory()
     channel.send(what, said)
 
 
@@ -179,7 +182,7 @@ def _stop(*_: Any) -> None:
     raise _Stopped
 
 
-def sendable(error: Exception) -> Exception:
+def make_picklable(error: Exception) -> Exception:
     """The error itself where it can be pickled and unpickled, else a RuntimeError with the same
     words.
     """
@@ -194,7 +197,7 @@ GRACE_SECONDS = 5
 "A stopped worker has this long to remove half-written files; then it is killed."
 
 
-class Given(NamedTuple):
+class QueuedTask(NamedTuple):
     """A task of a run, as it waits, is in work or is stored."""
 
     number: int
@@ -210,26 +213,26 @@ class Worker:
     pipe: Connection
     most: int
     "Resident bytes that the process may hold when a task is stored."
-    in_work: Given | None = None
-    storing: Given | None = None
-    place: InWork | None = None
+    in_work: QueuedTask | None = None
+    storing: QueuedTask | None = None
+    place: ActiveRecords | None = None
     "The records in work."
     waits: bool = False
     "The worker was told to wait before its next records."
     is_worn: bool = False
     "The process has grown so much that a new one should replace it."
-    pulse: Pulse = field(default_factory=Pulse)
+    pulse: HangDetector = field(default_factory=HangDetector)
 
     @property
     def pid(self) -> int:
         return int(self.process.pid)
 
     @property
-    def tasks(self) -> list[Given]:
+    def tasks(self) -> list[QueuedTask]:
         """The tasks that are not done: the one in work, then the one that is stored."""
         return [given for given in (self.in_work, self.storing) if given]
 
-    def give(self, given: Given) -> None:
+    def give(self, given: QueuedTask) -> None:
         self.in_work, self.place = given, None
         self.pulse.beat()
         with suppress(ConnectionError):  # the worker has died; `receive` will tell
@@ -239,7 +242,7 @@ class Worker:
         """Takes away the task that was stored; returns its number."""
         assert self.storing is not None, "a worker says that it stores"
         number, self.storing = self.storing.number, None
-        self.is_worn = resident(self.pid) > self.most
+        self.is_worn = measure_rss(self.pid) > self.most
         return number
 
     def receive(self) -> tuple[Any, ...]:
@@ -260,7 +263,7 @@ class Worker:
     def hangs(self) -> str | None:
         """A sentence on why the worker is taken for hung; None where it is not."""
         size = self.place.size if self.place else None
-        return self.pulse.look(partial(used_by, self.pid), size, self.waits)
+        return self.pulse.look(partial(read_cpu_ticks, self.pid), size, self.waits)
 
     def end(self, seconds: float = GRACE_SECONDS) -> str:
         """Waits for the process to end, and kills it after `seconds`. Returns how it ended: `exit
@@ -278,7 +281,7 @@ class Worker:
         return f"signal {signal.Signals(-code).name}{cause}"
 
 
-def end_all(workers: Sequence[Worker]) -> None:
+def stop_workers(workers: Sequence[Worker]) -> None:
     """Stops these workers, and returns when all have ended. Together they have GRACE_SECONDS; then
     they are killed.
     """
@@ -289,7 +292,7 @@ def end_all(workers: Sequence[Worker]) -> None:
         worker.end(max(0, deadline - time.monotonic()))
 
 
-def start_method() -> str:
+def choose_start_method() -> str:
     """How workers are started: `fork` on Linux without Ray, else `spawn`. Libraries of macOS may
     crash in a forked process, and Ray's threads would not survive a fork.
     """
@@ -297,12 +300,12 @@ def start_method() -> str:
 
 
 def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:
-    context: Any = multiprocessing.get_context(start_method())
+    context: Any = multiprocessing.get_context(choose_start_method())
     ours, its = context.Pipe()
     share = budget.share(budget.allowed_workers(pool_size))
     arguments = (its, pool_size, os.getpid(), budget.cap, share)
-    process = context.Process(target=work, args=arguments, daemon=True)
-    give_back()  # a fork takes along what its parent has freed: 20 MB where a tokenizer was opened
+    process = context.Process(target=run_worker, args=arguments, daemon=True)
+    release_freed_memory()  # a fork takes along what its parent has freed: 20 MB where a tokenizer was opened
     # A forked worker must not run its parent's signal handlers, which clean up after the parent.
     # `work` unblocks the signals once it has set the worker's own handlers.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -311,4 +314,4 @@ def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     its.close()
-    return Worker(process, ours, min(share, resident(os.getpid()) + LIFE_BYTES))
+    return Worker(process, ours, min(share, measure_rss(os.getpid()) + LIFE_BYTES))

@@ -21,7 +21,7 @@ from mdsmix import schema
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import COUNT_UNITS, parse_quantity
 from mdsmix.foundry_yaml.training_yaml import LoaderSection
-from mdsmix.messages import in_line, plural, spelled
+from mdsmix.messages import flatten_error, format_yaml_value, plural
 from mdsmix.recipe.stream_spec import NOT_NEGATIVE, must_be
 from mdsmix.shards.manifest import FORMAT_VERSION
 
@@ -160,9 +160,11 @@ def parse_lock(cls: type[AnyLock], content: str | bytes, where: str, fix: str) -
                 f"{where} was written by {writer} (version {version}, and this one reads "
                 f"{VERSION}); {fix}."
             )
-        return schema.read(cls, tree)
+        return schema.parse_mapping(cls, tree)
     except (orjson.JSONDecodeError, schema.Misfit) as error:
-        raise RecipeError(f"{where} is not a lock of a mix: {in_line(error)}; {fix}.") from None
+        raise RecipeError(
+            f"{where} is not a lock of a mix: {flatten_error(error)}; {fix}."
+        ) from None
 
 
 class LockDifference(NamedTuple):
@@ -191,4 +193,7 @@ def find_differences(was: LoaderLock, now: LoaderLock) -> Iterator[LockDifferenc
         old_value = was.settings[key]
         new_value = now.settings[key]
         if old_value != new_value:
-            yield LockDifference(f"{key} was {spelled(old_value)} and is {spelled(new_value)}", ())
+            yield LockDifference(
+                f"{key} was {format_yaml_value(old_value)} and is {format_yaml_value(new_value)}",
+                (),
+            )

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import DATASETS, LOADER_NEEDS, PASSED_TWICE, STREAM_KEYS, Types
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, Settings, StreamSection
-from mdsmix.messages import nearest, spelled
-from mdsmix.storage import sign_that_ends
+from mdsmix.messages import find_nearest, format_yaml_value
+from mdsmix.storage import find_key_terminator
 
 CHECKS = CheckList()
 
@@ -18,7 +18,7 @@ CHECKS = CheckList()
 def loader_unknown(loader: LoaderSection) -> Findings:
     if loader.name not in DATASETS:
         yield Finding(
-            f"name of {{loader}} is {spelled(loader.section.get('name'))}, and mdsmix knows "
+            f"name of {{loader}} is {format_yaml_value(loader.section.get('name'))}, and mdsmix knows "
             f"{', '.join(DATASETS)}.",
             "write name: text or name: finetuning, or name: mdsmix for a mix of both.",
         )
@@ -71,7 +71,7 @@ def _fix_of_unread_key(key: str, section: SectionOfLoader, loader: LoaderSection
             return "leave it out, or write eval_loader as a list of one."
         if key in DATASETS.get(loader.name, {}):
             return f"move it to dataset, where {key} is read, or leave it out."
-    similar = nearest(key, section.allowed)
+    similar = find_nearest(key, section.allowed)
     if not similar:
         return "leave it out; no key has a similar name."
     return f"leave it out, or write the key that was meant ({similar})."
@@ -162,7 +162,7 @@ def local_duplicate(loader: LoaderSection) -> Findings:
 )
 def remote_cut(loader: LoaderSection, stream: StreamSection) -> Findings:
     remote = "/".join(str(stream.settings.get(key) or "") for key in ("remote", "split"))
-    sign = sign_that_ends(remote)
+    sign = find_key_terminator(remote)
     if sign:
         yield Finding(
             f"the remote of {{streams}}, {remote}, has a `{sign}`.",

@@ -21,9 +21,9 @@ from mdsmix.foundry_yaml.loader_keys import (
 )
 from mdsmix.foundry_yaml.section_keys import list_sections
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, StreamSection
-from mdsmix.messages import spelled
+from mdsmix.messages import format_yaml_value
 from mdsmix.recipe.rules import target_contradictions
-from mdsmix.schema import brief
+from mdsmix.schema import shorten
 
 CHECKS = CheckList()
 
@@ -34,7 +34,7 @@ REFUSED = "LLM-Foundry refuses the loader's section."
 def length_invalid(loader: LoaderSection) -> Findings:
     if (loader.max_seq_len or 0) < 2:
         yield Finding(
-            f"dataset.max_seq_len of {{loader}} is {spelled(loader.dataset.get('max_seq_len'))}.",
+            f"dataset.max_seq_len of {{loader}} is {format_yaml_value(loader.dataset.get('max_seq_len'))}.",
             'set max_seq_len: "${max_seq_len}".',
         )
 
@@ -70,7 +70,9 @@ def setting_value(loader: LoaderSection) -> Findings:
                 continue
             expected = describe_expected(section.allowed.get(key, Any), value)
             if expected:
-                yield Finding(f"{section.name}: {key} is {brief(value)}.", f"set it to {expected}")
+                yield Finding(
+                    f"{section.name}: {key} is {shorten(value)}.", f"set it to {expected}"
+                )
 
 
 @CHECKS.loader_section("error", "LLM-Foundry or Streaming fails on null for this key.")
@@ -119,13 +121,13 @@ def workers(loader: LoaderSection) -> Findings:
     timeout = settings["timeout"]
     if timeout:
         yield Finding(
-            f"num_workers of {{loader}} is 0 and timeout is {spelled(timeout)}.",
+            f"num_workers of {{loader}} is 0 and timeout is {format_yaml_value(timeout)}.",
             "leave timeout out, or set num_workers to at least 1.",
         )
     if prefetch is not None or persistent:
         yield Finding(
-            f"num_workers of {{loader}} is 0, prefetch_factor is {spelled(prefetch)} and "
-            f"persistent_workers is {spelled(persistent)}.",
+            f"num_workers of {{loader}} is 0, prefetch_factor is {format_yaml_value(prefetch)} and "
+            f"persistent_workers is {format_yaml_value(persistent)}.",
             "set prefetch_factor: null and persistent_workers: false, or num_workers to at least 1.",
         )
 
@@ -136,7 +138,7 @@ def targets_invalid(loader: LoaderSection) -> Findings:
     is_default = decoder_only is None and loader.is_mdsmix
     if loader.reads_turns and not is_default and not isinstance(decoder_only, bool):
         yield Finding(
-            f"decoder_only_format of {{loader}} is {spelled(decoder_only)}.",
+            f"decoder_only_format of {{loader}} is {format_yaml_value(decoder_only)}.",
             "set it to true for a causal model, to false for an encoder-decoder.",
         )
     if loader.reads_turns or TARGET_KEYS & set(loader.dataset):
@@ -210,8 +212,8 @@ def separator_differs(loader: LoaderSection, tokenizer_ids: Mapping[str, int | N
         right = tokenizer_ids.get(word, token)
         if token is not None and token != right and not is_allowed:
             yield Finding(
-                f"{word}_token_id of {{loader}} is {token}, and the tokenizer's is {spelled(right)}.",
-                f"set {word}_token_id: {spelled(right)}.",
+                f"{word}_token_id of {{loader}} is {token}, and the tokenizer's is {format_yaml_value(right)}.",
+                f"set {word}_token_id: {format_yaml_value(right)}.",
                 why=SEPARATORS,
             )
 

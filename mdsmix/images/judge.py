@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.errors import RecipeError
-from mdsmix.messages import in_line
+from mdsmix.messages import flatten_error
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -159,7 +159,7 @@ def open_image(data: bytes) -> Iterator[Image]:
         except (Bad, MemoryError):
             raise
         except Exception as error:  # decoders raise nearly any exception on damaged bytes
-            why = in_line(error) or type(error).__name__
+            why = flatten_error(error) or type(error).__name__
             reason = "image_truncated" if "truncated" in why.lower() else "image_damaged"
             raise Bad(reason, why) from None
 

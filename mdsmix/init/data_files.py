@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.messages import listed
+from mdsmix.messages import join_names
 from mdsmix.shapes.shape import key_of_list
 from mdsmix.shards.index import INDEX, read_index
 from mdsmix.shards.manifest import MANIFEST
@@ -67,7 +67,7 @@ def find_data(names: Sequence[str], base: Path, said: Said) -> list[SourceFile]:
                 unknown.append(file.name)
     if unknown:
         said.append(
-            f"no data by their names: {listed(unknown)}; a file that is named itself is known by how it begins too, if that is a format "
+            f"no data by their names: {join_names(unknown)}; a file that is named itself is known by how it begins too, if that is a format "
             f"of {', '.join(NAMED)}"
         )
     return list(found.values())

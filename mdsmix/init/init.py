@@ -19,7 +19,7 @@ from mdsmix.init.drafts import WHY, Draft, name_apart, sort_out, text_of
 from mdsmix.init.other_tools import match, read_dataset_info
 from mdsmix.init.recognise import named
 from mdsmix.init.trials import set_images, try_all
-from mdsmix.messages import counted, plural
+from mdsmix.messages import join_counts, plural
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.sources import estimate_size
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
@@ -112,12 +112,12 @@ def begin(
         if draft.refused:
             said.append(f"{draft.name} is left out: {draft.refused}")
         elif tried.quarantined:
-            first, bad = plural(tried.read, "record"), counted(tried.quarantined)
+            first, bad = plural(tried.read, "record"), join_counts(tried.quarantined)
             said.append(f"of the first {first} of {draft.name}, conversion sets aside {bad}")
         if tried.placeholders and not draft.refused:
             said.append(
                 f"WARNING: of the first {plural(tried.read, 'record')} of {draft.name}, placeholders of media are trained as text: "
-                f"{counted(tried.placeholders)}"
+                f"{join_counts(tried.placeholders)}"
             )
         if unread := [name for name in tried.unread if name != OF_TAR]:
             said.append(f"not read of {draft.name}: {named(unread)}")

@@ -30,7 +30,7 @@ from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.init.data_files import Said, find_data, head_of
 from mdsmix.init.drafts import Draft, draft_of, paths_of, plain_name, sort_out, telling
 from mdsmix.init.recognise import read_by
-from mdsmix.messages import hint, listed, printable
+from mdsmix.messages import join_names, make_printable, suggest_key
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.image_parts import FIELDS, with_images
@@ -119,7 +119,9 @@ def read_dataset_info(path: str, names: Sequence[str], base: Path, said: Said) -
         raise RecipeError(f"no entries by name are in {path}: name {INFO}.")
     for name in names:
         if name not in entries:
-            raise RecipeError(f"{path} has no entry {name}; {hint(name, list(entries), 'it has')}")
+            raise RecipeError(
+                f"{path} has no entry {name}; {suggest_key(name, list(entries), 'it has')}"
+            )
     for name in names or entries:
         try:
             drafts.append(_draft(name, entries[name], locate(path).parent.url, base))
@@ -133,7 +135,7 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
     if not isinstance(entry, dict):
         raise RecipeError("it is no object.")
     try:
-        found = schema.read(Entry, {key: entry[key] for key in Entry.KEYS if key in entry})
+        found = schema.parse_mapping(Entry, {key: entry[key] for key in Entry.KEYS if key in entry})
     except schema.Misfit as error:
         raise RecipeError(str(error)) from None
     keys = KEYS[found.shape]
@@ -155,7 +157,7 @@ def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
         files = [replace(f, read_as=replace(f.read_as, split_by="line")) for f in files]
     guess = read_by(by, fields, options, head_of(files[0]))
     draft = draft_of(name, guess, files, paths_of(files, files))
-    said = printable(name)
+    said = make_printable(name)
     draft.notes.append(f"{said} of dataset_info.json")
     if count := entry.get("num_samples"):
         draft.notes.append(
@@ -194,7 +196,7 @@ def _file(entry: Mapping[str, Any], folder: str) -> str:
     """The path or URL of an entry's data; RecipeError where the entry names no file."""
     named = entry.get("file_name") or entry.get("cloud_file_name")
     if not named:
-        repo = printable(str(entry.get("hf_hub_url", "ORG/NAME")))
+        repo = make_printable(str(entry.get("hf_hub_url", "ORG/NAME")))
         raise RecipeError(
             f"it lies elsewhere: fetch it, and name it as file_name, or write a stream of hf://datasets/{repo}/..."
         )
@@ -218,7 +220,7 @@ def read_mixture(path: str) -> Mixture:
     mixture.
     """
     try:
-        found = schema.read(Mixture, _read_json(path, MIXTURE))
+        found = schema.parse_mapping(Mixture, _read_json(path, MIXTURE))
     except schema.Misfit as error:
         raise RecipeError(f"{path}: {error} Name {MIXTURE}.") from None
     total = sum(found.mixture.values())
@@ -273,7 +275,7 @@ def _files_of(
         elif file.location.url != locate(path).url:
             others.append(file.name)
     if others:
-        said.append(f"of no source of the mixture, and left out: {listed(others, MOST_SHOWN)}")
+        said.append(f"of no source of the mixture, and left out: {join_names(others, MOST_SHOWN)}")
     return found
 
 
@@ -289,7 +291,7 @@ def _by_split(name: str, files: list[SourceFile], said: Said) -> dict[str, Draft
     found = dict[str, Draft]()
     for draft in sorted(sort_out(files, said, is_one=True), key=lambda d: -estimate_size(d.files)):
         if found.setdefault(draft.keys.get("split", ""), draft) is not draft:
-            others = listed([file.name for file in draft.files], MOST_SHOWN)
+            others = join_names([file.name for file in draft.files], MOST_SHOWN)
             said.append(f"{name}: {others} left out, since its fields are not those of most of it")
         draft.name = plain_name(name)
     if not found:

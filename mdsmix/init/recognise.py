@@ -17,7 +17,7 @@ from typing import Any
 from mdsmix.init.data_files import FirstRecords
 from mdsmix.init.foreign_forms import foreign_form
 from mdsmix.kinds import KINDS, Kind
-from mdsmix.messages import counted, listed, printable
+from mdsmix.messages import join_counts, join_names, make_printable
 from mdsmix.recipe import SourceSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, Shape
@@ -245,7 +245,7 @@ def _is_image(value: Any) -> bool:
 
 def named(names: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> str:
     """The names as a list in a sentence, without escape codes."""
-    return listed(list(map(printable, names)), MOST_SHOWN)
+    return join_names(list(map(make_printable, names)), MOST_SHOWN)
 
 
 def described(head: FirstRecords, tried: Sequence[Guess]) -> Iterator[str]:
@@ -253,7 +253,7 @@ def described(head: FirstRecords, tried: Sequence[Guess]) -> Iterator[str]:
     fit.
     """
     if not head.fields:
-        held = counted(head.bad) or ("other values" if head.records else "nothing")
+        held = join_counts(head.bad) or ("other values" if head.records else "nothing")
         looks = sniff_format(head.file)
         hint = f"; it begins as {looks} does" if looks else ""
         if looks == "jsonl":
@@ -266,7 +266,7 @@ def described(head: FirstRecords, tried: Sequence[Guess]) -> Iterator[str]:
     yield f"{head.file.name} is of no known shape; its records have the fields {named(head.fields)}"
     for guess in nearest(tried):
         lacks = " and no ".join("/".join(names_of(guess.shape, key)) for key in guess.missing)
-        reads = f"reads {guess.read} of {len(head)} records ({counted(guess.reasons)})"
+        reads = f"reads {guess.read} of {len(head)} records ({join_counts(guess.reasons)})"
         yield f"  {guess.shape.name}: {f'there is no field {lacks}' if lacks else reads}"
 
 

@@ -29,7 +29,7 @@ from mdsmix.kinds import kind_of_stream, open_recipe
 from mdsmix.kinds.encodings import fields_parsed, make_encoding
 from mdsmix.kinds.pictured import token_of
 from mdsmix.kinds.read_records import open_reading
-from mdsmix.messages import counted, plural, printable
+from mdsmix.messages import join_counts, make_printable, plural
 from mdsmix.recipe import ImagesSpec, Recipe
 from mdsmix.record import FILTERED, detail_of
 from mdsmix.shapes.image_parts import FIELDS
@@ -112,7 +112,7 @@ def _try(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
         draft.eos = opened.appended_eos(first, tokenizer.eos_id)
     details = map(detail_of, rejected.values())
     said = (detail["template"] for detail in details if "template" in detail)
-    return printable(str(next(said, "")))
+    return make_printable(str(next(said, "")))
 
 
 def _first_row(encoded: Encoded, encodings: Mapping[str, str]) -> Sample:
@@ -128,7 +128,7 @@ def _decide(draft: Draft, says: str) -> None:
     """
     tried, lost = draft.tried, ""
     for what, reasons in (("filtered", tried.filtered), ("quarantined", tried.quarantined)):
-        lost += f"; {what}: {counted(reasons)}" if reasons else ""
+        lost += f"; {what}: {join_counts(reasons)}" if reasons else ""
     files = f"{plural(len(draft.files), 'file')}, {estimate_size(draft.files):,} bytes"
     looked = f"records looked at: {tried.read:,}, written: {tried.written:,}{lost}"
     draft.notes.append(f"{files}; {looked}")
@@ -192,7 +192,7 @@ def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, said: Said) -> 
     if lost:
         said.append(
             f"WARNING: {draft.name}: of {plural(len(paths), 'image')} looked for {len(lost):,} not there, such as "
-            f"{printable(lost[0][:200])}: write images.root, the folder that their paths begin at"
+            f"{make_printable(lost[0][:200])}: write images.root, the folder that their paths begin at"
         )
     return True
 

@@ -102,7 +102,7 @@ class SampleRows(Assembler):
         return {"rows": lay_out_samples(self._layout, batch.columns)}
 
     def finish(self) -> Assembled:
-        return Assembled(Chunked.of(self.kept("rows")), self._totals)
+        return Assembled(Chunked.from_parts(self.kept("rows")), self._totals)
 
 
 class PackedRows(Assembler):
@@ -113,7 +113,7 @@ class PackedRows(Assembler):
     def finish(self) -> Assembled:
         codecs = self._layout.codecs
         kept = {
-            name: Ragged.concat([Ragged.of([], codecs[name].dtype), *self.kept(name)])
+            name: Ragged.concat([Ragged.from_rows([], codecs[name].dtype), *self.kept(name)])
             for name in codecs
             if name != STARTS
         }

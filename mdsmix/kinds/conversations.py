@@ -39,7 +39,7 @@ from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Turns, with_stops
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.finetuning import PLACEHOLDERS, Finetuning, TurnRows, placeholders_in
-from mdsmix.messages import hint
+from mdsmix.messages import suggest_key
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.extras import OWN_VARIABLES, VARIABLES
@@ -65,7 +65,7 @@ def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
         if name not in reads:
             raise RecipeError(
                 f"tokenizer.template.{name} would change nothing, since the chat template of {tokenizer.name} does not "
-                f"read it: {hint(name, sorted(reads - OF_RECORDS))}"
+                f"read it: {suggest_key(name, sorted(reads - OF_RECORDS))}"
             )
     return dict(given)
 

@@ -21,10 +21,10 @@ from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.kinds.preferences import Preferences
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.kinds.rules import raised_rules
-from mdsmix.messages import hint, listed
+from mdsmix.messages import join_names, suggest_key
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe, read_share
 from mdsmix.recipe.stream_spec import BY_BUDGET, SOURCED, foreign_keys
-from mdsmix.schema import brief
+from mdsmix.schema import shorten
 from mdsmix.shapes import SHAPES, Shape, find_shape, published_name
 from mdsmix.shapes.condition import BadCondition, Condition, parse_where
 from mdsmix.shapes.conversation_rules import MARK
@@ -242,7 +242,7 @@ def open_recipe(
             f"{path} is a file of data, not a recipe: `mdsmix init {path} --tokenizer NAME -o recipe.yaml` writes a recipe for it."
         ) from None
     if recipe.loader not in DATASETS:
-        known = listed(list(DATASETS), len(DATASETS))
+        known = join_names(list(DATASETS), len(DATASETS))
         raise RecipeError(
             f"{path}: train_loader.name is {recipe.loader!r}; the loaders are {known}."
         )
@@ -265,7 +265,7 @@ def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     source = stream.source
     assert source is not None
     if stream.kind and not kinds_of_word(stream.kind):
-        yield f"kind is {stream.kind!r}; {hint(stream.kind, list(dict.fromkeys(kind.word for kind in KINDS)))}"
+        yield f"kind is {stream.kind!r}; {suggest_key(stream.kind, list(dict.fromkeys(kind.word for kind in KINDS)))}"
         return
     if is_function(source.shape):
         if sentence := describe_bad_name(source.shape):
@@ -275,7 +275,7 @@ def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     elif source.gives:
         yield f"source.gives is {source.gives}, which is for a function (shape: my_shapes.py:read); take it out, it would change nothing."
     elif source.shape and not find_shape(source.shape, ()):
-        yield f"source.shape is {source.shape!r}; {hint(source.shape, list(SHAPES))}"
+        yield f"source.shape is {source.shape!r}; {suggest_key(source.shape, list(SHAPES))}"
     shape, kind = shape_of_stream(stream), kind_of_stream(stream)
     yield from _unreadable(source, shape)
     if shape is None or kind is None:
@@ -299,7 +299,7 @@ def _contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
             yield f"{key} is for records of the shape {of}, and these are {shape.name}; take it out, it would change nothing."
     for tag in source.tags:
         if tag not in TAGS:
-            yield f"source.tags.{tag} is not a known tag; {hint(tag, list(TAGS), 'the tags are')}"
+            yield f"source.tags.{tag} is not a known tag; {suggest_key(tag, list(TAGS), 'the tags are')}"
     yield from kind.contradictions(recipe, stream)
 
 
@@ -309,7 +309,7 @@ def _unreadable(source: SourceSpec, shape: Shape | None) -> Iterator[str]:
     try:
         for key, name in {**source.fields, "id": source.id}.items():
             if name and parse_field(name).is_template and shape and key in shape.structured:
-                yield f"source.{key} is {brief(name)}, a template, which makes a text: name the field that holds the list."
+                yield f"source.{key} is {shorten(name)}, a template, which makes a text: name the field that holds the list."
         key = "where"
         if source.where is not None:
             parse_where(source.where)

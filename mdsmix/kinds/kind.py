@@ -222,7 +222,7 @@ def stored_pieces(
         max_seq_len=1, target_prompts=target_prompts, target_responses=target_responses
     )
     sides = [side for turn in decode_turns(sample) for side in turn]
-    turns = Turns(Ragged.of(sides, np.int64), np.array([len(sides) // 2]))
+    turns = Turns(Ragged.from_rows(sides, np.int64), np.array([len(sides) // 2]))
     yield from runs(turns.ids.values, Labels(targets, turns, None, untrained).trained)
 
 

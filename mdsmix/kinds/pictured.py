@@ -28,7 +28,7 @@ from mdsmix.kinds.assemble import Assembler, SampleRows
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import TurnRows
 from mdsmix.kinds.kind import Kind
-from mdsmix.messages import hint
+from mdsmix.messages import suggest_key
 from mdsmix.ragged import Chunked, Ragged
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation, RecordRefused
@@ -81,7 +81,7 @@ class ConversationsWithImages(Conversations):
                 f"stream {stream.name} has images, and the tokenizer {tokenizer.name} "
                 f"{f'has no token {token} of its own' if token else 'declares no image_token'}, by which they are found in the tokens: name "
                 f"one by images.token; "
-                f"{hint(token or '', known or tokenizer.special_tokens, 'its own tokens are')}"
+                f"{suggest_key(token or '', known or tokenizer.special_tokens, 'its own tokens are')}"
             )
         images: dict[str, Any] = {"token": token, "id": id}
         for key, value in asdict(given).items():
@@ -200,10 +200,10 @@ class ImageRows(SampleRows):
             row = lay_out_sample([b"".join(_frames(images)), sizes, turns])
             rows, size = len(self._columns["rows"]), len(row)
             if rows and self._size + size + 4 * (rows + 2) > SHARD_BYTES:
-                yield Chunked.of(self.kept("rows"))
+                yield Chunked.from_parts(self.kept("rows"))
                 self._size = 0
             self._size += size
-            self.keep({"rows": Ragged.of([row], np.uint8)})
+            self.keep({"rows": Ragged.from_rows([row], np.uint8)})
 
 
 def _frames(images: Sequence[Image]) -> Iterator[bytes]:

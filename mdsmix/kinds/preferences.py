@@ -190,7 +190,10 @@ class Preferences(Conversations):
                 rejected[at] = why
             else:
                 kept[at] = *chosen, other.response
-        rows = [Ragged.of([sides[number] for sides in kept.values()], "<i8") for number in range(3)]
+        rows = [
+            Ragged.from_rows([sides[number] for sides in kept.values()], "<i8")
+            for number in range(3)
+        ]
         prompts, room = rows[0].lengths, self.encoding.max_seq_len - rows[0].lengths
         # The dataset cuts each side before the collator sees it. If max_seq_len is not a multiple
         # of 8, it fails on a side that is longer (it cuts bytes there), so such a side is not
@@ -205,7 +208,7 @@ class Preferences(Conversations):
         }
         if self._has_rewards:
             for number, key in enumerate(REWARDS):
-                columns[key] = Ragged.of(
+                columns[key] = Ragged.from_rows(
                     [given[at].rewards[number : number + 1] for at in kept], np.float64
                 )
         rewards = 0 if self._has_rewards else sum(bool(given[at].rewards) for at in kept)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mdsmix.encode.answer_ends import is_ended_by_next
-from mdsmix.messages import listed, spelled
+from mdsmix.messages import format_yaml_value, join_names
 from mdsmix.recipe.stream_spec import SourceSpec
 from mdsmix.shards.manifest import Encoding
 
@@ -39,8 +39,8 @@ class KeyChange:
 
 def _shown(value: Any) -> str:
     if isinstance(value, list):
-        return listed([*map(spelled, value)])
-    return "not set" if value is None else spelled(value)
+        return join_names([*map(format_yaml_value, value)])
+    return "not set" if value is None else format_yaml_value(value)
 
 
 def encoding_changes(made: Encoding, now: Encoding) -> list[KeyChange]:

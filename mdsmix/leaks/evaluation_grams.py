@@ -141,7 +141,7 @@ def load_eval_samples(evaluations: Sequence[StreamInMix], common: int) -> EvalSa
 
     Raises RecipeError if they have more than MOST_TOKENS tokens.
     """
-    parts = [Ragged.of([], np.int64)]
+    parts = [Ragged.from_rows([], np.int64)]
     firsts = list[int]()
     images = set[int]()
     for stream in evaluations:

@@ -39,7 +39,7 @@ from mdsmix.foundry_yaml.lock import (
 from mdsmix.load import training_rows
 from mdsmix.load.internals import ShardKeeper, drop_connection, state_without_connection
 from mdsmix.load.training_rows import RowRules, make_row
-from mdsmix.messages import in_line, plural
+from mdsmix.messages import flatten_error, plural
 from mdsmix.shards.shard_samples import Sample
 
 log = logging.getLogger(__name__)
@@ -224,7 +224,7 @@ class CheckedStream(Stream):  # type: ignore[misc]
 
 def describe_error(error: Exception) -> str:
     """An error of another library as a part of one of our sentences."""
-    return in_line(error) or type(error).__name__
+    return flatten_error(error) or type(error).__name__
 
 
 class MixDataset(ShardKeeper):
@@ -422,7 +422,7 @@ class MixDataset(ShardKeeper):
             )
         except RecipeError as error:
             if not self.accept_changed:
-                raise RecipeError(f"{in_line(error)}; {ACCEPT_HINT}.") from None
+                raise RecipeError(f"{flatten_error(error)}; {ACCEPT_HINT}.") from None
             log.warning("%s", error)
             return None
         # Streaming found out the canonical nodes at the start: they are compared where this run

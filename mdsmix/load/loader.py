@@ -30,7 +30,7 @@ from mdsmix.load.dataset import CheckedStream, MixDataset, describe_error
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
 from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 from mdsmix.load.vision import open_vision
-from mdsmix.messages import listed, plural
+from mdsmix.messages import join_names, plural
 from mdsmix.mix.epoch.cache_window import CachedStream, Window, compute_cache_need
 from mdsmix.mix.epoch.draws import METHODS, World, count_delivered
 from mdsmix.shards.token_ids import IMAGE_COLUMNS, PACKED_COLUMNS
@@ -404,7 +404,7 @@ def _refuse_unfilled(dataset: MixDataset, label: str) -> None:
         size = "larger" if method == "stratified" else "smaller"
         raise RecipeError(
             f"{label}: batching_method: {method} puts no batch of {plural(world.batch, 'sample')} of all devices together, since an epoch "
-            f"draws too little of {listed(empty)}; take a {size} batch, raise the weight, or use batching_method: random."
+            f"draws too little of {join_names(empty)}; take a {size} batch, raise the weight, or use batching_method: random."
         )
 
 

@@ -19,7 +19,7 @@ from mdsmix.mix.epoch.apportion import shares_to_json
 from mdsmix.mix.epoch.figures import make_epoch_table, measure_epoch
 from mdsmix.mix.streams.mix import Mix, unique_folders
 from mdsmix.shards.verification import ReadingWatcher, verify
-from mdsmix.table import Tree, as_json
+from mdsmix.table import Tree, table_to_json
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
@@ -114,7 +114,7 @@ def make_report(mix: Mix, findings: Sequence[Finding]) -> Tree:
         "contents_read": bool(mix.verified),
         "changed": list(mix.changed),
         "unseen": list_unopened_evals(mix),
-        "epoch": as_json(epoch)["rows"],
+        "epoch": table_to_json(epoch)["rows"],
     }
     if mix.shares:
         report["shares"] = shares_to_json(mix.shares)

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from mdsmix.load.internals import Ids
 from mdsmix.load.layout import NO_SAMPLE, EpochLayout
-from mdsmix.messages import does, listed, plural
+from mdsmix.messages import choose_verb, join_names, plural
 from mdsmix.mix.epoch.stream_counts import count_tokens, fixed_row_length
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.preview.options import PreviewOptions
 from mdsmix.preview.shard_reader import has_ids
 from mdsmix.preview.step_rows import Loaders, Step
-from mdsmix.table import UNKNOWN, about, is_known
+from mdsmix.table import UNKNOWN, is_known, mark_estimate
 
 Floats = NDArray[np.float64]
 
@@ -33,7 +33,7 @@ def sample_tokens(stream: StreamInMix, loader: Loader) -> float:
     if not has_ids(stream):
         return UNKNOWN
     tokens = count_tokens(stream, loader).kept / max(1, stream.index.samples)
-    return about(tokens, fixed_row_length(stream) is not None)
+    return mark_estimate(tokens, fixed_row_length(stream) is not None)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def preview_warnings(preview: Preview) -> Iterator[str]:
     text_streams = [stream.name for stream in loaders.reader.streams if not has_ids(stream)]
     if text_streams:
         yield (
-            f"{listed(text_streams)}: the loader tokenizes {does(text_streams, 'its', 'their')} "
+            f"{join_names(text_streams)}: the loader tokenizes {choose_verb(text_streams, 'its', 'their')} "
             "text, so tokens are unknown and shares count samples. Convert the text to see tokens."
         )
     unread = [step.step for step in preview.steps if step.is_unread]

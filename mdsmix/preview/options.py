@@ -62,7 +62,7 @@ def read_state(path: Path) -> EpochState:
         for key in ("state", "dataset_state", "train"):
             tree = tree.get(key, tree)
         values = {f.name: tree[f.name] for f in fields(EpochState) if f.name in tree}
-        return schema.read(EpochState, values)
+        return schema.parse_mapping(EpochState, values)
     except (OSError, ValueError, AttributeError, schema.Misfit) as error:
         raise RecipeError(
             f"--state {path} is not a loader's state ({error}): write loader.state_dict() to it "

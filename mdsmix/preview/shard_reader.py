@@ -18,7 +18,7 @@ from mdsmix.mix.checks.conversion import find_processor
 from mdsmix.mix.streams.mix import Mix, StreamInMix, list_stream_names
 from mdsmix.shards.shard_samples import MOST_GAP_BYTES, Sample, read_samples
 from mdsmix.shards.token_ids import find_id_columns, has_images
-from mdsmix.storage import together
+from mdsmix.storage import map_threads
 from mdsmix.tokenizer.card import image_tokens
 
 
@@ -112,7 +112,7 @@ class ShardReader:
             return read_samples(stream.folder, stream.shards[key[1]], positions_by_shard[key])
 
         samples = dict[SamplePlace, Sample]()
-        shards = zip(positions_by_shard, together(read, positions_by_shard), strict=True)
+        shards = zip(positions_by_shard, map_threads(read, positions_by_shard), strict=True)
         for key, samples_of_shard in shards:
             for position, sample in samples_of_shard.items():
                 samples[SamplePlace(*key, position)] = sample

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from mdsmix.messages import in_line
+from mdsmix.messages import flatten_error
 from mdsmix.tokenizer.transformers_five import make_readable, readable_folder
 
 PROBES = ((56, 56), (100, 333), (700, 250))
@@ -163,7 +163,7 @@ class LoadedProcessor:
                 return self._told([size])[0]
             tokens = self.learned(size)
         except Exception as error:
-            return f"{name} refuses it: {in_line(error) or type(error).__name__}"
+            return f"{name} refuses it: {flatten_error(error) or type(error).__name__}"
         why = self._fault_in_batch(size, tokens) if is_odd(size) else ""
         return f"{name} refuses it in a batch with another image: {why}" if why else tokens
 
@@ -177,7 +177,7 @@ class LoadedProcessor:
             try:
                 rows, _ = self.see(images)
             except Exception as error:
-                return in_line(error) or type(error).__name__
+                return flatten_error(error) or type(error).__name__
             found = len(rows[place][0]["input_ids"])
             if found != tokens:
                 return f"it makes {found} tokens of it there and {tokens} of it alone"
@@ -279,7 +279,7 @@ def first_difference(processor: LoadedProcessor, rows: Sequence[Sequence[Any]]) 
         try:
             key = next(_differences(processor, some), None)
         except Exception as error:
-            key = f"input_ids by a rule of its own ({in_line(error)[:300]})"
+            key = f"input_ids by a rule of its own ({flatten_error(error)[:300]})"
         if key:
             name = some[0][0] if len(some) == 1 else "several rows in one batch"
             return (

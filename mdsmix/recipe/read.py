@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from mdsmix import schema
 from mdsmix.errors import RecipeError
-from mdsmix.messages import in_line
+from mdsmix.messages import flatten_error
 from mdsmix.recipe.rules import contradictions, with_held_out
 from mdsmix.recipe.spec import Recipe
 from mdsmix.recipe.stream_spec import ImagesSpec, StreamSpec
@@ -88,7 +88,7 @@ def load_recipe(
             raise RecipeError(
                 f"{path} is a training YAML, which says what is loaded: name the recipe, which says how its streams are made."
             )
-        recipe = _located(schema.read(Recipe, tree), folder or Path(path).resolve().parent)
+        recipe = _located(schema.parse_mapping(Recipe, tree), folder or Path(path).resolve().parent)
     except schema.Misfit as misfit:
         raise RecipeError(f"{path}: {misfit}") from None
     for sentence in contradictions(recipe):
@@ -151,7 +151,7 @@ def readable(origin: object, what: str) -> Iterator[None]:
     try:
         yield
     except (yaml.YAMLError, OmegaConfBaseException, *refused) as error:
-        reason = _without_secrets(in_line(error))
+        reason = _without_secrets(flatten_error(error))
         raise RecipeError(f"{origin} is not a readable {what}: {reason}.") from None
 
 

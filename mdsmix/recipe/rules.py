@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
-from mdsmix.messages import hint, listed
+from mdsmix.messages import join_names, suggest_key
 from mdsmix.recipe.amounts import Budget, read_budget, read_share
 from mdsmix.recipe.spec import Recipe, WeightSpec
 from mdsmix.recipe.stream_spec import BY_BUDGET, UNSOURCED, StreamSpec, foreign_keys
-from mdsmix.schema import brief
-from mdsmix.storage import sign_that_ends
+from mdsmix.schema import shorten
+from mdsmix.storage import find_key_terminator
 
 TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -42,7 +42,7 @@ def contradictions(recipe: Recipe) -> Iterator[str]:
         yield "streams is empty; name at least one stream, for example web."
     dataset = recipe.train_loader.get("dataset")
     if dataset is not None and not isinstance(dataset, Mapping):
-        yield f"train_loader.dataset is {brief(dataset)}; it must hold keys, for example packing_ratio."
+        yield f"train_loader.dataset is {shorten(dataset)}; it must hold keys, for example packing_ratio."
     yield from target_contradictions(
         recipe.target_prompts, recipe.target_responses, recipe.decoder_only_format
     )
@@ -71,7 +71,7 @@ def target_contradictions(prompts: str, responses: str, decoder_only_format: boo
 
 def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     place = f"{recipe.published(stream)}/{stream.split}"
-    if sign := sign_that_ends(place):
+    if sign := find_key_terminator(place):
         yield (
             f"its place {place} has a `{sign}`, and Streaming, which reads URLs as browsers do, would ask the store for what stands before it: "
             "take it out of remote, the stream's name or its split."
@@ -124,7 +124,7 @@ def mix_contradictions(recipe: Recipe) -> Iterator[str]:
     for name, weight in recipe.mix.items():
         spec = recipe.streams.get(name)
         if spec is None:
-            yield f"mix.{name} names no stream; {hint(name, list(recipe.streams), 'streams holds')}"
+            yield f"mix.{name} names no stream; {suggest_key(name, list(recipe.streams), 'streams holds')}"
         elif weight.share is not None and spec not in recipe.trained:
             yield f"mix.{name} is the share of a stream of the split {spec.split}, which is evaluated on and not mixed: take it out."
         given = ", ".join(weight.given)
@@ -146,7 +146,7 @@ def mix_contradictions(recipe: Recipe) -> Iterator[str]:
 def _share_contradictions(recipe: Recipe) -> Iterator[str]:
     written, budget = written_shares(recipe), budget_of(recipe)
     given = {name: share for name, share in written.items() if share is not None}
-    without = listed([name for name in written if name not in given])
+    without = join_names([name for name in written if name not in given])
     total = sum(given.values(), Fraction(0))
     percents = {name for name in given if "%" in str(recipe.mix[name].share)}
     large = [name for name, share in given.items() if share > 1 and name not in percents]
@@ -169,7 +169,7 @@ def _share_contradictions(recipe: Recipe) -> Iterator[str]:
     if recipe.absolute and budget is None:
         yield "absolute: true takes shares of the budget, and there is none: add budget, for example 2B tokens."
     if budget and budget.stream and budget.stream not in written:
-        yield f"budget counts passes of {budget.stream}, which is no stream that is trained on; {hint(budget.stream, list(written), 'these are')}"
+        yield f"budget counts passes of {budget.stream}, which is no stream that is trained on; {suggest_key(budget.stream, list(written), 'these are')}"
     if budget and recipe.absolute and recipe.count not in (None, budget.unit):
         yield f"absolute: true takes shares of the budget, which is {budget}, and count is {recipe.count}: leave count out."
     dataset = recipe.train_loader.get("dataset")

@@ -19,7 +19,7 @@ from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.encode.forms import possible_marks
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
-from mdsmix.messages import counted, listed, percent, plural
+from mdsmix.messages import format_percent, join_counts, join_names, plural
 from mdsmix.mix.offline.mix_streams import MixOutcome
 from mdsmix.report.inspection import trained_tokens, untrained
 from mdsmix.report.show import Item
@@ -27,7 +27,7 @@ from mdsmix.shapes.extras import VARIABLES
 from mdsmix.shapes.image_parts import FIELDS
 from mdsmix.shards.counts import BAD_SHARE, NO_MATCH, NOT_SAMPLED, Records
 from mdsmix.shards.manifest import Manifest
-from mdsmix.table import UNKNOWN, Column, Row, Table, Tree, as_json
+from mdsmix.table import UNKNOWN, Column, Row, Table, Tree, table_to_json
 
 FILTERED_SHARE = 0.05
 "A warning is given where rules leave out a larger share of the records."
@@ -90,7 +90,7 @@ MIXTURE = (
 def result(outcomes: Sequence[Outcome]) -> tuple[list[Item], Tree]:
     """The result of a conversion as items for a person, and as a tree for programs."""
     table = summary(outcomes)
-    tree = as_json(table)
+    tree = table_to_json(table)
     for row, outcome in zip(tree["rows"], outcomes, strict=True):
         manifest, wanted = outcome.manifest, outcome.wanted
         row |= {
@@ -170,11 +170,11 @@ def _set_aside(records: Records, where: str) -> Iterator[str]:
     if records.filtered:
         share = (records.dropped - left_out) / max(1, records.read - left_out)
         warning = f"WARNING: {share:.1%} of the records are " if share > FILTERED_SHARE else ""
-        yield f"{warning}filtered: {counted(records.filtered)}"
+        yield f"{warning}filtered: {join_counts(records.filtered)}"
     if records.quarantined:
         share = records.bad / max(1, records.asked)
         warning = f"WARNING: {share:.1%} of the records are " if share > BAD_SHARE else ""
-        yield f"{warning}quarantined: {counted(records.quarantined)}, {where}"
+        yield f"{warning}quarantined: {join_counts(records.quarantined)}, {where}"
     if "no_loss_tokens" in records.filtered:
         yield "a larger max_seq_len, or target_responses: all, may keep those with no_loss_tokens"
     if "json_array" in records.quarantined:
@@ -217,7 +217,7 @@ def _unread(records: Records) -> Iterator[str]:
     said = [f"{name} ({filled[name]:,} of {records.read:,} not empty)" for name in fields]
     said += [f"{name} (not looked into)" for name in records.unseen if name not in filled]
     if said:
-        yield f"fields not read: {listed(said, MOST_UNREAD)}"
+        yield f"fields not read: {join_names(said, MOST_UNREAD)}"
     unread = records.unseen | filled
     variables = [name for name in filled if name.startswith(f"{VARIABLES}.")]
     for name in filter(unread.get, (*TELLING, *variables)):
@@ -253,7 +253,7 @@ def _budget(outcome: Outcome) -> Iterator[str]:
         said = f"budget: {wanted.said}: {totals.seen_tokens:,} came"
         ways = "there is no more of it: the mix repeats it up to max_repeat times, or give it a smaller share"
         if wanted.share < 1:
-            ways = f"write sample: {percent(wanted.next_share(manifest))} under this stream, which adds to what is there"
+            ways = f"write sample: {format_percent(wanted.next_share(manifest))} under this stream, which adds to what is there"
         if missing := wanted.missing(manifest):
             said = f"WARNING: {said}, {missing:,} ({missing / wanted.tokens:.1%}) too few for its share; {ways}"
         yield said

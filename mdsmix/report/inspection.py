@@ -17,7 +17,7 @@ from typing import Any
 
 from mdsmix.errors import Unreachable
 from mdsmix.kinds import kind_of
-from mdsmix.messages import does, listed, plural, printable
+from mdsmix.messages import choose_verb, join_names, make_printable, plural
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import (
     Choice,
@@ -38,7 +38,7 @@ from mdsmix.shards.published import (
     read_quarantine,
 )
 from mdsmix.storage import Location, locate
-from mdsmix.table import Column, Table, Tree, about, cell_text, grouped
+from mdsmix.table import Column, Table, Tree, format_cell, format_grouped, mark_estimate
 from mdsmix.tokenizer.card import Decoder, find_decoder
 
 MOST_SOURCES = 5
@@ -72,7 +72,7 @@ def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
     if choice.seed is not None:
         yield f"at random, --seed {choice.seed}"
     for chosen in found.samples:
-        ids = f", {does(chosen.ids, 'id', 'ids')} {', '.join(map(str, chosen.ids))}"
+        ids = f", {choose_verb(chosen.ids, 'id', 'ids')} {', '.join(map(str, chosen.ids))}"
         yield Title(f"sample {chosen.number:,}{ids * bool(chosen.ids)}")
         yield SampleText(runs_of(chosen.sample, found.decoder))
         yield from (f"image {number}: {picture}" for number, picture in enumerate(chosen.pictures))
@@ -91,7 +91,7 @@ def _of_appended(found: Inspection) -> Iterator[str]:
     if ends:
         eos = found.decoder.text(ends[0].ids) if found.decoder else ends[0].ids[0]
         yield (
-            f"the last token, {printable(str(eos))}, is the EOS that the loader appends to a row: trained, not stored"
+            f"the last token, {make_printable(str(eos))}, is the EOS that the loader appends to a row: trained, not stored"
         )
     if any(map(doubles_eos, shown)):
         yield "the answer ends in EOS already, with white space behind it, so EOS is trained twice at the end of a row, as by LLM-Foundry"
@@ -148,34 +148,34 @@ def card_rows(stream: PublishedStream) -> Iterator[tuple[str, str]]:
     """
     index, manifest = stream.index, stream.manifest
     yield "stream", str(stream.folder)
-    yield "samples, shards, bytes", grouped((index.samples, len(index.shards), index.bytes))
+    yield "samples, shards, bytes", format_grouped((index.samples, len(index.shards), index.bytes))
     if manifest is None:
         yield "manifest", "none: not made by mdsmix convert; only the index speaks"
-        yield "columns", grouped(stream.columns)
+        yield "columns", format_grouped(stream.columns)
         return
     records = manifest.records
-    yield from ((key, grouped(value)) for key, value in manifest.encoding.stated.items())
-    yield "tokenizer", grouped(asdict(manifest.tokenizer))
+    yield from ((key, format_grouped(value)) for key, value in manifest.encoding.stated.items())
+    yield "tokenizer", format_grouped(asdict(manifest.tokenizer))
     tokens = Column("tokens")
     for key, count in asdict(manifest.totals).items():
         if key == "tokens":
             appended = manifest.totals.given_eos
             more = f", with {appended:,} EOS that the loader appends" if appended else ""
-            yield key, cell_text(tokens, trained_tokens(manifest)) + more
+            yield key, format_cell(tokens, trained_tokens(manifest)) + more
         elif count and key not in _NOT_SHOWN:
             yield key, f"{count:,}"
     if manifest.encoding.pack:
         places = index.samples * manifest.encoding.max_seq_len
         yield "padding", f"{1 - manifest.totals.tokens / max(1, places):.2%}"
     if manifest.mixed:
-        yield from (("mixed from", grouped(asdict(part))) for part in manifest.mixed)
+        yield from (("mixed from", format_grouped(asdict(part))) for part in manifest.mixed)
         yield "seed", str(manifest.seed)
     else:
         yield "records", fate(records)
         for what in ("filtered", "quarantined"):
             if reasons := getattr(records, what):
-                yield what, grouped(reasons)
-        paths = listed([source.path for source in manifest.sources], MOST_SOURCES)
+                yield what, format_grouped(reasons)
+        paths = join_names([source.path for source in manifest.sources], MOST_SOURCES)
         yield "sources", plural(manifest.source_count, "file") + (paths and f": {paths}")
     damaged = "does not fit the manifest: a publication was interrupted, run convert again"
     yield "index", manifest.index_hash if stream.trusted_manifest else damaged
@@ -200,7 +200,7 @@ def trained_tokens(manifest: Manifest) -> float:
     count the EOS that the loader appends.
     """
     is_counted = manifest.totals.is_eos_counted or not kind_of(manifest.encoding).gets_eos
-    return about(manifest.totals.seen_tokens, is_counted)
+    return mark_estimate(manifest.totals.seen_tokens, is_counted)
 
 
 def untrained(manifest: Manifest) -> Iterator[str]:
@@ -290,7 +290,7 @@ def find_bad_records(
 
 def bad_records_shown(found: Tree) -> Iterator[str]:
     """Each reason with its count, and its first records below."""
-    others = f"; of other reasons: {grouped(found['others'])}" if found["others"] else ""
+    others = f"; of other reasons: {format_grouped(found['others'])}" if found["others"] else ""
     yield f"{found['stream']}: {plural(found['bad'], 'bad record')}{others}"
     for code, reason in found["reasons"].items():
         yield from ("", f"{code}: {reason['count']:,}")
@@ -301,8 +301,10 @@ def bad_records_shown(found: Tree) -> Iterator[str]:
 
 def bad_record_lines(record: Tree) -> Iterator[str]:
     """Lines on one record: its place, its beginning, and the details of its reason."""
-    place = [f"{key} {grouped(value)}" for key, value in record.items() if key not in _NOT_PLACE]
-    yield ", ".join([printable(record["file"]), *place, f"{record['length']:,} bytes"])
+    place = [
+        f"{key} {format_grouped(value)}" for key, value in record.items() if key not in _NOT_PLACE
+    ]
+    yield ", ".join([make_printable(record["file"]), *place, f"{record['length']:,} bytes"])
     # A byte that is not UTF-8 is written as its number.
     raw = base64.b64decode(record.get("raw_base64", "")).decode("utf-8", "backslashreplace")
     yield cut_text(record.get("raw") or raw)
@@ -325,4 +327,4 @@ def cut_text(value: Any, most: int = MOST_SHOWN, keep: str = "") -> str:
     """
     text = str(value)
     more = f"... ({len(text):,} characters)" if len(text) > most else ""
-    return printable(text[:most], keep) + more
+    return make_printable(text[:most], keep) + more

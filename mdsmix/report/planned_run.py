@@ -12,7 +12,7 @@ from dataclasses import asdict
 from mdsmix.messages import plural
 from mdsmix.mix.plan.plan import Plan, list_figures
 from mdsmix.report.show import Item, NamedValues
-from mdsmix.table import Column, Estimate, Table, Tree, cell_text, is_known
+from mdsmix.table import Column, Estimate, Table, Tree, format_cell, is_known
 
 STREAMS = (
     Column("stream", "text"),
@@ -42,7 +42,7 @@ def plan_json(plan: Plan) -> Tree:
 
 def figure_text(figure: float, form: str = "count") -> str:
     """Write a figure of the plan, with `~` if it is estimated and as `?` if it is unknown."""
-    return cell_text(Column("", form), figure)
+    return format_cell(Column("", form), figure)
 
 
 def show_plan(plan: Plan) -> Iterator[Item]:

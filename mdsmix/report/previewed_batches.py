@@ -17,7 +17,7 @@ from mdsmix.preview.step_rows import RankDraws, SampleRow, Step
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import Segment, runs_of, sample_json, segments, shortened
 from mdsmix.shards.token_ids import IGNORED_LABEL
-from mdsmix.table import Column, Table, Tree, as_json, grouped
+from mdsmix.table import Column, Table, Tree, format_grouped, table_to_json
 from mdsmix.tokenizer.card import Decoder
 
 TOKENS_SHOWN = 256
@@ -92,7 +92,9 @@ def windows_table(preview: Preview) -> Table:
 
 def show_preview(preview: Preview, decoder: Decoder | None, with_ids: bool) -> Iterator[Item]:
     """Yield the whole preview as text. `with_ids` adds where each drawn sample is stored."""
-    yield NamedValues([(key, grouped(value)) for key, value in _run_settings(preview).items()])
+    yield NamedValues(
+        [(key, format_grouped(value)) for key, value in _run_settings(preview).items()]
+    )
     for step in preview.steps:
         yield ""
         yield _step_line(step)
@@ -163,7 +165,7 @@ def _place_text(preview: Preview, place: SamplePlace) -> str:
 
 def _show_sample(preview: Preview, row: SampleRow, decoder: Decoder | None) -> Iterator[Item]:
     yield Title(f"rank {row.rank}: {_place_text(preview, row.place)}")
-    yield from (f"image {n}: {grouped(size._asdict())}" for n, size in enumerate(row.images))
+    yield from (f"image {n}: {format_grouped(size._asdict())}" for n, size in enumerate(row.images))
     yield SampleText(runs_of(shortened(row_segments(row), TOKENS_SHOWN), decoder))
 
 
@@ -183,13 +185,13 @@ def preview_json(preview: Preview, decoder: Decoder | None) -> Tree:
     return {
         **_run_settings(preview),
         "steps": [_step_json(preview, step, decoder) for step in preview.steps],
-        "epoch": as_json(epoch_table(preview))
+        "epoch": table_to_json(epoch_table(preview))
         | {
             "epoch": preview.options.state.epoch,
             "first_step": preview.first,
             "steps": len(preview.ids),
             "windows_of": preview.windows.unit,
-            "windows": as_json(windows_table(preview))["rows"],
+            "windows": table_to_json(windows_table(preview))["rows"],
         },
         "said": list(preview_warnings(preview)),
         "read": preview.loaders.reader.read,
@@ -199,7 +201,7 @@ def preview_json(preview: Preview, decoder: Decoder | None) -> Tree:
 def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> Tree:
     streams = []
     if step.counts is not None:
-        streams = as_json(step_table(preview, step.counts))["rows"]
+        streams = table_to_json(step_table(preview, step.counts))["rows"]
     return {
         **{key: getattr(step, key) for key in ("step", "drawn", "is_unread", "rows", "padding")},
         "streams": streams,

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from mdsmix.conversion.planning import Watcher
-from mdsmix.messages import printable
+from mdsmix.messages import make_printable
 from mdsmix.storage.s3_client import said_by
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class PlainLines:
 
     def say(self, sentence: str) -> None:
         with suppress(BrokenPipeError):  # a closed stderr must not end the work
-            print(printable(sentence), file=sys.stderr, flush=True)
+            print(make_printable(sentence), file=sys.stderr, flush=True)
 
     def _show(self) -> None:
         if not self._quiet and time.monotonic() - self._said >= PLAIN_SECONDS:
@@ -118,7 +118,7 @@ class Bar(PlainLines):
     def _show(self) -> None:
         self._progress.update(
             self._task,
-            description=printable(self._counted),
+            description=make_printable(self._counted),
             total=max(self._size, 1),
             completed=self._done,
             rate=self._rate,
@@ -128,4 +128,4 @@ class Bar(PlainLines):
     def say(self, sentence: str) -> None:
         from rich.text import Text
 
-        self._progress.console.print(Text(printable(sentence)))
+        self._progress.console.print(Text(make_printable(sentence)))

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from mdsmix.foundry_yaml.findings import Finding
-from mdsmix.messages import printable
-from mdsmix.table import Table, aligned
+from mdsmix.messages import make_printable
+from mdsmix.table import Table, align_columns
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,7 +76,7 @@ def show(*items: Item, err: bool = False, console: Console | None = None) -> Non
     to = console or Console(stderr=err, highlight=False)
     for item in items:
         if isinstance(item, Title):
-            to.rule(Text(printable(item.title)), align="left")
+            to.rule(Text(make_printable(item.title)), align="left")
         elif isinstance(item, SampleText):
             runs = ((text, STYLES[form]) for text, form in item.runs)
             to.print(Text.assemble(*runs), soft_wrap=True)
@@ -110,16 +110,16 @@ def _lines(item: str | Table | NamedValues | Heading, to: Console) -> Iterator[s
     elif isinstance(item, NamedValues):
         yield from _pairs(list(item.lines), width)
     elif isinstance(item, Heading):
-        yield Heading(printable(item.text), item.style)
+        yield Heading(make_printable(item.text), item.style)
     else:
         words = item.lstrip(" ")
-        yield from folded(printable(words), " " * (len(item) - len(words)), width)
+        yield from folded(make_printable(words), " " * (len(item) - len(words)), width)
 
 
 def _pairs(pairs: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]:
     left = max(len(what) for what, _ in pairs) + 4
     for what, value in pairs:
-        first, *others = folded(printable(value), " " * left, width)
+        first, *others = folded(make_printable(value), " " * left, width)
         yield f"  {what}".ljust(left) + first[left:]
         yield from others
 
@@ -128,7 +128,7 @@ def _table(table: Table, width: int | None, rule: str) -> Iterator[str | Heading
     """The lines of a table. Columns that do not fit follow below, behind the first column. A single
     column may go over the edge.
     """
-    for group in _folds(list(aligned(table)), width or 10_000):
+    for group in _folds(list(align_columns(table)), width or 10_000):
         head, *rows = (f"  {'   '.join(line)}  " for line in zip(*group, strict=True))
         blank = " " * cell_len(head)
         if table.rows and table.total:

@@ -24,14 +24,14 @@ import numpy as np
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import Piece, kind_of, stored_pieces
 from mdsmix.kinds.kind import runs
-from mdsmix.messages import WRITTEN, plural, printable
+from mdsmix.messages import WRITTEN, make_printable, plural
 from mdsmix.report.show import Run
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import PublishedStream
 from mdsmix.shards.shard_samples import Sample, read_first_samples, read_sample_table
 from mdsmix.shards.side_files import RecordName
 from mdsmix.shards.token_ids import PACKED_COLUMNS, find_id_columns, has_images, split_documents
-from mdsmix.storage import together
+from mdsmix.storage import map_threads
 from mdsmix.table import Tree
 from mdsmix.tokenizer.card import Decoder
 
@@ -149,7 +149,7 @@ def runs_of(sample: Shown, decoder: Decoder | None, marks: str = TRAINED) -> Ite
     `marks`: the brackets around segments with `is_trained`, if that means something else.
     """
     if isinstance(sample, Mapping):
-        yield printable(str(sample), WRITTEN), "text"
+        yield make_printable(str(sample), WRITTEN), "text"
         return
     for document, run in groupby(sample, lambda part: part.document):
         parts = list(run)
@@ -171,7 +171,7 @@ def _decoded(part: Segment, decoder: Decoder) -> Iterator[Run]:
     before = part.before
     for is_control, run in groupby(part.ids, decoder.control.__contains__):
         for some in ([token] for token in run) if is_control else [list(run)]:
-            text = printable(decoder.text(some, before), WRITTEN).translate(_MARKS)
+            text = make_printable(decoder.text(some, before), WRITTEN).translate(_MARKS)
             yield (text.join(CONTROL), "control") if is_control else (text, "text")
             before = some[-1]
 
@@ -288,7 +288,7 @@ def _numbers(stream: PublishedStream, choice: Choice) -> Sequence[int]:
         return sorted(random.Random(choice.seed).sample(range(total), min(choice.count, total)))
     if choice.longest and total:
         # The tables at the heads of the shards give the bytes of each sample.
-        sizes = together(
+        sizes = map_threads(
             lambda shard: np.diff(read_sample_table(stream.folder, shard)), stream.shards
         )
         return [int(np.concatenate(sizes).argmax())]

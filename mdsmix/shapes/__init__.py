@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mdsmix.extensions import extension, version_of
+from mdsmix.extensions import describe_package, load_extension
 from mdsmix.shapes.functions import FunctionName, function_shape, is_function
 from mdsmix.shapes.messages import MESSAGES, OPENAI, PROMPT_COMPLETION
 from mdsmix.shapes.preference import PREFERENCE, PREFERENCE_ALPACA, PREFERENCE_SHAREGPT
@@ -43,7 +43,7 @@ def published_name(shape: Shape) -> str:
     """Return the name of a shape in a published stream. The name of a shape that another package
     registers ends in the package's version: `chatty of shapes-of-mine 1.2`.
     """
-    version = "" if shape.name in SHAPES else version_of(ENTRY_POINTS, shape.name)
+    version = "" if shape.name in SHAPES else describe_package(ENTRY_POINTS, shape.name)
     return f"{shape.name}{_OF}{version}" if version else shape.name
 
 
@@ -63,7 +63,7 @@ def find_shape(name: str | None, keys: Iterable[str]) -> Shape | None:
     if is_function(name):
         return function_shape(FunctionName.from_text(name))
     name = name.partition(_OF)[0]
-    return SHAPES.get(name) or extension(ENTRY_POINTS, name)
+    return SHAPES.get(name) or load_extension(ENTRY_POINTS, name)
 
 
 __all__ = ["SHAPES", "Fields", "Shape", "find_shape", "published_name"]

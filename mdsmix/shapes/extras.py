@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mdsmix.record import Conversation, RecordRefused, is_encodable
-from mdsmix.schema import brief
+from mdsmix.schema import shorten
 from mdsmix.shapes.conversation_rules import MASK, decoded, followed
 from mdsmix.shapes.shape import RawRecord
 
@@ -87,7 +87,7 @@ def variables_of(value: Any) -> Mapping[str, Any] | None:
     if value is None and not isinstance(given, str):
         return None
     if not isinstance(value, dict):
-        raise RecordRefused("bad_template_kwargs", why=f"it is {brief(given)}, no object")
+        raise RecordRefused("bad_template_kwargs", why=f"it is {shorten(given)}, no object")
     variables: dict[str, Any] = followed(value, True)
     for name in variables:
         if name in OWN_VARIABLES:

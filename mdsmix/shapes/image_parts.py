@@ -25,7 +25,7 @@ from urllib.parse import unquote, unquote_to_bytes
 import orjson
 
 from mdsmix.record import Conversation, RecordRefused, RichConversation
-from mdsmix.schema import brief
+from mdsmix.schema import shorten
 from mdsmix.shapes.content_parts import TEXTS, joined_parts
 from mdsmix.shapes.fields import parse_field
 from mdsmix.shapes.shape import RawRecord, Shape
@@ -178,7 +178,9 @@ def image_of(value: Any) -> Image:
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str) or not value:
-        raise RecordRefused("bad_image", why=f"it is {brief(given)}, no path, URL, bytes or base64")
+        raise RecordRefused(
+            "bad_image", why=f"it is {shorten(given)}, no path, URL, bytes or base64"
+        )
     if value[:5].lower() == "data:":
         return _from_data(value)
     return _decoded(value) if is_encoded or _BARE.fullmatch(value.rstrip()) else value

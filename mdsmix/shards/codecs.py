@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdsmix.extensions import extension
+from mdsmix.extensions import load_extension
 from mdsmix.ragged import Ragged
 
 _DTYPES = {
@@ -151,6 +151,6 @@ def find_codec(encoding: str) -> Codec:
     settings are wrong.
     """
     name, *settings = encoding.split(":")
-    make = CODECS[name] if name in CODECS else extension("mdsmix.codecs", name)
+    make = CODECS[name] if name in CODECS else load_extension("mdsmix.codecs", name)
     made: Codec = make(*settings) if make else Codec()
     return made

@@ -19,7 +19,7 @@ import xxhash
 
 from mdsmix import schema
 from mdsmix.errors import Unreachable
-from mdsmix.messages import in_line
+from mdsmix.messages import flatten_error
 from mdsmix.shards.codecs import find_codec
 from mdsmix.storage import Location, Stat
 
@@ -146,12 +146,12 @@ def parse_index(content: bytes, where: str) -> Index:
             raise schema.Misfit("it has no list `shards`.")
         for number, entry in enumerate(tree["shards"]):
             _refuse_other_writer(entry, where)
-            shards.append(schema.read(Shard, entry, f"shards[{number}]"))
+            shards.append(schema.parse_mapping(Shard, entry, f"shards[{number}]"))
             if problem := _problem(shards[-1]):
                 raise schema.Misfit(f"shards[{number}] {problem}")
     except (ValueError, RecursionError, schema.Misfit) as error:
         raise Unreachable(
-            f"{where} is no index that Streaming could read: {in_line(error)}; "
+            f"{where} is no index that Streaming could read: {flatten_error(error)}; "
             "publish the stream again."
         ) from None
     return Index(tuple(shards), content)
@@ -220,10 +220,10 @@ def _problem(shard: Shard) -> str | None:
     """The first thing in an entry that a reader would stumble over; None where nothing is wrong."""
     for file in filter(None, (shard.raw_data, shard.zip_data)):
         if not _is_below(file.basename):
-            name = schema.brief(file.basename)
+            name = schema.shorten(file.basename)
             return f"names the file {name}, which is not inside the stream's folder"
         if not 0 <= file.bytes < 1 << 32:
-            return f"says it has {schema.brief(file.bytes)} bytes"
+            return f"says it has {schema.shorten(file.bytes)} bytes"
     columns = len(shard.column_names)
     is_even = columns == len(shard.column_encodings) == len(shard.column_sizes)
     if bool(shard.compression) != bool(shard.zip_data) or shard.samples < 0 or not is_even:
@@ -232,5 +232,5 @@ def _problem(shard: Shard) -> str | None:
         try:
             find_codec(encoding)
         except (TypeError, ValueError, ArithmeticError):
-            return f"has a column of the encoding {schema.brief(encoding)}, which is none"
+            return f"has a column of the encoding {schema.shorten(encoding)}, which is none"
     return None

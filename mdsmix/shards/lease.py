@@ -191,7 +191,7 @@ def _take(at: Location, say: Say) -> Lease:
         since=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
         token=secrets.token_hex(8),
     )
-    if not at.keeps_conditions():
+    if not at.try_conditions():
         say(
             f"WARNING: the store of {at.parent.parent} keeps no conditions (If-Match, If-None-Match), so two runs that "
             "write one stream cannot be kept apart for certain: see that no two are started at once."
@@ -225,7 +225,7 @@ def _holder_in(found: Revision) -> Holder | None:
     """The holder that the lease names; None where it cannot be read, as in the middle of a
     write.
     """
-    return schema.load_if_fit(Holder, found.content or b"")
+    return schema.parse_json_if_fit(Holder, found.content or b"")
 
 
 def _now() -> float:

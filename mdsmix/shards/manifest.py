@@ -18,8 +18,8 @@ import orjson
 import xxhash
 
 from mdsmix import schema
-from mdsmix.errors import Earlier, Unreachable
-from mdsmix.messages import in_line
+from mdsmix.errors import EarlierFormat, Unreachable
+from mdsmix.messages import flatten_error
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import find_metadata
 from mdsmix.shards.side_files import NamedFile, SideFile, SourceEntry, SourceList, read_source_list
@@ -263,14 +263,15 @@ _SORTED = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
 
 
 def parse_manifest(content: bytes, where: str) -> Manifest:
-    """A manifest from its bytes; Unreachable where it is damaged or of a newer format, Earlier
-    where it is of an earlier one.
+    """Return the manifest that these bytes contain.
+
+    Raises Unreachable if it is damaged or of a newer format, EarlierFormat if of an earlier one.
     """
     try:
         tree = orjson.loads(content)
         version = tree.get("format_version") if isinstance(tree, dict) else None
         if version in range(1, FORMAT_VERSION):
-            raise Earlier(
+            raise EarlierFormat(
                 f"{where} was written by an earlier commit of mdsmix (format version {version}, and this one reads "
                 f"{FORMAT_VERSION}): run mdsmix convert, or mdsmix mix, on its recipe, which makes the stream anew."
             )
@@ -285,10 +286,10 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
             raise schema.Misfit(
                 "it was changed since it was written: its hash is not that of its bytes"
             )
-        return schema.read(Manifest, tree)
+        return schema.parse_mapping(Manifest, tree)
     except (orjson.JSONDecodeError, RecursionError, schema.Misfit) as error:
         raise Unreachable(
-            f"{where} cannot be read as a manifest: {in_line(error)}; "
+            f"{where} cannot be read as a manifest: {flatten_error(error)}; "
             "mdsmix convert RECIPE --reencode publishes the stream anew."
         ) from None
 

@@ -38,7 +38,7 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.ragged import Chunked, Interleaved, Ragged
 from mdsmix.shards.codecs import Codec, find_codec
 from mdsmix.shards.index import HASH_ALGORITHM, Shard, StoredFile
-from mdsmix.storage import Location, together
+from mdsmix.storage import Location, map_threads
 
 SHARD_NAME = re.compile(r"([0-9a-f]{32})(-\d+)?\.mds(\.zstd)?")
 "The name of a shard that mdsmix wrote; shards of equal bytes are numbered."
@@ -252,7 +252,7 @@ def copy_missing(folder: Location, files: Iterable[StoredFile], places: Sequence
             f"the file {left[0].basename} was deleted from {places[0]} while the stream was being published; run the same "
             "command again, which makes it anew."
         )
-    together(lambda name: _bring(sources[name], folder / name), sources)
+    map_threads(lambda name: _bring(sources[name], folder / name), sources)
     if sources:
         folder.flush()
 

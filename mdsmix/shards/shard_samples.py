@@ -29,7 +29,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from mdsmix.errors import MdsmixError, Unreachable
-from mdsmix.messages import in_line
+from mdsmix.messages import flatten_error
 from mdsmix.ragged import Ragged
 from mdsmix.shards.codecs import Codec, find_codec, lay_out_lengths
 from mdsmix.shards.index import Shard, StoredFile
@@ -72,7 +72,7 @@ def open_shard(folder: Location, shard: Shard) -> Iterator[Location]:
         raise
     except Exception as error:
         raise Unreachable(
-            f"the shard {file} is damaged: {in_line(error)}; publish that stream again."
+            f"the shard {file} is damaged: {flatten_error(error)}; publish that stream again."
         ) from None
 
 
@@ -212,7 +212,7 @@ def decode_arrays(cells: Ragged, codec: Codec) -> Ragged:
     in front of it says.
     """
     width, skipped = np.dtype(codec.dtype).itemsize, np.zeros(len(cells), np.int64)
-    heads = Ragged.of([], np.uint8)
+    heads = Ragged.from_rows([], np.uint8)
     if codec.size is None:
         log_widths = (cells.values[cells.offsets[:-1]] & 3).astype(np.int64)
         skipped = 1 + (1 << log_widths)

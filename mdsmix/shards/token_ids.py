@@ -178,7 +178,7 @@ def decode_tokens(shard: Shard, samples: Ragged) -> Tokens | None:
 def decode_sample_tokens(sample: Sample) -> Tokens:
     """Return the ids of one decoded sample. MixRefused if its columns hold no ids."""
     turns = decode_turns(sample)
-    sides = Ragged.of([side for turn in turns for side in turn], np.int64)
+    sides = Ragged.from_rows([side for turn in turns for side in turn], np.int64)
     ids = Ragged.from_lengths(sides.values, np.array([len(sides.values)]))
     return Tokens(ids, sides.lengths[0::2], sides.lengths[1::2], np.array([0, len(turns)]))
 
@@ -205,6 +205,6 @@ def _of_packed(rows: Ragged, begins: Ragged, trained: Ragged | None = None) -> T
 def _of_turns(cells: Ragged) -> Tokens:
     samples = [*map(orjson.loads, cells.slices())]
     sides = (turn[side] for turns in samples for turn in turns for side in SIDES)
-    found, turns = Ragged.of(sides, np.int64), np.cumsum([0, *map(len, samples)])
+    found, turns = Ragged.from_rows(sides, np.int64), np.cumsum([0, *map(len, samples)])
     ids = Ragged(found.values, found.offsets[2 * turns])
     return Tokens(ids, found.lengths[0::2], found.lengths[1::2], turns)

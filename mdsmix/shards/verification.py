@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
-from mdsmix.errors import Earlier, Unreachable
-from mdsmix.messages import in_line
+from mdsmix.errors import EarlierFormat, Unreachable
+from mdsmix.messages import flatten_error
 from mdsmix.ragged import Ragged
 from mdsmix.shards.codecs import find_codec
 from mdsmix.shards.index import INDEX, Shard, StoredFile, find_metadata, parse_index, read_index
@@ -119,7 +119,7 @@ def _parsed(at: Location, parse: Callable[[bytes, str], T], faults: list[StreamF
     content = find_metadata(at)
     try:
         return None if content is None else parse(content, str(at))
-    except Earlier:
+    except EarlierFormat:
         raise
     except Unreachable as error:
         faults.append(StreamFault("index" if at.name == INDEX else "manifest", at.name, str(error)))
@@ -200,7 +200,7 @@ def _look(folder: Location, of: _File) -> _Look:
                 tokens = decode_and_count(shard, parse_samples(shard, data))
             return _Look(fault, True, tokens)
         except Exception as error:  # whatever a decoder makes of damaged bytes
-            problem = in_line(error) or type(error).__name__
+            problem = flatten_error(error) or type(error).__name__
             fault = fault or StreamFault(
                 SHARD_CONTENTS if shard else SIDE_FILES, stored.basename, problem
             )

@@ -25,7 +25,7 @@ import orjson
 
 from mdsmix.errors import Unreachable
 from mdsmix.json_values import write_json
-from mdsmix.messages import in_line, listed
+from mdsmix.messages import flatten_error, join_names
 from mdsmix.record import RecordRefused
 from mdsmix.sources.arrow_values import MAP_REASONS, Decode, decode_record, decoders_of
 from mdsmix.sources.format import ROWS, Block, Format, Item, Splits, item_blocks
@@ -282,7 +282,7 @@ def no_such_file(file: SourceFile, what: str, error: Exception) -> Unreachable:
     if "64 bits" in str(error):
         return Unreachable(_of_wide_integers(file))
     return Unreachable(
-        f"{file.location.url} is no whole {what} ({in_line(error)[:200]}), so none of its records can be read: copy it again, or name it by what it is"
+        f"{file.location.url} is no whole {what} ({flatten_error(error)[:200]}), so none of its records can be read: copy it again, or name it by what it is"
     )
 
 
@@ -307,7 +307,7 @@ def _of_wide_integers(file: SourceFile) -> str:
     names = [
         footer[each.end() : each.end() + each[1][0]].decode(errors="replace") for each in found
     ]
-    which = f"the column {listed(names)}" if names else "a column"
+    which = f"the column {join_names(names)}" if names else "a column"
     return (
         f"{file.location.url} has integers of more than 64 bits in {which}, as polars' Int128 writes them, and pyarrow opens no such file: "
         "cast the column to Int64 or String, or leave it out, and write the file again"

@@ -16,19 +16,19 @@ from typing import Any
 import orjson
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.messages import listed
+from mdsmix.messages import join_names
 from mdsmix.record import is_encodable
 from mdsmix.shards.index import INDEX
 from mdsmix.sources.formats import FORMATS, format_of
 from mdsmix.sources.inflate import PACKINGS
 from mdsmix.sources.units import BY_NAME, ReadAs, SourceFile
-from mdsmix.storage import Found, Location, has_pattern, is_url, locate, together
+from mdsmix.storage import FoundFiles, Location, has_pattern, is_url, locate, map_threads
 
 STATE = "state.json"
 SPLITS = "dataset_dict.json"
 
 
-def list_data_files(folder: Location) -> Found:
+def list_data_files(folder: Location) -> FoundFiles:
     """The files of a folder of `save_to_disk` or of a stream, in their order; empty for any other
     folder, or a missing one.
     """
@@ -43,7 +43,7 @@ def list_data_files(folder: Location) -> Found:
     found = [(file, stat) for file in files if (stat := file.stat())]
     if missing := [str(file) for file in files if file not in dict(found)]:
         raise Unreachable(
-            f"{listed(missing)} is missing, and {STATE} beside it names it: copy the folder again"
+            f"{join_names(missing)} is missing, and {STATE} beside it names it: copy the folder again"
         )
     return found
 
@@ -66,7 +66,7 @@ def find_files(
 ) -> list[SourceFile]:
     """The files of the paths, globs and URLs, each file once. Relative paths begin at `base`."""
     found: dict[str, SourceFile] = {}
-    for files in together(lambda path: _find_one(path, base, read_as), paths):
+    for files in map_threads(lambda path: _find_one(path, base, read_as), paths):
         for file in files:
             found.setdefault(file.location.url, file)
     return list(found.values())

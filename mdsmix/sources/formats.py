@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from mdsmix.errors import RecipeError
-from mdsmix.extensions import extension
-from mdsmix.messages import hint
+from mdsmix.extensions import load_extension
+from mdsmix.messages import suggest_key
 from mdsmix.shards.index import INDEX
 from mdsmix.sources.arrow import Arrow
 from mdsmix.sources.csv_table import CsvTable
@@ -79,7 +79,7 @@ def format_by(path: str, named: str = "") -> Format:
 
 def _added(suffix: str) -> Format | None:
     """The format that another package registers for this suffix."""
-    found: Format | None = extension(ENTRY_POINTS, suffix) if suffix else None
+    found: Format | None = load_extension(ENTRY_POINTS, suffix) if suffix else None
     return found
 
 
@@ -89,7 +89,7 @@ def _named(name: str, suffix: str) -> Format:
         return FORMATS.get(known + suffix * (suffix in PACKINGS)) or FORMATS[known]
     if added := _added(f".{name}"):
         return added
-    raise RecipeError(f"source.format is {name!r}; {hint(name, list(NAMED))}")
+    raise RecipeError(f"source.format is {name!r}; {suggest_key(name, list(NAMED))}")
 
 
 def list_raised_versions(formats: Iterable[Format]) -> dict[str, int]:

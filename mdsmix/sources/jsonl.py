@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import orjson
 
-from mdsmix.json_values import TOO_LARGE, UnreadableNumber, holds_long_numbers, read_json
+from mdsmix.json_values import TOO_LARGE, UnreadableNumber, has_long_numbers, read_json
 from mdsmix.sources.format import (
     BLANK,
     MARK,
@@ -49,7 +49,7 @@ Pieces = Iterator[tuple[int, bytes]]
 
 def decode_lines(lines: list[bytes]) -> Decoded:
     """The values of the lines, and the reasons of lines that hold none."""
-    read = read_json if holds_long_numbers(b"".join(lines)) else orjson.loads
+    read = read_json if has_long_numbers(b"".join(lines)) else orjson.loads
     records, faults, rest = list[Any](), dict[int, str](), map(read, lines)
     while True:
         try:

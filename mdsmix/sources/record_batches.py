@@ -20,7 +20,7 @@ from mdsmix.sources.content import Content, Digests, check_unchanged
 from mdsmix.sources.format import BLANK, Block, Item
 from mdsmix.sources.formats import format_of
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Unit
-from mdsmix.storage import together
+from mdsmix.storage import map_threads
 
 SMALL_BYTES = 1 << 20
 MOST = 16
@@ -31,7 +31,7 @@ def fetched_ahead(files: Sequence[SourceFile]) -> Iterator[SourceFile]:
     """The files in their order; small objects of a store come with their bytes."""
     for begin in range(0, len(files), MOST):
         some = files[begin : begin + MOST]
-        yield from together(_fetched, some) if sum(map(_is_small, some)) > 1 else some
+        yield from map_threads(_fetched, some) if sum(map(_is_small, some)) > 1 else some
 
 
 def _is_small(file: SourceFile) -> bool:

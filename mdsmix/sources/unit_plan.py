@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from mdsmix.sources.format import BLANK, Block
 from mdsmix.sources.formats import format_of
 from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit, sort_key
-from mdsmix.storage import Location, together
+from mdsmix.storage import Location, map_threads
 
 
 def plan_units(
@@ -49,7 +49,7 @@ def plan_units(
     """
     filled = sorted((file for file in files if file.stat.size), key=sort_key)
     lines = [file for file in filled if not format_of(file).reads_fields]
-    windows = dict(zip(lines, together(line_window, lines), strict=True)) if line_window else {}
+    windows = dict(zip(lines, map_threads(line_window, lines), strict=True)) if line_window else {}
     whole = Unit(files=(), fields=tuple(fields), parsed=tuple(parsed), blobs=tuple(blobs))
     units = list[Unit]()
     for window in sorted({window_bytes, *windows.values()}):
@@ -67,7 +67,7 @@ def _planned(files: list[SourceFile], like: Unit) -> Iterator[Unit]:
     is_small = weights < window
     yield from map(new, _runs(list(compress(files, is_small)), weights[is_small], window))
     large = list(compress(files, ~is_small))
-    cut = together(lambda file: list(format_of(file).splits(file, window, like.fields)), large)
+    cut = map_threads(lambda file: list(format_of(file).splits(file, window, like.fields)), large)
     for file, splits in zip(large, cut, strict=True):
         for start, end in splits:
             yield new([file], start=start, end=end)
@@ -188,7 +188,7 @@ def read_beginnings(units: Sequence[Unit], size: int | None) -> Iterator[Beginni
     """
     for begin in range(0, len(units), AT_ONCE):
         some = units[begin : begin + AT_ONCE]
-        yield from filter(None, together(lambda unit: _beginning(unit, size or BYTES), some))
+        yield from filter(None, map_threads(lambda unit: _beginning(unit, size or BYTES), some))
 
 
 def _window(size: int, least: int) -> int:

@@ -19,7 +19,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.storage.local import LocalPath
 from mdsmix.storage.location import (
     CHANGED,
-    Found,
+    FoundFiles,
     Location,
     Stat,
     fixed_prefix,
@@ -28,18 +28,18 @@ from mdsmix.storage.location import (
 
 __all__ = [
     "CHANGED",
-    "Found",
+    "FoundFiles",
     "Location",
     "Stat",
     "begins_like_url",
+    "find_key_terminator",
     "fixed_prefix",
     "has_pattern",
     "is_for_streaming_alone",
     "is_url",
     "locate",
+    "map_threads",
     "require_local",
-    "sign_that_ends",
-    "together",
 ]
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ THREADS = 16
 "Requests at a time. Each waits some 20 ms for the store, and costs this machine next to nothing."
 
 
-def together(request: Callable[[T], R], items: Iterable[T]) -> list[R]:
+def map_threads(request: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """The results of `request` for each item, in the items' order; 16 requests run at a time.
     Raises the error of the first item that failed, and drops requests that have not begun.
     """
@@ -148,7 +148,7 @@ def require_local(folder: str | os.PathLike[str]) -> None:
         raise RecipeError(f"{os.fspath(folder)} is not a folder of this machine; name one that is.")
 
 
-def sign_that_ends(url: str) -> str:
+def find_key_terminator(url: str) -> str:
     """Return the first `#` or `?` of a URL, at which Streaming's parser of URLs ends the key; blank
     if there is none, and for a path.
     """

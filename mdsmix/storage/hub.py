@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, BinaryIO, cast
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.messages import in_line
+from mdsmix.messages import flatten_error
 from mdsmix.storage.location import CHANGED, Listing, Location, Stat
 
 _PATH = re.compile(r"datasets/[^/]+/[^/@]+(@[^/]+)?/.+")
@@ -118,6 +118,6 @@ def _explained(url: str) -> Iterator[None]:
         raise
     except (OSError, ValueError) as error:  # huggingface_hub's own are both
         raise Unreachable(
-            f"{url} cannot be read from the hub ({type(error).__name__}): {in_line(error)[:300]}; check the file's name, the login (HF_TOKEN), the network, "
+            f"{url} cannot be read from the hub ({type(error).__name__}): {flatten_error(error)[:300]}; check the file's name, the login (HF_TOKEN), the network, "
             "HF_ENDPOINT and HF_HUB_OFFLINE, or copy the files and name these"
         ) from None

@@ -25,7 +25,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.storage.location import (
     CHANGED,
     Bytes,
-    Found,
+    FoundFiles,
     Listing,
     Location,
     Stat,
@@ -147,7 +147,7 @@ class LocalPath(Location):
                         return made
         return None
 
-    def keeps_conditions(self) -> bool:
+    def try_conditions(self) -> bool:
         return True
 
     def copy_to(self, other: Location) -> None:
@@ -230,7 +230,7 @@ class LocalPath(Location):
     def unfinished(self) -> Listing:
         yield from (each for each in self.list(recursive=True) if _TEMPORARY.search(each[0]))
 
-    def expand(self) -> Found:
+    def expand(self) -> FoundFiles:
         itself = self._source()
         if itself is not None:
             return [(self, itself)]

@@ -139,7 +139,7 @@ class Location(ABC):
             f"{self.url} cannot be written: mdsmix only reads from the hub; publish to a folder or an s3:// URL"
         )
 
-    def keeps_conditions(self) -> bool:
+    def try_conditions(self) -> bool:
         """Whether only one of several writers succeeds that `create` or `replace` this file at the
         same moment. An unknown store is tried once a run, beside this file. In a store that fails,
         both look before they write, and a write in between is lost.
@@ -195,7 +195,7 @@ class Location(ABC):
         """
         return iter(())
 
-    def expand(self) -> Found:
+    def expand(self) -> FoundFiles:
         """The files that this path names, sorted: the path itself, or the matches of `*`, `?`,
         `[]`, `**`. A store is asked for one listing, and for each file whose stamp the listing
         leaves out.
@@ -217,7 +217,7 @@ class Location(ABC):
         return [(at, now) for at, stat in found if (now := stat if stat.stamp else at.stat())]
 
 
-Found: TypeAlias = "list[tuple[Location, Stat]]"
+FoundFiles: TypeAlias = "list[tuple[Location, Stat]]"
 
 
 def has_pattern(path: str) -> bool:

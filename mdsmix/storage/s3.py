@@ -77,7 +77,7 @@ class S3Path(Location):
     def replace(self, stamp: str, content: bytes) -> Stat | None:
         return ask(self.url, lambda client: put_if(client, self._object(), content, stamp))
 
-    def keeps_conditions(self) -> bool:
+    def try_conditions(self) -> bool:
         return are_kept(S3Path(f"{self.path}-trial-{secrets.token_hex(8)}"), self.bucket)
 
     def copy_to(self, other: Location) -> None:

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from mdsmix.errors import Unreachable
-from mdsmix.messages import Say, printable
+from mdsmix.messages import Say, make_printable
 from mdsmix.storage.location import Stat
 from mdsmix.storage.s3_errors import (
     Answer,
@@ -58,7 +58,7 @@ _told: set[str] = set()
 
 
 def _to_stderr(sentence: str) -> None:
-    print(printable(sentence), file=sys.stderr, flush=True)
+    print(make_printable(sentence), file=sys.stderr, flush=True)
 
 
 _say: Say = _to_stderr

@@ -27,7 +27,7 @@ import xxhash
 from mdsmix import schema
 from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.messages import Say, hint
+from mdsmix.messages import Say, suggest_key
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.storage import is_url, locate
 from mdsmix.tokenizer import transformers_process
@@ -197,7 +197,7 @@ def _with_stops(tokenizer: Tokenizer, named: Sequence[str]) -> Tokenizer:
         if token not in known:
             raise RecipeError(
                 f"tokenizer.stop_tokens names {token!r}, and the tokenizer {tokenizer.name} has no such "
-                f"token of its own, so no model stops at it: {hint(token, [*known])}"
+                f"token of its own, so no model stops at it: {suggest_key(token, [*known])}"
             )
     ids = [known[token] for token in dict.fromkeys(named)]
     return replace(tokenizer, stop_ids=ids, are_stops_named=True)
@@ -216,7 +216,7 @@ def _read(of: type[T], folder: Path, **said: str) -> T:
     """The card of a snapshot as a Tokenizer or Processor. `said`: fields that replace those of the
     card.
     """
-    return schema.read(of, json.loads((folder / CARD).read_bytes()) | said, str(folder))
+    return schema.parse_mapping(of, json.loads((folder / CARD).read_bytes()) | said, str(folder))
 
 
 def snapshot_of(digest: str) -> Path:

@@ -29,7 +29,7 @@ from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.rules import is_folder_beside
 from mdsmix.shards.manifest import TokenizerCard
-from mdsmix.storage import Location, is_for_streaming_alone, locate, together
+from mdsmix.storage import Location, is_for_streaming_alone, locate, map_threads
 from mdsmix.tokenizer.card import Processor, Tokenizer
 from mdsmix.tokenizer.content_hash import bytes_hash, content_hash
 from mdsmix.tokenizer.transformers_five import MODEL
@@ -65,7 +65,7 @@ def read_card(home: Location) -> FolderCard | None:
     a folder of this name.
     """
     if found := (home / card_name(home.name)).fetch():
-        card = schema.load_if_fit(FolderCard, found[1])
+        card = schema.parse_json_if_fit(FolderCard, found[1])
         return card if card and card.folder == home.name else None
     return None
 
@@ -77,7 +77,7 @@ def publish(home: Location, snapshot: Path, of: Tokenizer | Processor) -> None:
     if read_card(home):
         return
     files = {file: (snapshot / file).read_bytes() for file in of.files}
-    together(lambda file: (home / file).write(files[file]), files)
+    map_threads(lambda file: (home / file).write(files[file]), files)
     shown = of.name.rstrip("/").rpartition("/")[2] if of.name.startswith("/") else of.name
     card = FolderCard(
         name=shown, hash=of.hash, folder=home.name, content=_hash_of(files), files=[*files]
@@ -103,7 +103,7 @@ def fetch_folder(home: Location) -> Path | None:
     name, card = card_name(home.name), orjson.dumps(said)
     folder = cache_folder() / "fetched" / xxhash.xxh128_hexdigest(card) / home.name
     if not (folder / name).exists():
-        contents = together(lambda file: (home / file).read(), said.files)
+        contents = map_threads(lambda file: (home / file).read(), said.files)
         files = dict(zip(said.files, contents, strict=True))
         if _hash_of(files) != said.content:
             raise Unreachable(

@@ -289,14 +289,14 @@ tell so.
 
 
 @pytest.mark.parametrize(("fault", "when", "is_kept", "most"), STORES)
-def test_whether_a_store_keeps_conditions_is_found_out_once_and_they_are_kept(
+def test_whether_a_store_keeps_conditions_is_tried_once_and_they_are_kept(
     fault: str, when: Any, is_kept: bool, most: int, root: Location, proxy: Proxy
 ) -> None:
     proxy.rules = [Rule(fault, "PUT", times=10**9, when=when)]
-    assert (root / "x").keeps_conditions() is is_kept
+    assert (root / "x").try_conditions() is is_kept
     asked, a = len(proxy.requests), root / "a"
     assert asked == most if is_kept else asked <= most
-    assert (root / "y").keeps_conditions() is is_kept
+    assert (root / "y").try_conditions() is is_kept
     assert len(proxy.requests) == asked
     assert list(root.list(recursive=True)) == []
     first = a.create(b"one")

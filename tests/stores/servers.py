@@ -30,7 +30,7 @@ class Store:
     name: str
     settings: Mapping[str, str]
     "The environment variables with which boto3 and mdsmix reach it."
-    keeps_conditions: bool = True
+    try_conditions: bool = True
 
 
 @contextlib.contextmanager

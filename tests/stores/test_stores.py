@@ -102,7 +102,7 @@ def test_a_list_goes_on_over_pages_and_a_pattern_finds_sources_with_stamps_that_
 
 def test_conditions_are_kept_one_after_the_other(root: Location, store: Store) -> None:
     """Of several at one moment one succeeds, where the store is said to keep them."""
-    assert (root / "x").keeps_conditions() is store.keeps_conditions
+    assert (root / "x").try_conditions() is store.try_conditions
     assert list(root.list(recursive=True)) == [], "the trial leaves nothing"
     place = root / "a"
     first = place.create(b"one")
@@ -126,7 +126,7 @@ def test_a_stream_is_converted_mixed_repaired_changed_and_tidied(
     web.run("remote=null")
     expected = lying_at(web.out / "web")
     answer = done("convert", recipe, "--workers", "2")
-    assert ("keeps no conditions" in answer.out + answer.err) is not store.keeps_conditions
+    assert ("keeps no conditions" in answer.out + answer.err) is not store.try_conditions
     assert lying_at(split.parent) == expected
     assert web.run().state == "up to date"
     for command in ("verify", "check", "inspect"):

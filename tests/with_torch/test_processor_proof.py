@@ -17,7 +17,7 @@ import pytest
 import torch
 import transformers
 
-from mdsmix.engines.memory import held
+from mdsmix.engines.memory import measure_pss
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.kinds.encodings import make_encoding
@@ -165,7 +165,7 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
             each = list(workers.map(lambda size: image_tokens(card.hash, [size]), SIZES))
         assert each == [{size: told[size]} for size in SIZES]
         (pid,) = transformers_process.processes()
-        assert 100 << 20 < held(pid) < transformers_process.BYTES * 1.2
+        assert 100 << 20 < measure_pss(pid) < transformers_process.BYTES * 1.2
         assert image_tokens(card.hash, SIZES) == told
         said = image_tokens(card.hash, [(10, 3000), SIZES[0]])
         assert said[SIZES[0]] == told[SIZES[0]]

@@ -64,7 +64,9 @@ def columns_of(layout: ShardLayout, samples: list[dict[str, Any]]) -> dict[str, 
     for name, values in rows.items():
         if np.isscalar(values[0]) and not isinstance(values[0], bytes):
             rows[name] = [[value] for value in values]
-    return {name: Ragged.of(rows[name], codec.dtype) for name, codec in layout.codecs.items()}
+    return {
+        name: Ragged.from_rows(rows[name], codec.dtype) for name, codec in layout.codecs.items()
+    }
 
 
 def test_the_bytes_are_mdswriters(tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ def test_the_bytes_are_mdswriters(tmp_path: Path) -> None:
 
 def test_a_sample_that_no_shard_may_hold_is_refused() -> None:
     """An empty row as by MDSWriter; and a shard's last offset fits 32 bits."""
-    tokens = {"tokens": Ragged.of([[1], []], "uint16")}
+    tokens = {"tokens": Ragged.from_rows([[1], []], "uint16")}
     with pytest.raises(ValueError, match="column tokens holds an empty row"):
         lay_out_samples(ShardLayout({"tokens": "ndarray:uint16"}), tokens)
 

@@ -16,7 +16,7 @@ from mdsmix.errors import MdsmixError
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.kinds.processor_proof import WAY_OUT, difference, row_of
-from mdsmix.messages import spelled
+from mdsmix.messages import format_yaml_value
 from mdsmix.mix.checks.columns import find_layout
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.recipe.rules import PROCESSOR_FOLDER
@@ -53,8 +53,8 @@ def decoder_only(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     converted = encoding.decoder_only_format if stream.has_targets else True
     if format != converted:
         yield Finding(
-            f"{{streams}}: converted under decoder_only_format: {spelled(converted)}, and {{loader}} "
-            f"sets {spelled(format)}.",
+            f"{{streams}}: converted under decoder_only_format: {format_yaml_value(converted)}, and {{loader}} "
+            f"sets {format_yaml_value(format)}.",
             "convert again, or train in the format of the conversion; pretraining data with the text "
             "loader.",
             id="format-differs" if stream.has_targets else "format-pretraining",

@@ -15,9 +15,9 @@ from decimal import Context
 from fractions import Fraction
 
 from mdsmix.errors import MixRefused
-from mdsmix.messages import listed, percent
+from mdsmix.messages import format_percent, join_names
 from mdsmix.recipe.amounts import Budget, Unit
-from mdsmix.table import Column, Table, Tree, about, as_json
+from mdsmix.table import Column, Table, Tree, mark_estimate, table_to_json
 
 PRECISE = Context(prec=50, Emin=-400, Emax=400)
 """The context of roots. Every machine rounds them alike, unlike powers of floats. Numbers below
@@ -137,7 +137,7 @@ def choose_samples(
     for part, count, exact in zip(parts, counts, ideal, strict=True):
         if part.asked and not count:
             raise MixRefused(
-                f"the share of {part.stream}, {percent(part.asked)}, comes to no whole sample of "
+                f"the share of {part.stream}, {format_percent(part.asked)}, comes to no whole sample of "
                 f"about {float(part.counted):,.0f} {unit}: set a larger budget, raise max_repeat, "
                 "or give it a larger share."
             )
@@ -210,7 +210,7 @@ def _refuse_many(
     step = 1 if budget.unit else 1000  # thousandths of a pass
     largest = Fraction(math.floor(budget.amount * most / passes * step), step)
     raise MixRefused(
-        f"the share of {scarcest.stream}, {percent(scarcest.asked)} under a budget of {budget}, "
+        f"the share of {scarcest.stream}, {format_percent(scarcest.asked)} under a budget of {budget}, "
         f"comes to {float(passes * scarcest.size):,.0f} {unit}, and the stream has "
         f"{float(scarcest.size):,.0f}: {float(passes):,.2f} passes an epoch exceed "
         f"max_repeat: {float(most):g}. The largest budget that fits is "
@@ -239,14 +239,14 @@ def make_shares_table(apportioned: Apportioned) -> Table:
             part.choose,
             part.passes,
             float(part.asked),
-            about(float(part.reached), part.is_exact),
+            mark_estimate(float(part.reached), part.is_exact),
         )
         for part in apportioned.parts
     ]
     estimated = [part.stream for part in apportioned.parts if not part.is_exact]
     notes = list[str]()
     if estimated:
-        notes.append(f"~ {listed(estimated)}: estimated from the first samples (--estimate)")
+        notes.append(f"~ {join_names(estimated)}: estimated from the first samples (--estimate)")
     return Table(columns=SHARES, rows=rows, notes=notes)
 
 
@@ -256,7 +256,7 @@ def shares_to_json(apportioned: Apportioned) -> Tree:
         "is_absolute": apportioned.is_absolute,
         "is_exact": apportioned.is_exact,
         "budget": apportioned.budget and str(apportioned.budget),
-        **as_json(make_shares_table(apportioned)),
+        **table_to_json(make_shares_table(apportioned)),
     }
 
 

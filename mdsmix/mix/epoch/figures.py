@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from mdsmix.errors import MixRefused
-from mdsmix.messages import percent
+from mdsmix.messages import format_percent
 from mdsmix.mix.epoch.apportion import Apportioned, StreamShare, choose_samples, set_asked_shares
 from mdsmix.mix.epoch.draws import count_loader_delivered, count_loader_draws
 from mdsmix.mix.epoch.stream_counts import (
@@ -25,7 +25,7 @@ from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.amounts import Unit
 from mdsmix.recipe.rules import budget_of, written_shares
-from mdsmix.table import Column, Estimate, Table, about, is_known
+from mdsmix.table import Column, Estimate, Table, is_known, mark_estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +60,13 @@ def measure_stream(
     # Chance decides which rows a part of a pass draws: unless rows are equally long, their tokens
     # are a mean.
     is_exact = fixed_row_length(stream) is not None or not delivered % (samples or 1)
-    passes = about(delivered / (samples or 1), is_exact)
+    passes = mark_estimate(delivered / (samples or 1), is_exact)
     tokens = count_tokens(stream, loader)
     return StreamInEpoch(
         stream=stream.name,
-        samples=about(samples, is_counted),
-        drawn=about(drawn, is_counted),
-        delivered=about(delivered, is_counted),
+        samples=mark_estimate(samples, is_counted),
+        drawn=mark_estimate(drawn, is_counted),
+        delivered=mark_estimate(delivered, is_counted),
         tokens=tokens.kept * passes,
         trained=count_trained(stream, loader) * passes,
         cut=tokens.cut * passes,
@@ -154,7 +154,7 @@ def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Appo
     for share in [share for share in shares if share.asked] or shares:
         if not share.size:
             raise MixRefused(
-                f"{share.stream} must be {percent(share.asked)} of an epoch's {unit}, and has none: "
+                f"{share.stream} must be {format_percent(share.asked)} of an epoch's {unit}, and has none: "
                 "convert it, or remove its share, or look at what was filtered when it was "
                 "converted."
             )

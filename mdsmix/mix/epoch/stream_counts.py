@@ -25,7 +25,7 @@ from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import Turn, decode_turns, find_id_columns
-from mdsmix.table import UNKNOWN, Estimate, about, is_known
+from mdsmix.table import UNKNOWN, Estimate, is_known, mark_estimate
 
 TOKEN_COLUMNS = ("tokens", "input_ids", "labels")
 
@@ -59,7 +59,7 @@ def read_head_turns(stream: StreamInMix, loader: Loader) -> Turns:
                 samples.append(turns)
     sides = [side for turns in samples for turn in turns for side in turn]
     counts = np.array([len(turns) for turns in samples], np.int64)
-    return Turns(Ragged.of(sides, np.int64), counts)
+    return Turns(Ragged.from_rows(sides, np.int64), counts)
 
 
 Floats = NDArray[np.float64]
@@ -119,7 +119,7 @@ def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
     if fixed is not None:
         kept = samples * min(fixed, limit)
         cut = samples * max(0, fixed - limit)
-        return TokenCount(about(kept, is_counted), about(cut, is_counted))
+        return TokenCount(mark_estimate(kept, is_counted), mark_estimate(cut, is_counted))
     if stream.trusted_manifest is None:
         lengths = read_head_turns(stream, loader).samples.lengths
         mean = np.minimum(lengths, limit).mean() if len(lengths) else UNKNOWN
@@ -128,7 +128,7 @@ def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
     if is_seen_alike(stream, loader):
         cut = totals.cut_tokens + totals.truncated_tokens
         kept = totals.seen_tokens - totals.given_eos
-        return TokenCount(about(kept, is_counted), about(cut, is_counted))
+        return TokenCount(mark_estimate(kept, is_counted), mark_estimate(cut, is_counted))
     sizes, counts = expand_histogram(totals)
     share = float(np.minimum(sizes, limit) @ counts) / max(1.0, float(sizes @ counts))
     within = totals.tokens * share
@@ -141,7 +141,7 @@ def count_trained(stream: StreamInMix, loader: Loader) -> float:
     """
     manifest = stream.trusted_manifest
     if manifest and is_trained_alike(stream, loader):
-        return about(manifest.totals.loss_tokens, not stream.survey)
+        return mark_estimate(manifest.totals.loss_tokens, not stream.survey)
     turns = read_head_turns(stream, loader)
     targets = loader.target_policies
     if not len(turns.counts) or targets is None:
@@ -175,12 +175,12 @@ def count_added_eos(stream: StreamInMix, loader: Loader) -> float:
         is_plain = "labels" in encoding.columns and is_full
         return Estimate(0) if is_plain else 0
     if totals.is_eos_counted:
-        return about(totals.given_eos, has_same_room and not stream.survey)
+        return mark_estimate(totals.given_eos, has_same_room and not stream.survey)
     heads = read_head_turns(stream, loader).samples
     ends = heads.values[heads.offsets[1:][heads.lengths > 0] - 1]
     without = float((ends != manifest.tokenizer.eos_id).mean()) if len(ends) else 0.0
     added = (totals.samples - totals.cut_rows) * without
-    return about(added, not without or (without == 1 and totals.longest < limit))
+    return mark_estimate(added, not without or (without == 1 and totals.longest < limit))
 
 
 def is_seen_alike(stream: StreamInMix, loader: Loader) -> bool:

@@ -118,7 +118,7 @@ def mix_offline(
 def _read_record(folder: Location) -> MixRecord | None:
     """The record of the mix in `folder`; None where there is none that can be read."""
     found = (folder / RECORD).fetch()
-    return schema.load_if_fit(MixRecord, found[1]) if found else None
+    return schema.parse_json_if_fit(MixRecord, found[1]) if found else None
 
 
 def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:

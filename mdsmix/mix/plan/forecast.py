@@ -20,7 +20,7 @@ from mdsmix.kinds import kind_of
 from mdsmix.kinds.encodings import fields_parsed, fields_read, make_encoding
 from mdsmix.kinds.read_records import open_reading
 from mdsmix.kinds.survey import SplitSample, look, rates_of
-from mdsmix.messages import counted, plural
+from mdsmix.messages import join_counts, plural
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.amounts import taken
 from mdsmix.recipe.rules import tokens_wanted
@@ -122,7 +122,9 @@ def _looked_at(looks: Sequence[SplitSample], size: int) -> str:
     is_all = sum(each.weight for each in looks) >= size * (1 - 1e-9)
     said = f"{plural(records, 'record')} at {plural(len(looks), 'place')} looked at{', which are all' * is_all}"
     if left_out:
-        said += f"; {left_out.total():,} of these records become no sample ({counted(left_out)})"
+        said += (
+            f"; {left_out.total():,} of these records become no sample ({join_counts(left_out)})"
+        )
     return said
 
 

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, parse_quantity
-from mdsmix.messages import does, listed
+from mdsmix.messages import choose_verb, join_names
 from mdsmix.mix.epoch.cache_window import compute_loader_need
 from mdsmix.mix.epoch.draws import World, get_batching_method
 from mdsmix.mix.streams.mix import Loader, StreamInMix
-from mdsmix.table import about, size_of
+from mdsmix.table import format_size, mark_estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +112,8 @@ def plan_node(drawn: Sequence[int], loader: Loader, world: World, epochs: float)
         is_exact &= run in (0, 1)
     return NodePlan(
         remote_streams=sum(map(is_fetched, loader.streams)),
-        run_bytes=about(fetched, is_exact),
-        kept_bytes=about(kept, is_exact),
+        run_bytes=mark_estimate(fetched, is_exact),
+        kept_bytes=mark_estimate(kept, is_exact),
         largest_shard=largest,
     )
 
@@ -147,13 +147,13 @@ def _cache_limit(
     """The cache_limit to write (None: leave it out), and the reason."""
     if local := [stream.name for stream in loader.streams if not is_fetched(stream)]:
         return None, (
-            f"{listed(local)} {does(local, 'lies', 'lie')} on the nodes' own disks alone, and under a limit Streaming would delete the "
+            f"{join_names(local)} {choose_verb(local, 'lies', 'lie')} on the nodes' own disks alone, and under a limit Streaming would delete the "
             "only copy"
         )
     keeps, given = node.kept_bytes + node.largest_shard, loader.dataset.get("cache_limit")
     need = compute_loader_need(loader, world)
     why = (
-        f"a node keeps {size_of(keeps)} over the run; below {size_of(need.bytes)}, the {need.shards:,} shards in which the samples that its "
+        f"a node keeps {format_size(keeps)} over the run; below {format_size(need.bytes)}, the {need.shards:,} shards in which the samples that its "
         "workers prepare ahead and read can lie, Streaming evicts shards that a worker waits for, and may wait for ever"
     )
     if (parse_quantity(given, BYTE_UNITS) or 0) >= need.bytes:
@@ -163,6 +163,6 @@ def _cache_limit(
     limit = int(ROOM * disk) >> 20
     if limit << 20 < need.bytes:
         return None, (
-            f"{why}: {size_of(disk)} are too few; take a larger disk, more nodes, a smaller predownload or fewer num_workers"
+            f"{why}: {format_size(disk)} are too few; take a larger disk, more nodes, a smaller predownload or fewer num_workers"
         )
-    return f"{limit}mb", f"{why}; {size_of(disk)} hold less, so shards are evicted"
+    return f"{limit}mb", f"{why}; {format_size(disk)} hold less, so shards are evicted"

@@ -21,7 +21,7 @@ from typing import Any
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.foundry_yaml.findings import Finding
 from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, COUNT_UNITS, is_number, parse_quantity
-from mdsmix.messages import listed
+from mdsmix.messages import join_names
 from mdsmix.mix.check import run_checks
 from mdsmix.mix.epoch.draws import (
     METHODS,
@@ -169,7 +169,7 @@ def _streams(loader: Loader, drawn: Sequence[int], world: World) -> list[StreamI
     if get_batching_method(loader) in METHODS and not all(came):
         empty = [s.name for s, n in zip(loader.streams, came, strict=True) if not n]
         raise MixRefused(
-            f"batching_method: {get_batching_method(loader)} cannot fill a batch of {world.batch:,} rows with {listed(empty)}, and Streaming ends "
+            f"batching_method: {get_batching_method(loader)} cannot fill a batch of {world.batch:,} rows with {join_names(empty)}, and Streaming ends "
             "before the first step: take a larger batch for stratified, a smaller one for the others, or batching_method: random."
         )
     counts = zip(loader.streams, drawn, came, strict=True)

@@ -14,7 +14,7 @@ from mdsmix.mix.epoch.draws import METHODS, World, count_per_device, get_batchin
 from mdsmix.mix.epoch.figures import StreamInEpoch
 from mdsmix.mix.epoch.stream_counts import estimate_lengths, fixed_row_length, mean_longest_row
 from mdsmix.mix.streams.mix import Loader
-from mdsmix.table import UNKNOWN, Estimate, about, is_known
+from mdsmix.table import UNKNOWN, Estimate, is_known, mark_estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,13 +120,13 @@ def plan_epoch(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -
             f"an epoch of {drawn:,} samples does not fill one step, which draws {world.drawn_together:,}: take a smaller batch, or more data."
         )
     taken, is_counted = drawn - dropped, not any(s.survey for s in loader.streams)
-    part = about(taken / samples, taken == samples or is_even(loader))
+    part = mark_estimate(taken / samples, taken == samples or is_even(loader))
     return EpochPlan(
-        steps=about(steps, is_counted),
-        samples=about(taken, is_counted),
+        steps=mark_estimate(steps, is_counted),
+        samples=mark_estimate(taken, is_counted),
         tokens=sum(s.tokens for s in streams) * part,
         trained=sum(s.trained for s in streams) * part,
-        dropped=about(dropped, is_counted),
+        dropped=mark_estimate(dropped, is_counted),
     )
 
 
@@ -141,7 +141,7 @@ def plan_step(
         global_batch=world.batch,
         device_batch=world.rows,
         rows=rows,
-        drawn=about(world.drawn_together, not isinstance(world.packing, Estimate)),
+        drawn=mark_estimate(world.drawn_together, not isinstance(world.packing, Estimate)),
         positions=positions,
         tokens=tokens,
         trained=trained,
@@ -172,7 +172,7 @@ def _width(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> tu
     known = [(of, float(each.delivered)) for of, each in zip(lengths, streams, strict=True) if of]
     is_trimmed = loader.is_text or multiple > 1 or dataset.get("pad_to_longest")
     if is_trimmed and len(known) == len(streams):
-        longest = about(mean_longest_row(known, world.rows, multiple), is_even(loader))
+        longest = mark_estimate(mean_longest_row(known, world.rows, multiple), is_even(loader))
         return longest, "every row padded to the longest of a device's batch"
     return limit, f"every row padded to max_seq_len, {plural(limit, 'token')}"
 
@@ -210,12 +210,12 @@ def plan_run(
             f"{said} is less than one step, which holds {one:,.0f}: take a larger budget or a smaller batch."
         )
     # A billionth is subtracted against the rounding of floats.
-    steps = about(math.ceil(count / float(one) - 1e-9), not isinstance(one, Estimate))
+    steps = mark_estimate(math.ceil(count / float(one) - 1e-9), not isinstance(one, Estimate))
     epochs = steps / epoch.steps
     # Tokens of whole epochs are known. Those of a part are a mean, unless every step holds equally
     # many tokens.
     are_alike = is_even and step.rows == step.global_batch
-    times = about(epochs, are_alike or float(epochs).is_integer())
+    times = mark_estimate(epochs, are_alike or float(epochs).is_integer())
     return RunPlan(
         budget=said,
         steps=steps,

@@ -42,7 +42,7 @@ from mdsmix.mix.streams.resolve import (
 from mdsmix.recipe.read import read_text
 from mdsmix.storage import locate
 from mdsmix.storage.s3_errors import AWS, shown_endpoint
-from mdsmix.table import lines
+from mdsmix.table import format_lines
 
 BATCHES = 2
 BATCH_SIZE = 2
@@ -163,11 +163,14 @@ def make_epoch_comment(mix: Mix) -> str:
     epoch = make_epoch_table(measure_epoch(mix.train, mix.yaml.batch_size))
     told = [
         f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} loader comes to",
-        *(f"  {line}" for line in lines(epoch)),
+        *(f"  {line}" for line in format_lines(epoch)),
     ]
     if shares:
         table = make_shares_table(shares)
-        told += [describe_shares(shares), *(f"  {line}" for line in (*lines(table), *table.notes))]
+        told += [
+            describe_shares(shares),
+            *(f"  {line}" for line in (*format_lines(table), *table.notes)),
+        ]
     if command := fetch_command(mix):
         told += [
             "the tokenizer lies beside the streams; on every training node, before training, by aws or by `mdsmix fetch`, which takes the same words:",

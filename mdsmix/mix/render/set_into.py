@@ -23,7 +23,7 @@ from typing import Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.training_yaml import Settings, read_unresolved
-from mdsmix.messages import spelled
+from mdsmix.messages import format_yaml_value
 
 LINK = re.compile(r"\$\{([\w.]+)\}")
 MARK = "# mdsmix:"
@@ -184,4 +184,4 @@ def _by_name(value: Any) -> dict[Any, Any] | None:
 def _as_yaml(value: Any) -> str:
     """The value as YAML writes it; of a mapping the names of its keys."""
     keys = _by_name(value)
-    return f"{{{', '.join(map(str, keys))}}}" if keys else spelled(value) or "''"
+    return f"{{{', '.join(map(str, keys))}}}" if keys else format_yaml_value(value) or "''"

@@ -19,7 +19,7 @@ from mdsmix.encode.labels import Targets
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, Settings, StreamSection, TrainingYaml
 from mdsmix.kinds import kind_of
-from mdsmix.messages import listed
+from mdsmix.messages import join_names
 from mdsmix.mix.epoch.apportion import Apportioned
 from mdsmix.recipe import Recipe, StreamSpec, TokenizerSpec
 from mdsmix.shards.manifest import Encoding, TokenizerCard
@@ -28,7 +28,7 @@ from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.verification import VerifyReport
 from mdsmix.sources import ReadAs, SourceFile, find_files
 from mdsmix.sources.find import drop_empty_files
-from mdsmix.storage import Location, locate, together
+from mdsmix.storage import Location, locate, map_threads
 from mdsmix.tokenizer.published import PublishedTokenizer
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Loader(LoaderSection):
     def require_opened(self) -> None:
         """Raise Unreachable if some of its streams are at places that mdsmix cannot open."""
         if self.unopened:
-            places = listed([f"{stream.name} ({stream.url})" for stream in self.unopened])
+            places = join_names([f"{stream.name} ({stream.url})" for stream in self.unopened])
             raise Unreachable(
                 f"{self.label} reads {places}. Streaming can read that and mdsmix cannot, so the "
                 "samples of an epoch are unknown: copy the data to a folder or an s3:// URL."
@@ -261,7 +261,7 @@ class Mix:
         Many streams are listed at a time; no file is read.
         """
         specs = [spec for stream in unique_folders(self.streams) if (spec := self.spec_of(stream))]
-        listings = together(self._list_sources, specs)
+        listings = map_threads(self._list_sources, specs)
         return {spec.name: files for spec, files in zip(specs, listings, strict=True)}
 
     def _list_sources(self, spec: StreamSpec) -> list[SourceFile] | MdsmixError:
@@ -277,7 +277,7 @@ class Mix:
         """List the stored files of every stream, many at a time: a store takes 20 ms or more to
         list one. `StreamInMix.files` keeps the result.
         """
-        together(lambda stream: stream.files, self.streams)
+        map_threads(lambda stream: stream.files, self.streams)
 
     def republish_fix(self, options: str = "") -> str:
         """Return the words of a fix that explain how to publish a stream again."""

@@ -52,7 +52,7 @@ from mdsmix.shards.published import (
     open_stream_in,
 )
 from mdsmix.shards.token_ids import PACKED_COLUMNS, find_id_columns
-from mdsmix.storage import Location, locate, together
+from mdsmix.storage import Location, locate, map_threads
 from mdsmix.tokenizer.published import adopt_hash
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def open_recipe_streams(
     missing only because a holdout was added to the recipe since it was converted.
     """
     specs = [*recipe.streams.values()]
-    opened = together(lambda spec: _open_published(recipe, spec), specs)
+    opened = map_threads(lambda spec: _open_published(recipe, spec), specs)
     published = dict(zip((spec.name for spec in specs), opened, strict=True))
     missing = [spec for spec in specs if published[spec.name] is None]
     if missing and survey is None:
@@ -303,7 +303,7 @@ def make_stream_mix(urls: Sequence[str]) -> Mix:
 
     Raises RecipeError if a stream is named twice.
     """
-    streams = {stream.name: stream for stream in together(_open_stream, urls)}
+    streams = {stream.name: stream for stream in map_threads(_open_stream, urls)}
     if len({stream.folder.url for stream in streams.values()}) < len(urls):
         raise RecipeError(f"{', '.join(urls)} names a stream twice; name every stream once.")
     encodings = [stream.encoding for stream in streams.values() if stream.encoding]
@@ -421,7 +421,7 @@ def _open_loader(loader: LoaderSection, known: Mapping[str, StreamInMix]) -> Loa
         label=loader.label,
         section=loader.section,
         is_in_list=loader.is_in_list,
-        streams=tuple(together(open_section, sections)),
+        streams=tuple(map_threads(open_section, sections)),
     )
 
 

@@ -30,7 +30,7 @@ from mdsmix.report.inspection import Inspection, find_bad_records, inspect
 from mdsmix.report.named_streams import NamedStream, named_streams
 from mdsmix.report.shown_samples import Choice
 from mdsmix.shards.manifest import Manifest
-from mdsmix.storage import together
+from mdsmix.storage import map_threads
 from mdsmix.table import Tree
 from mdsmix.tokenizer.card import Decoder, find_decoder
 
@@ -134,7 +134,7 @@ def gather(
     except (Unreachable, MixRefused, Damaged) as error:
         page.mix, page.problems[str(error)] = None, error
     once = {stream.url: stream for stream in reversed(named)}  # several loaders may read one stream
-    page.streams = together(lambda stream: _stream(stream, choice, tokenizer), [*once.values()][::-1])  # fmt: skip
+    page.streams = map_threads(lambda stream: _stream(stream, choice, tokenizer), [*once.values()][::-1])  # fmt: skip
     for stream in page.streams:
         page.problems |= {str(error): error for error in stream.failed}
     _plan(page, asked)

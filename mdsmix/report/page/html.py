@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from mdsmix import __version__
-from mdsmix.messages import WRITTEN, plural, printable
+from mdsmix.messages import WRITTEN, make_printable, plural
 from mdsmix.mix.check import describe_verdict, is_refused
 from mdsmix.recipe.read import parted
 from mdsmix.report.page.gather import UNSEEN, Gathered
@@ -27,14 +27,14 @@ from mdsmix.report.page.page_sections import sections
 from mdsmix.report.page.sample_browser import samples_of
 from mdsmix.report.planned_run import figure_text
 from mdsmix.storage import locate
-from mdsmix.table import cell_text, is_known
+from mdsmix.table import format_cell, is_known
 
 TEMPLATES = Path(__file__).parent / "templates"
 
 
 def mark_of(targets: Sequence[str]) -> Markup:
     """The line of a page that names its recipe, YAML or streams, without overrides."""
-    named = " ".join(printable(locate(name).url) for name in parted(targets)[0])
+    named = " ".join(make_printable(locate(name).url) for name in parted(targets)[0])
     return Markup('<meta name="mdsmix-of" content="{}">').format(named)
 
 
@@ -92,7 +92,7 @@ def _environment() -> Environment:
         "figure": figure,
         "kind": lambda item: type(item).__name__,
         "plural": plural,
-        "told": cell_text,
+        "told": format_cell,
     }
     return made
 
@@ -102,7 +102,7 @@ def _printable(value: Any) -> Any:
     itself and stays.
     """
     if isinstance(value, str) and not isinstance(value, Markup):
-        return printable(value, WRITTEN)
+        return make_printable(value, WRITTEN)
     return value
 
 

@@ -23,7 +23,7 @@ from mdsmix.report.page.gather import MOST_BAD, ROWS, UNSEEN, Gathered, StreamOn
 from mdsmix.report.planned_run import show_plan
 from mdsmix.report.show import Item, SampleText, Title, alike_shown
 from mdsmix.shards.counts import Records
-from mdsmix.table import Column, Table, cell_text, is_known
+from mdsmix.table import Column, Table, format_cell, is_known
 
 MEASURES = (("delivered", "samples"), ("tokens", "tokens"), ("trained", "trained tokens"))
 "Fields of a StreamInEpoch, each with its words."
@@ -115,7 +115,7 @@ def _lengths(page: Gathered) -> Items:
             yield "No manifest counts its lengths." if stream.found else UNSEEN
             continue
         totals, css = manifest.totals, page.colours[stream.named.name]
-        yield f"{plural(totals.samples, 'sample')}, {cell_text(Column('tokens'), trained_tokens(manifest))} tokens, the longest {totals.longest:,}, max_seq_len {manifest.encoding.max_seq_len:,}"
+        yield f"{plural(totals.samples, 'sample')}, {format_cell(Column('tokens'), trained_tokens(manifest))} tokens, the longest {totals.longest:,}, max_seq_len {manifest.encoding.max_seq_len:,}"
         yield from untrained(manifest)
         most = max(totals.lengths.values(), default=0)
         yield Table(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from mdsmix.errors import RecipeError
 from mdsmix.images.judge import WITHOUT, Bad, Rules, judge_image, open_image, require_pillow
-from mdsmix.messages import WRITTEN, listed, plural, printable
+from mdsmix.messages import WRITTEN, join_names, make_printable, plural
 from mdsmix.report.inspection import cut_text
 from mdsmix.report.page.gather import Gathered
 from mdsmix.report.shown_samples import Chosen, Picture, Segment, shortened
@@ -81,7 +81,7 @@ def samples_of(page: Gathered) -> list[Tree]:
             "stream": name,
             "css": page.colours[name],
             "number": chosen.number,
-            "name": listed([*map(str, chosen.ids)], MOST_NAMES),
+            "name": join_names([*map(str, chosen.ids)], MOST_NAMES),
             "images": list(map(thumbnail, chosen.pictures[:images])),
             "more_images": max(0, len(chosen.pictures) - images),
             **_text(chosen, found.decoder, tokens),
@@ -123,16 +123,16 @@ def _span(ids: Sequence[int], before: int | None, decoder: Decoder) -> TokenSpan
     """The span of the first token, with the tokens behind it that complete its character."""
     first = decoder.text(ids[:1], before)
     if ids[0] in decoder.control:
-        return TokenSpan(printable(first), (ids[0],), "control")
+        return TokenSpan(make_printable(first), (ids[0],), "control")
     if BROKEN not in first:
         form = "line" if first.endswith("\n") else "text"
-        return TokenSpan(printable(first, WRITTEN), (ids[0],), form)
+        return TokenSpan(make_printable(first, WRITTEN), (ids[0],), form)
     for stop in range(2, len(ids) + 1):
         whole = decoder.text(ids[:stop], before)
         if ids[stop - 1] in decoder.control:
             break
         if BROKEN not in whole:
-            return TokenSpan(printable(whole, WRITTEN), tuple(ids[:stop]), "split")
+            return TokenSpan(make_printable(whole, WRITTEN), tuple(ids[:stop]), "split")
     return TokenSpan(first, (ids[0],), "bytes")
 
 
