@@ -19,8 +19,8 @@ from mdsmix import sources
 from mdsmix.conversion.finished_units import StoredUnits, UnitResult, delete_joined, join
 from mdsmix.conversion.job import Job, window_key
 from mdsmix.conversion.planning import Options, plan_streams
-from mdsmix.conversion.pretrained_folders import publish_pretrained
 from mdsmix.conversion.publish import publish
+from mdsmix.conversion.publish_pretrained import publish_pretrained
 from mdsmix.conversion.source_cache import KnownSources
 from mdsmix.conversion.target import source_entries
 from mdsmix.conversion.unit_files import (

@@ -28,7 +28,7 @@ from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards import lease
 from mdsmix.storage import s3_client
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
-from mdsmix.tokenizer.transformers_process import WITHOUT
+from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
 from tests import in_process
 from tests.converting import Web
 from tests.corpus import train_tokenizer, write_corpus
@@ -51,7 +51,7 @@ hypothesis.settings.load_profile("steady")
 os.environ["HF_HUB_OFFLINE"] = "1"
 # transformers would import torch, and a process of 1.3 GB takes 0.3 s to fork, which every
 # conversion of a test does.
-os.environ.update(WITHOUT)
+os.environ.update(WITHOUT_FRAMEWORKS)
 IDENTITIES = ("AWS_PROFILE", "AWS_SESSION_TOKEN")
 
 

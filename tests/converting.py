@@ -166,7 +166,7 @@ def refused(answer: Answer, code: int, *words: str) -> None:
     """One sentence on stderr that starts with `error:`, nothing on stdout, no traceback."""
     assert (answer.code, answer.out) == (code, ""), answer
     said = answer.err.splitlines()
-    (line,) = [line for line in said if not line.startswith("looking at the tokenizer ")]
+    (line,) = [line for line in said if not line.startswith("reading the tokenizer ")]
     assert line.startswith("error: ")
     assert all(word in line for word in words), line
 

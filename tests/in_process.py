@@ -24,8 +24,8 @@ import pytest
 from mdsmix.conversion import run
 from mdsmix.conversion.planning import Options
 from mdsmix.engines.tasks import Attempt, Engine, Reporter
-from mdsmix.tokenizer import card as pretrained
-from mdsmix.tokenizer import transformers_process
+from mdsmix.tokenizer import snapshot
+from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
 from tests.preloaded import Standing
 
 BY_IMPORT = re.compile("HF_.*|HOME|XDG_CACHE_HOME")
@@ -33,7 +33,7 @@ BY_IMPORT = re.compile("HF_.*|HOME|XDG_CACHE_HOME")
 its own.
 """
 IMPORTS = "from transformers import AutoTokenizer, PreTrainedTokenizerFast"
-LOOK = "from mdsmix.tokenizer import transformers_process; transformers_process.main()"
+LOOK = "from mdsmix.tokenizer import describe; describe.main()"
 _wants_processes = False
 
 
@@ -97,14 +97,14 @@ def forked_looks() -> Iterator[None]:
     def now() -> Any:
         return os.getpid(), {k: v for k, v in os.environ.items() if BY_IMPORT.fullmatch(k)}
 
-    look, begun = pretrained._look, now()
-    quiet = transformers_process.WITHOUT | {"TRANSFORMERS_VERBOSITY": "error"}
+    look, begun = snapshot.run_describe, now()
+    quiet = WITHOUT_FRAMEWORKS | {"TRANSFORMERS_VERBOSITY": "error"}
     standing = Standing(IMPORTS, quiet)
 
     def looked(asked: str) -> subprocess.CompletedProcess[str]:
         return standing.start(LOOK, given=asked).wait() if now() == begun else look(asked)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrained, "_look", looked)
+        patch.setattr(snapshot, "run_describe", looked)
         yield
     standing.close()

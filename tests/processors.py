@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.load.vision import load_processor
-from mdsmix.tokenizer import transformers_process
+from mdsmix.processor import server
 from tests.pictures import QWEN, seeing_tokenizer
 
 if TYPE_CHECKING:  # LLM-Foundry's environment has none
@@ -112,8 +112,8 @@ def look_here(monkeypatch: pytest.MonkeyPatch) -> None:
     one.
     """
     monkeypatch.setattr(
-        transformers_process,
-        "answered",
+        server,
+        "try_to_ask",
         lambda name, asked: (load_processor(name).answer(asked), ""),
     )
 

@@ -14,7 +14,7 @@ import pytest
 from mdsmix.conversion import unit
 from mdsmix.conversion.gc import delete_garbage, find_garbage
 from mdsmix.conversion.planning import Options, plan_streams
-from mdsmix.conversion.pretrained_folders import at_hand, publish_pretrained
+from mdsmix.conversion.publish_pretrained import at_hand, publish_pretrained
 from mdsmix.encode.backends import Unequal, remember_unequal
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds import open_recipe

@@ -21,8 +21,10 @@ from mdsmix.recipe import TokenizerSpec
 from mdsmix.record import Conversation
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.storage import locate
-from mdsmix.tokenizer.card import GENERATION, Tokenizer, decoder_of, open_tokenizer
+from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
+from mdsmix.tokenizer.decoder import open_decoder
 from mdsmix.tokenizer.published import fetch_folder
+from mdsmix.tokenizer.transformers_five import GENERATION_CONFIG
 from tests.converting import (
     Web,
     chats,
@@ -158,7 +160,7 @@ def test_a_conversation_that_is_cut_ends_as_a_final_answer(
     web.holds([{"messages": talk}])
     web.says(chats("a.jsonl", too_long="first_turns"), max_seq_len=40, **ALL).run()
     [sample] = samples(web.train)
-    user = json.loads((web.tokenizer / GENERATION).read_text())["eos_token_id"][1]
+    user = json.loads((web.tokenizer / GENERATION_CONFIG).read_text())["eos_token_id"][1]
     first, second = sample["turns"]
     assert (first["labels"][-1], second["input_ids"][0] == user) == (user, False)
     assert second["labels"][-1] != user
@@ -233,7 +235,7 @@ def test_a_newline_before_the_stop_is_trained_too(web: Web, tokenizer_folder: Pa
     web.says(chats("a.jsonl"), max_seq_len=256, **ALL).run()
     [sample] = samples(web.train)
     decoded = open_tokenizer(TokenizerSpec(name=str(web.tokenizer)))
-    text = decoder_of(decoded).text
+    text = open_decoder(decoded).text
     said = [[text(turn[key]) for key in ("input_ids", "labels")] for turn in sample["turns"]]
     assert said == [
         ["<|user|>Why?<|assistant|>", "So.\n<|end|>"],
@@ -433,7 +435,7 @@ def test_stop_ids_are_those_of_generation_config(tmp_path: Path, tokenizer_folde
         found = open_tokenizer(TokenizerSpec(name=str(folder))).stop_ids
         assert found == (theirs if isinstance(theirs, list) else [theirs])
     for content in ("[]", "{", '{"eos_token_id": "<|endoftext|>"}', '{"eos_token_id": true}'):
-        (folder / GENERATION).write_text(content)
+        (folder / GENERATION_CONFIG).write_text(content)
         assert open_tokenizer(TokenizerSpec(name=str(folder))).stop_ids == []
 
 

@@ -91,7 +91,7 @@ def test_a_process_that_is_no_worker_has_its_room(monkeypatch: pytest.MonkeyPatc
     for each in (alone, budget):
         each.on_finished_unit([], False)
     assert alone.allowed_workers(64) - budget.allowed_workers(64) in (3, 4), "of 320 MiB each"
-    monkeypatch.setattr(memory, "processes", lambda: [os.getpid()])  # any that is there
+    monkeypatch.setattr(memory, "server_pids", lambda: [os.getpid()])  # any that is there
     seeing = MemoryBudget(3 * GIB)
     seeing.on_finished_unit([], False)
     assert seeing.peak > 1.9 * memory.measure_pss(os.getpid())

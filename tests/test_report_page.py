@@ -18,7 +18,8 @@ from PIL import Image
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.report.page.sample_browser import BROKEN, spans, thumbnail
 from mdsmix.report.shown_samples import Picture, Segment
-from mdsmix.tokenizer.card import decoder_of, open_tokenizer
+from mdsmix.tokenizer.card import open_tokenizer
+from mdsmix.tokenizer.decoder import open_decoder
 from tests.converting import Answer, Web, chats, documents, mdsmix, pairs
 from tests.pages import Page
 from tests.pictures import drawing, record, stream, write_drawings
@@ -118,7 +119,7 @@ def test_samples_are_those_of_inspect_by_token_and_stay_text(recipe: Path, page:
 
 @pytest.fixture(scope="module")
 def decoder(tokenizer_folder: Path) -> Any:
-    return decoder_of(open_tokenizer(TokenizerSpec(name=str(tokenizer_folder))))
+    return open_decoder(open_tokenizer(TokenizerSpec(name=str(tokenizer_folder))))
 
 
 @settings(max_examples=20)

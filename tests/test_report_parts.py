@@ -33,7 +33,7 @@ from mdsmix.shards.published import open_stream_in
 from mdsmix.shards.side_files import SourceEntry
 from mdsmix.storage import locate
 from mdsmix.table import Column, Table, table_to_json
-from mdsmix.tokenizer.card import Decoder
+from mdsmix.tokenizer.decoder import Decoder
 from tests.published import CONCAT, TOKEN_ROW, make_manifest, publish
 
 SHARE = Column("share", "share", key="share_of_tokens")

@@ -18,9 +18,10 @@ from mdsmix.cache import cache_folder
 from mdsmix.errors import Unreachable
 from mdsmix.processor.loaded import texts_in
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.tokenizer import card as module
-from mdsmix.tokenizer.card import Tokenizer, find_decoder, open_tokenizer
-from mdsmix.tokenizer.transformers_process import take
+from mdsmix.tokenizer import snapshot
+from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
+from mdsmix.tokenizer.decoder import find_decoder
+from mdsmix.tokenizer.describe import describe_tokenizer
 from tests.styles import train_style
 from tests.versions import IS_TRANSFORMERS_4
 
@@ -40,8 +41,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """Takes snapshots here, since a process for each would take seconds to start."""
-    ask = Mock(side_effect=lambda what, name, kwargs: take(name, dict(kwargs)))
-    monkeypatch.setattr(module, "ask", ask)
+    ask = Mock(side_effect=lambda what, name, kwargs: describe_tokenizer(name, dict(kwargs)))
+    monkeypatch.setattr(snapshot, "ask_transformers", ask)
     return ask
 
 
@@ -85,7 +86,7 @@ def test_a_snapshot_is_taken_once_for_each_content_and_moves_with_its_cache(
 def answered(lettered: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What transformers is to answer, the last one first; nobody asks it."""
     answers, card = list[dict[str, Any]](), asdict(lettered) | {"files": {}}
-    monkeypatch.setattr(module, "ask", lambda *_: card | answers.pop())
+    monkeypatch.setattr(snapshot, "ask_transformers", lambda *_: card | answers.pop())
     return answers
 
 
@@ -99,7 +100,9 @@ def test_a_snapshot_is_of_its_files(tmp_path: Path, answered: list[Any], monkeyp
         "as many bytes in another file": lambda: [one.write_text("1"), two.write_text("23")],
         "another name": lambda: two.rename(folder / "six.json"),
         "a file in a folder": lambda: (folder / "inner" / "x.json").write_text("{}"),
-        "another version": lambda: monkeypatch.setattr(module, "version", lambda name: "4.99"),
+        "another version": lambda: monkeypatch.setattr(
+            snapshot, "package_version", lambda name: "4.99"
+        ),
     }
     for step, change in steps.items():
         change()
@@ -206,7 +209,7 @@ def test_code_of_a_tokenizer_is_not_run(tmp_path: Path, tokenizer_folder: Path) 
     assert not (tmp_path / "ran").exists()
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
     with pytest.raises(ValueError, match=r"ByT5Tokenizer has no fast form .* convert it once"):
-        take(str(tmp_path), {})
+        describe_tokenizer(str(tmp_path), {})
 
 
 def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,9 @@ from tokenizers import Tokenizer as Model
 from mdsmix.conversion.planning import Options, plan_streams
 from mdsmix.encode.backends import Fastokens, Unequal, remember_unequal
 from mdsmix.kinds import open_recipe
-from mdsmix.tokenizer import card as pretrained
+from mdsmix.recipe import TokenizerSpec
+from mdsmix.tokenizer import snapshot
+from mdsmix.tokenizer.card import open_tokenizer
 from mdsmix.tokenizer.content_hash import bytes_hash, content_hash
 from tests.converting import Web, chats, documents, done, manifest_of, mdsmix
 
@@ -153,7 +155,7 @@ def test_bert_and_roberta_are_the_template_that_they_are(plain: Any) -> None:
 @pytest.fixture
 def earlier(web: Web, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Makes mdsmix give hashes as before: of the JSON as written."""
-    ask = pretrained.ask
+    ask = snapshot.ask_transformers
 
     def asked(*arguments: Any) -> dict[str, Any]:
         answer = ask(*arguments)
@@ -162,7 +164,7 @@ def earlier(web: Web, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.Monkey
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MDSMIX_CACHE", str(web.folder / "earlier cache"))
-        patch.setattr(pretrained, "ask", asked)
+        patch.setattr(snapshot, "ask_transformers", asked)
         yield patch
 
 
@@ -183,7 +185,7 @@ def published(web: Web, earlier: pytest.MonkeyPatch) -> tuple[Web, str]:
 
 
 def today(web: Web) -> str:
-    return pretrained.open_tokenizer(pretrained.TokenizerSpec(name=str(web.tokenizer))).hash
+    return open_tokenizer(TokenizerSpec(name=str(web.tokenizer))).hash
 
 
 def test_streams_of_the_earlier_hash_are_up_to_date(published: tuple[Web, str]) -> None:
@@ -217,7 +219,7 @@ def test_a_difference_of_backends_is_known_under_the_earlier_hash(
 ) -> None:
     """Workers note it under the hash of their stream, and the next plan reads it there."""
     web, old = published
-    tokenizer = pretrained.open_tokenizer(pretrained.TokenizerSpec(name=str(web.tokenizer)))
+    tokenizer = open_tokenizer(TokenizerSpec(name=str(web.tokenizer)))
     remember_unequal(replace(tokenizer, hash=old), Unequal(Fastokens.name(), "a text"))
     plans = plan_streams(open_recipe(web.recipe), Options())
     assert [plan.job.unequal for plan in plans] == [Fastokens.name()] * 2

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from transformers import AutoTokenizer
 
-from mdsmix.tokenizer.transformers_process import take
+from mdsmix.tokenizer.describe import describe_tokenizer
 from tests.converting import Web, chats, documents, done, mdsmix
 from tests.versions import IS_TRANSFORMERS_4
 
@@ -24,7 +24,7 @@ EXPECTED = json.loads((HOME / "expected.json").read_text())
 
 @pytest.mark.parametrize("family", EXPECTED["ids"])
 def test_its_ids_and_its_hash_are_those_of_transformers_5(family: str, tmp_path: Path) -> None:
-    taken = take(str(HOME / family), {})
+    taken = describe_tokenizer(str(HOME / family), {})
     assert taken["hash"] == EXPECTED["hash"][family]
     assert taken["class_changes"] == ""
     # What is published with the streams is opened by any program.
@@ -43,7 +43,7 @@ def test_a_config_that_lacks_a_key_of_transformers_5_is_read(lost: str, tmp_path
     config = json.loads((folder / "tokenizer_config.json").read_text())
     del config[lost]
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    taken = take(str(folder), {})
+    taken = describe_tokenizer(str(folder), {})
     assert taken["hash"] == EXPECTED["hash"]["qwen"]
     if IS_TRANSFORMERS_4:
         own = config.get("tokenizer_class", "a tokenizer without a class")
@@ -53,7 +53,7 @@ def test_a_config_that_lacks_a_key_of_transformers_5_is_read(lost: str, tmp_path
 
 def test_a_subfolder_is_read(tmp_path: Path) -> None:
     shutil.copytree(HOME / "qwen", tmp_path / "inner")
-    taken = take(str(tmp_path), {"subfolder": "inner"})
+    taken = describe_tokenizer(str(tmp_path), {"subfolder": "inner"})
     assert taken["hash"] == EXPECTED["hash"]["qwen"]
     assert bool(taken["read_as"]) == IS_TRANSFORMERS_4
 
@@ -63,7 +63,7 @@ def test_additional_templates_are_read(tmp_path: Path) -> None:
     folder = shutil.copytree(HOME / "qwen", tmp_path / "qwen")
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates/tool_use.jinja").write_text("{{ tools }}")
-    taken = take(str(folder), {})
+    taken = describe_tokenizer(str(folder), {})
     default = (folder / "chat_template.jinja").read_text()
     assert taken["named_templates"] == {"default": default, "tool_use": "{{ tools }}"}
     assert taken["chat_template"] == default
@@ -98,7 +98,10 @@ def test_a_class_that_transformers_does_not_know_is_read_by_its_file(
     web.holds([f"Document number {n} of a few." for n in range(20)])
     web.says()
     assert "since transformers has no class ClaudeTokenizer" in web.done().err
-    assert take(str(web.tokenizer), {})["hash"] == take(str(tokenizer_folder), {})["hash"]
+    assert (
+        describe_tokenizer(str(web.tokenizer), {})["hash"]
+        == describe_tokenizer(str(tokenizer_folder), {})["hash"]
+    )
 
 
 def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path, web: Web) -> None:

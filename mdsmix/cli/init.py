@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mdsmix.init.init import FirstRecipe
     from mdsmix.report.show import Item
     from mdsmix.table import Tree
-    from mdsmix.tokenizer.card import Decoder
+    from mdsmix.tokenizer.decoder import Decoder
 
 BUDGET = re.compile(r"(?:(\d{1,9}):)?(\d[\d.,_]*\s*[kmbt]?)(?:\s*tokens?)?", re.IGNORECASE)
 "A budget such as `2B`, or as FlagEmbedding writes it, `8192:2B`: a row's tokens, all tokens."
@@ -96,7 +96,7 @@ def init(
     from mdsmix.init.init import begin
     from mdsmix.mix.render.render import require_writable, write_yaml
     from mdsmix.report.show import show
-    from mdsmix.tokenizer.card import decoder_of
+    from mdsmix.tokenizer.decoder import open_decoder
 
     amount = BUDGET.fullmatch(budget or "1")
     misuse = _misuse(files, dataset_info, mixture, budget, amount)
@@ -121,7 +121,7 @@ def init(
     )
     if out:
         write_yaml(out, begun.text)
-    decoder = decoder_of(begun.tokenizer)
+    decoder = open_decoder(begun.tokenizer)
     if as_json:
         echo_json(_json(begun, decoder) | {"wrote": out})
         return

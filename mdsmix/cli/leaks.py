@@ -63,7 +63,7 @@ def leaks(
     from mdsmix.report.leaked_samples import leaks_json, show_leaks
     from mdsmix.report.progress import watching
     from mdsmix.report.show import show
-    from mdsmix.tokenizer.card import find_decoder
+    from mdsmix.tokenizer.decoder import find_decoder
 
     mix = resolve_mix(targets)
     for loader in mix.loaders:

@@ -92,7 +92,7 @@ def preview(
     from mdsmix.mix.streams.resolve import resolve_mix
     from mdsmix.preview.options import EpochState, PreviewOptions, read_state
     from mdsmix.report.show import print_findings, show
-    from mdsmix.tokenizer.card import find_decoder
+    from mdsmix.tokenizer.decoder import find_decoder
 
     if state and (epoch or from_step or seed is not None):
         raise RecipeError(

@@ -21,6 +21,7 @@ from mdsmix.kinds.encodings import fields_parsed, fields_read, image_fields, mak
 from mdsmix.kinds.pictured import LINE_BYTES
 from mdsmix.kinds.read_records import open_looking
 from mdsmix.kinds.recipe_changes import SAMPLE
+from mdsmix.processor.card import Processor, open_processor
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.stream_spec import BY_BUDGET
 from mdsmix.shapes.functions import Function, registered_function
@@ -30,7 +31,7 @@ from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.sources import Content, ReadAs, SourceFile, Unit, Window
 from mdsmix.sources.find import source_keys
 from mdsmix.storage import Location, locate
-from mdsmix.tokenizer.card import Processor, Tokenizer, open_processor
+from mdsmix.tokenizer.card import Tokenizer
 
 HEAD_BYTES = 1 << 16
 "Bytes at the beginning of a file that tell how many of its records have images: 30 to 200 records."

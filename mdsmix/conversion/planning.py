@@ -45,13 +45,14 @@ from mdsmix.kinds.encodings import shape_of
 from mdsmix.kinds.recipe_changes import SAMPLE, encoding_changes, source_changes
 from mdsmix.kinds.rules import raised_extras, rule_changes
 from mdsmix.messages import Say, join_names
+from mdsmix.processor.card import open_processor
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.verification import ReadingWatcher
 from mdsmix.sources import Unit
 from mdsmix.sources.formats import format_of, list_raised_versions
 from mdsmix.storage import map_threads
-from mdsmix.tokenizer.card import open_processor, open_tokenizer
+from mdsmix.tokenizer.card import open_tokenizer
 from mdsmix.tokenizer.published import PublishedTokenizer, adopt_hash
 
 

@@ -41,8 +41,8 @@ from mdsmix.conversion.planning import (
     Watcher,
     plan_streams,
 )
-from mdsmix.conversion.pretrained_folders import publish_pretrained
 from mdsmix.conversion.publish import publish
+from mdsmix.conversion.publish_pretrained import publish_pretrained
 from mdsmix.conversion.source_cache import note_part, notes_of_parts
 from mdsmix.conversion.target import source_entries
 from mdsmix.conversion.work import Work, do_units, publish_bad
@@ -52,6 +52,7 @@ from mdsmix.engines.memory import can_measure_memory, choose_memory_cap, count_c
 from mdsmix.engines.ray_cluster import parse_engine
 from mdsmix.engines.tasks import Engine
 from mdsmix.errors import MdsmixError, join_errors
+from mdsmix.processor.server import SERVER_BYTES, share_server
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Records
 from mdsmix.shards.index import Index
@@ -60,7 +61,6 @@ from mdsmix.shards.manifest import Manifest
 from mdsmix.sources.find import drop_empty_files
 from mdsmix.sources.stamps import remember_stamps
 from mdsmix.storage import map_threads
-from mdsmix.tokenizer.transformers_process import BYTES, shared
 
 UNTOLD = (
     "this system does not tell what a process holds (no /proc/PID/smaps_rollup), so --memory is not enforced: "
@@ -144,7 +144,9 @@ def convert(
     publish_pretrained([plan.job for plan in plans])
     with ExitStack() as ends:
         if any(plan.job.processor for plan in plans):
-            ends.enter_context(shared())  # workers ask one process how many tokens images become
+            ends.enter_context(
+                share_server()
+            )  # workers ask one process how many tokens images become
         if engine is None:
             engine = ends.enter_context(closing(engine_of(recipe, plans, options, watcher)))
         watcher.expect({plan.job.name: plan.bytes_to_read for plan in plans})
@@ -297,7 +299,7 @@ def engine_of(
     pool = PoolSettings(
         workers=options.workers or 0,
         memory=options.memory or 0,
-        aside=BYTES if any(plan.job.processor for plan in plans) else 0,
+        aside=SERVER_BYTES if any(plan.job.processor for plan in plans) else 0,
         set_aside=options.quarantine_crashes,
     )
     places = {at for plan in plans for at in (plan.job.root, plan.job.images_root) if at}

@@ -27,7 +27,7 @@ from mdsmix.conversion.job import (
     unit_name,
     window_key,
 )
-from mdsmix.conversion.pretrained_folders import at_hand, fetch_processor
+from mdsmix.conversion.publish_pretrained import at_hand, fetch_processor
 from mdsmix.conversion.source_cache import KnownSources, keep_stamps
 from mdsmix.conversion.unit_files import FOLDER, UnitRecord, compressed, pack, pack_array
 from mdsmix.encode.backends import Backend, open_backend

@@ -18,7 +18,7 @@ from mdsmix.conversion.bad_records import publish_quarantine, shown_share, too_m
 from mdsmix.conversion.finished_units import StoredUnits, UnitResult, list_stored
 from mdsmix.conversion.job import Dropped, Job, with_versions
 from mdsmix.conversion.planning import StreamPlan, Watcher
-from mdsmix.conversion.pretrained_folders import refuse_unproved
+from mdsmix.conversion.publish_pretrained import refuse_unproved
 from mdsmix.conversion.source_cache import KnownSources
 from mdsmix.conversion.target import why_rebuilt
 from mdsmix.conversion.unit import ReadTask, UnitTask, open_tokenizer_backend

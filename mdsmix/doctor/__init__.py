@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from mdsmix import __version__, sources
 from mdsmix.conversion.job import make_job
-from mdsmix.conversion.pretrained_folders import refuse_unproved
+from mdsmix.conversion.publish_pretrained import refuse_unproved
 from mdsmix.engines.memory import WORKER_BYTES, choose_memory_cap, count_cpus
 from mdsmix.errors import Denied, MdsmixError
 from mdsmix.messages import plural

@@ -25,7 +25,8 @@ from mdsmix.encode.forms import calling_probe, tool_probe
 from mdsmix.messages import join_names
 from mdsmix.record import Message, RecordRefused
 from mdsmix.shards.manifest import Encoding
-from mdsmix.tokenizer.card import GENERATION, Tokenizer
+from mdsmix.tokenizer.card import Tokenizer
+from mdsmix.tokenizer.transformers_five import GENERATION_CONFIG
 
 ANSWER = "probe_answer"
 PROBES: tuple[Any, ...] = (str, lambda text: [{"type": "text", "text": text}])
@@ -151,7 +152,7 @@ class Stops:
         if eos is not None:
             names.setdefault(eos, str(tokenizer.template_variables.get("eos_token")))
         known = ids or known_stops(tokenizer)
-        source = "tokenizer.stop_tokens" if tokenizer.are_stops_named else GENERATION
+        source = "tokenizer.stop_tokens" if tokenizer.are_stops_named else GENERATION_CONFIG
         if not tokenizer.stop_ids:
             source = "the stream's manifest" if ids and [*ids] != [eos] else ""
         return cls(tokens=tuple(names[id] for id in known if id in names), source=source)
@@ -228,7 +229,7 @@ def _notes_before_a_message(
                 )
                 yield EndNote(sentence=told, level="fact")
         elif ended and not stops.source:
-            told = f"{where} ends in {ended}, and nothing says whether a model stops there: no {GENERATION} is beside the tokenizer"
+            told = f"{where} ends in {ended}, and nothing says whether a model stops there: no {GENERATION_CONFIG} is beside the tokenizer"
             yield EndNote(sentence=told, fix=fix, level="note")
         elif ended:
             told = f"{where} ends in {ended}, which is none of the tokens that stop a generation ({stops})"
@@ -238,9 +239,7 @@ def _notes_before_a_message(
         elif following:
             known = f"is none of those that stop a generation ({stops})"
             if not stops.source:
-                known = (
-                    f"is not known to stop a generation (no {GENERATION} is beside the tokenizer)"
-                )
+                known = f"is not known to stop a generation (no {GENERATION_CONFIG} is beside the tokenizer)"
             told = f"no token ends {where}: the template prints {following} of that message behind it, which {known}, and is not trained there"
             yield EndNote(sentence=told, fix=fix)
         else:

@@ -38,7 +38,8 @@ from mdsmix.errors import RecipeError
 from mdsmix.messages import flatten_error
 from mdsmix.ragged import Ragged
 from mdsmix.storage import map_threads
-from mdsmix.tokenizer.card import Tokenizer, version
+from mdsmix.tokenizer.card import Tokenizer
+from mdsmix.tokenizer.snapshot import package_version
 
 FIRST, EACH = 16, 8
 "A process compares the first 16 texts of a stream, and 8 more at each doubling of their number."
@@ -82,7 +83,7 @@ class Reference(Backend):
     def __init__(self, tokenizer: Tokenizer) -> None:
         from tokenizers import Tokenizer as Model
 
-        self.label = f"tokenizers {version('tokenizers')}"
+        self.label = f"tokenizers {package_version('tokenizers')}"
         self._model = Model.from_file(tokenizer.path)
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
@@ -96,7 +97,7 @@ class Fastokens(Backend):
 
     @staticmethod
     def name() -> str:
-        return f"fastokens {version('fastokens')}"
+        return f"fastokens {package_version('fastokens')}"
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         from fastokens import Tokenizer as Model
@@ -241,7 +242,7 @@ def known_unequal(tokenizer: Tokenizer, label: str | None = None) -> Unequal | N
 
 
 def _mark(tokenizer: Tokenizer, label: str) -> Path:
-    compared = f"{label}-tokenizers-{version('tokenizers')}".replace(" ", "-")
+    compared = f"{label}-tokenizers-{package_version('tokenizers')}".replace(" ", "-")
     return cache_folder() / "backends" / f"{tokenizer.hash}-{compared}.unequal"
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mdsmix.errors import RecipeError
-from mdsmix.tokenizer.transformers_process import processes
+from mdsmix.processor.server import server_pids
 
 LEAST_BYTES = 256 << 20
 "The memory that one worker takes at least."
@@ -107,7 +107,7 @@ class MemoryBudget:
         began = time.monotonic()
         if began < self._next and not at_once:
             return
-        others = sum(map(measure_pss, processes()))
+        others = sum(map(measure_pss, server_pids()))
         self.aside = max(self.aside, others)
         self._held = others + sum(map(measure_pss, [os.getpid(), *pids]))
         self.peak = max(self.peak, self._held)

@@ -36,7 +36,7 @@ from mdsmix.engines.memory import choose_memory_cap, count_cpus
 from mdsmix.engines.tasks import Task
 from mdsmix.engines.workers import make_picklable
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.tokenizer.transformers_process import shared
+from mdsmix.processor.server import share_server
 
 STORE_BYTES = 80 << 20
 """Memory for objects of a cluster that this process starts: the least that Ray takes, since tasks
@@ -225,7 +225,7 @@ class Supervisor:
         self.engine = LocalEngine(replace(pool, memory=pool.memory or choose_memory_cap()))
         self.engine.begin(self._on_progress, self._say)
         if pool.aside:
-            self._ends.enter_context(shared())
+            self._ends.enter_context(share_server())
 
     def exchange(self, given: Sequence[tuple[int, Task[Any]]], seconds: float) -> list[Message]:
         """Takes units (number, task) and works on. Returns the messages since the last call as soon

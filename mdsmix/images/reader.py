@@ -24,9 +24,9 @@ import xxhash
 from mdsmix.errors import Unreachable
 from mdsmix.images.fetching import AT_ONCE, MISSING, NOWHERE, ImagePlace, content_at, locate_image
 from mdsmix.images.judge import Bad, Rewriting, Rules, judge_image
+from mdsmix.processor.counts import count_image_tokens
 from mdsmix.record import Conversation, NoRecord
 from mdsmix.storage import CHANGED, Location
-from mdsmix.tokenizer.card import image_tokens
 
 KEEP_BYTES = 32 << 20
 "The most bytes of images that are held at once."
@@ -215,7 +215,7 @@ class ImageReader:
             held += len(image.data or b"")
         if self._processor:
             good = [image for image in found.values() if not image.reason]
-            tokens = image_tokens(self._processor, ((i.height, i.width) for i in good))
+            tokens = count_image_tokens(self._processor, ((i.height, i.width) for i in good))
             for image in good:
                 of = tokens[image.height, image.width]
                 if isinstance(of, str):

@@ -29,12 +29,13 @@ from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import TurnRows
 from mdsmix.kinds.kind import Kind
 from mdsmix.messages import suggest_key
+from mdsmix.processor.card import Processor, open_processor
 from mdsmix.ragged import Chunked, Ragged
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
 from mdsmix.record import Conversation, RecordRefused
 from mdsmix.shapes import SHAPES
 from mdsmix.shards.shard_files import SHARD_BYTES, Rows, ShardLayout, lay_out_sample
-from mdsmix.tokenizer.card import Processor, Tokenizer, open_processor
+from mdsmix.tokenizer.card import Tokenizer
 
 if TYPE_CHECKING:
     from mdsmix.images.reader import Image

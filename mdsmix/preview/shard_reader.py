@@ -16,10 +16,10 @@ from mdsmix.load.layout import SamplePlace
 from mdsmix.load.training_rows import RowImages
 from mdsmix.mix.checks.conversion import find_processor
 from mdsmix.mix.streams.mix import Mix, StreamInMix, list_stream_names
+from mdsmix.processor.counts import count_image_tokens
 from mdsmix.shards.shard_samples import MOST_GAP_BYTES, Sample, read_samples
 from mdsmix.shards.token_ids import find_id_columns, has_images
 from mdsmix.storage import map_threads
-from mdsmix.tokenizer.card import image_tokens
 
 
 class ImageSize(NamedTuple):
@@ -44,7 +44,7 @@ class Images:
 
         Raises MixRefused if the processor refuses one.
         """
-        tokens_by_size = image_tokens(self.processor, ((h, w) for h, w in pictures.sizes))
+        tokens_by_size = count_image_tokens(self.processor, ((h, w) for h, w in pictures.sizes))
         sizes = []
         for height, width in pictures.sizes:
             tokens = tokens_by_size[height, width]

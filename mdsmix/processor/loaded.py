@@ -140,7 +140,7 @@ class LoadedProcessor:
         return first_difference(self, question["rows"]) if "rows" in question else self.card()
 
     def card(self) -> dict[str, Any]:
-        """The fields of `mdsmix.tokenizer.card.Processor`, with the files as name -> text."""
+        """The fields of `mdsmix.processor.card.Processor`, with the files as name -> text."""
         with TemporaryDirectory() as folder:
             self.processor.save_pretrained(folder)
             make_readable(Path(folder))

@@ -39,7 +39,7 @@ from mdsmix.shards.published import (
 )
 from mdsmix.storage import Location, locate
 from mdsmix.table import Column, Table, Tree, format_cell, format_grouped, mark_estimate
-from mdsmix.tokenizer.card import Decoder, find_decoder
+from mdsmix.tokenizer.decoder import Decoder, find_decoder
 
 MOST_SOURCES = 5
 _NOT_SHOWN = ("samples", "lengths", "given_eos", "not_given_eos")

@@ -13,7 +13,7 @@ from mdsmix.mix.streams.mix import StreamInMix, list_stream_names
 from mdsmix.report.show import Item, SampleText, Title
 from mdsmix.report.shown_samples import SHARED, Segment, runs_of, shortened
 from mdsmix.table import Column, Row, Table, Tree
-from mdsmix.tokenizer.card import Decoder
+from mdsmix.tokenizer.decoder import Decoder
 
 ROWS = 20
 "Rows of the table at most; the JSON has all leaks."

@@ -18,7 +18,7 @@ from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import Segment, runs_of, sample_json, segments, shortened
 from mdsmix.shards.token_ids import IGNORED_LABEL
 from mdsmix.table import Column, Table, Tree, format_grouped, table_to_json
-from mdsmix.tokenizer.card import Decoder
+from mdsmix.tokenizer.decoder import Decoder
 
 TOKENS_SHOWN = 256
 "Tokens to show of a sample: half from its beginning, half from its end."

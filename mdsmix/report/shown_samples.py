@@ -33,7 +33,7 @@ from mdsmix.shards.side_files import RecordName
 from mdsmix.shards.token_ids import PACKED_COLUMNS, find_id_columns, has_images, split_documents
 from mdsmix.storage import map_threads
 from mdsmix.table import Tree
-from mdsmix.tokenizer.card import Decoder
+from mdsmix.tokenizer.decoder import Decoder
 
 TRAINED, CONTROL, DOCUMENT = "⟦⟧", "⟨⟩", "⟪⟫"
 """Brackets around trained tokens, around a control token, and around the heading of a document of a

@@ -26,13 +26,14 @@ import xxhash
 from mdsmix import schema
 from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.errors import MdsmixError, Unreachable
+from mdsmix.processor.card import Processor
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.rules import is_folder_beside
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.storage import Location, is_for_streaming_alone, locate, map_threads
-from mdsmix.tokenizer.card import Processor, Tokenizer
+from mdsmix.tokenizer.card import Tokenizer
 from mdsmix.tokenizer.content_hash import bytes_hash, content_hash
-from mdsmix.tokenizer.transformers_five import MODEL
+from mdsmix.tokenizer.transformers_five import TOKENIZER_JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +159,7 @@ def hash_today(published: PublishedTokenizer) -> str:
         folder = fetch_folder(published.root / card.folder_name)
         if folder is None:
             return card.hash
-        tree = orjson.loads((folder / MODEL).read_bytes())
+        tree = orjson.loads((folder / TOKENIZER_JSON).read_bytes())
         if bytes_hash(tree, ids) == card.hash:
             digest = content_hash(tree, ids)
             keep_in_cache(known, digest.encode())

@@ -21,9 +21,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-TOKENIZER = "tokenizer_config.json"
-MODEL = "tokenizer.json"
-PROCESSOR = "processor_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_JSON = "tokenizer.json"
+PROCESSOR_CONFIG = "processor_config.json"
+GENERATION_CONFIG = "generation_config.json"
 ADDITIONAL = "additional_chat_templates"
 NEW_CLASS = "TokenizersBackend"
 PLAIN_CLASS = "PreTrainedTokenizerFast"
@@ -57,14 +58,14 @@ def readable_folder(name: str) -> Iterator[Readable]:
         return
     changed = _for_four(folder)
     note = ""
-    config = _read(folder / TOKENIZER)
+    config = _read(folder / TOKENIZER_CONFIG)
     own_class = config.get("tokenizer_class") or "a tokenizer without a class"
     if is_known_class(NEW_CLASS):  # this is transformers 5
-        changed.pop(TOKENIZER, None)
-    if TOKENIZER in changed:
+        changed.pop(TOKENIZER_CONFIG, None)
+    if TOKENIZER_CONFIG in changed:
         note = f"saved by transformers 5 as {own_class}, and is read by its tokenizer.json alone"
     elif _is_only_unknown(folder, config):
-        changed[TOKENIZER] = config | {"tokenizer_class": PLAIN_CLASS}
+        changed[TOKENIZER_CONFIG] = config | {"tokenizer_class": PLAIN_CLASS}
         note = f"read by its tokenizer.json alone, since transformers has no class {own_class}"
     if not changed:
         yield Readable(name, "")
@@ -111,7 +112,7 @@ def is_saved_by_five(folder: str) -> bool:
     """Check whether transformers 4 cannot open the tokenizer in this folder as it is, since
     transformers 5 saved it. A hub name is not looked at.
     """
-    return os.path.isdir(folder) and TOKENIZER in _for_four(Path(folder))
+    return os.path.isdir(folder) and TOKENIZER_CONFIG in _for_four(Path(folder))
 
 
 def _is_only_unknown(folder: Path, config: dict[str, Any]) -> bool:
@@ -119,7 +120,7 @@ def _is_only_unknown(folder: Path, config: dict[str, Any]) -> bool:
     own_class = config.get("tokenizer_class")
     if not isinstance(own_class, str) or "auto_map" in config:
         return False
-    return (folder / MODEL).is_file() and not is_known_class(own_class)
+    return (folder / TOKENIZER_JSON).is_file() and not is_known_class(own_class)
 
 
 def _for_four(folder: Path) -> dict[str, Any]:
@@ -127,18 +128,18 @@ def _for_four(folder: Path) -> dict[str, Any]:
     has in the form of transformers 5.
     """
     changed = dict[str, Any]()
-    tokenizer = _read(folder / TOKENIZER)
-    if _is_of_five(tokenizer) and (folder / MODEL).is_file():
-        changed[TOKENIZER] = _tokenizer_for_four(tokenizer)
-    processor = _read(folder / PROCESSOR)
+    tokenizer = _read(folder / TOKENIZER_CONFIG)
+    if _is_of_five(tokenizer) and (folder / TOKENIZER_JSON).is_file():
+        changed[TOKENIZER_CONFIG] = _tokenizer_for_four(tokenizer)
+    processor = _read(folder / PROCESSOR_CONFIG)
     for section, file in SECTIONS.items():
         settings = processor.get(section)
         if isinstance(settings, dict) and not (folder / file).exists():
             shared = {key: processor[key] for key in ("processor_class",) if key in processor}
             changed[file] = shared | settings
             # transformers 4.51 takes a section for an argument of the processor.
-            rest = changed.get(PROCESSOR, processor)
-            changed[PROCESSOR] = {key: rest[key] for key in rest.keys() - {section}}
+            rest = changed.get(PROCESSOR_CONFIG, processor)
+            changed[PROCESSOR_CONFIG] = {key: rest[key] for key in rest.keys() - {section}}
     return changed
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.tokenizer import transformers_process
+from mdsmix.processor import server
 from tests.docs.blocks import blocks
 from tests.docs.homes import ROOT, Homes
 from tests.docs.page import Page
@@ -35,7 +35,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody with mdsmix and python at the prompt, in a window of 80 columns."""
-    monkeypatch.setattr(transformers_process, "answered", _answered)
+    monkeypatch.setattr(server, "try_to_ask", _answered)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("COLUMNS", "80")

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from mdsmix.tokenizer.transformers_process import WITHOUT
+from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
 from tests.converting import chats, documents, done, pairs, write_recipe
 from tests.preloaded import Standing
 from tests.styles import STYLES, train_style
 
-for name in WITHOUT:  # the real thing needs torch
+for name in WITHOUT_FRAMEWORKS:  # the real thing needs torch
     os.environ.pop(name, None)
 
 ROOT = Path(__file__).resolve().parents[2]

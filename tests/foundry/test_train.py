@@ -108,8 +108,8 @@ def test_a_tokenizer_that_only_transformers_5_opens_trains(programs: Standing, l
 
 TAKEN_HERE = """
 import json, sys
-from mdsmix.tokenizer.transformers_process import take
-print(json.dumps(take(sys.argv[1], {})["named_templates"]))
+from mdsmix.tokenizer.describe import describe_tokenizer
+print(json.dumps(describe_tokenizer(sys.argv[1], {})["named_templates"]))
 """
 
 

@@ -132,7 +132,7 @@ def main() -> None:
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     from transformers import AutoTokenizer, __version__
 
-    from mdsmix.tokenizer.transformers_process import take
+    from mdsmix.tokenizer.describe import describe_tokenizer
 
     expected: dict[str, Any] = {"transformers": __version__, "texts": TEXTS, "ids": {}, "hash": {}}
     for name, family in families():
@@ -146,7 +146,7 @@ def main() -> None:
         model = json.loads((folder / "tokenizer.json").read_text())
         (folder / "tokenizer.json").write_text(json.dumps(model, ensure_ascii=False))
         expected["ids"][name] = [tokenizer(text)["input_ids"] for text in TEXTS]
-        expected["hash"][name] = take(str(folder), {})["hash"]
+        expected["hash"][name] = describe_tokenizer(str(folder), {})["hash"]
     lines = json.dumps(expected, ensure_ascii=False, indent=None)
     (HERE / "expected.json").write_text(f"{lines}\n")
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from mdsmix.tokenizer.transformers_process import WITHOUT
+from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
 from tests.preloaded import Standing
 
 ROOT = Path(__file__).parents[2]
-for name in WITHOUT:
+for name in WITHOUT_FRAMEWORKS:
     os.environ.pop(name, None)
 
 

@@ -21,14 +21,15 @@ from mdsmix.engines.memory import measure_pss
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.kinds.encodings import make_encoding
-from mdsmix.kinds.processor_proof import difference
+from mdsmix.kinds.prove_processor import difference
 from mdsmix.load import build_loader
 from mdsmix.load.vision import load_processor
+from mdsmix.processor import counts, server
+from mdsmix.processor.card import open_processor
+from mdsmix.processor.counts import count_image_tokens
 from mdsmix.processor.loaded import LoadedProcessor
 from mdsmix.storage import locate
-from mdsmix.tokenizer import card as pretrained
-from mdsmix.tokenizer import transformers_process
-from mdsmix.tokenizer.card import image_tokens, open_processor, open_tokenizer
+from mdsmix.tokenizer.card import open_tokenizer
 from tests.converting import done, mdsmix, run_recipe
 from tests.pictures import record, write_drawings
 from tests.processors import FAMILIES, IMAGE_TOKEN, made
@@ -58,7 +59,7 @@ def recipe_of(folder: Path, of: tuple[Path, Path], **settings: Any) -> Path:
     return written(folder, of, records, **settings)
 
 
-asked = transformers_process.answered
+asked = server.try_to_ask
 pytestmark = pytest.mark.usefixtures("_looks_here")
 
 
@@ -155,33 +156,33 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
     processors: Folders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
-    monkeypatch.setattr(transformers_process, "answered", asked)
+    monkeypatch.setattr(server, "try_to_ask", asked)
     open_processor.cache_clear()
     folder = str(processors["qwen"][1])
     told = dict(zip(SIZES, map(load_processor(folder).count, SIZES), strict=True))
-    with transformers_process.shared(), transformers_process.shared():
+    with server.share_server(), server.share_server():
         card = open_processor(folder)
         with ThreadPoolExecutor(3) as workers:
-            each = list(workers.map(lambda size: image_tokens(card.hash, [size]), SIZES))
+            each = list(workers.map(lambda size: count_image_tokens(card.hash, [size]), SIZES))
         assert each == [{size: told[size]} for size in SIZES]
-        (pid,) = transformers_process.processes()
-        assert 100 << 20 < measure_pss(pid) < transformers_process.BYTES * 1.2
-        assert image_tokens(card.hash, SIZES) == told
-        said = image_tokens(card.hash, [(10, 3000), SIZES[0]])
+        (pid,) = server.server_pids()
+        assert 100 << 20 < measure_pss(pid) < server.SERVER_BYTES * 1.2
+        assert count_image_tokens(card.hash, SIZES) == told
+        said = count_image_tokens(card.hash, [(10, 3000), SIZES[0]])
         assert said[SIZES[0]] == told[SIZES[0]]
         assert "refuses it: absolute aspect ratio" in str(said[10, 3000]), "the others are told"
         (kept,) = (tmp_path / "processors").glob("*.counts")
         assert [10, 3000] not in [size for *size, _ in json.loads(kept.read_text())]
         with pytest.raises(MdsmixError, match="the processor fails"):
-            transformers_process.ask(Path(folder), {"sizes": 1})
-    assert transformers_process.processes() == []
+            server.ask_processor(Path(folder), {"sizes": 1})
+    assert server.server_pids() == []
     with pytest.raises(ProcessLookupError):  # it ends with the run
         os.kill(pid, 0)
-    monkeypatch.setattr(transformers_process.sys, "executable", "false")
-    monkeypatch.setattr(pretrained, "_known", {})
-    assert image_tokens(card.hash, SIZES) == told, "they are kept"
-    with transformers_process.shared(), pytest.raises(Unreachable, match="has ended, most likely"):
-        image_tokens(card.hash, [(1000, 1000)])
+    monkeypatch.setattr(server.sys, "executable", "false")
+    monkeypatch.setattr(counts, "_counts", {})
+    assert count_image_tokens(card.hash, SIZES) == told, "they are kept"
+    with server.share_server(), pytest.raises(Unreachable, match="has ended, most likely"):
+        count_image_tokens(card.hash, [(1000, 1000)])
     open_processor.cache_clear()  # what it knows lies in a folder of this test
 
 

@@ -22,8 +22,8 @@ from mdsmix.load import build_loader
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.storage import locate
 from mdsmix.tokenizer.card import open_tokenizer
+from mdsmix.tokenizer.describe import describe_tokenizer
 from mdsmix.tokenizer.published import at_hand, with_tokenizer_fetched
-from mdsmix.tokenizer.transformers_process import take
 from tests.converting import Web, done, mdsmix
 
 TEXTS = ["", "Hello, world!", "a\n\n  b <|im_start|>x<|im_end|>", "déjà vu, 東京", "<s> 12345"]
@@ -97,13 +97,13 @@ def test_a_tokenizer_is_looked_at_without_torch_and_is_the_same(tokenizer_folder
     """torch would be imported for nothing: 11 s and 900 MB more, where a tokenizer is used for the
     first time. transformers 4 is told so by USE_TORCH, which transformers 5 does not read.
     """
-    main = "from mdsmix.tokenizer import transformers_process; transformers_process.main()"
+    main = "from mdsmix.tokenizer import describe; describe.main()"
     program = f"import sys; {main}; sys.exit(bool(sys.modules.get('torch')))"
     kwargs = {"bos_token": "<|im_start|>"}
     given = json.dumps({"name": str(tokenizer_folder), "kwargs": kwargs})
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [take(str(tokenizer_folder), kwargs), ""]
+    assert json.loads(done.stdout) == [describe_tokenizer(str(tokenizer_folder), kwargs), ""]
 
 
 @pytest.fixture

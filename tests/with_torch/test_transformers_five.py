@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mdsmix.processor.loaded import LoadedProcessor
+from mdsmix.tokenizer.describe import describe_tokenizer
 from mdsmix.tokenizer.transformers_five import readable_folder
-from mdsmix.tokenizer.transformers_process import take
 from tests.processors import FAMILIES
 
 Folders = dict[str, tuple[Path, Path]]
@@ -79,7 +79,7 @@ def test_a_tokenizer_is_the_same_and_other_names_stay(
 ) -> None:
     new = as_five(tokenizer_folder, tmp_path / "five")
     assert _read(new / "tokenizer_config.json")["tokenizer_class"] == "TokenizersBackend"
-    old, five = take(str(tokenizer_folder), {}), take(str(new), {})
+    old, five = describe_tokenizer(str(tokenizer_folder), {}), describe_tokenizer(str(new), {})
     assert five["hash"] == old["hash"]
     assert {key: five[key] for key in five.keys() - {"files", "read_as"}} == {
         key: old[key] for key in old.keys() - {"files", "read_as"}

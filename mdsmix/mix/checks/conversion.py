@@ -15,15 +15,15 @@ from mdsmix.encode.labels import Targets
 from mdsmix.errors import MdsmixError
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.kinds.finetuning import targets_of
-from mdsmix.kinds.processor_proof import WAY_OUT, difference, row_of
+from mdsmix.kinds.prove_processor import WAY_OUT, difference, row_of
 from mdsmix.messages import format_yaml_value
 from mdsmix.mix.checks.columns import find_layout
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
+from mdsmix.processor.card import open_processor
 from mdsmix.recipe.rules import PROCESSOR_FOLDER
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import PACKED_COLUMNS, find_id_columns, has_images
 from mdsmix.storage import locate
-from mdsmix.tokenizer.card import open_processor
 from mdsmix.tokenizer.published import fetch_folder, name_at_hand, read_card
 
 CHECKS = CheckList()

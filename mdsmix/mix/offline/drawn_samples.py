@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from mdsmix.kinds import kind_of
 from mdsmix.mix.offline.mix_plan import Source
 from mdsmix.mix.streams.mix import StreamInMix
+from mdsmix.processor.counts import count_image_tokens
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals, count_by_length
 from mdsmix.shards.index import Shard
@@ -35,7 +36,6 @@ from mdsmix.shards.manifest import Manifest, MixedStream
 from mdsmix.shards.shard_samples import open_shard, read_all_samples, split_columns
 from mdsmix.shards.token_ids import Tokens, decode_tokens, has_images
 from mdsmix.shards.verification import ReadingWatcher
-from mdsmix.tokenizer.card import image_tokens
 
 BLOCK = 1 << 20
 "Random numbers that are computed at a time: 8 MB."
@@ -240,7 +240,7 @@ def _images(shard: Shard, samples: Ragged, copies: Copies, manifest: Manifest | 
     sizes = [[*map(tuple, orjson.loads(cell))] for cell in found["sizes"].slices()]
     counts, tokens = np.array([*map(len, sizes)], np.int64), np.zeros(len(sizes), np.int64)
     if digest := manifest and manifest.encoding.images.get("processor"):
-        each = image_tokens(digest, chain.from_iterable(sizes))
+        each = count_image_tokens(digest, chain.from_iterable(sizes))
         tokens = np.array([sum(int(each[size]) for size in of) for of in sizes], np.int64)
     return Totals(
         images=int(counts @ copies),

@@ -212,7 +212,8 @@ def find_fetch_folder(recipe: Recipe, processor: str | None = None) -> Location 
     processor to the mix's root, and the YAML names a folder beside the nodes' caches. `mdsmix.load`
     fetches the processor by itself.
     """
-    from mdsmix.tokenizer.card import open_processor, open_tokenizer
+    from mdsmix.processor.card import open_processor
+    from mdsmix.tokenizer.card import open_tokenizer
 
     is_remote = "://" in (recipe.remote or "") and recipe.sourced
     if not is_remote or not os.path.isabs(processor or recipe.tokenizer.name):

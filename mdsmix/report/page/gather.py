@@ -32,7 +32,7 @@ from mdsmix.report.shown_samples import Choice
 from mdsmix.shards.manifest import Manifest
 from mdsmix.storage import map_threads
 from mdsmix.table import Tree
-from mdsmix.tokenizer.card import Decoder, find_decoder
+from mdsmix.tokenizer.decoder import Decoder, find_decoder
 
 if TYPE_CHECKING:
     from mdsmix.preview.epoch_windows import Preview

@@ -23,7 +23,7 @@ from mdsmix.report.inspection import cut_text
 from mdsmix.report.page.gather import Gathered
 from mdsmix.report.shown_samples import Chosen, Picture, Segment, shortened
 from mdsmix.table import Tree
-from mdsmix.tokenizer.card import Decoder
+from mdsmix.tokenizer.decoder import Decoder
 
 ALL_TOKENS, MOST_TOKENS, LEAST_TOKENS = 30_000, 640, 64
 "Tokens of the page, and the most and fewest of a sample. A token takes about 40 bytes of markup."

@@ -12,14 +12,15 @@ from pathlib import Path
 from mdsmix.conversion.job import Job
 from mdsmix.encode.backends import open_backend
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.kinds.processor_proof import WAY_OUT, StoredRow, difference, rows_of
+from mdsmix.kinds.prove_processor import WAY_OUT, StoredRow, difference, rows_of
 from mdsmix.kinds.read_records import open_reading
+from mdsmix.processor.card import Processor
 from mdsmix.shards.manifest import TokenizerCard, name_processor_folder
 from mdsmix.sources import SourceFile, read_batches
 from mdsmix.storage import Location
-from mdsmix.tokenizer.card import Processor, Tokenizer
+from mdsmix.tokenizer.card import Tokenizer
 from mdsmix.tokenizer.published import fetch_folder, publish
-from mdsmix.tokenizer.transformers_five import MODEL
+from mdsmix.tokenizer.transformers_five import TOKENIZER_JSON
 
 LOOKED_AT = 16
 "First records of the source, whose rows the processor is tried on."
@@ -47,7 +48,7 @@ def at_hand(job: Job) -> Tokenizer:
         raise Unreachable(
             f"{home} does not hold the tokenizer with which the run began: start it again."
         )
-    return replace(tokenizer, path=str(folder / MODEL))
+    return replace(tokenizer, path=str(folder / TOKENIZER_JSON))
 
 
 def fetch_processor(job: Job) -> None:

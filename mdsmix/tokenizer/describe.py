@@ -1,50 +1,37 @@
-"""The processes in which transformers is imported: one a look at a tokenizer, and one a run for all
-questions to processors.
+"""Describes a tokenizer as plain data, in a process of its own, since it imports transformers.
 
-A tokenizer is described as plain data: `python -m mdsmix.tokenizer.transformers_process` with
-{"name", "kwargs"} on stdin prints the answer and the error as JSON. The reference is
-`AutoTokenizer.from_pretrained(name, **kwargs)`, as in LLM-Foundry, because a tokenizer's class may
-rewrite what its tokenizer.json says (Llama's adds a BOS post-processor). transformers is imported
-without torch: a second or two, and 80 MB.
-
-Processors need torch: 10 s and 730 MB. One process a run, `python -m
-mdsmix.tokenizer.transformers_process serve`, answers all of its workers
-(`LoadedProcessor.answer`). It starts with the run, imports both at the first question, and ends
-with the run or with the process that started it. Outside a run the first question starts it.
+`python -m mdsmix.tokenizer.describe` with {"name", "kwargs"} on stdin prints the description and
+the error as JSON. The reference is `AutoTokenizer.from_pretrained(name, **kwargs)`, as in
+LLM-Foundry, because a tokenizer's class may change its tokenizer.json (Llama's adds a BOS
+post-processor). transformers is imported without torch: a second or two, and 80 MB.
 """
 
 from __future__ import annotations
 
-import atexit
 import inspect
 import json
 import os
 import re
-import socket
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
-from functools import cache
-from multiprocessing.connection import Client, Connection
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
 
-from mdsmix.errors import MdsmixError, Unreachable
-from mdsmix.processor.loaded import LoadedProcessor, texts_in
+from mdsmix.processor.loaded import texts_in
+from mdsmix.processor.server import try_to_answer
 from mdsmix.tokenizer.content_hash import content_hash, normalized
 from mdsmix.tokenizer.transformers_five import (
-    MODEL,
+    GENERATION_CONFIG,
+    TOKENIZER_JSON,
     add_named_templates,
     is_saved_by_five,
     make_readable,
     readable_folder,
 )
 
-GENERATION = "generation_config.json"
 PROBES = ("a", "Hello, world!", "one two  three\n", "déjà vu, 東京", "12345")
 "Texts that show which tokens a tokenizer adds by itself."
 RARE_PROBES = (
@@ -62,7 +49,7 @@ RARE_PROBES = (
 "Texts that two classes are likely to split in different ways."
 
 
-def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+def describe_tokenizer(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the tokenizer as plain data; only `wrong`, a sentence, if an argument changes nothing.
 
     Raises ValueError, which says why, if mdsmix cannot use it.
@@ -88,7 +75,7 @@ def take(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     tree = orjson.loads(content)
     files, stops = _files(tokenizer, taken, content), _stop_ids(name, kwargs)
     if stops:
-        files[GENERATION] = json.dumps({"eos_token_id": stops})
+        files[GENERATION_CONFIG] = json.dumps({"eos_token_id": stops})
     return taken | {
         "hash": content_hash(tree, ids),
         "files": files,
@@ -117,7 +104,7 @@ def _class_changes(name: str, tokenizer: Any, tree: dict[str, Any]) -> str:
     """
     if os.path.isfile(name):
         return ""
-    path = _file_beside(name, MODEL, {})
+    path = _file_beside(name, TOKENIZER_JSON, {})
     if path is None:
         return ""
     own = Path(path).read_bytes()
@@ -146,7 +133,7 @@ def _stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
     """
     if os.path.isfile(name):
         return []
-    path = _file_beside(name, GENERATION, kwargs)
+    path = _file_beside(name, GENERATION_CONFIG, kwargs)
     content = Path(path).read_bytes() if path else b"{}"
     with suppress(ValueError):
         config = orjson.loads(content)
@@ -225,7 +212,7 @@ def _files(tokenizer: Any, taken: dict[str, Any], content: str) -> dict[str, str
     for make in (_plain, lambda own: own):
         with TemporaryDirectory() as folder, suppress(Exception):
             make(tokenizer).save_pretrained(folder, legacy_format=False)
-            (Path(folder) / MODEL).write_text(content)
+            (Path(folder) / TOKENIZER_JSON).write_text(content)
             make_readable(Path(folder))
             opened, _ = _load(folder, {"trust_remote_code": False})
             is_same = opened.backend_tokenizer.to_str() == content
@@ -261,7 +248,7 @@ def _special_tokens(tokenizer: Any) -> dict[str, Any]:
     return tokens | ({"extra_special_tokens": named} if named else {})
 
 
-WITHOUT = {"USE_TORCH": "0", "USE_TF": "0", "USE_FLAX": "0"}
+WITHOUT_FRAMEWORKS = {"USE_TORCH": "0", "USE_TF": "0", "USE_FLAX": "0"}
 """Environment that keeps transformers from importing libraries no tokenizer needs: 2.7 s of CPU and
 79 MB, not 13.5 s and 1,014 MB.
 """
@@ -320,118 +307,14 @@ def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     return head, tail
 
 
-BYTES = 730 << 20
-"""Memory of the process of processors: 730 MB with transformers 4.57 and torch 2.15, however many
-sizes it is asked for.
-"""
-SHARED = "MDSMIX_COUNTING"
-"Environment variable that workers inherit: the path of their run's socket."
-PARENT = "/tmp"
-"""The folder of sockets. Its name is short, since Linux takes at most 107 characters of a socket's
-path.
-"""
-_started = list[int]()
-
-
-@contextmanager
-def shared() -> Iterator[None]:
-    """Starts the process, unless it runs, and ends it with the block. Workers that are started
-    inside the block ask the same one.
-    """
-    if _is_shared():
-        yield
-        return
-    with TemporaryDirectory(prefix="mdsmix-", dir=PARENT) as home:
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(f"{home}/socket")
-            listening.listen()  # questions wait from here on
-            command = [sys.executable, "-m", "mdsmix.tokenizer.transformers_process", "serve"]
-            silent = subprocess.DEVNULL
-            process = subprocess.Popen(
-                command, stdin=listening.fileno(), stdout=silent, stderr=silent
-            )
-        os.environ[SHARED] = f"{home}/socket"
-        _started.append(process.pid)
-        try:
-            yield
-        finally:
-            del os.environ[SHARED]
-            _started.remove(process.pid)
-            process.kill()
-            process.wait()
-
-
-def _is_shared() -> bool:
-    """Whether the socket of a run is there: inside of `shared`, or in a worker of it."""
-    return os.path.exists(os.environ.get(SHARED, ""))
-
-
-def processes() -> list[int]:
-    """Process ids of the servers that this process has started and that still run."""
-    return [*_started]
-
-
-def ask(folder: Path, question: Mapping[str, Any]) -> Any:
-    """The answer of the processor in a folder to a question; MdsmixError where the
-    processor fails.
-    """
-    answer, error = answered(str(folder), question)
-    if error:
-        raise MdsmixError(f"the processor fails ({error}): name another, or leave processor out.")
-    return answer
-
-
-def answered(name: str, question: Mapping[str, Any]) -> tuple[Any, str]:
-    """The answer of the processor `name`, a folder or hub name, to a question
-    (`LoadedProcessor.answer`), and the error where it fails. Unreachable where the process has
-    ended.
-    """
-    if not _is_shared():
-        alone = ExitStack()
-        alone.enter_context(shared())
-        atexit.register(alone.close)
-    try:
-        with Client(os.environ[SHARED]) as line:
-            line.send({"name": name, **question})
-            return line.recv()  # type: ignore[no-any-return]
-    except (OSError, EOFError):
-        raise Unreachable(
-            "the process that counts the tokens of images has ended, most likely for want of memory: run again with fewer workers; "
-            "the counts that it gave are kept."
-        ) from None
-
-
-def serve(listening: socket.socket, answer: Callable[[Any], Any]) -> None:
-    """Answers one question after the other, until the parent process has ended."""
-    starter = os.getppid()
-    listening.settimeout(1)
-    while os.getppid() == starter:
-        with suppress(OSError, EOFError):  # nobody asks, or the process that asked is dead
-            connected, _ = listening.accept()
-            with Connection(connected.detach()) as line:
-                line.send(_tried(answer, line.recv()))
-
-
-def _tried(answer: Callable[[Any], Any], question: Any) -> tuple[Any, str]:
-    """The answer to the question, and ""; {} and the error where it fails."""
-    try:
-        return answer(question), ""
-    except Exception as error:
-        return {}, f"{type(error).__name__}: {error}" if str(error) else repr(error)
-
-
 def main() -> None:
-    if sys.argv[1:] == ["serve"]:
-        opened = cache(LoadedProcessor)
-        serve(socket.socket(fileno=0), lambda asked: opened(asked["name"]).answer(asked))
-        return
-    os.environ.update(WITHOUT)
+    os.environ.update(WITHOUT_FRAMEWORKS)
     question = json.load(sys.stdin)
     if not question["kwargs"].get("trust_remote_code"):
         hide_torch()
     # transformers asks on stdout whether to run a tokenizer's own code.
     with redirect_stdout(sys.stderr):
-        answer = _tried(lambda asked: take(**asked), question)
+        answer = try_to_answer(lambda arguments: describe_tokenizer(**arguments), question)
     print(json.dumps(answer))
 
 

@@ -26,14 +26,15 @@ from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.encodings import kind_of
+from mdsmix.processor.server import ask_processor
 from mdsmix.record import Conversation
 from mdsmix.shapes.image_parts import PLACEHOLDER, placed
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import decode_turns
 from mdsmix.storage import locate
-from mdsmix.tokenizer import transformers_process
-from mdsmix.tokenizer.card import Tokenizer, version
+from mdsmix.tokenizer.card import Tokenizer
+from mdsmix.tokenizer.snapshot import package_version
 
 StoredRow = tuple[str, list[int], Sequence[bytes]]
 """A row by which a processor is tried: its name, for the sentence of a refusal; its ids, one for
@@ -79,14 +80,14 @@ def difference(
         own: rows of the stream; the first OWN_ROWS with images are compared.
     """
     rows = [*made_rows(encoding, tokenizer), *islice((row for row in own if row[2]), OWN_ROWS)]
-    key = xxhash.xxh128(orjson.dumps([str(folder), version("transformers")]))
+    key = xxhash.xxh128(orjson.dumps([str(folder), package_version("transformers")]))
     for _, ids, images in rows:
         key.update(orjson.dumps([ids, list(map(len, images))]))
         key.update(b"".join(images))
     mark = cache_folder() / "processors" / "equal" / key.hexdigest()
     if mark.exists():
         return None
-    if found := transformers_process.ask(folder, {"rows": rows}):
+    if found := ask_processor(folder, {"rows": rows}):
         return str(found)
     with suppress(Unreachable):  # without the mark the next run only asks again
         keep_in_cache(mark, b"")

@@ -1,0 +1,80 @@
+"""Turns token ids back into text, for commands that show rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import Any
+
+from mdsmix.recipe import TokenizerSpec
+from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
+from mdsmix.tokenizer.snapshot import CARD, find_snapshot, load_card
+from mdsmix.tokenizer.transformers_five import TOKENIZER_JSON
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Turns ids into text, and knows which ids are control tokens: an ordinary token may have the
+    same characters as one.
+    """
+
+    model: Any
+    "A `tokenizers.Tokenizer`."
+    control: frozenset[int]
+    "The ids of the tokenizer's special tokens."
+
+    def text(self, ids: Sequence[int], before: int | None = None) -> str:
+        """Return the text of ids.
+
+        Args:
+            before: the id in front of them, since many decoders drop the space at the beginning.
+        """
+        if before is not None:
+            text_before = self._decode([before])
+            text = self._decode([before, *ids])
+            if text.startswith(text_before):
+                return text[len(text_before) :]
+        return self._decode(list(ids))
+
+    def _decode(self, ids: list[int]) -> str:
+        """Return the text of ids; an id outside the vocabulary is shown as `[id -100]`."""
+        texts = list[str]()
+        for is_known, run in groupby(ids, self._is_known):
+            if is_known:
+                texts.append(str(self.model.decode([*run], skip_special_tokens=False)))
+            else:
+                texts += [f"[id {number}]" for number in run]
+        return "".join(texts)
+
+    def _is_known(self, number: int) -> bool:
+        # The library raises OverflowError for an id of more than 32 bits, and drops other unknown
+        # ids.
+        return 0 <= number < 1 << 32 and self.model.id_to_token(number) is not None
+
+
+def find_decoder(name: str | None, hash: str | None) -> Decoder | None:
+    """Return the decoder of the tokenizer `name`. Without a name, return that of the cached
+    snapshot with this hash; None if there is none.
+    """
+    if name:
+        return open_decoder(open_tokenizer(TokenizerSpec(name=name)))
+    folder = find_snapshot(hash, f"tokenizers/*/{CARD}")
+    if folder is None:
+        return None
+    return open_decoder(load_card(Tokenizer, folder, name="", path=str(folder / TOKENIZER_JSON)))
+
+
+def open_decoder(tokenizer: Tokenizer) -> Decoder:
+    return Decoder(_read_model(tokenizer.path), frozenset(tokenizer.special_ids))
+
+
+@lru_cache(maxsize=2)
+def _read_model(path: str) -> Any:
+    """Read a tokenizer.json, once for many streams: a large one takes half a second. A path in the
+    cache never changes its content.
+    """
+    from tokenizers import Tokenizer as Model
+
+    return Model.from_file(path)

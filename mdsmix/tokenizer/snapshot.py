@@ -1,0 +1,199 @@
+"""Snapshots of tokenizers and processors: transformers opens each once, in a separate process, and
+its description is kept in the cache.
+
+Opening one takes seconds; later runs only read small files. A snapshot's key is a hash of its
+files, its arguments and the version of transformers. For a hub name the files are those of the
+commit in the local hub cache: a change on the hub is only seen when the hub cache has it. So the
+same recipe gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import orjson
+import xxhash
+
+from mdsmix import schema
+from mdsmix.cache import cache_folder, keep_in_cache
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.messages import Say
+from mdsmix.processor import server
+from mdsmix.storage import is_url, locate
+from mdsmix.tokenizer.transformers_five import NEW_CLASS
+
+Pretrained = Literal["tokenizer", "processor"]
+FORMAT = 12
+"Version of the card. A new number takes all snapshots again."
+CARD = "card.json"
+Card = TypeVar("Card")
+WEIGHT_SUFFIXES = {
+    *(".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".mds"),
+}
+"""Files that are not part of a folder's key: weights do not change any token, and take minutes to
+hash.
+"""
+FIX: Mapping[Pretrained, str] = {
+    "tokenizer": "name a folder with a tokenizer.json, a single tokenizer.json, or a hub name "
+    "that this machine can reach",
+    "processor": "name a folder with a processor_config.json or preprocessor_config.json and a "
+    "tokenizer, or a hub name that this machine can reach; torch and torchvision must be installed",
+}
+"What to do if it cannot be loaded."
+SIGNS_OF_FIVE = (NEW_CLASS, "Tokenizer class", "'list' object has no attribute 'keys'")
+"""Parts of the errors of transformers 4 about a folder that transformers 5 saved. The last one is
+about the list of special tokens.
+"""
+
+
+def open_snapshot(
+    pretrained: Pretrained, name: str, kwargs: Mapping[str, Any], say: Say | None
+) -> Path:
+    """Return the folder of a snapshot. If there is none yet, it is taken now.
+
+    The card is written last: a folder with a card is complete.
+    Raises Unreachable or RecipeError as `ask_transformers` does.
+    """
+    # Raises for a malformed URL such as s3:/bucket/tokenizer, before a hub is asked for it.
+    if is_url(name) and name.startswith("s3://"):
+        locate(name)
+    folder = _snapshot_folder(pretrained, name, kwargs)
+    if (folder / CARD).exists():
+        return folder
+    if say:
+        say(
+            f"reading the {pretrained} {name} with transformers, once: a few seconds, longer if "
+            "it is downloaded"
+        )
+    description = ask_transformers(pretrained, name, kwargs)
+    folder = _snapshot_folder(pretrained, name, kwargs)  # a hub name has a commit now
+    for file, text in description["files"].items():
+        keep_in_cache(folder / file, text.encode())
+    card = description | {"files": [*description["files"]]}
+    keep_in_cache(folder / CARD, json.dumps(card).encode())
+    return folder
+
+
+def load_card(type_of_card: type[Card], folder: Path, **fields: str) -> Card:
+    """Return the card of a snapshot as a Tokenizer or Processor.
+
+    Args:
+        fields: replace those of the stored card.
+    """
+    card = json.loads((folder / CARD).read_bytes()) | fields
+    return schema.parse_mapping(type_of_card, card, str(folder))
+
+
+def find_snapshot(digest: str | None, *patterns: str) -> Path | None:
+    """Return the first folder of the cache whose card has this hash; None if there is none.
+
+    Args:
+        patterns: of the cards' paths in the cache, such as `tokenizers/*/card.json`.
+    """
+    for pattern in patterns:
+        for card in cache_folder().glob(pattern):
+            if json.loads(card.read_bytes()).get("hash") == digest:
+                return card.parent
+    return None
+
+
+def _snapshot_folder(pretrained: Pretrained, name: str, kwargs: Mapping[str, Any]) -> Path:
+    """Return the snapshot's folder in the cache. Its name is a hash of the files, the keyword
+    arguments and the version of transformers.
+    """
+    files = [*_hash_files(name, str(kwargs.get("revision", "main")))]
+    key = [FORMAT, name, dict(kwargs), package_version("transformers"), files]
+    digest = xxhash.xxh128_hexdigest(orjson.dumps(key, option=orjson.OPT_SORT_KEYS))
+    return cache_folder() / f"{pretrained}s" / digest
+
+
+def _hash_files(name: str, revision: str) -> Iterator[tuple[str, str]]:
+    """Yield name and hash of each file in the folder `name`. For a hub name, yield its revision
+    and the commit of it in the hub cache ("" if it is not there).
+    """
+    path = Path(name)
+    if path.exists():
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file() and file.suffix not in WEIGHT_SUFFIXES:
+                yield str(file.relative_to(path)), xxhash.xxh128_hexdigest(file.read_bytes())
+        return
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+    commit = hub / f"models--{name.replace('/', '--')}" / "refs" / revision
+    yield revision, commit.read_text() if commit.is_file() else ""
+
+
+def ask_transformers(
+    pretrained: Pretrained, name: str, kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a tokenizer or processor as plain data, as transformers describes it.
+
+    Raises Unreachable if transformers cannot load `name`.
+    Raises RecipeError if an argument of `kwargs` would change nothing.
+    """
+    description: dict[str, Any]
+    if pretrained == "processor":
+        description, error = server.try_to_ask(name, {})
+    else:
+        done = run_describe(json.dumps({"name": name, "kwargs": dict(kwargs)}))
+        if done.returncode == 0:
+            description, error = json.loads(done.stdout.splitlines()[-1])
+        else:
+            description, error = {}, done.stderr[-300:]
+    if "wrong" in description:
+        raise RecipeError(description["wrong"])
+    if not description:
+        raise Unreachable(_load_error(pretrained, name, error))
+    return description
+
+
+def run_describe(question: str) -> subprocess.CompletedProcess[str]:
+    """Run `describe.py` in a subprocess, so that this process does not import transformers.
+
+    Args:
+        question: its JSON input.
+    """
+    command = [sys.executable, "-m", "mdsmix.tokenizer.describe"]
+    return subprocess.run(command, input=question, capture_output=True, text=True)
+
+
+def _load_error(pretrained: Pretrained, name: str, error: str) -> str:
+    """Return the message for what transformers could not load.
+
+    Args:
+        error: the error of transformers.
+    """
+    reason = " ".join(error.split()).partition(". ")[0][:300].rstrip(".")
+    if reason.startswith("HFValidationError"):
+        reason = "a hub name is written NAME or OWNER/NAME"
+    missing = ""
+    fix = FIX[pretrained]
+    if not os.path.exists(name):
+        if any(sign in error for sign in SIGNS_OF_FIVE):
+            # mdsmix reads such a folder, but does not ask the hub for its files.
+            fix = (
+                "this transformers cannot open it from a hub: download it "
+                f"(`hf download {name} --local-dir FOLDER`) and name that folder, which can be read"
+            )
+        else:
+            missing = (
+                "there is no such folder or file (a recipe's paths are relative to its folder), "
+                "and no such repository: "
+            )
+    return f"the {pretrained} {name} could not be loaded: {missing}{reason}: {fix}."
+
+
+@cache
+def package_version(package: str) -> str:
+    """Return the version of an installed package. The first call takes 2 ms: it parses the
+    package's metadata.
+    """
+    return metadata.version(package)
