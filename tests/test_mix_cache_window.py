@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mdsmix.mix.epoch.cache_window import CachedStream, Window, compute_cache_need
-from mdsmix.mix.epoch.draws import World
+from mdsmix.mix.epoch.draws import Machines
 
 INDEX = 50
 
@@ -25,10 +25,10 @@ def stream(sizes: list[int], samples: int = 1, packed: int = 0, **of: Any) -> Ca
 
 HUNDRED = [100] * 1000
 ANYWHERE: dict[str, Any] = {"method": "stratified"}
-ALONE = World(batch=4, algo="none")
-SIX = World(batch=8, gpus=2, workers=3, algo="none")
-BLOCKS = World(batch=4, algo="py1e")
-CASES: list[tuple[CachedStream, World, dict[str, Any], int, int]] = [
+ALONE = Machines(batch=4, algo="none")
+SIX = Machines(batch=8, gpus=2, workers=3, algo="none")
+BLOCKS = Machines(batch=4, algo="py1e")
+CASES: list[tuple[CachedStream, Machines, dict[str, Any], int, int]] = [
     # Shards, machines, other settings -> shards that the limit must hold, and bytes without those
     # of the index.
     (stream(HUNDRED), ALONE, {"predownload": 10, **ANYWHERE}, 21, 2_100),
@@ -40,7 +40,7 @@ CASES: list[tuple[CachedStream, World, dict[str, Any], int, int]] = [
     (stream(HUNDRED), SIX, ANYWHERE, 630, 63_000),
     (stream(HUNDRED), SIX, {"prefetch_factor": 4, **ANYWHERE}, 726, 72_600),
     # Devices that draw the same samples are one.
-    (stream(HUNDRED), World(batch=4, gpus=2, workers=3, replication=2), ANYWHERE, 315, 31_500),
+    (stream(HUNDRED), Machines(batch=4, gpus=2, workers=3, replication=2), ANYWHERE, 315, 31_500),
     # The largest shards are taken: 5 of 300 and 16 of 100.
     (stream([*HUNDRED, *[300] * 5]), ALONE, {"predownload": 10, **ANYWHERE}, 21, 3_100),
     # One shard is packed and unpacked at a time, unless both files are kept.
@@ -62,7 +62,7 @@ CASES: list[tuple[CachedStream, World, dict[str, Any], int, int]] = [
 
 @pytest.mark.parametrize(("of", "world", "settings", "shards", "held"), CASES)
 def test_the_limit_holds_the_shards_of_the_window(
-    of: CachedStream, world: World, settings: dict[str, Any], shards: int, held: int
+    of: CachedStream, world: Machines, settings: dict[str, Any], shards: int, held: int
 ) -> None:
-    need = compute_cache_need([of], INDEX, Window(world=world, **settings))
+    need = compute_cache_need([of], INDEX, Window(machines=world, **settings))
     assert (need.shards, need.bytes - INDEX) == (shards, held)

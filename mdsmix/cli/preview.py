@@ -88,7 +88,7 @@ def preview(
     """
     from mdsmix.engines.memory import parse_size
     from mdsmix.mix.check import run_one_check
-    from mdsmix.mix.epoch.draws import make_run_world
+    from mdsmix.mix.epoch.draws import make_run_machines
     from mdsmix.mix.streams.resolve import resolve_mix
     from mdsmix.preview.options import EpochState, PreviewOptions, read_state
     from mdsmix.report.show import print_findings, show
@@ -114,7 +114,7 @@ def preview(
         print_findings(changed, to_stderr=True)
         raise MixRefused("the streams were not made by this recipe as it is, so nothing was shown.")
     options = PreviewOptions(
-        world=make_run_world(mix, nodes, gpus, batch, workers),
+        world=make_run_machines(mix, nodes, gpus, batch, workers),
         steps=steps,
         state=read_state(state) if state else EpochState(epoch=epoch, sample_in_epoch=0),
         from_step=from_step,

@@ -28,7 +28,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.load.dataset import describe_error
 from mdsmix.load.internals import Ids, fill_shuffle_block_size
 from mdsmix.load.loader_settings import LoaderSettings
-from mdsmix.mix.epoch.draws import World
+from mdsmix.mix.epoch.draws import Machines
 from mdsmix.mix.streams.mix import StreamInMix
 
 MOST_SAMPLES = 200_000_000
@@ -63,7 +63,7 @@ class EpochLayout(StreamingDataset):  # type: ignore[misc]
         self,
         settings: LoaderSettings,
         streams: Sequence[StreamInMix],
-        world: World,
+        world: Machines,
         samples_per_batch: int,
     ):
         """`samples_per_batch`: samples that a device draws for a batch: its rows, times the packing

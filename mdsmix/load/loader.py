@@ -32,7 +32,7 @@ from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 from mdsmix.load.vision import open_vision
 from mdsmix.messages import join_names, plural
 from mdsmix.mix.epoch.cache_window import CachedStream, Window, compute_cache_need
-from mdsmix.mix.epoch.draws import METHODS, World, count_delivered
+from mdsmix.mix.epoch.draws import METHODS, Machines, count_delivered
 from mdsmix.shards.token_ids import IMAGE_COLUMNS, PACKED_COLUMNS
 
 log = logging.getLogger(__name__)
@@ -357,7 +357,7 @@ def _refuse_evicting(
             )
         )
     window = Window(
-        world=replace(_world_of(dataset, drawn), workers=workers),
+        machines=replace(_machines_of(dataset, drawn), workers=workers),
         predownload=dataset.predownload,
         prefetch_factor=settings.loader["prefetch_factor"] or LOADER_DEFAULTS["prefetch_factor"],
         method=dataset.batching_method,
@@ -375,12 +375,12 @@ def _refuse_evicting(
         )
 
 
-def _world_of(dataset: MixDataset, drawn: int) -> World:
+def _machines_of(dataset: MixDataset, drawn: int) -> Machines:
     """The devices that a dataset was opened for. `drawn`: samples that each of them draws for a
     batch.
     """
     devices = dataset._parallel_rank_world
-    return World(
+    return Machines(
         batch=drawn * devices.num_ranks,
         nodes=devices.num_nodes,
         gpus=devices.ranks_per_node,
@@ -396,7 +396,7 @@ def _refuse_unfilled(dataset: MixDataset, label: str) -> None:
     method = dataset.batching_method
     if method not in METHODS:
         return
-    world = _world_of(dataset, dataset.batch_size)
+    world = _machines_of(dataset, dataset.batch_size)
     streams = dataset.streams
     drawn, parts = [int(s.choose) for s in streams], [float(s.proportion) for s in streams]
     counts = zip(streams, count_delivered(method, drawn, parts, world), strict=True)

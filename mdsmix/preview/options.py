@@ -13,7 +13,7 @@ from typing import Any
 
 from mdsmix import schema
 from mdsmix.errors import RecipeError
-from mdsmix.mix.epoch.draws import World
+from mdsmix.mix.epoch.draws import Machines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class EpochState:
 class PreviewOptions:
     """The options of one preview."""
 
-    world: World
+    world: Machines
     steps: int = 3
     state: EpochState = EpochState(epoch=0, sample_in_epoch=0)
     "The position from which the epoch is previewed: a stopped run's state, or an epoch's start."

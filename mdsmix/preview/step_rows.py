@@ -21,7 +21,7 @@ from mdsmix.load.loader import make_collate
 from mdsmix.load.loader_settings import LoaderSettings
 from mdsmix.load.training_rows import RowRules, TrainingRow, make_row
 from mdsmix.load.vision import expand_images
-from mdsmix.mix.epoch.draws import World
+from mdsmix.mix.epoch.draws import Machines
 from mdsmix.preview.shard_reader import Images, ImageSize, ShardReader, has_ids
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import IGNORED_LABEL
@@ -94,7 +94,7 @@ class Loaders:
 
     settings: LoaderSettings
     rules: RowRules
-    world: World
+    world: Machines
     reader: ShardReader
     images: Images | None
 
@@ -183,7 +183,7 @@ class Loaders:
         return rows
 
 
-def draws_of_rank(layout: EpochLayout, world: World, rank: int, worker: int, ids: Ids) -> RankDraws:
+def draws_of_rank(layout: EpochLayout, world: Machines, rank: int, worker: int, ids: Ids) -> RankDraws:
     """Return the samples that a device draws. `ids` may contain NO_SAMPLE, which draws nothing."""
     sample_ids = ids[ids != NO_SAMPLE]
     device = rank * world.replication

@@ -19,7 +19,7 @@ from streaming.base.world import World as Devices
 from mdsmix.errors import RecipeError
 from mdsmix.load import build_loader
 from mdsmix.mix.epoch.cache_window import CachedStream, Window, compute_cache_need
-from mdsmix.mix.epoch.draws import World
+from mdsmix.mix.epoch.draws import Machines
 from tests.with_torch.load_streams import (
     IDS,
     PAIR,
@@ -70,7 +70,7 @@ class Node:
         """
         ends = [len(of) for of in self.shards]
         prepared, read = [0] * len(ends), [0] * len(ends)
-        rows, apart = self.window.world.drawn, self.window.prefetch_factor + 1
+        rows, apart = self.window.machines.drawn, self.window.prefetch_factor + 1
         while read != ends:
             reading = [w for w, end in enumerate(ends) if read[w] < end]
             slowest = min(read[w] // rows for w in reading)
@@ -116,7 +116,7 @@ def test_no_shard_is_evicted_before_it_is_read(
     ahead: int,
 ) -> None:
     batch = 2
-    world = World(
+    world = Machines(
         batch=batch * nodes * gpus,
         nodes=nodes,
         gpus=gpus,
@@ -124,7 +124,7 @@ def test_no_shard_is_evicted_before_it_is_read(
         num_canonical_nodes=canonical,
         algo=algo,
     )
-    window = Window(world=world, predownload=ahead, prefetch_factor=1, block_size=block)
+    window = Window(machines=world, predownload=ahead, prefetch_factor=1, block_size=block)
     sizes = [shard.get_raw_size() for shard in dataset.shards]
     stream = CachedStream(
         samples=dataset.samples_per_shard,
@@ -150,7 +150,7 @@ def test_four_shards_and_even_one_window_are_not_enough(dataset: StreamingDatase
     """The loader reads single samples of shards in turn, prepared 20 ahead."""
     sizes = [shard.get_raw_size() for shard in dataset.shards]
     order = [np.random.default_rng(0).permutation(len(sizes)).tolist() * 3]
-    window = Window(world=World(batch=2), predownload=20, method="stratified")
+    window = Window(machines=Machines(batch=2), predownload=20, method="stratified")
     stream = CachedStream(
         samples=dataset.samples_per_shard,
         raw=np.array(sizes),

@@ -16,7 +16,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.load.dataset import EXACT_METHOD
 from mdsmix.load.layout import NO_SAMPLE, EpochLayout
 from mdsmix.load.loader_settings import read_settings
-from mdsmix.mix.epoch.draws import World
+from mdsmix.mix.epoch.draws import Machines
 from tests.with_torch.load_streams import config
 
 BATCH = 16
@@ -49,7 +49,7 @@ def laid_out(parts: list[Part], method: str, nodes: int, gpus: int, workers: int
     streams = {part.name: {"local": part.name} for part in parts}
     keys = {"batching_method": method, "shuffle": True, "shuffle_block_size": 100}
     settings = read_settings(config(streams, "mdsmix", drop_last=False, **keys))
-    world = World(batch=BATCH, nodes=nodes, gpus=gpus, workers=workers)
+    world = Machines(batch=BATCH, nodes=nodes, gpus=gpus, workers=workers)
     return EpochLayout(settings, parts, world, BATCH // nodes // gpus)  # type: ignore[arg-type]
 
 

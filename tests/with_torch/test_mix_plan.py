@@ -21,8 +21,7 @@ from streaming.base.batching import generate_work
 from streaming.base.world import World
 
 from mdsmix.load import build_loader
-from mdsmix.mix.epoch.draws import World as Machines
-from mdsmix.mix.epoch.draws import batch_shares, count_delivered, count_draws
+from mdsmix.mix.epoch.draws import Machines, batch_shares, count_delivered, count_draws
 from mdsmix.mix.plan.nodes import chance_of_fetch
 from mdsmix.mix.plan.plan import Plan, PlanOptions, make_plan, resolve_for_plan
 from mdsmix.mix.render.render import render_recipe

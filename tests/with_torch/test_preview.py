@@ -19,7 +19,7 @@ import pytest
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load import build_loader
 from mdsmix.load.layout import SamplePlace
-from mdsmix.mix.epoch.draws import World as Machines
+from mdsmix.mix.epoch.draws import Machines
 from mdsmix.mix.streams.mix import Mix
 from mdsmix.mix.streams.resolve import make_mix
 from mdsmix.preview.epoch_windows import Preview, preview_warnings

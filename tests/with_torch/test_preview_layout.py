@@ -24,7 +24,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.load import build_loader
 from mdsmix.load.layout import NO_SAMPLE, EpochLayout
 from mdsmix.load.loader_settings import read_settings
-from mdsmix.mix.epoch.draws import World as Machines
+from mdsmix.mix.epoch.draws import Machines
 from mdsmix.mix.streams.resolve import make_mix
 from mdsmix.preview.options import EpochState
 from mdsmix.preview.step_rows import Step

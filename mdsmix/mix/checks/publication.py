@@ -15,7 +15,7 @@ from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings, Severity
 from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, as_whole_number, is_number, parse_quantity
 from mdsmix.messages import plural
 from mdsmix.mix.epoch.cache_window import CacheNeed, compute_loader_need
-from mdsmix.mix.epoch.draws import World, make_world
+from mdsmix.mix.epoch.draws import Machines, make_machines
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
 from mdsmix.shards.counts import BAD_SHARE
 from mdsmix.shards.index import INDEX
@@ -141,12 +141,16 @@ def _find_lack(loader: Loader, rows: int, gpus: int) -> Lack | None:
     packing = max(1.0, float(ratio)) if ratio is not None and is_number(ratio) else 1.0
     workers = max(0, as_whole_number(loader.section.get("num_workers")) or 0)
     replication = as_whole_number(loader.dataset.get("replication"))
-    world = World(batch=rows * gpus, gpus=gpus, workers=workers, packing=packing)
+    machines = Machines(batch=rows * gpus, gpus=gpus, workers=workers, packing=packing)
     with suppress(RecipeError):  # other checks report canonical nodes that fit no such node
-        world = make_world(loader, batch=rows * gpus, gpus=gpus, workers=workers, packing=packing)
+        machines = make_machines(
+            loader, batch=rows * gpus, gpus=gpus, workers=workers, packing=packing
+        )
         if replication and replication > 1:
-            world = replace(world, batch=world.batch // replication, replication=replication)
-    need = compute_loader_need(loader, world)
+            machines = replace(
+                machines, batch=machines.batch // replication, replication=replication
+            )
+    need = compute_loader_need(loader, machines)
     return Lack(need, limit, written) if limit < need.bytes else None
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.foundry_yaml.loader_keys import LOADER_DEFAULTS, as_whole_number
-from mdsmix.mix.epoch.draws import World, count_loader_draws, get_batching_method
+from mdsmix.mix.epoch.draws import Machines, count_loader_draws, get_batching_method
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 
 LEAST_SHARDS = 4
@@ -64,7 +64,7 @@ class CachedStream:
 class Window:
     """How far the workers of a node read ahead."""
 
-    world: World
+    machines: Machines
     predownload: int | None = None
     "Samples that a worker prepares ahead; None: Streaming's default."
     prefetch_factor: int = 2
@@ -81,22 +81,22 @@ class Window:
     def ahead(self) -> int:
         """Samples that a worker prepares ahead of the one that it reads."""
         if self.predownload is None:
-            return BATCHES_AHEAD * self.world.drawn
+            return BATCHES_AHEAD * self.machines.drawn
         return max(0, self.predownload)
 
     @property
     def workers(self) -> int:
         """Workers of a node that read samples of their own."""
-        return self.world.layout_ranks * max(1, self.world.workers)
+        return self.machines.layout_ranks * max(1, self.machines.workers)
 
     @property
     def span(self) -> int:
         """Samples of each worker whose shards must be in the cache together."""
         apart = 0
         if self.workers > 1:
-            prefetched = self.prefetch_factor if self.world.workers else 0
+            prefetched = self.prefetch_factor if self.machines.workers else 0
             # One batch that is begun, one between workers and one between devices.
-            apart = 2 * (prefetched + 3) * self.world.drawn
+            apart = 2 * (prefetched + 3) * self.machines.drawn
         return 2 * self.ahead + 1 + apart
 
     @property
@@ -107,22 +107,22 @@ class Window:
     @property
     def parts(self) -> int:
         """Parts of the order that a node reads at the same time."""
-        return max(1, self.world.canonical // self.world.layout_nodes)
+        return max(1, self.machines.canonical // self.machines.layout_nodes)
 
     @property
     def positions(self) -> float:
         """The range of positions, in the order of shards, that contains a node's window; infinite
         if the order is not known to be local.
         """
-        if self.method != "random" or self.partition != "orig" or self.world.algo not in BLOCKS:
+        if self.method != "random" or self.partition != "orig" or self.machines.algo not in BLOCKS:
             return math.inf
-        canonical = self.world.canonical
+        canonical = self.machines.canonical
         # The windows of workers begin anywhere in a batch, so that together they take up a batch
         # more on either side.
-        window = self.workers * (self.span + 2 * self.world.drawn)
-        window *= max(1, self.world.layout_nodes // canonical)
+        window = self.workers * (self.span + 2 * self.machines.drawn)
+        window *= max(1, self.machines.layout_nodes // canonical)
         block = self.block_size or max(4_000_000 // canonical, 1 << 18)
-        return self.parts * (window / self.parts + 2 + BLOCKS[self.world.algo] * block)
+        return self.parts * (window / self.parts + 2 + BLOCKS[self.machines.algo] * block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class CacheNeed:
         )
 
 
-def compute_loader_need(loader: Loader, world: World) -> CacheNeed:
+def compute_loader_need(loader: Loader, machines: Machines) -> CacheNeed:
     """Compute the cache that a loader of a training YAML needs on a node of these machines."""
     draws = count_loader_draws(loader) or [stream.index.samples for stream in loader.streams]
     streams = [
@@ -160,7 +160,7 @@ def compute_loader_need(loader: Loader, world: World) -> CacheNeed:
     dataset = loader.dataset
     prefetched = as_whole_number(loader.section.get("prefetch_factor"))
     window = Window(
-        world=world,
+        machines=machines,
         predownload=as_whole_number(dataset.get("predownload")),
         prefetch_factor=prefetched or LOADER_DEFAULTS["prefetch_factor"],
         method=get_batching_method(loader),

@@ -25,7 +25,7 @@ OLD_SHUFFLES = ("py1s", "py2s")
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class Machines:
     """The nodes and devices of a run. By default one device draws the whole batch.
 
     Raises RecipeError if Streaming or LLM-Foundry would refuse them.
@@ -119,7 +119,7 @@ leaves over.
 
 
 def count_delivered(
-    method: str, drawn: Sequence[int], shares: Sequence[float], world: World
+    method: str, drawn: Sequence[int], shares: Sequence[float], machines: Machines
 ) -> list[int]:
     """Count the samples of each stream that an epoch delivers. If a number is 0, Streaming gives no
     epoch at all.
@@ -130,22 +130,22 @@ def count_delivered(
     """
     if method not in METHODS:
         return list(drawn)
-    if world.algo == "py1e":
+    if machines.algo == "py1e":
         # This shuffle fails on a stream of fewer samples than canonical nodes.
-        drawn = [count if count >= world.canonical else 0 for count in drawn]
+        drawn = [count if count >= machines.canonical else 0 for count in drawn]
     if method == "stratified":
-        return _deliver_stratified(drawn, split_batch(shares, world.drawn_together), world)
+        return _deliver_stratified(drawn, split_batch(shares, machines.drawn_together), machines)
     if method == "per_stream":
-        per_device = [count_per_device(count, world) for count in drawn]
-        return [count // world.drawn * world.drawn_together for count in per_device]
+        per_device = [count_per_device(count, machines) for count in drawn]
+        return [count // machines.drawn * machines.drawn_together for count in per_device]
     # device_per_stream: a node has whole canonical nodes, or none if there are fewer of these than
     # nodes.
-    canonical_per_node = world.canonical // world.layout_nodes
+    canonical_per_node = machines.canonical // machines.layout_nodes
     delivered = list[int]()
     for count in drawn:
-        per_canonical = _round_up(-(-count // world.canonical), world.layout_ranks)
-        batches = per_canonical * canonical_per_node // world.drawn
-        delivered.append(batches * world.drawn * world.layout_nodes)
+        per_canonical = _round_up(-(-count // machines.canonical), machines.layout_ranks)
+        batches = per_canonical * canonical_per_node // machines.drawn
+        delivered.append(batches * machines.drawn * machines.layout_nodes)
     return delivered
 
 
@@ -160,7 +160,9 @@ def split_batch(shares: Sequence[float], batch: int) -> list[int]:
     return [int(count) for count in counts]
 
 
-def _deliver_stratified(drawn: Sequence[int], portions: Sequence[int], world: World) -> list[int]:
+def _deliver_stratified(
+    drawn: Sequence[int], portions: Sequence[int], machines: Machines
+) -> list[int]:
     """Count the samples per stream under `stratified`. The scarcest stream sets the number of
     batches.
 
@@ -170,21 +172,21 @@ def _deliver_stratified(drawn: Sequence[int], portions: Sequence[int], world: Wo
     if min(portions) < 1 or not all(drawn):
         return [n if portion >= 1 else 0 for portion, n in zip(portions, drawn, strict=True)]
     batches = min(
-        _round_up(_round_up(count, world.canonical), world.layout_ranks) // portion
+        _round_up(_round_up(count, machines.canonical), machines.layout_ranks) // portion
         for count, portion in zip(drawn, portions, strict=True)
     )
     return [batches * portion for portion in portions]
 
 
-def count_per_device(samples: int, world: World) -> int:
+def count_per_device(samples: int, machines: Machines) -> int:
     """Count the samples of a stream that each device gets. Some samples come twice, so that all
     devices get the same number.
     """
-    per_canonical = -(-samples // world.canonical)
-    if world.canonical < world.layout_nodes:
-        per_canonical = _round_up(per_canonical, world.layout_nodes // world.canonical)
-    per_node = per_canonical * world.canonical // world.layout_nodes
-    return -(-per_node // world.layout_ranks)
+    per_canonical = -(-samples // machines.canonical)
+    if machines.canonical < machines.layout_nodes:
+        per_canonical = _round_up(per_canonical, machines.layout_nodes // machines.canonical)
+    per_node = per_canonical * machines.canonical // machines.layout_nodes
+    return -(-per_node // machines.layout_ranks)
 
 
 def _round_up(number: int, step: int) -> int:
@@ -293,9 +295,9 @@ def get_batching_method(loader: Loader) -> str:
     return str(loader.dataset.get("batching_method") or "random")
 
 
-def make_run_world(
+def make_run_machines(
     mix: Mix, nodes: int, gpus: int, batch: int | None, workers: int | None = None
-) -> World:
+) -> Machines:
     """Return the machines of a run. The YAML gives `batch` and `workers` if they are None.
 
     Raises RecipeError if the batch is unknown.
@@ -309,7 +311,7 @@ def make_run_world(
     loader = mix.train
     if workers is None:
         workers = as_whole_number(loader.section.get("num_workers")) or 0
-    return make_world(
+    return make_machines(
         loader,
         batch=batch,
         nodes=nodes,
@@ -319,23 +321,23 @@ def make_run_world(
     )
 
 
-def make_world(loader: Loader, **machines: Any) -> World:
-    """Return a World of these machines, with the loader's canonical nodes and shuffle."""
+def make_machines(loader: Loader, **fields: Any) -> Machines:
+    """Return machines with the loader's canonical nodes and shuffle, and these other fields."""
     dataset = loader.dataset
     algo = "none"
     if dataset.get("shuffle"):
         algo = str(dataset.get("shuffle_algo") or "py1e")
     canonical = as_whole_number(dataset.get("num_canonical_nodes")) or 0
-    return World(num_canonical_nodes=max(0, canonical), algo=algo, **machines)
+    return Machines(num_canonical_nodes=max(0, canonical), algo=algo, **fields)
 
 
-def count_delivered_on(loader: Loader, drawn: Sequence[int], world: World) -> list[int]:
+def count_delivered_on(loader: Loader, drawn: Sequence[int], machines: Machines) -> list[int]:
     """Count the samples of each stream that an epoch delivers on these machines. If a stream's
     number is 0, Streaming cannot build batches and the epoch fails.
     """
     weighting = _read_weighting(loader)
     shares = batch_shares(weighting.weights, weighting.samples, weighting.epoch_size)
-    return count_delivered(get_batching_method(loader), drawn, shares, world)
+    return count_delivered(get_batching_method(loader), drawn, shares, machines)
 
 
 def count_loader_delivered(loader: Loader, batch: int | None) -> list[int] | None:
@@ -350,4 +352,6 @@ def count_loader_delivered(loader: Loader, batch: int | None) -> list[int] | Non
     ratio = loader.dataset.get("packing_ratio") or 1
     if not sum(drawn) or not batch or batch < 1 or not is_number(ratio) or ratio < 1:
         return None
-    return count_delivered_on(loader, drawn, make_world(loader, batch=batch, packing=float(ratio)))
+    return count_delivered_on(
+        loader, drawn, make_machines(loader, batch=batch, packing=float(ratio))
+    )

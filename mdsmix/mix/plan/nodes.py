@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, parse_quantity
 from mdsmix.messages import choose_verb, join_names
 from mdsmix.mix.epoch.cache_window import compute_loader_need
-from mdsmix.mix.epoch.draws import World, get_batching_method
+from mdsmix.mix.epoch.draws import Machines, get_batching_method
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.table import format_size, mark_estimate
 
@@ -58,7 +58,7 @@ def is_fetched(stream: StreamInMix) -> bool:
     return bool(stream.settings.get("remote"))
 
 
-def chance_of_fetch(shard: float, passes: float, epoch: int, method: str, world: World) -> float:
+def chance_of_fetch(shard: float, passes: float, epoch: int, method: str, world: Machines) -> float:
     """The probability, 0 to 1, that a node reads a shard in an epoch.
 
     Args:
@@ -81,7 +81,7 @@ def chance_of_fetch(shard: float, passes: float, epoch: int, method: str, world:
     return float(1 - (1 - read) ** full * (1 - hit * read))
 
 
-def plan_node(drawn: Sequence[int], loader: Loader, world: World, epochs: float) -> NodePlan:
+def plan_node(drawn: Sequence[int], loader: Loader, world: Machines, epochs: float) -> NodePlan:
     """The bytes that a node fetches and keeps over `epochs` epochs. `drawn`: samples that an epoch
     draws from each stream.
     """
@@ -123,7 +123,7 @@ ROOM = 0.9
 
 
 def advise_settings(
-    loader: Loader, node: NodePlan, world: World, disk: int | None
+    loader: Loader, node: NodePlan, world: Machines, disk: int | None
 ) -> tuple[Setting, ...]:
     """Settings whose defaults depend on the machines or fit none of them. They do not change which
     samples an epoch holds.
@@ -142,7 +142,7 @@ def advise_settings(
 
 
 def _cache_limit(
-    loader: Loader, node: NodePlan, world: World, disk: int | None
+    loader: Loader, node: NodePlan, world: Machines, disk: int | None
 ) -> tuple[str | None, str]:
     """The cache_limit to write (None: leave it out), and the reason."""
     if local := [stream.name for stream in loader.streams if not is_fetched(stream)]:

@@ -25,11 +25,11 @@ from mdsmix.messages import join_names
 from mdsmix.mix.check import run_checks
 from mdsmix.mix.epoch.draws import (
     METHODS,
-    World,
+    Machines,
     count_delivered_on,
     count_loader_draws,
     get_batching_method,
-    make_run_world,
+    make_run_machines,
 )
 from mdsmix.mix.epoch.figures import StreamInEpoch, measure_epoch, measure_stream
 from mdsmix.mix.plan.forecast import forecast_stream
@@ -117,7 +117,7 @@ def make_plan(mix: Mix, asked: PlanOptions) -> Plan:
         raise RecipeError(f"{loader.label} of {mix.yaml.origin} has no max_seq_len, so no batch has a size.")  # fmt: skip
     if asked.disk is not None and not disk:
         raise RecipeError(f"--disk {asked.disk} is no size: write for example 500gb or 2tb.")
-    world = make_run_world(mix, asked.nodes, asked.gpus, asked.batch)
+    world = make_run_machines(mix, asked.nodes, asked.gpus, asked.batch)
     world = replace(world, packing=_packing(loader))
     drawn = count_loader_draws(loader)
     if not drawn or not sum(drawn):
@@ -161,7 +161,7 @@ def _packing(loader: Loader) -> float:
     return float(given)
 
 
-def _streams(loader: Loader, drawn: Sequence[int], world: World) -> list[StreamInEpoch]:
+def _streams(loader: Loader, drawn: Sequence[int], world: Machines) -> list[StreamInEpoch]:
     """The figures of each stream in an epoch on these machines; MixRefused where batches cannot be
     built.
     """
@@ -181,7 +181,7 @@ def _notes(
     streams: Sequence[StreamInEpoch],
     epoch: EpochPlan,
     step: StepPlan,
-    world: World,
+    world: Machines,
 ) -> Iterator[str]:
     """Sentences on how far streams are known, on tokens that the loader cuts off, and on samples
     that are dropped or wait.

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 from mdsmix.errors import RecipeError
 from mdsmix.messages import plural
-from mdsmix.mix.epoch.draws import METHODS, World, count_per_device, get_batching_method
+from mdsmix.mix.epoch.draws import METHODS, Machines, count_per_device, get_batching_method
 from mdsmix.mix.epoch.figures import StreamInEpoch
 from mdsmix.mix.epoch.stream_counts import estimate_lengths, fixed_row_length, mean_longest_row
 from mdsmix.mix.streams.mix import Loader
@@ -90,7 +90,7 @@ def is_even(loader: Loader) -> bool:
 
 
 def fit_packed_rows(
-    streams: Sequence[StreamInEpoch], loader: Loader, world: World
+    streams: Sequence[StreamInEpoch], loader: Loader, world: Machines
 ) -> Sequence[StreamInEpoch]:
     """Take the tokens for which packed rows have no room off the figures of the streams, in equal
     parts.
@@ -104,7 +104,7 @@ def fit_packed_rows(
     return [replace(s, tokens=s.tokens * part, trained=s.trained * part) for s in streams]
 
 
-def plan_epoch(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> EpochPlan:
+def plan_epoch(streams: Sequence[StreamInEpoch], loader: Loader, world: Machines) -> EpochPlan:
     """The figures of an epoch: the delivered samples that are in steps of all devices. RecipeError
     where no step is filled.
     """
@@ -131,7 +131,7 @@ def plan_epoch(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -
 
 
 def plan_step(
-    epoch: EpochPlan, streams: Sequence[StreamInEpoch], loader: Loader, world: World
+    epoch: EpochPlan, streams: Sequence[StreamInEpoch], loader: Loader, world: Machines
 ) -> StepPlan:
     """The mean step of the epoch; a last step that is not full counts with the rows that it has."""
     steps, (width, how) = float(epoch.steps), _width(streams, loader, world)
@@ -158,7 +158,7 @@ def _padding(tokens: float, positions: float) -> float:
     return 0 * tokens if share < 0 else share
 
 
-def _width(streams: Sequence[StreamInEpoch], loader: Loader, world: World) -> tuple[float, str]:
+def _width(streams: Sequence[StreamInEpoch], loader: Loader, world: Machines) -> tuple[float, str]:
     """The mean padded length of a row in tokens, and a phrase on how the loader pads."""
     limit, dataset = loader.max_seq_len or 0, loader.dataset
     if world.packing > 1:
@@ -227,7 +227,7 @@ def plan_run(
 
 
 def add_run_figures(
-    streams: Sequence[StreamInEpoch], step: StepPlan, run: RunPlan, world: World
+    streams: Sequence[StreamInEpoch], step: StepPlan, run: RunPlan, world: Machines
 ) -> Iterator[StreamInRun]:
     tokens = sum(s.tokens for s in streams)
     width = step.positions / step.rows if world.packing == 1 else UNKNOWN

@@ -22,7 +22,7 @@ from mdsmix.errors import (
 from mdsmix.foundry_yaml.findings import Finding
 from mdsmix.messages import Say, plural
 from mdsmix.mix.check import run_checks
-from mdsmix.mix.epoch.draws import World, make_run_world
+from mdsmix.mix.epoch.draws import Machines, make_run_machines
 from mdsmix.mix.plan.plan import Plan, PlanOptions, find_plan_problems, make_plan, resolve_for_plan
 from mdsmix.mix.streams.mix import Mix
 from mdsmix.mix.streams.resolve import resolve_mix
@@ -121,7 +121,7 @@ def gather(
         MdsmixError: there is nothing to show.
     """
     if asked.batch:
-        World(batch=asked.batch, nodes=asked.nodes, gpus=asked.gpus)  # refuses impossible batches
+        Machines(batch=asked.batch, nodes=asked.nodes, gpus=asked.gpus)  # refuses impossible batches
     page, named = Gathered(targets=targets, choice=choice), named_streams(targets)
     try:
         page.mix = resolve_mix(targets, may_estimate=True)
@@ -195,7 +195,7 @@ def _preview(page: Gathered, asked: PlanOptions, tokenizer: str | None, say: Say
         from mdsmix.preview.options import PreviewOptions
         from mdsmix.preview.preview import preview
 
-        world = make_run_world(mix, asked.nodes, asked.gpus, plan.step.global_batch)
+        world = make_run_machines(mix, asked.nodes, asked.gpus, plan.step.global_batch)
         page.preview = preview(mix, PreviewOptions(world=world, steps=STEPS, windows=WINDOWS, samples=2, read=READ))  # fmt: skip
     except CANNOT as error:
         page.notes["preview"] = str(error)

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from streaming import Stream, StreamingDataset
 from streaming.base import partition, shuffle
 
-from mdsmix.mix.epoch.draws import World as Machines
+from mdsmix.mix.epoch.draws import Machines
 from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.preview.options import PreviewOptions
 from mdsmix.preview.preview import preview
