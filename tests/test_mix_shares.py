@@ -1,6 +1,6 @@
-"""Shares become whole samples as exact fractions say, by largest remainder; of published streams
-they are rendered as `choose`, shown with what they come to, and refused in one sentence where they
-cannot be.
+"""Shares are converted to whole samples by largest remainder, and agree with exact fractions. The
+shares of published streams are rendered as `choose` and shown with their samples. Shares that the
+streams cannot fill are refused in one sentence.
 """
 
 from __future__ import annotations
@@ -25,26 +25,38 @@ from mdsmix.mix.epoch.apportion import (
     StreamShare,
     compute_ideal_samples,
     round_to_whole,
-    set_asked_shares,
+    set_target_shares,
 )
 from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.recipe.amounts import Budget
 from mdsmix.tokenizer import card as pretrained
-from tests import published as hand
+from tests import published
 from tests.converting import done, mdsmix
 from tests.published import CARD, LENGTH, SPLIT, TURNS, publish
 
-PARTS = st.lists(st.fractions(0, 10**6, max_denominator=10**4), min_size=1, max_size=8)
-FEW, HALF = settings(max_examples=25), Fraction(1, 2)
+IDEAL_COUNTS = st.lists(st.fractions(0, 10**6, max_denominator=10**4), min_size=1, max_size=8)
+FEW = settings(max_examples=25)
+HALF = Fraction(1, 2)
 
 
-def stream(samples: int, mean: Fraction, trained: Fraction, share: Fraction | None) -> StreamShare:
-    counts = {"samples": samples, "counted": mean, "budgeted": mean * trained}
-    return StreamShare(stream="", is_exact=True, written=share, **counts)
+def make_share(
+    samples: int, tokens: Fraction, trained: Fraction, written: Fraction | None
+) -> StreamShare:
+    """Return the share of a stream with so many tokens a sample, of which `trained` (0 to 1) are
+    trained.
+    """
+    return StreamShare(
+        stream="",
+        is_exact=True,
+        written=written,
+        samples=samples,
+        share_units=tokens,
+        budget_units=tokens * trained,
+    )
 
 
 STREAMS = st.builds(
-    stream,
+    make_share,
     st.integers(1, 10**6),
     st.fractions(1, 4096, max_denominator=1000),
     st.fractions(Fraction(1, 100), 1, max_denominator=100),
@@ -52,23 +64,25 @@ STREAMS = st.builds(
 )
 "A stream of 1 to 10^6 samples of 1 to 4,096 tokens on average, with a share."
 MIXES = st.lists(STREAMS, min_size=1, max_size=5).map(
-    lambda parts: set_asked_shares([replace(part, stream=f"s{i}") for i, part in enumerate(parts)])
+    lambda shares: set_target_shares(
+        [replace(share, stream=f"s{i}") for i, share in enumerate(shares)]
+    )
 )
 AMOUNTS = st.fractions(1, 10**12, max_denominator=100)
 
 
 @FEW
-@given(PARTS)
-def test_rounding_is_by_largest_remainder(ideal: list[Fraction]) -> None:
-    whole = round_to_whole(ideal)
-    assert abs(sum(whole) - sum(ideal)) <= HALF
+@given(IDEAL_COUNTS)
+def test_counts_are_rounded_by_largest_remainder(ideal: list[Fraction]) -> None:
+    counts = round_to_whole(ideal)
+    assert abs(sum(counts) - sum(ideal)) <= HALF
     remainders: dict[int, list[Fraction]] = {0: [], 1: []}
-    for n, exact in zip(whole, ideal, strict=True):
-        remainders[n - math.floor(exact)].append(exact - math.floor(exact))
+    for count, exact in zip(counts, ideal, strict=True):
+        remainders[count - math.floor(exact)].append(exact - math.floor(exact))
     assert min(remainders[1], default=1) >= max(remainders[0], default=0)
 
 
-def test_of_equal_remainders_the_first_is_rounded_up_and_an_absolute_count_for_itself() -> None:
+def test_the_first_of_equal_remainders_is_rounded_up_and_absolute_counts_one_by_one() -> None:
     assert round_to_whole([HALF, HALF]) == [1, 0]
     assert round_to_whole([HALF]) == round_to_whole([HALF], is_absolute=True) == [1]
     assert round_to_whole([Fraction(1, 3)] * 3, is_absolute=True) == [0, 0, 0]
@@ -76,43 +90,46 @@ def test_of_equal_remainders_the_first_is_rounded_up_and_an_absolute_count_for_i
 
 @FEW
 @given(MIXES, AMOUNTS)
-def test_an_epoch_of_a_budget_holds_it_in_the_shares_asked(parts: Shares, budget: Fraction) -> None:
-    ideal = compute_ideal_samples(parts, Budget(amount=budget, unit="tokens"))
-    assert sum(part.asked for part in parts) == 1
-    assert sum(n * part.budgeted for n, part in zip(ideal, parts, strict=True)) == budget
-    held = [n * part.counted for n, part in zip(ideal, parts, strict=True)]
-    assert [each / sum(held) for each in held] == [part.asked for part in parts]
-    assert all(abs(n - x) < 1 for n, x in zip(round_to_whole(ideal), ideal, strict=True))
+def test_an_epoch_has_the_tokens_of_its_budget_in_the_target_shares(
+    shares: Shares, budget: Fraction
+) -> None:
+    ideal = compute_ideal_samples(shares, Budget(amount=budget, unit="tokens"))
+    assert sum(share.target for share in shares) == 1
+    assert sum(n * share.budget_units for n, share in zip(ideal, shares, strict=True)) == budget
+    tokens = [n * share.share_units for n, share in zip(ideal, shares, strict=True)]
+    assert [count / sum(tokens) for count in tokens] == [share.target for share in shares]
+    assert all(abs(n - exact) < 1 for n, exact in zip(round_to_whole(ideal), ideal, strict=True))
 
 
 @FEW
 @given(MIXES, st.integers(1, 20))
-def test_temperature_flattens_and_keeps_the_order(found: Shares, degrees: int) -> None:
-    parts = set_asked_shares([replace(part, written=None) for part in found], Fraction(degrees))
-    assert abs(float(sum(part.asked for part in parts) - 1)) < 1e-30
-    largest = max(parts, key=lambda part: part.size)
-    for one in parts:
-        expected = float(largest.size / one.size) ** (1 / degrees)
-        assert float(largest.asked / one.asked) == pytest.approx(expected, rel=1e-9)
-        assert degrees > 1 or one.asked == one.size / sum(part.size for part in parts)
+def test_temperature_flattens_shares_and_keeps_their_order(mix: Shares, degrees: int) -> None:
+    shares = set_target_shares([replace(share, written=None) for share in mix], Fraction(degrees))
+    assert abs(float(sum(share.target for share in shares) - 1)) < 1e-30
+    largest = max(shares, key=lambda share: share.size)
+    total = sum(share.size for share in shares)
+    for share in shares:
+        expected = float(largest.size / share.size) ** (1 / degrees)
+        assert float(largest.target / share.target) == pytest.approx(expected, rel=1e-9)
+        assert degrees > 1 or share.target == share.size / total
 
 
-def test_what_written_shares_leave_goes_by_size_to_the_others() -> None:
-    def shares(*written: Fraction | None) -> list[Fraction]:
-        sizes = zip((10, 30, 5), written, strict=True)
-        return [
-            p.asked
-            for p in set_asked_shares([stream(n, Fraction(2), Fraction(1), w) for n, w in sizes])
+def test_streams_without_a_written_share_divide_the_remainder_by_size() -> None:
+    def list_targets(*written: Fraction | None) -> list[Fraction]:
+        streams = [
+            make_share(samples, Fraction(2), Fraction(1), share)
+            for samples, share in zip((10, 30, 5), written, strict=True)
         ]
+        return [share.target for share in set_target_shares(streams)]
 
     zero = Fraction(0)
-    assert shares(None, None, Fraction(3, 5)) == [Fraction(n, 10) for n in (1, 3, 6)]
-    assert shares(zero, Fraction(7), zero) == [0, 1, 0]
-    assert not any(shares(zero, zero, zero))
+    assert list_targets(None, None, Fraction(3, 5)) == [Fraction(n, 10) for n in (1, 3, 6)]
+    assert list_targets(zero, Fraction(7), zero) == [0, 1, 0]
+    assert not any(list_targets(zero, zero, zero))
 
 
-TALK = [{"turns": [{"input_ids": [5], "labels": [7] * n + [0]}]} for n in (1, 2, 3, 4)]
-"Chats of 3, 4, 5 and 6 tokens, of which 2, 3, 4 and 5 are trained."
+CHATS = [{"turns": [{"input_ids": [5], "labels": [7] * n + [0]}]} for n in (1, 2, 3, 4)]
+"Chats of 3, 4, 5 and 6 tokens. 2, 3, 4 and 5 of them are trained."
 HALVES = {"web": {"share": "50%"}, "chat": {"share": 0.5}}
 TENTH = {"web": {"share": "10%"}, "chat": {"share": "5%"}}
 UNKNOWN = {"docs": {"share": 0.5}}
@@ -120,40 +137,44 @@ UNKNOWN = {"docs": {"share": 0.5}}
 
 @pytest.fixture(autouse=True)
 def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrained, "open_tokenizer", lambda spec: hand.TOKENIZER)
+    monkeypatch.setattr(pretrained, "open_tokenizer", lambda spec: published.TOKENIZER)
 
 
-def totals(times: int, **other: int) -> dict[str, Any]:
-    """Of the four chats, so many times."""
-    counts = {"tokens": 18 * times, "loss_tokens": 14 * times, "longest": 6} | other
+def make_totals(times: int, **counted: int) -> dict[str, Any]:
+    """Return the totals of a manifest of the four chats, so many times."""
+    counts = {"tokens": 18 * times, "loss_tokens": 14 * times, "longest": 6} | counted
     return {"totals": {"lengths": {"2^1": times, "2^2": 3 * times}} | counts}
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """web: 4,000 rows of 8 tokens; chat: 4,000 of 4.5 on average; docs: 2,000 pairs of 4, made by
-    others.
+    """Return a folder with three streams: web (4,000 rows of 8 tokens), chat (4,000 of 4.5 tokens
+    on average) and docs (2,000 pairs of 4 tokens, without a manifest).
     """
     home = tmp_path_factory.mktemp("published")
     counted = {"totals": {"loss_tokens": 28000}}
-    publish(home / "web", SPLIT, [hand.SPLIT_ROW] * 4000, card=counted)
-    publish(home / "chat", TURNS, TALK * 1000, card=totals(1000))
-    publish(home / "docs", hand.PAIR, [hand.PAIR_ROW] * 2000)
+    publish(home / "web", SPLIT, [published.SPLIT_ROW] * 4000, card=counted)
+    publish(home / "chat", TURNS, CHATS * 1000, card=make_totals(1000))
+    publish(home / "docs", published.PAIR, [published.PAIR_ROW] * 2000)
     return home
 
 
-def write(home: Path, *streams: str, **keys: Any) -> str:
-    named = streams or ("web", "chat")
-    return str(hand.write_mix(home, *named, **{"train_loader": {"num_workers": 0}} | keys))
+def write_recipe(home: Path, *streams: str, **keys: Any) -> str:
+    names = streams or ("web", "chat")
+    return str(published.write_mix(home, *names, **{"train_loader": {"num_workers": 0}} | keys))
 
 
-def chosen(path: str, may_estimate: bool = False) -> dict[str, int]:
+def choose_by_recipe(path: str, may_estimate: bool = False) -> dict[str, int]:
+    """Return the samples that an epoch draws from each stream of a recipe, and check that the mix
+    renders them and states the shares that they reach.
+    """
     mix = resolve_mix([path], may_estimate)
-    assert [s.weight for s in mix.train.streams] == [{"choose": p.choose} for p in mix.shares.parts]
-    held = [part.choose * part.counted for part in mix.shares.parts]
-    reached = [part.reached for part in mix.shares.parts]
-    assert mix.shares.is_absolute or reached == [each / sum(held) for each in held]
-    return {part.stream: part.choose for part in mix.shares.parts}
+    shares = mix.shares.streams
+    assert [s.weight for s in mix.train.streams] == [{"choose": s.choose} for s in shares]
+    units = [share.choose * share.share_units for share in shares]
+    reached = [share.reached for share in shares]
+    assert mix.shares.is_absolute or reached == [count / sum(units) for count in units]
+    return {share.stream: share.choose for share in shares}
 
 
 COUNTS: tuple[tuple[dict[str, Any], int, int], ...] = (
@@ -163,99 +184,128 @@ COUNTS: tuple[tuple[dict[str, Any], int, int], ...] = (
     ({"budget": "36k tokens", "count": "samples"}, 2880, 2880),
     ({"budget": "1 pass of chat"}, 2250, 4000),
     ({"budget": "1 pass of chat", "count": "loss_tokens"}, 2000, 4000),
-    ({"budget": "1.5 passes of web"}, 6000, 10667), ({}, 2250, 4000),
-    ({"max_repeat": 0.5}, 1125, 2000), ({"mix": {}, "budget": "50k tokens"}, 4000, 4000),
-    ({"mix": {"chat": {"share": "36%"}}}, 4000, 4000), ({"mix": {"chat": {"share": 0}}}, 4000, 0),
+    ({"budget": "1.5 passes of web"}, 6000, 10667),
+    ({}, 2250, 4000),
+    ({"max_repeat": 0.5}, 1125, 2000),
+    ({"mix": {}, "budget": "50k tokens"}, 4000, 4000),
+    ({"mix": {"chat": {"share": "36%"}}}, 4000, 4000),
+    ({"mix": {"chat": {"share": 0}}}, 4000, 0),
     ({"mix": TENTH, "absolute": True, "budget": "100k tokens"}, 1250, 1111),
-)  # fmt: skip
+)
+"Keys of a recipe of web and chat -> the samples of each that an epoch draws, computed by hand."
 
 
-def test_shares_become_the_counts_worked_by_hand(home: Path) -> None:
+def test_shares_are_converted_to_the_counts_computed_by_hand(home: Path) -> None:
     for keys, web, chat in COUNTS:
-        path = write(home, **{"mix": HALVES} | keys)
-        assert chosen(path) == {"web": web, "chat": chat}, keys
-    shorter = write(home, "web", mix={}, budget="1 pass of web", max_seq_len=LENGTH // 2)
-    assert chosen(shorter) == {"web": 4000}, "rows of one length are counted at any"
-    meant = resolve_mix([write(home, mix={"chat": {"share": 0}})])
-    assert not [f for f in run_checks(meant) if f.id == "weights-off"]
+        path = write_recipe(home, **{"mix": HALVES} | keys)
+        assert choose_by_recipe(path) == {"web": web, "chat": chat}, keys
+    shorter = write_recipe(home, "web", mix={}, budget="1 pass of web", max_seq_len=LENGTH // 2)
+    assert choose_by_recipe(shorter) == {"web": 4000}, "rows of one length are counted for any"
+    mix = resolve_mix([write_recipe(home, mix={"chat": {"share": 0}})])
+    assert not [f for f in run_checks(mix) if f.id == "weights-off"]
 
 
-def test_the_shares_are_rendered_shown_and_told(home: Path) -> None:
-    path = write(home, mix=HALVES, budget="36k tokens")
+def test_shares_are_rendered_and_shown_as_a_table_and_as_json(home: Path) -> None:
+    path = write_recipe(home, mix=HALVES, budget="36k tokens")
     text = mdsmix("render-yaml", path).out
     streams = yaml.safe_load(text)["train_loader"]["dataset"]["streams"]
     assert {n: s["choose"] for n, s in streams.items()} == {"web": 2250, "chat": 4000}
     assert "# mdsmix: shares of an epoch's tokens; budget: 36,000 tokens" in text
-    seen = "web 4,000 2,250 0.56 50.00% 50.00%"
-    for shown, margin in ((done("check", path).out, ""), (text, "# mdsmix: ")):
-        assert margin + seen in " ".join(shown.split())
-    told = orjson.loads(mdsmix("check", path, "--json").out)["shares"]
-    assert (told["count"], told["budget"], told["is_exact"]) == ("tokens", "36,000 tokens", True)
+    row = "web 4,000 2,250 0.56 50.00% 50.00%"
+    assert row in " ".join(done("check", path).out.split())
+    assert f"# mdsmix: {row}" in " ".join(text.split())
+    tree = orjson.loads(mdsmix("check", path, "--json").out)["shares"]
+    assert (tree["count"], tree["budget"], tree["is_exact"]) == ("tokens", "36,000 tokens", True)
     counts = {"samples": 4000, "choose": 4000, "passes": 1.0, "asked": 0.5, "reached": 0.5}
-    assert told["rows"][1] == {"stream": "chat"} | counts
+    assert tree["rows"][1] == {"stream": "chat"} | counts
 
 
-UNCOUNTED = "were not counted (it has no manifest, or one that is of another index, another max_seq_len, other targets, or a padding token that is not EOS), and"
+UNCOUNTED = (
+    "were not counted (it has no manifest, or one of another index, another max_seq_len, other "
+    "targets, or a padding token that is not EOS), and"
+)
 REFUSED = {
-    "web chat | budget=1M tokens": "the share of chat, 50% under a budget of 1,000,000 tokens, comes to 500,000 tokens, and the stream has 18,000: 27.78 passes an epoch exceed max_repeat: 4. The largest budget that fits is 144,000 tokens;",
+    "web chat | budget=1M tokens": (
+        "the share of chat, 50% under a budget of 1,000,000 tokens, comes to 500,000 tokens, and "
+        "the stream has 18,000: 27.78 passes an epoch exceed max_repeat: 4. The largest budget "
+        "that fits is 144,000 tokens;"
+    ),
     "web chat | budget=144001 tokens": "The largest budget that fits is 144,000 tokens;",
     "web chat | budget=4.0005 passes of chat": "The largest budget that fits is 4 passes of chat;",
     "web chat | max_repeat=1.5 | budget=5 passes of chat": "that fits is 1.5 passes of chat;",
-    "web chat | mix={web: {share: 99.999%}, chat: {share: 0.001%}} | budget=30k tokens": "the share of chat, 0.001%, comes to no whole sample of about 4 tokens: set a larger budget",
-    "web chat | mix={web: {share: 0}} | budget=2 passes of web": "budget is 2 passes of web, and the share of web is 0",
-    "web docs": f"the tokens of docs {UNCOUNTED} its first samples suggest 4.0 a sample, which --estimate",
+    "web chat | mix={web: {share: 99.999%}, chat: {share: 0.001%}} | budget=30k tokens": (
+        "the share of chat, 0.001%, is less than one sample of about 4 tokens: set a larger budget"
+    ),
+    "web chat | mix={web: {share: 0}} | budget=2 passes of web": (
+        "budget is 2 passes of web, and the share of web is 0"
+    ),
+    "web docs": (
+        f"the tokens of docs {UNCOUNTED} its first samples suggest 4.0 a sample, which --estimate"
+    ),
     "web raw": f"the tokens of raw {UNCOUNTED} the loader itself tokenizes it: convert the stream",
-    "web chat | count=loss_tokens | target_prompts=all": "the loss_tokens of chat were not counted (it has no manifest, or one",
+    "web chat | count=loss_tokens | target_prompts=all": (
+        "the loss_tokens of chat were not counted (it has no manifest, or one"
+    ),
     "web mute | count=loss_tokens": "mute must be 50% of an epoch's loss_tokens, and has none",
 }
-"Streams, of which the second is half unless a key says otherwise."
+"""Streams, of which the second one's share is half unless a key sets it, and keys -> words of the
+message.
+"""
 
 
-def test_what_the_data_cannot_give_is_one_sentence_with_its_numbers(home: Path) -> None:
+def test_shares_that_the_streams_cannot_fill_are_refused_in_one_sentence(home: Path) -> None:
     publish(home / "raw", {"messages": "json"}, [{"messages": []}] * 9)
-    publish(home / "mute", TURNS, TALK, card={"totals": {"loss_tokens": 0}})
+    publish(home / "mute", TURNS, CHATS, card={"totals": {"loss_tokens": 0}})
     for line, words in REFUSED.items():
-        streams, *keys = line.split(" | ")
-        half = [f"mix.{streams[4:]}.share=0.5"] * ("mix=" not in line)
-        answer = mdsmix("render-yaml", write(home, *streams.split()), *half, *keys)
+        names, *keys = line.split(" | ")
+        streams = names.split()
+        if "mix=" not in line:
+            keys.insert(0, f"mix.{streams[1]}.share=0.5")
+        answer = mdsmix("render-yaml", write_recipe(home, *streams), *keys)
         assert (answer.code, answer.out, answer.err.count("\n")) == (3, "", 1), line
         assert words in answer.err
 
 
-def test_estimates_are_taken_where_they_are_asked_for_and_called_so(home: Path) -> None:
-    path = write(home, "web", "docs", mix=UNKNOWN)
-    assert chosen(path, may_estimate=True) == {"web": 1000, "docs": 2000}
-    said = mdsmix("check", path, "--estimate").out
-    assert "~50.00%" in said
-    assert "~ docs: estimated from the first samples (--estimate)" in said
+def test_tokens_are_estimated_only_on_request_and_marked_as_estimates(home: Path) -> None:
+    path = write_recipe(home, "web", "docs", mix=UNKNOWN)
+    assert choose_by_recipe(path, may_estimate=True) == {"web": 1000, "docs": 2000}
+    output = mdsmix("check", path, "--estimate").out
+    assert "~50.00%" in output
+    assert "~ docs: estimated from the first samples (--estimate)" in output
     assert "~ docs" in mdsmix("render-yaml", path, "--estimate").out
     assert mdsmix("check", path).code == 3
-    told = orjson.loads(mdsmix("check", path, "--estimate", "--json").out)["shares"]
-    assert not told["is_exact"]
-    by_samples = write(home, "web", "docs", mix=UNKNOWN, count="samples")
-    assert chosen(by_samples) == {"web": 2000, "docs": 2000}, "samples are always counted"
+    tree = orjson.loads(mdsmix("check", path, "--estimate", "--json").out)["shares"]
+    assert not tree["is_exact"]
+    by_samples = write_recipe(home, "web", "docs", mix=UNKNOWN, count="samples")
+    assert choose_by_recipe(by_samples) == {"web": 2000, "docs": 2000}, "samples are always counted"
 
 
-def test_what_was_counted_for_another_length_is_not_taken_for_counted(home: Path) -> None:
+def test_tokens_counted_for_another_length_are_refused_if_rows_were_cut_or_are_longer(
+    home: Path,
+) -> None:
     long = {"max_seq_len": 2 * LENGTH}
     for count, counts in product(
         ("tokens", "loss_tokens"), ({"cut_rows": 1, "cut_tokens": 1}, {"longest": LENGTH + 1})
     ):
-        path = write(home, "long", mix={}, count=count, budget="3 passes of long")
-        publish(home / "long", TURNS, TALK, card=long | totals(1, **counts))
+        path = write_recipe(home, "long", mix={}, count=count, budget="3 passes of long")
+        publish(home / "long", TURNS, CHATS, card=long | make_totals(1, **counts))
         with pytest.raises(MixRefused, match=f"the {count} of long were not counted"):
             resolve_mix([path])
-        publish(home / "long", TURNS, TALK, card=long | totals(1))
-        assert chosen(path) == {"long": 12}, "no sample is longer than the shorter length"
+        publish(home / "long", TURNS, CHATS, card=long | make_totals(1))
+        assert choose_by_recipe(path) == {"long": 12}, "no sample is longer than the shorter length"
 
 
-def test_the_text_loader_trains_no_eos_where_it_is_the_padding_token(home: Path) -> None:
-    """It takes every padding token out of the loss, so what was counted is not what is trained."""
+def test_trained_tokens_are_unknown_if_the_text_loader_masks_eos_as_padding(home: Path) -> None:
+    """The text loader removes every padding token from the loss, so conversion counted more tokens
+    than are trained.
+    """
     loader = {"name": "text", "num_workers": 0}
     keys: dict[str, Any] = {"mix": {}, "count": "loss_tokens", "train_loader": loader}
     for pad, name in ((CARD.eos_id, "same"), (CARD.pad_id, "own")):
         card = {"tokenizer": replace(CARD, pad_id=pad), "totals": {"loss_tokens": 70}}
-        publish(home / name, hand.CONCAT, [hand.TOKEN_ROW] * 10, card=card)
-    assert chosen(write(home, "own", budget="3 passes of own", **keys)) == {"own": 30}
+        publish(home / name, published.CONCAT, [published.TOKEN_ROW] * 10, card=card)
+    assert choose_by_recipe(write_recipe(home, "own", budget="3 passes of own", **keys)) == {
+        "own": 30
+    }
     with pytest.raises(MixRefused, match="or a padding token that is not EOS"):
-        chosen(write(home, "same", budget="3 passes of same", **keys))
+        choose_by_recipe(write_recipe(home, "same", budget="3 passes of same", **keys))

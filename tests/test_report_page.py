@@ -210,7 +210,7 @@ def test_a_recipe_is_planned_however_much_of_it_is_converted(web: Web) -> None:
         start, _, rest = answer.err.partition(", without --limit; ")
         assert start == said.removesuffix(".")
         looks = f"`mdsmix check {web.out}/a/limit-3`"
-        assert rest == f"to look at what --limit converted, {looks}.\n"
+        assert rest == f"to check what --limit converted, run {looks}.\n"
     assert mdsmix("check", web.out / "a/limit-3").code == 0
     made["b"] = documents("b.jsonl", layout="document")
     web.says(streams=made).done("--only", "a")

@@ -183,7 +183,9 @@ class Loaders:
         return rows
 
 
-def draws_of_rank(layout: EpochLayout, world: Machines, rank: int, worker: int, ids: Ids) -> RankDraws:
+def draws_of_rank(
+    layout: EpochLayout, world: Machines, rank: int, worker: int, ids: Ids
+) -> RankDraws:
     """Return the samples that a device draws. `ids` may contain NO_SAMPLE, which draws nothing."""
     sample_ids = ids[ids != NO_SAMPLE]
     device = rank * world.replication

@@ -33,9 +33,8 @@ def named_streams(words: Sequence[str]) -> list[NamedStream]:
     """
     if (found := find_named_yaml(words)) is None:
         return [NamedStream(name=url, url=url) for url in list_stream_urls(words)]
-    path, overrides = found
-    is_of_recipe = overrides or is_recipe_file(path)
-    return list(_of_recipe(path, overrides) if is_of_recipe else _of_yaml(path))
+    is_of_recipe = found.overrides or is_recipe_file(found.path)
+    return list(_of_recipe(*found) if is_of_recipe else _of_yaml(found.path))
 
 
 def _of_recipe(path: str, overrides: Sequence[str]) -> Iterator[NamedStream]:

@@ -1,9 +1,10 @@
 """Shares and a budget -> whole samples of each stream, in exact arithmetic.
 
-Streaming takes `choose` unchanged. It rounds every other weight down, or gives the samples left
-over by rounding to random streams. Manifests count the tokens of a stream, so a share of tokens
-comes to a number of samples. The number is computed here in fractions and rounded by largest
-remainder: the same on every machine. Code that renders, checks or draws a mix sees only `choose`.
+Manifests count the tokens of a stream, so a share of tokens can be converted to a number of
+samples. The number is computed here in fractions and rounded by largest remainder: the same on
+every machine. It is rendered as `choose`, since Streaming takes that weight unchanged. It rounds
+every other weight down, or gives the samples left over by rounding to random streams. Code that
+renders, checks or draws a mix sees only `choose`.
 """
 
 from __future__ import annotations
@@ -27,29 +28,31 @@ PRECISE = Context(prec=50, Emin=-400, Emax=400)
 
 @dataclass(frozen=True, kw_only=True)
 class StreamShare:
-    """One stream's part of an epoch."""
+    """One stream's share of an epoch."""
 
     stream: str
+    "The stream's name."
     samples: int
     "Samples in the stream."
-    counted: Fraction
-    "Units that shares count, for each sample on average: its tokens, its trained tokens, or 1."
-    budgeted: Fraction
-    "Units that the budget counts, for each sample on average."
+    share_units: Fraction
+    "Mean of the unit of the shares in a sample: its tokens, its trained tokens, or 1."
+    budget_units: Fraction
+    "Mean of the unit of the budget in a sample."
     is_exact: bool
     "Both means were counted, not estimated from the first samples of the stream."
     written: Fraction | None
     "The share that the recipe gives this stream; None if it gives none."
-    asked: Fraction = Fraction(0)
+    target: Fraction = Fraction(0)
     "The share that this stream should have, 0 to 1."
     choose: int = 0
     "Samples that an epoch draws."
     reached: Fraction = Fraction(0)
-    "The average share that `choose` samples come to."
+    "The share that `choose` samples have on average."
 
     @property
     def size(self) -> Fraction:
-        return self.samples * self.counted
+        """Units of the whole stream, such as its tokens."""
+        return self.samples * self.share_units
 
     @property
     def passes(self) -> float:
@@ -61,27 +64,28 @@ Shares = tuple[StreamShare, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Apportioned:
-    """All streams of a mix with the samples that their shares come to."""
+    """The shares of a mix as whole samples of its streams."""
 
     count: Unit
     "The unit that shares count."
     budget: Budget | None
-    "If None, the epoch is the largest in which no stream is taken more than once."
+    "If None, the epoch is the largest that takes no stream more than once."
     is_absolute: bool
-    parts: Shares
+    "Shares are of the budget and need not sum to 1."
+    streams: Shares
 
     @property
     def is_exact(self) -> bool:
-        return all(part.is_exact for part in self.parts)
+        return all(share.is_exact for share in self.streams)
 
     def weight(self, stream: str) -> dict[str, int | float]:
         """Return a stream's weight as the recipe gives it: its share, if any, and the budget or
         passes, such as {"share": 0.3, "budget": 1000000}.
         """
         numbers = dict[str, Fraction]()
-        share = next(part.written for part in self.parts if part.stream == stream)
-        if share is not None:
-            numbers["share"] = share
+        written = next(share.written for share in self.streams if share.stream == stream)
+        if written is not None:
+            numbers["share"] = written
         if self.budget:
             numbers["budget" if self.budget.unit else "passes"] = self.budget.amount
         return {
@@ -90,24 +94,24 @@ class Apportioned:
         }
 
 
-def set_asked_shares(
-    parts: Sequence[StreamShare], temperature: Fraction = Fraction(1), is_absolute: bool = False
+def set_target_shares(
+    shares: Sequence[StreamShare], temperature: Fraction = Fraction(1), is_absolute: bool = False
 ) -> Shares:
-    """Return the parts with `asked` set. Streams without a written share divide the rest by
-    size ** (1 / `temperature`). Shares sum to 1 unless they are absolute.
+    """Return the shares with `target` set. Streams without a written share divide the remainder
+    in proportion to size ** (1 / `temperature`). Targets sum to 1 unless they are absolute.
     """
-    sizes = [part.size if part.written is None else Fraction(0) for part in parts]
+    sizes = [share.size if share.written is None else Fraction(0) for share in shares]
     largest = max(sizes) or 1
     weights = [_root(size / largest, temperature) for size in sizes]
-    rest = 1 - sum(part.written or 0 for part in parts)
-    per_weight = rest / (sum(weights) or Fraction(1))
-    shares = [
-        per_weight * weight if part.written is None else part.written
-        for part, weight in zip(parts, weights, strict=True)
+    remainder = 1 - sum(share.written or 0 for share in shares)
+    per_weight = remainder / (sum(weights) or Fraction(1))
+    targets = [
+        per_weight * weight if share.written is None else share.written
+        for share, weight in zip(shares, weights, strict=True)
     ]
-    total = 1 if is_absolute else sum(shares) or 1
+    total = 1 if is_absolute else sum(targets) or 1
     return tuple(
-        replace(part, asked=share / total) for part, share in zip(parts, shares, strict=True)
+        replace(share, target=target / total) for share, target in zip(shares, targets, strict=True)
     )
 
 
@@ -120,62 +124,74 @@ def _root(size: Fraction, temperature: Fraction) -> Fraction:
 
 
 def choose_samples(
-    parts: Shares, budget: Budget | None, unit: Unit, most: Fraction, is_absolute: bool = False
+    shares: Shares,
+    budget: Budget | None,
+    unit: Unit,
+    max_passes: Fraction,
+    is_absolute: bool = False,
 ) -> Shares:
-    """Return the parts with `choose` and `reached` set.
+    """Return the shares with `choose` and `reached` set.
 
     Args:
-        most: the most passes over a stream.
+        unit: the unit of the shares, for messages.
+        max_passes: how often an epoch may take a stream at most.
 
-    Raises MixRefused if a stream cannot fill its share, or if its share comes to no whole sample.
+    Raises MixRefused if a stream cannot fill its share, or if its share is less than one sample.
     """
-    ideal = compute_ideal_samples(parts, budget, most)
+    ideal = compute_ideal_samples(shares, budget, max_passes)
     if budget:
-        _refuse_many(parts, ideal, budget, unit, most)
+        _refuse_many_passes(shares, ideal, budget, unit, max_passes)
     counts = round_to_whole(ideal, is_absolute)
     reached = list[Fraction]()
-    for part, count, exact in zip(parts, counts, ideal, strict=True):
-        if part.asked and not count:
+    for share, count, exact in zip(shares, counts, ideal, strict=True):
+        if share.target and not count:
             raise MixRefused(
-                f"the share of {part.stream}, {format_percent(part.asked)}, comes to no whole sample of "
-                f"about {float(part.counted):,.0f} {unit}: set a larger budget, raise max_repeat, "
-                "or give it a larger share."
+                f"the share of {share.stream}, {format_percent(share.target)}, is less than one sample of "
+                f"about {float(share.share_units):,.0f} {unit}: set a larger budget, raise "
+                "max_repeat, or give it a larger share."
             )
-        reached.append(part.asked * count / (exact or 1))
+        reached.append(share.target * count / (exact or 1))
     total = 1 if is_absolute else sum(reached) or 1
     return tuple(
-        replace(part, choose=count, reached=share / total)
-        for part, count, share in zip(parts, counts, reached, strict=True)
+        replace(share, choose=count, reached=amount / total)
+        for share, count, amount in zip(shares, counts, reached, strict=True)
     )
 
 
 def compute_ideal_samples(
-    parts: Shares, budget: Budget | None, most: Fraction = Fraction(1)
+    shares: Shares, budget: Budget | None, max_passes: Fraction = Fraction(1)
 ) -> list[Fraction]:
     """Compute the samples of each stream, unrounded. A budget sets the size of the epoch. Without
-    one, it is the largest epoch that takes no stream more than once, nor more than `most` times.
+    one, it is the largest epoch that takes no stream more than once, nor more than `max_passes`
+    times.
+
+    Raises MixRefused if the budget counts passes of a stream whose share is 0.
     """
     # Samples of an epoch of 1 unit, such as 1 token; with absolute shares, of as many units as the
     # shares sum to.
-    per_unit = [part.asked / part.counted if part.asked else Fraction(0) for part in parts]
+    per_unit = [
+        share.target / share.share_units if share.target else Fraction(0) for share in shares
+    ]
     if budget is None:
-        whole_streams = min(
-            part.samples / samples for part, samples in zip(parts, per_unit, strict=True) if samples
+        all_once = min(
+            share.samples / samples
+            for share, samples in zip(shares, per_unit, strict=True)
+            if samples
         )
-        units = whole_streams * min(Fraction(1), most)
+        units = all_once * min(Fraction(1), max_passes)
     elif budget.unit:
         budgeted = sum(
-            samples * part.budgeted for part, samples in zip(parts, per_unit, strict=True)
+            samples * share.budget_units for share, samples in zip(shares, per_unit, strict=True)
         )
-        units = budget.amount * sum(part.asked for part in parts) / budgeted
+        units = budget.amount * sum(share.target for share in shares) / budgeted
     else:
-        position = next(i for i, part in enumerate(parts) if part.stream == budget.stream)
+        position = next(i for i, share in enumerate(shares) if share.stream == budget.stream)
         if not per_unit[position]:
             raise MixRefused(
                 f"budget is {budget}, and the share of {budget.stream} is 0, so its passes do not "
-                "decide the size of the others: count passes of another stream."
+                "set the size of the other streams: count passes of another stream."
             )
-        units = budget.amount * parts[position].samples / per_unit[position]
+        units = budget.amount * shares[position].samples / per_unit[position]
     return [samples * units for samples in per_unit]
 
 
@@ -196,24 +212,24 @@ def round_to_whole(ideal: Sequence[Fraction], is_absolute: bool = False) -> list
     return counts
 
 
-def _refuse_many(
-    parts: Shares, ideal: Sequence[Fraction], budget: Budget, unit: Unit, most: Fraction
+def _refuse_many_passes(
+    shares: Shares, ideal: Sequence[Fraction], budget: Budget, unit: Unit, max_passes: Fraction
 ) -> None:
     """Raise MixRefused if a stream cannot fill its share within max_repeat. The message names the
-    scarcest stream and the budget that fits.
+    scarcest stream and the largest budget that fits.
     """
-    all_passes = [exact / max(1, part.samples) for part, exact in zip(parts, ideal, strict=True)]
+    all_passes = [exact / max(1, share.samples) for share, exact in zip(shares, ideal, strict=True)]
     passes = max(all_passes)
-    if passes <= most:
+    if passes <= max_passes:
         return
-    scarcest = parts[all_passes.index(passes)]
+    scarcest = shares[all_passes.index(passes)]
     step = 1 if budget.unit else 1000  # thousandths of a pass
-    largest = Fraction(math.floor(budget.amount * most / passes * step), step)
+    largest = Fraction(math.floor(budget.amount * max_passes / passes * step), step)
     raise MixRefused(
-        f"the share of {scarcest.stream}, {format_percent(scarcest.asked)} under a budget of {budget}, "
+        f"the share of {scarcest.stream}, {format_percent(scarcest.target)} under a budget of {budget}, "
         f"comes to {float(passes * scarcest.size):,.0f} {unit}, and the stream has "
         f"{float(scarcest.size):,.0f}: {float(passes):,.2f} passes an epoch exceed "
-        f"max_repeat: {float(most):g}. The largest budget that fits is "
+        f"max_repeat: {float(max_passes):g}. The largest budget that fits is "
         f"{replace(budget, amount=largest)}; set that, lower the share, or raise max_repeat."
     )
 
@@ -234,16 +250,16 @@ def make_shares_table(apportioned: Apportioned) -> Table:
     """
     rows = [
         (
-            part.stream,
-            part.samples,
-            part.choose,
-            part.passes,
-            float(part.asked),
-            mark_estimate(float(part.reached), part.is_exact),
+            share.stream,
+            share.samples,
+            share.choose,
+            share.passes,
+            float(share.target),
+            mark_estimate(float(share.reached), share.is_exact),
         )
-        for part in apportioned.parts
+        for share in apportioned.streams
     ]
-    estimated = [part.stream for part in apportioned.parts if not part.is_exact]
+    estimated = [share.stream for share in apportioned.streams if not share.is_exact]
     notes = list[str]()
     if estimated:
         notes.append(f"~ {join_names(estimated)}: estimated from the first samples (--estimate)")
@@ -251,6 +267,7 @@ def make_shares_table(apportioned: Apportioned) -> Table:
 
 
 def shares_to_json(apportioned: Apportioned) -> Tree:
+    """Return the shares as `--json` prints them."""
     return {
         "count": apportioned.count,
         "is_absolute": apportioned.is_absolute,
@@ -263,7 +280,7 @@ def shares_to_json(apportioned: Apportioned) -> Tree:
 def describe_shares(apportioned: Apportioned) -> str:
     """Return the line above the table: the unit of the shares, and the budget."""
     total = "the budget" if apportioned.is_absolute else "an epoch"
-    budget = "no budget: the largest epoch in which no stream is taken more than once"
+    budget = "no budget: the largest epoch that takes no stream more than once"
     if apportioned.budget:
         budget = f"budget: {apportioned.budget}"
     return f"shares of {total}'s {apportioned.count}; {budget}"

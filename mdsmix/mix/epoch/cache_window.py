@@ -1,14 +1,14 @@
 """The size of a node's cache with which no shard is evicted while a worker still waits for it or
 reads it.
 
-The rule, read in Streaming 0.12 and 0.13 (StreamingDataset._prepare_thread, _ready_thread and
-prepare_shard). With p the `predownload` (8 device batches by default), a worker that reads sample i
-prepares the shards of samples i to i + p. To make room Streaming evicts the shard that was used
-longest ago, needed or not. Between the time when a sample's shard is prepared and the time when the
-sample is read, its worker reads p other samples and prepares p more. So the shard survives only if
-the cache has room for the shards of 2p + 1 samples of the worker. Other workers of the node read in
-that time too, and are at most `prefetch_factor` batches and a step ahead or behind. A thread that
-waits for an evicted shard may wait for ever.
+The rule follows Streaming 0.12 and 0.13 (StreamingDataset._prepare_thread, _ready_thread and
+prepare_shard). Let p be the `predownload` (8 device batches by default). A worker that reads sample
+i prepares the shards of samples i to i + p. To make room Streaming evicts the shard that was used
+longest ago, needed or not. After a sample's shard is prepared and before the sample is read, its
+worker reads p other samples and prepares p more. So the shard survives only if the cache has room
+for the shards of 2p + 1 samples of the worker. The node's other workers read in that time too, and
+each is at most `prefetch_factor` batches and a step ahead or late. A thread that waits for an
+evicted shard may wait for ever.
 
 The number of samples is known. Their shards depend on the order, so their bytes are an upper bound:
 no more shards than samples, the largest ones, and, if batches are drawn at random from shuffled
@@ -35,9 +35,9 @@ LEAST_SHARDS = 4
 BATCHES_AHEAD = 8
 "Device batches of Streaming's default `predownload`."
 BLOCKS = {"none": 0.0, "py1e": 2.5, "py1br": 2.5}
-"""shuffle_algo -> how many blocks a sample's position in the shuffled order may differ from its
-position in the order of shards, both directions together. A block varies by a quarter. Other
-shuffles have no such limit.
+"""shuffle_algo -> how far a shuffled sample may be from its position in the order of shards, in
+blocks, both directions together. The size of a block varies by a quarter. Other shuffles have no
+such limit.
 """
 SIGMAS = 6
 """The samples that an epoch draws from a shard are assumed to be at most this many standard
@@ -47,7 +47,7 @@ deviations below the mean, which is wrong for one in 10^9 shards.
 
 @dataclass(frozen=True, kw_only=True)
 class CachedStream:
-    """The shards of one stream, one entry a shard in each array."""
+    """The shards of one stream. Each array has one entry per shard."""
 
     samples: NDArray[np.int64]
     raw: NDArray[np.int64]
@@ -62,7 +62,7 @@ class CachedStream:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """How far the workers of a node read ahead."""
+    """The loader settings that decide how far the workers of a node read ahead."""
 
     machines: Machines
     predownload: int | None = None
@@ -86,7 +86,7 @@ class Window:
 
     @property
     def workers(self) -> int:
-        """Workers of a node that read samples of their own."""
+        """Workers of a node that read different samples."""
         return self.machines.layout_ranks * max(1, self.machines.workers)
 
     @property
@@ -105,24 +105,26 @@ class Window:
         return self.workers * self.span
 
     @property
-    def parts(self) -> int:
-        """Parts of the order that a node reads at the same time."""
+    def regions(self) -> int:
+        """Regions of the order of samples that a node reads at the same time: its canonical
+        nodes.
+        """
         return max(1, self.machines.canonical // self.machines.layout_nodes)
 
     @property
     def positions(self) -> float:
-        """The range of positions, in the order of shards, that contains a node's window; infinite
-        if the order is not known to be local.
+        """How many positions in the order of shards contain a node's window; infinite if the
+        order is not known to be local.
         """
         if self.method != "random" or self.partition != "orig" or self.machines.algo not in BLOCKS:
             return math.inf
         canonical = self.machines.canonical
-        # The windows of workers begin anywhere in a batch, so that together they take up a batch
-        # more on either side.
+        # The windows of workers begin anywhere in a batch, so together they extend over one more
+        # batch on either side.
         window = self.workers * (self.span + 2 * self.machines.drawn)
         window *= max(1, self.machines.layout_nodes // canonical)
         block = self.block_size or max(4_000_000 // canonical, 1 << 18)
-        return self.parts * (window / self.parts + 2 + BLOCKS[self.machines.algo] * block)
+        return self.regions * (window / self.regions + 2 + BLOCKS[self.machines.algo] * block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,20 +135,21 @@ class CacheNeed:
     shards: int
     "The most shards that it contains."
     samples: int
-    "Samples that the workers of a node prepare ahead and have just read."
+    "Samples that the workers of a node prepare ahead or have just read."
 
     def describe_lack(self, written: object, limit: int, prefix: str = "") -> str:
-        """Describe what a limit lacks.
+        """Return a sentence, without its full stop, on a limit that is too small.
 
         Args:
             written: the limit as it is written in the YAML.
+            limit: the limit in bytes.
             prefix: words before the needed bytes, such as "at least ".
         """
         return (
-            f"cache_limit is {written} ({limit:,} bytes), and the shards that the workers of a node "
-            f"read and prepare ahead need {prefix}{self.bytes:,}: {self.samples:,} samples in up to "
-            f"{self.shards:,} shards, and the indexes; below that Streaming evicts shards that a "
-            "worker still waits for, and may wait for ever"
+            f"cache_limit is {written} ({limit:,} bytes), and the shards that the workers of a "
+            f"node read and prepare ahead need {prefix}{self.bytes:,}: {self.samples:,} samples in "
+            f"up to {self.shards:,} shards, and the indexes; with less, Streaming evicts shards "
+            "that a worker still waits for, and may wait for ever"
         )
 
 
@@ -206,17 +209,18 @@ def compute_cache_need(
     window_bytes = int(largest[: window.samples].sum())
     count = min(len(largest), window.samples)
     if window.positions < math.inf:
-        # No more shards than fit into the window's positions. Shards of most bytes a sample first.
+        # No more shards than fit into the window's positions: at worst those with the most bytes
+        # per sample.
         dense = np.argsort(-sizes / np.maximum(1, fewest), kind="stable")
         inner = int(np.searchsorted(fewest[dense].cumsum(), window.positions)) + 1
-        # Each part has a shard at either end of the window, and two that the cuts between parts
-        # divided.
-        ends = 4 * window.parts
+        # Each region has a shard at either end of the window, and two that the cuts between
+        # regions divide.
+        ends = 4 * window.regions
         local_bytes = int(sizes[dense][:inner].sum() + largest[:ends].sum())
         if local_bytes < window_bytes:
             window_bytes = local_bytes
             count = min(count, inner + ends)
-    # Streaming makes room for both forms of a shard before it fetches and unpacks it.
+    # Before Streaming fetches a shard and unpacks it, it makes room for both forms.
     unpacking = [int(stream.packed.max(initial=0)) for stream in drawn if not stream.keeps_packed]
     both_forms = _join([stream.raw + stream.packed for stream in streams])
     least = max(LEAST_SHARDS * int(both_forms.max(initial=0)), index_bytes + 1)
@@ -237,10 +241,10 @@ def _count_fewest(stream: CachedStream, granularity: int) -> NDArray[np.float64]
     in the order.
     """
     samples = stream.samples.astype(np.float64)
-    part = stream.drawn / float(samples.sum()) % 1
-    if not part:
+    incomplete_pass = stream.drawn / float(samples.sum()) % 1
+    if not incomplete_pass:
         return samples
-    mean = part * samples
+    mean = incomplete_pass * samples
     fewest = np.maximum(1, np.floor(mean - SIGMAS * np.sqrt(mean * granularity)))
     return np.where(samples > 0, fewest, 0)
 

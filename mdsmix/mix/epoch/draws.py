@@ -1,5 +1,5 @@
-"""The machines of a run, the samples that an epoch draws from each stream by its weight, and the
-samples that a batching method delivers of these. All are computed as Streaming does.
+"""The machines of a run, the samples that an epoch draws from each stream by its weight, and how
+many of them the batching method delivers. All are computed as Streaming computes them.
 
 Sources: Stream.apply_weights in streaming/base/stream.py and streaming/base/batching/, 0.12 and
 0.13 alike.
@@ -21,18 +21,18 @@ from mdsmix.messages import plural
 from mdsmix.mix.streams.mix import Loader, Mix
 
 OLD_SHUFFLES = ("py1s", "py2s")
-"Shuffles for which Streaming sets 64 canonical nodes per node by default; other shuffles get 1."
+"Streaming's default for these shuffles is 64 canonical nodes per node, for others 1."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
     """The nodes and devices of a run. By default one device draws the whole batch.
 
-    Raises RecipeError if Streaming or LLM-Foundry would refuse them.
+    Raises RecipeError if Streaming or LLM-Foundry would refuse such a run.
     """
 
     batch: int
-    "Rows of a step, of all devices together."
+    "Rows of a step, summed over all devices."
     nodes: int = 1
     gpus: int = 1
     "Devices of a node."
@@ -53,8 +53,8 @@ class Machines:
         if self.nodes * self.gpus % self.replication:
             raise RecipeError(
                 f"replication is {self.replication}, which does not divide "
-                f"{plural(self.nodes * self.gpus, 'device')}; Streaming refuses it: set --nodes and "
-                "--gpus to those of the run, or another replication."
+                f"{plural(self.nodes * self.gpus, 'device')}, and Streaming refuses that: set "
+                "--nodes and --gpus to those of the run, or another replication."
             )
         if self.batch % self.ranks:
             raise RecipeError(
@@ -67,7 +67,7 @@ class Machines:
         if count % nodes and nodes % count:
             raise RecipeError(
                 f"num_canonical_nodes is {count}, and Streaming refuses to spread it over "
-                f"{plural(nodes, 'node')}: one of the two must be a multiple of the other, or every "
+                f"{plural(nodes, 'node')}: make one of the two a multiple of the other, or every "
                 "node would read nearly every shard."
             )
 
@@ -100,10 +100,12 @@ class Machines:
 
     @property
     def drawn_together(self) -> int:
+        """Samples that all devices draw for a step."""
         return self.drawn * self.ranks
 
     @property
     def canonical(self) -> int:
+        """Canonical nodes: as set, or Streaming's default."""
         default = self.layout_nodes * (64 if self.algo in OLD_SHUFFLES else 1)
         return self.num_canonical_nodes or default
 
@@ -121,10 +123,11 @@ leaves over.
 def count_delivered(
     method: str, drawn: Sequence[int], shares: Sequence[float], machines: Machines
 ) -> list[int]:
-    """Count the samples of each stream that an epoch delivers. If a number is 0, Streaming gives no
-    epoch at all.
+    """Count the samples of each stream that an epoch delivers. If a count is 0, Streaming cannot
+    build batches and the epoch fails.
 
     Args:
+        method: a batching method.
         drawn: samples that the weights draw from each stream.
         shares: the streams' shares of a batch, which sum to 1.
     """
@@ -138,12 +141,12 @@ def count_delivered(
     if method == "per_stream":
         per_device = [count_per_device(count, machines) for count in drawn]
         return [count // machines.drawn * machines.drawn_together for count in per_device]
-    # device_per_stream: a node has whole canonical nodes, or none if there are fewer of these than
-    # nodes.
+    # device_per_stream: each node reads whole canonical nodes, or none if there are fewer of them
+    # than nodes.
     canonical_per_node = machines.canonical // machines.layout_nodes
     delivered = list[int]()
     for count in drawn:
-        per_canonical = _round_up(-(-count // machines.canonical), machines.layout_ranks)
+        per_canonical = _round_up(_divide_up(count, machines.canonical), machines.layout_ranks)
         batches = per_canonical * canonical_per_node // machines.drawn
         delivered.append(batches * machines.drawn * machines.layout_nodes)
     return delivered
@@ -155,22 +158,27 @@ def split_batch(shares: Sequence[float], batch: int) -> list[int]:
     """
     exact = batch * np.array(shares, np.float64)
     counts = exact.astype(np.int64)
-    # The same numpy call as in Streaming, since it decides between equal remainders.
-    counts[np.flip(np.argsort(exact - counts))[: batch - int(counts.sum())]] += 1
+    # The same numpy calls as in Streaming, since they decide between equal remainders.
+    largest_first = np.flip(np.argsort(exact - counts))
+    left_over = batch - int(counts.sum())
+    counts[largest_first[:left_over]] += 1
     return [int(count) for count in counts]
 
 
 def _deliver_stratified(
     drawn: Sequence[int], portions: Sequence[int], machines: Machines
 ) -> list[int]:
-    """Count the samples per stream under `stratified`. The scarcest stream sets the number of
-    batches.
+    """Count the samples of each stream that `stratified` delivers. The scarcest stream sets the
+    number of batches.
 
     Args:
         portions: samples of each stream in a batch.
     """
     if min(portions) < 1 or not all(drawn):
-        return [n if portion >= 1 else 0 for portion, n in zip(portions, drawn, strict=True)]
+        # Streaming cannot build batches; a stream without samples in a batch gets 0.
+        return [
+            count if portion >= 1 else 0 for portion, count in zip(portions, drawn, strict=True)
+        ]
     batches = min(
         _round_up(_round_up(count, machines.canonical), machines.layout_ranks) // portion
         for count, portion in zip(drawn, portions, strict=True)
@@ -179,18 +187,24 @@ def _deliver_stratified(
 
 
 def count_per_device(samples: int, machines: Machines) -> int:
-    """Count the samples of a stream that each device gets. Some samples come twice, so that all
-    devices get the same number.
+    """Count the samples of a stream that each device gets. Streaming repeats some samples, so that
+    all devices get the same number.
     """
-    per_canonical = -(-samples // machines.canonical)
+    per_canonical = _divide_up(samples, machines.canonical)
     if machines.canonical < machines.layout_nodes:
         per_canonical = _round_up(per_canonical, machines.layout_nodes // machines.canonical)
     per_node = per_canonical * machines.canonical // machines.layout_nodes
-    return -(-per_node // machines.layout_ranks)
+    return _divide_up(per_node, machines.layout_ranks)
+
+
+def _divide_up(number: int, divisor: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-number // divisor)
 
 
 def _round_up(number: int, step: int) -> int:
-    return -(-number // step) * step
+    """Return the next multiple of the step."""
+    return _divide_up(number, step) * step
 
 
 def count_draws(
@@ -229,7 +243,7 @@ def _require_weights(weights: Weights, epoch_size: int | None) -> None:
     if any(by_proportion) and not all(by_proportion):
         raise ValueError("only some streams are weighted by proportion")
     if epoch_size and any(weights) and not any(by_proportion):
-        raise ValueError("repeat or choose decide the size of the epoch, and epoch_size too")
+        raise ValueError("repeat or choose set the size of the epoch, and so does epoch_size")
 
 
 def batch_shares(weights: Weights, samples: Sequence[int], epoch_size: int | None) -> list[float]:
@@ -243,7 +257,7 @@ def batch_shares(weights: Weights, samples: Sequence[int], epoch_size: int | Non
 def _list_requested(
     weights: Weights, samples: Sequence[int], epoch_size: int | None
 ) -> Sequence[float]:
-    """Return each stream's proportion or number of samples, as its weight requests it."""
+    """Return each stream's number of samples, or its proportion, as its weight requests it."""
     if epoch_size and not any(weights):
         return samples
     return [_requested(weight, count) for weight, count in zip(weights, samples, strict=True)]
@@ -292,6 +306,7 @@ def _read_weighting(loader: Loader) -> _Weighting:
 
 
 def get_batching_method(loader: Loader) -> str:
+    """Return the loader's batching method, or Streaming's default."""
     return str(loader.dataset.get("batching_method") or "random")
 
 
@@ -305,8 +320,8 @@ def make_run_machines(
     batch = batch or mix.yaml.batch_size
     if not batch or batch < 1:
         raise RecipeError(
-            "the size of a batch is unknown: give --batch, the rows of a step of all devices "
-            "together (global_train_batch_size of a training YAML)."
+            "the size of a batch is unknown: set --batch to the rows of a step, summed over all "
+            "devices (global_train_batch_size of a training YAML)."
         )
     loader = mix.train
     if workers is None:
@@ -332,8 +347,8 @@ def make_machines(loader: Loader, **fields: Any) -> Machines:
 
 
 def count_delivered_on(loader: Loader, drawn: Sequence[int], machines: Machines) -> list[int]:
-    """Count the samples of each stream that an epoch delivers on these machines. If a stream's
-    number is 0, Streaming cannot build batches and the epoch fails.
+    """Count the samples of each stream that an epoch delivers on these machines. If a count is 0,
+    Streaming cannot build batches and the epoch fails.
     """
     weighting = _read_weighting(loader)
     shares = batch_shares(weighting.weights, weighting.samples, weighting.epoch_size)

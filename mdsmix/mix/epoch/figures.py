@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from mdsmix.errors import MixRefused
 from mdsmix.messages import format_percent
-from mdsmix.mix.epoch.apportion import Apportioned, StreamShare, choose_samples, set_asked_shares
+from mdsmix.mix.epoch.apportion import Apportioned, StreamShare, choose_samples, set_target_shares
 from mdsmix.mix.epoch.draws import count_loader_delivered, count_loader_draws
 from mdsmix.mix.epoch.stream_counts import (
     count_stored_tokens,
@@ -54,10 +54,15 @@ class StreamInEpoch:
 def measure_stream(
     stream: StreamInMix, loader: Loader, drawn: int, delivered: int
 ) -> StreamInEpoch:
-    """Measure a stream of which an epoch draws and delivers so many samples."""
+    """Measure a stream in an epoch.
+
+    Args:
+        drawn: samples of the stream that an epoch draws.
+        delivered: drawn samples that reach the training loop.
+    """
     samples = stream.index.samples
     is_counted = stream.survey is None
-    # Chance decides which rows a part of a pass draws: unless rows are equally long, their tokens
+    # An incomplete pass draws its rows at random: unless all rows are equally long, their tokens
     # are a mean.
     is_exact = fixed_row_length(stream) is not None or not delivered % (samples or 1)
     passes = mark_estimate(delivered / (samples or 1), is_exact)
@@ -124,13 +129,14 @@ def compute_share(amount: float, total: float) -> float | None:
 
 
 def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Apportioned:
-    """Return the samples of each stream that a recipe's shares come to.
+    """Convert a recipe's shares to samples of each stream.
 
     Args:
         loader: the recipe's loader, with its streams opened.
         may_estimate: whether tokens that were not counted may be estimated from first samples.
 
-    Raises MixRefused if a stream cannot give its share, or if its tokens were not counted.
+    Raises MixRefused if a stream cannot fill its share, or if its tokens were not counted and may
+    not be estimated.
     """
     budget = budget_of(recipe)
     written = written_shares(recipe)
@@ -138,33 +144,32 @@ def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Appo
     unit: Unit = recipe.count or budget_unit or "tokens"
     measured = list[StreamShare]()
     for stream in loader.streams:
-        counted = _measure_mean(stream, loader, unit, may_estimate)
-        budgeted = _measure_mean(stream, loader, budget_unit or unit, may_estimate)
+        share_mean = _measure_mean(stream, loader, unit, may_estimate)
+        budget_mean = _measure_mean(stream, loader, budget_unit or unit, may_estimate)
         measured.append(
             StreamShare(
                 stream=stream.name,
                 samples=stream.index.samples,
-                counted=counted.value,
-                budgeted=budgeted.value,
-                is_exact=counted.is_exact and budgeted.is_exact,
+                share_units=share_mean.value,
+                budget_units=budget_mean.value,
+                is_exact=share_mean.is_exact and budget_mean.is_exact,
                 written=written[stream.name],
             )
         )
-    shares = set_asked_shares(measured, Fraction(str(recipe.temperature)), recipe.absolute)
-    for share in [share for share in shares if share.asked] or shares:
+    shares = set_target_shares(measured, Fraction(str(recipe.temperature)), recipe.absolute)
+    for share in [share for share in shares if share.target] or shares:
         if not share.size:
             raise MixRefused(
-                f"{share.stream} must be {format_percent(share.asked)} of an epoch's {unit}, and has none: "
-                "convert it, or remove its share, or look at what was filtered when it was "
-                "converted."
+                f"{share.stream} must be {format_percent(share.target)} of an epoch's {unit}, and has "
+                "none: convert it, or remove its share, or check which of its records were "
+                "filtered when it was converted."
             )
+    max_passes = Fraction(str(recipe.max_repeat))
     return Apportioned(
         count=unit,
         budget=budget,
         is_absolute=recipe.absolute,
-        parts=choose_samples(
-            shares, budget, unit, Fraction(str(recipe.max_repeat)), recipe.absolute
-        ),
+        streams=choose_samples(shares, budget, unit, max_passes, recipe.absolute),
     )
 
 
@@ -177,6 +182,10 @@ class Mean(NamedTuple):
 
 
 def _measure_mean(stream: StreamInMix, loader: Loader, unit: Unit, may_estimate: bool) -> Mean:
+    """Return the mean of a unit in the samples of a stream.
+
+    Raises MixRefused if it was not counted and may not be estimated.
+    """
     samples = stream.index.samples
     if not samples:
         return Mean(Fraction(0), is_exact=True)
@@ -185,7 +194,7 @@ def _measure_mean(stream: StreamInMix, loader: Loader, unit: Unit, may_estimate:
     if unit == "tokens":
         total = count_tokens(stream, loader).kept
         # Earlier commits did not count the EOS that the loader appends. A stream is not refused
-        # for that.
+        # because its EOS are estimated.
         is_counted = not isinstance(count_stored_tokens(stream, loader).kept, Estimate)
     else:
         total = count_trained(stream, loader)
@@ -194,12 +203,12 @@ def _measure_mean(stream: StreamInMix, loader: Loader, unit: Unit, may_estimate:
         hint = "the loader itself tokenizes it"
         if is_known(total):
             hint = (
-                f"its first samples suggest {total / samples:,.1f} a sample, which --estimate takes "
-                "for all of them"
+                f"its first samples suggest {total / samples:,.1f} a sample, which --estimate "
+                "applies to all of them"
             )
         raise MixRefused(
-            f"the {unit} of {stream.name} were not counted (it has no manifest, or one that is of "
-            "another index, another max_seq_len, other targets, or a padding token that is not "
-            f"EOS), and {hint}: convert the stream, or write count: samples and a budget of samples."
+            f"the {unit} of {stream.name} were not counted (it has no manifest, or one of another "
+            "index, another max_seq_len, other targets, or a padding token that is not EOS), and "
+            f"{hint}: convert the stream, or set `count: samples` and a budget of samples."
         )
     return Mean(Fraction(total) / samples, is_exact=not isinstance(total, Estimate))

@@ -1,8 +1,8 @@
-"""Tokens of all samples of a stream, as the loader reads them: counted by a manifest or by rows of
-one length, otherwise an Estimate.
+"""Tokens of all samples of a stream, as the loader reads them. They are exact if a manifest counts
+them or all rows have one length, otherwise an Estimate.
 
-Without a manifest the first samples of the first shard are taken as typical of the stream. That is
-wrong for a stream sorted by length or by source.
+Without a manifest the estimate assumes that the first samples of the first shard are typical of the
+stream. That is wrong for a stream sorted by length or by source.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ def fixed_row_length(stream: StreamInMix) -> int | None:
     """Return the tokens of every row if the columns fix them, such as `ndarray:int32:2048`; None
     otherwise.
     """
-    encodings = [e for name, e in stream.columns.items() if name in TOKEN_COLUMNS]
+    encodings = [encoding for name, encoding in stream.columns.items() if name in TOKEN_COLUMNS]
     total = 0
     for encoding in encodings:
         match = re.search(r"^ndarray:[^:]*:(\d+)$", encoding)
@@ -45,49 +46,66 @@ def fixed_row_length(stream: StreamInMix) -> int | None:
 
 
 def read_head_turns(stream: StreamInMix, loader: Loader) -> Turns:
-    """Read the token ids of the stream's first samples. A sample is left out if it has no ids, or
-    if they cannot be read.
+    """Read the token ids of the stream's first samples. Samples without ids, or with ids that
+    cannot be read, are left out.
     """
     dtype = str(loader.dataset.get("token_encoding_type", "int64"))
     samples = list[list[Turn]]()
     for sample in stream.head.samples:
         if find_id_columns(sample) == ("tokens",) and "text" in sample:
-            continue  # the loader reads the text
+            continue  # the loader reads the text and not the tokens
         with suppress(MixRefused, ValueError, TypeError, OverflowError):
             turns = decode_turns(sample, dtype)
             if turns:
                 samples.append(turns)
-    sides = [side for turns in samples for turn in turns for side in turn]
+    turns_of_all = chain.from_iterable(samples)
+    sides = list(chain.from_iterable(turns_of_all))  # prompt and response of each turn
     counts = np.array([len(turns) for turns in samples], np.int64)
     return Turns(Ragged.from_rows(sides, np.int64), counts)
 
 
 Floats = NDArray[np.float64]
-Lengths = tuple[Floats, Floats]
-"Lengths of samples, and how many samples have each."
 POINTS = 64
-"Points between two powers of two. The lengths of samples are assumed to be spread evenly on them."
+"""Points between two powers of two. The lengths of samples are assumed to be distributed evenly on
+them.
+"""
 
 
-def expand_histogram(totals: Totals) -> Lengths:
-    """Spread the lengths of samples evenly within the manifest's counts by powers of two."""
-    lows = np.array([1 << int(key.removeprefix("2^")) for key in totals.lengths], np.float64)
-    least, most = np.minimum([lows, 2 * lows - 1], totals.longest)
-    lengths = np.linspace(least, most, POINTS)
+class LengthHistogram(NamedTuple):
+    """The lengths of samples; two arrays of the same size."""
+
+    tokens: Floats
+    "Each length."
+    samples: Floats
+    "How many samples have it."
+
+
+def expand_histogram(totals: Totals) -> LengthHistogram:
+    """Expand the manifest's counts by powers of two, such as {"2^7": 300}, to lengths: the samples
+    of each entry are distributed evenly from its power of two to the next.
+    """
+    powers = np.array([1 << int(key.removeprefix("2^")) for key in totals.lengths], np.float64)
+    shortest, longest = np.minimum([powers, 2 * powers - 1], totals.longest)
+    tokens = np.linspace(shortest, longest, POINTS)
     samples = np.array([*totals.lengths.values()], np.float64) / POINTS
-    return lengths.ravel(), np.tile(samples, POINTS)
+    return LengthHistogram(tokens.ravel(), np.tile(samples, POINTS))
 
 
-def mean_longest_row(streams: Sequence[tuple[Lengths, float]], rows: int, multiple: int) -> float:
-    """Return the mean tokens of the longest of `rows` rows, rounded up to `multiple`.
+def mean_longest_row(
+    streams: Sequence[tuple[LengthHistogram, float]], rows: int, multiple: int
+) -> float:
+    """Return the mean length of the longest of `rows` rows drawn at random, with lengths rounded up
+    to `multiple`.
 
     Args:
-        streams: each stream's lengths, and its part of the rows.
+        streams: each stream's lengths, and its share of the rows.
     """
-    lengths = np.concatenate([lengths for (lengths, _), _ in streams])
-    shares = np.concatenate([samples * (n / max(1, samples.sum())) for (_, samples), n in streams])
+    lengths = np.concatenate([stream.tokens for stream, _ in streams])
+    shares = np.concatenate(
+        [stream.samples * (share / max(1, stream.samples.sum())) for stream, share in streams]
+    )
     order = np.argsort(lengths)
-    # The chance that all rows are at most as long as each length.
+    # For each length, the probability that all rows are at most that long.
     all_as_short = (np.cumsum(shares[order]) / shares.sum()) ** rows
     rounded = multiple * np.ceil(lengths[order] / multiple)
     return float(rounded @ np.diff(all_as_short, prepend=0))
@@ -104,14 +122,16 @@ class TokenCount(NamedTuple):
 
 def count_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
     """Count the tokens of all samples as they are trained: cut to max_seq_len, with the EOS that
-    the loader appends. UNKNOWN if the loader itself tokenizes.
+    the loader appends. They are UNKNOWN if the loader itself tokenizes.
     """
     stored = count_stored_tokens(stream, loader)
     return stored._replace(kept=stored.kept + count_added_eos(stream, loader))
 
 
 def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
-    """Count the same tokens without the EOS that the loader appends."""
+    """Count the tokens of all samples, cut to max_seq_len, without the EOS that the loader
+    appends. They are UNKNOWN if the loader itself tokenizes.
+    """
     samples = stream.index.samples
     limit = loader.row_limit
     is_counted = not stream.survey
@@ -125,22 +145,24 @@ def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
         mean = np.minimum(lengths, limit).mean() if len(lengths) else UNKNOWN
         return TokenCount(Estimate(samples * mean), UNKNOWN)
     totals = stream.trusted_manifest.totals
-    if is_seen_alike(stream, loader):
+    if is_cut_as_converted(stream, loader):
         cut = totals.cut_tokens + totals.truncated_tokens
         kept = totals.seen_tokens - totals.given_eos
         return TokenCount(mark_estimate(kept, is_counted), mark_estimate(cut, is_counted))
-    sizes, counts = expand_histogram(totals)
-    share = float(np.minimum(sizes, limit) @ counts) / max(1.0, float(sizes @ counts))
-    within = totals.tokens * share
+    histogram = expand_histogram(totals)
+    cut_lengths = np.minimum(histogram.tokens, limit)
+    tokens = float(histogram.tokens @ histogram.samples)
+    share_within = float(cut_lengths @ histogram.samples) / max(1.0, tokens)
+    within = totals.tokens * share_within
     return TokenCount(Estimate(within), Estimate(totals.tokens + totals.truncated_tokens - within))
 
 
 def count_trained(stream: StreamInMix, loader: Loader) -> float:
-    """Count the positions of all samples that give a loss. An Estimate or UNKNOWN unless the stream
-    was converted with the loader's targets.
+    """Count the positions of all samples that give a loss. It is an Estimate or UNKNOWN unless the
+    stream was converted with the loader's targets.
     """
     manifest = stream.trusted_manifest
-    if manifest and is_trained_alike(stream, loader):
+    if manifest and is_trained_as_converted(stream, loader):
         return mark_estimate(manifest.totals.loss_tokens, not stream.survey)
     turns = read_head_turns(stream, loader)
     targets = loader.target_policies
@@ -154,11 +176,11 @@ def count_trained(stream: StreamInMix, loader: Loader) -> float:
 
 
 def count_added_eos(stream: StreamInMix, loader: Loader) -> float:
-    """Count the EOS tokens that the finetuning loader appends to all samples: one to each that ends
-    without EOS and is not full.
+    """Count the EOS tokens that the finetuning loader appends to all samples: one to each sample
+    that ends without EOS and is not full.
 
-    Manifests of earlier commits do not count them. Then the first samples are taken as typical: the
-    template or the tokenizer decides whether samples end in EOS.
+    Manifests of earlier commits do not count them. The estimate then assumes that the first samples
+    are typical, since the template or the tokenizer decides whether samples end in EOS.
     """
     manifest = stream.trusted_manifest
     encoding = stream.encoding
@@ -169,8 +191,8 @@ def count_added_eos(stream: StreamInMix, loader: Loader) -> float:
     converted_limit = encoding.max_seq_len
     has_same_room = limit == converted_limit or totals.longest < min(limit, converted_limit)
     if not kind_of(encoding).gets_eos:
-        # Pieces of a long document, and rows of joined ones, are full unless the loader has longer
-        # rows.
+        # Pieces of a long document, and rows of joined documents, are full unless the loader's rows
+        # are longer.
         is_full = totals.longest == converted_limit < limit
         is_plain = "labels" in encoding.columns and is_full
         return Estimate(0) if is_plain else 0
@@ -178,12 +200,13 @@ def count_added_eos(stream: StreamInMix, loader: Loader) -> float:
         return mark_estimate(totals.given_eos, has_same_room and not stream.survey)
     heads = read_head_turns(stream, loader).samples
     ends = heads.values[heads.offsets[1:][heads.lengths > 0] - 1]
-    without = float((ends != manifest.tokenizer.eos_id).mean()) if len(ends) else 0.0
-    added = (totals.samples - totals.cut_rows) * without
-    return mark_estimate(added, not without or (without == 1 and totals.longest < limit))
+    share_without = float((ends != manifest.tokenizer.eos_id).mean()) if len(ends) else 0.0
+    added = (totals.samples - totals.cut_rows) * share_without
+    is_exact = not share_without or (share_without == 1 and totals.longest < limit)
+    return mark_estimate(added, is_exact)
 
 
-def is_seen_alike(stream: StreamInMix, loader: Loader) -> bool:
+def is_cut_as_converted(stream: StreamInMix, loader: Loader) -> bool:
     """Check whether the loader cuts the same tokens off each sample as conversion counted, usually
     none.
     """
@@ -194,14 +217,14 @@ def is_seen_alike(stream: StreamInMix, loader: Loader) -> bool:
     return not manifest.totals.cut_rows and manifest.totals.longest <= limit
 
 
-def is_trained_alike(stream: StreamInMix, loader: Loader) -> bool:
+def is_trained_as_converted(stream: StreamInMix, loader: Loader) -> bool:
     """Check whether the loader trains the same positions of each sample as conversion counted."""
     manifest = stream.trusted_manifest
-    if manifest is None or not is_seen_alike(stream, loader):
+    if manifest is None or not is_cut_as_converted(stream, loader):
         return False
     card = manifest.tokenizer
     if loader.is_text and card.pad_id == card.eos_id is not None:
-        # the text loader masks every padding token from the loss, and here EOS is the padding token
+        # The text loader removes padding tokens from the loss, and here EOS is the padding token.
         return False
     return not stream.has_targets or has_policies_of(manifest.encoding, loader)
 
@@ -216,7 +239,7 @@ def has_policies_of(encoding: Encoding, loader: Loader) -> bool:
     return comparable == converted
 
 
-def estimate_lengths(stream: StreamInMix, loader: Loader) -> Lengths | None:
+def estimate_lengths(stream: StreamInMix, loader: Loader) -> LengthHistogram | None:
     """Return the lengths of a stream's samples after the loader has cut them. None if they are
     unknown, for example because the loader tokenizes.
     """
@@ -224,15 +247,16 @@ def estimate_lengths(stream: StreamInMix, loader: Loader) -> Lengths | None:
     manifest = stream.trusted_manifest
     fixed = fixed_row_length(stream)
     if fixed is not None:
-        lengths = np.array([fixed], np.float64)
-        return np.minimum(lengths, loader.row_limit), np.array([samples], np.float64)
+        tokens = np.array([min(fixed, loader.row_limit)], np.float64)
+        return LengthHistogram(tokens, np.array([samples], np.float64))
     if manifest and not manifest.totals.image_tokens:
-        lengths, counts = expand_histogram(manifest.totals)
-        lengths = lengths + float(count_added_eos(stream, loader)) / max(1, samples)
-        return np.minimum(lengths, loader.row_limit), counts
-    tokens = count_tokens(stream, loader).kept if samples else UNKNOWN
-    if not is_known(tokens):
+        histogram = expand_histogram(manifest.totals)
+        mean_added_eos = float(count_added_eos(stream, loader)) / max(1, samples)
+        tokens = np.minimum(histogram.tokens + mean_added_eos, loader.row_limit)
+        return LengthHistogram(tokens, histogram.samples)
+    total = count_tokens(stream, loader).kept if samples else UNKNOWN
+    if not is_known(total):
         return None
-    # Not counted: the lengths are assumed to be spread evenly from 0 to twice the mean.
-    lengths = np.linspace(0, 2 * tokens / samples, POINTS)
-    return np.minimum(lengths, loader.row_limit), np.ones(POINTS)
+    # Not counted: the lengths are assumed to be distributed evenly from 0 to twice the mean.
+    tokens = np.linspace(0, 2 * total / samples, POINTS)
+    return LengthHistogram(np.minimum(tokens, loader.row_limit), np.ones(POINTS))

@@ -1,9 +1,9 @@
-"""A mix as LLM-Foundry will see it: loaders, the streams of each loader, and the facts known of
+"""A mix as LLM-Foundry will see it: its loaders, the streams of each loader, and the facts about
 every stream.
 
-A mix from a recipe, from a training YAML or from bare folders has this one form, so that a check
-is written once. A stream's index and manifest are read immediately. Its stored files and first
-samples are read only if a check needs them.
+A mix has the same form whether it is opened from a recipe, a training YAML or folders of streams,
+so each check is written once. A stream's index and manifest are read immediately. Its stored files
+and first samples are read only if a check needs them.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ PRETRAINED = ("hf_causal_lm", "hf_t5")
 
 def published_tokenizers(streams: Iterable[StreamInMix]) -> list[PublishedTokenizer]:
     """Return the tokenizers of those streams that have a manifest."""
-    return [
-        PublishedTokenizer(manifest.tokenizer, stream.folder.parent.parent)
-        for stream in streams
-        if (manifest := stream.trusted_manifest)
-    ]
+    tokenizers = list[PublishedTokenizer]()
+    for stream in streams:
+        manifest = stream.trusted_manifest
+        if manifest:
+            tokenizers.append(PublishedTokenizer(manifest.tokenizer, stream.folder.parent.parent))
+    return tokenizers
 
 
 def pretrained_model_name(yaml: TrainingYaml) -> str | None:
@@ -59,10 +60,14 @@ def pretrained_model_name(yaml: TrainingYaml) -> str | None:
 
 
 def count_remapped_ids(model: str, run: str) -> int:
-    """Count the ids that mean different tokens in the tokenizer.json files `model` and `run`.
+    """Count the ids that are different tokens in two tokenizers.
 
-    Tokens that were added to the model's vocabulary do not count, since whoever trains a model
-    renames them.
+    Tokens that were added to the model's vocabulary are not counted, since they are often renamed
+    when the model is trained further.
+
+    Args:
+        model: path of the model's tokenizer.json.
+        run: path of the run's tokenizer.json.
     """
     from tokenizers import Tokenizer
 
@@ -76,12 +81,14 @@ def count_remapped_ids(model: str, run: str) -> int:
 
 
 LONGEST = 1 << 30
-"More tokens than any sample has: replaces a max_seq_len that is not set, or too large for numpy."
+"""More tokens than any sample has. It replaces a max_seq_len that is not set, or too large for
+numpy.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """The first samples of a stream: of its first shard that has samples."""
+    """The first samples of a stream's first shard that has samples."""
 
     samples: tuple[Sample, ...] = ()
     damage: str | None = None
@@ -95,8 +102,8 @@ class StreamInMix(StreamSection, PublishedStream):
     """
 
     survey: str | None = None
-    """A sentence on how far the source of an unpublished stream was read to estimate its index and
-    manifest; None if the stream is published.
+    """A sentence on how much of the source of an unpublished stream was read to estimate its index
+    and manifest; None if the stream is published.
     """
 
     @classmethod
@@ -114,18 +121,19 @@ class StreamInMix(StreamSection, PublishedStream):
 
     @property
     def encoding(self) -> Encoding | None:
-        """How the stream was converted; None without a manifest."""
+        """How the stream was converted; None without a trusted manifest."""
         return self.trusted_manifest.encoding if self.trusted_manifest else None
 
     @property
     def has_targets(self) -> bool | None:
-        """Whether target policies decide which of its tokens are trained; None without a
+        """Whether target policies decide which of its tokens are trained; None without a trusted
         manifest.
         """
         return kind_of(self.encoding).has_targets if self.encoding else None
 
     @cached_property
     def head(self) -> Head:
+        """The first samples. They are empty for an unpublished stream or a missing shard."""
         from mdsmix.shards.shard_samples import read_first_samples
 
         first = self.first_filled
@@ -146,11 +154,11 @@ class Loader(LoaderSection):
     streams: tuple[StreamInMix, ...]
 
     def require_opened(self) -> None:
-        """Raise Unreachable if some of its streams are at places that mdsmix cannot open."""
+        """Raise Unreachable if mdsmix cannot open the URLs of some of its streams."""
         if self.unopened:
-            places = join_names([f"{stream.name} ({stream.url})" for stream in self.unopened])
+            streams = join_names([f"{stream.name} ({stream.url})" for stream in self.unopened])
             raise Unreachable(
-                f"{self.label} reads {places}. Streaming can read that and mdsmix cannot, so the "
+                f"{self.label} reads {streams}. Streaming can read that and mdsmix cannot, so the "
                 "samples of an epoch are unknown: copy the data to a folder or an s3:// URL."
             )
 
@@ -183,24 +191,24 @@ class Loader(LoaderSection):
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """All loaders of a run and what they share."""
+    """All loaders of a run, and the facts that they share."""
 
     yaml: TrainingYaml
-    "The training YAML, resolved; of a recipe, the YAML that it renders."
+    "The training YAML, with its variables filled in; for a recipe, the YAML that it renders."
     recipe_path: str | None = None
-    "For the commands in findings."
+    "The recipe's path, for commands in findings; None without a recipe."
     overrides: Sequence[str] = ()
-    "The recipe's overrides, for the same."
+    "The recipe's overrides, for commands in findings."
     recipe_spec: Recipe | None = None
     "The recipe as it is now. It may have changed since its streams were converted."
     train: Loader
     evals: tuple[Loader, ...] = ()
     unopened_evals: tuple[LoaderSection, ...] = ()
-    """Evaluations whose streams were not opened, by --keep-evals. Only the rules of sections judge
-    them.
+    """Evaluations whose streams could not be opened and were kept (--keep-evals). Only the rules of
+    sections judge them.
     """
     is_bare: bool = False
-    "Streams were named without a YAML, so there is no loader's section to judge."
+    "Whether streams were named without a YAML, so that no loader's section can be judged."
     tokenizer: TokenizerCard | None = None
     "The run's tokenizer; None if the YAML names none, or if it cannot be opened here."
     tokenizer_problem: str | None = None
@@ -208,15 +216,13 @@ class Mix:
     run_tokenizer: Tokenizer | None = None
     "The run's tokenizer with its files."
     tokenizer_home: Location | None = None
-    """The folder from which training nodes fetch the tokenizer; None if it is at a hub or on the
-    same disk.
+    """The folder from which training nodes fetch the tokenizer; None if they read it from a hub or
+    from the same disk.
     """
     verified: Mapping[str, VerifyReport] = field(default_factory=dict)
-    """URL of a stream's folder -> the report of reading all its bytes; empty without --deep."""
+    "URL of a stream's folder -> the report of reading all its bytes; empty without --deep."
     shares: Apportioned | None = None
-    """The recipe's shares as samples, which are the streams' `choose`; None if the recipe has no
-    shares.
-    """
+    "The recipe's shares as samples, the `choose` of its streams; None without shares."
     changed: Sequence[str] = ()
     "The keys that rendering changed in an existing config, as `path: old -> new`."
 
@@ -257,10 +263,11 @@ class Mix:
 
     @cached_property
     def source_files(self) -> dict[str, list[SourceFile] | MdsmixError]:
-        """Name of a stream -> the files that its recipe matches now, or the error of listing them.
-        Many streams are listed at a time; no file is read.
+        """Name of a stream -> the source files that match its recipe now, or the error of listing
+        them. Many streams are listed at a time; no file is read.
         """
-        specs = [spec for stream in unique_folders(self.streams) if (spec := self.spec_of(stream))]
+        specs_or_none = [self.spec_of(stream) for stream in unique_folders(self.streams)]
+        specs = [spec for spec in specs_or_none if spec]
         listings = map_threads(self._list_sources, specs)
         return {spec.name: files for spec, files in zip(specs, listings, strict=True)}
 
@@ -280,12 +287,21 @@ class Mix:
         map_threads(lambda stream: stream.files, self.streams)
 
     def republish_fix(self, options: str = "") -> str:
-        """Return the words of a fix that explain how to publish a stream again."""
+        """Return the fix "publish it again", with the command for this mix's recipe.
+
+        Args:
+            options: further words of the command, after a space.
+        """
         return how_to_publish_again(self.recipe_path or "RECIPE", self.overrides, options)
 
 
 def how_to_publish_again(recipe: str, overrides: Sequence[str], options: str = "") -> str:
-    """Return the words of a fix that explain how to publish a stream of a recipe again."""
+    """Return the fix "publish it again", with the command for a recipe.
+
+    Args:
+        recipe: the recipe's path.
+        options: further words of the command, after a space.
+    """
     command = shlex.join(["mdsmix", "convert", recipe, *overrides])
     return f"publish it again, with mdsmix by `{command}{options}`"
 

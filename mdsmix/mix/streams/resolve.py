@@ -1,7 +1,7 @@
 """A recipe, a training YAML or folders of published streams -> a Mix.
 
-Indexes and manifests are read here: two small files a stream, many streams at a time. The rest of a
-stream is read only if a check needs it. A stream is read at its remote, or in its local folder if
+Each stream's index and manifest are read here: two small files, many streams at a time. The rest of
+a stream is read only if a check needs it. A stream is read at its remote, or in its local folder if
 it has no remote.
 """
 
@@ -59,16 +59,16 @@ if TYPE_CHECKING:
     from mdsmix.tokenizer.card import Tokenizer
 
 EVALS_HINT = (
-    "; of an evaluation that is not the recipe's, --keep-evals judges only the keys, and "
+    "; if this is an evaluation of the config's own, --keep-evals checks only its keys, and "
     "--drop-evals leaves it out"
 )
 OwnEvals = Literal["look", "keep", "drop"]
-"""What happens to evaluations that are not the recipe's. `look`: their streams are opened; `keep`:
-an evaluation whose streams cannot be opened is judged by its keys; `drop`: they are left out.
+"""How evaluations that are not the recipe's are treated. `look`: their streams are opened; `keep`:
+if their streams cannot be opened, only their keys are checked; `drop`: they are left out.
 """
 Surveyor = Callable[[Recipe, StreamSpec], tuple[PublishedStream, str]]
-"""A function from an unpublished stream to its estimate as a Stream, and a sentence on how far its
-source was read.
+"""A function that estimates an unpublished stream. It returns the estimate as a Stream, and a
+sentence on how much of the source was read.
 """
 
 
@@ -88,12 +88,13 @@ def resolve_mix(
         has_evals: whether evaluations are opened too.
         survey: estimates an unpublished stream of a recipe from its source; without it such streams
             are refused.
-        own_evals: what happens to a training YAML's evaluations.
+        own_evals: how a training YAML's evaluations are treated.
     """
     named = find_named_yaml(targets)
     if named is None:
         return make_stream_mix(list_stream_urls(targets))
-    path, overrides = named
+    path = named.path
+    overrides = named.overrides
     if not overrides and not is_recipe_file(path):
         return make_mix(read_text(path), path, own_evals=own_evals if has_evals else "drop")
     recipe = open_recipe(path, overrides)
@@ -102,18 +103,26 @@ def resolve_mix(
     return make_recipe_mix(recipe, path, may_estimate, survey, overrides)
 
 
-def find_named_yaml(words: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Return the recipe or training YAML that the words of a command name, and its overrides; None
-    if they name streams.
+class NamedYaml(NamedTuple):
+    """A recipe or training YAML, as the words of a command name it."""
+
+    path: str
+    overrides: list[str]
+    'Changes of a recipe, such as "max_seq_len=4096".'
+
+
+def find_named_yaml(words: Sequence[str]) -> NamedYaml | None:
+    """Return the recipe or training YAML that the words of a command name; None if they name
+    streams.
 
     Raises RecipeError if they name a YAML and streams, or several YAMLs.
     """
     targets, overrides = parted(words)
     if len(targets) == 1 and _is_yaml(targets[0]):
-        return targets[0], overrides
+        return NamedYaml(targets[0], overrides)
     if overrides or any(map(_is_yaml, targets)):
         raise RecipeError(
-            f"`{' '.join(words)}` is neither one recipe (with key=value overrides) nor only "
+            f"`{' '.join(words)}` is neither one recipe (with key=value overrides) nor a list of "
             "streams: name one recipe, or folders and s3:// URLs of streams."
         )
     return None
@@ -126,7 +135,7 @@ def _is_yaml(name: str) -> bool:
 
 def list_stream_urls(urls: Iterable[str]) -> list[str]:
     """Return the URLs of streams. A local folder that contains the streams of a mix is replaced by
-    the `train` split of each.
+    the `train` split of each stream.
     """
     streams = list[str]()
     for url in urls:
@@ -162,8 +171,9 @@ def drop_evaluations(recipe: Recipe, path: str) -> Recipe:
 
 
 def is_recipe_file(path: str) -> bool:
-    """Check whether the file is a recipe, or data in a recipe's place, which `open_recipe` refuses.
-    False for any other file that cannot be parsed: its reader explains later where it breaks.
+    """Check whether the file is a recipe. True also for a data file, since `open_recipe` refuses
+    that with a message of its own. False for any other file that cannot be parsed: the reader of
+    training YAMLs reports where it breaks.
     """
     try:
         tree = read_unresolved(read_text(path), path)
@@ -179,19 +189,22 @@ def make_recipe_mix(
     survey: Surveyor | None = None,
     overrides: Sequence[str] = (),
 ) -> Mix:
-    """Open the mix that a recipe renders. Raises MixRefused if its streams cannot fill their
-    shares.
+    """Open the mix that a recipe renders.
+
+    Raises MixRefused if its streams cannot fill their shares.
     """
-    streams, shares = open_recipe_streams(recipe, path, may_estimate, survey, overrides)
+    opened = open_recipe_streams(recipe, path, may_estimate, survey, overrides)
+    streams = opened.streams
     recipe = with_published_hash(recipe, streams.values())
-    mix = make_mix(
-        foundry_config.make_sections(recipe, streams, {}), path, streams, recipe, shares=shares
-    )
+    config = foundry_config.make_sections(recipe, streams, {})
+    mix = make_mix(config, path, streams, recipe, shares=opened.shares)
     return replace(mix, overrides=overrides)
 
 
 def with_published_hash(recipe: Recipe, streams: Iterable[StreamInMix]) -> Recipe:
-    """Return the recipe with the hash of its tokenizer that its streams were published with."""
+    """Return the recipe with the tokenizer hash that its streams were published with, which may be
+    the hash of an earlier mdsmix.
+    """
     from mdsmix.tokenizer.card import open_tokenizer
 
     with suppress(MdsmixError):  # tokenizer-unseen reports why it cannot be opened
@@ -203,22 +216,41 @@ def with_published_hash(recipe: Recipe, streams: Iterable[StreamInMix]) -> Recip
     return recipe
 
 
+class RecipeStreams(NamedTuple):
+    """The opened streams of a recipe."""
+
+    streams: dict[str, StreamInMix]
+    "By name, with their weights."
+    shares: Apportioned | None
+    "The recipe's shares as samples; None if it has no shares."
+
+
 def open_recipe_streams(
     recipe: Recipe,
     path: str,
     may_estimate: bool,
     survey: Surveyor | None = None,
     overrides: Sequence[str] = (),
-) -> tuple[dict[str, StreamInMix], Apportioned | None]:
-    """Return a recipe's streams by name, opened and weighted, and its shares as samples; None if
-    the recipe has no shares.
+) -> RecipeStreams:
+    """Open a recipe's streams and weight them.
+
+    Args:
+        path: the recipe's path, for messages.
+        may_estimate: whether shares may be computed from the first samples of streams whose tokens
+            were not counted.
+        survey: estimates an unpublished stream from its source; without it such streams are
+            refused.
+        overrides: the recipe's overrides, for messages.
 
     Raises NotPublished if streams are missing and there is no `survey`, and MixRefused if they are
     missing only because a holdout was added to the recipe since it was converted.
     """
+    # Open the published streams, many at a time.
     specs = [*recipe.streams.values()]
     opened = map_threads(lambda spec: _open_published(recipe, spec), specs)
     published = dict(zip((spec.name for spec in specs), opened, strict=True))
+
+    # Refuse missing streams that cannot be estimated.
     missing = [spec for spec in specs if published[spec.name] is None]
     if missing and survey is None:
         present = [stream for stream in published.values() if stream]
@@ -228,9 +260,10 @@ def open_recipe_streams(
             f"not published: {'; '.join(urls)}: run `mdsmix convert` on this recipe first"
             f"{_hint_at_limited(recipe, missing)}."
         )
+
+    # Estimate missing streams, one after the other: chat templates are rendered under an alarm
+    # signal, which only the main thread gets.
     streams: dict[str, StreamInMix] = {}
-    # Surveyed one after the other: chat templates are rendered under an alarm signal, which only
-    # the main thread gets.
     for spec in specs:
         stream = published[spec.name]
         if stream is None:
@@ -238,13 +271,16 @@ def open_recipe_streams(
             estimate, note = survey(recipe, spec)
             stream = _with_section(recipe, spec, estimate, note)
         streams[spec.name] = stream
+
+    # Convert shares to weights.
     if not recipe.is_by_share:
-        return streams, None
+        return RecipeStreams(streams, None)
     shares = apportion_recipe(recipe, _make_train_loader(recipe, streams.values()), may_estimate)
-    for part in shares.parts:
-        stream = streams[part.stream]
-        streams[part.stream] = replace(stream, settings={**stream.settings, "choose": part.choose})
-    return streams, shares
+    for share in shares.streams:
+        stream = streams[share.stream]
+        settings = {**stream.settings, "choose": share.choose}
+        streams[share.stream] = replace(stream, settings=settings)
+    return RecipeStreams(streams, shares)
 
 
 def _refuse_new_holdouts(
@@ -253,16 +289,14 @@ def _refuse_new_holdouts(
     path: str,
     overrides: Sequence[str],
 ) -> None:
-    """Raise MixRefused if each stream that is missing is held out of a published stream that was
+    """Raise MixRefused if each missing stream is the holdout of a published stream that was
     converted without a holdout.
     """
-    converted_without = {
-        stream.name
-        for stream in published
-        if stream.trusted_manifest
-        and not stream.trusted_manifest.mixed
-        and stream.trusted_manifest.encoding.holdout is None
-    }
+    converted_without = set[str]()
+    for stream in published:
+        manifest = stream.trusted_manifest
+        if manifest and not manifest.mixed and manifest.encoding.holdout is None:
+            converted_without.add(stream.name)
     if not all(spec.held_out_of in converted_without for spec in missing):
         return
     changes = [
@@ -280,17 +314,17 @@ def _hint_at_limited(recipe: Recipe, missing: Iterable[StreamSpec]) -> str:
     """Return a hint if streams that are not published were converted with `--limit`; otherwise an
     empty string.
     """
-    folders = [
-        folder for spec in missing for folder in list_limited(locate(recipe.published(spec)))
-    ]
+    folders = list[Location]()
+    for spec in missing:
+        folders += list_limited(locate(recipe.published(spec)))
     if not folders:
         return ""
     targets = shlex.join(folder.url for folder in folders)
-    return f", without --limit; to look at what --limit converted, `mdsmix check {targets}`"
+    return f", without --limit; to check what --limit converted, run `mdsmix check {targets}`"
 
 
 def _make_train_loader(recipe: Recipe, streams: Iterable[StreamInMix]) -> Loader:
-    """Return the train_loader that the recipe renders, before shares weight its streams."""
+    """Return the train_loader that the recipe renders, without the weights that its shares give."""
     section = foundry_config.make_loader_section(recipe, {})
     section["dataset"]["max_seq_len"] = recipe.max_seq_len
     trained = tuple(s for s in streams if foundry_config.is_train_stream(recipe.streams[s.name]))
@@ -298,8 +332,8 @@ def _make_train_loader(recipe: Recipe, streams: Iterable[StreamInMix]) -> Loader
 
 
 def make_stream_mix(urls: Sequence[str]) -> Mix:
-    """Open the unweighted mix of streams at these URLs. Its loader is `mdsmix` if a stream is
-    packed, `text` if all contain plain tokens or text, and `finetuning` otherwise.
+    """Open the streams at these URLs as a mix without weights. Its loader is `mdsmix` if a stream
+    is packed, `text` if all contain plain tokens or text, and `finetuning` otherwise.
 
     Raises RecipeError if a stream is named twice.
     """
@@ -334,21 +368,23 @@ def _choose_loader(streams: Iterable[StreamInMix]) -> str:
 def make_mix(
     config: Settings | str,
     origin: str,
-    known: Mapping[str, StreamInMix] | None = None,
+    opened: Mapping[str, StreamInMix] | None = None,
     recipe: Recipe | None = None,
     into: str | None = None,
     own_evals: OwnEvals = "look",
     shares: Apportioned | None = None,
 ) -> Mix:
-    """Open the Mix of a config, given as text or as a mapping.
+    """Open the Mix of a config.
 
     Args:
+        config: the text of a YAML, or its keys and values.
         origin: the file that the user named; with a `recipe`, the recipe's path.
-        known: streams that are open already, by name; they are not opened again.
+        opened: streams that are open already, by name; they are not opened again.
         into: the config that the recipe's sections were set into.
-        own_evals: what happens to evaluations whose streams are not among the known ones.
+        own_evals: how evaluations are treated whose streams are not in `opened`.
         shares: the recipe's shares as samples.
     """
+    opened = opened or {}
     yaml = parse_training_yaml(config, into or origin)
     tokenizer: Tokenizer | None = None
     problem = None
@@ -356,10 +392,12 @@ def make_mix(
         tokenizer = _open_run_tokenizer(yaml, recipe)
     except MdsmixError as error:
         problem = str(error)
-    train = _open_loader(yaml.train, known or {})
-    evaluations = _open_evaluations(yaml, known or {}, own_evals)
+    train = _open_loader(yaml.train, opened)
+    evaluations = _open_evaluations(yaml, opened, own_evals)
     if tokenizer:
-        streams = [stream for loader in (train, *evaluations.opened) for stream in loader.streams]
+        streams = list(train.streams)
+        for evaluation in evaluations.opened:
+            streams += evaluation.streams
         tokenizer = adopt_hash(tokenizer, published_tokenizers(streams))
     return Mix(
         yaml=yaml,
@@ -385,34 +423,34 @@ class Evaluations(NamedTuple):
 
 
 def _open_evaluations(
-    yaml: TrainingYaml, known: Mapping[str, StreamInMix], own_evals: OwnEvals
+    yaml: TrainingYaml, opened: Mapping[str, StreamInMix], own_evals: OwnEvals
 ) -> Evaluations:
     evaluations = Evaluations([], [])
     for section in yaml.evals:
         streams = section.stream_sections
-        is_known = bool(streams) and all(_is_known(each, known) for each in streams)
-        if own_evals == "drop" and not is_known:
+        is_of_recipe = bool(streams) and all(_is_open(stream, opened) for stream in streams)
+        if own_evals == "drop" and not is_of_recipe:
             continue
         try:
-            evaluations.opened.append(_open_loader(section, known))
+            evaluations.opened.append(_open_loader(section, opened))
         except MdsmixError:
-            if own_evals == "look" or is_known:
+            if own_evals == "look" or is_of_recipe:
                 raise
             evaluations.unopened.append(section)
     return evaluations
 
 
-def _is_known(section: StreamSection, known: Mapping[str, StreamInMix]) -> bool:
-    stream = known.get(section.name)
+def _is_open(section: StreamSection, opened: Mapping[str, StreamInMix]) -> bool:
+    stream = opened.get(section.name)
     return stream is not None and stream.settings == section.settings
 
 
-def _open_loader(loader: LoaderSection, known: Mapping[str, StreamInMix]) -> Loader:
+def _open_loader(loader: LoaderSection, opened: Mapping[str, StreamInMix]) -> Loader:
     """Open the streams of a section, except those at URLs that only Streaming can open."""
 
     def open_section(section: StreamSection) -> StreamInMix:
-        if _is_known(section, known):
-            return known[section.name]
+        if _is_open(section, opened):
+            return opened[section.name]
         return _open_section(loader, section)
 
     unopened = {stream.name for stream in loader.unopened}
@@ -429,7 +467,7 @@ def _open_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
     whose = f"the stream {section.name} of {loader.label}"
     if not section.url:
         raise RecipeError(
-            f"{whose} has neither remote nor local, so its folder is unknown; add one of them"
+            f"{whose} has neither remote nor local, so its folder is unknown; set one of them"
             f"{EVALS_HINT}."
         )
     split = section.settings.get("split")
@@ -438,20 +476,18 @@ def _open_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
         folder = folder / str(split)
     stream = open_published(folder)
     if stream is None or stream.folder != folder:
-        wrong = "its remote, local or split"
+        fix = "correct its remote, local or split"
         if stream:
-            wrong = f"its split, {stream.folder.name} by now"
-        raise NotPublished(
-            f"{whose} is not at {folder}: there is no {INDEX}; correct {wrong}{EVALS_HINT}."
-        )
+            fix = f"correct its split, which is {stream.folder.name} now"
+        raise NotPublished(f"{whose} is not at {folder}: there is no {INDEX}; {fix}{EVALS_HINT}.")
     return StreamInMix.of(stream, section.name, section.settings)
 
 
 def _open_published(recipe: Recipe, spec: StreamSpec) -> StreamInMix | None:
-    """Open a published stream of a recipe; None if it must be converted first.
+    """Open a published stream of a recipe; None if it must be converted first. A stream without a
+    source may be published without a folder for its split.
 
-    A stream without a source may be published without a folder for its split. Raises NotPublished
-    if a stream without a source is not there.
+    Raises NotPublished if a stream without a source is not there.
     """
     folder = locate(recipe.published(spec))
     stream = open_published(folder / spec.split)
@@ -465,7 +501,11 @@ def _open_published(recipe: Recipe, spec: StreamSpec) -> StreamInMix | None:
 def _with_section(
     recipe: Recipe, spec: StreamSpec, stream: PublishedStream, survey: str | None = None
 ) -> StreamInMix:
-    """Join a stream with the section that the recipe renders for it."""
+    """Combine a stream with the section that the recipe renders for it.
+
+    Args:
+        survey: a sentence on how much of its source was read, if the stream is an estimate.
+    """
     root, split = _split_folder(stream, locate(recipe.published(spec)))
     settings = foundry_config.make_stream_section(recipe, spec, str(root), split, stream.index)
     return StreamInMix.of(stream, spec.name, settings, survey)
@@ -487,8 +527,8 @@ def _open_stream(url: str) -> StreamInMix:
 
 
 def _split_folder(stream: PublishedStream, root: Location) -> tuple[Location, str]:
-    """Return the folder from which a loader reads the stream, and its split; an empty split if the
-    stream is in `root` itself.
+    """Return the folder that a loader reads the stream from, and its split, such as `train`. The
+    split is empty if the stream is in `root` itself.
     """
     if stream.folder == root:
         return root, ""
@@ -504,5 +544,5 @@ def _open_run_tokenizer(yaml: TrainingYaml, recipe: Recipe | None) -> Tokenizer 
     if spec is None:
         return None
     if recipe:
-        spec = recipe.tokenizer  # conversion took its snapshot of the tokenizer by this spec
+        spec = recipe.tokenizer  # the spec that conversion opened the tokenizer with
     return open_tokenizer(at_hand(spec, yaml.stream_urls))

@@ -121,7 +121,9 @@ def gather(
         MdsmixError: there is nothing to show.
     """
     if asked.batch:
-        Machines(batch=asked.batch, nodes=asked.nodes, gpus=asked.gpus)  # refuses impossible batches
+        Machines(
+            batch=asked.batch, nodes=asked.nodes, gpus=asked.gpus
+        )  # refuses impossible batches
     page, named = Gathered(targets=targets, choice=choice), named_streams(targets)
     try:
         page.mix = resolve_mix(targets, may_estimate=True)
