@@ -23,7 +23,7 @@ from PIL import Image, ImageOps, features
 
 from mdsmix.images import judge
 from mdsmix.images.judge import Bad, Rewriting, Rules, judge_image, require_pillow
-from mdsmix.shapes.image_parts import image_of
+from mdsmix.shapes.image_parts import read_image
 from tests.pictures import drawing, saved
 
 FULL, HEADER = Rules(), Rules(decode="header")
@@ -302,7 +302,7 @@ def test_avif_is_read_where_pillow_reads_it() -> None:
     assert look(data[:-20], FULL).reason in CUT
     assert look(frames("AVIF"), FULL).reason == "image_animated"
     text = base64.b64encode(data).decode()
-    assert image_of(text) == image_of(f"data:image/avif;base64,{text}") == data
+    assert read_image(text) == read_image(f"data:image/avif;base64,{text}") == data
 
 
 def test_avif_without_its_decoder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

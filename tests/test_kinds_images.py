@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mdsmix.record import Conversation, RecordRefused, canonical
 from mdsmix.shapes import SHAPES
-from mdsmix.shapes.image_parts import image_of, images_of, with_images
+from mdsmix.shapes.image_parts import read_image, read_images, with_images
 from tests.alarm import at_most
 from tests.converting import manifest_of, mdsmix, run_recipe, samples, write_jsonl, write_recipe
 from tests.corpus import CHATML
@@ -163,8 +163,8 @@ def test_a_cell_that_begins_as_a_list_is_a_path_where_it_is_none() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for cell in ("[{[]: 1}]", "[x].jpg", "['img' '"):
-            assert list(images_of(cell)) == [cell]
-        assert list(images_of(path)) == [r"C:\data\img.jpg"]
+            assert list(read_images(cell)) == [cell]
+        assert list(read_images(path)) == [r"C:\data\img.jpg"]
 
 
 def test_what_a_conversation_without_images_says_is_what_it_said_before_there_were_any() -> None:
@@ -215,14 +215,14 @@ def test_an_image_that_stands_in_a_record_is_its_bytes_and_a_path_is_a_path() ->
     assert SAID.endswith("=")
     assert SAID != URL
     for value in IMAGES:
-        assert image_of(value) == PNG, value
+        assert read_image(value) == PNG, value
     for format in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
         content = drawing(format, (300, 200))
-        assert image_of(base64.b64encode(content).decode()) == content, format
-    assert [*map(image_of, PATHS)] == [*PATHS]
+        assert read_image(base64.b64encode(content).decode()) == content, format
+    assert [*map(read_image, PATHS)] == [*PATHS]
     text = f"/9j/{' ' * 200_000}!"  # a megabyte of spaces took an hour
     with at_most(2):
-        assert image_of(text) == text
+        assert read_image(text) == text
 
 
 NONE: list[tuple[Any, str]] = [
@@ -236,7 +236,7 @@ NONE: list[tuple[Any, str]] = [
 def test_what_is_no_image_says_why() -> None:
     for value, why in NONE:
         with pytest.raises(RecordRefused, match=r"^bad_image$") as fault:
-            image_of(value)
+            read_image(value)
         assert why in fault.value.why.detail["why"]
 
 

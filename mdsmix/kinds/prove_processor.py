@@ -28,7 +28,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.kinds.encodings import kind_of
 from mdsmix.processor.server import ask_processor
 from mdsmix.record import Conversation
-from mdsmix.shapes.image_parts import PLACEHOLDER, placed
+from mdsmix.shapes.image_parts import PLACEHOLDER, place_images
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import decode_turns
@@ -112,7 +112,7 @@ def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
         answered = ((("user", question), ("assistant", "This.")) for question in questions)
         messages = [{"role": role, "content": text} for turn in answered for role, text in turn]
         shown = shown[: "".join(questions).count(PLACEHOLDER)]
-        read = reader.read([placed(Conversation(messages), shown, PLACEHOLDER)])
+        read = reader.read([place_images(Conversation(messages), shown, PLACEHOLDER)])
         yield from rows_of(
             name, encoder.encode([said for said in read if not isinstance(said, str)])
         )

@@ -18,7 +18,7 @@ from mdsmix.kinds.membership import Membership, told_apart
 from mdsmix.record import NoRecord, RichConversation, detail_of
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.condition import Condition, parse_where
-from mdsmix.shapes.conversation_rules import holds_null
+from mdsmix.shapes.conversation_rules import contains_null
 from mdsmix.shapes.fields import find_value, make_deriver
 from mdsmix.shapes.image_parts import NOTHING
 from mdsmix.shards.manifest import Encoding
@@ -157,7 +157,8 @@ class Reading:
                     if type(conversation) is RichConversation and not conversation.images
                 )
                 count = sum(
-                    holds_null(value) and (key == "tools" or self._prints_null(value, conversation))
+                    contains_null(value)
+                    and (key == "tools" or self._prints_null(value, conversation))
                     for value, conversation in rich
                 )
                 self.oddities.add("nulls", {key: count})
@@ -171,9 +172,9 @@ class Reading:
         nulls = set[str]()
         for item in value:
             if not isinstance(item, dict):
-                if holds_null(item):
+                if contains_null(item):
                     return True
-            elif any(map(holds_null, item.values())):
+            elif any(map(contains_null, item.values())):
                 return True
             else:
                 nulls.update(key for key, inner in item.items() if inner is None)

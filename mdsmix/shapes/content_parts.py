@@ -1,11 +1,10 @@
 """Contents that are lists of parts, as the interfaces of OpenAI and Anthropic and LLaMA-Factory 1
 write them.
 
-Parts of text are joined. Anthropic's parts become what chat templates take: `thinking` the key
-`reasoning_content`, `tool_use` a call, and each `tool_result` a message of the role `tool`.
-LLaMA-Factory's `reasoning` and `tool_call`, the call as JSON text, become the first two. A part
-that has no such form makes the record a bad one: nothing of a content is dropped but what holds no
-text.
+Parts of text are joined. Anthropic's parts become what chat templates take: `thinking` becomes the
+key `reasoning_content`, `tool_use` a call, and each `tool_result` a message of the role `tool`.
+LLaMA-Factory's `reasoning` and `tool_call`, whose call is JSON text, are read like the first two.
+A part that has no such form makes the record bad: only keys without text are dropped.
 """
 
 from __future__ import annotations
@@ -19,50 +18,48 @@ from mdsmix.record import Message, RecordRefused
 TEXTS = ("text", "input_text", "output_text")
 "Types of parts with a text."
 THOUGHTS = {"thinking": "thinking", "reasoning": "value"}
-"Type of a part with a thought, Anthropic's and LLaMA-Factory's -> the key that holds it."
+"Type of a part with a thought, Anthropic's and LLaMA-Factory's -> the key of its text."
 ANTHROPIC = frozenset({*THOUGHTS, "tool_use", "tool_call", "tool_result"})
 "Types of parts that only Anthropic's and LLaMA-Factory's messages have."
 WITHOUT_TEXT = frozenset({"annotations", "cache_control", "citations", "logprobs", "signature"})
-"Keys of a part that no template prints: what is stored of it by a service, and notes on its text."
+"Keys of a part that no template prints: what a service stores of it, and notes on its text."
 RESULT_KEYS = frozenset({"type", "tool_use_id", "content", "cache_control"})
 
 
-def joined_parts(parts: Sequence[Any]) -> str:
-    """Join the texts of a list of parts. Raises RecordRefused (content_not_text) for any other
-    part.
+def join_parts(parts: Sequence[Any]) -> str:
+    """Join the texts of a list of parts. Raises RecordRefused (content_not_text) if a part is not
+    text.
     """
-    return "".join(map(_text_of, parts))
+    return "".join(map(_text_of_part, parts))
 
 
-def _text_of(part: Any) -> str:
+def _text_of_part(part: Any) -> str:
     if isinstance(part, Mapping) and part.get("type") in TEXTS:
         key = "text" if isinstance(part.get("text"), str) else "value"
         text = part.get(key)
-        if isinstance(text, str) and not _unknown(part, {"type", key}):
+        if isinstance(text, str) and not _unread_keys(part, {"type", key}):
             return text
     raise RecordRefused("content_not_text")
 
 
-def _unknown(part: Mapping[str, Any], known: set[str] | frozenset[str]) -> list[str]:
-    """Return the keys of a part that hold something, and are neither in `known` nor in
-    WITHOUT_TEXT.
-    """
-    found = part.keys() - known - WITHOUT_TEXT
-    return [key for key in found if part[key] not in (None, "", [], {})]
+def _unread_keys(part: Mapping[str, Any], read: set[str] | frozenset[str]) -> list[str]:
+    """Return the keys of a part that are not empty, and neither in `read` nor in WITHOUT_TEXT."""
+    keys = part.keys() - read - WITHOUT_TEXT
+    return [key for key in keys if part[key] not in (None, "", [], {})]
 
 
-def result_text(content: Any) -> str:
-    """Return the result of a tool as text: of parts their texts, of any other list or object its
+def result_to_text(content: Any) -> str:
+    """Return the result of a tool as text: parts become their texts, any other list or object its
     JSON.
 
-    Raises RecordRefused (content_not_text) if it is neither of these nor text.
+    Raises RecordRefused (content_not_text) if it is neither text nor a list or object.
     """
     if isinstance(content, str):
         return content
     if not isinstance(content, (list, dict)):
         raise RecordRefused("content_not_text")
     if isinstance(content, list) and any(map(_is_part, content)):
-        return joined_parts(content)
+        return join_parts(content)
     return json.dumps(content, ensure_ascii=False, default=str)
 
 
@@ -70,44 +67,48 @@ def _is_part(value: Any) -> bool:
     return isinstance(value, dict) and value.get("type") in (*TEXTS, "image", "image_url")
 
 
-def has_anthropic(content: Any) -> bool:
-    """Whether a content is a list of parts, some of which only Anthropic's messages have."""
+def has_anthropic_parts(content: Any) -> bool:
+    """Return whether a content is a list of parts, and some of them occur only in Anthropic's
+    messages.
+    """
     if not isinstance(content, list):
         return False
     types = [part.get("type") for part in content if isinstance(part, dict)]
-    return any(isinstance(each, str) and each in ANTHROPIC for each in types)
+    return any(isinstance(part_type, str) and part_type in ANTHROPIC for part_type in types)
 
 
-def from_anthropic(message: Message) -> Iterator[Message]:
-    """Yield the messages of a chat template that one of Anthropic's messages stands for."""
+def convert_anthropic(message: Message) -> Iterator[Message]:
+    """Yield one of Anthropic's messages as messages of a chat template: several, if it contains
+    results of tools.
+    """
     if message["role"] == "assistant":
-        yield _answer(message)
+        yield _convert_answer(message)
         return
     texts = list[Any]()
     for part in message["content"]:
         if isinstance(part, dict) and part.get("type") == "tool_result":
-            yield from _asked(message, texts)
+            yield from _text_message(message, texts)
             texts = []
-            yield _result(part)
+            yield _convert_result(part)
         else:
             texts.append(part)
-    yield from _asked(message, texts)
+    yield from _text_message(message, texts)
 
 
-def _asked(message: Message, parts: Sequence[Any]) -> Iterator[Message]:
+def _text_message(message: Message, parts: Sequence[Any]) -> Iterator[Message]:
     """Yield the message with these parts as its text, unless there are none."""
     if parts:
-        yield message | {"content": joined_parts(parts)}
+        yield message | {"content": join_parts(parts)}
 
 
-def _result(part: Mapping[str, Any]) -> Message:
+def _convert_result(part: Mapping[str, Any]) -> Message:
     content = part.get("content")
-    more = {key: part[key] for key in _unknown(part, RESULT_KEYS)}
-    text = "" if content is None else result_text(content)
-    return {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": text, **more}
+    text = "" if content is None else result_to_text(content)
+    result = {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": text}
+    return result | {key: part[key] for key in _unread_keys(part, RESULT_KEYS)}
 
 
-def _answer(message: Message) -> Message:
+def _convert_answer(message: Message) -> Message:
     """Return an assistant's message with its thoughts, its text and its calls, in this order.
 
     Raises RecordRefused (content_not_text) if the parts have another order, which no template
@@ -117,28 +118,28 @@ def _answer(message: Message) -> Message:
     texts = list[Any]()
     calls = list[Any]()
     for part in message["content"]:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "tool_use" and not _unknown(part, {"type", "id", "name", "input"}):
-            calls.append(_call(part))
-        elif kind == "tool_call" and not _unknown(part, {"type", "value"}):
+        part_type = part.get("type") if isinstance(part, dict) else None
+        if part_type == "tool_use" and not _unread_keys(part, {"type", "id", "name", "input"}):
+            calls.append(_convert_call(part))
+        elif part_type == "tool_call" and not _unread_keys(part, {"type", "value"}):
             calls.append(part.get("value"))
-        elif isinstance(kind, str) and kind in THOUGHTS and not texts and not calls:
-            thought = part.get(THOUGHTS[kind])
-            if not isinstance(thought, str) or _unknown(part, {"type", THOUGHTS[kind]}):
+        elif isinstance(part_type, str) and part_type in THOUGHTS and not texts and not calls:
+            thought = part.get(THOUGHTS[part_type])
+            if not isinstance(thought, str) or _unread_keys(part, {"type", THOUGHTS[part_type]}):
                 raise RecordRefused("content_not_text")
             thoughts.append(thought)
         elif not calls:
             texts.append(part)
         else:
             raise RecordRefused("content_not_text")
-    found = message | {"content": joined_parts(texts)}
+    answer = message | {"content": join_parts(texts)}
     if thoughts:
-        found["reasoning_content"] = "\n".join(thoughts)
+        answer["reasoning_content"] = "\n".join(thoughts)
     if calls:
-        found["tool_calls"] = calls
-    return found
+        answer["tool_calls"] = calls
+    return answer
 
 
-def _call(part: Mapping[str, Any]) -> Message:
-    given = {} if part.get("id") is None else {"id": part["id"]}
-    return {**given, "name": part.get("name"), "arguments": part.get("input")}
+def _convert_call(part: Mapping[str, Any]) -> Message:
+    id_entry = {} if part.get("id") is None else {"id": part["id"]}
+    return {**id_entry, "name": part.get("name"), "arguments": part.get("input")}

@@ -1,5 +1,5 @@
 """Rules that all shapes of conversations share: the order of roles, merged messages, dropped nulls,
-flags of training, tools and calls.
+marks that decide which messages are trained, tools and calls.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from mdsmix.record import Conversation, Message, RecordRefused, RichConversation
 from mdsmix.shapes.shape import RawRecord
 
 CONVERSATION_REASONS = {
-    "messages_not_a_list": "The messages are no list.",
+    "messages_not_a_list": "The messages are not a list.",
     "no_messages": "The list of messages is empty.",
-    "too_few_messages": "There is one message.",
+    "too_few_messages": "There is only one message.",
     "bad_message_keys": (
-        "A message has not the keys of its shape, or a call is beside another role than "
-        "the assistant's."
+        "A message lacks a key of its shape or has another one, or a message that is not the "
+        "assistant's has a call."
     ),
     "unknown_role": "A message has a role that its shape does not know.",
     "content_not_text": (
-        "A message's content is no text, nor what its shape takes in place of one."
+        "A message's content is neither text nor anything else that its shape reads."
     ),
     "repeated_role": "Two messages of one role are in a row.",
     "last_not_assistant": "The last message is not the assistant's.",
     "starts_with_assistant": (
-        "The first message is the assistant's, and the shape takes no greeting."
+        "The first message is the assistant's, and the shape does not take a greeting."
     ),
     "empty_answer": (
         "An answer is empty and calls nothing. The shapes messages and prompt_response do "
         "not check this."
     ),
-    "trained_prompt": "A message that is not the assistant's says that it is trained.",
+    "trained_prompt": "A message that is not the assistant's is marked as trained.",
     "bad_weight": (
         "A message's mark (train, weight, loss, loss_weight, loss_mask, ...) is not true, "
-        "false, 1 or 0, or two marks of it differ, or a part of it is weighed."
+        "false, 1 or 0, or two of its marks differ, or only a part of it is weighted."
     ),
     "bad_loss_mask": (
-        "The record's loss_mask is no list with one entry for each message or each "
+        "The record's loss_mask is not a list with one entry for each message or each "
         "answer; the detail counts them."
     ),
-    "bad_tools": ("The tools are no list of objects with a name, nor the JSON text of one."),
-    "missing_tools": "Messages call tools, and the field tools holds none.",
-    "bad_tool_call": "A call has no name, or is no JSON.",
-    "arguments_not_json": "The arguments of a call are no JSON object, nor the text of one.",
+    "bad_tools": "The tools are not a list of objects with a name, nor the JSON text of one.",
+    "missing_tools": "Messages call tools, and the field tools does not contain any.",
+    "bad_tool_call": "A call has no name, or is not valid JSON.",
+    "arguments_not_json": "The arguments of a call are not a JSON object, nor the text of one.",
 }
 "Reason codes that any shape of conversations may give -> their explanations."
 
@@ -54,9 +54,9 @@ TRAIN_KEYS = (
     *("train", "weight", "loss", "loss_weight"),  # axolotl, OpenAI, ms-swift, LLaMA-Factory
     *("loss_mask", "step_loss_mask", "training", "trainable"),
 )
-"Keys of a message that say whether it is trained, by true and false or 1 and 0: marks."
+"Marks: keys of a message whose values, true and false or 1 and 0, decide whether it is trained."
 MASK = "loss_mask"
-"""The field of a record that may hold a list of such marks, one for each message or one for each
+"""The field of a record that may contain a list of such marks, one for each message or one for each
 answer.
 """
 MARK = "train_mark"
@@ -74,9 +74,9 @@ PLAIN_ROLES = ROLES[:3]
 "Roles that any template takes."
 SCHEMAS = ("input_schema", "inputSchema")
 "The keys under which Anthropic and MCP write what chat templates read as a tool's `parameters`."
-BETWEEN = "\n\n"
+SEPARATOR = "\n\n"
 "The text between the texts of merged messages."
-MOST_LEVELS = 200
+MAX_LEVELS = 200
 """The most levels of nested lists and objects in messages and tools: templates and Python itself
 follow some 900.
 """
@@ -85,59 +85,66 @@ TRIES: tuple[dict[str, Any], ...] = (
     {"nulls": "drop"},
     {"consecutive_roles": "merge", "nulls": "drop"},
 )
-"The sets of options that `mdsmix init` tries on records that cannot be read without."
+"The sets of options that `mdsmix init` tries on records that cannot be read without options."
 
 
-def conversation_of(raw: RawRecord, said: Sequence[Message], before: int = 0) -> Conversation:
-    """The conversation of these messages, which have the form of chat templates, with the record's
-    tools.
+def make_conversation(
+    raw: RawRecord, messages: Sequence[Message], leading: int = 0
+) -> Conversation:
+    """Make a conversation of messages in the form of chat templates, with the record's tools.
 
     Args:
-        before: how many of the first messages come from another field than the list of messages.
+        leading: how many of the first messages come from another field than the list of messages.
 
-    Raises:
-        RecordRefused: the messages break a rule together, such as the order of roles.
+    Raises RecordRefused if the messages together break a rule, such as the order of roles.
     """
-    trained = are_trained(raw, said, before)
-    messages = [_with_tools(m) if "tools" in m else m for m in without_marks(raw, said)]
-    tools = _tools_of(raw, messages)
-    messages, trained = _with_parallel_calls(messages, trained)
+    # Read the marks, and put calls and tools into the form of chat templates.
+    trained = read_trained(raw, messages, leading)
+    cleaned = [
+        _normalize_own_tools(message) if "tools" in message else message
+        for message in remove_marks(raw, messages)
+    ]
+    tools = _read_tools(raw, cleaned)
+    cleaned, trained = _join_parallel_calls(cleaned, trained)
     if raw.merges:
-        messages, trained = merged(messages, trained)
-    for message in messages:
+        cleaned, trained = merge_messages(cleaned, trained)
+    # Check the answers and the order of roles.
+    for message in cleaned:
         is_empty = not (message.get("content") or message.get("tool_calls"))
         if is_empty and message["role"] == "assistant":
             raise RecordRefused("empty_answer")
-    roles = ["system" if m["role"] == "developer" else m["role"] for m in messages]
-    fault = roles_fault(tuple(roles), "tool")
+    roles = ["system" if message["role"] == "developer" else message["role"] for message in cleaned]
+    fault = check_roles(tuple(roles), "tool")
     if fault and fault != GREETS:
         raise RecordRefused(fault)
-    # What comes before the first question becomes part of its prompt. Without a question an answer
-    # to the system message is trained; the first message of all has no prompt.
+    # Answers before the first question become part of its prompt. Without a question an answer to
+    # the system message is trained; the first message of all has no prompt.
     opening = roles.index("user") if "user" in roles else int(fault == GREETS)
-    for at in range(opening):
-        if roles[at] == "assistant":
-            trained[at] = False
+    for position in range(opening):
+        if roles[position] == "assistant":
+            trained[position] = False
+    # Build the record.
     is_rich = bool(tools) or any(
-        len(m) != 2 or "content" not in m or m["role"] not in PLAIN_ROLES for m in messages
+        len(message) != 2 or "content" not in message or message["role"] not in PLAIN_ROLES
+        for message in cleaned
     )
-    kind = RichConversation if is_rich else Conversation
-    conversation = kind(messages, None if all(trained) else trained, tools)
+    record_type = RichConversation if is_rich else Conversation
+    conversation = record_type(cleaned, None if all(trained) else trained, tools)
     if not is_encodable(conversation.all_text):
         raise RecordRefused("lone_surrogate")
     return conversation
 
 
 @lru_cache(maxsize=4096)
-def roles_fault(roles: tuple[Any, ...], repeated: str = "") -> str | None:
-    """The reason code of roles that LLM-Foundry does not take in this order; None if it does.
-    `repeated`: a role that may follow itself.
+def check_roles(roles: tuple[Any, ...], repeatable: str = "") -> str | None:
+    """Return the reason code of roles that LLM-Foundry does not take in this order; None if it
+    does. `repeatable`: a role that may follow itself.
     """
     if len(roles) < 2:
         return "too_few_messages" if roles else "no_messages"
     if not {*ROLES}.issuperset(roles):
         return "unknown_role"
-    if any(one == other != repeated for one, other in pairwise(roles)):
+    if any(role == following != repeatable for role, following in pairwise(roles)):
         return "repeated_role"
     if roles[-1] != "assistant":
         return "last_not_assistant"
@@ -145,147 +152,158 @@ def roles_fault(roles: tuple[Any, ...], repeated: str = "") -> str | None:
     return GREETS if roles[0] == "assistant" else None
 
 
-def are_trained(raw: RawRecord, messages: Sequence[Message], before: int = 0) -> list[bool]:
-    """A flag for each message: whether it is trained, by its own marks and by the record's list.
+def read_trained(raw: RawRecord, messages: Sequence[Message], leading: int = 0) -> list[bool]:
+    """Return for each message whether its own marks and the record's list let it be trained.
 
     Args:
-        before: how many of the first messages come from another field than the list of messages.
+        leading: how many of the first messages come from another field than the list of messages.
 
-    Raises:
-        RecordRefused: a mark is neither true nor false, or two marks of a message differ
-        (bad_weight); the list has not one
-            entry for each message or answer (bad_loss_mask); a message of another role is to be
-            trained (trained_prompt).
+    Raises RecordRefused:
+        bad_weight: a mark is neither true nor false, or two marks of a message differ.
+        bad_loss_mask: the list does not have one entry for each message or answer.
+        trained_prompt: a message that is not the assistant's is marked as trained.
     """
     keys = (*TRAIN_KEYS, raw.options[MARK]) if MARK in raw.options else TRAIN_KEYS
-    if listed := _listed_marks(raw, messages, before):
-        each = zip(messages, listed, strict=True)
-        return [_is_trained(message, keys, mark) for message, mark in each]
-    flags = _flags(raw)
+    listed_marks = _read_listed_marks(raw, messages, leading)
+    if listed_marks:
+        return [
+            _is_trained(message, keys, mark)
+            for message, mark in zip(messages, listed_marks, strict=True)
+        ]
+    flags = _flag_keys(raw)
     return [flags.isdisjoint(message) or _is_trained(message, keys) for message in messages]
 
 
-def without_marks(raw: RawRecord, messages: Sequence[Message]) -> list[Message]:
-    """The messages without the keys that say whether they are trained."""
-    flags = _flags(raw)
+def remove_marks(raw: RawRecord, messages: Sequence[Message]) -> list[Message]:
+    """Return the messages without the keys that decide whether they are trained."""
+    flags = _flag_keys(raw)
     return [
-        m if flags.isdisjoint(m) else {key: m[key] for key in m if key not in flags}
-        for m in messages
+        message
+        if flags.isdisjoint(message)
+        else {key: value for key, value in message.items() if key not in flags}
+        for message in messages
     ]
 
 
-def _flags(raw: RawRecord) -> frozenset[str]:
-    """The keys of a message that are no part of it: those that are known, and the one that the
-    recipe names.
-    """
+def _flag_keys(raw: RawRecord) -> frozenset[str]:
+    """Return the keys of a message that concern only training, also the one that a recipe names."""
     return FLAGS | {raw.options[MARK]} if MARK in raw.options else FLAGS
 
 
-def _listed_marks(raw: RawRecord, messages: Sequence[Message], before: int) -> list[Any]:
-    """The mark of each message in the record's list, None for a message without one; empty if the
-    record has no list.
+def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int) -> list[Any]:
+    """Return the mark of each message in the record's list, None for a message without one. The
+    result is empty if the record has no list.
     """
     named = raw.extra(raw.options[MARK]) if MARK in raw.options else None
-    lists = [raw.extra(MASK), named if isinstance(named, list) else None]
-    given = [decoded(each) for each in lists if each not in (None, "")]
-    if not given:
+    values = [raw.extra(MASK), named if isinstance(named, list) else None]
+    lists = [decode_json(value) for value in values if value not in (None, "")]
+    if not lists:
         return []
-    if given[-1] != given[0]:
+    if lists[-1] != lists[0]:
         raise RecordRefused("bad_weight")
-    held, last = given[0], len(messages)
-    entries = len(held) if isinstance(held, list) else -1
-    answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
-    for places in (range(before, last), range(last), answers):
-        if len(places) == entries:
-            marks = dict(zip(places, held, strict=True))
-            return [marks.get(at) for at in range(last)]
-    counts = {"messages": last - before, "answers": len(answers)}
-    raise RecordRefused("bad_loss_mask", entries=max(0, entries), **counts)
+    marks = lists[0]
+    entries = len(marks) if isinstance(marks, list) else -1
+    count = len(messages)
+    answers = [
+        position for position, message in enumerate(messages) if message["role"] == "assistant"
+    ]
+    for positions in (range(leading, count), range(count), answers):
+        if len(positions) == entries:
+            mark_at = dict(zip(positions, marks, strict=True))
+            return [mark_at.get(position) for position in range(count)]
+    raise RecordRefused(
+        "bad_loss_mask", entries=max(0, entries), messages=count - leading, answers=len(answers)
+    )
 
 
-def _is_trained(message: Message, keys: Sequence[str], listed: Any = None) -> bool:
-    """Whether the message is trained, by its marks and the record's list; RecordRefused
-    (bad_weight, trained_prompt).
+def _is_trained(message: Message, keys: Sequence[str], listed_mark: Any = None) -> bool:
+    """Return whether the marks of the message let it be trained. Raises RecordRefused (bad_weight,
+    trained_prompt).
     """
-    given = [message[key] for key in keys if message.get(key) is not None]
-    given += [] if listed is None else [listed]
+    marks = [message[key] for key in keys if message.get(key) is not None]
+    if listed_mark is not None:
+        marks.append(listed_mark)
     is_partly = any(message.get(key) is not None for key in PARTLY_KEYS)
-    if is_partly or any(value not in (0, 1) or value != given[0] for value in given):
+    if is_partly or any(mark not in (0, 1) or mark != marks[0] for mark in marks):
         raise RecordRefused("bad_weight")
-    if any(given) and message["role"] != "assistant":
+    if any(marks) and message["role"] != "assistant":
         raise RecordRefused("trained_prompt")
-    return all(given)
+    return all(marks)
 
 
-def list_of(raw: RawRecord, key: str) -> list[Any]:
-    """The messages in a key's field; RecordRefused where the field is missing, holds no list, or
-    nests too deep.
+def read_messages(raw: RawRecord, key: str) -> list[Any]:
+    """Return the list of messages in a key's field. Raises RecordRefused if the field is missing,
+    is not a list, or nests too deep.
     """
     messages = raw.required_value(key)
     if not isinstance(messages, list):
         raise RecordRefused("messages_not_a_list")
-    return [followed(message, _drops(raw)) for message in messages]
+    return [copy_nested(message, _drops_nulls(raw)) for message in messages]
 
 
-def _drops(raw: RawRecord) -> bool:
-    """Whether null entries are taken out of messages and tools."""
+def _drops_nulls(raw: RawRecord) -> bool:
     return raw.options.get("nulls") == "drop"
 
 
-def followed(value: Any, drops_nulls: bool, levels: int = MOST_LEVELS) -> Any:
-    """The value, with `drops_nulls` without the null entries of its objects; RecordRefused
-    (too_deep) where it has more than `levels` levels.
+def copy_nested(value: Any, drops_nulls: bool, levels: int = MAX_LEVELS) -> Any:
+    """Copy the value, without the null entries of its objects if `drops_nulls`. Raises
+    RecordRefused (too_deep) if it has more than `levels` levels.
     """
     if isinstance(value, (dict, list)) and not levels:
         raise RecordRefused("too_deep")
     if isinstance(value, list):
-        return [followed(inner, drops_nulls, levels - 1) for inner in value]
+        return [copy_nested(inner, drops_nulls, levels - 1) for inner in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: inner if type(inner) is str else followed(inner, drops_nulls, levels - 1)
+        key: inner if type(inner) is str else copy_nested(inner, drops_nulls, levels - 1)
         for key, inner in value.items()
         if inner is not None or not drops_nulls
     }
 
 
-def holds_null(value: Any) -> bool:
-    """Whether an object in the value has a null entry, at any depth. Null under the key `content`
-    does not count.
+def contains_null(value: Any) -> bool:
+    """Return whether an object in the value has a null entry, at any depth. Null under the key
+    `content` does not count.
     """
     if isinstance(value, dict):
-        return any(key != "content" if v is None else holds_null(v) for key, v in value.items())
-    return isinstance(value, list) and any(map(holds_null, value))
+        return any(
+            key != "content" if inner is None else contains_null(inner)
+            for key, inner in value.items()
+        )
+    return isinstance(value, list) and any(map(contains_null, value))
 
 
-def merged(
-    messages: Sequence[Message], trained: Sequence[bool], apart: str = "tool"
+def merge_messages(
+    messages: Sequence[Message], trained: Sequence[bool], unmerged_role: str = "tool"
 ) -> tuple[list[Message], list[bool]]:
-    """Messages in which neighbours of one role are merged, if both are trained or neither is, and
-    both hold only texts and calls.
+    """Merge neighbours of one role that are both trained or both untrained, and have no other keys
+    than text and calls. Returns the messages and their flags.
 
     Args:
-        apart: a role whose messages are not merged: two calls have two results.
+        unmerged_role: a role whose messages stay as they are: two calls have two results.
     """
-    joined, flags = list[Message](), list[bool]()
+    merged = list[Message]()
+    flags = list[bool]()
     for message, flag in zip(messages, trained, strict=True):
-        one = joined[-1] if joined and flags[-1] == flag else {}
-        keys = {"role", "content", "tool_calls"}.issuperset((*one, *message))
-        if one.get("role") == message["role"] != apart and keys and not one.get("tool_calls"):
-            texts = [m["content"] for m in (one, message) if m.get("content")]
-            joined[-1] = message | {"content": BETWEEN.join(texts)}
+        previous = merged[-1] if merged and flags[-1] == flag else {}
+        is_plain = {"role", "content", "tool_calls"}.issuperset((*previous, *message))
+        is_same_role = previous.get("role") == message["role"] != unmerged_role
+        if is_same_role and is_plain and not previous.get("tool_calls"):
+            texts = [m["content"] for m in (previous, message) if m.get("content")]
+            merged[-1] = message | {"content": SEPARATOR.join(texts)}
         else:
-            joined.append(message)
+            merged.append(message)
             flags.append(flag)
-    return joined, flags
+    return merged, flags
 
 
-def _with_parallel_calls(
+def _join_parallel_calls(
     messages: list[Message], trained: list[bool]
 ) -> tuple[list[Message], list[bool]]:
-    """Join calls that are written one a message: [call A, call B, result, result] has one message
-    with two calls. The later message must hold nothing but calls, and be trained as the first one
-    is.
+    """Join calls that are written one a message: [call A, call B, result, result] becomes one
+    message with two calls and two results. The later message must have nothing but calls, and be
+    trained as the first one is.
     """
     if sum("tool_calls" in message for message in messages) < 2:
         return messages, trained
@@ -293,32 +311,33 @@ def _with_parallel_calls(
     flags = list[bool]()
     for message, flag in zip(messages, trained, strict=True):
         calls = message.get("tool_calls")
-        holds_more = message.keys() - {"role", "content", "tool_calls"} or message.get("content")
-        before = joined[-1].get("tool_calls") if joined and flags[-1] == flag else None
-        if calls and before and not holds_more:
-            joined[-1] = joined[-1] | {"tool_calls": [*before, *calls]}
+        other_keys = message.keys() - {"role", "content", "tool_calls"}
+        has_only_calls = bool(calls) and not other_keys and not message.get("content")
+        previous_calls = joined[-1].get("tool_calls") if joined and flags[-1] == flag else None
+        if calls and previous_calls and has_only_calls:
+            joined[-1] = joined[-1] | {"tool_calls": [*previous_calls, *calls]}
         else:
             joined.append(message)
             flags.append(flag)
     return joined, flags
 
 
-def system_of(raw: RawRecord) -> list[Message]:
-    """The system message of the field `system`, as a list; empty where the field holds none."""
+def system_messages(raw: RawRecord) -> list[Message]:
+    """Return the system message of the field `system`, as a list; empty if the field is."""
     if raw.value("system") in (None, ""):
         return []
     return [{"role": "system", "content": raw.text("system")}]
 
 
-def exchange(question: str, answer: str) -> list[Message]:
-    """One question and its answer as messages."""
+def exchange_messages(question: str, answer: str) -> list[Message]:
+    """Return a question and its answer as messages."""
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _tools_of(raw: RawRecord, messages: Sequence[Message]) -> list[Message] | None:
+def _read_tools(raw: RawRecord, messages: Sequence[Message]) -> list[Message] | None:
     """Return the tools of a record; None if it has none, and [] if it has an empty list of them.
 
-    Raises RecordRefused if messages call tools that the field does not hold.
+    Raises RecordRefused if messages call tools and the record does not have any.
 
     A bare tool is put into `{"type": "function", "function": ...}`, the form of chat templates, and
     so is a bare call. Arguments stay text or object: the encoder finds out which of the two a
@@ -326,76 +345,77 @@ def _tools_of(raw: RawRecord, messages: Sequence[Message]) -> list[Message] | No
     """
     if "tools" not in raw.fields:
         return None
-    given = raw.value("tools")
-    tools = _tools_in(followed(given or [], _drops(raw)))
-    held = tools or any(message.get("tools") for message in messages)
-    if not held and any(message.get("tool_calls") for message in messages):
+    value = raw.value("tools")
+    tools = _parse_tools(copy_nested(value or [], _drops_nulls(raw)))
+    has_tools = tools or any(message.get("tools") for message in messages)
+    if not has_tools and any(message.get("tool_calls") for message in messages):
         raise RecordRefused("missing_tools")
-    return None if given in (None, "") else tools
+    return None if value in (None, "") else tools
 
 
-def _tools_in(value: Any) -> list[Message]:
-    """The tools in a list or its JSON text, each in the form of chat templates; RecordRefused
-    (bad_tools) for another value.
+def _parse_tools(value: Any) -> list[Message]:
+    """Return the tools in a list or its JSON text, each in the form of chat templates. Raises
+    RecordRefused (bad_tools) for another value.
     """
-    tools = decoded(value)
+    tools = decode_json(value)
     if not isinstance(tools, list):
         raise RecordRefused("bad_tools")
-    return [_tool(tool) for tool in tools]
+    return [_normalize_tool(tool) for tool in tools]
 
 
-def _with_tools(message: Message) -> Message:
-    """The message; a system message's own tools, as in records of GLM-4, are put into the form of
+def _normalize_own_tools(message: Message) -> Message:
+    """Return the message with a system message's own tools, as in records of GLM-4, in the form of
     chat templates.
     """
     if message["role"] == "system" and message.get("tools"):
-        return message | {"tools": _tools_in(message["tools"])}
+        return message | {"tools": _parse_tools(message["tools"])}
     return message
 
 
-def _tool(given: Any) -> Message:
+def _normalize_tool(value: Any) -> Message:
     """Return a tool as a template takes it. Anthropic's and MCP's names of a tool's schema are
     renamed to `parameters`, and how a service caches it is left out.
     """
-    tool = _wrapped(given, "bad_tools")
+    tool = _wrap_function(value, "bad_tools")
     function = tool["function"]
     if function.keys().isdisjoint((*SCHEMAS, "cache_control")):
         return tool
-    found = {}
-    for key, value in function.items():
-        name = "parameters" if key in SCHEMAS else key
-        if key in SCHEMAS and (value is None or function.get("parameters") is not None):
+    has_parameters = function.get("parameters") is not None
+    renamed = {}
+    for key, entry in function.items():
+        if key == "cache_control":
             continue
-        if key != "cache_control":
-            found[name] = value
-    return tool | {"function": found}
+        if key not in SCHEMAS:
+            renamed[key] = entry
+        elif entry is not None and not has_parameters:
+            renamed["parameters"] = entry
+    return tool | {"function": renamed}
 
 
-def calls_of(value: Any) -> list[Message]:
-    """The tool calls in `value`, in the form of a message's `tool_calls`.
+def parse_calls(value: Any) -> list[Message]:
+    """Return tool calls in the form of a message's `tool_calls`. Arguments that are an empty string
+    become an empty object.
 
     Args:
-        value: a call or a list of them, as JSON text or decoded: `{"name": ..., "arguments": ...}`,
-        or that inside `function`.
+        value: a call or a list of calls, as JSON text or decoded: `{"name": ..., "arguments":
+            ...}`, or that inside `function`.
 
-    Arguments that are an empty text mean none: an empty object.
-
-    Raises:
-        RecordRefused: a call has no name (bad_tool_call), or its arguments are no JSON object
-        (arguments_not_json).
+    Raises RecordRefused if a call has no name (bad_tool_call), or its arguments are not a JSON
+    object (arguments_not_json).
     """
-    value = decoded(value)
-    each = value if isinstance(value, list) else [value]
-    calls = [_wrapped(decoded(call), "bad_tool_call") for call in each]
+    value = decode_json(value)
+    items = value if isinstance(value, list) else [value]
+    calls = [_wrap_function(decode_json(item), "bad_tool_call") for item in items]
     if not calls:
         raise RecordRefused("bad_tool_call")
-    calls = [_without_arguments(call) if _is_blank(call) else call for call in calls]
-    if not all(isinstance(decoded(call["function"].get("arguments")), dict) for call in calls):
-        raise RecordRefused("arguments_not_json")
+    calls = [_without_arguments(call) if _has_blank_arguments(call) else call for call in calls]
+    for call in calls:
+        if not isinstance(decode_json(call["function"].get("arguments")), dict):
+            raise RecordRefused("arguments_not_json")
     return calls
 
 
-def _is_blank(call: Message) -> bool:
+def _has_blank_arguments(call: Message) -> bool:
     arguments = call["function"].get("arguments")
     return isinstance(arguments, str) and not arguments.strip()
 
@@ -404,28 +424,30 @@ def _without_arguments(call: Message) -> Message:
     return {**call, "function": {**call["function"], "arguments": {}}}
 
 
-def _wrapped(given: Any, reason: str) -> Message:
-    """A tool or a call inside `function`; RecordRefused where it has no name."""
-    if isinstance(given, dict) and given.get("function") is None:
-        inside = {key: given[key] for key in given if key not in ("type", "id", "function")}
-        outside = {"id": given["id"]} if "id" in given else {}
-        given = {**outside, "type": "function", "function": inside}
-    match given:
+def _wrap_function(value: Any, reason: str) -> Message:
+    """Return a tool or a call inside `function`. Raises RecordRefused with this reason if it has no
+    name.
+    """
+    if isinstance(value, dict) and value.get("function") is None:
+        function = {key: value[key] for key in value if key not in ("type", "id", "function")}
+        id_entry = {"id": value["id"]} if "id" in value else {}
+        value = {**id_entry, "type": "function", "function": function}
+    match value:
         case {"function": {"name": str()}}:
-            return {**given}
+            return {**value}
     raise RecordRefused(reason)
 
 
-def decoded(value: Any) -> Any:
-    """The value of a JSON text, None for a text that is no JSON; any other value as it is.
-    RecordRefused where a text nests too deep.
+def decode_json(value: Any) -> Any:
+    """Return the value of a JSON text, None if a string is not valid JSON, and any other value as
+    it is. Raises RecordRefused (too_deep) if a text nests too deep.
 
     Python's reader keeps whole numbers of any size.
     """
     if not isinstance(value, str):
         return value
     try:
-        return followed(read_exactly(value), False)
+        return copy_nested(read_exactly(value), False)
     except ValueError:
         return None
     except RecursionError:

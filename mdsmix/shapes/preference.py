@@ -1,17 +1,15 @@
-"""Preferences: two answers to one prompt, of which one is preferred, in three forms.
+"""Preferences: a prompt with two answers, one of them preferred, in three forms.
 
 - `{"prompt": ..., "chosen": ..., "rejected": ...}`, as TRL, UltraFeedback and hh-rlhf write them.
-  The
-  prompt is a text or a list of messages, and so are both answers. Messages may contain the prompt
-  themselves. Two texts without a prompt begin with it (`common_prompt`).
+  The prompt is a text or a list of messages, and so are both answers. Messages may contain the
+  prompt themselves. Two texts without a prompt begin with it (`find_common_prompt`).
 - LLaMA-Factory's ranked Alpaca records: `{"instruction": ..., "input": ..., "chosen": ...,
   "rejected": ...}`.
 - LLaMA-Factory's ranked ShareGPT records: `{"conversations": [...], "chosen": {...}, "rejected":
-  {...}}`.
-  Each answer is the message that follows the conversation.
+  {...}}`. Each answer is the message that follows the conversation.
 
-The last message is the answer that is compared. Marks, which say whether a message is trained, are
-taken out, and a record with an answer that is marked not to be trained is left out.
+The last message is the answer that is compared. Marks, which decide whether a message is trained,
+are removed, and a record with an answer that is marked not to be trained is left out.
 """
 
 from __future__ import annotations
@@ -24,16 +22,16 @@ from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
     MARK,
     MASK,
-    are_trained,
-    conversation_of,
-    list_of,
-    without_marks,
+    make_conversation,
+    read_messages,
+    read_trained,
+    remove_marks,
 )
 from mdsmix.shapes.extras import EXTRAS_REASONS, OBJECTS, VARIABLES, with_extras
 from mdsmix.shapes.messages import parse_messages
 from mdsmix.shapes.shape import RawRecord, Shape
-from mdsmix.shapes.sharegpt import SHAREGPT, guess, sharegpt_messages
-from mdsmix.shapes.texts import alpaca_messages
+from mdsmix.shapes.sharegpt import SHAREGPT, guess_options, parse_sharegpt_items
+from mdsmix.shapes.texts import ALPACA_REASONS, parse_alpaca_prompt
 
 REWARDS = ("chosen_reward", "rejected_reward")
 ANSWERS = ("chosen", "rejected")
@@ -49,37 +47,39 @@ class Preference(NamedTuple):
     chosen: Pair | Conversation
     rejected: Pair | Conversation
     rewards: tuple[float, ...] = ()
-    "Rewards of the chosen and of the rejected answer; empty where the record has none."
+    "Rewards of the chosen and of the rejected answer; empty if the record has none."
 
 
-def parse(raw: RawRecord) -> Preference:
+def parse_preference(raw: RawRecord) -> Preference:
     prompt = raw.value("prompt")
-    are_messages = {isinstance(raw.required_value(key), (list, dict)) for key in ANSWERS}
+    answers = [raw.required_value(key) for key in ANSWERS]
+    are_messages = {isinstance(answer, (list, dict)) for answer in answers}
     if len(are_messages) > 1:
         raise RecordRefused("answers_unlike")
     if isinstance(prompt, list) or are_messages == {True}:
-        before = prompt if isinstance(prompt, list) else _asked(prompt)
-        return _preference(raw, *(_conversation(raw, before, key) for key in ANSWERS))
+        messages = prompt if isinstance(prompt, list) else _prompt_messages(prompt)
+        return _make_preference(raw, *(_parse_answer(raw, messages, key) for key in ANSWERS))
     texts = [raw.text(key) for key in ANSWERS]
     if prompt is None:
-        prompt = common_prompt(*texts)
+        prompt = find_common_prompt(*texts)
         if not prompt:
             raise RecordRefused("no_prompt")
         texts = [text.removeprefix(prompt) for text in texts]
     else:
         prompt = raw.text("prompt")
-    return _preference(raw, *(Pair(prompt, text) for text in texts))
+    return _make_preference(raw, *(Pair(prompt, text) for text in texts))
 
 
-def common_prompt(chosen: str, rejected: str) -> str:
+def find_common_prompt(chosen: str, rejected: str) -> str:
     """Return the prompt that both texts begin with.
 
     It ends after the last BEGINS that both texts contain. Without one it ends where the texts
-    differ, as in TRL, but before a word that they share in part and before a space.
+    differ, as in TRL, but before a word that they share only in part, and before a space.
 
-    >>> common_prompt("\\n\\nHuman: Hi\\n\\nAssistant: No.", "\\n\\nHuman: Hi\\n\\nAssistant: Now.")
-    '\\n\\nHuman: Hi\\n\\nAssistant:'
-    >>> common_prompt("The town is Paris", "The town is Parma")
+    >>> begins = "\\n\\nHuman: Hi\\n\\nAssistant:"
+    >>> find_common_prompt(begins + " No.", begins + " Now.") == begins
+    True
+    >>> find_common_prompt("The town is Paris", "The town is Parma")
     'The town is'
     """
     common = commonprefix([chosen, rejected])  # noqa: RUF071 - of characters
@@ -98,71 +98,79 @@ def _is_letter(char: str) -> bool:
     return char.isalnum() and char < FIRST_WITHOUT_SPACES
 
 
-def _asked(prompt: Any) -> list[Message]:
-    """Return the messages of a prompt that is a text: the user's, if it is not empty."""
+def _prompt_messages(prompt: Any) -> list[Message]:
+    """Return a prompt that is a text as the user's message; no message if it is empty."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) and prompt else []
 
 
-def _conversation(raw: RawRecord, before: list[Message], key: str) -> Conversation:
-    """Return the conversation of a prompt's messages and an answer: a text, a message, or messages
-    that may contain the prompt."""
+def _parse_answer(raw: RawRecord, prompt: list[Message], key: str) -> Conversation:
+    """Return the conversation of a prompt and the answer in a key's field: a text, a message, or
+    messages that may contain the prompt.
+    """
     answer = raw.required_value(key)
     if isinstance(answer, dict):
         answer = [answer]
     elif not isinstance(answer, list):
         answer = [{"role": "assistant", "content": raw.text(key)}]
-    after = answer if answer[: len(before)] == before else [*before, *answer]
-    whole = RawRecord({"messages": after}, {"messages": "messages"}, raw.options)
-    if all(isinstance(message, dict) and "role" in message for message in after):
-        if not all(are_trained(whole, after)[-1:]):
+    contains_prompt = answer[: len(prompt)] == prompt
+    messages = answer if contains_prompt else [*prompt, *answer]
+    record = RawRecord({"messages": messages}, {"messages": "messages"}, raw.options)
+    if all(isinstance(message, dict) and "role" in message for message in messages):
+        if not all(read_trained(record, messages)[-1:]):
             raise RecordRefused("nothing_trained")
-        whole = whole._replace(record={"messages": without_marks(whole, after)})
-    return parse_messages(whole)
+        record = record._replace(record={"messages": remove_marks(record, messages)})
+    return parse_messages(record)
 
 
-def _preference(raw: RawRecord, chosen: Any, rejected: Any) -> Preference:
+def _make_preference(raw: RawRecord, chosen: Any, rejected: Any) -> Preference:
     """Return the preference of two answers, with the record's rewards.
 
     Raises RecordRefused (bad_reward) if a reward is not a number, or one of the two is missing.
     """
-    found = [*map(raw.value, REWARDS)]
-    if found == [None, None]:
+    rewards = [*map(raw.value, REWARDS)]
+    if rewards == [None, None]:
         return Preference(chosen, rejected)
-    if any(type(reward) not in (int, float) for reward in found):
+    if any(type(reward) not in (int, float) for reward in rewards):
         raise RecordRefused("bad_reward")
-    return Preference(chosen, rejected, tuple(map(float, found)))
+    return Preference(chosen, rejected, tuple(map(float, rewards)))
 
 
-def parse_alpaca(raw: RawRecord) -> Preference:
-    before = alpaca_messages(raw)
-    halves = [
-        _half(raw, [*before, {"role": "assistant", "content": raw.text(key)}]) for key in ANSWERS
-    ]
-    return _preference(raw, *halves)
+def parse_preference_alpaca(raw: RawRecord) -> Preference:
+    prompt = parse_alpaca_prompt(raw)
+    halves = list[Conversation]()
+    for key in ANSWERS:
+        answer = {"role": "assistant", "content": raw.text(key)}
+        halves.append(_make_half(raw, [*prompt, answer]))
+    return _make_preference(raw, *halves)
 
 
-def _half(raw: RawRecord, messages: list[Message]) -> Conversation:
-    """Return the conversation of a prompt and an answer. Raises RecordRefused if the answer is
-    marked not to be trained, or the messages break a rule together.
+def _make_half(raw: RawRecord, messages: list[Message]) -> Conversation:
+    """Return the conversation of a prompt and an answer.
+
+    Raises RecordRefused if the answer is marked not to be trained, or the messages together break a
+    rule.
     """
-    if raw.extra(MASK) is not None:  # a list of marks cannot be that of both answers
+    if raw.extra(MASK) is not None:  # one list of marks cannot fit both answers
         raw = raw._replace(record={**raw.record, MASK: None})
-    conversation = conversation_of(raw, messages)
+    conversation = make_conversation(raw, messages)
     if conversation.trained and not conversation.trained[-1]:
         raise RecordRefused("nothing_trained")
     return conversation
 
 
-def parse_sharegpt(raw: RawRecord) -> Preference:
-    before = list_of(raw, "conversations")
-    halves = [_half(raw, sharegpt_messages(raw, [*before, *_items(raw, key)])) for key in ANSWERS]
-    return _preference(raw, *halves)
+def parse_preference_sharegpt(raw: RawRecord) -> Preference:
+    prompt = read_messages(raw, "conversations")
+    halves = list[Conversation]()
+    for key in ANSWERS:
+        messages = parse_sharegpt_items(raw, [*prompt, *_answer_items(raw, key)])
+        halves.append(_make_half(raw, messages))
+    return _make_preference(raw, *halves)
 
 
-def _items(raw: RawRecord, key: str) -> list[Any]:
+def _answer_items(raw: RawRecord, key: str) -> list[Any]:
     """Return the messages of an answer, as the record has them."""
     answer = raw.required_value(key)
-    return list_of(raw, key) if isinstance(answer, list) else [answer]
+    return read_messages(raw, key) if isinstance(answer, list) else [answer]
 
 
 RATED = {"chosen_reward": ("score_chosen",), "rejected_reward": ("score_rejected",)}
@@ -177,7 +185,7 @@ PREFERENCE = Shape(
     options=(MARK,),
     also_called=RATED,
     reasons=CONVERSATION_REASONS | EXTRAS_REASONS,
-    parse=with_extras(parse),
+    parse=with_extras(parse_preference),
 )
 PREFERENCE_ALPACA = Shape(
     name="preference_alpaca",
@@ -188,8 +196,8 @@ PREFERENCE_ALPACA = Shape(
     extras=(VARIABLES, OBJECTS),
     options=("joined_by",),
     also_called=RATED,
-    reasons=CONVERSATION_REASONS | EXTRAS_REASONS,
-    parse=with_extras(parse_alpaca),
+    reasons=CONVERSATION_REASONS | EXTRAS_REASONS | ALPACA_REASONS,
+    parse=with_extras(parse_preference_alpaca),
 )
 PREFERENCE_SHAREGPT = Shape(
     name="preference_sharegpt",
@@ -200,7 +208,7 @@ PREFERENCE_SHAREGPT = Shape(
     extras=(VARIABLES, OBJECTS),
     options=("tags", "consecutive_roles", "nulls", MARK),
     also_called={**RATED, **SHAREGPT.also_called},
-    guess=guess,
+    guess=guess_options,
     reasons=CONVERSATION_REASONS | EXTRAS_REASONS,
-    parse=with_extras(parse_sharegpt),
+    parse=with_extras(parse_preference_sharegpt),
 )

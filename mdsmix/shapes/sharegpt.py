@@ -1,19 +1,19 @@
 """`{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...],
 "system": "...", "tools": "[...]"}`, and similar records: LLaVA's, Qwen-VL's and ms-swift's.
 
-A system message in the list is taken, as LLaMA-Factory takes it, and the field `system` is not
-read; `consecutive_roles: merge` joins both. `tags` renames keys and roles, in the words of
-LLaMA-Factory's dataset_info.json. A message from `function_call` holds one call or several as JSON:
-`{"name": ..., "arguments": ...}`. A message from `observation`, or `tool`, holds the function's
-result.
+A system message in the list is used, as in LLaMA-Factory, and then the field `system` is not read;
+`consecutive_roles: merge` joins both. `tags` renames keys and roles, with the names of
+LLaMA-Factory's dataset_info.json. A message from `function_call` contains one call or several as
+JSON: `{"name": ..., "arguments": ...}`. A message from `observation`, or `tool`, contains the
+function's result.
 
-LLaVA and the finetuning scripts of Qwen2.5-VL and Qwen3-VL write `image` beside these messages, a
-path or a list of paths, and `<image>` in a text for each image; a record without `image` is one of
-text. In Qwen-VL's records the path stands in the text, `Picture 1: <img>a.jpg</img>`, and Qwen-VL
-itself hands the path to the tokenizer (its issue 147). Here an image takes the place of the tags
-and the path. ms-swift also reads rounds, `{"conversation": [{"human": "...", "assistant": "..."},
-...]}`, and FineVision and the_cauldron write `{"images": [...], "texts": [{"user": "...",
-"assistant": "...", "source": "..."}, ...]}`, where no text places the images.
+LLaVA and the finetuning scripts of Qwen2.5-VL and Qwen3-VL write `image` next to these messages, a
+path or a list of paths, and `<image>` in a text for each image; a record without `image` has only
+text. In Qwen-VL's records the path is in the text, `Picture 1: <img>a.jpg</img>`, and Qwen-VL
+itself hands the path to the tokenizer (its issue 147). Here an image replaces the tags and the
+path. ms-swift also reads rounds, `{"conversation": [{"human": "...", "assistant": "..."}, ...]}`,
+and FineVision and the_cauldron write `{"images": [...], "texts": [{"user": "...", "assistant":
+"...", "source": "..."}, ...]}`, where no text places the images.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from itertools import chain
 from typing import Any
 
 from mdsmix.record import Conversation, Message, RecordRefused
-from mdsmix.shapes.content_parts import result_text
+from mdsmix.shapes.content_parts import result_to_text
 from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
     FLAGS,
     MARK,
     TRIES,
-    calls_of,
-    conversation_of,
-    exchange,
-    list_of,
-    system_of,
+    exchange_messages,
+    make_conversation,
+    parse_calls,
+    read_messages,
+    system_messages,
 )
 from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, with_extras
-from mdsmix.shapes.image_parts import MARK as PLACE
-from mdsmix.shapes.image_parts import PLACEHOLDER_REASONS, Image, image_of, placed
+from mdsmix.shapes.image_parts import MARK as IMAGE_MARK
+from mdsmix.shapes.image_parts import PLACEHOLDER_REASONS, Image, place_images, read_image
 from mdsmix.shapes.shape import Fields, RawRecord, Shape
 
 TAGS = {
@@ -51,8 +51,8 @@ TAGS = {
     "function_tag": "function_call",
     "system_tag": "system",
 }
-"""Tag of LLaMA-Factory's dataset_info.json -> its key or role in records, where `tags` does not
-give another.
+"""Tag of LLaMA-Factory's dataset_info.json -> its key or role in records, unless `tags` gives
+another.
 """
 KEY_TAGS = ("role_tag", "content_tag")
 "Tags that name keys; all other tags name roles."
@@ -75,6 +75,7 @@ ROLES = {
     "system_tag": "system",
     "function_tag": "call",
 }
+"Tag -> role of the message; `call` for a message that contains calls."
 QWEN_ROLES = {
     "user": "user",
     "human": "user",
@@ -82,120 +83,145 @@ QWEN_ROLES = {
     "gpt": "assistant",
     "system": "system",
 }
-_TAGGED = re.compile(r"<img>(.*?)</img>", re.DOTALL)
+_TAGGED_PATH = re.compile(r"<img>(.*?)</img>", re.DOTALL)
 
 
 def parse_sharegpt(raw: RawRecord) -> Conversation:
-    items = list_of(raw, "conversations")
-    messages = sharegpt_messages(raw, items)
-    return conversation_of(raw, messages, len(messages) - len(items))
+    items = read_messages(raw, "conversations")
+    messages = parse_sharegpt_items(raw, items)
+    return make_conversation(raw, messages, len(messages) - len(items))
 
 
-def sharegpt_messages(raw: RawRecord, items: Sequence[Any]) -> list[Message]:
-    """Return a record's messages, the text of its field `system` first. `items`: as the record has
-    them.
+def parse_sharegpt_items(raw: RawRecord, items: Sequence[Any]) -> list[Message]:
+    """Return the items of a record's list as messages, after the message of its field `system`.
 
     Raises RecordRefused if an item is not a message.
     """
     words = {**TAGS, **raw.options.get("tags", {})}
     keys = [words[tag] for tag in KEY_TAGS]
     roles = {"tool": "tool"} | {words[tag]: role for tag, role in ROLES.items()}
-    messages = [_message(item, roles, *keys) for item in items]
+    messages = [_parse_message(item, roles, *keys) for item in items]
     has_system = bool(messages) and messages[0]["role"] == "system"
-    return messages if has_system and not raw.merges else system_of(raw) + messages
+    if has_system and not raw.merges:
+        return messages
+    return system_messages(raw) + messages
 
 
-def _message(
+def _parse_message(
     item: Any, roles: Mapping[str, str], role_key: str = "from", text_key: str = "value"
 ) -> Message:
-    """The message as a template takes it; a tool call becomes a message of the assistant."""
+    """Return the message as a template takes it. A tool call becomes a message of the assistant's.
+
+    Args:
+        roles: role in the record -> role of the message, or `call`.
+    """
     if not isinstance(item, dict) or not item.keys() >= {role_key, text_key}:
         raise RecordRefused("bad_message_keys")
-    name, text = item[role_key], item[text_key]
+    name = item[role_key]
+    text = item[text_key]
     role = roles.get(name) if isinstance(name, str) else None
-    more = {k: v for k, v in item.items() if k not in (role_key, text_key) and v is not None}
     if role is None:
         raise RecordRefused("unknown_role")
+    other_keys = {
+        key: value
+        for key, value in item.items()
+        if key not in (role_key, text_key) and value is not None
+    }
     if role == "call":
-        return {**more, "role": "assistant", "content": "", "tool_calls": calls_of(text)}
+        calls = parse_calls(text)
+        return {**other_keys, "role": "assistant", "content": "", "tool_calls": calls}
     if role == "tool":
-        text = result_text(text)
+        text = result_to_text(text)
     if not isinstance(text, str):
         raise RecordRefused("content_not_text")
-    return {**more, "role": role, "content": text}
+    return {**other_keys, "role": role, "content": text}
 
 
-def guess(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, Any]]:
-    """Sets of options for `mdsmix init` to try: TRIES, and the `tags` that the messages show. Where
-    messages have two keys with texts, and one holds only known words for roles, that key is the
-    role_tag, the other key the content_tag, and the words name the roles.
+def guess_options(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, Any]]:
+    """Yield sets of options for `mdsmix init` to try: TRIES, and the `tags` that fit the messages.
+
+    Tags are guessed if messages have two keys with texts, and one of them has only words that WORDS
+    lists. That key is the role_tag, the other key the content_tag, and the words name the roles.
     """
     yield from TRIES
-    lists = [r.get(fields["conversations"]) for r in records if isinstance(r, dict)]
-    texts = dict[str, set[str]]()
-    for message in chain.from_iterable(said for said in lists if isinstance(said, list)):
+    lists = [record.get(fields["conversations"]) for record in records if isinstance(record, dict)]
+    texts_of_key = dict[str, set[str]]()
+    for message in chain.from_iterable(items for items in lists if isinstance(items, list)):
         for key, text in message.items() if isinstance(message, dict) else ():
             if isinstance(text, str):
-                texts.setdefault(key, set()).add(text)
-    for key, said in texts.items():
-        if len(texts) == 2 and said <= WORDS.keys():
-            (other,) = texts.keys() - {key}
-            words = {"role_tag": key, "content_tag": other}
-            words |= {WORDS[word]: word for word in sorted(said)}
-            tags = {"tags": {tag: word for tag, word in words.items() if TAGS[tag] != word}}
-            yield from (tags | tried for tried in ({}, *TRIES))
+                texts_of_key.setdefault(key, set()).add(text)
+    if len(texts_of_key) != 2:
+        return
+    for key, texts in texts_of_key.items():
+        if texts <= WORDS.keys():
+            (content_key,) = texts_of_key.keys() - {key}
+            words = {"role_tag": key, "content_tag": content_key}
+            words |= {WORDS[word]: word for word in sorted(texts)}
+            tags = {tag: word for tag, word in words.items() if TAGS[tag] != word}
+            for options in ({}, *TRIES):
+                yield {"tags": tags, **options}
 
 
 def parse_qwen_vl(raw: RawRecord) -> Conversation:
-    messages = system_of(raw)
-    before, both = len(messages), {raw.fields.get("input"), raw.fields.get("output")}
-    if raw.fields["conversations"] not in raw.record and raw.record.keys() >= both:
-        messages += exchange(raw.text("input"), raw.text("output"))
+    messages = system_messages(raw)
+    leading = len(messages)
+    pair_fields = {raw.fields.get("input"), raw.fields.get("output")}
+    if raw.fields["conversations"] not in raw.record and raw.record.keys() >= pair_fields:
+        messages += exchange_messages(raw.text("input"), raw.text("output"))
     else:
-        messages += [_message(item, QWEN_ROLES) for item in list_of(raw, "conversations")]
-    conversation = conversation_of(raw, messages, before)
+        items = read_messages(raw, "conversations")
+        messages += [_parse_message(item, QWEN_ROLES) for item in items]
+    conversation = make_conversation(raw, messages, leading)
     images = list[Image]()
 
-    def take(tagged: re.Match[str]) -> str:
-        images.append(image_of(tagged[1].strip()))
-        return PLACE
+    def replace_path(path: re.Match[str]) -> str:
+        images.append(read_image(path[1].strip()))
+        return IMAGE_MARK
 
-    messages = [m | {"content": _TAGGED.sub(take, m["content"])} for m in conversation.messages]
-    if any("<img>" in m["content"] or "</img>" in m["content"] for m in messages):
-        raise RecordRefused("bad_image", why="a tag <img> or </img> is without its other half")
-    return placed(conversation._replace(messages=messages), images, PLACE)
+    marked = [
+        message | {"content": _TAGGED_PATH.sub(replace_path, message["content"])}
+        for message in conversation.messages
+    ]
+    for message in marked:
+        if "<img>" in message["content"] or "</img>" in message["content"]:
+            why = "a tag <img> or </img> is without its other half"
+            raise RecordRefused("bad_image", why=why)
+    return place_images(conversation._replace(messages=marked), images, IMAGE_MARK)
 
 
 def parse_rounds(raw: RawRecord) -> Conversation:
     marks = FLAGS | {raw.options.get(MARK)}
-    rounds = list_of(raw, "conversation")
-    for each in rounds:
-        if not isinstance(each, dict) or each.keys() - marks != {"human", "assistant"}:
+    rounds = read_messages(raw, "conversation")
+    for entry in rounds:
+        if not isinstance(entry, dict) or entry.keys() - marks != {"human", "assistant"}:
             raise RecordRefused("bad_message_keys")
-    return _of_rounds(raw, rounds, "human")
+    return _convert_rounds(raw, rounds, "human")
 
 
 def parse_finevision(raw: RawRecord) -> Conversation:
-    rounds = list_of(raw, "texts")
-    if not all(isinstance(each, dict) and each.keys() >= {"user", "assistant"} for each in rounds):
-        raise RecordRefused("bad_message_keys")
-    return _of_rounds(raw, rounds, "user")
+    rounds = read_messages(raw, "texts")
+    for entry in rounds:
+        if not isinstance(entry, dict) or not entry.keys() >= {"user", "assistant"}:
+            raise RecordRefused("bad_message_keys")
+    return _convert_rounds(raw, rounds, "user")
 
 
-def _of_rounds(raw: RawRecord, rounds: Sequence[Message], asker: str) -> Conversation:
-    """The conversation of questions, under the key `asker`, and their answers. Other keys of a
-    round are those of its answer.
+def _convert_rounds(raw: RawRecord, rounds: Sequence[Message], question_key: str) -> Conversation:
+    """Return the conversation of questions and their answers. Other keys of a round become keys of
+    its answer.
     """
-    messages = system_of(raw)
-    before = len(messages)
-    for each in rounds:
-        question, answer = each[asker], each["assistant"]
+    messages = system_messages(raw)
+    leading = len(messages)
+    for entry in rounds:
+        question = entry[question_key]
+        answer = entry["assistant"]
         if not (isinstance(question, str) and isinstance(answer, str)):
             raise RecordRefused("content_not_text")
-        more = {key: each[key] for key in each if key not in (asker, "assistant", "role")}
-        asked, answered = exchange(question, answer)
-        messages += [asked, more | answered]
-    return conversation_of(raw, messages, before)
+        read_keys = (question_key, "assistant", "role")
+        other_keys = {key: entry[key] for key in entry if key not in read_keys}
+        question_message, answer_message = exchange_messages(question, answer)
+        messages += [question_message, other_keys | answer_message]
+    return make_conversation(raw, messages, leading)
 
 
 SHAREGPT = Shape(
@@ -210,7 +236,7 @@ SHAREGPT = Shape(
     also_called={
         "conversations": ("conversation", "messages", "chat", "turns", "dialogue", "dialog")
     },
-    guess=guess,
+    guess=guess_options,
     reasons=CONVERSATION_REASONS | EXTRAS_REASONS,
     parse=with_extras(parse_sharegpt),
 )

@@ -18,12 +18,18 @@ from mdsmix.record import Conversation, Document, Message, Pair, RecordRefused, 
 from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
     MASK,
-    conversation_of,
-    exchange,
-    system_of,
+    exchange_messages,
+    make_conversation,
+    system_messages,
 )
 from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, with_extras
 from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
+
+ALPACA_REASONS = {
+    "bad_history": "An Alpaca record's history is not a list of [question, answer], both texts.",
+    "empty_question": "An Alpaca record has neither instruction nor input.",
+}
+"Reason codes of the shapes with an Alpaca question -> their explanations."
 
 
 def _shape_of_texts(name: str, gives: type[Any], **also_called: tuple[str, ...]) -> Shape:
@@ -45,20 +51,20 @@ def _shape_of_texts(name: str, gives: type[Any], **also_called: tuple[str, ...])
 
 
 def parse_alpaca(raw: RawRecord) -> Conversation:
-    messages = alpaca_messages(raw)
+    messages = parse_alpaca_prompt(raw)
     answer = raw.text("output")
     has_history = len(messages) > 1
     messages.append({"role": "assistant", "content": answer})
     if not answer or raw.value("tools") or raw.extra(MASK) is not None:
         has_system = messages[0]["role"] == "system"
-        return conversation_of(raw, messages, int(has_system))
+        return make_conversation(raw, messages, int(has_system))
     if has_history and not is_encodable("\n".join([message["content"] for message in messages])):
         raise RecordRefused("lone_surrogate")
     # Empty answers in the history stay: only the last answer is checked.
     return Conversation(messages, tools=[] if raw.value("tools") == [] else None)
 
 
-def alpaca_messages(raw: RawRecord) -> list[Message]:
+def parse_alpaca_prompt(raw: RawRecord) -> list[Message]:
     """Return a record's messages up to its question, without the answer.
 
     Raises RecordRefused if a field has a wrong type, or the question is empty.
@@ -69,7 +75,7 @@ def alpaca_messages(raw: RawRecord) -> list[Message]:
         question = separator.join(filter(None, (question, raw.text("input"))))
     if not question:
         raise RecordRefused("empty_question")
-    return [*system_of(raw), *_history_messages(raw), {"role": "user", "content": question}]
+    return [*system_messages(raw), *_history_messages(raw), {"role": "user", "content": question}]
 
 
 def _history_messages(raw: RawRecord) -> list[Message]:
@@ -78,7 +84,7 @@ def _history_messages(raw: RawRecord) -> list[Message]:
     for entry in history if isinstance(history, list) else [history]:
         match entry:
             case [str(question), str(answer)]:
-                messages += exchange(question, answer)
+                messages += exchange_messages(question, answer)
             case _:
                 raise RecordRefused("bad_history")
     return messages
@@ -99,11 +105,6 @@ ALPACA = Shape(
     structured=("history", "tools"),
     extras=EXTRAS,
     options=("joined_by",),
-    reasons=CONVERSATION_REASONS
-    | EXTRAS_REASONS
-    | {
-        "bad_history": "An Alpaca record's history is no list of [question, answer], both texts.",
-        "empty_question": "An Alpaca record has neither instruction nor input.",
-    },
+    reasons=CONVERSATION_REASONS | EXTRAS_REASONS | ALPACA_REASONS,
     parse=with_extras(parse_alpaca),
 )
