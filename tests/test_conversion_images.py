@@ -114,7 +114,7 @@ def test_every_bad_image_is_kept_under_its_reason_and_costs_its_record_alone(web
     assert (records.quarantined, records.written) == (found, 2)
     details = {each["reason"]: each["detail"] for each in web.bad}
     assert details["image_count"] == {"placeholders": 1, "images": 2}
-    why = "it is 3, no path, URL, bytes or base64"
+    why = "it is 3, not a path, URL, bytes or base64"
     assert details["bad_image"].items() >= {"image_number": 0, "why": why}.items()
     whys = {each["detail"].get("image"): each["detail"].get("why") for each in web.bad}
     assert whys["img"] == whys["img/gone.jpg"] == "there is no such file"

@@ -228,8 +228,11 @@ def test_an_image_that_stands_in_a_record_is_its_bytes_and_a_path_is_a_path() ->
 NONE: list[tuple[Any, str]] = [
     ("data:image/png;base64,AAAAA", "its base64 cannot be decoded"),
     (f"data:image/png;base64,{SAID[:40]}!!!!{SAID[44:]}", "its base64 cannot be decoded"),
-    *(("data:image/png;base64", "without a comma"), ({"url": ""}, "it is {'url': ''}, no path")),
-    *(({"url": {"url": {"url": "x"}}}, "no path, URL, bytes or base64"), (3, "it is 3, no path")),
+    *(("data:image/png;base64", "without a comma"), ({"url": ""}, "it is {'url': ''}, not a path")),
+    *(
+        ({"url": {"url": {"url": "x"}}}, "not a path, URL, bytes or base64"),
+        (3, "it is 3, not a path"),
+    ),
 ]
 
 

@@ -134,8 +134,6 @@ class Preferences(Conversations):
     has_targets = False
     splits_records = False
     reasons: ClassVar[Mapping[str, str]] = {
-        "answers_unlike": "One answer of a preference is a text, and the other a message or a list of messages.",
-        "no_prompt": "A preference has no prompt, and its two texts have no common beginning.",
         "prompts_differ": "The chat template prints another conversation before each answer of a preference; the detail holds both prompts where they part.",
         "bad_reward": "A reward is no number, or is missing where the recipe names its field.",
     }

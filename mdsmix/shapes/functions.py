@@ -41,8 +41,8 @@ from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.shapes.texts import PROMPT_RESPONSE, TEXT
 
 FUNCTION_REASONS = {
-    "function_refused": "The recipe's function returned a text, which the detail says.",
-    "function_failed": "The recipe's function raised an exception, which the detail says.",
+    "function_refused": "The recipe's function returned a string; the detail contains it.",
+    "function_failed": "The recipe's function raised an exception; the detail contains it.",
     "function_gave_other": (
         "The recipe's function returned a value of another type than the stream takes."
     ),

@@ -184,7 +184,14 @@ PREFERENCE = Shape(
     extras=(VARIABLES, OBJECTS),
     options=(MARK,),
     also_called=RATED,
-    reasons=CONVERSATION_REASONS | EXTRAS_REASONS,
+    reasons=CONVERSATION_REASONS
+    | EXTRAS_REASONS
+    | {
+        "answers_unlike": (
+            "One answer of a preference is a text, and the other a message or a list of messages."
+        ),
+        "no_prompt": "A preference has no prompt, and its two texts have no common beginning.",
+    },
     parse=with_extras(parse_preference),
 )
 PREFERENCE_ALPACA = Shape(
