@@ -124,7 +124,7 @@ REFUSED = {
     "max_seq_len=${nothing}": "Interpolation key 'nothing' not found",
     "streams=[]": "is not a readable recipe: Cannot merge incompatible container types",
     "streams.web.source.where=len(": "streams.web: source.where: at character 4 of 'len(': '(' was never closed",
-    "streams.web.source.id='{}'": "source.id: a field has a name",
+    "streams.web.source.id='{}'": "source.id: braces contain the name of a field",
     "streams.chat.source.messages='{a}{b}'": "source.messages is '{a}{b}', a template, which makes a text",
     "streams.chat.columns=compact target_responses=all": "columns: compact holds only what target_prompts: none",
     "no-equals-sign": "`no-equals-sign` is no override",
