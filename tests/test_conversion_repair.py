@@ -118,11 +118,11 @@ def test_the_day_that_a_template_prints_is_that_of_the_stream(web: Web) -> None:
     web.holds([{"messages": CHAT}])
     web.tokenizer = train_style(web.folder / "dated", "dated")
     web.says(chats("a.jsonl"), max_seq_len=512)
-    web.patch.setattr(chat, "today", lambda: "01 Jan 2026")
+    web.patch.setattr(chat, "format_today", lambda: "01 Jan 2026")
     web.run()
     before = web.files
     flip(web.shards[0])
-    web.patch.setattr(chat, "today", lambda: "02 Jan 2026")
+    web.patch.setattr(chat, "format_today", lambda: "02 Jan 2026")
     assert len(mend(web).faults) == 1
     assert web.files == before
 

@@ -14,8 +14,8 @@ import pytest
 from mdsmix.conversion import unit
 from mdsmix.conversion.gc import delete_garbage, find_garbage
 from mdsmix.conversion.planning import Options, plan_streams
-from mdsmix.conversion.publish_pretrained import at_hand, publish_pretrained
-from mdsmix.encode.backends import Unequal, remember_unequal
+from mdsmix.conversion.publish_pretrained import fetch_tokenizer, publish_pretrained
+from mdsmix.encode.backends import Unequal, store_difference
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.manifest import Manifest
@@ -108,21 +108,21 @@ def test_gc_takes_a_tokenizer_that_no_stream_beside_names(web: Web) -> None:
 def test_a_machine_without_the_snapshot_fetches_it_once(web: Web) -> None:
     cache = web.elsewhere("cache")
     job = plan_streams(open_recipe(web.recipe), Options())[0].job
-    assert at_hand(job) is job.tokenizer
+    assert fetch_tokenizer(job) is job.tokenizer
     publish_pretrained([job])
     shutil.rmtree(cache / "tokenizers")
     whole = (home(web) / "tokenizer.json").read_bytes()
     for content in (b"{}", b"half of it", b""):
         (home(web) / "tokenizer.json").write_bytes(content)
         with pytest.raises(Unreachable, match="does not hold the tokenizer as it was published"):
-            at_hand(job)
+            fetch_tokenizer(job)
         assert not (cache / "tokenizers").exists()
     (home(web) / "tokenizer.json").write_bytes(whole)
-    fetched = at_hand(job)
+    fetched = fetch_tokenizer(job)
     assert Path(fetched.path).is_relative_to(cache)
     assert fetched == replace(job.tokenizer, path=fetched.path)
     (home(web) / "tokenizer.json").unlink()
-    assert at_hand(job) == fetched
+    assert fetch_tokenizer(job) == fetched
 
 
 def test_a_machine_without_a_cache_uses_the_reference_where_the_parent_would(web: Web) -> None:
@@ -136,7 +136,7 @@ def test_a_machine_without_a_cache_uses_the_reference_where_the_parent_would(web
     told = replace(job, unequal=fast)
     assert unit.open_tokenizer_backend(told).label.startswith("tokenizers ")
     assert (job.trusts(fast), told.trusts(fast)) == (True, False)
-    remember_unequal(job.tokenizer, Unequal("fastokens 1", "text"))
+    store_difference(job.tokenizer, Unequal("fastokens 1", "text"))
     assert (job.trusts("fastokens 1"), job.trusts("fastokens 2")) == (False, True)
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdsmix.encode.labels import Turns, with_stops
+from mdsmix.encode.labels import Turns, move_stop_tokens
 from mdsmix.encode.template_rules import TEMPLATE_RULES
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import TokenizerSpec
@@ -205,7 +205,7 @@ def test_a_stop_token_moves_to_the_end_before(
     turns = Turns(
         Ragged.from_rows(sides, np.int64), np.array([len(row) // 2 for row in rows], np.int64)
     )
-    found = lists(with_stops(turns, [*stops], leads).ids)
+    found = lists(move_stop_tokens(turns, [*stops], leads).ids)
     expected = list[list[int]]()
     for row in rows:
         made = [[*side] for side in row]

@@ -63,7 +63,7 @@ def tokenizer(tokenizer_folder: Path) -> Tokenizer:
 
 def test_the_fast_backend_gives_the_references_ids(tokenizer: Tokenizer) -> None:
     """Special tokens are text unless they are to match; ids are uint32."""
-    texts = [*backends.hard_strings(tokenizer), "<|im_start|>"]
+    texts = [*backends.make_hard_strings(tokenizer), "<|im_start|>"]
     for match in (False, True):
         fast, true = (b(tokenizer).encode(texts, match) for b in (Fastokens, Reference))
         assert fast.offsets.tolist() == true.offsets.tolist()
@@ -89,7 +89,7 @@ def test_a_vocabulary_that_skips_ids_is_fast_too(
     with pytest.raises(ValueError, match="unsupported model type"):
         fastokens.Tokenizer.from_file(skipping.path)
     backend = open_backend(skipping, "fastokens")
-    texts = [*backends.hard_strings(skipping), *words]
+    texts = [*backends.make_hard_strings(skipping), *words]
     for match in (False, True):
         assert lists(backend.encode(texts, match)) == lists(
             Reference(skipping).encode(texts, match)
@@ -102,7 +102,7 @@ def test_a_vocabulary_that_skips_ids_is_fast_too(
 
 
 def test_hard_strings_are_of_every_kind_in_which_tokenizers_differ(tokenizer: Tokenizer) -> None:
-    texts = backends.hard_strings(tokenizer)
+    texts = backends.make_hard_strings(tokenizer)
     whole = "\n".join(texts)
     kinds = ("\x00", "\r\n", "\t", "\u200d", "\U0010ffff", "ﬁ", "ß", "東", "한", "ع", "'ve", "0xF")
     spaces = (c for c in map(chr, range(0x110000)) if c.isspace())
@@ -124,7 +124,7 @@ def test_auto_is_proved_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(CheckedBackend, "check", keep)
     for _ in range(2):
         backend.encode(["a"], False)
-        assert proved == 2 * backends.hard_strings(tokenizer)
+        assert proved == 2 * backends.make_hard_strings(tokenizer)
 
 
 def test_what_the_fast_one_refuses_is_the_references(lettered: Tokenizer, tmp_path: Path) -> None:
@@ -197,17 +197,17 @@ def test_a_lie_on_a_hard_string_is_found_and_listed_with_its_text(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "Fastokens", Lying)
-    monkeypatch.setattr(backends, "hard_strings", lambda tokenizer: ["a", LIE])
+    monkeypatch.setattr(backends, "make_hard_strings", lambda tokenizer: ["a", LIE])
     with pytest.raises(RecipeError, match=f"fastokens .* differs from the reference on '{LIE}'"):
         open_backend(tokenizer, "fastokens").encode(["a"], False)
     with pytest.raises(Unequal, match=LIE) as caught:
         open_backend(tokenizer).encode(["a"], False)
-    backends.remember_unequal(tokenizer, caught.value)
+    backends.store_difference(tokenizer, caught.value)
     assert isinstance(open_backend(tokenizer), Reference)
     label, other = Fastokens(tokenizer).label, replace(tokenizer, hash="another")
     asked = ((tokenizer, label), (tokenizer, "fastokens 99"), (other, label))
-    assert [bool(backends.known_unequal(*each)) for each in asked] == [True, False, False]
-    backends.remember_unequal(tokenizer, Unequal("fastokens 1", "a\ud800"))
+    assert [bool(backends.find_known_difference(*each)) for each in asked] == [True, False, False]
+    backends.store_difference(tokenizer, Unequal("fastokens 1", "a\ud800"))
     kept = [mark.read_text() for mark in (tmp_path / "backends").iterdir()]
     assert sorted(kept) == ["a\\ud800", LIE]
 
@@ -243,7 +243,7 @@ def test_what_an_unequal_backend_made_before_is_not_kept(units: Web, tokenizer: 
     """
     first = units.run().manifest
     assert first.backend.startswith("fastokens ")
-    backends.remember_unequal(tokenizer, Unequal(first.backend, "found elsewhere"))
+    backends.store_difference(tokenizer, Unequal(first.backend, "found elsewhere"))
     unit._backends.clear()
     second = units.run()
     assert (second.manifest.backend[:11], second.reused) == ("tokenizers ", 0)
@@ -252,12 +252,12 @@ def test_what_an_unequal_backend_made_before_is_not_kept(units: Web, tokenizer: 
 
 def test_every_token_is_found_wherever_it_stands_and_nothing_else() -> None:
     for tokens in (LLAMA_3, T5, ["<s>", "</s>"], ["a"]):
-        specials = backends.special_search(tokens)
+        specials = backends.make_token_search(tokens)
         assert all(specials(f"{a}{token}{b}") for token in tokens for a in ("", "x<") for b in "|>")
-    specials = backends.special_search(LLAMA_3 + T5)
+    specials = backends.make_token_search(LLAMA_3 + T5)
     assert not any(map(specials, ["", "<|", "<|im_start|>", "<em>", "<extra_id_x>", "</span>"]))
-    assert not backends.special_search([])("<s>")
-    assert not backends.special_search([""])("<s>")
+    assert not backends.make_token_search([])("<s>")
+    assert not backends.make_token_search([""])("<s>")
 
 
 def test_a_control_token_of_ordinary_text_is_refused(lettered: Tokenizer, tmp_path: Path) -> None:

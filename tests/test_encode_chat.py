@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
-from mdsmix.encode.chat import open_template, parse_day, printed_for, today
-from mdsmix.encode.template_code import KEY, PRINTED, template_sandbox
+from mdsmix.encode.chat import format_today, layout_for_roles, open_template, parse_day
+from mdsmix.encode.template_code import KEY, PRINTED, make_template_sandbox
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, RecordRefused
 from mdsmix.shapes.messages import MESSAGES
@@ -96,7 +96,7 @@ def test_a_rendering_is_that_of_transformers() -> None:
     """Of every prefix of a conversation, with and without the generation prompt, failures included.
     Foundry takes ChatML for none.
     """
-    day, tried = today(), 0
+    day, tried = format_today(), 0
     for given in (*TEMPLATES.values(), *REWRITING.values(), None):
         template, source = open_template(given, VARIABLES, day), given or CHATML
         for messages in conversations(7):
@@ -130,7 +130,7 @@ def told(source: str) -> set[bool]:
         assert turns == outcome(template.turns_by_prefix, messages), (source, messages)
         roles = tuple(message["role"] for message in messages)
         if isinstance(turns, list) or roles[0] == "user":
-            found.add(bool(printed_for(template, roles)))
+            found.add(bool(layout_for_roles(template, roles)))
     return found
 
 
@@ -184,10 +184,10 @@ def test_a_day_is_the_pinned_one_everywhere_or_today_as_foundry_writes_it() -> N
         template = open_template(DATED, VARIABLES, pinned)
         assert template.render(say("user"), False).startswith("02 Jan 2026 2026\n")
         assert open_template(DATED, VARIABLES, pinned) is template, "compiled once"
-    before = today()
+    before = format_today()
     shown = open_template(DATED, {}).render(say("user"), False)
-    assert shown.startswith((before, today())), "midnight may have passed"
-    assert parse_day(today()).strftime("%d %b %Y") == today()
+    assert shown.startswith((before, format_today())), "midnight may have passed"
+    assert parse_day(format_today()).strftime("%d %b %Y") == format_today()
     by_clock = "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}"
     dated = [open_template(source, {}).prints_date for source in (DATED, by_clock, None)]
     assert dated == [True, True, False]
@@ -204,10 +204,10 @@ def test_a_template_has_what_transformers_gives_it_and_draws_nothing_at_random()
         ("a\n  {% if true %}\nb\n  {% endif %}\nc", "a\nb\nc"),
         ("{% generation %}{% set z = 1 %}{{ z }}{{ y }}{% endgeneration %}{{ z }}", "11"),
     ):  # fmt: skip
-        assert template_sandbox().from_string(source).render(y=1) == text
+        assert make_template_sandbox().from_string(source).render(y=1) == text
     for source in ("{{ [1, 2] | random }}", "{{ lipsum() }}"):
         with pytest.raises(TemplateError):
-            template_sandbox().from_string(source).render()
+            make_template_sandbox().from_string(source).render()
 
 
 def test_arguments_of_tojson_have_the_order_of_transformers() -> None:

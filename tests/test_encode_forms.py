@@ -11,8 +11,14 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.chat import ChatTemplate, open_template, rendered_rows
-from mdsmix.encode.forms import forms_of, image_form_of, prints_null, unread, with_tools
+from mdsmix.encode.chat import ChatTemplate, open_template, render_rows
+from mdsmix.encode.forms import (
+    find_forms,
+    find_image_form,
+    find_unread_keys,
+    fit_tools,
+    prints_null,
+)
 from mdsmix.encode.template_rules import raised_template_rules
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.messages import OPENAI
@@ -41,8 +47,8 @@ def test_each_row_is_what_transformers_renders_at_its_answer(name: str) -> None:
     source, several = REWRITING[name], 0
     template = open_template(source, VARIABLES)
     for messages in CHATS:
-        rows = rendered_rows(template, Conversation(messages), "each")
-        assert rendered_rows(template, Conversation(messages), "last") == rows[-1:]
+        rows = render_rows(template, Conversation(messages), "each")
+        assert render_rows(template, Conversation(messages), "last") == rows[-1:]
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if len(rows) == 1 and len(answers) > 1:
             whole = "".join(prompt + answer for prompt, answer in rows[0])
@@ -87,7 +93,7 @@ def test_an_answer_is_cut_where_every_answer_begins(source: str) -> None:
     pieces |= {opening[:at] for at in range(len(opening) + 1)}
     for piece, rest in product(sorted(pieces), ("able>", "\nhm", "hm\n</think>\n\nso", "")):
         said = {"role": "assistant", "content": piece + rest}
-        [[(prompt, answer)]] = rendered_rows(template, Conversation([asked, said]), "each")
+        [[(prompt, answer)]] = render_rows(template, Conversation([asked, said]), "each")
         printed = theirs(source, [asked, said], False)
         assert printed.startswith(history + head)
         text = printed.removeprefix(history + head)
@@ -114,7 +120,7 @@ def test_a_refusal_has_its_reason_and_its_detail() -> None:
     ):
         said = Conversation([{"role": role, "content": role} for role in ("user", "assistant") * 2])
         with pytest.raises(RecordRefused, match=reason) as fault:
-            rendered_rows(open_template(source, VARIABLES), said, rule)  # type: ignore[arg-type]
+            render_rows(open_template(source, VARIABLES), said, rule)  # type: ignore[arg-type]
         for key, text in detail.items():
             assert fault.value.why.detail[key].startswith(text), source
             assert key != "printed" or fault.value.why.detail[key] == text
@@ -132,8 +138,8 @@ def opened(source: str) -> ChatTemplate:
 def rows(template: ChatTemplate, said: Conversation) -> Any:
     """The rows of a conversation; None where the template fails on it."""
     with contextlib.suppress(RecordRefused):
-        said = with_tools(template, said) if isinstance(said, RichConversation) else said
-        return rendered_rows(template, said, "each")
+        said = fit_tools(template, said) if isinstance(said, RichConversation) else said
+        return render_rows(template, said, "each")
     return None
 
 
@@ -168,9 +174,9 @@ def test_the_forms_that_a_template_takes_are_found() -> None:
         *((styles.PRINTS_NONE, "object", "empty absent text"), (styles.ESCAPES, "", "")),
         (CHATML, "", ""),
     ):
-        calls = forms_of(opened(source)).calls
+        calls = find_forms(opened(source)).calls
         assert calls == tuple(product(arguments.split(), contents.split())), source
-    assert forms_of(opened(CHATML)) is forms_of(opened(CHATML)), "looked for once a template"
+    assert find_forms(opened(CHATML)) is find_forms(opened(CHATML)), "looked for once a template"
 
 
 ASKED, SAID = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
@@ -207,7 +213,7 @@ def test_what_a_template_does_not_print_is_refused_with_the_reason() -> None:
         (styles.GPT_OSS, calling({"of": [1]}, 2, content=None), "it prints one of several calls"),
     ):
         with pytest.raises(RecordRefused, match="tools_not_printed") as fault:
-            with_tools(opened(source), read([ASKED, message], TOOLS))
+            fit_tools(opened(source), read([ASKED, message], TOOLS))
         assert fault.value.why.detail == {"template": why}
 
 
@@ -221,7 +227,7 @@ def test_reasoning_that_an_answer_drops_stays_in_its_prompt_as_in_inference(rule
             said += [calling({"of": [step]}, content=thoughts[2 * turn + step]), result]
         said.append({"role": "assistant", "content": f"<|start|>assistant {turn}"})
     template = opened(styles.GPT_OSS)
-    found = rendered_rows(template, with_tools(template, read(said, TOOLS)), rule)
+    found = render_rows(template, fit_tools(template, read(said, TOOLS)), rule)
     answers = [i for i, message in enumerate(said) if message["role"] == "assistant"]
     assert len(found) == (len(answers) if rule == "each" else 1)
     for [(prompt, answer)], i in zip(found, answers[-len(found) :], strict=True):
@@ -239,7 +245,7 @@ def test_messages_of_tools_and_developers_are_printed_where_there_are_no_tools()
     assert "be brief" in str(rows(opened(TOOLED["qwen_2_5"]), read(messages)))
     knows = "{{ tools }}{% for m in messages %}{{ m.role if m.role != 'developer' }}{% endfor %}"
     for source, role in ((styles.QWEN_2_5, "system"), (knows, "developer")):
-        assert with_tools(opened(source), read(messages, TOOLS)).messages[0]["role"] == role
+        assert fit_tools(opened(source), read(messages, TOOLS)).messages[0]["role"] == role
     messages = [ASKED, {"role": "tool", "content": "lost"}, SAID]
     prints_two = "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}"
     assert rows(opened(prints_two), read(messages)) is None
@@ -249,11 +255,11 @@ def test_messages_of_tools_and_developers_are_printed_where_there_are_no_tools()
 def test_what_the_template_does_not_print_of_a_message_is_told() -> None:
     thinking = calling({}, content="so", reasoning_content="hm")
     said = read([ASKED | {"name": "Ann"}, thinking], TOOLS)
-    assert set(unread(opened(styles.QWEN_3), said)) == {"messages.name"}
+    assert set(find_unread_keys(opened(styles.QWEN_3), said)) == {"messages.name"}
     both = {"messages.name", "messages.reasoning_content", "messages.content beside tool_calls"}
-    assert set(unread(opened(styles.HERMES), said)) == both
+    assert set(find_unread_keys(opened(styles.HERMES), said)) == both
     result = {"role": "tool", "content": "3", "name": "add", "note": "hm"}
-    told = unread(opened(styles.HERMES), RichConversation([ASKED, result]))
+    told = find_unread_keys(opened(styles.HERMES), RichConversation([ASKED, result]))
     assert [*told] == ["messages.note"]
 
 
@@ -266,10 +272,10 @@ def test_images_are_looked_for_in_a_text_without_tools_and_with_a_system() -> No
         "{% if m.content is string %}{{ m.content }}{% else %}"
         "{% for p in m.content %}{{ p.text if p.type == 'text' else '<image>' }}{% endfor %}{% endif %}{% endfor %}"
     )
-    assert image_form_of(opened(prints), "<image>") == "parts"
+    assert find_image_form(opened(prints), "<image>") == "parts"
     texts = "{% if m.role == 'system' %}{{ m.content if m.content is string }}{% elif m.content is string %}"
     no_parts_of_system = prints.replace("{% if m.content is string %}", texts)
-    assert image_form_of(opened(no_parts_of_system), "<image>") == "mixed"
+    assert find_image_form(opened(no_parts_of_system), "<image>") == "mixed"
 
 
 @pytest.mark.parametrize("source", [styles.GEMMA_4, styles.KIMI_K3])
@@ -280,7 +286,7 @@ def test_arguments_are_an_object_where_a_text_is_printed_otherwise(source: str) 
         if not tools:
             continue
         template = opened(source)
-        given = with_tools(template, read(messages, tools))
+        given = fit_tools(template, read(messages, tools))
         printed = template.render(given.messages, False, given.tools)
         assert printed == theirs(source, as_objects(messages), False, tools=tools)
         compared += 1
@@ -298,7 +304,7 @@ def test_arguments_stay_as_they_are_where_both_are_printed_alike() -> None:
     """Byte by byte: a text keeps its spaces."""
     for source in (styles.QWEN_3, styles.TEXT_ONLY):
         said = read([ASKED, calling('{"of":[ 1]}', content="")], TOOLS)
-        assert with_tools(opened(source), said) == said
+        assert fit_tools(opened(source), said) == said
 
 
 def test_null_content_that_only_the_last_message_may_have_is_replaced() -> None:
@@ -319,7 +325,7 @@ def test_a_system_prompt_of_the_last_message_stays_in_the_prompt(rule: Any) -> N
     compared = 0
     for messages in CHATS:
         said = messages if messages[0]["role"] == "system" else [system, *messages]
-        found = rendered_rows(template, Conversation(said), rule)
+        found = render_rows(template, Conversation(said), rule)
         answers = [i for i, message in enumerate(said) if message["role"] == "assistant"]
         for [(prompt, answer)], i in zip(found, answers[-len(found) :], strict=True):
             assert prompt == theirs(MISTRAL_NEMO, said[:i], True)

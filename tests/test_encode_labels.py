@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mdsmix.encode import forms
-from mdsmix.encode.encoded import Encoded, as_documents, as_pairs
+from mdsmix.encode.encoded import Encoded, lay_out_documents, lay_out_pairs
 from mdsmix.encode.labels import USABLE, Labels, Targets, Turns
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import Pairs, TurnRows
@@ -82,7 +82,7 @@ def test_documents_are_what_the_collator_makes_of_each_sample(
     labels = Labels(targets, turns_of(keep), known.eos_id, IMAGE)
     stitched = [by_token(talk, targets, known.eos_id) for talk in keep]
     rows = [(ids[:length], [0, *map(int, trained[1:length])]) for ids, trained in stitched]
-    encoded = as_documents(labels, known, range(len(keep)))
+    encoded = lay_out_documents(labels, known, range(len(keep)))
     ids, mask = encoded.columns["input_ids"], encoded.columns["loss_mask"]
     assert [*zip(lists(ids), lists(mask), strict=True)] == rows
     assert ids.values.dtype == np.dtype(known.dtype)
@@ -116,7 +116,7 @@ def test_pairs_are_cut_to_a_row(
         stored = context[: length - len(ends)] + ends
         rows.append((stored, target[: length if apart else max(length - len(stored), 1)]))
     labels = Labels(targets, turns_of(keep), EOS)
-    made = as_pairs(labels, lettered, range(len(keep)))
+    made = lay_out_pairs(labels, lettered, range(len(keep)))
     halves = (lists(made.columns[name]) for name in ("input_ids", "labels"))
     assert [*zip(*halves, strict=True)] == rows
     assert made.columns["labels"].values.dtype == lettered.dtype
@@ -207,7 +207,7 @@ def test_more_and_fewer_than_images_are_bad(monkeypatch: pytest.MonkeyPatch) -> 
     """
     kind, image = pictured(), "<image>"
     kind.chat = SimpleNamespace(for_tools=lambda tools: None)
-    monkeypatch.setattr(forms, "with_images", lambda chat, token, said: said)
+    monkeypatch.setattr(forms, "fit_images", lambda chat, token, said: said)
 
     def rows(said: RichConversation, *texts: str) -> Any:
         """Where the template prints these texts, each a row of one turn."""

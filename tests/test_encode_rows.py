@@ -12,7 +12,7 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.encoded import Encoded, add_special_tokens, as_targets, split_rows
+from mdsmix.encode.encoded import Encoded, add_special_tokens, lay_out_targets, split_rows
 from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.ragged import Ragged
@@ -204,6 +204,6 @@ def test_rows_are_framed_and_split_as_lists_are(
     slices = [(n, row[i : i + longest]) for n, row in enumerate(given) for i in range(0, len(row), longest)]  # fmt: skip
     kept = [(n, part) for n, part in slices if len(part) > 1]
     assert [*zip(sources.tolist(), lists(parts), strict=True)] == kept
-    columns = as_targets(parts)
+    columns = lay_out_targets(parts)
     firsts, rests = lists(columns["input_ids"]), lists(columns["labels"])
     assert [first + rest for first, rest in zip(firsts, rests, strict=True)] == lists(parts)

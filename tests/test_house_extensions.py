@@ -20,7 +20,7 @@ from mdsmix import extensions
 from mdsmix.conversion import unit
 from mdsmix.conversion.planning import Options
 from mdsmix.conversion.run import convert
-from mdsmix.encode.encoded import Encoded, encoded
+from mdsmix.encode.encoded import Encoded, make_encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.engines.tasks import Attempt, Engine, OnProgress, Reporter
 from mdsmix.kinds import KINDS, Kind, open_recipe
@@ -68,7 +68,7 @@ class Scored(Kind):
         ends = Ragged.from_rows([[5] for _ in records], np.uint16)
         scores = Ragged.from_rows([f"{n}.50".encode() for n in records], np.uint8)
         count = len(records)
-        made = encoded({"input_ids": rows, "labels": ends}, [rows, ends], range(count), count)
+        made = make_encoded({"input_ids": rows, "labels": ends}, [rows, ends], range(count), count)
         return replace(made, columns={**made.columns, "score": scores})
 
     def losses(self, tokens: Any, eos: int | None) -> Lengths:

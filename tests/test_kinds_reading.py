@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix import sources
-from mdsmix.encode.encoded import Encoded, encoded
+from mdsmix.encode.encoded import Encoded, make_encoded
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe, survey
 from mdsmix.kinds.assemble import best_fit
@@ -39,7 +39,7 @@ class Refusing:
         good = [n for n, (text, *_) in enumerate(records) if "!" not in text]
         rows = Ragged.from_rows([[len(records[n][0])] for n in good], np.uint16)
         bad = dict.fromkeys({*range(len(records))} - {*good}, "too_long")
-        return encoded({"tokens": rows}, [rows], good, 0, rejected=bad)
+        return make_encoded({"tokens": rows}, [rows], good, 0, rejected=bad)
 
 
 WHYS = {"c!": "too_long", None: "field_not_text", "\ud800": "lone_surrogate"}
@@ -113,7 +113,7 @@ def test_images_count_as_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Ragged.from_rows([[1, 2, 3], [4, 5], [6]], np.int64)
     images = [[SimpleNamespace(tokens=5), SimpleNamespace(tokens=0)], [], []]
     said: dict[str, Any] = {"images": images, "rejected": {1: "empty"}}
-    made = encoded({}, [rows], [0, 0, 2], 0, cut=np.array([1, 0, 0]), **said)
+    made = make_encoded({}, [rows], [0, 0, 2], 0, cut=np.array([1, 0, 0]), **said)
     beginning = SimpleNamespace(records=[{}] * 4, folder=None, weight=10, bad=Counter(not_json=2))
     reading: Any = SimpleNamespace(encode=lambda records, folders: made)
     monkeypatch.setattr(sources, "read_beginnings", lambda units, size: [beginning])

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.chat import open_template, rendered_rows
-from mdsmix.encode.forms import with_tools
+from mdsmix.encode.chat import open_template, render_rows
+from mdsmix.encode.forms import fit_tools
 from mdsmix.record import Conversation, RichConversation
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.image_parts import with_images
@@ -79,7 +79,7 @@ def openai(messages: list[Any], tools: Any = TOOLS, **more: Any) -> Any:
 def printed(source: str, conversation: Conversation) -> str:
     template = open_template(source, VARIABLES)
     if isinstance(conversation, RichConversation):
-        conversation = with_tools(template, conversation)
+        conversation = fit_tools(template, conversation)
     return template.render(conversation.messages, False, conversation.tools)
 
 
@@ -182,7 +182,7 @@ def test_a_greeting_is_a_part_of_the_first_prompt() -> None:
         ),
     ):  # fmt: skip
         assert found == Conversation([greeting, USER, SAID, USER, SAID], [False, *[True] * 4])
-        [[(prompt, answer), _]] = rendered_rows(template, found, "reject")
+        [[(prompt, answer), _]] = render_rows(template, found, "reject")
         assert prompt == theirs(QWEN_3, [greeting, USER], True)
         assert answer == "5<|im_end|>\n"
     assert openai([greeting, SAID], None) == "repeated_role"
@@ -199,7 +199,7 @@ def test_a_greeting_after_a_system_message_is_not_trained_either(leading: str) -
     template = open_template(QWEN_3, VARIABLES)
     found = openai([first, greeting, USER, SAID], None)
     assert found[:2] == ([first, plain, USER, SAID], [True, False, True, True])
-    [[(prompt, answer)]] = rendered_rows(template, found, "reject")
+    [[(prompt, answer)]] = render_rows(template, found, "reject")
     assert prompt == theirs(QWEN_3, [first, plain, USER], True)
     assert answer == "5<|im_end|>\n"
     # A call before the first question, with its result and the greeting after it, opens too.

@@ -16,7 +16,7 @@ import pytest
 
 from mdsmix.cache import cache_folder
 from mdsmix.errors import Unreachable
-from mdsmix.processor.loaded import texts_in
+from mdsmix.processor.loaded import read_saved_texts
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.tokenizer import snapshot
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
@@ -112,7 +112,11 @@ def test_a_snapshot_is_of_its_files(tmp_path: Path, answered: list[Any], monkeyp
     # The tokenizers of Gemma and Llama are saved with the SentencePiece model that they were made
     # of, which is no text.
     (folder / "tokenizer.model").write_bytes(b"\x0a\xff\xfe")
-    assert texts_in(str(folder)) == {"one.json": "1", "six.json": "23", "inner/x.json": "{}"}
+    assert read_saved_texts(str(folder)) == {
+        "one.json": "1",
+        "six.json": "23",
+        "inner/x.json": "{}",
+    }
 
 
 @pytest.mark.parametrize("variable", HUBS)

@@ -19,12 +19,12 @@ import pytest
 from tokenizers import Tokenizer as Model
 
 from mdsmix.conversion.planning import Options, plan_streams
-from mdsmix.encode.backends import Fastokens, Unequal, remember_unequal
+from mdsmix.encode.backends import Fastokens, Unequal, store_difference
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.tokenizer import snapshot
 from mdsmix.tokenizer.card import open_tokenizer
-from mdsmix.tokenizer.content_hash import bytes_hash, content_hash
+from mdsmix.tokenizer.content_hash import hash_bytes, hash_content
 from tests.converting import Web, chats, documents, done, manifest_of, mdsmix
 
 IDS = {"bos_id": None, "eos_id": 0, "pad_id": 1}
@@ -106,7 +106,7 @@ def ids_of(tree: Any) -> list[list[int]]:
 
 def hash_of(tree: Any, **ids: int | None) -> str:
     """Return the hash of what the library writes of a tokenizer.json."""
-    return content_hash(json.loads(Model.from_str(json.dumps(tree)).to_str()), IDS | ids)
+    return hash_content(json.loads(Model.from_str(json.dumps(tree)).to_str()), IDS | ids)
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -160,7 +160,7 @@ def earlier(web: Web, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.Monkey
     def asked(*arguments: Any) -> dict[str, Any]:
         answer = ask(*arguments)
         ids = {key: answer[key] for key in IDS}
-        return answer | {"hash": bytes_hash(json.loads(answer["files"]["tokenizer.json"]), ids)}
+        return answer | {"hash": hash_bytes(json.loads(answer["files"]["tokenizer.json"]), ids)}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MDSMIX_CACHE", str(web.folder / "earlier cache"))
@@ -220,7 +220,7 @@ def test_a_difference_of_backends_is_known_under_the_earlier_hash(
     """Workers note it under the hash of their stream, and the next plan reads it there."""
     web, old = published
     tokenizer = open_tokenizer(TokenizerSpec(name=str(web.tokenizer)))
-    remember_unequal(replace(tokenizer, hash=old), Unequal(Fastokens.name(), "a text"))
+    store_difference(replace(tokenizer, hash=old), Unequal(Fastokens.name(), "a text"))
     plans = plan_streams(open_recipe(web.recipe), Options())
     assert [plan.job.unequal for plan in plans] == [Fastokens.name()] * 2
 

@@ -47,7 +47,7 @@ from mdsmix.shards.published import (
 from mdsmix.shards.shard_files import SHARD_NAME
 from mdsmix.shards.side_files import NAME_PATTERNS as NAMED_FILES
 from mdsmix.storage import Location, Stat, locate, map_threads
-from mdsmix.tokenizer.published import card_name, read_card
+from mdsmix.tokenizer.published import card_file_name, read_card
 
 KEEP_SECONDS = 7 * 86_400
 
@@ -211,7 +211,7 @@ def _unnamed_pretrained(folder: Location) -> Iterator[Garbage]:
             return
     for home in map(root.__truediv__, unnamed):
         if card := read_card(home):  # else mdsmix did not write it
-            first = card_name(home.name)
+            first = card_file_name(home.name)
             found = home.list(recursive=True)
             ours = {name: stat for name, stat in found if name in (first, *card.files)}
             yield _folder(first.removeprefix("mdsmix."), home, first, ours)

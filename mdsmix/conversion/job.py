@@ -15,7 +15,7 @@ import xxhash
 
 from mdsmix import sources
 from mdsmix.encode.answer_ends import is_ended_by_next
-from mdsmix.encode.backends import known_unequal
+from mdsmix.encode.backends import find_known_difference
 from mdsmix.kinds import Kind, kind_of, kind_of_stream
 from mdsmix.kinds.encodings import fields_parsed, fields_read, image_fields, make_encoding
 from mdsmix.kinds.pictured import LINE_BYTES
@@ -219,7 +219,9 @@ class Job:
         """
         if made_by.startswith("tokenizers "):
             return True
-        is_known_to_differ = made_by == self.unequal or known_unequal(self.tokenizer, made_by)
+        is_known_to_differ = made_by == self.unequal or find_known_difference(
+            self.tokenizer, made_by
+        )
         return self.backend != "reference" and not is_known_to_differ
 
 
@@ -270,9 +272,9 @@ def on_day(job: Job, published: str | None) -> Job:
     template = job.kind.template(job.tokenizer)
     if template is None or job.encoding.date_string:
         return job
-    from mdsmix.encode.chat import today
+    from mdsmix.encode.chat import format_today
 
-    day = (published or today()) if template.prints_date else None
+    day = (published or format_today()) if template.prints_date else None
     return replace(job, encoding=replace(job.encoding, date_string=day))
 
 

@@ -39,7 +39,7 @@ from mdsmix.conversion.target import (
     why_rebuilt,
 )
 from mdsmix.conversion.unit_files import FOLDER
-from mdsmix.encode.backends import known_unequal
+from mdsmix.encode.backends import find_known_difference
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.encodings import shape_of
 from mdsmix.kinds.recipe_changes import SAMPLE, encoding_changes, source_changes
@@ -225,7 +225,7 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
         streams, found, sizes, targets, olds, published, strict=True
     ):
         job = replace(job, tokenizer=adopt_hash(tokenizer, own) if own else of_new_streams)
-        unequal = known_unequal(job.tokenizer)
+        unequal = find_known_difference(job.tokenizer)
         refuse_replacing(job, old, files, options.reencode)
         job = on_day(job, old.encoding.date_string if old else None)
         if old:

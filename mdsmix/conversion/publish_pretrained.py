@@ -12,14 +12,14 @@ from pathlib import Path
 from mdsmix.conversion.job import Job
 from mdsmix.encode.backends import open_backend
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.kinds.prove_processor import WAY_OUT, StoredRow, difference, rows_of
+from mdsmix.kinds.prove_processor import FIX_UNEQUAL, StoredRow, find_difference, list_stored_rows
 from mdsmix.kinds.read_records import open_reading
 from mdsmix.processor.card import Processor
 from mdsmix.shards.manifest import TokenizerCard, name_processor_folder
 from mdsmix.sources import SourceFile, read_batches
 from mdsmix.storage import Location
 from mdsmix.tokenizer.card import Tokenizer
-from mdsmix.tokenizer.published import fetch_folder, publish
+from mdsmix.tokenizer.published import fetch_folder, publish_folder
 from mdsmix.tokenizer.transformers_five import TOKENIZER_JSON
 
 LOOKED_AT = 16
@@ -31,12 +31,12 @@ def publish_pretrained(jobs: Sequence[Job]) -> None:
     are not.
     """
     job = next((job for job in jobs if job.processor), jobs[0])
-    publish(_tokenizer_home(job), Path(job.tokenizer.path).parent, job.tokenizer)
+    publish_folder(_tokenizer_home(job), Path(job.tokenizer.path).parent, job.tokenizer)
     if job.processor:
-        publish(_processor_home(job, job.processor), Path(job.processor.path), job.processor)
+        publish_folder(_processor_home(job, job.processor), Path(job.processor.path), job.processor)
 
 
-def at_hand(job: Job) -> Tokenizer:
+def fetch_tokenizer(job: Job) -> Tokenizer:
     """The job's tokenizer with a path on this machine. One whose snapshot was taken on another is
     fetched from the mix's root, once; Unreachable where another one lies there.
     """
@@ -67,17 +67,17 @@ def _processor_home(job: Job, processor: Processor) -> Location:
     return job.root / name_processor_folder(processor.hash, TokenizerCard.of(job.tokenizer))
 
 
-def refuse_unproved(job: Job, files: Sequence[SourceFile]) -> None:
+def refuse_unproved_processor(job: Job, files: Sequence[SourceFile]) -> None:
     """RecipeError where the job's processor makes of whole conversations other batches than a
     loader will make of their rows.
     """
     if not job.processor:
         return
-    if found := difference(
+    if found := find_difference(
         Path(job.processor.path), job.encoding, job.tokenizer, _own_rows(job, files)
     ):
         raise RecipeError(
-            f"{job.name}: the processor {job.processor.name} cannot be used, because {found}: {WAY_OUT}."
+            f"{job.name}: the processor {job.processor.name} cannot be used, because {found}: {FIX_UNEQUAL}."
         )
 
 
@@ -90,4 +90,4 @@ def _own_rows(job: Job, files: Sequence[SourceFile]) -> Iterator[StoredRow]:
             beside = job.image_folders(unit)
             names = batch.files(range(len(batch.records))) if beside else ()
             encoded = reading.encode(batch.records, folders=[beside[name] for name in names])
-            yield from rows_of("a record of the source", encoded)
+            yield from list_stored_rows("a record of the source", encoded)

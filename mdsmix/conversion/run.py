@@ -46,7 +46,7 @@ from mdsmix.conversion.publish_pretrained import publish_pretrained
 from mdsmix.conversion.source_cache import note_part, notes_of_parts
 from mdsmix.conversion.target import source_entries
 from mdsmix.conversion.work import Work, do_units, publish_bad
-from mdsmix.encode.backends import known_unequal
+from mdsmix.encode.backends import find_known_difference
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory import can_measure_memory, choose_memory_cap, count_cpus
 from mdsmix.engines.ray_cluster import parse_engine
@@ -268,7 +268,7 @@ def _outcome(
     peak: int = 0,
 ) -> Outcome:
     job = plan.job
-    if job.backend == "auto" and (unequal := known_unequal(job.tokenizer)):
+    if job.backend == "auto" and (unequal := find_known_difference(job.tokenizer)):
         notes = (f"{unequal}, as was found before; so the reference encodes", *notes)
     notes = (*notes, *map(str, job.kind.end_notes(job.tokenizer)))
     if job.is_versioned:

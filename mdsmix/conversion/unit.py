@@ -27,7 +27,7 @@ from mdsmix.conversion.job import (
     unit_name,
     window_key,
 )
-from mdsmix.conversion.publish_pretrained import at_hand, fetch_processor
+from mdsmix.conversion.publish_pretrained import fetch_processor, fetch_tokenizer
 from mdsmix.conversion.source_cache import KnownSources, keep_stamps
 from mdsmix.conversion.unit_files import FOLDER, UnitRecord, compressed, pack, pack_array
 from mdsmix.encode.backends import Backend, open_backend
@@ -336,5 +336,5 @@ def open_tokenizer_backend(job: Job) -> Backend:
     key = (job.tokenizer.path, backend)
     if key not in _backends:
         _backends.clear()
-        _backends[key] = open_backend(at_hand(job), backend)
+        _backends[key] = open_backend(fetch_tokenizer(job), backend)
     return _backends[key]

@@ -18,12 +18,12 @@ from mdsmix.conversion.bad_records import publish_quarantine, shown_share, too_m
 from mdsmix.conversion.finished_units import StoredUnits, UnitResult, list_stored
 from mdsmix.conversion.job import Dropped, Job, with_versions
 from mdsmix.conversion.planning import StreamPlan, Watcher
-from mdsmix.conversion.publish_pretrained import refuse_unproved
+from mdsmix.conversion.publish_pretrained import refuse_unproved_processor
 from mdsmix.conversion.source_cache import KnownSources
 from mdsmix.conversion.target import why_rebuilt
 from mdsmix.conversion.unit import ReadTask, UnitTask, open_tokenizer_backend
 from mdsmix.conversion.unit_files import KEY_DIGITS, few_at_once, read_blobs
-from mdsmix.encode.backends import Unequal, remember_unequal
+from mdsmix.encode.backends import Unequal, store_difference
 from mdsmix.engines.tasks import Engine, Task, TaskResults
 from mdsmix.kinds.rules import rule_changes
 from mdsmix.messages import join_names
@@ -61,7 +61,7 @@ class Work:
         be empty is not listed. A stream or units of an earlier commit there are told. RecipeError
         where its processor is not proved equal.
         """
-        refuse_unproved(plan.job, plan.files)
+        refuse_unproved_processor(plan.job, plan.files)
         if why := why_rebuilt(plan.job, plan.target):
             watcher.say(why)
         if plan.old and (changes := rule_changes(plan.old.rules, plan.job.rules)):
@@ -115,7 +115,7 @@ def do_units(work: Work) -> tuple[Work, list[UnitResult], str]:
     try:
         return work, _results(work), ""
     except Unequal as unequal:
-        remember_unequal(work.job.tokenizer, unequal)
+        store_difference(work.job.tokenizer, unequal)
         work.say(f"{unequal}; starting again with the reference tokenizer")
         note = f"{unequal}; the whole stream was encoded by the reference, and so will others be"
     work = replace(work, job=replace(work.job, backend="reference"))

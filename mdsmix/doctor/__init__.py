@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from mdsmix import __version__, sources
 from mdsmix.conversion.job import make_job
-from mdsmix.conversion.publish_pretrained import refuse_unproved
+from mdsmix.conversion.publish_pretrained import refuse_unproved_processor
 from mdsmix.engines.memory import WORKER_BYTES, choose_memory_cap, count_cpus
 from mdsmix.errors import Denied, MdsmixError
 from mdsmix.messages import plural
@@ -183,7 +183,9 @@ def _source(recipe: Recipe, stream: StreamSpec) -> Generator[Diagnosis, None, in
 
 
 def _processor(recipe: Recipe, stream: StreamSpec, files: list[sources.SourceFile]) -> str:
-    refuse_unproved(make_job(recipe, stream, open_tokenizer(recipe.tokenizer), None), files)
+    refuse_unproved_processor(
+        make_job(recipe, stream, open_tokenizer(recipe.tokenizer), None), files
+    )
     return f"{recipe.processor} makes of whole conversations what the loader makes of rows"
 
 

@@ -4,8 +4,8 @@ stops.
 Most templates print an end of turn behind an answer, such as `<|im_end|>`. GLM-4.5 and others print
 none: the token of the next role (`<|user|>`, `<|observation|>`) is what stops a generation. It is
 the first token of the next turn's prompt, so LLM-Foundry never trains it. Where it is known to
-stop, it becomes the end of the answer before (`labels.with_stops`); where nothing is known, the
-user is told.
+stop, it becomes the end of the answer before (`labels.move_stop_tokens`); if nothing is
+known, the user gets a note.
 
 A final answer has no next turn. The loader appends EOS to it, which is its stop.
 
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from mdsmix.encode.chat import ChatTemplate, open_template_of
-from mdsmix.encode.forms import calling_probe, tool_probe
+from mdsmix.encode.chat import ChatTemplate, open_tokenizer_template
+from mdsmix.encode.forms import make_call_probe, make_tool_probe
 from mdsmix.messages import join_names
 from mdsmix.record import Message, RecordRefused
 from mdsmix.shards.manifest import Encoding
@@ -64,7 +64,7 @@ class EndNote:
         return ("WARNING: " if self.level == "warning" else "") + self.sentence + fix
 
 
-def answer_ends(template: ChatTemplate, has_tools: bool) -> list[AnswerEnd]:
+def find_answer_ends(template: ChatTemplate, has_tools: bool) -> list[AnswerEnd]:
     """Return how the template ends an answer, and a call of tools if `has_tools`; [] if it cannot
     be told by probes.
     """
@@ -84,10 +84,10 @@ def _answer_end(template: ChatTemplate) -> AnswerEnd | None:
 
 @lru_cache(maxsize=16)
 def _call_end(template: ChatTemplate) -> AnswerEnd | None:
-    messages = calling_probe(template)
+    messages = make_call_probe(template)
     if messages is None:
         return None
-    return _end(template, messages, "probe_value", "probe_result", "a call", [tool_probe()])
+    return _end(template, messages, "probe_value", "probe_result", "a call", [make_tool_probe()])
 
 
 def _end(
@@ -118,7 +118,7 @@ def _end(
     return AnswerEnd(ending=ending, following=following, what=what)
 
 
-def known_stops(tokenizer: Tokenizer) -> list[int]:
+def find_stop_ids(tokenizer: Tokenizer) -> list[int]:
     """Return the ids at which a model of this tokenizer is known to stop: EOS, if nothing names
     others.
     """
@@ -151,7 +151,7 @@ class Stops:
         eos = tokenizer.eos_id
         if eos is not None:
             names.setdefault(eos, str(tokenizer.template_variables.get("eos_token")))
-        known = ids or known_stops(tokenizer)
+        known = ids or find_stop_ids(tokenizer)
         source = "tokenizer.stop_tokens" if tokenizer.are_stops_named else GENERATION_CONFIG
         if not tokenizer.stop_ids:
             source = "the stream's manifest" if ids and [*ids] != [eos] else ""
@@ -171,14 +171,14 @@ def ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer) -> bool:
     if not trains_earlier_answers(encoding):
         return False
     stops = Stops.of(tokenizer, encoding.stop_ids)
-    return any(lead_of(end, stops) is not None for end in ends_of(encoding, tokenizer))
+    return any(find_lead(end, stops) is not None for end in find_stream_ends(encoding, tokenizer))
 
 
-def ends_of(encoding: Encoding, tokenizer: Tokenizer) -> list[AnswerEnd]:
+def find_stream_ends(encoding: Encoding, tokenizer: Tokenizer) -> list[AnswerEnd]:
     variables = tokenizer.template_variables | encoding.template
-    template = open_template_of(tokenizer, variables, encoding.date_string)
+    template = open_tokenizer_template(tokenizer, variables, encoding.date_string)
     may_have_tools = "tools" in encoding.fields or encoding.shape is not None
-    return answer_ends(template, may_have_tools)
+    return find_answer_ends(template, may_have_tools)
 
 
 def is_ended_by_next(encoding: Encoding) -> bool:
@@ -186,7 +186,7 @@ def is_ended_by_next(encoding: Encoding) -> bool:
     return STOP_RULE in encoding.rules
 
 
-def lead_of(end: AnswerEnd, stops: Stops) -> str | None:
+def find_lead(end: AnswerEnd, stops: Stops) -> str | None:
     """Return the white space before the stop token that the next message begins with, most often
     none; None if it begins with no stop token, or the answer has one of its own.
     """
@@ -197,9 +197,9 @@ def lead_of(end: AnswerEnd, stops: Stops) -> str | None:
     return following[: len(following) - len(begin)]
 
 
-def end_notes(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[EndNote]:
+def make_end_notes(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[EndNote]:
     """Yield what a user of a stream of conversations should know of the ends of its answers."""
-    stops, ends = Stops.of(tokenizer, encoding.stop_ids), ends_of(encoding, tokenizer)
+    stops, ends = Stops.of(tokenizer, encoding.stop_ids), find_stream_ends(encoding, tokenizer)
     if encoding.target_responses == "all":
         yield from _notes_before_a_message(ends, stops, encoding, tokenizer)
     for end in ends[:1]:
@@ -261,12 +261,12 @@ def _notes_at_last(end: AnswerEnd, stops: Stops, tokenizer: Tokenizer) -> Iterat
         )
 
 
-def doubled_eos(encoding: Encoding, tokenizer: Tokenizer) -> str:
+def describe_doubled_eos(encoding: Encoding, tokenizer: Tokenizer) -> str:
     """Return a sentence if the template prints EOS and something behind it at the end of an answer,
     so that the loader appends another; else "".
     """
     eos = tokenizer.template_variables.get("eos_token")
-    for end in ends_of(encoding, tokenizer):
+    for end in find_stream_ends(encoding, tokenizer):
         if isinstance(eos, str) and eos in end.ending and not end.ending.endswith(eos):
             return (
                 f"the template ends {end.what} in {end.ending!r}, which is not {eos} alone, so the loader appends {eos} to the last one "

@@ -106,7 +106,7 @@ class Fastokens(Backend):
         try:
             self._model = Model.from_file(tokenizer.path)
         except ValueError:
-            complete = without_gaps(Path(tokenizer.path).read_bytes())
+            complete = fill_id_gaps(Path(tokenizer.path).read_bytes())
             if complete is None:
                 raise
             self._model = Model.from_json_str(complete)
@@ -118,7 +118,7 @@ class Fastokens(Backend):
         return Ragged(np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.int64))
 
 
-def without_gaps(content: bytes) -> str | None:
+def fill_id_gaps(content: bytes) -> str | None:
     """Return a BPE tokenizer.json with a token for each id that its vocabulary skips.
 
     fastokens 0.3.5 refuses a vocabulary that skips ids, as that of GPT-4o does (199,998 and
@@ -147,7 +147,7 @@ class CheckedBackend(Backend):
     def __init__(self, tokenizer: Tokenizer, fast: Backend, reference: Backend, name: str) -> None:
         self.fast, self.reference = fast, reference
         self.label, self._name = fast.label, name
-        self._unproved = hard_strings(tokenizer)
+        self._unproved = make_hard_strings(tokenizer)
         self._stream, self._seen, self._compared = "", 0, 0
 
     def begin(self, stream: str) -> None:
@@ -203,10 +203,10 @@ def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
     tokenizer and is not known to differ, else the reference. RecipeError where a backend that the
     recipe names does not take the tokenizer.
     """
-    if name == "reference" or (name == "auto" and known_unequal(tokenizer)):
+    if name == "reference" or (name == "auto" and find_known_difference(tokenizer)):
         return Reference(tokenizer)
     reference: Backend  # fastokens lets other threads run: both are open in its 0.4 s, not in 0.55
-    fast, reference = map_threads(lambda opened: opened(tokenizer), (_fastokens, Reference))
+    fast, reference = map_threads(lambda opened: opened(tokenizer), (_try_fastokens, Reference))
     if isinstance(fast, Backend):
         return CheckedBackend(tokenizer, fast, reference, name)
     if name == "auto":
@@ -216,7 +216,7 @@ def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
     )
 
 
-def _fastokens(tokenizer: Tokenizer) -> Any:
+def _try_fastokens(tokenizer: Tokenizer) -> Any:
     """The fast backend, or why it does not take the tokenizer: the crate raises many kinds."""
     try:
         return Fastokens(tokenizer)
@@ -224,29 +224,29 @@ def _fastokens(tokenizer: Tokenizer) -> Any:
         return error
 
 
-def remember_unequal(tokenizer: Tokenizer, unequal: Unequal) -> None:
+def store_difference(tokenizer: Tokenizer, unequal: Unequal) -> None:
     """Writes the tokenizer, the backend's version and the text on which they differ into the cache
     folder, for later runs.
     """
     evidence = unequal.text.encode("utf-8", "backslashreplace")
-    keep_in_cache(_mark(tokenizer, unequal.label), evidence)
+    keep_in_cache(_difference_file(tokenizer, unequal.label), evidence)
 
 
-def known_unequal(tokenizer: Tokenizer, label: str | None = None) -> Unequal | None:
+def find_known_difference(tokenizer: Tokenizer, label: str | None = None) -> Unequal | None:
     """The difference that the cache folder records for this tokenizer and version of the fast
     backend; None where it records none. Where there is one, `auto` takes the reference.
     """
     label = label or Fastokens.name()
-    mark = _mark(tokenizer, label)
+    mark = _difference_file(tokenizer, label)
     return Unequal(label, mark.read_text("utf-8")) if mark.exists() else None
 
 
-def _mark(tokenizer: Tokenizer, label: str) -> Path:
+def _difference_file(tokenizer: Tokenizer, label: str) -> Path:
     compared = f"{label}-tokenizers-{package_version('tokenizers')}".replace(" ", "-")
     return cache_folder() / "backends" / f"{tokenizer.hash}-{compared}.unequal"
 
 
-def hard_strings(tokenizer: Tokenizer) -> list[str]:
+def make_hard_strings(tokenizer: Tokenizer) -> list[str]:
     """Texts on which tokenizer libraries have been seen to differ: white space, control characters,
     scripts, long runs, special tokens.
     """
@@ -269,7 +269,7 @@ def hard_strings(tokenizer: Tokenizer) -> list[str]:
     ]
 
 
-def special_search(tokens: Iterable[str]) -> Callable[[str], bool]:
+def make_token_search(tokens: Iterable[str]) -> Callable[[str], bool]:
     """A function that tells whether a text holds one of the tokens. Empty tokens are ignored.
 
     Tokens are grouped by their first two characters. A text is searched once per group, for the
@@ -297,12 +297,12 @@ def encode_texts(
     `reject` refuses all these rows.
     """
     rows = backend.encode(texts, match_special=True)
-    suspects = _rows_with(rows, tokenizer.special_ids)
+    suspects = _find_rows_with(rows, tokenizer.special_ids)
     if not suspects:
         return rows, [], []
     ordinary = [texts[row] for row in suspects]
     plain = backend.encode(ordinary, match_special=False)
-    stuck = [suspects[i] for i in _stuck(plain, ordinary, tokenizer)]
+    stuck = [suspects[i] for i in _find_stuck_rows(plain, ordinary, tokenizer)]
     others = (row for i, row in enumerate(suspects) if not np.array_equal(plain[i], rows[row]))
     marked = sorted({*stuck, *others})
     refused = {"escape": stuck, "allow": [], "reject": marked}[rule]
@@ -313,7 +313,7 @@ def encode_texts(
     return Ragged.concat([rows, plain]).take(order), marked, refused
 
 
-def _stuck(plain: Ragged, texts: Sequence[str], tokenizer: Tokenizer) -> list[int]:
+def _find_stuck_rows(plain: Ragged, texts: Sequence[str], tokenizer: Tokenizer) -> list[int]:
     """The rows that hold a control token although their texts were encoded as ordinary text:
     vocabularies of Unigram and WordLevel models hold `</s>` like any word. The unknown token does
     not count, since any text may give it.
@@ -321,11 +321,11 @@ def _stuck(plain: Ragged, texts: Sequence[str], tokenizer: Tokenizer) -> list[in
     unknown = tokenizer.template_variables.get("unk_token")
     pairs = zip(tokenizer.special_ids, tokenizer.special_tokens, strict=True)
     names = {i: name for i, name in pairs if name != unknown}
-    rows = _rows_with(plain, sorted(names))
+    rows = _find_rows_with(plain, sorted(names))
     return [row for row in rows if any(names[i] in texts[row] for i in {*plain[row]} & {*names})]
 
 
-def _rows_with(rows: Ragged, ids: Sequence[int]) -> list[int]:
+def _find_rows_with(rows: Ragged, ids: Sequence[int]) -> list[int]:
     """The rows that hold one of the ids.
 
     One lookup in a table of flags per token: 1.5 ms for 2 M tokens. Comparing each token with the

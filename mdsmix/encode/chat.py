@@ -102,7 +102,7 @@ class ChatTemplate:
         messages = conversation.messages
         is_plain = conversation.trained is None and {*map(len, messages)} == {2}
         if is_plain and type(conversation) is Conversation and conversation.tools is None:
-            printed = printed_for(self, tuple([message["role"] for message in messages]))
+            printed = layout_for_roles(self, tuple([message["role"] for message in messages]))
             contents = [message["content"] for message in messages]
             is_blank = not all(contents) or any(map(str.isspace, contents))
             if printed and not is_blank:
@@ -114,12 +114,12 @@ class ChatTemplate:
         them.
         """
         messages, tools, turns, before = conversation.messages, conversation.tools, [], ""
-        for i in answers(conversation):
+        for i in find_trained_answers(conversation):
             prompt = self.render(messages[:i], True, tools)
             full = self.render(messages[: i + 1], False, tools)
             for printed, later in ((before, prompt), (prompt, full)):
                 if not later.startswith(printed):
-                    raise RecordRefused("not_prefix_stable", **parting(printed, later))
+                    raise RecordRefused("not_prefix_stable", **show_difference(printed, later))
             turns.append((prompt[len(before) :], full[len(prompt) :]))
             before = full
         return turns
@@ -154,7 +154,7 @@ class ChatTemplate:
             raise RecordRefused("template_error", template=str(error)[:SHOWN]) from error
 
 
-class Printed(NamedTuple):
+class TemplateLayout(NamedTuple):
     """What a template prints of all conversations that have the same roles and no blank content."""
 
     texts: list[tuple[str, slice]]
@@ -174,7 +174,7 @@ class Printed(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def printed_for(template: ChatTemplate, roles: tuple[str, ...]) -> Printed | None:
+def layout_for_roles(template: ChatTemplate, roles: tuple[str, ...]) -> TemplateLayout | None:
     """What a template prints of conversations with these roles; None where that cannot be told
     without their contents.
     """
@@ -184,10 +184,10 @@ def printed_for(template: ChatTemplate, roles: tuple[str, ...]) -> Printed | Non
         return None
     try:
         blind = replace(template, template=template.twin)
-        turns = blind.turns_by_prefix(Conversation(code.stand_ins(roles)))
-    except (RecordRefused, code.Looked):
+        turns = blind.turns_by_prefix(Conversation(code.make_placeholders(roles)))
+    except (RecordRefused, code.InspectedContent):
         return None
-    printed, strips = Printed([], []), (str.strip, str.lstrip, str.rstrip, str)
+    printed, strips = TemplateLayout([], []), (str.strip, str.lstrip, str.rstrip, str)
     for text in chain.from_iterable(turns):
         first, parts = len(printed.contents), re.split(code.PRINTED, text)
         if any(code.SPACE in part for part in parts[::4]):  # a turn ends within a content's space
@@ -200,35 +200,35 @@ def printed_for(template: ChatTemplate, roles: tuple[str, ...]) -> Printed | Non
     return printed
 
 
-def answers(conversation: Conversation) -> list[int]:
+def find_trained_answers(conversation: Conversation) -> list[int]:
     """The positions of the answers that are trained."""
     trained = conversation.trained or [True] * len(conversation.messages)
     each = enumerate(zip(conversation.messages, trained, strict=True))
     return [i for i, (message, flag) in each if flag and message["role"] == "assistant"]
 
 
-def parting(printed: str, later: str) -> dict[str, Any]:
+def show_difference(printed: str, later: str) -> dict[str, Any]:
     """Excerpts of both texts around their first difference."""
-    around = around_difference([printed, later])
+    around = slice_around_difference([printed, later])
     return {"printed": printed[around], "printed_later": later[around]}
 
 
-def around_difference(texts: Sequence[str]) -> slice:
+def slice_around_difference(texts: Sequence[str]) -> slice:
     """Return the part of each text around the first difference of the texts, as a detail
     shows it.
     """
-    at = len(common_start(texts))
+    at = len(find_common_start(texts))
     return slice(max(0, at - SHOWN_BEFORE), at + SHOWN)
 
 
-def common_start(texts: Sequence[str]) -> str:
+def find_common_start(texts: Sequence[str]) -> str:
     """The longest text with which all of the texts begin."""
     one, other = min(texts), max(texts)
     end = bisect_left(range(len(one)), True, key=lambda at: one[: at + 1] != other[: at + 1])
     return one[:end]
 
 
-def open_template_of(
+def open_tokenizer_template(
     tokenizer: Tokenizer, variables: Mapping[str, Any], date_string: str | None = None
 ) -> ChatTemplate:
     """Compile a tokenizer's chat template, with its template for tools if it has one.
@@ -272,7 +272,7 @@ def open_template(
         or the
             date cannot be read.
     """
-    day = parse_day(date_string or today())
+    day = parse_day(date_string or format_today())
     text = DEFAULT_TEMPLATE if source is None else source
     return _open(text, json.dumps(dict(variables)), day, tool_source)
 
@@ -285,12 +285,12 @@ def _open(
 
     from mdsmix.encode import template_code as code
 
-    environment = code.template_sandbox()
+    environment = code.make_template_sandbox()
     dated = {"date_string": day.strftime(FOUNDRY_DATE), "strftime_now": day.strftime}
     variables = json.loads(json_variables) | dated
     try:
-        template = code.compiled(environment, source)
-        twin = code.for_stand_ins(source)
+        template = code.compile_template(environment, source)
+        twin = code.compile_placeholder_template(source)
         reads = meta.find_undeclared_variables(environment.parse(source))
     except (
         Exception
@@ -306,7 +306,7 @@ def _open(
     return ChatTemplate(template, twin, variables, source, reads, tool_use)
 
 
-def with_variables(template: ChatTemplate, given: Mapping[str, Any] | None) -> ChatTemplate:
+def add_variables(template: ChatTemplate, given: Mapping[str, Any] | None) -> ChatTemplate:
     """The template with the variables that a record gives, which win over the recipe's, as in
     transformers.
     """
@@ -315,13 +315,13 @@ def with_variables(template: ChatTemplate, given: Mapping[str, Any] | None) -> C
 
 @lru_cache(maxsize=64)
 def _given(template: ChatTemplate, json_variables: str) -> ChatTemplate:
-    """An own template for each set of variables: what is known of one (`printed_for`) is not true
-    of another.
+    """Return a template of its own for each set of variables, since what is known of one
+    (`layout_for_roles`) does not hold for another.
     """
     return replace(template, variables={**template.variables, **json.loads(json_variables)})
 
 
-def today() -> str:
+def format_today() -> str:
     """Today as Foundry passes it to templates: `01 Jan 2026`."""
     return datetime.now().strftime(FOUNDRY_DATE)
 
@@ -350,7 +350,7 @@ row for its last answer, or for each.
 NO_WORDS = ControlWords(())
 
 
-def rendered_rows(
+def render_rows(
     template: ChatTemplate,
     conversation: Conversation,
     rule: RewrittenHistory,
@@ -372,7 +372,7 @@ def rendered_rows(
     except RecordRefused as fault:
         if rule == "reject" or fault.why != "not_prefix_stable":
             raise
-    wanted = answers(conversation)
+    wanted = find_trained_answers(conversation)
     if rule == "last":
         wanted = wanted[-1:]
     return [[_turn(template, conversation, i, words)] for i in wanted]
@@ -399,7 +399,7 @@ def _turn(
         return prompt, full[len(prompt) :]
     history = template.render(messages[:answer], False, tools)
     head = _head(template, conversation, answer)
-    start = before_open_word(common_start([prompt, full, head]), [prompt, full], words)
+    start = cut_open_word(find_common_start([prompt, full, head]), [prompt, full], words)
     if start.startswith(history):
         return start, full[len(start) :]
     first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
@@ -413,10 +413,10 @@ def _turn(
         is_found = head.endswith(opening + between)
     if is_found and full.startswith(head[:end]):
         return prompt, full[end:]
-    raise RecordRefused("not_prefix_stable", **parting(history, full))
+    raise RecordRefused("not_prefix_stable", **show_difference(history, full))
 
 
-def before_open_word(start: str, texts: Sequence[str], words: ControlWords) -> str:
+def cut_open_word(start: str, texts: Sequence[str], words: ControlWords) -> str:
     """Return `start`, with which all of the texts begin, without the part of a control word at its
     end that any of the texts goes on with.
     """
@@ -451,7 +451,7 @@ def _end_of_last(last: Message, prompt: str, head: str) -> int:
     return at + len(ending) if head[at:].startswith(ending) else 0
 
 
-def opens_a_word(template: ChatTemplate) -> bool:
+def opens_control_word(template: ChatTemplate) -> bool:
     """Tell whether the text that the template prints before every answer ends within a control
     word, as that of GLM-4.7 does: `<`, since an answer begins with `<think>` or `</think>`.
     """
@@ -473,4 +473,4 @@ def _head(template: ChatTemplate, conversation: Conversation, answer: int) -> st
     if in_parts:
         answers = [[{"type": "text", "text": said}] for said in answers]
     said = ([*before, {"role": "assistant", "content": content}] for content in answers)
-    return common_start([template.render(messages, False, tools) for messages in said])
+    return find_common_start([template.render(messages, False, tools) for messages in said])

@@ -65,6 +65,6 @@ class ControlWords:
 
 
 @lru_cache(maxsize=16)
-def control_words(tokens: tuple[str, ...]) -> ControlWords:
+def open_control_words(tokens: tuple[str, ...]) -> ControlWords:
     """Return the control words of a tokenizer with these added tokens."""
     return ControlWords(tokens)

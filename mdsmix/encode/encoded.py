@@ -58,7 +58,7 @@ class Encoded:
     "The images of each sample (`mdsmix.images.reader.Image`)."
 
 
-def encoded(
+def make_encoded(
     columns: Mapping[str, Ragged],
     ids: Sequence[Ragged],
     positions: Any,
@@ -109,16 +109,18 @@ def encoded(
     return Encoded(columns=columns, lengths=lengths, positions=positions, totals=totals, **said)
 
 
-def as_turns(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
+def lay_out_turns(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
     """Column `turns`: the JSON `[{"input_ids": [...], "labels": [...]}, ...]` of each sample.
     `positions`: of each sample's record.
     """
     columns, losses = {"turns": _as_json(labels.turns)}, int(labels.losses().sum())
     ids = [labels.turns.samples]
-    return encoded(columns, ids, positions, losses, cut=labels.cut(), appended=labels.appended())
+    return make_encoded(
+        columns, ids, positions, losses, cut=labels.cut(), appended=labels.appended()
+    )
 
 
-def as_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
+def lay_out_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
     """Columns `input_ids`, all tokens before the last response, and `labels`, the last response,
     cut to max_seq_len.
     """
@@ -132,7 +134,7 @@ def as_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
         _end_contexts(halves, whole.lengths > longest, tokenizer.eos_id)
     pairs = Ragged(halves.values, halves.offsets[::2])
     truncated = labels.turns.samples.lengths - pairs.lengths
-    return encoded(
+    return make_encoded(
         Interleaved(SIDES, halves),
         [pairs],
         positions,
@@ -143,7 +145,7 @@ def as_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
     )
 
 
-def as_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
+def lay_out_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
     """Columns `input_ids` and `loss_mask` (uint8, 1 where a token is trained): each sample with the
     EOS and the cut of the collator.
     """
@@ -156,7 +158,7 @@ def as_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encode
     )
     trained.values[trained.offsets[:-1]] = 0  # no token stands before the first one to predict it
     columns, truncated = {"input_ids": documents, "loss_mask": trained}, labels.cut()
-    return encoded(
+    return make_encoded(
         columns,
         [documents],
         positions,
@@ -235,7 +237,7 @@ def split_rows(rows: Ragged, longest: int) -> tuple[Ragged, NDArray[np.int64]]:
     return Ragged.from_lengths(rows.values, cut).take(keep), sources[keep]
 
 
-def as_targets(rows: Ragged) -> Mapping[str, Ragged]:
+def lay_out_targets(rows: Ragged) -> Mapping[str, Ragged]:
     """The columns `input_ids` and `labels` of the finetuning loader: the first token of a row is
     the context, the rest is trained.
     """

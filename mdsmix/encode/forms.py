@@ -91,7 +91,7 @@ class Forms:
 
 
 @lru_cache(maxsize=16)
-def forms_of(template: ChatTemplate) -> Forms:
+def find_forms(template: ChatTemplate) -> Forms:
     """Return the forms that the template prints without one of FAULTS, and with the fewest `None`.
 
     A call is tried as the last message, and with a result and an answer after it: QwQ's template
@@ -155,33 +155,31 @@ def _as_the_model_writes(
     return forms
 
 
-def calling_probe(template: ChatTemplate) -> list[Message] | None:
+def make_call_probe(template: ChatTemplate) -> list[Message] | None:
     """Return a question, a call whose last value is `probe_value`, and its result, in a form that
     the template takes; None if it takes none.
     """
-    forms = forms_of(template)
+    forms = find_forms(template)
     if not (forms.calls and forms.results):
         return None
     return [_ASKED, _calling(*forms.calls[0]), _RESULT]
 
 
-def tool_probe() -> Message:
-    """Return the tool that `calling_probe` calls."""
+def make_tool_probe() -> Message:
+    """Return the tool that `make_call_probe` calls."""
     return _TOOL
 
 
-def with_tools(template: ChatTemplate, conversation: RichConversation) -> RichConversation:
+def fit_tools(template: ChatTemplate, conversation: RichConversation) -> RichConversation:
     """The conversation in forms that the template takes; RecordRefused (tools_not_printed) where it
     takes none.
     """
-    forms = forms_of(template)
+    forms = find_forms(template)
     _refuse(conversation.tools and not forms.tools, "it prints no tools")
     return conversation._replace(messages=[_fit(m, template, forms) for m in conversation.messages])
 
 
-def with_tools_of_system(
-    template: ChatTemplate, conversation: RichConversation
-) -> RichConversation:
+def lift_system_tools(template: ChatTemplate, conversation: RichConversation) -> RichConversation:
     """The conversation with the tools of its system message, as in records of GLM-4, among its own
     tools; unchanged if the template prints them where they are.
     """
@@ -206,7 +204,7 @@ def _prints_tools_of_system(template: ChatTemplate) -> bool:
     return "probe_tool" in _rendered(template, system, _ASKED, _ANSWERED, tools=None)[0]
 
 
-def unread(template: ChatTemplate, conversation: RichConversation) -> Iterator[str]:
+def find_unread_keys(template: ChatTemplate, conversation: RichConversation) -> Iterator[str]:
     """Parts of the messages that the template does not print: `messages.KEY`, and texts beside
     calls. A key that says of answers only 0 and 1, or false and true, may be a mark, and is
     `messages.KEY as 0 or 1`.
@@ -220,7 +218,7 @@ def unread(template: ChatTemplate, conversation: RichConversation) -> Iterator[s
             if not is_empty and key not in own and not _prints(template, role, key):
                 found.setdefault(key, []).append((role, value))
         has_both = message.get("tool_calls") and message.get("content")
-        if has_both and not forms_of(template).text_beside_calls:
+        if has_both and not find_forms(template).text_beside_calls:
             yield "messages.content beside tool_calls"
     for key, values in found.items():
         is_of_answers = any(role == "assistant" for role, _ in values)
@@ -228,9 +226,9 @@ def unread(template: ChatTemplate, conversation: RichConversation) -> Iterator[s
         yield f"messages.{key}{AS_MARK}" if is_mark else f"messages.{key}"
 
 
-def possible_marks(unread: Mapping[str, int]) -> Iterator[str]:
+def describe_possible_marks(unread: Mapping[str, int]) -> Iterator[str]:
     """Sentences on unread keys of messages that are 0 or 1 wherever they are, so that they may be
-    marks. `unread`: name of `unread` -> records.
+    marks. `unread`: name from `find_unread_keys` -> records.
     """
     for name, count in unread.items():
         key = name.removesuffix(AS_MARK)
@@ -263,7 +261,7 @@ def prints_null(template: ChatTemplate, role: str, key: str) -> bool:
     if role == "developer" and role not in template.source:
         role = "system"
     system: list[Message] = [{"role": role, "content": "probe_text"}] if role in _OF_SYSTEM else []
-    calling = calling_probe(template) or [_ASKED]
+    calling = make_call_probe(template) or [_ASKED]
     differ = []
     for probe in (
         [*system, _ASKED, _ANSWERED],
@@ -347,11 +345,11 @@ any of these forms.
 IMAGE_FORMS: tuple[ImageForm, ...] = ("parts", "mixed", "text")
 
 
-def with_images(template: ChatTemplate, token: str, conversation: Conversation) -> Conversation:
+def fit_images(template: ChatTemplate, token: str, conversation: Conversation) -> Conversation:
     """The conversation with its images in a form that the template takes; RecordRefused
     (image_not_printed) where it takes none.
     """
-    form = image_form_of(template, token)
+    form = find_image_form(template, token)
     if not conversation.images and form != "parts":
         return conversation
     why = f"it does not print {token} for an image, in parts or in a text"
@@ -361,7 +359,7 @@ def with_images(template: ChatTemplate, token: str, conversation: Conversation) 
 
 
 @lru_cache(maxsize=16)
-def image_form_of(template: ChatTemplate, token: str) -> ImageForm:
+def find_image_form(template: ChatTemplate, token: str) -> ImageForm:
     """The first form in which the template prints one token per image and each text once: tried
     with a system message, then without.
     """

@@ -202,7 +202,9 @@ def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:
     return np.asarray(values[ends - 1] != eos)
 
 
-def with_stops(turns: Turns, stops: Sequence[int], leads: Sequence[Sequence[int]] = ()) -> Turns:
+def move_stop_tokens(
+    turns: Turns, stops: Sequence[int], leads: Sequence[Sequence[int]] = ()
+) -> Turns:
     """Return the turns with the stop token that a prompt begins with as the end of the response
     before, if that does not end in one.
 
@@ -233,7 +235,7 @@ def with_stops(turns: Turns, stops: Sequence[int], leads: Sequence[Sequence[int]
     return Turns(Ragged(ids.values, offsets), turns.counts)
 
 
-def first_turns(turns: Turns, longest: int, eos: int | None, lengths: Lengths | None) -> Turns:
+def keep_first_turns(turns: Turns, longest: int, eos: int | None, lengths: Lengths | None) -> Turns:
     """Samples cut to the turns that end within `longest` tokens, the loader's EOS included. The
     first turn always stays. `lengths`: int64, of each prompt and response with its images as the
     processor's tokens; None: as stored.

@@ -36,65 +36,65 @@ _CAPTURES = (
 "Statements that make a text of what is printed inside them, or print in another way."
 
 
-class Looked(BaseException):
+class InspectedContent(BaseException):
     """A template does something with a content. Neither templates nor filters of jinja2 catch a
     BaseException.
     """
 
 
 def _look(*_: Any, **__: Any) -> Any:
-    raise Looked
+    raise InspectedContent
 
 
-class StandIn:
+class Placeholder:
     """Stands for any content that is not blank. It is printed, joined to texts and stripped, it is
-    true, and it equals nothing that is no text or blank. Anything else raises Looked, or a
-    TypeError, since it is no text.
+    true, and it equals nothing that is no text or blank. Anything else raises InspectedContent or
+    TypeError, since it is not a string.
     """
 
     def __init__(self, text: str) -> None:
         self._text = text
 
-    def __add__(self, other: Any) -> StandIn:
-        return StandIn(self._text + _printed(other))
+    def __add__(self, other: Any) -> Placeholder:
+        return Placeholder(self._text + _printed(other))
 
-    def __radd__(self, other: Any) -> StandIn:
-        return StandIn(_printed(other) + self._text)
+    def __radd__(self, other: Any) -> Placeholder:
+        return Placeholder(_printed(other) + self._text)
 
-    def strip(self) -> StandIn:
-        return StandIn(self._text.strip())
+    def strip(self) -> Placeholder:
+        return Placeholder(self._text.strip())
 
     def __bool__(self) -> bool:
         return True
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, StandIn) or (isinstance(other, str) and other.strip()):
-            raise Looked
+        if isinstance(other, Placeholder) or (isinstance(other, str) and other.strip()):
+            raise InspectedContent
         return False
 
     __str__ = __repr__ = __hash__ = __len__ = __iter__ = __getitem__ = __index__ = _look
     __getattr__ = _look
 
 
-class MessageOfStandIn(dict[str, Any]):
+class PlaceholderMessage(dict[str, Any]):
     """A message whose keys stand in no order."""
 
     __iter__ = __reversed__ = keys = values = items = copy = _look
 
 
-def stand_ins(roles: Sequence[str]) -> list[Message]:
+def make_placeholders(roles: Sequence[str]) -> list[Message]:
     """Messages of these roles, each with a stand-in that prints its number."""
     texts = (f"{SPACE}{KEY}{at}{KEY}{SPACE}" for at in range(len(roles)))
-    each = zip(roles, map(StandIn, texts), strict=True)
-    return [MessageOfStandIn(role=role, content=content) for role, content in each]
+    each = zip(roles, map(Placeholder, texts), strict=True)
+    return [PlaceholderMessage(role=role, content=content) for role, content in each]
 
 
 def _printed(value: Any) -> Any:
-    return value._text if isinstance(value, StandIn) else value
+    return value._text if isinstance(value, Placeholder) else value
 
 
 def _trimmed(value: Any, chars: str | None = None) -> Any:
-    is_plain = isinstance(value, StandIn) and chars is None
+    is_plain = isinstance(value, Placeholder) and chars is None
     return value.strip() if is_plain else do_trim(value, chars)
 
 
@@ -111,7 +111,7 @@ class _Generation(Extension):
         return nodes.Scope(body).set_lineno(line)
 
 
-def template_sandbox() -> Environment:
+def make_template_sandbox() -> Environment:
     """The environment of transformers' chat templates."""
     sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
@@ -145,7 +145,7 @@ def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
-def compiled(environment: Environment, source: str) -> Template:
+def compile_template(environment: Environment, source: str) -> Template:
     """The template of a source. Its globals are one dict, since each rendering copies them: 4 us
     from jinja2's two.
     """
@@ -154,16 +154,19 @@ def compiled(environment: Environment, source: str) -> Template:
     return template
 
 
-def for_stand_ins(source: str) -> Template | None:
+def compile_placeholder_template(source: str) -> Template | None:
     """The template as it renders stand-ins. None where it captures what it prints as a text, which
     it could look into.
     """
-    sandbox = template_sandbox()
+    sandbox = make_template_sandbox()
     sandbox.finalize = _printed
     # `sum` refuses texts to begin with, and `sameas` tells whether two equal texts are one object.
     sandbox.filters |= {"trim": _trimmed, "sum": _look}
-    sandbox.tests |= {"string": lambda value: isinstance(value, (str, StandIn)), "sameas": _look}
+    sandbox.tests |= {
+        "string": lambda value: isinstance(value, (str, Placeholder)),
+        "sameas": _look,
+    }
     tree: Any = sandbox.parse(source)
     loops = tree.find_all(nodes.For)
     is_captured = tree.find(_CAPTURES) or any(loop.recursive for loop in loops)
-    return None if is_captured else compiled(sandbox, source)
+    return None if is_captured else compile_template(sandbox, source)

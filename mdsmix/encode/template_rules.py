@@ -12,11 +12,11 @@ from typing import NamedTuple
 from mdsmix.encode.answer_ends import STOP_RULE, ends_by_next_role, trains_earlier_answers
 from mdsmix.encode.chat import (
     ChatTemplate,
-    open_template_of,
-    opens_a_word,
+    open_tokenizer_template,
+    opens_control_word,
     prints_system_last,
 )
-from mdsmix.encode.forms import forms_of
+from mdsmix.encode.forms import find_forms
 from mdsmix.shards.manifest import Encoding
 from mdsmix.tokenizer.card import Tokenizer
 
@@ -57,7 +57,7 @@ def _takes_fewer_forms(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
         return takes_tools
     template = _opened(encoding, tokenizer)
     either = [template, template.tool_use or template]
-    return any(forms_of(each).is_narrowed for each in either)
+    return any(find_forms(each).is_narrowed for each in either)
 
 
 def _prints_system_last(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
@@ -72,7 +72,7 @@ def _splits_a_token(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     if tokenizer is None or not rewrites:
         return rewrites
     template = _opened(encoding, tokenizer)
-    return opens_a_word(template) or opens_a_word(template.for_tools([]))
+    return opens_control_word(template) or opens_control_word(template.for_tools([]))
 
 
 def _ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
@@ -83,7 +83,7 @@ def _ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
 
 def _opened(encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:
     variables = tokenizer.template_variables | encoding.template
-    return open_template_of(tokenizer, variables, encoding.date_string)
+    return open_tokenizer_template(tokenizer, variables, encoding.date_string)
 
 
 def _has_processor(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:

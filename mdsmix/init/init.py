@@ -12,7 +12,7 @@ from pathlib import Path
 import orjson
 
 from mdsmix.encode.chat import NO_TEMPLATE
-from mdsmix.encode.forms import possible_marks
+from mdsmix.encode.forms import describe_possible_marks
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.init.data_files import THEIRS, Said, find_data
 from mdsmix.init.drafts import WHY, Draft, name_apart, sort_out, text_of
@@ -121,7 +121,7 @@ def begin(
             )
         if unread := [name for name in tried.unread if name != OF_TAR]:
             said.append(f"not read of {draft.name}: {named(unread)}")
-        said += [f"WARNING: {draft.name}: {each}" for each in possible_marks(tried.unread)]
+        said += [f"WARNING: {draft.name}: {each}" for each in describe_possible_marks(tried.unread)]
         said += draft.ends
     has_template = known.chat_template is not None or known.named_templates
     if not has_template and any(draft.guess.kind.has_template for draft in drafts):

@@ -19,24 +19,24 @@ from mdsmix.encode import forms
 from mdsmix.encode.answer_ends import (
     EndNote,
     Stops,
-    doubled_eos,
-    end_notes,
-    ends_of,
+    describe_doubled_eos,
+    find_lead,
+    find_stream_ends,
     is_ended_by_next,
-    lead_of,
+    make_end_notes,
 )
-from mdsmix.encode.backends import special_search
+from mdsmix.encode.backends import make_token_search
 from mdsmix.encode.chat import (
     ChatTemplate,
     Turn,
-    answers,
-    open_template_of,
-    rendered_rows,
-    with_variables,
+    add_variables,
+    find_trained_answers,
+    open_tokenizer_template,
+    render_rows,
 )
-from mdsmix.encode.control_words import ControlWords, control_words
+from mdsmix.encode.control_words import ControlWords, open_control_words
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.labels import Turns, with_stops
+from mdsmix.encode.labels import Turns, move_stop_tokens
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.finetuning import PLACEHOLDERS, Finetuning, TurnRows, placeholders_in
 from mdsmix.messages import suggest_key
@@ -56,7 +56,7 @@ def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     where the template does not read one, or mdsmix sets it itself.
     """
     given = recipe.tokenizer.template
-    reads = open_template_of(tokenizer, {}).reads if given else frozenset[str]()
+    reads = open_tokenizer_template(tokenizer, {}).reads if given else frozenset[str]()
     for name in given:
         if name in OF_RECORDS:
             raise RecipeError(
@@ -138,7 +138,7 @@ class Conversations(Finetuning):
 
     def template(self, tokenizer: Tokenizer) -> ChatTemplate:
         variables = tokenizer.template_variables | self.encoding.template
-        return open_template_of(tokenizer, variables, self.encoding.date_string)
+        return open_tokenizer_template(tokenizer, variables, self.encoding.date_string)
 
     @cached_property
     def chat(self) -> ChatTemplate:
@@ -146,7 +146,7 @@ class Conversations(Finetuning):
 
     def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
         template = self.chat.for_tools(conversation.tools)
-        return forms.prints_null(with_variables(template, conversation.variables), role, key)
+        return forms.prints_null(add_variables(template, conversation.variables), role, key)
 
     @property
     def controls(self) -> Sequence[str]:
@@ -155,18 +155,18 @@ class Conversations(Finetuning):
 
     @cached_property
     def specials(self) -> Callable[[str], bool]:
-        return special_search(self.controls)
+        return make_token_search(self.controls)
 
     @cached_property
     def words(self) -> ControlWords:
         """The tokens that a text may not be cut inside of."""
-        return control_words((*self.controls, *self.tokenizer.added_tokens))
+        return open_control_words((*self.controls, *self.tokenizer.added_tokens))
 
     @cached_property
     def leads(self) -> list[list[int]]:
         """The ids of the white space that the template may print before a stop token."""
         stops = Stops.of(self.tokenizer, self.encoding.stop_ids)
-        found = [lead_of(end, stops) for end in ends_of(self.encoding, self.tokenizer)]
+        found = [find_lead(end, stops) for end in find_stream_ends(self.encoding, self.tokenizer)]
         texts = sorted({lead for lead in found if lead})
         rows = self.backend.encode(texts, match_special=True)
         return [rows[place].tolist() for place in range(len(rows))]
@@ -174,13 +174,13 @@ class Conversations(Finetuning):
     def ended(self, turns: Turns) -> Turns:
         if not is_ended_by_next(self.encoding):
             return turns
-        return with_stops(turns, self.encoding.stop_ids, self.leads)
+        return move_stop_tokens(turns, self.encoding.stop_ids, self.leads)
 
     def end_notes(self, tokenizer: Tokenizer) -> list[EndNote]:
-        return [*end_notes(self.encoding, tokenizer)]
+        return [*make_end_notes(self.encoding, tokenizer)]
 
     def doubled_eos(self, tokenizer: Tokenizer) -> str:
-        return doubled_eos(self.encoding, tokenizer)
+        return describe_doubled_eos(self.encoding, tokenizer)
 
     def encode(self, conversations: Sequence[Conversation]) -> Encoded:
         """One sample per conversation that can be trained on; several under rewritten_history:
@@ -232,28 +232,31 @@ class Conversations(Finetuning):
         Fields that the template does not print are counted in `unread`.
         """
         if conversation.trained is not None:
-            trained, every = answers(conversation), answers(conversation._replace(trained=None))
+            trained, every = (
+                find_trained_answers(conversation),
+                find_trained_answers(conversation._replace(trained=None)),
+            )
             if not trained:
                 raise RecordRefused("nothing_trained")
             if self.targets.target_prompts != "none" and every[: len(trained)] != trained:
                 raise RecordRefused("untrained_in_prompt")
         template, conversation = self.prepared(conversation, unread)
         rule = self.encoding.rewritten_history
-        return rendered_rows(template, conversation, rule, self.words)
+        return render_rows(template, conversation, rule, self.words)
 
     def prepared(self, conversation: Conversation, unread: Counter[str]) -> Prepared:
         """Return a conversation in the form that its template prints, and the template. Fields that
         the template does not print are counted in `unread`.
         """
         if isinstance(conversation, RichConversation):
-            conversation = forms.with_tools_of_system(self.chat, conversation)
+            conversation = forms.lift_system_tools(self.chat, conversation)
         chosen = self.chat.for_tools(conversation.tools)
         if conversation.tools == [] and chosen is self.chat:
             conversation = conversation._replace(tools=None)
-        template = with_variables(chosen, conversation.variables)
+        template = add_variables(chosen, conversation.variables)
         if isinstance(conversation, RichConversation):
-            conversation = forms.with_tools(chosen, conversation)
-            unread.update(set(forms.unread(template, conversation)))
+            conversation = forms.fit_tools(chosen, conversation)
+            unread.update(set(forms.find_unread_keys(template, conversation)))
         unread.update(self.variables_unread(conversation))
         return Prepared(template, conversation)
 

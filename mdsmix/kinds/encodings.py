@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mdsmix.encode.answer_ends import is_ended_by_next, known_stops
+from mdsmix.encode.answer_ends import find_stop_ids, is_ended_by_next
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import DATASETS, register_loader
 from mdsmix.kinds.conversations import Conversations
@@ -207,7 +207,7 @@ def make_encoding(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> E
     encoding = replace(encoding, **settings)
     encoding = replace(encoding, rules=rules_of(encoding, tokenizer))
     if is_ended_by_next(encoding) or (kind.has_template and tokenizer.are_stops_named):
-        return replace(encoding, stop_ids=known_stops(tokenizer))
+        return replace(encoding, stop_ids=find_stop_ids(tokenizer))
     return encoding
 
 

@@ -20,9 +20,9 @@ from mdsmix.encode.backends import encode_texts
 from mdsmix.encode.encoded import (
     Encoded,
     add_special_tokens,
-    as_documents,
-    as_pairs,
-    as_turns,
+    lay_out_documents,
+    lay_out_pairs,
+    lay_out_turns,
 )
 from mdsmix.encode.labels import (
     USABLE,
@@ -31,7 +31,7 @@ from mdsmix.encode.labels import (
     Lengths,
     Targets,
     Turns,
-    first_turns,
+    keep_first_turns,
 )
 from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.ragged import Ragged
@@ -123,16 +123,16 @@ class Finetuning(Kind):
         turns, targets, eos = rows.turns, self.targets, self.tokenizer.eos_id
         whole, positions = turns.samples.lengths, np.array(rows.positions, np.int64)
         if targets.too_long == "first_turns":
-            turns = first_turns(turns, targets.max_seq_len, eos, self.grown(turns, rows))
+            turns = keep_first_turns(turns, targets.max_seq_len, eos, self.grown(turns, rows))
         turns = self.ended(turns)
         labels = Labels(targets, turns, eos, self.untrained)
         verdicts = labels.verdicts(self.grown(turns, rows))
         keep = verdicts == USABLE
         turns = turns.take(keep)
         labels = Labels(targets, turns, eos, self.untrained)
-        lay_out = as_turns if "turns" in self.encoding.columns else as_pairs
+        lay_out = lay_out_turns if "turns" in self.encoding.columns else lay_out_pairs
         if self.encoding.pack:
-            lay_out = as_documents
+            lay_out = lay_out_documents
         made = lay_out(labels, self.tokenizer, positions[keep])
         in_stream = np.isin(positions, positions[keep])  # one of several rows may be dropped alone
         lost = int(whole[in_stream].sum()) - len(turns.ids.values) + made.totals.lost_tokens

@@ -19,7 +19,7 @@ import numpy as np
 import orjson
 
 from mdsmix.encode import forms
-from mdsmix.encode.chat import Turn, answers
+from mdsmix.encode.chat import Turn, find_trained_answers
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Lengths, Turns
 from mdsmix.errors import RecipeError
@@ -113,12 +113,12 @@ class ConversationsWithImages(Conversations):
         """
         token = self.token
         template = self.chat.for_tools(conversation.tools)
-        rows = super().rows_of(forms.with_images(template, token, conversation), unread)
+        rows = super().rows_of(forms.fit_images(template, token, conversation), unread)
         contents = [message.get("content") for message in conversation.messages]
         parts = [content if isinstance(content, list) else () for content in contents]
         # The last row ends with the last trained answer, the row before it with the trained answer
         # before that, and so on.
-        for row, end in zip(rows, answers(conversation)[-len(rows) :], strict=True):
+        for row, end in zip(rows, find_trained_answers(conversation)[-len(rows) :], strict=True):
             images = sum(part["type"] == "image" for part in chain(*parts[: end + 1]))
             placeholders = sum(text.count(token) for text in chain(*row))
             if images != placeholders:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.encode import chat
-from mdsmix.encode.encoded import Encoded, encoded
+from mdsmix.encode.encoded import Encoded, make_encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, ExtraLoader
@@ -216,7 +216,7 @@ class Preferences(Conversations):
                 unread.update(self.variables_unread(each.chosen))
         texts = (text for each in given for half in each[:2] for text in _texts(half))
         wholes = ("\n".join([*_texts(each.chosen), *_texts(each.rejected)]) for each in given)
-        return encoded(
+        return make_encoded(
             columns,
             [rows[0], *rows],
             [*kept],
@@ -289,10 +289,10 @@ class Preferences(Conversations):
             wholes.append(prompt + answer)
             template, asked = self.prepared(half, Counter())
             histories.append(template.render(asked.messages[:-1], False, asked.tools))
-        start = chat.before_open_word(chat.common_start(prompts), wholes, self.words)
+        start = chat.cut_open_word(chat.find_common_start(prompts), wholes, self.words)
         if all(map(start.startswith, histories)):
             return [start, *wholes]
-        around = chat.around_difference(prompts)
+        around = chat.slice_around_difference(prompts)
         before = {
             f"before_{side}": text[around] for side, text in zip(SIDES[1:], prompts, strict=True)
         }

@@ -20,8 +20,8 @@ from mdsmix.encode.backends import encode_texts
 from mdsmix.encode.encoded import (
     Encoded,
     add_special_tokens,
-    as_targets,
-    encoded,
+    lay_out_targets,
+    make_encoded,
     split_rows,
 )
 from mdsmix.encode.labels import USABLE, Lengths
@@ -124,7 +124,7 @@ class Pretraining(Kind):
             positions, lost = positions[pieces], whole - len(rows.values)
         losses = int(np.maximum(rows.lengths - 1, 0).sum())
         columns, specials = self._columns(rows), len(marked)
-        return encoded(
+        return make_encoded(
             columns, [rows], positions, losses, lost, specials=specials, rejected=rejected
         )
 
@@ -158,4 +158,4 @@ class Pretraining(Kind):
             return {"input_ids": rows}
         if self.joins_units or self.encoding.loader == "text":
             return {"tokens": rows}
-        return as_targets(rows)
+        return lay_out_targets(rows)

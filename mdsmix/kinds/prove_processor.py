@@ -44,7 +44,7 @@ LONGEST = 1 << 20
 "max_seq_len of the made rows, in tokens: none is cut."
 OWN_ROWS = 4
 "How many of the stream's own rows are compared, beside the made ones."
-WAY_OUT = (
+FIX_UNEQUAL = (
     "set images.max_images: 1 where only rows of several images differ, or name the processor of another model (docs/images.md lists those "
     "that are equal)"
 )
@@ -68,7 +68,7 @@ DRAWINGS = ((160, 96), (72, 144))
 "Width and height of a wide image and a high one."
 
 
-def difference(
+def find_difference(
     folder: Path, encoding: Encoding, tokenizer: Tokenizer, own: Iterable[StoredRow]
 ) -> str | None:
     """A sentence on the first difference between a loader's rows and those that the processor makes
@@ -79,7 +79,7 @@ def difference(
         processor's hash.
         own: rows of the stream; the first OWN_ROWS with images are compared.
     """
-    rows = [*made_rows(encoding, tokenizer), *islice((row for row in own if row[2]), OWN_ROWS)]
+    rows = [*make_rows(encoding, tokenizer), *islice((row for row in own if row[2]), OWN_ROWS)]
     key = xxhash.xxh128(orjson.dumps([str(folder), package_version("transformers")]))
     for _, ids, images in rows:
         key.update(orjson.dumps([ids, list(map(len, images))]))
@@ -94,7 +94,7 @@ def difference(
     return None
 
 
-def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
+def make_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
     """Yield the rows of CONVERSATIONS and of ODD_DRAWINGS, rendered by the stream's own template
     and encoded by the reference.
     """
@@ -113,19 +113,19 @@ def made_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
         messages = [{"role": role, "content": text} for turn in answered for role, text in turn]
         shown = shown[: "".join(questions).count(PLACEHOLDER)]
         read = reader.read([place_images(Conversation(messages), shown, PLACEHOLDER)])
-        yield from rows_of(
+        yield from list_stored_rows(
             name, encoder.encode([said for said in read if not isinstance(said, str)])
         )
 
 
-def rows_of(name: str, encoded: Encoded) -> Iterator[StoredRow]:
+def list_stored_rows(name: str, encoded: Encoded) -> Iterator[StoredRow]:
     """Encoded samples as StoredRows. `name`: for all of them."""
     for number, images in enumerate(encoded.images):
         turns = orjson.loads(encoded.columns["turns"][number].tobytes())
-        yield row_of(name, {"images": [image.content for image in images], "turns": turns})
+        yield make_stored_row(name, {"images": [image.content for image in images], "turns": turns})
 
 
-def row_of(name: str, sample: Sample) -> StoredRow:
+def make_stored_row(name: str, sample: Sample) -> StoredRow:
     """A stored sample, its columns decoded, as a StoredRow."""
     parts = [part for turn in decode_turns({"turns": sample["turns"]}) for part in turn]
     return name, np.concatenate(parts).tolist(), sample["images"]

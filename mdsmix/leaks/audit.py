@@ -31,7 +31,7 @@ from mdsmix.shards.published import PublishedStream
 from mdsmix.shards.token_ids import decode_turns
 from mdsmix.shards.verification import ReadingWatcher
 from mdsmix.storage import Location
-from mdsmix.tokenizer.published import hash_today
+from mdsmix.tokenizer.published import find_current_hash
 
 MOST_PLACES = 3
 "Training samples to name for each evaluation sample: those with most of its grams."
@@ -138,7 +138,9 @@ def _refuse_other_tokenizers(streams: Sequence[StreamInMix]) -> None:
     published = published_tokenizers(streams)
     for (name, card), tokenizer in zip(cards, published, strict=True):
         first_name, first_card = cards[0]
-        if card.hash != first_card.hash and hash_today(tokenizer) != hash_today(published[0]):
+        if card.hash != first_card.hash and find_current_hash(tokenizer) != find_current_hash(
+            published[0]
+        ):
             raise RecipeError(
                 f"{first_name} has ids of the tokenizer {first_card.name} and {name} of "
                 f"{card.name}. The same text has other ids there, so no leak could be found: "

@@ -262,14 +262,14 @@ def open_loader(
 def open_token_ids(settings: LoaderSettings) -> TokenIds:
     """The ids of the config's tokenizer; RecipeError where it names none."""
     from mdsmix.tokenizer.card import open_tokenizer
-    from mdsmix.tokenizer.published import at_hand
+    from mdsmix.tokenizer.published import localize_spec
 
     if settings.tokenizer is None:
         raise RecipeError(
             f"The config of {settings.section.label} names no tokenizer, whose EOS and padding ids the rows need; add "
             "tokenizer: {name: ...} or pass ids."
         )
-    tokenizer = open_tokenizer(at_hand(settings.tokenizer, settings.places))
+    tokenizer = open_tokenizer(localize_spec(settings.tokenizer, settings.places))
     return TokenIds(
         eos=tokenizer.eos_id,
         pad=tokenizer.pad_id,

@@ -23,11 +23,18 @@ from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load.dataset import describe_error
 from mdsmix.load.loader_settings import LoaderSettings
 from mdsmix.load.training_rows import RowImages, RowRules, TrainingRow, cut_row
-from mdsmix.processor.loaded import Arrays, LoadedProcessor, blank, filled, replaced, upright
+from mdsmix.processor.loaded import (
+    Arrays,
+    LoadedProcessor,
+    fill_row,
+    make_blank_image,
+    replace_tokens,
+    turn_upright,
+)
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.token_ids import IGNORED_LABEL
 from mdsmix.storage import Location, locate
-from mdsmix.tokenizer.published import fetch_folder, name_at_hand
+from mdsmix.tokenizer.published import fetch_folder, localize_name
 
 PIXEL_ROWS = "pixel_rows"
 """Key of a batch that will be cut into microbatches. Its value: name of a tensor of pixels -> the
@@ -45,7 +52,7 @@ def open_vision(settings: LoaderSettings, has_images: bool) -> Vision | None:
     named = settings.row_key("processor")
     if not (named or has_images):
         return None
-    name = name_at_hand(str(named), settings.places) if named else _published(settings)
+    name = localize_name(str(named), settings.places) if named else _published(settings)
     if not name:
         return None
     refuse_packing(settings)
@@ -151,7 +158,7 @@ class Vision:
 
     def dummy(self) -> tuple[Arrays, Arrays]:
         """The tokens of a blank image, and its pixels."""
-        (row,), pixels = self.processor.see([[blank(DUMMY_SIZE)]])
+        (row,), pixels = self.processor.see([[make_blank_image(DUMMY_SIZE)]])
         return row[0], pixels
 
     def _processed(self, images: Sequence[Sequence[Any]], where: str) -> Any:
@@ -189,7 +196,7 @@ def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def decode_image(pictures: RowImages, number: int) -> Any:
     """An image as it is seen; MixRefused where it does not decode."""
     try:
-        return upright(pictures.images[number])
+        return turn_upright(pictures.images[number])
     except Exception as error:
         raise MixRefused(
             f"{pictures.where}: image {number} does not decode ({describe_error(error)}); convert the data with decode: full."
@@ -209,10 +216,10 @@ def expand_images(row: TrainingRow, pieces: Sequence[Arrays], rules: RowRules) -
             f"{pictures.where}: its images end at token {end:,} of at most {rules.max_seq_len:,}, and no image is cut; convert the stream with "
             "this processor in the recipe (processor: ...), which leaves such records out."
         )
-    outputs = filled(row.input_ids, spots, pieces)
+    outputs = fill_row(row.input_ids, spots, pieces)
     grown = row._replace(
         input_ids=outputs.pop("input_ids"),
-        labels=replaced(row.labels, spots, [np.full(n, IGNORED_LABEL) for n in lengths]),
+        labels=replace_tokens(row.labels, spots, [np.full(n, IGNORED_LABEL) for n in lengths]),
         outputs=outputs,
         pictures=None,
     )

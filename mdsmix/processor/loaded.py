@@ -25,7 +25,7 @@ import numpy as np
 import xxhash
 
 from mdsmix.messages import flatten_error
-from mdsmix.tokenizer.transformers_five import make_readable, readable_folder
+from mdsmix.tokenizer.transformers_five import make_readable, open_readable_folder
 
 PROBES = ((56, 56), (100, 333), (700, 250))
 """Heights and widths at which the counts of a processor's own function are compared with the tokens
@@ -74,7 +74,7 @@ class LoadedProcessor:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         from transformers import AutoProcessor
 
-        with readable_folder(name) as folder:
+        with open_readable_folder(name) as folder:
             self.processor = AutoProcessor.from_pretrained(folder.name)
         self.tokenizer: Any = getattr(self.processor, "tokenizer", None)
         if self.tokenizer is None or not hasattr(self.processor, "image_processor"):
@@ -107,7 +107,7 @@ class LoadedProcessor:
         """The plain text that the processor prints before and after an image, such as Gemma 3's
         blank lines. They are tokenized together with the text beside them.
         """
-        ((piece,),), _ = self._pieces([[blank(PROBES[0])]])
+        ((piece,),), _ = self._pieces([[make_blank_image(PROBES[0])]])
         ids = piece["input_ids"]
         kept = self._without_text(ids)
         return self.text_of(ids[: kept.start]), self.text_of(ids[kept.stop :])
@@ -144,7 +144,7 @@ class LoadedProcessor:
         with TemporaryDirectory() as folder:
             self.processor.save_pretrained(folder)
             make_readable(Path(folder))
-            files = texts_in(folder)
+            files = read_saved_texts(folder)
         return {
             "hash": self.digest,
             "class_name": type(self.processor).__name__,
@@ -172,8 +172,8 @@ class LoadedProcessor:
         if the image has the same tokens there as alone.
         """
         for place in range(2):
-            images = [[blank(USUAL)]]
-            images.insert(place, [blank(size)])
+            images = [[make_blank_image(USUAL)]]
+            images.insert(place, [make_blank_image(size)])
             try:
                 rows, _ = self.see(images)
             except Exception as error:
@@ -188,7 +188,7 @@ class LoadedProcessor:
         return [int(n) for n in found["num_image_tokens"]]
 
     def learned(self, size: Sequence[int]) -> int:
-        return len(self.see([[blank(size)]])[0][0][0]["input_ids"])
+        return len(self.see([[make_blank_image(size)]])[0][0][0]["input_ids"])
 
     def see(self, images: Sequence[Sequence[Any]]) -> tuple[list[list[Arrays]], Arrays]:
         """Puts rows of one image or more through the processor.
@@ -206,7 +206,7 @@ class LoadedProcessor:
     def _pieces(self, images: Sequence[Sequence[Any]]) -> Any:
         """The same as `see`, with the text around each image kept."""
         texts = [self.mark + (self.token + self.mark) * len(of) for of in images]
-        rows, pixels = by_row(self.whole(texts, images))
+        rows, pixels = split_by_row(self.whole(texts, images))
         pieces = list[Any]()
         mark = self.tokenizer.convert_tokens_to_ids(self.mark)
         for row, of in zip(rows, images, strict=True):
@@ -240,7 +240,7 @@ class LoadedProcessor:
         return str(xxhash.xxh128_hexdigest(text.encode()))
 
 
-def texts_in(folder: str) -> dict[str, str]:
+def read_saved_texts(folder: str) -> dict[str, str]:
     """Name -> text of the files that transformers saved in a folder."""
     saved = (file for file in Path(folder).rglob("*") if file.suffix in SAVED)
     return {str(file.relative_to(folder)): file.read_text() for file in saved}
@@ -256,7 +256,7 @@ def is_odd(size: Sequence[int]) -> bool:
     return min(size) < NARROW or max(size) > LONG * min(size)
 
 
-def blank(size: Sequence[int]) -> Any:
+def make_blank_image(size: Sequence[int]) -> Any:
     """A black image of this height and width."""
     from PIL import Image
 
@@ -273,7 +273,7 @@ def first_difference(processor: LoadedProcessor, rows: Sequence[Sequence[Any]]) 
     Args:
         rows: a name, token ids with one for each image, and the images.
     """
-    opened = [(name, ids, [upright(image) for image in images]) for name, ids, images in rows]
+    opened = [(name, ids, [turn_upright(image) for image in images]) for name, ids, images in rows]
     opened = [row for row in opened if not any(_is_refused(processor, image) for image in row[2])]
     for some in filter(None, [*([row] for row in opened), [row for row in opened if row[2]]]):
         try:
@@ -303,15 +303,15 @@ def _differences(processor: LoadedProcessor, rows: Sequence[Any]) -> Iterator[st
     tokens = [len(piece["input_ids"]) for pieces in made for piece in pieces]
     if tokens != [processor.count((image.height, image.width)) for of in images for image in of]:
         yield "another number of tokens of an image than it tells"
-    theirs, whole_pixels = by_row(whole)
+    theirs, whole_pixels = split_by_row(whole)
     for text, pieces, row in zip(texts, made, theirs, strict=True):
         ours, nothing = _row(processor, text, pieces), 0 * row["input_ids"]
         each = {**row, **ours}
-        yield from (k for k in each if not equal(row.get(k, nothing), ours.get(k, nothing)))
-    yield from (key for key in whole_pixels if not equal(whole_pixels[key], pixels.get(key)))
+        yield from (k for k in each if not are_equal(row.get(k, nothing), ours.get(k, nothing)))
+    yield from (key for key in whole_pixels if not are_equal(whole_pixels[key], pixels.get(key)))
 
 
-def by_row(batch: Any) -> tuple[list[Arrays], Arrays]:
+def split_by_row(batch: Any) -> tuple[list[Arrays], Arrays]:
     """A processor's batch as rows: for each row its arrays with a value per token, without padding;
     and the batch's other entries.
 
@@ -333,20 +333,20 @@ def _row(processor: Any, text: str, pieces: Sequence[Arrays]) -> Arrays:
     spots = np.flatnonzero(ids == processor.token_id)
     if len(spots) != len(pieces):
         raise ValueError(f"{len(spots)} tokens {processor.token} stand for {len(pieces)} images")
-    return filled(ids, spots, pieces)
+    return fill_row(ids, spots, pieces)
 
 
-def filled(ids: Any, spots: Any, pieces: Sequence[Arrays]) -> Arrays:
+def fill_row(ids: Any, spots: Any, pieces: Sequence[Arrays]) -> Arrays:
     """int64 arrays by key: a row's ids with the pieces in place of the image tokens at `spots`; of
     the pieces' other keys 0 beside them.
     """
     return {
-        key: replaced(ids * (key == "input_ids"), spots, [piece[key] for piece in pieces])
+        key: replace_tokens(ids * (key == "input_ids"), spots, [piece[key] for piece in pieces])
         for key in (pieces[0] if pieces else ["input_ids"])
     }
 
 
-def upright(content: Any) -> Any:
+def turn_upright(content: Any) -> Any:
     """An image decoded, turned upright as its EXIF asks, in RGB. `content`: the file's bytes, or
     Pillow's image.
     """
@@ -356,7 +356,7 @@ def upright(content: Any) -> Any:
     return ImageOps.exif_transpose(image).convert("RGB")
 
 
-def replaced(values: Any, spots: Any, pieces: Sequence[Any]) -> Any:
+def replace_tokens(values: Any, spots: Any, pieces: Sequence[Any]) -> Any:
     """int64: `values`, where a piece replaces the value at each of `spots`."""
     first, *others = np.split(values, spots)
     parts = [first]
@@ -365,9 +365,9 @@ def replaced(values: Any, spots: Any, pieces: Sequence[Any]) -> Any:
     return np.concatenate(parts)
 
 
-def equal(one: Any, other: Any) -> bool:
+def are_equal(one: Any, other: Any) -> bool:
     """Whether two tensors, or two lists of tensors, have the same shapes and values."""
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(equal, one, other))
+        return len(one) == len(other) and all(map(are_equal, one, other))
     # Llama 4's pixels are bfloat16, which NumPy does not have.
     return np.array_equal(*(v.double() if hasattr(v, "double") else v for v in (one, other)))

@@ -16,7 +16,7 @@ from mdsmix.conversion.budget_share import said_of_mean
 from mdsmix.conversion.planning import ArrayPart
 from mdsmix.conversion.run import Outcome, PartOutcome
 from mdsmix.encode.chat import NO_TEMPLATE
-from mdsmix.encode.forms import possible_marks
+from mdsmix.encode.forms import describe_possible_marks
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.messages import format_percent, join_counts, join_names, plural
@@ -234,7 +234,7 @@ def _unread(records: Records) -> Iterator[str]:
             f"WARNING: the field {name} of {plural(unread[name], 'record')} is not read, so they are trained as if it were not there: {way}, "
             "or leave those records out"
         )
-    yield from map("WARNING: {}".format, possible_marks(filled))
+    yield from map("WARNING: {}".format, describe_possible_marks(filled))
     for key, n in records.nulls.items():
         yield (
             f"WARNING: {plural(n, 'record')} {'has' if n == 1 else 'have'} null entries inside {key}, as Arrow adds them where objects differ, and the chat template "

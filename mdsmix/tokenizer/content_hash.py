@@ -26,12 +26,12 @@ _SAME_AS_NULL = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 'Settings of a model whose empty value (`""`, 0) does what null does.'
 
 
-def content_hash(tree: Json, ids: Ids) -> str:
+def hash_content(tree: Json, ids: Ids) -> str:
     """Return the hash of a tokenizer, 32 hex digits, from its tokenizer.json and special ids."""
-    return _hash([normalized(tree), dict(ids)])
+    return _hash([normalize_model(tree), dict(ids)])
 
 
-def bytes_hash(tree: Json, ids: Ids) -> str:
+def hash_bytes(tree: Json, ids: Ids) -> str:
     """Return the hash that earlier versions of mdsmix gave: of the JSON as it was written."""
     return _hash([tree, dict(ids)])
 
@@ -40,7 +40,7 @@ def _hash(tree: Any) -> str:
     return xxhash.xxh128_hexdigest(orjson.dumps(tree, option=orjson.OPT_SORT_KEYS))
 
 
-def normalized(tree: Json) -> Json:
+def normalize_model(tree: Json) -> Json:
     """Return what a tokenizer.json says about ids, in one form for all that say the same.
 
     The decoder is left out, as are truncation and padding, which mdsmix switches off.

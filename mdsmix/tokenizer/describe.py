@@ -20,16 +20,16 @@ from typing import Any
 
 import orjson
 
-from mdsmix.processor.loaded import texts_in
+from mdsmix.processor.loaded import read_saved_texts
 from mdsmix.processor.server import try_to_answer
-from mdsmix.tokenizer.content_hash import content_hash, normalized
+from mdsmix.tokenizer.content_hash import hash_content, normalize_model
 from mdsmix.tokenizer.transformers_five import (
     GENERATION_CONFIG,
     TOKENIZER_JSON,
     add_named_templates,
     is_saved_by_five,
     make_readable,
-    readable_folder,
+    open_readable_folder,
 )
 
 PROBES = ("a", "Hello, world!", "one two  three\n", "déjà vu, 東京", "12345")
@@ -77,7 +77,7 @@ def describe_tokenizer(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     if stops:
         files[GENERATION_CONFIG] = json.dumps({"eos_token_id": stops})
     return taken | {
-        "hash": content_hash(tree, ids),
+        "hash": hash_content(tree, ids),
         "files": files,
         "stop_ids": stops,
         "read_as": note,
@@ -109,7 +109,7 @@ def _class_changes(name: str, tokenizer: Any, tree: dict[str, Any]) -> str:
         return ""
     own = Path(path).read_bytes()
     with suppress(ValueError, KeyError, TypeError):
-        if normalized(orjson.loads(own)) == normalized(tree):
+        if normalize_model(orjson.loads(own)) == normalize_model(tree):
             return ""
     from tokenizers import Tokenizer as Model
 
@@ -217,7 +217,7 @@ def _files(tokenizer: Any, taken: dict[str, Any], content: str) -> dict[str, str
             opened, _ = _load(folder, {"trust_remote_code": False})
             is_same = opened.backend_tokenizer.to_str() == content
             if is_same and _read_off(opened) | {"class_name": taken["class_name"]} == taken:
-                return texts_in(folder)
+                return read_saved_texts(folder)
     raise ValueError("what transformers saves of it does not open to the same tokenizer again")
 
 
@@ -264,7 +264,7 @@ def _load(name: str, kwargs: dict[str, Any]) -> tuple[Any, str]:
     inner = os.path.join(name, str(kwargs.get("subfolder") or ""))
     if inner != name and is_saved_by_five(inner):
         name, kwargs = inner, {key: kwargs[key] for key in kwargs if key != "subfolder"}
-    with readable_folder(name) as folder:
+    with open_readable_folder(name) as folder:
         tokenizer = AutoTokenizer.from_pretrained(folder.name, **kwargs)
         add_named_templates(tokenizer, Path(inner))
         return tokenizer, folder.note

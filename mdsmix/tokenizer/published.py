@@ -32,7 +32,7 @@ from mdsmix.recipe.rules import is_folder_beside
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.storage import Location, is_for_streaming_alone, locate, map_threads
 from mdsmix.tokenizer.card import Tokenizer
-from mdsmix.tokenizer.content_hash import bytes_hash, content_hash
+from mdsmix.tokenizer.content_hash import hash_bytes, hash_content
 from mdsmix.tokenizer.transformers_five import TOKENIZER_JSON
 
 
@@ -54,7 +54,7 @@ class FolderCard:
     "Names of the files in the folder, without the card."
 
 
-def card_name(folder: str) -> str:
+def card_file_name(folder: str) -> str:
     """The name of the card's file in a folder of this name: `mdsmix.tokenizer` or
     `mdsmix.processor`.
     """
@@ -65,13 +65,13 @@ def read_card(home: Location) -> FolderCard | None:
     """The card of the folder `home`; None where there is none, or one that mdsmix did not write for
     a folder of this name.
     """
-    if found := (home / card_name(home.name)).fetch():
+    if found := (home / card_file_name(home.name)).fetch():
         card = schema.parse_json_if_fit(FolderCard, found[1])
         return card if card and card.folder == home.name else None
     return None
 
 
-def publish(home: Location, snapshot: Path, of: Tokenizer | Processor) -> None:
+def publish_folder(home: Location, snapshot: Path, of: Tokenizer | Processor) -> None:
     """Writes the files of a snapshot and their card to `home`, unless its card is there: one
     request then.
     """
@@ -83,7 +83,7 @@ def publish(home: Location, snapshot: Path, of: Tokenizer | Processor) -> None:
     card = FolderCard(
         name=shown, hash=of.hash, folder=home.name, content=_hash_of(files), files=[*files]
     )
-    (home / card_name(home.name)).write(orjson.dumps(card))
+    (home / card_file_name(home.name)).write(orjson.dumps(card))
 
 
 def _hash_of(files: Mapping[str, bytes]) -> str:
@@ -101,7 +101,7 @@ def fetch_folder(home: Location) -> Path | None:
     said = read_card(home)
     if said is None:
         return None
-    name, card = card_name(home.name), orjson.dumps(said)
+    name, card = card_file_name(home.name), orjson.dumps(said)
     folder = cache_folder() / "fetched" / xxhash.xxh128_hexdigest(card) / home.name
     if not (folder / name).exists():
         contents = map_threads(lambda file: (home / file).read(), said.files)
@@ -137,12 +137,12 @@ def adopt_hash(tokenizer: Tokenizer, published: Iterable[PublishedTokenizer]) ->
     if tokenizer.hash in others:
         return tokenizer
     for of in others.values():
-        if hash_today(of) == tokenizer.hash:
+        if find_current_hash(of) == tokenizer.hash:
             return replace(tokenizer, hash=of.card.hash)
     return tokenizer
 
 
-def hash_today(published: PublishedTokenizer) -> str:
+def find_current_hash(published: PublishedTokenizer) -> str:
     """Return the hash that a published tokenizer has by today's rule.
 
     It is worked out from the tokenizer's published folder, once on this machine. If the folder
@@ -160,21 +160,21 @@ def hash_today(published: PublishedTokenizer) -> str:
         if folder is None:
             return card.hash
         tree = orjson.loads((folder / TOKENIZER_JSON).read_bytes())
-        if bytes_hash(tree, ids) == card.hash:
-            digest = content_hash(tree, ids)
+        if hash_bytes(tree, ids) == card.hash:
+            digest = hash_content(tree, ids)
             keep_in_cache(known, digest.encode())
             return digest
     return card.hash
 
 
-def at_hand(spec: TokenizerSpec, streams: Iterable[str]) -> TokenizerSpec:
-    """The tokenizer, with its name replaced by a folder on this machine where `name_at_hand` finds
+def localize_spec(spec: TokenizerSpec, streams: Iterable[str]) -> TokenizerSpec:
+    """The tokenizer, with its name replaced by a folder on this machine where `localize_name` finds
     one.
     """
-    return replace(spec, name=name_at_hand(spec.name, streams))
+    return replace(spec, name=localize_name(spec.name, streams))
 
 
-def name_at_hand(name: str, streams: Iterable[str]) -> str:
+def localize_name(name: str, streams: Iterable[str]) -> str:
     """A folder on this machine with the tokenizer or processor `name`.
 
     A name such as `/data/tokenizer-0f3a9c21` whose folder is not on this machine is fetched from

@@ -47,7 +47,7 @@ class Readable(NamedTuple):
 
 
 @contextmanager
-def readable_folder(name: str) -> Iterator[Readable]:
+def open_readable_folder(name: str) -> Iterator[Readable]:
     """Give the folder of a tokenizer or processor in a form that the installed transformers opens.
 
     A hub name is given back as it is.
@@ -56,7 +56,7 @@ def readable_folder(name: str) -> Iterator[Readable]:
     if not os.path.isdir(name):
         yield Readable(name, "")
         return
-    changed = _for_four(folder)
+    changed = _convert_for_four(folder)
     note = ""
     config = _read(folder / TOKENIZER_CONFIG)
     own_class = config.get("tokenizer_class") or "a tokenizer without a class"
@@ -88,7 +88,7 @@ def is_known_class(name: str) -> bool:
 
 def make_readable(folder: Path) -> None:
     """Rewrite the files of a folder that transformers saved: transformers 4 and 5 open it then."""
-    _write(folder, _for_four(folder))
+    _write(folder, _convert_for_four(folder))
 
 
 def add_named_templates(tokenizer: Any, folder: Path) -> None:
@@ -112,7 +112,7 @@ def is_saved_by_five(folder: str) -> bool:
     """Check whether transformers 4 cannot open the tokenizer in this folder as it is, since
     transformers 5 saved it. A hub name is not looked at.
     """
-    return os.path.isdir(folder) and TOKENIZER_CONFIG in _for_four(Path(folder))
+    return os.path.isdir(folder) and TOKENIZER_CONFIG in _convert_for_four(Path(folder))
 
 
 def _is_only_unknown(folder: Path, config: dict[str, Any]) -> bool:
@@ -123,7 +123,7 @@ def _is_only_unknown(folder: Path, config: dict[str, Any]) -> bool:
     return (folder / TOKENIZER_JSON).is_file() and not is_known_class(own_class)
 
 
-def _for_four(folder: Path) -> dict[str, Any]:
+def _convert_for_four(folder: Path) -> dict[str, Any]:
     """Return file name -> content of the files that transformers 4 needs and the folder lacks, or
     has in the form of transformers 5.
     """

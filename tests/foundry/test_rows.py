@@ -17,7 +17,7 @@ import orjson
 import pytest
 
 from mdsmix.encode.backends import open_backend
-from mdsmix.encode.chat import today
+from mdsmix.encode.chat import format_today
 from mdsmix.encode.encoded import Encoded
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import Pairs
@@ -139,7 +139,7 @@ def cases(tokenizer: Tokenizer, date: str, listed: dict[str, Any]) -> Iterator[t
 @pytest.mark.parametrize("style", STYLES)
 def test_samples_are_foundrys(style: str, styled: dict[str, Path], foundry: Foundry) -> None:
     """And batches: those of its functions."""
-    folder, date = str(styled[style]), today()
+    folder, date = str(styled[style]), format_today()
     listed = {"pairs": pair_records(), "chats": chat_records()}
     assert [*map(len, listed.values())] == [ROWS, ROWS]
     ours = list(cases(open_tokenizer(TokenizerSpec(name=folder)), date, listed))

@@ -21,7 +21,7 @@ from mdsmix.engines.memory import measure_pss
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.kinds.encodings import make_encoding
-from mdsmix.kinds.prove_processor import difference
+from mdsmix.kinds.prove_processor import find_difference
 from mdsmix.load import build_loader
 from mdsmix.load.vision import load_processor
 from mdsmix.processor import counts, server
@@ -75,7 +75,7 @@ def test_it_is_equal_or_refused(tmp_path: Path, tokenizer_folder: Path, family: 
         recipe = open_recipe(path, overrides)
         tokenizer = open_tokenizer(recipe.tokenizer)
         encoding = make_encoding(recipe, recipe.streams["see"], tokenizer)
-        return difference(of[1], encoding, tokenizer, [])
+        return find_difference(of[1], encoding, tokenizer, [])
 
     if family == "paligemma" and not IS_TRANSFORMERS_4:
         with pytest.raises(MdsmixError, match="expands neither a boi_token nor an image_token"):

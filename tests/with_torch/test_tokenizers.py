@@ -23,7 +23,7 @@ from mdsmix.recipe import TokenizerSpec
 from mdsmix.storage import locate
 from mdsmix.tokenizer.card import open_tokenizer
 from mdsmix.tokenizer.describe import describe_tokenizer
-from mdsmix.tokenizer.published import at_hand, with_tokenizer_fetched
+from mdsmix.tokenizer.published import localize_spec, with_tokenizer_fetched
 from tests.converting import Web, done, mdsmix
 
 TEXTS = ["", "Hello, world!", "a\n\n  b <|im_start|>x<|im_end|>", "déjà vu, 東京", "<s> 12345"]
@@ -188,14 +188,14 @@ def test_where_mdsmix_is_on_the_nodes_the_yaml_names_the_bucket(mix: Web, remote
 def test_one_that_is_not_what_was_published_is_refused(mix: Web, remote: str) -> None:
     spec = TokenizerSpec(name=str(Rendered(mix).name))
     mix.patch.setenv("MDSMIX_CACHE", str(mix.folder / "another machine"))
-    fetched = Path(at_hand(spec, [f"{remote}/web"]).name)
+    fetched = Path(localize_spec(spec, [f"{remote}/web"]).name)
     file = shutil.copytree(fetched, mix.folder / "mix" / fetched.name) / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": {"type": "NFC"}}))
     mix.patch.setenv("MDSMIX_CACHE", str(mix.folder / "a third machine"))
     with pytest.raises(Unreachable, match="does not hold the tokenizer as it was published"):
-        at_hand(spec, [str(mix.folder / "mix/web")])
+        localize_spec(spec, [str(mix.folder / "mix/web")])
     other = TokenizerSpec(name="tokenizer-00000000")
-    assert at_hand(other, [str(mix.folder / "mix/web")]) == other
+    assert localize_spec(other, [str(mix.folder / "mix/web")]) == other
 
 
 def test_a_tokenizer_that_nobody_published_is_a_finding(mix: Web, remote: str) -> None:

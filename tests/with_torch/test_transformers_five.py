@@ -13,7 +13,7 @@ import pytest
 
 from mdsmix.processor.loaded import LoadedProcessor
 from mdsmix.tokenizer.describe import describe_tokenizer
-from mdsmix.tokenizer.transformers_five import readable_folder
+from mdsmix.tokenizer.transformers_five import open_readable_folder
 from tests.processors import FAMILIES
 
 Folders = dict[str, tuple[Path, Path]]
@@ -69,7 +69,7 @@ def test_a_processor_is_the_same(family: str, tmp_path: Path, processors: Folder
     assert {path.name for path in new.iterdir()} == before, "the user's folder stays as it is"
     if not (folder / "preprocessor_config.json").exists():  # made by transformers 5
         return
-    with readable_folder(str(new)) as copy:
+    with open_readable_folder(str(new)) as copy:
         settings = _read(Path(copy.name) / "preprocessor_config.json")
         assert settings == _read(folder / "preprocessor_config.json")
 
@@ -85,5 +85,5 @@ def test_a_tokenizer_is_the_same_and_other_names_stay(
         key: old[key] for key in old.keys() - {"files", "read_as"}
     }
     for name in (str(tokenizer_folder), "some/hub-name"):
-        with readable_folder(name) as same:
+        with open_readable_folder(name) as same:
             assert same == (name, "")

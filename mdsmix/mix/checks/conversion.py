@@ -15,7 +15,7 @@ from mdsmix.encode.labels import Targets
 from mdsmix.errors import MdsmixError
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.kinds.finetuning import targets_of
-from mdsmix.kinds.prove_processor import WAY_OUT, difference, row_of
+from mdsmix.kinds.prove_processor import FIX_UNEQUAL, find_difference, make_stored_row
 from mdsmix.messages import format_yaml_value
 from mdsmix.mix.checks.columns import find_layout
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
@@ -24,7 +24,7 @@ from mdsmix.recipe.rules import PROCESSOR_FOLDER
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import PACKED_COLUMNS, find_id_columns, has_images
 from mdsmix.storage import locate
-from mdsmix.tokenizer.published import fetch_folder, name_at_hand, read_card
+from mdsmix.tokenizer.published import fetch_folder, localize_name, read_card
 
 CHECKS = CheckList()
 
@@ -206,7 +206,7 @@ def find_processor(mix: Mix, loader: Loader, stream: StreamInMix) -> FoundProces
     folder: str | Path | None = None
     with suppress(MdsmixError):
         if name:
-            folder = name_at_hand(str(name), mix.yaml.stream_urls)
+            folder = localize_name(str(name), mix.yaml.stream_urls)
         elif manifest and manifest.processor_folder:
             folder = fetch_folder(stream.folder.parent.parent / manifest.processor_folder)
         if not folder:
@@ -259,10 +259,10 @@ def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
             id="images-processor",
         )
     if mix.run_tokenizer and stream.encoding and processor and processor.folder:
-        rows = [row_of("a row of the stream", sample) for sample in stream.head.samples]
-        problem = difference(processor.folder, stream.encoding, mix.run_tokenizer, rows)
+        rows = [make_stored_row("a row of the stream", sample) for sample in stream.head.samples]
+        problem = find_difference(processor.folder, stream.encoding, mix.run_tokenizer, rows)
         if problem:
-            yield Finding(f"{problem}.", f"{WAY_OUT}.", id="images-processor")
+            yield Finding(f"{problem}.", f"{FIX_UNEQUAL}.", id="images-processor")
 
 
 def _judge_processor(loader: Loader, planned: str | None, hash: str | None) -> str | None:

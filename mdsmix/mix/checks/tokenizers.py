@@ -27,9 +27,9 @@ from mdsmix.shards.manifest import Manifest, TokenizerCard
 from mdsmix.tokenizer.card import TRAIN_BY_FILE, Tokenizer, open_tokenizer
 from mdsmix.tokenizer.published import (
     adopt_hash,
-    card_name,
+    card_file_name,
     fetch_folder,
-    hash_today,
+    find_current_hash,
 )
 
 CHECKS = CheckList()
@@ -89,9 +89,9 @@ def _is_same_today(mix: Mix, stream: StreamInMix, other: TokenizerCard) -> bool:
     other_hash = other.hash
     for published in published_tokenizers(mix.streams):
         if published.card.hash == other.hash:
-            other_hash = hash_today(published)
+            other_hash = find_current_hash(published)
             break
-    return hash_today(own) == other_hash
+    return find_current_hash(own) == other_hash
 
 
 @CHECKS.stream(
@@ -165,7 +165,7 @@ def tokenizer_lone_file(mix: Mix) -> Findings:
 )
 def tokenizer_unpublished(mix: Mix) -> Findings:
     home = mix.tokenizer_home
-    if home and not (home / card_name(home.name)).stat():
+    if home and not (home / card_file_name(home.name)).stat():
         yield Finding(
             f"the tokenizer is not at {home}, where the training nodes must fetch it.",
             f"run `mdsmix convert {mix.recipe_path}` again, which publishes it there.",

@@ -78,7 +78,7 @@ def _give_up(*_: object) -> None:
 
 
 def _draw(text: str, labels: Sequence[str]) -> str:
-    from mdsmix.tokenizer.published import at_hand
+    from mdsmix.tokenizer.published import localize_spec
 
     # By name: LLM-Foundry is no dependency of mdsmix, and only this option imports it.
     build_dataloader = import_module("llmfoundry.data.dataloader").build_dataloader
@@ -87,7 +87,7 @@ def _draw(text: str, labels: Sequence[str]) -> str:
     spec, told = yaml.tokenizer, list[str]()
     assert spec is not None, "a rendered YAML names its tokenizer"
     kwargs = yaml.value_at("tokenizer", "kwargs") or {}
-    tokenizer = build_tokenizer(at_hand(spec, yaml.stream_urls).name, kwargs)
+    tokenizer = build_tokenizer(localize_spec(spec, yaml.stream_urls).name, kwargs)
     for each in (s for s in (yaml.train, *yaml.evals) if s.label in labels):
         section = {k: v for k, v in each.section.items() if k != "label"}
         loader = build_dataloader(section, tokenizer, BATCH_SIZE).dataloader

@@ -538,11 +538,11 @@ def _split_folder(stream: PublishedStream, root: Location) -> tuple[Location, st
 def _open_run_tokenizer(yaml: TrainingYaml, recipe: Recipe | None) -> Tokenizer | None:
     """Open the run's tokenizer; None if the YAML names none."""
     from mdsmix.tokenizer.card import open_tokenizer
-    from mdsmix.tokenizer.published import at_hand
+    from mdsmix.tokenizer.published import localize_spec
 
     spec = yaml.tokenizer
     if spec is None:
         return None
     if recipe:
         spec = recipe.tokenizer  # the spec that conversion opened the tokenizer with
-    return open_tokenizer(at_hand(spec, yaml.stream_urls))
+    return open_tokenizer(localize_spec(spec, yaml.stream_urls))
