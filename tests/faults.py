@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 from urllib.parse import unquote
 
-from mdsmix.storage.s3_conditions import AT_ONCE
+from mdsmix.storage.s3_conditions import WRITERS
 from tests.alarm import SECONDS
 
 XML = "<?xml version='1.0' encoding='UTF-8'?><Error><Code>{}</Code><Message>a fault of the tests</Message></Error>"
@@ -171,7 +171,7 @@ class Proxy:
         head, _ = self._forward(_signed_anew(request, "HEAD", b""))
         if "-trial-" in request.key:  # whose writers all look before the first one writes
             with self._lock:
-                looks = self._looks.setdefault(request.key, threading.Barrier(AT_ONCE))
+                looks = self._looks.setdefault(request.key, threading.Barrier(WRITERS))
             looks.wait(SECONDS)
         else:
             time.sleep(0.1)

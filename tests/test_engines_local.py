@@ -58,12 +58,12 @@ def square(number: int, seconds: float, attempt: Attempt, reporter: Reporter) ->
 
 def wait_for_a_store(attempt: Attempt, reporter: Reporter) -> None:
     """As a thread does that reads ahead, while the worker reports."""
-    thread = threading.Thread(target=s3_client.tell, args=("here", "waiting for a store"))
+    thread = threading.Thread(target=s3_client.show_wait, args=("here", "waiting for a store"))
     thread.start()
     for _ in range(100):
         reporter.on_progress(0, 0)
     thread.join()
-    s3_client._told.discard("here")
+    s3_client._waited_for.discard("here")
 
 
 def fail(kind: type[Exception], words: list[str], *_: object) -> None:

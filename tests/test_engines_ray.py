@@ -22,6 +22,8 @@ from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.ray_cluster import Supervisor, parse_engine
 from mdsmix.engines.ray_engine import MOST_LOSSES, RayEngine
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
+from mdsmix.storage import store_addresses
+from mdsmix.storage.s3 import S3Path
 from tests.alarm import SECONDS
 from tests.converting import Web
 from tests.tasks import call, settings, silent
@@ -157,7 +159,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 
 def run(units: int, say: Any = print, heard: Any = silent, **more: Any) -> list[tuple[int, Any]]:
-    with closing(RayEngine("", **{"pool": settings(0)} | more)) as engine:
+    arguments = {"pool": settings(0), "environment": {}} | more
+    with closing(RayEngine("", **arguments)) as engine:
         return sorted(engine.run([call(print, n) for n in range(units)], heard, say))
 
 
@@ -238,7 +241,7 @@ def test_an_error_of_a_unit_is_raised_with_its_node_where_there_are_several(ray:
 
 def test_paths_of_one_machine_are_refused_where_there_are_more_nodes(ray: FakeRay) -> None:
     said = r"nodes beside this one \(host-m\), and /here is of this machine alone"
-    with closing(RayEngine("", settings(0), ["/here"])) as engine:
+    with closing(RayEngine("", settings(0), {}, ["/here"])) as engine:
         for _ in range(2):
             with pytest.raises(RecipeError, match=said):
                 list(engine.run([call(print)], silent, print))
@@ -248,14 +251,15 @@ def test_paths_of_one_machine_are_refused_where_there_are_more_nodes(ray: FakeRa
 
 def test_what_a_node_is_told(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the store is and no credential; the cap of --memory."""
-    for name in ray_engine.STORES:
+    for name in S3Path.address_variables:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://here")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    pool = PoolSettings(workers=3, memory=300 << 20)
-    run(1, pool=pool)
-    run(1)
     store = {"S3_ENDPOINT_URL": "http://here"}
+    assert store_addresses() == store
+    pool = PoolSettings(workers=3, memory=300 << 20)
+    run(1, pool=pool, environment=store)
+    run(1, environment=store)
     told = [(2, __version__, each, store) for each in (pool, settings(2))]
     assert ray.begun[::2] == told, "processors that the node has"
 

@@ -65,7 +65,7 @@ def test_fetch_is_stat_and_read_of_one_file_and_a_folder_is_none(tmp_path: Path)
     for act, said in (
         (folder.read, "it is a folder"),
         (lambda: (place / "below").write(b""), "is a file, not a folder"),
-        ((folder / "pipe").fetch, "whose end cannot be known"),
+        ((folder / "pipe").fetch, "which may never end"),
     ):
         with pytest.raises(Unreachable, match=said):
             act()
@@ -189,7 +189,9 @@ def test_no_command_takes_a_mistyped_url_for_a_folder(web: Web, place: str) -> N
 def test_every_key_says_that_a_url_names_no_bucket(web: Web) -> None:
     web.holds(["a text of some words"])
     for key in ("local", "remote", "tokenizer", "streams.web.source.path"):
-        refused(mdsmix("convert", web.recipe, f"{key}=s3:///x"), 2, "s3:///x", " names no bucket")
+        refused(
+            mdsmix("convert", web.recipe, f"{key}=s3:///x"), 2, "s3:///x", " does not name a bucket"
+        )
     refused(mdsmix("check", "s3:/bucket/recipe.yaml"), 2, "is not a file of this machine")
 
 

@@ -96,7 +96,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         threading.Thread(target=served.serve_forever, args=(0.01,), daemon=True).start()
         url, fresh = f"http://127.0.0.1:{served.server_port}", {"use_listings_cache": False}
         files = HfFileSystem(endpoint=url, token=False, skip_instance_cache=True, **fresh)
-        monkeypatch.setattr(storage_hub, "_files", lambda: files)
+        monkeypatch.setattr(storage_hub, "_file_system", lambda: files)
         yield served
         served.shutdown()
 
@@ -147,7 +147,7 @@ def test_what_is_not_there_or_cannot_be_is_a_sentence(tmp_path: Path, hub: Hub) 
     with pytest.raises(RecipeError, match="matches no file"):
         find_files([f"{HOME}/none.jsonl"], tmp_path)
     for url in ("hf://org/name", HOME, "hf://models/org/name/a.jsonl"):
-        with pytest.raises(RecipeError, match="names no file of a data set"):
+        with pytest.raises(RecipeError, match="does not name a file of a data set"):
             locate(url)
     with pytest.raises(Unreachable, match="cannot be written"):
         locate(f"{HOME}/a.jsonl").write(b"x")

@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage import Stat, locate, s3_client, s3_conditions, s3_reader
+from mdsmix.storage import Stat, locate, notices, s3_client, s3_conditions, s3_reader
 from mdsmix.storage.s3_client import ask
-from mdsmix.storage.s3_reader import random_reader
+from mdsmix.storage.s3_reader import make_random_reader
 from tests.clock import Clock
 
 
@@ -73,7 +73,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Waiting:
     """And an endpoint that never answered."""
     clock = Waiting()
     monkeypatch.setattr(s3_client, "time", clock)
-    for known in ("_answered", "_given_up", "_told"):
+    for known in ("_answered", "_given_up", "_waited_for"):
         monkeypatch.setattr(s3_client, known, set())
     names = ("S3_ENDPOINT_URL", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     for name, value in zip(names, ("http://127.0.0.1:9", "us-east-1", "x", "y"), strict=True):
@@ -115,14 +115,14 @@ def test_a_store_that_stays_away_is_given_up_in_bounded_time(clock: Waiting) -> 
 
 def test_a_wait_is_said_once_and_again_after_the_store_has_answered(known: Waiting) -> None:
     """Not one that ends within five seconds: a server that restarts is no news."""
-    said, before = list[str](), s3_client._say
-    with s3_client.said_by(said.append):
+    said, before = list[str](), notices._say
+    with notices.redirect_notices(said.append):
         known.ask(4, SLOW_DOWN)
         assert said == []
         for _ in range(2):
             known.ask(60, SLOW_DOWN)
-    assert s3_client._say is before
-    words = "the store asks to slow down; each request is asked again for up to 90 s"
+    assert notices._say is before
+    words = "the store asks to slow down; each request is retried for up to 90 s"
     assert said == [f"waiting for http://127.0.0.1:9: {words}"] * 2
 
 
@@ -198,17 +198,17 @@ def test_a_store_says_which_version_and_when_or_is_refused() -> None:
     now = datetime(2026, 11, 22, tzinfo=timezone.utc)
     for etag in ('"abc"', "abc", 'W/"abc"'):
         said = {"ETag": etag, "LastModified": now, "ContentLength": 5}
-        assert s3_client.said_stat(said) == Stat(5, "abc", now.timestamp())
-    assert s3_client.said_stat({"LastModified": now, "Size": 5}) == Stat(5, "", now.timestamp())
+        assert s3_client.stat_from(said) == Stat(5, "abc", now.timestamp())
+    assert s3_client.stat_from({"LastModified": now, "Size": 5}) == Stat(5, "", now.timestamp())
     for said, lacking in (({"ETag": "a"}, "Last-Modified"), ({"LastModified": now}, "ETag")):
         with pytest.raises(Unreachable, match=f"answers without {lacking}"):
-            s3_client.said_stat({"ContentLength": 5, **said})
+            s3_client.stat_from({"ContentLength": 5, **said})
 
 
 def test_who_knows_no_conditions_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answers so to a condition; nothing is there yet."""
     store, place, known = ("http://store", "b"), {"Bucket": "b", "Key": "x"}, dict[Any, bool]()
-    monkeypatch.setattr(s3_conditions, "_kept", known)
+    monkeypatch.setattr(s3_conditions, "_keeps", known)
     client = Mock(**{"head_object.side_effect": refused("404")})
     client.meta.endpoint_url = store[0]
     for word, before, is_learnt in (
@@ -261,7 +261,7 @@ def test_it_reads_as_a_file_in_memory(
     data: bytes, operations: list[tuple[int | None, int]], ahead: int
 ) -> None:
     """A seek to before the beginning moves BytesIO there, and is refused by files."""
-    file, memory = random_reader(Fetched(data), len(data), ahead), io.BytesIO(data)
+    file, memory = make_random_reader(Fetched(data), len(data), ahead), io.BytesIO(data)
     for whence, number in operations:
         if whence is None:
             assert file.read(number) == memory.read(number)
@@ -275,7 +275,7 @@ def test_it_reads_as_a_file_in_memory(
 
 def test_each_byte_is_fetched_once_and_with_the_end_what_lies_before_it() -> None:
     fetch = Fetched(os.urandom(10_000))
-    file = random_reader(fetch, 10_000, 1_000)
+    file = make_random_reader(fetch, 10_000, 1_000)
     assert b"".join(iter(lambda: file.read(300), b"")) == fetch.data
     assert fetch.asked == [(n, n + 1_000) for n in range(0, 10_000, 1_000)]
     fetch.asked.clear()

@@ -30,7 +30,6 @@ from mdsmix.conversion.unit_files import (
     UnitFile,
     UnitRecord,
     bytes_of,
-    few_at_once,
     gathered,
     lost,
     names_in,
@@ -47,7 +46,7 @@ from mdsmix.shards.lease import Lease
 from mdsmix.shards.shard_files import SHARD_NAME, decompress_frame
 from mdsmix.shards.side_files import NAME_PATTERNS
 from mdsmix.sources import Content, Window
-from mdsmix.storage import Location, map_threads
+from mdsmix.storage import Location, map_in_batches, map_threads
 
 Fingerprints = NDArray[np.uint64]
 "uint64 [n, 2]: the two halves of each fingerprint; both are 0 where a record has none."
@@ -215,7 +214,7 @@ def join(
     # again.
     each = ((hashes, file) if drops else (file,) for file, hashes in own.items())
     gone = [*chain.from_iterable(each)]
-    contents = few_at_once(partial(bytes_of, folder), gone)
+    contents = map_in_batches(partial(bytes_of, folder), gone)
     for some in gathered(contents, lambda of: max(len(of) / MOST_BYTES, 1 / MOST_FILES), 1):
         files |= write_segment(folder, some)
     return stored, gone

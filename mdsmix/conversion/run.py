@@ -60,7 +60,7 @@ from mdsmix.shards.lease import hold_lease
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources.find import drop_empty_files
 from mdsmix.sources.stamps import remember_stamps
-from mdsmix.storage import map_threads
+from mdsmix.storage import map_threads, store_addresses
 
 UNTOLD = (
     "this system does not tell what a process holds (no /proc/PID/smaps_rollup), so --memory is not enforced: "
@@ -309,7 +309,7 @@ def engine_of(
         from mdsmix.engines.ray_engine import RayEngine
 
         local = sorted(at.url for at in places if not at.is_store)
-        return RayEngine(address, pool, [] if recipe.shared else local)
+        return RayEngine(address, pool, store_addresses(), [] if recipe.shared else local)
     if not can_measure_memory():
         watcher.say(UNTOLD)
     return LocalEngine(

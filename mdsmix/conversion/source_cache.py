@@ -43,7 +43,7 @@ from mdsmix.messages import choose_verb, plural
 from mdsmix.shards.shard_files import decompress_frame
 from mdsmix.sources import Content, Unit, Window
 from mdsmix.sources.formats import format_of, list_raised_versions
-from mdsmix.storage import Location, Stat, locate, map_threads
+from mdsmix.storage import Location, Stat, find_store, locate, map_threads
 
 NOTE = "sources.zst"
 PART = re.compile(r"part-\d{1,6}-of-\d{1,6}")
@@ -269,7 +269,7 @@ def current(urls: Set[str]) -> dict[str, list[Any]]:
     holds them all, as long as that holds little else.
     """
     found = dict[str, Stat | None]()
-    objects = sorted(url for url in urls if url.startswith("s3://"))
+    objects = sorted(filter(_is_listed, urls))
     for _, of in groupby(objects, lambda url: url.split("/")[2]):
         keys = list(of)
         if len(keys) > FEW:
@@ -280,6 +280,11 @@ def current(urls: Set[str]) -> dict[str, list[Any]]:
     left = [url for url in urls if url not in found]
     found |= zip(left, map_threads(_stat_of, left), strict=True)
     return {url: [stat.size, stat.stamp] if stat else MISSING for url, stat in found.items()}
+
+
+def _is_listed(url: str) -> bool:
+    store = find_store(url)
+    return store is not None and store.has_cheap_listings
 
 
 def _stat_of(url: str) -> Stat | None:

@@ -32,7 +32,7 @@ from mdsmix.conversion.source_cache import KnownSources, keep_stamps
 from mdsmix.conversion.unit_files import FOLDER, UnitRecord, compressed, pack, pack_array
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.encoded import Encoded
-from mdsmix.engines.tasks import Attempt, Reporter, in_work, skipped, split_positions
+from mdsmix.engines.tasks import ActiveRecords, Attempt, Reporter, split_positions
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.assemble import Assembled
 from mdsmix.kinds.membership import DUPLICATE
@@ -258,11 +258,11 @@ class UnitTask(_OfUnit):
         job, folders, shrunk = self.job, self.job.image_folders(self.unit), 0
         made = _OpenWindow(job, number, self.dropped.get(number, b""))
         for batch in batches:
-            count, without = len(batch.records), skipped(batch, attempt)
+            count, without = len(batch.records), find_skipped(batch, attempt)
             cut = split_positions(count, attempt.halvings + shrunk, without)
             for piece in _cut_by_images(cut, made.reading.pictures):
                 reporter.wait_for_room()
-                reporter.on_records(in_work(batch, piece))
+                reporter.on_records(describe_active(batch, piece))
                 encoded = made.reading.encode(*_given(batch, piece, made.read, folders))
                 for full in made.rows.add(encoded):
                     made.shards += store_shards(job.folder, job.layout, full, is_new=True)
@@ -338,3 +338,28 @@ def open_tokenizer_backend(job: Job) -> Backend:
         _backends.clear()
         _backends[key] = open_backend(fetch_tokenizer(job), backend)
     return _backends[key]
+
+
+def find_skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
+    """Return the positions in the batch of the records that are set aside (`Attempt.skipped`)."""
+    if not attempt.skipped:
+        return set()
+    origins = map(batch.origin, range(len(batch.records)))
+    return {
+        position
+        for position, origin in enumerate(origins)
+        if (origin.file, origin.ordinal) in attempt.skipped
+    }
+
+
+def describe_active(batch: RecordBatch, positions: range) -> ActiveRecords:
+    """Return the records of a batch at `positions` as a reporter takes them."""
+    origin = batch.origin(positions.start)
+    return ActiveRecords(
+        file=origin.file,
+        ordinal=origin.ordinal,
+        where=origin.where,
+        length=origin.length,
+        records=len(positions),
+        size=batch.size,
+    )

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_files import decompress_frame, write_if_changed
 from mdsmix.shards.side_files import SideFile
-from mdsmix.storage import Location, map_threads
+from mdsmix.storage import Location, map_in_batches
 
 FOLDER = ".mdsmix"
 UNIT = re.compile(r"([0-9a-f]{32})-[0-9a-f]{8}\.unit")
@@ -53,8 +53,6 @@ LENGTH = 8
 "Bytes of the length of a head."
 HEAD_BYTES = 1 << 20
 "The first bytes of a file, asked for at once: records of 1,000 units are half a MB."
-AT_ONCE = 16
-"Files that are asked for together."
 T = TypeVar("T")
 R = TypeVar("R")
 _KEY = slice(len(b'{"key":"'), len(b'{"key":"') + 32)
@@ -188,7 +186,7 @@ def read_blobs(folder: Location, wanted: Sequence[tuple[str, str]]) -> Iterator[
     """Blobs by their names and files, as they are stored, in their order; Unreachable where one is
     gone or cut off. A file is read once for all consecutive blobs in it.
     """
-    contents = few_at_once(partial(bytes_of, folder), [f for f, _ in groupby(wanted, FILE)])
+    contents = map_in_batches(partial(bytes_of, folder), [f for f, _ in groupby(wanted, FILE)])
     for (file, of), content in zip(groupby(wanted, FILE), contents, strict=True):
         blobs = parse(content).blobs
         for at in (blobs.get(name) for name, _ in of):
@@ -198,15 +196,6 @@ def read_blobs(folder: Location, wanted: Sequence[tuple[str, str]]) -> Iterator[
 
 
 FILE = itemgetter(1)
-
-
-def few_at_once(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """The answers to requests that wait for a disk or a store, in order; AT_ONCE are asked for
-    together, and held.
-    """
-    left = iter(items)
-    while some := list(islice(left, AT_ONCE)):
-        yield from map_threads(request, some)
 
 
 def gathered(items: Iterable[T], size: Callable[[T], float], most: float) -> Iterator[list[T]]:

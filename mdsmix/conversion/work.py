@@ -22,7 +22,7 @@ from mdsmix.conversion.publish_pretrained import refuse_unproved_processor
 from mdsmix.conversion.source_cache import KnownSources
 from mdsmix.conversion.target import why_rebuilt
 from mdsmix.conversion.unit import ReadTask, UnitTask, open_tokenizer_backend
-from mdsmix.conversion.unit_files import KEY_DIGITS, few_at_once, read_blobs
+from mdsmix.conversion.unit_files import KEY_DIGITS, read_blobs
 from mdsmix.encode.backends import Unequal, store_difference
 from mdsmix.engines.tasks import Engine, Task, TaskResults
 from mdsmix.kinds.rules import rule_changes
@@ -30,7 +30,7 @@ from mdsmix.messages import join_names
 from mdsmix.shapes.functions import import_function
 from mdsmix.shards.counts import Records
 from mdsmix.sources import Unit, counted_key, prepare_formats
-from mdsmix.storage import map_threads
+from mdsmix.storage import map_in_batches, map_threads
 
 R = TypeVar("R")
 FIRST_UNITS = 3
@@ -232,5 +232,5 @@ def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:
                 shifts.append((counted_key(unit), before))
         before += sum(record.lines for record in result.records)
     each = zip(bad, shifts, read_blobs(folder, bad), strict=True)
-    list(few_at_once(lambda of: publish_quarantine(folder, *of), each))
+    list(map_in_batches(lambda of: publish_quarantine(folder, *of), each))
     return [name for name, _ in bad]

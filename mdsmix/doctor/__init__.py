@@ -26,7 +26,7 @@ from mdsmix.engines.memory import WORKER_BYTES, choose_memory_cap, count_cpus
 from mdsmix.errors import Denied, MdsmixError
 from mdsmix.messages import plural
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.storage import Location, locate
+from mdsmix.storage import STORES, Location, find_store, locate
 from mdsmix.table import format_size
 from mdsmix.tokenizer.card import open_tokenizer
 
@@ -38,8 +38,8 @@ off.
 """
 FIRST_BYTES = 1 << 10
 
-Verb = tuple[str, str, Callable[[], Any]]
-"(verb, AWS's name of the right, the operation), such as (`read`, `s3:GetObject`, ...)."
+Verb = tuple[str, Callable[[], Any]]
+"A verb that is a key of `Location.permissions`, such as `read`, and the operation."
 Diagnoses = Generator["Diagnosis", None, None]
 
 
@@ -67,8 +67,10 @@ def diagnose(recipe: Recipe) -> Diagnoses:
     yield from _tokenizer(recipe)
     streams = [stream for stream in recipe.streams.values() if not stream.held_out_of]
     paths = [path for s in streams for path in (s.source.path if s.source else [s.remote])]
-    if any(str(place).startswith("s3://") for place in (recipe.remote, *paths)):
-        yield attempt("store", _store)
+    used = {find_store(str(place)) for place in (recipe.remote, *paths)}
+    for store in STORES:
+        if store in used and store.needs_credentials:
+            yield attempt("store", store.describe_access)
     source_bytes = 0
     for stream in streams:
         if stream.source:
@@ -93,17 +95,18 @@ def judged(what: str, said: str, has_flaw: bool, flaw: str) -> Diagnosis:
     return Diagnosis(what, "warning", f"{said}; {flaw}") if has_flaw else Diagnosis(what, "ok", said)  # fmt: skip
 
 
-def tried(what: str, said: str, *verbs: Verb) -> Diagnoses:
+def tried(what: str, said: str, place: Location, *verbs: Verb) -> Diagnoses:
     """A problem for each verb that fails; ok with `said` where none does. A failure other than a
     missing right ends the trials, since later verbs would fail for the same reason.
     """
     is_well = True
-    for verb, right, do in verbs:
+    for verb, do in verbs:
         try:
             do()
         except Denied as error:
             is_well = False
-            yield Diagnosis(what, "problem", f"may not {verb} ({right}): {error}")
+            permission = place.permissions.get(verb, verb)
+            yield Diagnosis(what, "problem", f"may not {verb} ({permission}): {error}")
         except MdsmixError as error:
             yield Diagnosis(what, "problem", f"cannot {verb}: {error}")
             return
@@ -146,13 +149,6 @@ def _tokenizer(recipe: Recipe) -> Diagnoses:
         yield Diagnosis("tokenizer", "warning", tokenizer.warning)
 
 
-def _store() -> str:
-    from mdsmix.storage.s3_client import credentials_from
-    from mdsmix.storage.s3_errors import shown_endpoint
-
-    return f"endpoint {shown_endpoint()}, credentials from {credentials_from()}"
-
-
 def _entries(place: Location) -> str:
     """A sentence on a stream without a source; MdsmixError where its folder is empty or missing."""
     if not any(chain(*place.entries())):
@@ -176,7 +172,7 @@ def _source(recipe: Recipe, stream: StreamSpec) -> Generator[Diagnosis, None, in
     first, size = files[0], sum(file.stat.size for file in files)
     said = f"{plural(len(files), 'file')}, {plural(size, 'byte')}; the first, {first.name}, can be read"
     read = partial(first.location.read, 0, FIRST_BYTES)
-    yield from tried(what, said, ("read", "s3:GetObject", read))
+    yield from tried(what, said, first.location, ("read", read))
     if stream.has_images and recipe.processor:
         yield attempt(f"processor of {stream.name}", lambda: _processor(recipe, stream, files))
     return size
@@ -211,11 +207,12 @@ def _target(place: Location, source_bytes: int) -> Diagnoses:
         tried(
             what,
             "listing, writing, reading, copying and deleting work",
-            ("list", "s3:ListBucket", lambda: list(islice(folder.list(), 1))),
-            ("write", "s3:PutObject", lambda: trial.write(TRIAL)),
-            ("read", "s3:GetObject", read),
-            ("copy", "s3:GetObject and s3:PutObject", lambda: trial.copy_to(copied)),
-            ("delete", "s3:DeleteObject", delete),
+            place,
+            ("list", lambda: list(islice(folder.list(), 1))),
+            ("write", lambda: trial.write(TRIAL)),
+            ("read", read),
+            ("copy", lambda: trial.copy_to(copied)),
+            ("delete", delete),
         )
     )
     yield from diagnoses

@@ -10,10 +10,9 @@ content, late answers are not taken, and only the driver publishes.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -39,14 +38,6 @@ unit is done. One more ends the run.
 """
 NO_UNIT = -1
 "In place of a unit's position, for supervisors lost before they have answered."
-STORES = (
-    "S3_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL_S3",
-    "AWS_REGION",
-    "AWS_DEFAULT_REGION",
-)
-"Variables that say where a store is. Credentials are each node's own, or the job's."
 NODELESS = (
     "Ray's node on this machine has ended, and without it this run can reach no other: finished units are kept; start the node again "
     "(ray start --address HEAD) and run the same command."
@@ -77,17 +68,28 @@ class RayEngine:
     peak = 0
     "The memory of nodes is not added up: each node limits its own."
 
-    def __init__(self, address: str, pool: PoolSettings, local: Sequence[str] = ()) -> None:
-        """Connects to nothing yet.
+    def __init__(
+        self,
+        address: str,
+        pool: PoolSettings,
+        environment: Mapping[str, str],
+        local: Sequence[str] = (),
+    ) -> None:
+        """Store the settings. Nothing is connected yet.
 
         Args:
             address: of the cluster; blank: one on this machine, started with the first run that has
             units and stopped by `close`.
             pool: the settings of each node; 0 workers: one for each processor; 0 bytes: half of the
             node's memory.
+            environment: variables for each node, without credentials: those are each node's own, or
+            the job's.
             local: paths that units read or write and that only this machine has.
         """
-        self._address, self._pool, self._local = address, pool, local
+        self._address = address
+        self._pool = pool
+        self._environment = environment
+        self._local = local
         self.nodes: dict[str, Node] = {}
         "Ray's id of a node -> the node."
         self._ends, self._looked = ExitStack(), 0.0
@@ -167,9 +169,7 @@ class RayEngine:
             num_cpus=min(pool.workers, processors),
             scheduling_strategy=NodeAffinitySchedulingStrategy(id, soft=False),
         )(Supervisor)
-        actor = actor.remote(
-            __version__, pool, {name: os.environ[name] for name in STORES if os.environ.get(name)}
-        )
+        actor = actor.remote(__version__, pool, self._environment)
         self.nodes[id] = Node(
             id, said["NodeManagerHostname"], pool.workers, actor, actor.exchange.remote([], 0.0)
         )

@@ -16,7 +16,6 @@ from typing import Protocol, TypeVar
 
 from mdsmix.errors import MdsmixError
 from mdsmix.messages import Say
-from mdsmix.sources import RecordBatch
 
 MOST_DEATHS = 10
 "A unit is tried again after up to 10 deaths over its records; the eleventh ends the run."
@@ -113,14 +112,6 @@ def plan_next_attempt(
     )
 
 
-def skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
-    """Positions in the batch of the records that are set aside (`Attempt.skipped`)."""
-    if not attempt.skipped:
-        return set()
-    origins = map(batch.origin, range(len(batch.records)))
-    return {p for p, o in enumerate(origins) if (o.file, o.ordinal) in attempt.skipped}
-
-
 def split_positions(count: int, halvings: int, without: set[int]) -> Iterator[range]:
     """Ranges of positions that cover `count` records, without those in `without`. None is longer
     than `count` / 2^`halvings`, or 1.
@@ -129,19 +120,6 @@ def split_positions(count: int, halvings: int, without: set[int]) -> Iterator[ra
     for start, end in pairwise(sorted(edges | without | {position + 1 for position in without})):
         if start not in without:
             yield range(start, end)
-
-
-def in_work(batch: RecordBatch, positions: range) -> ActiveRecords:
-    """The records of a batch at `positions`, as the ActiveRecords that a reporter takes."""
-    origin = batch.origin(positions.start)
-    return ActiveRecords(
-        file=origin.file,
-        ordinal=origin.ordinal,
-        where=origin.where,
-        length=origin.length,
-        records=len(positions),
-        size=batch.size,
-    )
 
 
 R = TypeVar("R")

@@ -38,7 +38,7 @@ from mdsmix.engines.memory import (
     release_freed_memory,
 )
 from mdsmix.engines.tasks import ActiveRecords, Attempt, Task
-from mdsmix.storage.s3_client import said_by
+from mdsmix.storage.notices import redirect_notices
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 THREADS = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
@@ -145,7 +145,7 @@ def _do_tasks(channel: WorkerChannel, beside: ThreadPoolExecutor) -> None:
     # the parent's imports are no garbage; searching them took 15 % of the time of chats
     gc.freeze()
     gc.set_threshold(1_000_000)  # nor are a batch's records: 12 % of the time of texts of 100 bytes
-    with suppress(BrokenPipeError, EOFError), said_by(partial(channel.send, "say")):
+    with suppress(BrokenPipeError, EOFError), redirect_notices(partial(channel.send, "say")):
         while True:
             task, attempt = channel.next_task()
             try:

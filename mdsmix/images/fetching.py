@@ -32,10 +32,6 @@ MISSING = (-1, "")
 """In place of the size and stamp where there is no file: it is missing, or the image is in its
 record or at a URL.
 """
-_TOPS = {"s3": (1, "the bucket"), "hf": (3, "the data set")}
-"""Scheme -> how many leading names of a path no `..` may leave (`s3://BUCKET`: 1), and how a
-message calls them.
-"""
 HTTP_BYTES = 64 << 20
 "The most bytes that are taken from a server for one image."
 SECONDS = 60.0
@@ -83,12 +79,10 @@ def _placed(path: str, base: Location) -> Location:
         return locate(path)
     if not base.is_store or path.startswith("/"):
         return locate(os.path.join(base.url, path))
-    scheme, _, rest = base.url.partition("://")
-    names, called = _TOPS[scheme]
-    top, whole = "/".join(rest.split("/")[:names]), posixpath.normpath(f"{rest}/{path}")
-    if not f"{whole}/".startswith(f"{top}/"):
-        raise ValueError(f"it leads out of {called} {top}")
-    return locate(f"{scheme}://{whole}")
+    whole = posixpath.normpath(f"{base.path}/{path}")
+    if not f"{whole}/".startswith(f"{base.container}/"):
+        raise ValueError(f"it leads out of the {base.container_noun} {base.container}")
+    return locate(base.scheme + whole)
 
 
 def _is_below(place: Location, base: Location) -> bool:

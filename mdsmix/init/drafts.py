@@ -192,7 +192,7 @@ def _name(files: Sequence[SourceFile]) -> str:
     """The common name of the files, or else of their folder, without numbers and words such as
     train.
     """
-    *folders, last = files[0].name.removeprefix("s3://").split("/")
+    *folders, last = files[0].name.rpartition("://")[2].split("/")
     is_alike = len({NUMBER.sub("#", file.name) for file in files}) == 1
     stems = [*folders, *([last.partition(".")[0]] if is_alike else [])]
     if len(files) > 1:

@@ -22,6 +22,7 @@ from mdsmix.init.trials import set_images, try_all
 from mdsmix.messages import join_counts, plural
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.sources import estimate_size
+from mdsmix.storage import find_store
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 
 LENGTH = 2048
@@ -103,7 +104,7 @@ def begin(
         raise next((e for e in said if isinstance(e, MdsmixError)), RecipeError(nothing))
     length, why = (max_seq_len, "as asked") if max_seq_len else _length(known)
     keys = {"tokenizer": _from(folder, tokenizer), "max_seq_len": length}
-    keys |= {"remote" if place.startswith("s3://") else "local": place}
+    keys |= {"remote" if find_store(place) else "local": place}
     keys |= {"budget": budget, "absolute": True} if budget else {}
     _fit_texts(drafts, length, known)
     try_all(keys, drafts, known, folder)

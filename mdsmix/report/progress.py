@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mdsmix.conversion.planning import Watcher
 from mdsmix.messages import make_printable
-from mdsmix.storage.s3_client import said_by
+from mdsmix.storage.notices import redirect_notices
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -28,7 +28,7 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
         watcher = PlainLines(quiet)
         if not quiet and sys.stderr.isatty():
             watcher = Bar(stack.enter_context(_progress()))
-        stack.enter_context(said_by(watcher.say))
+        stack.enter_context(redirect_notices(watcher.say))
         yield watcher
 
 

@@ -1,8 +1,8 @@
 """Files on a local disk: a reader sees the old file or the new one and never half of one.
 
-A write goes to a temporary name beside its target, is flushed to the disk and renamed; then the
+A write goes to a temporary name next to its target, is flushed to the disk and renamed; then the
 folder is flushed. Without these flushes a power cut may undo any of the renames, so that an index
-would be there and its shards would not. They cost 0.2 to 1.2 ms a file on an SSD; a file of 32 MiB
+would exist without its shards. They cost 0.2 to 1.2 ms a file on an SSD; a file of 32 MiB
 takes 65 ms. A killed process leaves at most a `*.tmp` file, which `unfinished` finds so that `gc`
 can delete it.
 """
@@ -24,6 +24,7 @@ from typing import BinaryIO
 from mdsmix.errors import Unreachable
 from mdsmix.storage.location import (
     CHANGED,
+    NO_LIMIT,
     Bytes,
     FoundFiles,
     Listing,
@@ -42,7 +43,8 @@ _REASONS = {
     ),
     errno.EROFS: "the file system is read-only; use a folder that can be written",
     errno.ENOSPC: "the disk is full; free some space and run the same command again",
-    errno.EFBIG: "a file may not be this large here (ulimit -f, or the file system); raise the limit or use another folder",
+    errno.EFBIG: "a file may not be this large here (ulimit -f, or the file system); "
+    "raise the limit or use another folder",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
     errno.EISDIR: "it is a folder, and a file is needed; name a file in it",
     **dict.fromkeys(
@@ -53,7 +55,7 @@ _REASONS = {
     errno.EIO: "the disk failed; check its health, then run the same command again",
 }
 
-_ABSENT = suppress(FileNotFoundError, NotADirectoryError)
+_IGNORE_MISSING = suppress(FileNotFoundError, NotADirectoryError)
 _CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP)
 "Errors of network file systems that cannot flush a folder."
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
@@ -78,104 +80,105 @@ class LocalPath(Location):
         return LocalPath(os.path.normpath(super().__truediv__(name).path))
 
     def stat(self) -> Stat | None:
-        with explained("look at", self.path), _ABSENT:
-            found = _looked_at(self.path)
-            return None if stat.S_ISDIR(found.st_mode) else _stat_of(found)
+        with explained("look at", self.path), _IGNORE_MISSING:
+            status = _stat_regular(self.path)
+            return None if stat.S_ISDIR(status.st_mode) else _make_stat(status)
         return None
 
-    def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
+    def fetch(self, most: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
         with (
             explained("read", self.path),
-            _ABSENT,
+            _IGNORE_MISSING,
             suppress(IsADirectoryError),
-            self._opened() as file,
+            self._open_binary() as file,
         ):
-            found = _stat_of_open(file)
-            return found, b"" if found.size > most else file.read()
+            status = _stat_of_open(file)
+            return status, b"" if status.size > most else file.read()
         return None
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
         with explained("read", self.path):
-            file = self._opened(1 << 20)
+            file = self._open_binary(1 << 20)
             if stamp and _stat_of_open(file).stamp != stamp:
                 file.close()
                 raise Unreachable(CHANGED.format(url=self.path))
             file.seek(start)
             return file
 
-    def _opened(self, buffering: int = -1) -> BinaryIO:
-        _looked_at(self.path)
+    def _open_binary(self, buffering: int = -1) -> BinaryIO:
+        _stat_regular(self.path)
         return Path(self.path).open("rb", buffering)
 
-    def open_random(self, found: Stat, ahead: int = 1 << 20) -> BinaryIO:
-        return self.open(stamp=found.stamp)
+    def open_random(self, stat: Stat, ahead: int = 1 << 20) -> BinaryIO:
+        return self.open(stamp=stat.stamp)
 
     def write(self, *parts: Bytes) -> None:
-        with explained("write", self.path), self._beside() as temporary:
-            _make(temporary, *parts)
+        with explained("write", self.path), self._temporary_file() as temporary:
+            _write_new(temporary, *parts)
             os.replace(temporary, self.path)
 
     def create(self, content: bytes) -> Stat | None:
         with (
             explained("write", self.path),
             suppress(FileExistsError),
-            self._beside() as temporary,
+            self._temporary_file() as temporary,
         ):
-            made = _make(temporary, content)
+            status = _write_new(temporary, content)
             try:
                 os.link(temporary, self.path)
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
                 # Still only one writer succeeds, but a reader may meanwhile find half a file.
-                made = _make(Path(self.path), content)
-            return made
+                status = _write_new(Path(self.path), content)
+            return status
         return None
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
         with explained("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
             with Path(self.path).open("r+b") as file:
-                # Only the holder of the lock replaces the file, if the name still means the locked
-                # file.
+                # Only the process with the lock replaces the file, and only if the name still means
+                # the locked file.
                 with suppress(OSError):  # a file system without locks: look and write, at once
                     fcntl.flock(file, fcntl.LOCK_EX)
-                found = self.stat()
-                if found is not None and found.stamp == stamp:
-                    with self._beside() as temporary:
-                        made = _make(temporary, content)
+                current = self.stat()
+                if current is not None and current.stamp == stamp:
+                    with self._temporary_file() as temporary:
+                        status = _write_new(temporary, content)
                         os.replace(temporary, self.path)
-                        return made
+                        return status
         return None
 
     def try_conditions(self) -> bool:
         return True
 
-    def copy_to(self, other: Location) -> None:
-        """On a disk, copies without the whole file in memory: sixteen shards at a time would be a
-        gigabyte.
+    def copy_to(self, target: Location) -> None:
+        """On a disk, copy without having the whole file in memory: sixteen shards at a time would
+        take a gigabyte.
         """
-        if not isinstance(other, LocalPath):
-            other.write(self.read())
+        if not isinstance(target, LocalPath):
+            target.write(self.read())
             return
-        with explained("copy", f"{self.path} to {other.path}"), other._beside() as temporary:
+        action = f"{self.path} to {target.path}"
+        with explained("copy", action), target._temporary_file() as temporary:
             shutil.copyfile(self.path, temporary)
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-            os.replace(temporary, other.path)
+            os.replace(temporary, target.path)
 
-    def link_to(self, other: Location) -> None:
-        if isinstance(other, LocalPath):
+    def link_to(self, target: Location) -> None:
+        if isinstance(target, LocalPath):
             # Two file systems, one without links, or another file in the way.
             with suppress(OSError):
-                other._make_folder()
-                os.link(self.path, other.path)
+                target._make_folder()
+                os.link(self.path, target.path)
                 return
-        self.copy_to(other)
+        self.copy_to(target)
 
     @contextmanager
-    def _beside(self) -> Iterator[Path]:
-        """A temporary name beside this one (`_TEMPORARY`), for a file that will replace this one.
-        After the block the temporary file is deleted, if it is still there, and the folder flushed.
+    def _temporary_file(self) -> Iterator[Path]:
+        """Yield a temporary name next to this file (`_TEMPORARY`), for a file that will replace it.
+        After the block the temporary file is deleted, if it still exists, and the folder flushed.
         """
         self._make_folder()
         temporary = Path(f"{self.path}.{secrets.token_hex(8)}.tmp")
@@ -187,7 +190,7 @@ class LocalPath(Location):
         self.parent.flush()
 
     def _make_folder(self) -> None:
-        """Makes the folder of this file and the folders above it, and flushes each new name to the
+        """Make the folder of this file and the folders above it, and flush each new name to the
         disk.
         """
         folder = self.parent
@@ -210,7 +213,7 @@ class LocalPath(Location):
                 os.close(folder)
 
     def delete(self) -> None:
-        with explained("delete", self.path), _ABSENT:
+        with explained("delete", self.path), _IGNORE_MISSING:
             try:
                 os.unlink(self.path)
             except IsADirectoryError:
@@ -219,77 +222,85 @@ class LocalPath(Location):
 
     def list(self, recursive: bool = False, beginning: str = "") -> Listing:
         with explained("list", self.path):
-            yield from sorted(_walked(self.path, "", recursive), key=lambda item: item[0])
+            yield from sorted(_walk(self.path, "", recursive), key=lambda item: item[0])
 
     def folders(self) -> Iterator[str]:
         with explained("list", self.path):
-            yield from sorted(
-                [e.name for e in _entries(self.path) if e.is_dir(follow_symlinks=False)]
-            )
+            entries = _scan(self.path)
+            yield from sorted([e.name for e in entries if e.is_dir(follow_symlinks=False)])
 
     def unfinished(self) -> Listing:
-        yield from (each for each in self.list(recursive=True) if _TEMPORARY.search(each[0]))
+        yield from (item for item in self.list(recursive=True) if _TEMPORARY.search(item[0]))
 
     def expand(self) -> FoundFiles:
-        itself = self._source()
-        if itself is not None:
-            return [(self, itself)]
+        status = self._stat_source()
+        if status is not None:
+            return [(self, status)]
         if not has_pattern(self.path):
             return []
         root = fixed_prefix(self.path)
         patterns = self.path[len(root) + 1 :].split("/")
         with explained("list", root or "/"):
-            paths = sorted(set(_matching(root or "/", patterns)))
-        places = map(LocalPath, paths)
-        return [(place, found) for place in places if (found := place._source()) is not None]
+            paths = sorted(set(_find_matches(root or "/", patterns)))
+        files = list[tuple[Location, Stat]]()
+        for path in paths:
+            file = LocalPath(path)
+            status = file._stat_source()
+            if status is not None:
+                files.append((file, status))
+        return files
 
-    def _source(self) -> Stat | None:
-        """As `stat`, but Unreachable for a link that leads nowhere: its file would be missing
-        without a word.
+    def _stat_source(self) -> Stat | None:
+        """Return the Stat as `stat` does.
+
+        Raises Unreachable for a broken link: otherwise its file would be left out silently.
         """
-        found = self.stat()
-        if found is None and os.path.islink(self.path):
+        status = self.stat()
+        if status is None and os.path.islink(self.path):
             raise Unreachable(
-                f"cannot read {self.path}: it is a link to {os.path.realpath(self.path)}, where there is no file; bring "
-                "that back, or take the link away"
+                f"cannot read {self.path}: it is a link to {os.path.realpath(self.path)}, where "
+                "there is no file; restore that file, or delete the link"
             )
-        return found
+        return status
 
 
-def _looked_at(path: str) -> os.stat_result:
-    """`os.stat` of the path; Unreachable for a pipe, a socket or a device, whose reading may never
-    end.
+def _stat_regular(path: str) -> os.stat_result:
+    """Return `os.stat` of the path.
+
+    Raises Unreachable for a pipe, a socket or a device, whose reading may never end.
     """
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         raise Unreachable(
-            f"cannot read {path}: it is a pipe, a socket or a device, whose end cannot be known; copy what comes out of "
-            "it into a file"
+            f"cannot read {path}: it is a pipe, a socket or a device, which may never end; "
+            "copy its output into a file"
         )
-    return found
+    return status
 
 
-def _make(path: Path, *parts: Bytes) -> Stat:
-    """Writes a new file of the joined parts and flushes it to the disk; FileExistsError where a
-    file is there.
+def _write_new(path: Path, *parts: Bytes) -> Stat:
+    """Write a new file of the joined parts and flush it to the disk.
+
+    Raises FileExistsError if the file exists.
     """
     with path.open("xb") as file:
         try:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
-        except BaseException:  # no half file stays, as after a full disk
+        except BaseException:  # leave no half file, as after a full disk
             os.unlink(path)
             raise
         return _stat_of_open(file)
 
 
 def _stat_of_open(file: BinaryIO) -> Stat:
-    return _stat_of(os.fstat(file.fileno()))
+    return _make_stat(os.fstat(file.fileno()))
 
 
 @contextmanager
 def explained(action: str, path: str) -> Iterator[None]:
+    """Raise an OSError of the block as Unreachable: `cannot read /a/b: the disk is full; ...`."""
     try:
         yield
     except OSError as error:
@@ -297,13 +308,13 @@ def explained(action: str, path: str) -> Iterator[None]:
         raise Unreachable(f"cannot {action} {path}: {reason}") from error
 
 
-def _stat_of(found: os.stat_result) -> Stat:
-    return Stat(found.st_size, f"{found.st_mtime_ns}-{found.st_ino}", found.st_mtime)
+def _make_stat(status: os.stat_result) -> Stat:
+    return Stat(status.st_size, f"{status.st_mtime_ns}-{status.st_ino}", status.st_mtime)
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    with _ABSENT, os.scandir(folder) as found:
-        return list(found)
+def _scan(folder: str) -> list[os.DirEntry[str]]:
+    with _IGNORE_MISSING, os.scandir(folder) as entries:
+        return list(entries)
     return []
 
 
@@ -314,27 +325,29 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _walked(folder: str, prefix: str, recursive: bool) -> Listing:
-    for entry in _entries(folder):
+def _walk(folder: str, prefix: str, recursive: bool) -> Listing:
+    """Yield the files of a folder, and of those below it if `recursive`, as `prefix` and path."""
+    for entry in _scan(folder):
         if not _is_folder(entry):
             # It may be deleted since it was listed, or a link to nowhere or to itself.
             with suppress(OSError):
-                yield prefix + entry.name, _stat_of(entry.stat())
+                yield prefix + entry.name, _make_stat(entry.stat())
         elif recursive and not entry.is_symlink():  # a link to a parent would never end
-            yield from _walked(entry.path, f"{prefix}{entry.name}/", recursive)
+            yield from _walk(entry.path, f"{prefix}{entry.name}/", recursive)
 
 
-def _matching(folder: str, patterns: list[str]) -> Iterator[str]:
-    """The files below `folder` whose path matches; `**` does not follow links to folders."""
-    head, *rest = patterns
+def _find_matches(folder: str, patterns: list[str]) -> Iterator[str]:
+    """Yield the files below `folder` whose path matches; `**` does not follow links to folders."""
+    head, *tail = patterns
     if head == "**":
-        yield from _matching(folder, rest or ["*"])
-    for entry in _entries(folder):
+        yield from _find_matches(folder, tail or ["*"])
+    for entry in _scan(folder):
         if head == "**":
-            if not entry.name.startswith(".") and _is_folder(entry) and not entry.is_symlink():
-                yield from _matching(entry.path, patterns)
+            is_hidden = entry.name.startswith(".")
+            if not is_hidden and _is_folder(entry) and not entry.is_symlink():
+                yield from _find_matches(entry.path, patterns)
         elif name_matches(entry.name, head):
-            if _is_folder(entry) and rest:
-                yield from _matching(entry.path, rest)
-            elif not _is_folder(entry) and not rest:
+            if _is_folder(entry) and tail:
+                yield from _find_matches(entry.path, tail)
+            elif not _is_folder(entry) and not tail:
                 yield entry.path

@@ -2,26 +2,43 @@
 
 One object is one PUT: a store takes 5 GiB in one, a shard is 64 MiB, and one record is 4 GiB at
 most, so nothing is sent in parts and nothing is left of a write that was killed. A read that breaks
-in the middle goes on where it broke, as long as the object is still the same one.
+in the middle continues where it broke, as long as the object is still the same one.
 """
 
 from __future__ import annotations
 
 import io
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
-from mdsmix.errors import Unreachable
-from mdsmix.storage.location import CHANGED, Bytes, Entries, Listing, Location, Stat
-from mdsmix.storage.s3_client import answered, ask, said_stat
-from mdsmix.storage.s3_conditions import are_kept, head, put_if
-from mdsmix.storage.s3_errors import Answer, Object, error_code
-from mdsmix.storage.s3_reader import ObjectReader, random_reader
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.storage.location import (
+    CHANGED,
+    NO_LIMIT,
+    Bytes,
+    Entries,
+    Listing,
+    Location,
+    Stat,
+    has_pattern,
+)
+from mdsmix.storage.s3_client import answer_unless, ask, find_credentials, stat_from
+from mdsmix.storage.s3_conditions import head, keeps_conditions, put_if
+from mdsmix.storage.s3_errors import (
+    AWS,
+    ENDPOINT_VARIABLES,
+    Answer,
+    Object,
+    error_code,
+    shown_endpoint,
+)
+from mdsmix.storage.s3_reader import ObjectReader, make_random_reader
 
-_DELETED_AT_ONCE = 1000  # what S3 takes
+_DELETED_AT_ONCE = 1000
+"The most objects that S3 deletes by one request."
 
 
 class S3Path(Location):
@@ -29,6 +46,32 @@ class S3Path(Location):
 
     __slots__ = ()
     scheme = "s3://"
+    other_schemes = ("s3a", "s3n")
+    container_noun = "bucket"
+    container_depth = 1
+    has_cheap_listings = True
+    needs_credentials = True
+    permissions: ClassVar[Mapping[str, str]] = {
+        "list": "s3:ListBucket",
+        "write": "s3:PutObject",
+        "read": "s3:GetObject",
+        "copy": "s3:GetObject and s3:PutObject",
+        "delete": "s3:DeleteObject",
+    }
+    address_variables = (*ENDPOINT_VARIABLES, "AWS_REGION", "AWS_DEFAULT_REGION")
+
+    @classmethod
+    def from_url(cls, url: str) -> S3Path:
+        bucket, _, key = url.removeprefix(cls.scheme).partition("/")
+        if not bucket or has_pattern(bucket):
+            raise RecipeError(
+                f"{url} does not name a bucket: write s3://bucket/key, with the bucket's full name"
+            )
+        return cls(f"{bucket}/{key.strip('/')}".rstrip("/"))
+
+    @classmethod
+    def describe_access(cls) -> str:
+        return f"endpoint {shown_endpoint()}, credentials from {find_credentials()}"
 
     @property
     def bucket(self) -> str:
@@ -41,31 +84,35 @@ class S3Path(Location):
     def _object(self) -> Object:
         return {"Bucket": self.bucket, "Key": self.key}
 
+    def fetch_command(self, folder: str) -> list[str]:
+        endpoint = shown_endpoint()
+        options = [] if endpoint == AWS else ["--endpoint-url", endpoint]
+        return ["aws", "s3", "cp", "--recursive", *options, self.url, folder]
+
     def stat(self) -> Stat | None:
         return ask(self.url, partial(_stat, self._object())) if self.key else None
 
-    def fetch(self, most: int = 1 << 62) -> tuple[Stat, bytes] | None:
-        answer = ask(self.url, partial(_got, self._object()))
+    def fetch(self, most: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
+        answer = ask(self.url, partial(_get, self._object()))
         if answer is None:
             return None
-        found = said_stat(answer)
+        stat = stat_from(answer)
         with ObjectReader(self.url, self._object(), answer=answer) as reader:
-            return found, b"" if found.size > most else reader.readall()
+            return stat, b"" if stat.size > most else reader.readall()
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
-        return io.BufferedReader(
-            ObjectReader(self.url, self._object(), start, until, stamp=stamp), buffer_size=1 << 20
-        )
+        reader = ObjectReader(self.url, self._object(), start, until, stamp=stamp)
+        return io.BufferedReader(reader, buffer_size=1 << 20)
 
-    def open_random(self, found: Stat, ahead: int = 1 << 20) -> BinaryIO:
+    def open_random(self, stat: Stat, ahead: int = 1 << 20) -> BinaryIO:
         def fetch(start: int, end: int) -> bytes:
-            with self.open(start, end, found.stamp) as reader:
+            with self.open(start, end, stat.stamp) as reader:
                 data = reader.read(end - start)
-            if len(data) < end - start:  # a store that heeds no If-Match
+            if len(data) < end - start:  # a store that ignores If-Match
                 raise Unreachable(CHANGED.format(url=self.url))
             return data
 
-        return random_reader(fetch, found.size, ahead)
+        return make_random_reader(fetch, stat.size, ahead)
 
     def write(self, *parts: Bytes) -> None:
         body = b"".join(parts)
@@ -78,99 +125,104 @@ class S3Path(Location):
         return ask(self.url, lambda client: put_if(client, self._object(), content, stamp))
 
     def try_conditions(self) -> bool:
-        return are_kept(S3Path(f"{self.path}-trial-{secrets.token_hex(8)}"), self.bucket)
+        trial = S3Path(f"{self.path}-trial-{secrets.token_hex(8)}")
+        return keeps_conditions(trial, self.bucket)
 
-    def copy_to(self, other: Location) -> None:
-        if not isinstance(other, S3Path):
-            Location.copy_to(self, other)
+    def copy_to(self, target: Location) -> None:
+        if not isinstance(target, S3Path):
+            Location.copy_to(self, target)
             return
-        wanted = {**other._object(), "CopySource": self._object()}
+        request = {**target._object(), "CopySource": self._object()}
         ask(
-            f"{self.url} (to copy it to {other.url})",
-            lambda client: client.copy_object(**wanted),
+            f"{self.url} (to copy it to {target.url})",
+            lambda client: client.copy_object(**request),
         )
 
     def delete(self) -> None:
         ask(self.url, lambda client: client.delete_object(**self._object()))
 
     def delete_all(self, names: Sequence[str]) -> None:
-        """Deletes a thousand objects in a request, then one by one those that the request did not
+        """Delete a thousand objects in a request, then one by one those that the request did not
         delete.
         """
         for start in range(0, len(names), _DELETED_AT_ONCE):
-            left = names[start : start + _DELETED_AT_ONCE]
-            wanted = {
-                "Objects": [{"Key": self._prefix + name} for name in left],
-                "Quiet": True,
-            }
+            remaining = names[start : start + _DELETED_AT_ONCE]
+            keys = [{"Key": self._prefix + name} for name in remaining]
+            request = {"Bucket": self.bucket, "Delete": {"Objects": keys, "Quiet": True}}
             with suppress(Unreachable):
-                delete = partial(_delete, {"Bucket": self.bucket, "Delete": wanted})
-                left = [key.removeprefix(self._prefix) for key in ask(self.url, delete)]
-            Location.delete_all(self, left)
+                failed = ask(self.url, partial(_delete, request))
+                remaining = [key.removeprefix(self._prefix) for key in failed]
+            Location.delete_all(self, remaining)
 
     def list(self, recursive: bool = False, beginning: str = "") -> Listing:
-        yield from self._listed("" if recursive else "/", beginning)[0].items()
+        files, _ = self._list_entries("" if recursive else "/", beginning)
+        yield from files.items()
 
     def folders(self) -> Iterator[str]:
-        yield from sorted(self.entries()[1])
+        _, folders = self.entries()
+        yield from sorted(folders)
 
     def entries(self) -> Entries:
-        return self._listed("/")
+        return self._list_entries("/")
 
-    def _listed(self, delimiter: str, beginning: str = "") -> Entries:
-        """Files and folders whose names start with `beginning`; the store passes over all
+    def _list_entries(self, delimiter: str, beginning: str = "") -> Entries:
+        """Return the files and folders whose names start with `beginning`; the store skips all
         others.
         """
-        files, folders, start = dict[str, Stat](), set[str](), len(self._prefix)
-        wanted = {
+        files = dict[str, Stat]()
+        folders = set[str]()
+        start = len(self._prefix)
+        request = {
             "Bucket": self.bucket,
             "Prefix": self._prefix + beginning,
             "Delimiter": delimiter,
         }
         while True:
-            page = ask(self.url, partial(_page, wanted))
+            page = ask(self.url, partial(_list_page, request))
             folders |= {entry["Prefix"][start:-1] for entry in page.get("CommonPrefixes", [])}
             for entry in page.get("Contents", []):
                 name = entry["Key"][start:]
                 if name and not name.endswith("/"):  # the mark of an empty folder
-                    files[name] = said_stat(entry)
+                    files[name] = stat_from(entry)
             if not page["IsTruncated"]:
                 return files, folders
-            wanted["ContinuationToken"] = page["NextContinuationToken"]
+            request["ContinuationToken"] = page["NextContinuationToken"]
 
     @property
     def _prefix(self) -> str:
         return f"{self.key}/" if self.key else ""
 
 
-def _page(wanted: Object, client: Any) -> Answer:
-    page: Answer = client.list_objects_v2(**wanted)
+def _list_page(request: Object, client: Any) -> Answer:
+    page: Answer = client.list_objects_v2(**request)
     return page
 
 
-def _delete(wanted: dict[str, Any], client: Any) -> list[str]:
-    """The keys that were not deleted."""
-    return [error["Key"] for error in client.delete_objects(**wanted).get("Errors", ())]
+def _delete(request: dict[str, Any], client: Any) -> list[str]:
+    """Delete many objects, and return the keys of those that were not deleted."""
+    return [error["Key"] for error in client.delete_objects(**request).get("Errors", ())]
 
 
-def _stat(place: Object, client: Any) -> Stat | None:
-    """Stat by a HEAD. A refused HEAD is followed by a GET: its answer tells expired credentials, a
-    wrong key and a wrong name apart.
+def _stat(target: Object, client: Any) -> Stat | None:
+    """Return the Stat of an object by a HEAD. A refused HEAD is followed by a GET: its answer
+    distinguishes expired credentials, a wrong key and a wrong name.
     """
     from botocore.exceptions import ClientError
 
     try:
-        answer = head(place, client)
+        answer = head(target, client)
     except ClientError as error:
         if error_code(error) not in ("400", "403"):
             raise
-        if answer := _got(place, client):
+        answer = _get(target, client)
+        if answer:
             answer["Body"].close()
-    return said_stat(answer) if answer else None
+    return stat_from(answer) if answer else None
 
 
-def _got(place: Object, client: Any) -> Answer | None:
-    """The answer to a GET; None where the bucket has no such object. A bare 404 does not tell a
-    missing bucket; the answer to a write would.
+def _get(target: Object, client: Any) -> Answer | None:
+    """Return the answer to a GET; None if the bucket has no such object. A bare 404 may also mean
+    a missing bucket; the answer to a write would say so.
     """
-    return answered(client.get_object, {**place, "ChecksumMode": "ENABLED"}, "404", "NoSuchKey")
+    request = {**target, "ChecksumMode": "ENABLED"}
+    return answer_unless(("404", "NoSuchKey"), client.get_object, request)

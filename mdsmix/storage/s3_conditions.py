@@ -6,8 +6,8 @@ to all (Garage, s3rver). Others look first and write then, so that two writers a
 succeed (S3Mock, s3s-fs). Ceph compares the quoted ETag of If-Match with its own, which has no
 quotes, so nothing could be replaced: Ceph is sent the ETag without quotes. Therefore a store that
 is not AWS is tried before it is trusted. For a store that fails, `put_if` looks at the object right
-before the write, and only the moment between the two stays open. The rule for those stores is in
-the README beside this file.
+before the write, and only the moment between the two stays open. The README of this package has the
+rule for those stores.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mdsmix.storage.location import Location, Stat
-from mdsmix.storage.s3_client import answered, ask, own_stamp
+from mdsmix.storage.s3_client import answer_unless, ask, stamp_from
 from mdsmix.storage.s3_errors import Answer, Object, error_code
 
-AT_ONCE = 3
+WRITERS = 3
 """Writers at once, in a trial of each condition. A store that lets both of two writers through in 9
 of 20 rounds passes 1 trial in 36.
 """
-_NOT_SO = (
+_CONDITION_FAILED = (
     "PreconditionFailed",
     "412",
     "ConditionalRequestConflict",
@@ -33,7 +33,7 @@ _NOT_SO = (
     "NoSuchKey",
     "404",
 )
-_UNKNOWN = (
+_UNKNOWN_HEADER = (
     "NotImplemented",
     "501",
     "MethodNotAllowed",
@@ -45,89 +45,92 @@ _UNKNOWN = (
 answers so has changed, and is refused.
 """
 
-_kept: dict[tuple[str, str], bool] = {}
-"""Endpoint and bucket -> whether conditions are kept there; a forked worker knows it from its
-parent.
-"""
-_unquoted: set[tuple[str, str]] = set()
-"Endpoints and buckets that take the ETag of If-Match only without its quotes."
-_trying = threading.Lock()
+Store = tuple[str, str]
+"Endpoint and bucket."
+_keeps: dict[Store, bool] = {}
+"Whether each store keeps conditions; a forked worker knows it from its parent."
+_unquoted: set[Store] = set()
+"Stores that take the ETag of If-Match only without its quotes."
+_trial_lock = threading.Lock()
 
 
-def put_if(client: Any, place: Object, content: bytes, stamp: str | None) -> Stat | None:
-    """Puts `content` over the object whose ETag is `stamp`, or (None) where no object is. Returns
-    None if that is not so.
+def put_if(client: Any, target: Object, content: bytes, stamp: str | None) -> Stat | None:
+    """Write `content` over the object whose ETag is `stamp`, or, without a stamp, if there is no
+    object. Return its Stat; None, without writing, if the condition is not met.
     """
     from botocore.exceptions import ClientError
 
-    store = client.meta.endpoint_url, place["Bucket"]
-    if _kept.get(store) is not False:
+    store = (client.meta.endpoint_url, target["Bucket"])
+    if _keeps.get(store) is not False:
         quoted = stamp if store in _unquoted else f'"{stamp}"'
         condition = {"IfNoneMatch": "*"} if stamp is None else {"IfMatch": quoted}
         try:
-            return _put(client, place, content, **condition)
+            return _put(client, target, content, **condition)
         except ClientError as error:
-            if error_code(error) in _NOT_SO:
+            if error_code(error) in _CONDITION_FAILED:
                 return None
-            if error_code(error) not in _UNKNOWN or _kept.get(store):
+            if error_code(error) not in _UNKNOWN_HEADER or _keeps.get(store):
                 raise
-    there = head(place, client)
-    is_so = (own_stamp(there) if there else None) == stamp
-    found = _put(client, place, content) if is_so else None
-    _kept[store] = False  # the plain write succeeded, so the store refused the conditions
-    return found
+    # The store keeps no conditions: look, then write.
+    answer = head(target, client)
+    current_stamp = stamp_from(answer) if answer else None
+    stat = _put(client, target, content) if current_stamp == stamp else None
+    _keeps[store] = False  # the plain write succeeded, so the store refused the conditions
+    return stat
 
 
-def are_kept(trial: Location, bucket: str) -> bool:
-    """Whether the store keeps conditions: tried with the object `trial`, which is deleted again,
-    once a run.
+def keeps_conditions(trial: Location, bucket: str) -> bool:
+    """Return whether the store keeps conditions. It is tried once a run, with the object `trial`,
+    which is deleted again.
     """
-    store = ask(trial.url, lambda client: (str(client.meta.endpoint_url), bucket))
-    if ".amazonaws.com" in store[0]:
-        return _kept.setdefault(store, True)
-    with _trying:
-        if store not in _kept:
+    endpoint = ask(trial.url, lambda client: str(client.meta.endpoint_url))
+    store = (endpoint, bucket)
+    if ".amazonaws.com" in endpoint:
+        return _keeps.setdefault(store, True)
+    with _trial_lock:
+        if store not in _keeps:
             try:
-                kept = _is_kept_in_a_trial(trial, store)
+                has_passed = _passes_trial(trial, store)
             finally:
                 trial.delete()
-            _kept[store] = kept and _kept.get(store, True)
-    return _kept[store]
+            _keeps[store] = has_passed and _keeps.get(store, True)
+    return _keeps[store]
 
 
-def _is_kept_in_a_trial(trial: Location, store: tuple[str, str]) -> bool:
-    """True where just one of 3 writers creates an object, and then just one of 3 replaces it, all
-    at one moment.
+def _passes_trial(trial: Location, store: Store) -> bool:
+    """Return whether exactly one of 3 writers creates an object, and then exactly one of 3 replaces
+    it, all at one moment.
     """
 
-    def writers_let_through(stamp: str | None) -> list[Stat]:
-        together = threading.Barrier(AT_ONCE)
+    def run_writers(stamp: str | None) -> list[Stat]:
+        """Return the Stat of each write that succeeded."""
+        barrier = threading.Barrier(WRITERS)
 
-        def one(number: int) -> Stat | None:
-            together.wait()
+        def write(number: int) -> Stat | None:
+            barrier.wait()
             content = f"{number}, where there was {stamp}".encode()
             return trial.create(content) if stamp is None else trial.replace(stamp, content)
 
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            return [stat for stat in pool.map(one, range(AT_ONCE)) if stat]
+        with ThreadPoolExecutor(WRITERS) as pool:
+            return [stat for stat in pool.map(write, range(WRITERS)) if stat]
 
-    created = writers_let_through(None)
+    created = run_writers(None)
     if len(created) != 1:
         return False
-    replaced = writers_let_through(created[0].stamp)
+    replaced = run_writers(created[0].stamp)
     if not replaced:
         _unquoted.add(store)
-        replaced = writers_let_through(created[0].stamp)
+        replaced = run_writers(created[0].stamp)
     return len(replaced) == 1
 
 
-def head(place: Object, client: Any) -> Answer | None:
-    """The answer to a HEAD; None for a missing object or a missing bucket, which a HEAD does not
-    tell apart.
+def head(target: Object, client: Any) -> Answer | None:
+    """Return the answer to a HEAD; None for a missing object or a missing bucket, which a HEAD
+    does not distinguish.
     """
-    return answered(client.head_object, place, "404")
+    return answer_unless(("404",), client.head_object, target)
 
 
-def _put(client: Any, place: Object, content: bytes, **condition: Any) -> Stat:
-    answer = client.put_object(**place, Body=content, **condition)
-    return Stat(len(content), own_stamp(answer), time.time())
+def _put(client: Any, target: Object, content: bytes, **condition: Any) -> Stat:
+    answer = client.put_object(**target, Body=content, **condition)
+    return Stat(len(content), stamp_from(answer), time.time())

@@ -1,5 +1,4 @@
-"""The errors of S3 stores: whether a retry may help, and the sentence for the user where it does
-not.
+"""The errors of S3 stores: whether a retry may help, and otherwise the sentence for the user.
 
 Sentences are built from error codes alone: the store's own words may quote a key.
 """
@@ -49,14 +48,14 @@ _SENTENCES = {
     "SlowDown": f"the store asks to slow down; {_LATER}",
     "InternalError": f"the store failed inside; {_LATER}",
     "500": f"the store failed inside; {_LATER}",
-    "NotImplemented": "the store cannot do this; look up in its manual what it knows of S3",
+    "NotImplemented": "the store cannot do this; look up in its manual which parts of S3 it supports",
     "XMinioStorageFull": f"the store's disk is full; {_SPACE}",
     "QuotaExceeded": f"the store's quota is used up; {_SPACE}",
     "NoCredentialsError": "no credentials were found; set AWS_ACCESS_KEY_ID and "
     "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
-    "PartialCredentialsError": "a half of the credentials is missing; set both AWS_ACCESS_KEY_ID "
+    "PartialCredentialsError": "half of the credentials is missing; set both AWS_ACCESS_KEY_ID "
     "and AWS_SECRET_ACCESS_KEY",
-    "CredentialRetrievalError": f"where the credentials come from, none came; {_RENEW}",
+    "CredentialRetrievalError": f"the source of the credentials returned none; {_RENEW}",
     "UnauthorizedSSOTokenError": f"the SSO session has expired; {_RENEW}",
     "ProfileNotFound": "the profile that AWS_PROFILE names does not exist; correct it",
     "SSLError": "the TLS connection failed; check http:// against https://, and AWS_CA_BUNDLE",
@@ -67,21 +66,23 @@ _SENTENCES = {
     "ConnectionClosedError": f"the store closed the connection; {_AGAIN}",
     "ResponseStreamingError": f"the connection broke in the middle; {_AGAIN}",
     "IncompleteReadError": f"the connection broke in the middle; {_AGAIN}",
-    "ResponseParserError": f"the store's answer was cut off, or is none of S3; {_AGAIN}",
-    "FlexibleChecksumError": f"the bytes that came are not those that were stored; {_AGAIN}",
+    "ResponseParserError": f"the store's answer was cut off, or is not an answer of S3; {_AGAIN}",
+    "FlexibleChecksumError": f"the bytes that arrived are not those that were stored; {_AGAIN}",
     "ValueError": f"the endpoint does not start with http:// or https://; {_ADDRESS}",
     "ParamValidationError": "this is not a valid bucket or object name; correct it",
 }
 
 
 Object = dict[str, str]
-"An object as boto3 names it: Bucket, Key, and what else a request asks for."
+"The parameters of a request as boto3 names them: Bucket, Key and others."
 Answer = dict[str, Any]
 "A store's answer to a request, as boto3 gives it."
 AWS = "AWS"
-"The store's name in messages, where no variable names another endpoint."
-_DENIALS = ("AccessDenied", "AllAccessDisabled", "403")
-_NAMES = (
+"The store's name in messages if no variable sets another endpoint."
+ENDPOINT_VARIABLES = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"Environment variables that set the endpoint; the first that is set counts."
+_DENIED_CODES = ("AccessDenied", "AllAccessDisabled", "403")
+_NAME_CODES = (
     "NoSuchBucket",
     "InvalidBucketName",
     "404",
@@ -90,11 +91,10 @@ _NAMES = (
     "XMinioInvalidObjectName",
     "ParamValidationError",
 )
-"""Codes that concern one name; all other codes may concern every name."""
-_ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"Codes that concern one name; all other codes may concern every name."
 
 # The last three: the body was damaged or cut on its way to the store.
-_PASSING_CODES = (
+_TEMPORARY_CODES = (
     "SlowDown",
     "RequestTimeout",
     "Throttling",
@@ -103,14 +103,14 @@ _PASSING_CODES = (
     "IncompleteBody",
     "XAmzContentSHA256Mismatch",
 )
-_PASSING_STATUS = (408, 425, 429)
-_LASTING_STATUS = (501, 507)  # cannot do this; full
+_TEMPORARY_STATUS = (408, 425, 429)
+_PERMANENT_STATUS = (501, 507)  # not implemented; full
 
 
 @cache
-def failures() -> tuple[type[Exception], ...]:
-    """Classes of errors that a request may raise. botocore does not convert those of a cut-off
-    answer, or of TLS that breaks in a body.
+def error_classes() -> tuple[type[Exception], ...]:
+    """Return the classes of errors that a request may raise. botocore does not convert those of a
+    cut-off answer, or of TLS that breaks in a body.
     """
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
@@ -119,8 +119,10 @@ def failures() -> tuple[type[Exception], ...]:
     return BotoCoreError, ClientError, ResponseParserError, HTTPError
 
 
-def may_pass(error: Exception) -> bool:
-    """Whether the same request may succeed later: a broken connection, a store in trouble."""
+def is_temporary(error: Exception) -> bool:
+    """Return whether the same request may succeed later: the connection broke, or the store is in
+    trouble.
+    """
     from botocore.exceptions import (
         BotoCoreError,
         ClientError,
@@ -131,61 +133,74 @@ def may_pass(error: Exception) -> bool:
     )
 
     if isinstance(error, ClientError):
-        return error_code(error) in _PASSING_CODES or _status_passes(error)
-    broken = (ConnectionError, HTTPClientError, IncompleteReadError)
-    is_broken = isinstance(error, broken) or not isinstance(error, BotoCoreError)
+        return error_code(error) in _TEMPORARY_CODES or _has_temporary_status(error)
+    connection_errors = (ConnectionError, HTTPClientError, IncompleteReadError)
+    is_broken = isinstance(error, connection_errors) or not isinstance(error, BotoCoreError)
     return is_broken and not isinstance(error, SSLError)
 
 
-def _status_passes(error: Exception) -> bool:
+def _has_temporary_status(error: Exception) -> bool:
     status = _answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return status in _PASSING_STATUS or (status >= 500 and status not in _LASTING_STATUS)
+    return status in _TEMPORARY_STATUS or (status >= 500 and status not in _PERMANENT_STATUS)
 
 
 def has_expired(error: Exception) -> bool:
-    """Whether renewed credentials may help. A code for an unknown key counts, since a store forgets
-    expired keys.
+    """Return whether renewed credentials may help. A code for an unknown key counts, since a store
+    forgets expired keys.
     """
     return _RENEW in _SENTENCES.get(error_code(error), "")
 
 
 def error_code(error: Exception) -> str:
-    """The code in a ClientError: a word from the answer's body, or the bare status of a HEAD."""
+    """Return the code of a ClientError: a word from the answer's body, or the bare status of a
+    HEAD.
+    """
     return str(_answer(error).get("Error", {}).get("Code", ""))
 
 
 def _answer(error: Exception) -> Answer:
-    """The store's answer in an error; empty for a broken connection."""
+    """Return the store's answer in an error; empty for a broken connection."""
     return getattr(error, "response", None) or {}
 
 
-def refusal(url: str, error: Exception, tries: int = 1, seconds: float = 0) -> Unreachable:
-    """The error, with its sentence, for a request about `url` that failed after so many tries."""
+def make_refusal(url: str, error: Exception, tries: int = 1, seconds: float = 0) -> Unreachable:
+    """Return the error with its sentence for a request about `url` that failed after so many
+    tries.
+    """
     tried = f" (tried {tries} times in {seconds:.0f} s)" if tries > 1 else ""
-    name, kind = error_code(error) or type(error).__name__, Unreachable
-    if name in _DENIALS:
-        kind = Denied
-    elif name in _NAMES:
+    name = error_code(error) or type(error).__name__
+    if name in _DENIED_CODES:
+        kind: type[Unreachable] = Denied
+    elif name in _NAME_CODES:
         kind = NoSuchPlace
-    return kind(f"cannot reach {url} at {shown_endpoint()}{tried}: {_reason(error)}")
+    else:
+        kind = Unreachable
+    return kind(f"cannot reach {url} at {shown_endpoint()}{tried}: {_explain(error)}")
 
 
 def waiting_sentence(error: Exception, seconds: float) -> str:
-    """The sentence that is shown while a request is asked again."""
-    why = _reason(error).partition(";")[0]
-    return f"waiting for {shown_endpoint()}: {why}; each request is asked again for up to {seconds:.0f} s"
+    """Return the sentence that is shown while a request is retried."""
+    reason = _explain(error).partition(";")[0]
+    return (
+        f"waiting for {shown_endpoint()}: {reason}; each request is retried for up to "
+        f"{seconds:.0f} s"
+    )
 
 
 def shown_endpoint() -> str:
-    endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), AWS)
-    return re.sub(r"^(\w+://)?.*@", r"\1", endpoint)  # an address may hold a password
+    """Return the store's endpoint as messages show it, without a password."""
+    endpoint = next((os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)), AWS)
+    return re.sub(r"^(\w+://)?.*@", r"\1", endpoint)  # an address may contain a password
 
 
-def _reason(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     code = error_code(error)
     name = code or type(error).__name__
     if name in _SENTENCES:
         return _SENTENCES[name]
-    if code and _status_passes(error):
+    if code and _has_temporary_status(error):
         return f"the store is overloaded or down ({code}); {_LATER}"
-    return f"the request failed ({name}); look it up in the store's log, and check the address and settings"
+    return (
+        f"the request failed ({name}); look it up in the store's log, and check the address and "
+        "settings"
+    )

@@ -1,9 +1,9 @@
-"""Readers of an object: one from its beginning, which goes on where a body breaks, and one for
+"""Readers of an object: one from its beginning, which continues where a body breaks, and one for
 parts in any order.
 
 botocore compares a whole body with the checksum that a store sends. A reader of a directory or a
 footer (zip, parquet) asks for a few bytes at a time, first near the end. A request takes as long
-for 1 KB as for 1 MB, so a read beyond the bytes at hand is one range request, for a little more
+for 1 KB as for 1 MB, so a read beyond the bytes in memory is one range request, for a little more
 than was asked for.
 """
 
@@ -15,53 +15,58 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, BinaryIO, cast
 
-from mdsmix.storage.s3_client import answered, ask, own_stamp
+from mdsmix.storage.s3_client import answer_unless, ask, stamp_from
 from mdsmix.storage.s3_errors import Answer, Object
 
 _READ_BYTES = 8 << 20  # RawIOBase's own would take 8 KiB at a time, 7 times slower
 
 
 class ObjectReader(io.RawIOBase):
-    """The bytes of one version of an object from `start` on, taken up again where a body breaks."""
+    """The bytes of one version of an object from `start` on. It continues where a body breaks."""
 
     def __init__(
         self,
         url: str,
-        place: Object,
+        target: Object,
         start: int = 0,
         end: int | None = None,
         answer: Answer | None = None,
         stamp: str = "",
     ) -> None:
-        """`end`: the likely end of reading; reading beyond it takes one more request. `answer`: the
-        answer to a GET that was already sent. `stamp`: the ETag of the version to read.
+        """Send the first request, unless its answer is given.
+
+        Args:
+            end: the likely end of reading; reading beyond it takes one more request.
+            answer: the answer to a GET that was already sent.
+            stamp: the ETag of the version to read.
         """
         self._url = url
-        self._place = place
+        self._target = target
         self._position = start
         self._end = end
         self._stamp = stamp
         # Python closes a reader also if its first request fails.
         self._body: Any = io.BytesIO()
         if answer:
-            self._take(answer)
+            self._use(answer)
         else:
             ask(url, self._begin)
 
     def _begin(self, client: Any) -> None:
-        """Requests the body from the position on."""
-        wanted = {**self._place, "ChecksumMode": "ENABLED"}
+        """Request the body from the position on."""
+        request = {**self._target, "ChecksumMode": "ENABLED"}
         if self._stamp:
-            wanted["IfMatch"] = f'"{self._stamp}"'
+            request["IfMatch"] = f'"{self._stamp}"'
         if self._position or self._end is not None:
             last = "" if self._end is None else self._end - 1
-            wanted["Range"] = f"bytes={self._position}-{last}"
-        self._take(_get(wanted, client))
+            request["Range"] = f"bytes={self._position}-{last}"
+        self._use(_get(request, client))
 
-    def _take(self, answer: Answer) -> None:
-        self._body, self._is_over = answer["Body"], False
+    def _use(self, answer: Answer) -> None:
+        self._body = answer["Body"]
+        self._is_over = False
         if answer["ContentLength"]:
-            self._stamp = own_stamp(answer)
+            self._stamp = stamp_from(answer)
 
     def readable(self) -> bool:
         return True
@@ -76,8 +81,8 @@ class ObjectReader(io.RawIOBase):
         return len(data)
 
     def _next(self, size: int, client: Any) -> bytes:
-        """The next bytes. The body is requested anew from the position on where the last read
-        broke, or has come to the likely end.
+        """Return the next bytes. The body is requested again from the position on if the last read
+        broke, or reached the likely end.
         """
         if self._is_over:
             self._body.close()
@@ -99,23 +104,26 @@ class ObjectReader(io.RawIOBase):
         super().close()
 
 
-def _get(wanted: Object, client: Any) -> Answer:
-    """The answer to a GET; an empty body where the object ends before the range."""
-    return answered(client.get_object, wanted, "InvalidRange") or {
-        "Body": io.BytesIO(),
-        "ContentLength": 0,
-    }
+def _get(request: Object, client: Any) -> Answer:
+    """Return the answer to a GET, with an empty body if the object ends before the range."""
+    empty = {"Body": io.BytesIO(), "ContentLength": 0}
+    return answer_unless(("InvalidRange",), client.get_object, request) or empty
 
 
 class RandomReader(io.RawIOBase):
-    """A seekable file of `size` bytes, which `fetch(start, end)` brings. A request asks for at
-    least `ahead` bytes, up to the file's end. They are kept until the next request, so that small
-    reads beside each other share one.
+    """A seekable file of `size` bytes, which `fetch(start, end)` returns in parts. A request asks
+    for at least `ahead` bytes, up to the file's end. They are kept until the next request, so that
+    small reads near each other share one.
     """
 
     def __init__(self, fetch: Callable[[int, int], bytes], size: int, ahead: int) -> None:
-        self._fetch, self._size, self._ahead = fetch, size, ahead
-        self._position, self._first, self._held = 0, 0, b""
+        self._fetch = fetch
+        self._size = size
+        self._ahead = ahead
+        self._position = 0
+        self._block = b""
+        "The bytes of the last request."
+        self._block_start = 0
 
     def readable(self) -> bool:
         return True
@@ -131,25 +139,33 @@ class RandomReader(io.RawIOBase):
         return position
 
     def readinto(self, buffer: Any, /) -> int:
-        start, end = self._position, min(self._size, self._position + len(buffer))
+        start = self._position
+        end = min(self._size, start + len(buffer))
         if start >= end:
             return 0
-        held_until = self._first + len(self._held)
-        if not self._first <= start < held_until:
-            last = min(self._size, max(end, start + self._ahead))
-            # A jump to the end looks for a directory, from which reads go backwards: 5 requests for
-            # a zip, not 19.
-            self._first = start if start == held_until else min(start, max(0, last - self._ahead))
-            self._held = b""
-            self._held = self._fetch(self._first, last)
-        data = self._held[start - self._first : end - self._first]
+        block_end = self._block_start + len(self._block)
+        if not self._block_start <= start < block_end:
+            self._fetch_block(start, end, is_next=start == block_end)
+        data = self._block[start - self._block_start : end - self._block_start]
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
 
+    def _fetch_block(self, start: int, end: int, is_next: bool) -> None:
+        """Request a block that contains bytes `start` to `end`.
 
-def random_reader(fetch: Callable[[int, int], bytes], size: int, ahead: int) -> BinaryIO:
-    """A RandomReader with a buffer for reads of a few bytes."""
-    return cast(
-        BinaryIO, io.BufferedReader(RandomReader(fetch, size, ahead), max(1, min(ahead, 8192)))
-    )
+        A jump to the end of the file looks for a directory, from which reads go backwards. So
+        unless reading goes on (`is_next`), a block at the end begins earlier: 5 requests for a zip,
+        not 19.
+        """
+        last = min(self._size, max(end, start + self._ahead))
+        first = start if is_next else min(start, max(0, last - self._ahead))
+        self._block = b""
+        self._block_start = first
+        self._block = self._fetch(first, last)
+
+
+def make_random_reader(fetch: Callable[[int, int], bytes], size: int, ahead: int) -> BinaryIO:
+    """Return a RandomReader with a buffer for reads of a few bytes."""
+    buffer_size = max(1, min(ahead, 8192))
+    return cast(BinaryIO, io.BufferedReader(RandomReader(fetch, size, ahead), buffer_size))

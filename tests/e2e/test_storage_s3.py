@@ -237,7 +237,9 @@ def test_bytes_that_are_not_those_that_were_stored_are_refused_where_a_checksum_
     store.put_object(**place, Body=b"12345678", ChecksumAlgorithm="CRC32")
     for read in (at.read, at.fetch, lambda: at.open().read()):
         proxy.rules = [Rule("damaged answer", "GET")]
-        with pytest.raises(Unreachable, match="the bytes that came are not those that were stored"):
+        with pytest.raises(
+            Unreachable, match="the bytes that arrived are not those that were stored"
+        ):
             read()
         assert at.read() == b"12345678"
     proxy.rules = [Rule("damaged answer", "GET")]

@@ -82,7 +82,7 @@ class HoldingEngine(RayEngine):
     """Its first unit waits, and tells in a folder who has it and when it has ended."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__("", PoolSettings(workers=0, memory=0))
+        super().__init__("", PoolSettings(workers=0, memory=0), {})
         folder.mkdir()
         self.folder = folder
 

@@ -139,7 +139,7 @@ def test_the_bytes_are_those_of_one_process(cluster: Cluster, recipe: Path, buck
     assert answer.code == 0, answer.err
     assert re.search(r"web +402 +342 +58 +2 ", answer.out), answer.out
     watcher = converting.Told()
-    with closing(RayEngine("", POOL)) as engine:
+    with closing(RayEngine("", POOL, {})) as engine:
         list(convert(open_recipe(recipe), Options(), watcher, engine))
     home = recipe.parent
     converting.run_recipe(recipe, f"local={home / 'one'}")
@@ -190,7 +190,7 @@ def test_a_closed_run_leaves_nobody_at_work_and_nothing_half_written(
 ) -> None:
     halves = [call(write_slowly, tmp_path / f"half-{n}", False) for n in range(4)]
     tasks = [call(wait_for, tmp_path, "half-*"), *halves]
-    with closing(RayEngine("", POOL)) as engine:
+    with closing(RayEngine("", POOL, {})) as engine:
         run = engine.run(tasks, silent, print)
         next(run)
         assert list(tmp_path.glob("half-*"))

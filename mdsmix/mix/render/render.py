@@ -41,7 +41,6 @@ from mdsmix.mix.streams.resolve import (
 )
 from mdsmix.recipe.read import read_text
 from mdsmix.storage import locate
-from mdsmix.storage.s3_errors import AWS, shown_endpoint
 from mdsmix.table import format_lines
 
 BATCHES = 2
@@ -150,9 +149,7 @@ def fetch_command(mix: Mix) -> str | None:
     name = mix.yaml.value_at("tokenizer", "name")
     if mix.tokenizer_home is None or name == mix.tokenizer_home.url:
         return None
-    endpoint = shown_endpoint()  # no YAML names it
-    options = [] if endpoint == AWS else ["--endpoint-url", endpoint]
-    return shlex.join(["aws", "s3", "cp", "--recursive", *options, mix.tokenizer_home.url, name])
+    return shlex.join(mix.tokenizer_home.fetch_command(name))
 
 
 def make_epoch_comment(mix: Mix) -> str:
@@ -173,7 +170,7 @@ def make_epoch_comment(mix: Mix) -> str:
         ]
     if command := fetch_command(mix):
         told += [
-            "the tokenizer lies beside the streams; on every training node, before training, by aws or by `mdsmix fetch`, which takes the same words:",
+            "the tokenizer lies beside the streams; on every training node, before training, by this command or by `mdsmix fetch`, which takes the same words:",
             f"  {command}",
         ]
     return "".join(f"{MARK} {line}".rstrip() + "\n" for line in told)

@@ -1,0 +1,159 @@
+"""From a URL or path to its Location. The table of stores is here: a new store is one class in a
+file of its own, and one line in `STORES`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote, urlsplit
+
+from mdsmix.errors import RecipeError
+from mdsmix.storage.hub import HubPath
+from mdsmix.storage.local import LocalPath
+from mdsmix.storage.location import Location
+from mdsmix.storage.s3 import S3Path
+
+STORES: tuple[type[Location], ...] = (S3Path, HubPath)
+"The stores that mdsmix opens."
+
+
+def _scheme_word(store: type[Location]) -> str:
+    return store.scheme.removesuffix("://")
+
+
+_STORES = {_scheme_word(store): store for store in STORES}
+_OPENED = (*_STORES, "file")
+"The schemes that mdsmix opens."
+_MEANT = {word: word for word in _OPENED} | {
+    alias: _scheme_word(store) for store in STORES for alias in store.other_schemes
+}
+"A scheme in lower case, as other tools or typing errors write it -> the one that mdsmix opens."
+_STREAMING = ("gs", "oci", "azure", "azure-dl", "dbfs", "sftp", "alipan")
+"""The schemes that Streaming 0.12 and 0.13 read and mdsmix does not (CloudDownloader in
+streaming/base/storage/download.py).
+"""
+_KNOWN = "|".join([*_MEANT, *_STREAMING, "https", "http"])
+_SCHEME = re.compile(
+    rf"((?i:{_KNOWN})(?=:)|(?i:s3|gs|hf)(?=//)|[A-Za-z][A-Za-z0-9+.-]*(?=:[/\\\\]))(:?(?://|[/\\\\])?)"
+)
+"""The scheme at the beginning of a name, such as `s3` of `s3://bucket`, with the signs that follow
+it. A known scheme also counts if its slashes are left out (`s3:bucket`), and `s3`, `gs` and `hf`
+also if the colon is (`s3//bucket`).
+"""
+_SLIPS = (":", "//")
+"The signs after a known scheme whose slashes or colon are left out."
+
+
+def locate(url: str | os.PathLike[str]) -> Location:
+    """Return the location that `s3://bucket/key`, `hf://datasets/org/name/file`,
+    `file:///folder/file` or a (relative) path names.
+
+    Raises RecipeError for any other URL.
+    """
+    text = os.fspath(url)
+    if "\0" in text:
+        raise RecipeError(f"{text!r} contains a NUL character, which no path can have; remove it")
+    if not is_url(text):
+        return LocalPath(os.path.abspath(text))
+    if text.startswith("file://"):
+        return LocalPath(os.path.abspath(unquote(text[len("file://") :])))
+    store = find_store(text)
+    assert store, "is_url knows the schemes of STORES and file"
+    return store.from_url(text)
+
+
+def find_store(url: str) -> type[Location] | None:
+    """Return the store that a URL is in; None for a path, for `file://` and for a URL that mdsmix
+    does not open.
+    """
+    scheme, separator, _ = url.partition("://")
+    return _STORES.get(scheme) if separator else None
+
+
+def is_url(text: str) -> bool:
+    """Return whether the string is a URL that mdsmix opens; False for a path.
+
+    Raises RecipeError for another URL, a URL without its colon or one of its slashes (`s3:/bucket`,
+    `s3:bucket`, `s3//bucket`), and a path that begins with a drive (`C:/data`). A folder whose name
+    looks like that can be written `./s3:/bucket`.
+    """
+    match = _SCHEME.match(text)
+    if match is None:
+        return False
+    scheme, signs = match.groups()
+    tail = text[match.end() :].lstrip("/\\")
+    has_host = scheme == "file" and bool(urlsplit(text).netloc)
+    if scheme in _OPENED and signs == "://" and not has_host:
+        return True
+    raise RecipeError(f"{text} cannot be opened: {_explain_url(text, scheme, signs, tail)}")
+
+
+def _explain_url(text: str, scheme: str, signs: str, tail: str) -> str:
+    """Return the rest of a message about a URL that is not opened: what to write instead.
+
+    Args:
+        text: the URL.
+        scheme: its scheme as written.
+        signs: the signs after the scheme, such as `:/`.
+        tail: the rest, without leading slashes.
+    """
+    word = scheme.lower()
+    local = f"write ./{text} if it is a local path"
+    if len(scheme) == 1:
+        return (
+            "a path has no drive here; write it as this machine names it, "
+            f"such as /mnt/{word}/{tail}"
+        )
+    if word in _MEANT:
+        meant = _MEANT[word]
+        slash = "/" if meant == "file" else ""
+        question = f"did you mean {meant}://{slash}{tail}?"
+        return f"{question} Or {local}" if signs in _SLIPS else question
+    remedy = (
+        "mdsmix reads and writes local paths, file:///path and s3://bucket/key, and reads "
+        "hf://datasets/org/name/file; copy the data to one of these"
+    )
+    if signs in _SLIPS:
+        slashes = "/" if word == "dbfs" else "//"
+        remedy = f"did you mean {word}:{slashes}{tail}, which mdsmix does not open? {remedy}"
+    return remedy if signs == "://" else f"{remedy}, or {local}"
+
+
+def begins_like_url(name: str | os.PathLike[str]) -> bool:
+    """Return whether the name is a URL, or one that lacks a colon or slashes."""
+    return _SCHEME.match(os.fspath(name)) is not None
+
+
+def require_local(folder: str | os.PathLike[str]) -> None:
+    """Raise RecipeError if the name of a local folder is a URL, or begins like one."""
+    if begins_like_url(folder):
+        raise RecipeError(
+            f"{os.fspath(folder)} is not a folder of this machine; name a local folder."
+        )
+
+
+def find_key_terminator(url: str) -> str:
+    """Return the first `#` or `?` of a URL, at which Streaming's parser of URLs ends the key; blank
+    if there is none, and for a path.
+    """
+    match = re.search("[#?]", url) if "://" in url else None
+    return match[0] if match else ""
+
+
+def is_for_streaming_alone(text: str) -> bool:
+    """Return whether the string is a URL that Streaming reads and mdsmix does not, such as
+    `gs://bucket/key` or `dbfs:/Volumes/a/b/c`.
+    """
+    match = _SCHEME.match(text)
+    if match is None or match[1] not in _STREAMING or match[1] in _OPENED:
+        return False
+    return match[2] == "://" or (match[1] == "dbfs" and match[2] == ":/")
+
+
+def store_addresses() -> dict[str, str]:
+    """Return the environment variables that say where stores are, with their values, for other
+    nodes of this run. Credentials are not among them: each node has its own.
+    """
+    names = [name for store in STORES for name in store.address_variables]
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
