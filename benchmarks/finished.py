@@ -16,21 +16,22 @@ import orjson
 import xxhash
 
 from mdsmix import sources
-from mdsmix.conversion.finished_units import StoredUnits, UnitResult, delete_joined, join
-from mdsmix.conversion.job import Job, window_key
+from mdsmix.conversion.finished_units import StoredUnits, UnitResult, delete_joined, join_unit_files
+from mdsmix.conversion.job import Job
+from mdsmix.conversion.keys import window_key
 from mdsmix.conversion.planning import Options, plan_streams
 from mdsmix.conversion.publish import publish
 from mdsmix.conversion.publish_pretrained import publish_pretrained
 from mdsmix.conversion.source_cache import KnownSources
-from mdsmix.conversion.target import source_entries
+from mdsmix.conversion.target import make_source_entries
 from mdsmix.conversion.unit_files import (
     FOLDER,
     UNIT,
     UnitRecord,
     compressed,
-    pack,
-    read_units,
-    record_of,
+    pack_unit_file,
+    parse_record,
+    read_unit_file,
 )
 from mdsmix.kinds import open_recipe
 from mdsmix.shards.counts import Records
@@ -65,19 +66,19 @@ def finish_units(recipe: Path, like: Location) -> None:
         windows = [done for result in results for done in result.windows]
         for done in windows:
             hashes = compressed(xxhash.xxh3_128_digest(done.base))
-            content = pack([orjson.dumps(done.record)], {done.base: hashes})
+            content = pack_unit_file([orjson.dumps(done.record)], {done.base: hashes})
             (job.folder / FOLDER / done.file).write(content)
-        _, joined = join(job.folder, StoredUnits(), windows, drops=False)
-        publish(job, records, source_entries(units, contents), held, Records())
+        joined = join_unit_files(job.folder, StoredUnits(), windows, drops=False)
+        publish(job, records, make_source_entries(units, contents), held, Records())
         delete_joined(job.folder, joined, held)
-    KnownSources.of(job.target).save(dict(zip(units, contents, strict=True)))
+    KnownSources.load(job.target).save(dict(zip(units, contents, strict=True)))
 
 
 def _record(folder: Location) -> UnitRecord:
     manifest = read_manifest(folder)
     assert manifest is not None
     (name,) = (name for name, _ in (folder / FOLDER).list() if UNIT.fullmatch(name))
-    record = record_of(read_units(folder, name).records[manifest.parts[0].key])
+    record = parse_record(read_unit_file(folder, name).records[manifest.parts[0].key])
     assert record is not None
     return record
 

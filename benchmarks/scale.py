@@ -69,7 +69,7 @@ def _planned(count: int, patterns: int, size: int) -> Took:
     with pytest.MonkeyPatch.context() as patch:
         asked = _listings(patch, each, size)
         files = sources.find_files([f"s3://bucket/raw/{n}/*.jsonl" for n in range(patterns)], "/")
-    units, cache = sources.plan_units(files), KnownSources.at("nowhere")
+    units, cache = sources.plan_units(files), KnownSources.empty("nowhere")
     assert len(files) == count
     assert not any(map(cache.content, units))
     seconds = time.process_time() - began

@@ -57,16 +57,16 @@ class Here(Engine, Reporter):
 @contextmanager
 def as_engine() -> Iterator[None]:
     """Conversions of this process are done here, but for those that say what workers they want."""
-    engine_of = run.engine_of
+    make_engine = run.make_engine
 
     def chosen(recipe: Any, plans: Any, options: Options, watcher: Any) -> Engine:
         wanted = (options.workers or 1) > 1 or options.memory or options.quarantine_crashes
         if _wants_processes or wanted or options.engine != "local":
-            return engine_of(recipe, plans, options, watcher)
+            return make_engine(recipe, plans, options, watcher)
         return Here()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "engine_of", chosen)
+        patch.setattr(run, "make_engine", chosen)
         yield
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 import xxhash
 
-from mdsmix.conversion.unit_files import UnitRecord, parse, record_of
+from mdsmix.conversion.unit_files import UnitRecord, parse_record, parse_unit_file
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import Index, parse_index
 from mdsmix.shards.manifest import Manifest, parse_manifest
@@ -51,7 +51,7 @@ def manifest_in(state: State, folder: str) -> Manifest | None:
 
 
 def record_in(state: State, name: str) -> UnitRecord | None:
-    return next(map(record_of, parse(state[name]).records.values()), None)
+    return next(map(parse_record, parse_unit_file(state[name]).records.values()), None)
 
 
 def is_shard(state: State, name: str) -> bool:

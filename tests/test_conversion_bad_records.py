@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from mdsmix.conversion.bad_records import described, refuse_too_many_bad
+from mdsmix.conversion.bad_records import format_bad_record, refuse_too_many_bad
 from mdsmix.conversion.job import make_job
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.kinds import open_recipe
@@ -31,7 +31,7 @@ from tests.converting import Answer, Web, chats, documents, files, pairs
 
 GOOD = [f"a document, number {n}" for n in range(20)]
 LINES = [json.dumps({"text": f"document {n}"}) for n in range(20)]
-ARRAY = ("begins with [, so it is one JSON array", "name it .json, or say source.format: json")
+ARRAY = ("begins with [, so it is one JSON array", "name it .json, or set source.format: json")
 TABLE = '1,hello\n"[{""role"": ""user"", ""content"": ""a""}, {""role"": ""who"", ""content"": ""a""}]",b\n'
 
 
@@ -107,7 +107,7 @@ def say(raw: bytes, detail: Any = None, has_images: bool = False) -> dict[str, A
     names = tuple(f"field {number}" for number in range(70))
     origin = Item(3, {"row": 4}, len(raw), raw, fields=names, file="a.parquet")
     told: Any = SimpleNamespace(origin=origin, reason="missing_field", detail=detail)
-    return dict(json.loads(described(told, has_images)))
+    return dict(json.loads(format_bad_record(told, has_images)))
 
 
 def test_what_is_said_of_a_bad_record() -> None:
@@ -169,9 +169,9 @@ def test_a_source_that_is_bad_from_the_beginning_is_not_gone_through(strict: Web
     assert answer.code == 5
     assert said(answer) == (
         "error: stream web: 30 of 30 records are bad (30 missing_field) in the first 3 of 40 work units, and max_bad "
-        "is 10%, so the others were not waited for; nothing new is published, finished units are kept. "
+        "is 10%, so the others were not converted; nothing new is published, finished units are kept. "
         'The first missing_field, of 00.jsonl: missing: text in {"body":"text 000 of file 000, some words"}. '
-        f"They lie in {strict.train}/quarantine (mdsmix quarantine shows them): mend the source, or raise max_bad (1.0 allows any number)."
+        f"The bad records are in {strict.train}/quarantine (mdsmix quarantine shows them): fix the source, or raise max_bad (1.0 allows any number)."
     )
     assert not (strict.train / "index.json").exists()
     before = strict.files
@@ -283,7 +283,7 @@ def test_fields_that_are_not_there_are_shown_beside_those_that_are(web: Web) -> 
     for source in ({"messages": "1"}, {"conversations": "1", "tags": {"role_tag": "role"}}):
         answer = web.says({"kind": "finetuning", "source": {"path": "it.csv", **source}}).convert()
         assert answer.code == 5, answer.err
-        assert "not one sample came of its source" in answer.err
+        assert "its source gives no sample" in answer.err
 
 
 def test_of_a_field_that_is_missing_the_nearest_one_is_named(web: Web) -> None:

@@ -91,12 +91,12 @@ def test_each_stream_holds_its_share_and_not_much_more_however_they_are_planned(
     """
     outcomes = mix.runs()
     for name, share in SHARES.items():
-        manifest, wanted = outcomes[name].manifest, outcomes[name].wanted
+        manifest, wanted = outcomes[name].manifest, outcomes[name].budget_share
         assert wanted.tokens == 10_000 * Fraction(share[:-1]) / 100
         assert not wanted.missing(manifest)
         assert manifest.totals.seen_tokens < 1.6 * wanted.tokens * (1 + wanted.margin) * 1.2
         assert Fraction(manifest.encoding.sample or 1) == wanted.share
-    assert outcomes["commoncrawl"].wanted.share < Fraction(1, 2)
+    assert outcomes["commoncrawl"].budget_share.share < Fraction(1, 2)
     together, counts = files(mix.out), chosen(mix)
     stages, some = mix.folder / "stages", ("c4", "wiki")
     for names in (["commoncrawl", "book"], ["c4", "wiki"]):
@@ -163,8 +163,8 @@ def test_an_estimate_that_was_wrong_says_what_would_be_enough(mix: Web) -> None:
 def test_a_holdout_takes_nothing_of_the_share(mix: Web) -> None:
     says(mix, "c4", streams={"c4": documents("data/c4.jsonl", sample="budget", holdout="50%")})
     train, held = mix.runs().values()
-    assert not train.wanted.missing(train.manifest)
-    assert held.wanted is None
+    assert not train.budget_share.missing(train.manifest)
+    assert held.budget_share is None
     assert held.manifest.encoding.sample == train.manifest.encoding.sample
     assert held.manifest.records.sampled == train.manifest.records.sampled
 

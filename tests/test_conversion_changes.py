@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mdsmix import sources
-from mdsmix.conversion.planning import Options, describe
+from mdsmix.conversion.planning import Options, describe_plans
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.kinds import open_recipe
 from tests.converting import Web, chats, documents, files, list_in_parts, pairs, refused, times
@@ -34,7 +34,7 @@ CHANGES: list[tuple[list[str], set[str], str]] = [
     (["train_loader.num_workers=4", "train_loader.dataset.packing_ratio=auto"], set(), ""),
     (["max_bad=50%", "tokenizer.backend=auto"], set(), ""),
 ]
-EDITED = "edited or not whole at the target: those of "
+EDITED = "edited or incomplete: units of "
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def two(web: Web) -> Web:
 
 
 def said(web: Web, *overrides: str, **options: Any) -> str:
-    return "\n".join(describe(open_recipe(web.recipe, overrides), Options(**options)))
+    return "\n".join(describe_plans(open_recipe(web.recipe, overrides), Options(**options)))
 
 
 def test_a_dry_run_says_why_and_touches_nothing(two: Web) -> None:
@@ -142,7 +142,7 @@ def test_a_stream_that_is_published_is_refused_where_less_may_be_bad_now(two: We
 
 def test_a_dry_run_says_what_is_lost_unpublished_or_no_longer_trusted(two: Web) -> None:
     two.run()
-    place = f"not all, at {two.train}"
+    place = f"not all of them are, at {two.train}"
     assert f"{place}-" in said(two, "publish=versioned")
     (two.train / "index.json").rename(two.folder / "index")
     assert "0 of 1 work units" in said(two)
@@ -172,14 +172,14 @@ def test_what_is_another_stream_is_refused(web: Web) -> None:
     sources of before.
     """
     publish(web.train.parent, CONCAT, [TOKEN_ROW])
-    replaced(web, "stream web: .*/web/train holds a stream without an mdsmix manifest")
+    replaced(web, "stream web: .*/web/train has a stream without an mdsmix manifest")
     columns = (
-        r"for the text loader with the columns tokens; the recipe now wants input_ids, labels "
+        r"for the text loader with the columns tokens, but the recipe asks for input_ids, labels "
         rf"for the finetuning loader: all 50 records, {web.manifest.totals.tokens} tokens, .* pass --reencode"
     )
     finetuning = "train_loader.name=finetuning"
     replaced(web, columns, finetuning)
-    none = r"a\.jsonl is no longer among its sources: about 50 of the 50 records published, 100\.0% of their bytes; bring back"
+    none = r"a\.jsonl is no longer among its sources: about 50 of the 50 records published, 100\.0% of their bytes; bring the missing"
     replaced(web, none, finetuning, "streams.web.source.path=b.jsonl")
 
 
@@ -220,7 +220,7 @@ def test_a_source_file_that_has_vanished_is_told_and_more_than_a_tenth_refused(w
         web.convert(),
         2,
         "stream web: g/b.jsonl is no longer among its sources: about 300 of the 330 records published, 90.9% of their bytes; "
-        f"bring back what is gone, publish elsewhere, or pass --reencode to replace {web.train} by a stream without it",
+        f"bring the missing files back, publish to another place, or pass --reencode to replace {web.train} by a stream without them",
     )
     assert web.files == before
     (web.folder / "b.jsonl").rename(web.folder / "g/c.jsonl")

@@ -272,6 +272,6 @@ def test_files_go_and_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     assert count_repeats(arrays(windows * 2)) == 8
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    full = r"fingerprints of the records cannot be joined in .*TMPDIR"
+    full = r"fingerprints of the records cannot be compared in .*TMPDIR"
     with pytest.raises(Unreachable, match=full):
         count_repeats(arrays(windows))

@@ -14,8 +14,8 @@ import orjson
 import pytest
 
 from mdsmix.conversion import finished_units, gc
-from mdsmix.conversion.gc import Garbage, find_garbage, seconds_of
-from mdsmix.conversion.unit_files import read_units, record_of
+from mdsmix.conversion.gc import Garbage, find_garbage, parse_age
+from mdsmix.conversion.unit_files import parse_record, read_unit_file
 from mdsmix.errors import RecipeError
 from mdsmix.shards import lease as lease_module
 from mdsmix.shards.lease import Holder, hold_lease
@@ -102,10 +102,10 @@ def test_a_record_that_stays_keeps_its_shards(republished: Path, web: Web) -> No
     """
     age(republished, 100)
     names = [name for name in web.files if name.endswith((".unit", ".segment"))]
-    held = {name: read_units(locate(republished), name[8:]).records for name in names}
+    held = {name: read_unit_file(locate(republished), name[8:]).records for name in names}
     stale = {name: of.keys() - {*web.keys} for name, of in held.items() if of.keys() - {*web.keys}}
     lines = [held[name][key] for name, keys in stale.items() for key in keys]
-    kept = {shard.stored.basename for line in lines for shard in record_of(line).shards}
+    kept = {shard.stored.basename for line in lines for shard in parse_record(line).shards}
     found = {item.name for item in garbage(republished)}
     assert kept <= found
     assert found & stale.keys() == (stale.keys() if finished_units.FEWEST > 1 else set())
@@ -183,10 +183,10 @@ def test_a_damaged_index_or_manifest_stops_it(republished: Path) -> None:
 
 def test_ages() -> None:
     for text, seconds in {"7d": WEEK, "12h": 43_200, "30m": 1800, "0s": 0}.items():
-        assert seconds_of(text) == seconds
+        assert parse_age(text) == seconds
     for text in ("", "7", "d", "-1d", "1.5d", "7 days"):
-        with pytest.raises(RecipeError, match="is no age: write for example 7d"):
-            seconds_of(text)
+        with pytest.raises(RecipeError, match="is not an age: write for example 7d"):
+            parse_age(text)
 
 
 def test_the_command(republished: Path, web: Web) -> None:

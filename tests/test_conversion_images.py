@@ -55,7 +55,7 @@ def test_a_second_run_reads_no_image_and_another_image_redoes_its_unit(web: Web)
     os.utime(web.folder / "img/0.jpg", (1, 1))
     assert web.run().done == 0
     (web.folder / "img/0.jpg").write_bytes(drawing(seed=77))
-    assert "not whole at the target: those of a.jsonl" in web.done("--dry-run").out
+    assert "incomplete: units of a.jsonl" in web.done("--dry-run").out
     assert web.run().done == 1
     assert samples(web.train)[0]["images"] == [drawing(seed=77)]
     assert web.run().units == 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.conversion.job import Job, make_job, on_day
+from mdsmix.conversion.job import Job, make_job, with_date
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, TokenizerSpec
 from mdsmix.shards.manifest import Encoding
@@ -64,13 +64,13 @@ def test_a_chat_template_and_what_it_may_print_shape_conversations_only(tmp_path
 
 def test_a_day_is_in_the_key_only_where_the_template_prints_it(tmp_path: Path) -> None:
     plain, dated = (letters(tmp_path, chat_template=text) for text in (CHATML, DATED))
-    assert on_day(job_of(plain, "finetuning"), "2026-01-01").encoding.date_string is None
-    kept = on_day(job_of(dated, "finetuning"), "2026-01-01")
+    assert with_date(job_of(plain, "finetuning"), "2026-01-01").encoding.date_string is None
+    kept = with_date(job_of(dated, "finetuning"), "2026-01-01")
     assert kept.encoding.date_string == "2026-01-01"
     stated = job_of(dated, "finetuning", date_string="2025-05-05")
-    assert on_day(stated, "2026-01-01").encoding.date_string == "2025-05-05"
+    assert with_date(stated, "2026-01-01").encoding.date_string == "2025-05-05"
     assert kept.key("") != stated.key("")
-    assert on_day(job_of(plain), "2026-01-01").encoding.date_string is None
+    assert with_date(job_of(plain), "2026-01-01").encoding.date_string is None
 
 
 def test_a_token_that_the_tokenizer_lacks_is_refused_where_it_is_wanted(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from mdsmix.conversion.planning import ArrayPart, part_of
+from mdsmix.conversion.planning import ArrayPart, parse_part
 from mdsmix.conversion.source_cache import PART
 from mdsmix.conversion.unit import UnitTask
 from mdsmix.errors import RecipeError
@@ -64,7 +64,7 @@ def test_parts_in_any_order_one_twice_one_missing_are_one_run(web: Web, option: 
         assert not list(web.out.rglob("index.json"))
     web.elsewhere("another")
     dry = web.done(option, "--finish", "--dry-run").out
-    assert "web: 3 parts have finished; what is left is done now" in dry
+    assert "web: 3 parts have finished; the remaining work is done now" in dry
     assert "web: 3 parts have finished" in assert_finished(web, option).err
 
 
@@ -103,10 +103,10 @@ def test_parts_have_each_unit_once_and_what_is_none_is_told(web: Web) -> None:
     """
     for of in (1, 4, 500):
         parts = [ArrayPart(number, of) for number in range(1, of + 1)]
-        assert sorted(unit for part in parts for unit in range(97)[part.own]) == [*range(97)]
+        assert sorted(unit for part in parts for unit in range(97)[part.units]) == [*range(97)]
     for text in ("0/4", "5/4", "1", "a/b", "1/0", "-1/4", "1/4/2", ""):
         with pytest.raises(RecipeError, match="is no part"):
-            part_of(text)
+            parse_part(text)
     refused(web.convert("--part", ""), 2, "--part '' is no part")
     for option in ("--finish", "--dry-run", "--verify-target", "--limit=5"):
         refused(web.convert("--part", "1/2", option), 2, "publishes nothing")

@@ -71,7 +71,11 @@ def test_what_a_manifest_says_of_its_making_is_brought_up_to_date(published: Web
 def test_a_stream_without_a_sample_is_refused_and_nothing_is_published(web: Web) -> None:
     for records, layout, sentence in (
         ([], "concat", r"\(0 records: none\)"),
-        (["short"], "concat", r"of its source \(1 records: \d tokens, less than a row\)"),
+        (
+            ["short"],
+            "concat",
+            r"its source gives no sample \(1 record: \d tokens, less than a row\)",
+        ),
         (["", {"x": 1}], "document", r"\(2 records: 1 empty, 1 missing_field\)"),
     ):
         web.holds(records)

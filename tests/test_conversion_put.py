@@ -118,7 +118,9 @@ def test_the_current_version_is_repaired_and_an_older_one_refused(web: Web, seco
     assert mdsmix("verify", second).code == 3
     recipe, place = ("--recipe", web.recipe), web.train.parent
     answer = mdsmix("repair", second, *recipe, "publish=replace")
-    refused(answer, 2, f"publish in the recipe would not publish it at {second} again")
+    refused(
+        answer, 2, f"with its current `publish` the recipe would not publish it at {second} again"
+    )
     answer = done("repair", place, *recipe, "--workers", 1)
     assert f"fault {damaged[0].name}: " in answer.out
     assert "repaired, 0 of 5 work units made again" in answer.out

@@ -152,7 +152,7 @@ def test_verifying_makes_damaged_shards_anew(web: Web, texts: list[str], setting
     before, found = lying_at(target), web.shards
     assert len({*found}) == len(found), "twins are files of their own"
     said = web.done("--verify-target", "--workers", 1).out
-    assert "at the target read and hashed: all whole\n" in said
+    assert "at the target read and hashed: none damaged\n" in said
     assert "web: up to date, " in said
     assert lying_at(target) == before
     for place in (found[1], found[-1]):
@@ -162,5 +162,5 @@ def test_verifying_makes_damaged_shards_anew(web: Web, texts: list[str], setting
     outcome = web.run(verify_target=True, watcher=told)
     assert 0 < outcome.done < outcome.units
     assert [found[1].name in sentence for sentence in told.said].count(True) == 1
-    assert outcome.notes[-1].endswith("files at the target read and hashed: 2 damaged, made anew")
+    assert outcome.notes[-1].endswith("files at the target read and hashed: 2 damaged, made again")
     assert lying_at(target) == before

@@ -36,11 +36,11 @@ def unit(url: str = "/a.jsonl", start: int = 0, **differs: Any) -> Unit:
 
 
 def test_a_unit_of_a_target_is_known_while_it_is_in_the_plan() -> None:
-    KnownSources.of("/mix").save({unit(): CONTENT})
-    assert KnownSources.of("/mix").content(unit()) == CONTENT
-    assert KnownSources.of("/another").content(unit()) is None
-    KnownSources.of("/mix").save({unit(start=5): OTHER})
-    assert KnownSources.of("/mix").content(unit()) is None, "it is no longer in the plan"
+    KnownSources.load("/mix").save({unit(): CONTENT})
+    assert KnownSources.load("/mix").content(unit()) == CONTENT
+    assert KnownSources.load("/another").content(unit()) is None
+    KnownSources.load("/mix").save({unit(start=5): OTHER})
+    assert KnownSources.load("/mix").content(unit()) is None, "it is no longer in the plan"
 
 
 def test_whatever_decides_what_is_read_of_a_file_is_part_of_its_name() -> None:
@@ -55,7 +55,7 @@ def test_whatever_decides_what_is_read_of_a_file_is_part_of_its_name() -> None:
 
 
 def test_a_unit_that_lost_a_window_is_read_again() -> None:
-    known = KnownSources.at("/mix")
+    known = KnownSources.empty("/mix")
     known.learn(unit_stamp(unit()), CONTENT)
     known.units["begun"] = Content(windows=WINDOWS, files=())
     known.forget({*WINDOWS[1:]})
@@ -64,21 +64,21 @@ def test_a_unit_that_lost_a_window_is_read_again() -> None:
 
 
 def test_a_damaged_memory_is_none(cache: Path) -> None:
-    KnownSources.of("/mix").save({unit(): CONTENT})
+    KnownSources.load("/mix").save({unit(): CONTENT})
     (file,) = (cache / "seen").iterdir()
     for damage in (b"", b"{", b"[]", b"7", b'{"a": 7}', b'{"unit": "x", "windows": 3}'):
         file.write_bytes(damage)
-        assert KnownSources.of("/mix").units == {}
+        assert KnownSources.load("/mix").units == {}
 
 
 def test_what_is_noted_while_a_run_works_is_there_though_it_is_killed(cache: Path) -> None:
     """A window, then another, then the unit is done; half a line is what was being written then.
     The file is never written anew.
     """
-    known = KnownSources.at("/mix")
+    known = KnownSources.empty("/mix")
     for number, window in enumerate(WINDOWS, 1):
         known.note(unit(), Content(windows=(window,), files=()))
-        found = KnownSources.of("/mix")
+        found = KnownSources.load("/mix")
         assert found.windows_of(unit()) == {w.number: w for w in WINDOWS[:number]}
         assert found.content(unit()) is None
     (file,) = (cache / "seen").iterdir()
@@ -89,7 +89,7 @@ def test_what_is_noted_while_a_run_works_is_there_though_it_is_killed(cache: Pat
     assert sizes[3] - sizes[2] == sizes[2] - sizes[1] < sizes[1]
     whole = file.read_bytes()
     file.write_bytes(whole + whole[:50])
-    found = KnownSources.of("/mix")
+    found = KnownSources.load("/mix")
     assert found.content(unit()) == found.content(unit(start=2)) == OTHER
     assert list(found.windows_of(unit(start=2)).values()) == [*OTHER.windows]
 
@@ -108,7 +108,7 @@ def folder(tmp_path: Path) -> Location:
 
 
 def note(folder: Location, *units: Unit, content: Content = CONTENT) -> None:
-    KnownSources.at(folder.url).save(dict.fromkeys(units, content), folder)
+    KnownSources.empty(folder.url).save(dict.fromkeys(units, content), folder)
 
 
 ONE, TWO = "s3://b/a.jsonl", "s3://b/b.jsonl"

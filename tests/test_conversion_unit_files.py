@@ -24,15 +24,16 @@ from zstandard import ZstdCompressor
 from mdsmix.conversion import finished_units, unit_files
 from mdsmix.conversion.finished_units import StoredUnits, list_stored
 from mdsmix.conversion.planning import ArrayPart, Options
-from mdsmix.conversion.run import convert
+from mdsmix.conversion.run import convert_part
 from mdsmix.conversion.unit_files import (
     FOLDER,
     SEGMENT,
+    BlobRef,
     UnitFile,
-    pack,
+    pack_unit_file,
+    parse_record,
     read_blobs,
-    read_units,
-    record_of,
+    read_unit_file,
 )
 from mdsmix.errors import Unreachable
 from mdsmix.kinds import open_recipe
@@ -62,13 +63,15 @@ def folder(tmp_path: Path) -> Location:
     """Two segments of three units each."""
     at = locate(str(tmp_path))
     for keys in (KEYS[:3], KEYS[3:]):
-        unit_files.write_segment(at, [pack([line(key)], {key: content(key)}) for key in keys])
+        unit_files.write_segment(
+            at, [pack_unit_file([line(key)], {key: content(key)}) for key in keys]
+        )
     return at
 
 
 def segments(folder: Location) -> dict[str, UnitFile]:
     names = [name for name, _ in (folder / FOLDER).list()]
-    return {name: read_units(folder, name) for name in filter(SEGMENT.fullmatch, names)}
+    return {name: read_unit_file(folder, name) for name in filter(SEGMENT.fullmatch, names)}
 
 
 def places(folder: Location) -> dict[str, str]:
@@ -79,26 +82,26 @@ def places(folder: Location) -> dict[str, str]:
 def test_the_file_of_a_unit_is_newer_than_any_segment(folder: Location) -> None:
     own, hashes = f"{KEYS[1]}-01234567.unit", f"{KEYS[2]}.hashes"
     for name in (own, hashes):
-        (folder / FOLDER / name).write(pack([line(KEYS[1])], {}))
+        (folder / FOLDER / name).write(pack_unit_file([line(KEYS[1])], {}))
     found = list_stored(cast(Any, SimpleNamespace(shard_folders=[folder])))
     assert {name for name in found.files if len(name) == 32} == {*KEYS}
-    assert (found.files[KEYS[1]], found.hashes_of(KEYS[2])) == (own, hashes)
+    assert (found.files[KEYS[1]], found.find_hashes_file(KEYS[2])) == (own, hashes)
     assert {found.files[KEYS[0]], found.files[KEYS[5]]} == found.segments.keys()
 
 
 def test_fingerprints_are_read_in_any_order_as_they_were_written(folder: Location) -> None:
     """Whatever is asked for at once. One key has a file of its own."""
     own = "f" * 32
-    (folder / FOLDER / f"{own}.hashes").write(pack((), {"other": b"1", own: b"own"}))
+    (folder / FOLDER / f"{own}.hashes").write(pack_unit_file((), {"other": b"1", own: b"own"}))
     for found in segments(folder).values():
-        keys = {key: record_of(line).key for key, line in found.records.items()}
+        keys = {key: parse_record(line).key for key, line in found.records.items()}
         assert keys == {key: key for key in found.blobs}
     file, joined = f"{own}.hashes", places(folder)
     assert sorted(joined) == KEYS
     files = {file: file, **{f"{key}.hashes": name for key, name in joined.items()}}
     for order in permutations([*KEYS[2:4], own]):
         expected = [b"own" if key == own else content(key) for key in order]
-        wanted = [(key, StoredUnits(files=files).hashes_of(key)) for key in order]
+        wanted = [BlobRef(key, StoredUnits(files=files).find_hashes_file(key)) for key in order]
         for head_bytes in (9, 2 << 20):
             with mock.patch.object(unit_files, "HEAD_BYTES", head_bytes):
                 assert list(read_blobs(folder, wanted)) == expected
@@ -115,13 +118,13 @@ def test_a_segment_whose_head_was_changed_says_nothing_else(folder: Location) ->
             other = bytearray(held)
             other[at] ^= 1 << at % 8
             (folder / FOLDER / name).write(bytes(other))
-            left = read_units(folder, name)
+            left = read_unit_file(folder, name)
             assert left in (whole, UnitFile()), at
             found += left == whole
         assert found < size // 20
         for length in (0, 5, 8, 20, size - 1):
             (folder / FOLDER / name).write(held[:length])
-            assert read_units(folder, name) == UnitFile()
+            assert read_unit_file(folder, name) == UnitFile()
 
 
 def test_fingerprints_that_cannot_be_read_are_not_taken_for_none(folder: Location) -> None:
@@ -131,13 +134,13 @@ def test_fingerprints_that_cannot_be_read_are_not_taken_for_none(folder: Locatio
         mock.patch.object(LocalPath, "fetch", side_effect=failing),
         pytest.raises(Unreachable, match="for a moment"),
     ):
-        list(read_blobs(folder, list(found.items())))
+        list(read_blobs(folder, [BlobRef(*blob) for blob in found.items()]))
     at = folder / FOLDER / found[KEYS[2]]
     for harm in (lambda: at.write(at.read()[:-1]), at.delete):  # behind its head, which is believed
         harm()
-        with pytest.raises(Unreachable, match="segment is damaged or gone"):
-            list(read_blobs(folder, [(KEYS[2], found[KEYS[2]])]))
-    assert list(read_blobs(folder, [(KEYS[3], found[KEYS[3]])])) == [content(KEYS[3])]
+        with pytest.raises(Unreachable, match="segment is damaged or missing"):
+            list(read_blobs(folder, [BlobRef(KEYS[2], found[KEYS[2]])]))
+    assert list(read_blobs(folder, [BlobRef(KEYS[3], found[KEYS[3]])])) == [content(KEYS[3])]
 
 
 def test_what_is_no_segment_or_record_is_none_though_its_name_says_so(folder: Location) -> None:
@@ -147,12 +150,12 @@ def test_what_is_no_segment_or_record_is_none_though_its_name_says_so(folder: Lo
         for written in (head, len(frame).to_bytes(8, "little") + frame):
             name = f"{xxhash.xxh128_hexdigest(written)}.segment"
             (folder / FOLDER / name).write(written)
-            assert not read_units(folder, name).records
+            assert not read_unit_file(folder, name).records
     assert sorted(places(folder)) == KEYS
     name, key = f"{KEYS[0]}-01234567.unit", b'{"key":"%s"' % KEYS[0].encode()
     for content in (b"[]", b"3", b"{", key + b"}", key + b',"backend":3}'):
-        (folder / FOLDER / name).write(pack([content], {}))
-        assert record_of(read_units(folder, name).records.get(KEYS[0], b"")) is None
+        (folder / FOLDER / name).write(pack_unit_file([content], {}))
+        assert parse_record(read_unit_file(folder, name).records.get(KEYS[0], b"")) is None
 
 
 TEXTS = [f"Document {n:02} is about the number {n:02}. " * 3 for n in range(21)]
@@ -204,7 +207,7 @@ def test_units_are_packed_when_they_are_published_and_known_again(web: Web, over
     assert unpacked(web, override).items() <= public(web.train).items()
     if override == DROP:  # a part reads no source for duplicates whose fingerprints are packed
         told, recipe = Told(), open_recipe(web.recipe, [DROP])
-        (part,) = convert(recipe, Options(part=ArrayPart(1, 2)), told)
+        (part,) = convert_part(recipe, Options(part=ArrayPart(1, 2)), told)
         assert (part.units, part.reused, told.said) == (4, 4, [])
 
 
@@ -214,7 +217,7 @@ def test_wherever_joining_ends_nothing_is_lost_and_nothing_done_again(web: Web) 
     """
     web.holds(TEXTS[:12])
     web.run()
-    packed = record_of(next(iter(together(web).values())))
+    packed = parse_record(next(iter(together(web).values())))
     (web.train / packed.shards[0].stored.basename).unlink()
     web.holds(LATER)
     old, whole = web.files["index.json"], unpacked(web)
@@ -282,7 +285,7 @@ def test_where_duplicates_are_dropped_a_damaged_pack_is_told_and_made_anew(web: 
     ((name, at),) = [(n, of.blobs[key]) for n, of in packs.items() if key in of.blobs]
     flip(web.train / FOLDER / name, (at.start + at.stop) // 2)
     web.holds(LATER)
-    with pytest.raises(Unreachable, match=r"segment is damaged or gone.* --verify-target"):
+    with pytest.raises(Unreachable, match=r"segment is damaged or missing.* --verify-target"):
         web.run(DROP)
     assert 0 < web.run(DROP, verify_target=True).reused < 6
     web.holds([*LATER, TEXTS[0]])

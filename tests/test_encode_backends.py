@@ -234,7 +234,7 @@ def test_a_lie_redoes_the_whole_stream(units: Web, monkeypatch: pytest.MonkeyPat
     assert [LIE in note for note in outcome.notes] == [True]
     again = units.convert().out
     assert "up to date" in again
-    assert f"on '{LIE}', as was found before; so the reference encodes" in again
+    assert f"on '{LIE}', as an earlier run found; so the reference encodes" in again
 
 
 def test_what_an_unequal_backend_made_before_is_not_kept(units: Web, tokenizer: Tokenizer) -> None:

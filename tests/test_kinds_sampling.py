@@ -142,7 +142,7 @@ def test_it_is_rendered_as_an_eval_loader_and_no_record_in_it_is_said(web: Web) 
     web.holds(TEXTS[:1])
     said = asked(web, holdout="0.1%").convert("--reencode")
     assert said.code == 5
-    assert "web-eval: not one sample came of its source (1 records: 1 not_held_out)" in said.err
+    assert "web-eval: its source gives no sample (1 record: 1 not_held_out)" in said.err
     assert web.manifest.totals.samples == 1
 
 

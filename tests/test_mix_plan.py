@@ -289,7 +289,7 @@ def test_of_a_budget_what_it_takes_is_planned(web: Web) -> None:
         planned = looked[outcome.stream]
         assert planned.encoding.sample == outcome.manifest.encoding.sample is not None
         assert planned.totals.tokens == pytest.approx(outcome.manifest.totals.tokens, rel=0.4)
-        assert planned.totals.tokens >= outcome.wanted.tokens
+        assert planned.totals.tokens >= outcome.budget_share.tokens
 
 
 def test_published_streams_and_others_are_planned(web: Web) -> None:

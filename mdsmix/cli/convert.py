@@ -106,7 +106,7 @@ def convert(
 
     Unchanged work is not done again. Bad records are written to quarantine/ and counted.
     """
-    from mdsmix.conversion.planning import Options, describe, part_of
+    from mdsmix.conversion.planning import Options, describe_plans, parse_part
     from mdsmix.engines.memory import parse_memory_option
     from mdsmix.kinds import open_recipe
     from mdsmix.recipe.amounts import with_unit
@@ -138,12 +138,12 @@ def convert(
         quarantine_crashes=quarantine_crashes,
         verify_source=verify_source,
         verify_target=verify_target,
-        part=None if part is None else part_of(part),
+        part=None if part is None else parse_part(part),
         is_finish=finish,
         engine=engine,
     )
     if dry_run:
-        lines = list(describe(loaded, options))
+        lines = list(describe_plans(loaded, options))
         if as_json:
             echo_json({"plan": lines})
         else:
@@ -176,7 +176,7 @@ def _run(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
 
     The finished streams are shown even if a later stream fails.
     """
-    from mdsmix.conversion.run import convert
+    from mdsmix.conversion import run
     from mdsmix.report.conversions import parts_result, result, warnings
     from mdsmix.report.progress import watching
     from mdsmix.report.show import show
@@ -185,7 +185,8 @@ def _run(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
     outcomes = list[Any]()
     try:
         with watching(quiet) as watcher:
-            outcomes.extend(convert(recipe, options, watcher))
+            do = run.convert_part if part else run.convert
+            outcomes.extend(do(recipe, options, watcher))
     finally:
         if part:
             shown, tree = parts_result(part, outcomes)

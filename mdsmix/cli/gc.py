@@ -49,7 +49,7 @@ def gc(
     from mdsmix.conversion import gc as collector
 
     warn = partial(echo, err=True)
-    age = collector.seconds_of(older_than)
+    age = collector.parse_age(older_than)
     if age < collector.KEEP_SECONDS:
         days = collector.KEEP_SECONDS // 86_400
         warn(f"WARNING: running jobs and caches may still use files younger than {days} days")

@@ -1,13 +1,13 @@
-"""Bad records, counted and kept: where each stood, why it is bad, and its bytes.
+"""Bad records: count them, and store each with its place, its bytes and the reason.
 
-A worker counts what became of the records of a window, works on them in pieces that memory allows,
-and keeps the bad ones with the unit's record. In formats that count lines it numbers them from the
-unit's start, because it does not know how many lines stand before. At publication that is known, so
-the records are written to `quarantine/` beside the shards with the numbers that a text editor
-shows.
+A worker encodes the records of a window in pieces that fit into memory, counts what becomes of
+them, and stores the bad ones with the unit's record. In formats that count lines it numbers lines
+from the start of the unit, because it does not know how many lines the file has before. At
+publication that is known: then the bad records are written to `quarantine/` next to the shards,
+with the line numbers that a text editor shows.
 
-The recipe's `max_bad` limits the share of bad records in all; a refusal says what most likely has
-to change.
+The recipe's `max_bad` limits the share of bad records in the whole stream. The error says what most
+likely has to change.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fractions import Fraction
 from heapq import merge
 from io import BufferedReader
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from mdsmix.conversion.job import Job
-from mdsmix.conversion.unit_files import lost
+from mdsmix.conversion.unit_files import make_lost_error
 from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import CRASHED
 from mdsmix.errors import TooManyBadRecords
@@ -42,37 +42,42 @@ from mdsmix.storage import Location, map_threads
 from mdsmix.table import format_grouped
 
 MOST_FIELDS = 64
-"At most so many names of a record's fields are kept with it."
+"At most so many names of a record's fields are stored with it."
 _IMAGE = re.compile(r"[A-Za-z0-9+/_%\\-]{1000,}={0,2}")
-r"""An image in base64, as JSON and URLs write it, with `\/`, `\n` and `%2B`: 1,000 characters or
-more, as no word of a text has.
+r"""An image in base64, as JSON and URLs write it, with `\/`, `\n` and `%2B`: at least 1,000
+characters, more than any word has.
 """
-LINE = 40
-"The fewest characters of a line of base64; a list of words has shorter lines."
+SHORTEST_LINE = 40
+"The fewest characters of a line of base64. A list of words has shorter lines."
 
 
 class PackedRecords:
-    """Lines of a quarantine, compressed as they are added: in a file that is not JSON at all every
-    line is a bad record, and its entry is 80 bytes longer than the line.
+    """Lines of a quarantine file, compressed as they are added. In a file that is not JSON at all,
+    every line is a bad record, and its entry is 80 bytes longer than the line.
     """
 
     def __init__(self) -> None:
         from zstandard import ZstdCompressor
 
-        self._stream, self._packed = ZstdCompressor(write_checksum=True).compressobj(), bytearray()
+        self._compressor = ZstdCompressor(write_checksum=True).compressobj()
+        self._packed = bytearray()
 
     def add(self, line: bytes) -> None:
-        """One line, without its end."""
-        self._packed += self._stream.compress(line + b"\n")
+        """Add a line, given without its newline."""
+        self._packed += self._compressor.compress(line + b"\n")
 
     def frame(self) -> bytes:
-        """All of them as one Zstandard frame with a checksum."""
-        return bytes(self._packed + self._stream.flush())
+        """Return all lines as one Zstandard frame with a checksum."""
+        return bytes(self._packed + self._compressor.flush())
 
 
-def described(bad: BadRecord, has_images: bool) -> bytes:
-    """One bad record as JSON; `raw` is its text, or `raw_base64` its bytes where they are no text.
-    `has_images`: images in base64 are left out of `raw`.
+def format_bad_record(bad: BadRecord, has_images: bool) -> bytes:
+    """Return a bad record as JSON.
+
+    `raw` is its text, or `raw_base64` its bytes if they aren't UTF-8.
+
+    Args:
+        has_images: leave images in base64 out of `raw`.
     """
     origin = bad.origin
     record = {"file": origin.file, **origin.place, "length": origin.length, "reason": bad.reason}
@@ -82,101 +87,130 @@ def described(bad: BadRecord, has_images: bool) -> bytes:
         record["fields"] = origin.fields[:MOST_FIELDS]
     try:
         text = origin.raw.decode()
-        record["raw"] = _IMAGE.sub(_left_out, text) if has_images else text
+        record["raw"] = _IMAGE.sub(_replace_image, text) if has_images else text
     except UnicodeDecodeError:
         record["raw_base64"] = base64.b64encode(origin.raw).decode()
     return orjson.dumps(record)
 
 
-def _left_out(image: re.Match[str]) -> str:
-    is_words = len(image[0]) < LINE * image[0].count("\\n")
-    return image[0] if is_words else f"<{len(image[0])} characters of base64 left out>"
+def _replace_image(match: re.Match[str]) -> str:
+    text = match[0]
+    is_list_of_words = len(text) < SHORTEST_LINE * text.count("\\n")
+    if is_list_of_words:
+        return text
+    return f"<{len(text)} characters of base64 left out>"
 
 
-def publish_quarantine(
-    folder: Location, of: tuple[str, str], shift: tuple[str, int], frame: bytes
-) -> None:
-    """Writes a window's bad records to the quarantine, line by line. Unreachable where they are
-    damaged. `of`: their name, and the file of finished units that holds them. `shift`: the key of a
-    place that is counted from the unit's start, such as `line`, blank where a format counts none;
-    and the count of the source file before the unit.
+class QuarantineFile(NamedTuple):
+    """A window's file in the quarantine, and how its line numbers are counted."""
+
+    name: str
+    "`bad_records_name` of the window."
+    unit_file: str
+    "The unit file or segment that contains the bad records."
+    place_key: str
+    """The key of the place that is counted from the unit's start, such as `line`; empty if the
+    format counts none.
+    """
+    count_before: int
+    "Lines or rows of the source file before the unit."
+
+
+def publish_quarantine(folder: Location, file: QuarantineFile, frame: bytes) -> None:
+    """Write a window's bad records to the quarantine of the stream in `folder`.
+
+    Raises Unreachable if they are damaged.
+
+    Args:
+        frame: the bad records as the worker stored them.
     """
     from zstandard import ZstdDecompressor, ZstdError
 
-    (name, file), (counted, before), bad = of, shift, PackedRecords()
+    lines = PackedRecords()
     try:
         for line in BufferedReader(ZstdDecompressor().stream_reader(frame)):
-            if counted and before:
+            if file.place_key and file.count_before:
                 record = orjson.loads(line)
-                record[counted] += before
+                record[file.place_key] += file.count_before
                 line = orjson.dumps(record)
-            bad.add(line.removesuffix(b"\n"))
+            lines.add(line.removesuffix(b"\n"))
     except ZstdError:
-        raise lost(folder, file) from None
-    write_if_changed(folder / QUARANTINE / f"{name}.jsonl.zst", bad.frame())
+        raise make_lost_error(folder, file.unit_file) from None
+    write_if_changed(folder / QUARANTINE / f"{file.name}.jsonl.zst", lines.frame())
 
 
-def stale_files(files: Iterable[str], names: Collection[str]) -> list[str]:
-    """Quarantine files of other names, left from records that have been mended since."""
+def select_stale_files(files: Iterable[str], names: Collection[str]) -> list[str]:
+    """Return the quarantine files with other names than these: their records have been fixed."""
     return [file for file in files if file.partition(".")[0] not in names]
 
 
-def delete_stale_files(folder: Location, names: Collection[str], held: Lease) -> None:
-    """Deletes all quarantine files but those of these names."""
+def delete_stale_files(folder: Location, names: Collection[str], held_lease: Lease) -> None:
+    """Delete all quarantine files of the stream in `folder` but those with these names."""
     quarantine = folder / QUARANTINE
-    stale = stale_files([file for file, _ in quarantine.list()], names)
-    map_threads(lambda name: held.delete(quarantine / name), stale)
+    stale = select_stale_files([file for file, _ in quarantine.list()], names)
+    map_threads(lambda file: held_lease.delete(quarantine / file), stale)
 
 
 class Tally:
-    """Counts what became of the records, batch by batch. Written records are counted by their rows,
-    so that the counts do not add up where one is lost.
+    """Counts of what became of the records of a window, updated batch by batch. Written records are
+    counted by their rows, so the counts do not add up if one is lost.
     """
 
     def __init__(self, has_many_rows: bool, members: Membership, has_images: bool) -> None:
-        """`has_many_rows`: a record may be several rows, as a long document that is split; else it
-        is one.
+        """Start at zero.
+
+        Args:
+            has_many_rows: a record may become several rows, as a long document that is split.
+            members: decides which items without a record are in the stream's sample.
+            has_images: leave images out of the stored bad records.
         """
-        self._has_many_rows, self._members, self._has_images = has_many_rows, members, has_images
-        self.records, self.bad = Records(), PackedRecords()
-        self.size = self.lines = 0
+        self._has_many_rows = has_many_rows
+        self._members = members
+        self._has_images = has_images
+        self.records = Records()
+        self.bad = PackedRecords()
+        self.size = 0
+        "Source bytes of the finished batches."
+        self.lines = 0
+        "Lines or rows of the finished batches."
         self._rejected: list[BadRecord] = []
         "Bad records of the current batch, in its order."
 
     def add(self, batch: RecordBatch, piece: range, encoded: Encoded) -> None:
-        """Counts what became of the records of a piece."""
-        filtered = Counter(str(why) for why in encoded.rejected.values() if why in FILTERED)
-        self._rejected += [
-            batch.reject(piece[position], str(why), detail_of(why))
-            for position, why in encoded.rejected.items()
-            if why not in FILTERED
-        ]
-        rows, left = len(encoded.lengths), len(piece) - len(encoded.rejected)
-        self.records += Records(
-            read=len(piece),
-            written=min(rows, left) if self._has_many_rows else rows,
-            filtered=dict(filtered),
-        )
+        """Count the records of a batch at the positions `piece`, which were encoded together."""
+        filtered = Counter[str]()
+        for position, reason in encoded.rejected.items():
+            if reason in FILTERED:
+                filtered[str(reason)] += 1
+            else:
+                bad = batch.reject(piece[position], str(reason), detail_of(reason))
+                self._rejected.append(bad)
+        written = len(encoded.lengths)
+        if self._has_many_rows:
+            written = min(written, len(piece) - len(encoded.rejected))
+        self.records += Records(read=len(piece), written=written, filtered=dict(filtered))
 
-    def end(self, batch: RecordBatch, without: Collection[int]) -> None:
-        """Keeps the batch's bad records in their order and counts them by reason. Those in no piece
-        are counted as read. `without`: positions of records that workers died of.
+    def finish_batch(self, batch: RecordBatch, crashed: Collection[int]) -> None:
+        """Store the bad records of a batch in order, and count them by reason.
+
+        Args:
+            crashed: positions of the records that workers died of. They were in no piece, so they
+                are counted as read here, as are items without a record.
         """
-        late = sorted([*self._rejected, *(batch.reject(position, CRASHED) for position in without)])
+        rejected = self._rejected + [batch.reject(position, CRASHED) for position in crashed]
         reasons = Counter[str]()
-        for bad in merge(self._of_sample(batch), late):
+        for bad in merge(self._sampled_items(batch), sorted(rejected)):
             reasons[bad.reason] += 1
-            self.bad.add(described(bad, self._has_images))
-        self.records += Records(
-            read=reasons.total() - len(self._rejected), quarantined=dict(reasons)
-        )
+            self.bad.add(format_bad_record(bad, self._has_images))
+        counted_before = len(self._rejected)
+        self.records += Records(read=reasons.total() - counted_before, quarantined=dict(reasons))
         self.size += batch.size
         self.lines += batch.count
         self._rejected = []
 
-    def _of_sample(self, batch: RecordBatch) -> Iterator[BadRecord]:
-        """The items of a batch that hold no record, as a line that is not JSON. Items outside the
-        stream's sample are only counted.
+    def _sampled_items(self, batch: RecordBatch) -> Iterator[BadRecord]:
+        """Yield the items of a batch that contain no record, such as lines that aren't JSON. Items
+        outside the stream's sample are only counted.
         """
         for bad in batch.bad:
             if self._members.samples_raw(bad.origin.raw):
@@ -186,67 +220,77 @@ class Tally:
 
 
 MOST_LOOKED_AT = 1_000
+"Records of the quarantine that are searched for examples."
 MOST_EXAMPLES = 3
 MOST_SHOWN = 160
 "Characters of an example."
 ARRAY = (
-    "A file begins with [, so it is one JSON array, and its name says that it holds a JSON value a line: name it .json, or say "
-    "source.format: json."
+    "A file begins with [, so it is one JSON array, but its name ends as that of a file with one "
+    "JSON value per line: name it .json, or set source.format: json."
 )
-SHAPE = "mdsmix init SOURCE says which shape and settings read such records."
+SHAPE = "mdsmix init SOURCE shows which shape and settings read such records."
 ADVICE = {
     "json_array": ARRAY,
-    "repeated_role": "consecutive_roles: merge joins messages of one role that follow each other.",
-    "unknown_role": "shape: sharegpt takes any role, named in its tags (assistant_tag: ...); shape: openai that of a developer.",
-    "starts_with_assistant": "shape: openai takes a greeting first, as a part of the first prompt.",
-    "image_count": "Each image has its place in a text by <image>; a field of images is named by images.field.",
+    "repeated_role": "consecutive_roles: merge joins consecutive messages of one role.",
+    "unknown_role": (
+        "shape: sharegpt accepts any role that its tags name (assistant_tag: ...); shape: openai "
+        "accepts the role developer."
+    ),
+    "starts_with_assistant": (
+        "shape: openai accepts a greeting as first message, as a part of the first prompt."
+    ),
+    "image_count": (
+        "Each image needs one <image> in the text; images.field names the field with the images."
+    ),
     "image_not_found": "Paths begin at images.root, or at the folder of the records.",
     "bad_message_keys": SHAPE,
     "content_not_text": SHAPE,
     "messages_not_a_list": SHAPE,
 }
-"Reason code -> what most likely mends it."
+"Reason code -> the most likely fix."
 
 
 def refuse_too_many_bad(job: Job, records: Records) -> None:
-    """Raise TooManyBadRecords if more records of the whole stream were bad than the recipe's
-    max_bad allows. One bad record of a few is not too many for the default, or for a larger share.
+    """Raise TooManyBadRecords if the whole stream has more bad records than max_bad allows. A
+    single bad record is allowed under the default max_bad, or a larger one.
     """
     allowed = job.max_bad * records.sampled
     if job.max_bad >= read_share(MAX_BAD):
         allowed = max(allowed, Fraction(1))
     if records.bad > allowed:
-        raise too_many_bad(job, records, f", more than max_bad {shown_share(job)}")
+        reason = f", more than max_bad {format_max_bad(job)}"
+        raise make_too_many_bad_error(job, records, reason)
 
 
-def too_many_bad(job: Job, records: Records, why: str) -> TooManyBadRecords:
-    reasons = join_counts(records.quarantined)
+def make_too_many_bad_error(job: Job, records: Records, reason: str) -> TooManyBadRecords:
+    """Return the error of a stream that is not published. `reason` continues the sentence "... of
+    ... records are bad".
+    """
     return TooManyBadRecords(
-        f"stream {job.name}: {records.bad:,} of {records.sampled:,} records are bad ({reasons}){why}; nothing new is published, finished "
-        f"units are kept. {advice(job, records)} They lie in {job.target}/quarantine (mdsmix quarantine shows them): mend the source, or "
-        "raise max_bad (1.0 allows any number)."
+        f"stream {job.name}: {records.bad:,} of {records.sampled:,} records are bad "
+        f"({join_counts(records.quarantined)}){reason}; nothing new is published, finished units are "
+        f"kept. {advise(job, records)} The bad records are in {job.target}/quarantine (mdsmix "
+        "quarantine shows them): fix the source, or raise max_bad (1.0 allows any number)."
     )
 
 
-def shown_share(job: Job) -> str:
-    """The recipe's max_bad as a percentage."""
+def format_max_bad(job: Job) -> str:
+    """Return the recipe's max_bad in percent: `0.1%`."""
     return f"{float(100 * job.max_bad):.4f}".rstrip("0").rstrip(".") + "%"
 
 
-def _nearest(bad: Mapping[str, Any]) -> str:
-    """Return a question that names the field most like the missing one of a bad record; empty
-    without such a field.
+def _suggest_field(bad: Mapping[str, Any]) -> str:
+    """Return a question that suggests the field with the name most like the missing one; empty if
+    the record misses no field or has none with a similar name.
     """
     missing = _missing_field(bad)
-    fields = _fields_of(bad)
+    fields = _field_names(bad)
     if not missing or missing.partition(".")[0] in fields:
         return ""
-    near = find_nearest(missing, fields)
-    return (
-        f" The recipe names {make_printable(missing)}: did you mean {make_printable(near)}?"
-        if near
-        else ""
-    )
+    similar = find_nearest(missing, fields)
+    if not similar:
+        return ""
+    return f" The recipe names {make_printable(missing)}: did you mean {make_printable(similar)}?"
 
 
 def _missing_field(bad: Mapping[str, Any]) -> str:
@@ -255,32 +299,37 @@ def _missing_field(bad: Mapping[str, Any]) -> str:
     return str(detail.get("missing", ""))
 
 
-def _fields_of(bad: Mapping[str, Any]) -> list[str]:
+def _field_names(bad: Mapping[str, Any]) -> list[str]:
     """Return the names of the fields of a record in the quarantine, if they are known."""
     if fields := bad.get("fields"):
-        return [*map(str, fields)]
+        return [str(field) for field in fields]
     try:
         record = orjson.loads(bad.get("raw") or "")
     except ValueError:
         return []
-    return [*record] if isinstance(record, dict) else []
+    return list(record) if isinstance(record, dict) else []
 
 
-def advice(job: Job, records: Records) -> str:
-    """Return sentences on what most likely has to change, with the first record of some reasons as
+def advise(job: Job, records: Records) -> str:
+    """Return sentences on the most likely fixes, with the first bad record of some reasons as
     examples.
 
-    Records are ordered by file and line: the names of quarantine files are hashes.
+    The examples are ordered by file and line, since the names of quarantine files are hashes.
     """
-    first = dict[str, str]()
-    looked_at = islice(read_quarantine(job.folder), MOST_LOOKED_AT)
-    for bad in sorted(looked_at, key=lambda bad: (str(bad.get("file")), bad.get("line") or 0)):
-        told = [bad.get("detail"), bad.get("fields") or bad.get("raw")]
-        about = " in ".join(
-            make_printable(format_grouped(of)[:MOST_SHOWN])[:MOST_SHOWN] for of in told if of
-        )
-        first.setdefault(
-            bad["reason"], f"The first {bad['reason']}, of {bad['file']}: {about}.{_nearest(bad)}"
-        )
-    said = dict.fromkeys(ADVICE[reason] for reason in records.quarantined if reason in ADVICE)
-    return " ".join([*said, *islice(first.values(), MOST_EXAMPLES)])
+    advice = dict.fromkeys(ADVICE[reason] for reason in records.quarantined if reason in ADVICE)
+    examples = dict[str, str]()  # reason code -> sentence
+    bad_records = islice(read_quarantine(job.folder), MOST_LOOKED_AT)
+    for bad in sorted(bad_records, key=lambda bad: (str(bad.get("file")), bad.get("line") or 0)):
+        if bad["reason"] not in examples:
+            examples[bad["reason"]] = _format_example(bad)
+    return " ".join([*advice, *islice(examples.values(), MOST_EXAMPLES)])
+
+
+def _format_example(bad: Mapping[str, Any]) -> str:
+    """Return a sentence on a record in the quarantine: `The first not_json, of a.jsonl: ...`."""
+    facts = [bad.get("detail"), bad.get("fields") or bad.get("raw")]
+    shown = [
+        make_printable(format_grouped(fact)[:MOST_SHOWN])[:MOST_SHOWN] for fact in facts if fact
+    ]
+    text = " in ".join(shown)
+    return f"The first {bad['reason']}, of {bad['file']}: {text}.{_suggest_field(bad)}"

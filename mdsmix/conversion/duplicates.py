@@ -1,24 +1,22 @@
-"""`duplicates: drop`: which records are dropped from each work unit, known before the first one is
-encoded.
+"""`duplicates: drop`: find the records to drop from each work unit, before any unit is encoded.
 
-The source is read for the fingerprints of its records, where they are not kept from before, and the
-fingerprints are joined: of equal records the first in the order of the plan stays. That is the
-order of units in the index: by the name of a unit's first file, then by where it begins. Encoding
-first, and then again the units that lose records, would cost less only where hardly any unit holds
-a duplicate. Nobody asks for `drop` there: with one duplicate in a hundred records every window of
-20,000 holds some.
+The source is read for the fingerprints of its records, unless they are stored already, and the
+fingerprints are compared: of equal records the first one in the order of the plan is kept. That is
+the order of units in the index: by the name of a unit's first file, then by where it begins.
+Encoding first, and encoding the units that lose records again, would cost less only if hardly any
+unit had a duplicate. Nobody asks for `drop` then: with one duplicate in a hundred records every
+window of 20,000 has some.
 
-The list of dropped records is part of a unit's key. So where the earlier copy is edited away, the
-unit with the next copy is done again and keeps it; a unit whose list is as it was is not touched.
-The lists are remembered in the cache of this machine as long as the stream holds the same windows,
-so a run with nothing to do joins nothing.
+The list of dropped records is part of a unit's key. If the first copy is edited away, the unit with
+the next copy is converted again and keeps it; a unit with an unchanged list is not. The lists are
+stored in the cache of this machine as long as the stream has the same windows, so a run with
+nothing to do compares nothing.
 
-Fingerprints are joined on local disk, since a first copy anywhere makes all later ones repeats.
-Each fingerprint goes, with its record's position, 24 bytes together, into one of 256 bucket files
-by its first bits; then one bucket after the other is sorted. For a billion records a bucket is 100
-MB, and takes three times that while it is sorted. Of a larger bucket only one row of each
-fingerprint is held, so a record that stands there a billion times takes no more than one that
-stands there twice.
+Fingerprints are compared on local disk, since a first copy anywhere makes all later ones repeats.
+Each fingerprint goes with its record's position, 24 bytes together, into one of 256 bucket files by
+its first bits; then the buckets are sorted one after the other. For a billion records a bucket has
+100 MB, and sorting takes three times that. Of a larger bucket only one row per fingerprint is kept
+in memory, so a record that occurs a billion times takes no more than one that occurs twice.
 """
 
 from __future__ import annotations
@@ -33,15 +31,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.conversion.finished_units import Fingerprints, read_hashes
-from mdsmix.conversion.job import hashes_name, lines_keys
-from mdsmix.conversion.source_cache import dropped_by_unit, known_dropped, remember_dropped
+from mdsmix.conversion.keys import hashes_file_name, lines_keys
+from mdsmix.conversion.source_cache import (
+    group_dropped_by_unit,
+    recall_dropped,
+    remember_dropped,
+)
 from mdsmix.conversion.unit import ReadTask
-from mdsmix.conversion.unit_files import gathered
+from mdsmix.conversion.unit_files import BlobRef
 from mdsmix.conversion.work import Work
 from mdsmix.errors import Unreachable
 from mdsmix.messages import plural
 from mdsmix.ragged import Ragged
-from mdsmix.sources import Content, estimate_size
+from mdsmix.sources import Content, Unit, estimate_size
 
 Rows = NDArray[np.uint64]
 "uint64 [n, 3]: both halves of a fingerprint, and the position of its record."
@@ -49,65 +51,102 @@ Rows = NDArray[np.uint64]
 BUCKET_BITS = 8
 "The leading bits of a fingerprint, which name its bucket: 256 buckets."
 FLAGS = np.uint64((1 << 16) - 1)
-"The last bits of a first half, by which rows that may be equal are found."
+"The last bits of a fingerprint's first half, which are flagged if rows may be equal."
 ROWS_AT_ONCE = 1 << 20
-"Rows that are sorted at once, with one of each fingerprint of a bucket's rows before them."
+"Rows that are sorted at once, together with one row per fingerprint of the bucket's rows before."
 _NO_ROWS = np.empty((0, 3), np.uint64)
 
 
 def count_repeats(windows: Iterable[Fingerprints]) -> int:
-    """The number of records with the fingerprint of an earlier one. `windows`: those of the stream,
-    in the order of its plan.
+    """Return the number of records with the fingerprint of an earlier one.
+
+    Args:
+        windows: those of the stream, in the order of its plan.
     """
-    return sum(map(len, _repeats(windows, [0])))
+    return sum(len(positions) for positions in _find_repeats(windows, [0]))
 
 
 def find_repeats(windows: Iterable[Fingerprints]) -> list[bytes]:
-    """For each window a bit per record, the lowest bit of a byte first: 1 where an earlier record
-    of the stream has the same fingerprint; b"" for a window without any. A byte holds bits of one
-    window alone.
+    """Return a bit for each record of each window, the lowest bit of a byte first: 1 if an earlier
+    record of the stream has the same fingerprint. The bits are b"" for a window without repeats.
+
+    Args:
+        windows: those of the stream, in the order of its plan.
     """
-    starts, bits = [0], np.zeros(0, np.uint8)
-    for at in _repeats(windows, starts):
-        bits = bits if len(bits) else np.zeros(starts[-1] >> 3, np.uint8)
-        np.bitwise_or.at(bits, at >> 3, np.uint8(1) << (at & 7).astype(np.uint8))
-    found = [bits[begin >> 3 : end >> 3] for begin, end in pairwise(starts)]
-    return [each.tobytes() if each.any() else b"" for each in found]
+    starts = [0]
+    bits = np.zeros(0, np.uint8)
+    for positions in _find_repeats(windows, starts):
+        if not len(bits):  # all windows have been read by now, so the size is known
+            bits = np.zeros(starts[-1] >> 3, np.uint8)
+        flags = np.uint8(1) << (positions & 7).astype(np.uint8)
+        np.bitwise_or.at(bits, positions >> 3, flags)
+    bits_of_windows = list[bytes]()
+    for start, end in pairwise(starts):  # a byte has bits of one window only
+        window_bits = bits[start >> 3 : end >> 3]
+        bits_of_windows.append(window_bits.tobytes() if window_bits.any() else b"")
+    return bits_of_windows
 
 
-def _repeats(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[NDArray[np.uint64]]:
-    """The positions of later copies, in no order. Every window starts at a multiple of 8; these
-    starts, and the end, are appended to `starts`. Rows beyond ROWS_AT_ONCE go through files.
-    Unreachable where the disk for temporary files is full.
+def _find_repeats(
+    windows: Iterable[Fingerprints], starts: list[int]
+) -> Iterator[NDArray[np.uint64]]:
+    """Yield the positions of later copies, unordered. More than ROWS_AT_ONCE rows are sorted in
+    files.
+
+    Raises Unreachable if the disk for temporary files is full.
+
+    Args:
+        starts: is extended by the position after each window. Every window starts at a multiple
+            of 8.
     """
-    # Small windows are many, and each array is appended to up to 256 files.
-    parts = map(np.concatenate, gathered(_rows(windows, starts), len, ROWS_AT_ONCE))
-    rows, rest = next(parts, _NO_ROWS), next(parts, _NO_ROWS)
-    if not len(rest):
-        yield rows[_is_later(rows), 2]
+    batches = _batch_rows(windows, starts)
+    first = next(batches, _NO_ROWS)
+    second = next(batches, _NO_ROWS)
+    if not len(second):
+        yield first[_is_later(first), 2]
         return
     try:
         with tempfile.TemporaryDirectory(prefix="mdsmix-fingerprints-") as folder:
-            for some in chain((rows, rest), parts):
-                _spill(Path(folder), some)
+            for rows in chain((first, second), batches):
+                _append_to_buckets(Path(folder), rows)
             for bucket in Path(folder).iterdir():
-                yield from _of_bucket(bucket)
+                yield from _find_repeats_in_bucket(bucket)
     except OSError as error:
         raise Unreachable(
-            f"the fingerprints of the records cannot be joined in {tempfile.gettempdir()} ({error.strerror}), and without that "
-            "nobody knows which records are duplicates; it takes 24 bytes a record: make room there, or set TMPDIR to another folder."
+            "the fingerprints of the records cannot be compared in "
+            f"{tempfile.gettempdir()} ({error.strerror}), so duplicates cannot be found. This takes "
+            "24 bytes per record: free space there, or set TMPDIR to another folder."
         ) from None
 
 
-def _rows(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[Rows]:
+def _batch_rows(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[Rows]:
+    """Yield the rows of windows in arrays of at least ROWS_AT_ONCE rows, but for the last array.
+    Small windows are many, and each array is appended to up to 256 files.
+    """
+    batch = list[Rows]()
+    row_count = 0
     for window in windows:
-        positions = np.arange(starts[-1], starts[-1] + len(window), dtype=np.uint64)
+        rows = _make_rows(window, starts[-1])
         starts.append(starts[-1] + -(-len(window) // 8) * 8)
-        yield np.column_stack([window, positions])[window[:, 0] | window[:, 1] > 0]
+        batch.append(rows)
+        row_count += len(rows)
+        if row_count >= ROWS_AT_ONCE:
+            yield np.concatenate(batch)
+            batch = []
+            row_count = 0
+    if batch:
+        yield np.concatenate(batch)
 
 
-def _spill(folder: Path, rows: Rows) -> None:
-    """Appends each row to the file of its bucket; rows of a bucket keep their order."""
+def _make_rows(window: Fingerprints, start: int) -> Rows:
+    """Return a row for each fingerprint of a window whose first record is at position `start`."""
+    positions = np.arange(start, start + len(window), dtype=np.uint64)
+    has_fingerprint = window[:, 0] | window[:, 1] > 0
+    return np.column_stack([window, positions])[has_fingerprint]
+
+
+def _append_to_buckets(folder: Path, rows: Rows) -> None:
+    """Append each row to the file of its bucket. Rows of a bucket keep their order."""
     buckets = (rows[:, 0] >> np.uint64(64 - BUCKET_BITS)).astype(np.uint8)
     in_order = rows.take(np.argsort(buckets, kind="stable"), axis=0)
     by_bucket = Ragged.from_lengths(in_order, np.bincount(buckets, minlength=1 << BUCKET_BITS))
@@ -116,67 +155,78 @@ def _spill(folder: Path, rows: Rows) -> None:
             file.write(by_bucket[bucket].data)
 
 
-def _of_bucket(bucket: Path) -> Iterator[NDArray[np.uint64]]:
+def _find_repeats_in_bucket(bucket: Path) -> Iterator[NDArray[np.uint64]]:
     firsts = _NO_ROWS
     with bucket.open("rb") as file:
-        while len(some := np.fromfile(file, np.uint64, 3 * ROWS_AT_ONCE)):
-            rows = np.concatenate([firsts, some.reshape(-1, 3)])
+        while len(block := np.fromfile(file, np.uint64, 3 * ROWS_AT_ONCE)):
+            rows = np.concatenate([firsts, block.reshape(-1, 3)])
             is_later = _is_later(rows)
             yield rows[is_later, 2]
             firsts = rows[~is_later]
 
 
 def _is_later(rows: Rows) -> NDArray[np.bool_]:
-    """Whether an earlier row has the same fingerprint. Only rows whose first half may stand twice
-    are sorted as rows, for which sorting the first halves is enough: 30 ns a row, where sorting the
-    rows takes 200.
+    """Return for each row whether an earlier row has the same fingerprint.
+
+    Only rows whose first half may occur twice are sorted as rows. Finding them takes a sort of the
+    first halves: 30 ns a row, while sorting the rows takes 200.
     """
-    high = np.sort(rows[:, 0])
-    twins = high[1:][high[1:] == high[:-1]]
+    # Flag the last 16 bits of each first half that occurs twice.
+    first_halves = np.sort(rows[:, 0])
+    repeated = first_halves[1:][first_halves[1:] == first_halves[:-1]]
     may_repeat = np.zeros(int(FLAGS) + 1, bool)
-    may_repeat[twins & FLAGS] = True
-    some = np.flatnonzero(may_repeat.take(rows[:, 0] & FLAGS))
-    order = some[np.lexsort((rows[some, 1], rows[some, 0]))]  # stable
+    may_repeat[repeated & FLAGS] = True
+    # Sort the rows with a flag; the sort is stable, so the first copy comes first.
+    candidates = np.flatnonzero(may_repeat.take(rows[:, 0] & FLAGS))
+    order = candidates[np.lexsort((rows[candidates, 1], rows[candidates, 0]))]
     is_equal = (rows[order[1:], :2] == rows[order[:-1], :2]).all(axis=1)
-    result = np.zeros(len(rows), bool)
-    result[order[1:][is_equal]] = True
-    return result
+    is_later = np.zeros(len(rows), bool)
+    is_later[order[1:][is_equal]] = True
+    return is_later
 
 
-def without_duplicates(work: Work) -> Work:
-    """The work with the duplicates to drop from each unit, where the recipe drops any; Unreachable
-    where fingerprints are damaged.
+def find_dropped(work: Work) -> Work:
+    """Return the work with the duplicates to drop from each unit. Without `duplicates: drop` it is
+    returned unchanged.
+
+    Raises Unreachable if fingerprints are damaged.
     """
-    job, cache = work.job, work.cache
+    job = work.job
     if not job.drops:
         return work
-    contents = _hashed(work)
-    dropped = known_dropped(job, contents, cache)
+    contents = _read_fingerprints(work)
+    dropped = recall_dropped(job, contents, work.cache)
     if dropped is None:
-        keys = [key for content in contents for key in lines_keys(job, content)]
-        wanted = [(key, work.stored.hashes_of(key) or hashes_name(key)) for key in keys]
-        bits = find_repeats(read_hashes(job.folder, wanted))
-        remember_dropped(cache, keys, bits)
-        dropped = dropped_by_unit(bits, contents)
+        keys = list[str]()
+        for content in contents:
+            keys += lines_keys(job, content)
+        refs = list[BlobRef]()
+        for key in keys:
+            file = work.stored.find_hashes_file(key) or hashes_file_name(key)
+            refs.append(BlobRef(key, file))
+        bits = find_repeats(read_hashes(job.folder, refs))
+        remember_dropped(work.cache, keys, bits)
+        dropped = group_dropped_by_unit(bits, contents)
     return replace(work, dropped=dropped)
 
 
-def _hashed(work: Work) -> list[Content]:
-    """The contents of all units of the stream. Units that are not known, or whose fingerprints are
-    not kept, are read first.
+def _read_fingerprints(work: Work) -> list[Content]:
+    """Return the contents of all units of the stream. Units with unknown content, or without stored
+    fingerprints, are read first.
     """
-    job, cache, todo = work.job, work.cache, list[int]()
-    for number, unit in enumerate(work.units):
-        content = cache.content(unit)
-        keys = lines_keys(job, content) if content else ()
-        if content and all(map(work.stored.hashes_of, keys)):
+    job = work.job
+    unread = list[Unit]()
+    for unit in work.units:
+        content = work.cache.content(unit)
+        if content and all(map(work.stored.find_hashes_file, lines_keys(job, content))):
             work.watcher.on_progress(estimate_size(unit.files), 0)
         else:
-            todo.append(number)
-    if todo:
+            unread.append(unit)
+    if unread:
         work.watcher.on_step(
-            f"{job.name}: reads {plural(len(todo), 'work unit')} for duplicates, before they are converted"
+            f"{job.name}: reads {plural(len(unread), 'work unit')} for duplicates, before they are "
+            "converted"
         )
-        work.prepare()
-        work.learn([ReadTask(job=job, unit=work.units[number], hashed=True) for number in todo])
-    return cache.contents(work.units)
+        work.open_shared()
+        work.read_sources([ReadTask(job=job, unit=unit, is_hashed=True) for unit in unread])
+    return work.cache.contents(work.units)

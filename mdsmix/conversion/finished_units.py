@@ -1,10 +1,9 @@
-"""Finds finished units, their fingerprints and their bad records at a target, when the work on it
-begins. It takes two listings and the segments of units, instead of a request for every shard and
-every unit.
+"""Finished units, their fingerprints and their bad records at a target: find them when a conversion
+begins, and join their files when it publishes.
 
-A window's record says which shards and other files it has. The window counts as done only while all
-of them are there. A listed file stays, because `gc` and `repair` delete only under the lease, which
-this run holds.
+Finding takes two listings and reading the segments, not a request for every shard and every unit. A
+window counts as done only if all shards and other files that its record names are listed. A listed
+file stays, because `gc` and `repair` delete only under the lease, which this run has.
 """
 
 from __future__ import annotations
@@ -14,29 +13,34 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from mdsmix.conversion.job import Dropped, Job, bad_name, hashes_name, unit_name, window_key
+from mdsmix.conversion.job import Dropped, Job
+from mdsmix.conversion.keys import (
+    bad_records_name,
+    hashes_file_name,
+    unit_file_name,
+    window_key,
+)
 from mdsmix.conversion.unit_files import (
     FINGERPRINTS,
     FOLDER,
     SEGMENT,
     UNIT,
+    BlobRef,
     UnitFile,
     UnitRecord,
-    bytes_of,
-    gathered,
-    lost,
-    names_in,
-    parse,
+    make_lost_error,
+    map_names_to_file,
+    parse_record,
+    parse_unit_file,
     read_blobs,
-    read_units,
-    record_of,
+    read_if_exists,
+    read_unit_file,
     write_segment,
 )
 from mdsmix.errors import Unreachable
@@ -49,26 +53,25 @@ from mdsmix.sources import Content, Window
 from mdsmix.storage import Location, map_in_batches, map_threads
 
 Fingerprints = NDArray[np.uint64]
-"uint64 [n, 2]: the two halves of each fingerprint; both are 0 where a record has none."
+"uint64 [n, 2]: the two halves of each fingerprint; both are 0 if the record has none."
 
 
 class DoneWindow(NamedTuple):
-    """A window that is done."""
+    """A converted window."""
 
     record: UnitRecord
     window: Window
     is_new: bool
-    "This run has done it."
+    "Whether this run converted it."
 
     @property
-    def bad_name(self) -> str:
-        """The name of its bad records."""
-        return bad_name(self.record.key, self.window)
+    def bad_records_name(self) -> str:
+        return bad_records_name(self.record.key, self.window)
 
     @property
     def file(self) -> str:
         """The name of the file that its worker wrote."""
-        return unit_name(self.record.key, self.window)
+        return unit_file_name(self.record.key, self.window)
 
     @property
     def base(self) -> str:
@@ -78,17 +81,17 @@ class DoneWindow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitResult:
-    """A unit that is done, by this run or by one before."""
+    """A converted unit, of this run or an earlier one."""
 
     content: Content
     records: list[UnitRecord]
     "One per window."
     reused: frozenset[int]
-    "Numbers of windows whose records were there already."
+    "Numbers of the windows that were converted before this run."
 
     @property
     def total(self) -> Records:
-        """What became of its records."""
+        """The counts of its records by what became of them."""
         return sum((record.records for record in self.records), Records())
 
     @property
@@ -102,88 +105,102 @@ class StoredUnits:
     """The finished units and the shards at a target. A shard counts only in its full size."""
 
     files: Mapping[str, str] = field(default_factory=dict)
-    """Key of a unit, name of its bad records, file name of its fingerprints -> the file or segment
-    that holds this, the newest one.
+    """Key of a unit, name of its bad records or file name of its fingerprints -> the newest file or
+    segment that contains it.
     """
     segments: Mapping[str, UnitFile] = field(default_factory=dict)
     shards: frozenset[tuple[str, int]] = frozenset()
     "Names and sizes of files in the target and in its versions."
 
-    def find(self, job: Job, window: Window, dropped: bytes) -> UnitRecord | None:
-        """The record of a finished window, None where the window is to be done (again): it never
-        was, or its shards are gone.
+    def find_record(self, job: Job, window: Window, dropped: bytes) -> UnitRecord | None:
+        """Return the record of a window that need not be converted. None if the window never was
+        converted, or its shards are gone.
         """
         key = window_key(job, window, dropped)
-        file = self.file_of(key, window)
-        units = self.segments.get(file) or read_units(job.folder, file)
-        found = record_of(units.records.get(key, b""))
-        if found is None or not job.trusts(found.backend):
+        file = self.find_file(key, window)
+        unit_file = self.segments.get(file) or read_unit_file(job.folder, file)
+        record = parse_record(unit_file.records.get(key, b""))
+        if record is None or not job.trusts(record.backend):
             return None
-        if found.records.bad and bad_name(key, window) not in self.files:
+        if record.records.bad and bad_records_name(key, window) not in self.files:
             return None
-        files = [*(of.stored for of in found.shards), *(of.stored for of in found.side_files)]
-        return found if self.shards.issuperset((of.basename, of.bytes) for of in files) else None
+        files = [shard.stored for shard in record.shards]
+        files += [side_file.stored for side_file in record.side_files]
+        is_complete = all((file.basename, file.bytes) in self.shards for file in files)
+        return record if is_complete else None
 
-    def find_all(
+    def find_records(
         self, job: Job, windows: Iterable[Window], dropped: Dropped
     ) -> dict[int, UnitRecord]:
-        """Number -> record, of the finished windows among those of a unit."""
-        found = {w.number: self.find(job, w, dropped.get(w.number, b"")) for w in windows}
-        return {number: record for number, record in found.items() if record}
+        """Return number -> record of those windows of a unit that need not be converted."""
+        records = dict[int, UnitRecord]()
+        for window in windows:
+            record = self.find_record(job, window, dropped.get(window.number, b""))
+            if record:
+                records[window.number] = record
+        return records
 
-    def file_of(self, key: str, window: Window) -> str:
-        """The file or segment that holds a unit of this key, of this window where there are
-        several; blank where there is none.
+    def find_file(self, key: str, window: Window) -> str:
+        """Return the name of the file or segment with the record of this key, the window's own if
+        several windows have the key; empty if there is none.
         """
-        return self.files.get(bad_name(key, window)) or self.files.get(key, "")
+        return self.files.get(bad_records_name(key, window)) or self.files.get(key, "")
 
-    def hashes_of(self, base: str) -> str:
-        """The file or segment that holds the fingerprints of this key; blank where there
-        is none.
+    def find_hashes_file(self, base: str) -> str:
+        """Return the name of the file or segment with the fingerprints of the `lines_key` `base`;
+        empty if there is none.
         """
-        return self.files.get(hashes_name(base), "")
+        return self.files.get(hashes_file_name(base), "")
 
 
 def list_stored(job: Job) -> StoredUnits:
+    """List the finished units at a job's target and the shards that it may reuse."""
     target, *versions = job.shard_folders
-    kept, *shards = map_threads(lambda at: dict(at.list()), [target / FOLDER, target, *versions])
-    names = sorted(kept, key=lambda name: kept[name].modified)
-    segment_files = list(filter(SEGMENT.fullmatch, names))
-    segments = dict(
-        zip(segment_files, map_threads(partial(read_units, target), segment_files), strict=True)
-    )
+    folders = [target / FOLDER, target, *versions]
+    unit_files, *shard_listings = map_threads(lambda folder: dict(folder.list()), folders)
+    names = sorted(unit_files, key=lambda name: unit_files[name].modified)
+    segment_names = list(filter(SEGMENT.fullmatch, names))
+    heads = map_threads(partial(read_unit_file, target), segment_names)
+    segments = dict(zip(segment_names, heads, strict=True))
     files = dict[str, str]()
-    for name, units in segments.items():
-        files |= names_in(units, name)
-    sizes = frozenset((name, stat.size) for of in shards for name, stat in of.items())
-    return StoredUnits(files | _own(names), segments, sizes)
+    for name, head in segments.items():
+        files |= map_names_to_file(head, name)
+    files |= _map_names_to_own_files(names)
+    shards = set[tuple[str, int]]()
+    for listing in shard_listings:
+        shards.update((name, stat.size) for name, stat in listing.items())
+    return StoredUnits(files, segments, frozenset(shards))
 
 
-def _own(names: Iterable[str]) -> dict[str, str]:
-    """Name of a part of a unit's file -> the unit's file, told by file names alone."""
-    found = dict[str, str]()
-    for name in names:
-        if unit := UNIT.fullmatch(name):
-            found |= dict.fromkeys((unit[1], name.removesuffix(".unit")), name)
-        elif FINGERPRINTS.fullmatch(name):
-            found[name] = name
-    return found
-
-
-def read_hashes(folder: Location, wanted: Sequence[tuple[str, str]]) -> Iterator[Fingerprints]:
-    """The fingerprints of these keys in these files; uint64 [n, 2] each. Unreachable where some are
-    damaged.
+def _map_names_to_own_files(file_names: Iterable[str]) -> dict[str, str]:
+    """Map the names of what units' own files contain to these files, as `map_names_to_file` does.
+    The file names say enough, so no file is read.
     """
-    for (_, file), blob in zip(wanted, read_blobs(folder, wanted), strict=True):
+    files = dict[str, str]()
+    for file_name in file_names:
+        if match := UNIT.fullmatch(file_name):
+            files[match[1]] = file_name
+            files[file_name.removesuffix(".unit")] = file_name
+        elif FINGERPRINTS.fullmatch(file_name):
+            files[file_name] = file_name
+    return files
+
+
+def read_hashes(folder: Location, refs: Sequence[BlobRef]) -> Iterator[Fingerprints]:
+    """Yield these blobs as fingerprints, uint64 [n, 2] each.
+
+    Raises Unreachable if one is damaged.
+    """
+    for ref, blob in zip(refs, read_blobs(folder, refs), strict=True):
         content = decompress_frame(blob)
         if content is None:
-            raise lost(folder, file)
+            raise make_lost_error(folder, ref.file)
         yield np.frombuffer(content, "<u8").reshape(-1, 2)
 
 
 FEWEST = 100
-"""Units with files of their own that are worth a segment: they are read in a second, 16 at a time
-and 20 ms each.
+"""Join from so many units with files of their own. Fewer are read in a second, 16 at a time and
+20 ms each.
 """
 MOST_FILES = 1000
 "The most files in a segment: 4 MB of records as lines, 0.5 MB as stored."
@@ -191,89 +208,124 @@ MOST_BYTES = 4 << 20
 "The most bytes of the files in a segment, which is read whole; one file may have more."
 
 
-def join(
+class Joined(NamedTuple):
+    """The units at a target after their files were joined."""
+
+    stored: StoredUnits
+    obsolete: list[str]
+    "The files that segments contain now. They are deleted when the stream is published."
+
+
+def join_unit_files(
     folder: Location, stored: StoredUnits, windows: Sequence[DoneWindow], drops: bool
-) -> tuple[StoredUnits, list[str]]:
-    """Joins the files of finished windows into segments. Returns the units at the target after it,
-    and the joined files, which are deleted when the stream is published.
+) -> Joined:
+    """Join the files of finished windows into segments, so that the next run reads a few files
+    instead of one per unit.
 
-    The next run then reads a few files instead of one for each unit. A run that is killed before
-    the files are deleted leaves units twice, which the next run mends. A unit is done again where
-    its file is damaged, or where a job of an array (`--part`) had listed the file before it was
-    joined. No published byte depends on any of this.
+    A run that is killed before the files are deleted leaves units twice, and the next run joins
+    them again. A unit is converted again if its file is damaged, or if a job of an array (`--part`)
+    listed the file before it was joined. No published byte depends on any of this.
+
+    Args:
+        drops: whether fingerprints have files of their own (`duplicates: drop`).
     """
-    files = {**stored.files, **_own(done.file for done in windows if done.is_new)}
-    stored, own = replace(stored, files=files), dict[str, str]()
+    files = dict(stored.files)
+    files |= _map_names_to_own_files(done.file for done in windows if done.is_new)
+    stored = replace(stored, files=files)
+    hashes_files = dict[str, str]()  # a unit's own file -> the file of its fingerprints
     for done in windows:
-        file = stored.file_of(done.record.key, done.window)
+        file = stored.find_file(done.record.key, done.window)
         if UNIT.fullmatch(file):
-            own[file] = hashes_name(done.base)
-    if len(own) < FEWEST:
-        return stored, []
-    # Fingerprints before their unit, so that they go first: a unit's file that stays is joined
-    # again.
-    each = ((hashes, file) if drops else (file,) for file, hashes in own.items())
-    gone = [*chain.from_iterable(each)]
-    contents = map_in_batches(partial(bytes_of, folder), gone)
-    for some in gathered(contents, lambda of: max(len(of) / MOST_BYTES, 1 / MOST_FILES), 1):
-        files |= write_segment(folder, some)
-    return stored, gone
+            hashes_files[file] = hashes_file_name(done.base)
+    if len(hashes_files) < FEWEST:
+        return Joined(stored, [])
+    # Fingerprints come before their unit and so are deleted first: if the deletion is interrupted,
+    # the unit's own file remains and both are joined again.
+    obsolete = list[str]()
+    for file, hashes_file in hashes_files.items():
+        if drops:
+            obsolete.append(hashes_file)
+        obsolete.append(file)
+    contents = map_in_batches(partial(read_if_exists, folder), obsolete)
+    for batch in _batch_for_segments(contents):
+        files |= write_segment(folder, batch)
+    return Joined(stored, obsolete)
 
 
-def delete_joined(folder: Location, files: Sequence[str], held: Lease) -> None:
-    """Deletes files that segments hold. Where the store fails nothing is lost but the next run's
-    time.
+def _batch_for_segments(contents: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yield the contents in lists. A list ends with the file that brings it to MOST_BYTES or
+    MOST_FILES.
     """
+    batch = list[bytes]()
+    fill = 0.0
+    for content in contents:
+        batch.append(content)
+        fill += max(len(content) / MOST_BYTES, 1 / MOST_FILES)
+        if fill >= 1:
+            yield batch
+            batch = []
+            fill = 0.0
+    if batch:
+        yield batch
+
+
+def delete_joined(folder: Location, files: Sequence[str], held_lease: Lease) -> None:
+    """Delete files that segments contain. If the store fails, only the next run's time is lost."""
     with suppress(Unreachable):
-        if held.is_held_recently():
+        if held_lease.is_held_recently():
             (folder / FOLDER).delete_all(files)
 
 
-BLOCK = 1 << 20
-_HASHED = [SHARD_NAME.pattern, SEGMENT.pattern, *NAME_PATTERNS.values()]
+BLOCK_BYTES = 1 << 20
+_NAMED_BY_HASH = [SHARD_NAME.pattern, SEGMENT.pattern, *NAME_PATTERNS.values()]
 "Files whose names begin with the hash of their bytes."
-_LOOKED_AT = re.compile("|".join([*_HASHED, UNIT.pattern, FINGERPRINTS.pattern]))
+_CHECKED = re.compile("|".join([*_NAMED_BY_HASH, UNIT.pattern, FINGERPRINTS.pattern]))
 
 
-def delete_damaged(job: Job, held: Lease, say: Say) -> str:
-    """Deletes the files at the target that are not what their names say, and calls `say` for each.
-    Returns a sentence on what was checked and found. Unreachable where one cannot be read.
+def delete_damaged(job: Job, held_lease: Lease, say: Say) -> str:
+    """Delete the files at the target whose contents don't match their names, call `say` for each,
+    and return a sentence with the number of files read and damaged.
 
-    A run trusts a shard that lies there in its full size. Here every shard that it might reuse,
-    those of older versions too, is read and hashed, which needs no index; a unit whose record names
-    a missing shard is then converted again. A shard that only an older index or version names is
-    not made again: its reader then misses a shard, where it would have trained on damage.
+    A run trusts an existing shard of the right size. Here every shard that it might reuse is read
+    and hashed, those of older versions too. This needs no index: a unit whose record names a
+    missing shard is converted again. A shard that only an older index or version names is not made
+    again; a reader of that version then misses a shard instead of training on damaged data.
+
+    Raises Unreachable if a file cannot be read.
     """
-    places = [*job.shard_folders, job.folder / FOLDER]
-    files = [at / name for at in places for name, _ in at.list() if _LOOKED_AT.fullmatch(name)]
-    damaged = [
-        at for at, found in zip(files, map_threads(is_whole, files), strict=True) if not found
-    ]
-    for at in damaged:
-        say(f"{job.name}: {at} is damaged: it is deleted, and made anew if the stream needs it")
-        held.delete(at)
-    result = f"{len(damaged):,} damaged, made anew" if damaged else "all whole"
+    folders = [*job.shard_folders, job.folder / FOLDER]
+    files = list[Location]()
+    for folder in folders:
+        files += [folder / name for name, _ in folder.list() if _CHECKED.fullmatch(name)]
+    damaged = list[Location]()
+    for file, is_whole in zip(files, map_threads(is_intact, files), strict=True):
+        if not is_whole:
+            damaged.append(file)
+    for file in damaged:
+        say(f"{job.name}: {file} is damaged: it is deleted, and made again if the stream needs it")
+        held_lease.delete(file)
+    result = f"{len(damaged):,} damaged, made again" if damaged else "none damaged"
     return f"{plural(len(files), 'file')} at the target read and hashed: {result}"
 
 
-def is_whole(at: Location) -> bool:
-    """Whether a file has the hash that its name begins with; of a unit's own file, whether all its
-    blobs are whole.
+def is_intact(file: Location) -> bool:
+    """Return whether a file has the hash that its name begins with. A unit's own file is intact if
+    it isn't empty and all its blobs can be decompressed.
     """
-    if not at.name.endswith((".unit", ".hashes")):
-        return at.name.startswith(stored_hash(at))
-    stored = at.read()
-    units = parse(stored)
-    blobs = [decompress_frame(stored[blob]) for blob in units.blobs.values()]
-    return bool(blobs or units.records) and None not in blobs
+    if not file.name.endswith((".unit", ".hashes")):
+        return file.name.startswith(hash_file(file))
+    content = file.read()
+    unit_file = parse_unit_file(content)
+    blobs = [decompress_frame(content[position]) for position in unit_file.blobs.values()]
+    return bool(blobs or unit_file.records) and None not in blobs
 
 
-def stored_hash(at: Location) -> str:
-    """xxh128 of a file's bytes, with which the name of a shard, a segment or a file beside the
-    manifest begins where it is whole.
+def hash_file(file: Location) -> str:
+    """Return the xxh128 of a file's bytes. The name of an intact shard, segment or file next to the
+    manifest begins with it.
     """
     digest = xxhash.xxh128()
-    with at.open() as stored:
-        while block := stored.read(BLOCK):
+    with file.open() as stream:
+        while block := stream.read(BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()

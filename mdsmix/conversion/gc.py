@@ -1,24 +1,25 @@
-"""Deletes files of a published stream that nothing needs: shards, unit records, quarantine files,
-killed writes, older versions, and the tokenizers and processors beside the streams.
+"""Find and delete files of a published stream that nothing needs: shards, unit records, quarantine
+files, interrupted writes, older versions, and the tokenizers and processors next to the streams.
 
-A file goes if mdsmix named it, it is older than seven days, and nothing names it. A shard is named
-by the index, by an index that was replaced in the last seven days, or by a unit record that stays.
-Versions go only where the user says how many to keep. Their age counts from when they ceased to be
-current, since a job that began the day before may read one that is months old. Only names that
-mdsmix gives are looked at, so everything else in the folder stays. A tokenizer or processor is
-named by the manifest of any stream or version beside it. Deletion holds the stream's lease, so
-nothing goes that a conversion is about to name.
+A file is deleted if mdsmix named it, it is older than seven days, and nothing refers to it. A shard
+is referred to by the index, by an index that was replaced in the last seven days, or by a unit
+record that is kept. A tokenizer or processor is referred to by the manifest of any stream or
+version of the mix. Versions are deleted only if the user says how many to keep; their age counts
+from when they were replaced, since a job that began the day before may read one that is months old.
+
+Only files with names that mdsmix gives are considered, so everything else in the folder is kept.
+Files are deleted under the stream's lease, so none is deleted that a running conversion is about to
+use.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from operator import attrgetter
 
 from mdsmix.conversion.source_cache import PART
@@ -28,8 +29,8 @@ from mdsmix.conversion.unit_files import (
     FOLDER,
     SEGMENT,
     UNIT,
-    read_units,
-    record_of,
+    parse_record,
+    read_unit_file,
 )
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.messages import Say
@@ -71,8 +72,8 @@ _IN_VERSION = re.compile(
     "|".join([SHARD_NAME.pattern, *NAMED_FILES.values(), r"index\.json|mdsmix\.manifest"])
 )
 UNFINISHED = "unfinished write"
-_LAST = ("shard", "version", "unfinished version")
-"Kinds with shards, which unit records name: they are deleted last."
+_WITH_SHARDS = ("shard", "version", "unfinished version")
+"Kinds with shards, to which unit records refer: they are deleted last."
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -82,13 +83,14 @@ class Garbage:
 
     kind: str
     name: str
-    """The path below the stream's folder; of a version, the name beside it; of a tokenizer or
-    processor, the name beside the streams.
+    """The path below the stream's folder. For a version, tokenizer or processor it is the folder's
+    name.
     """
     bytes: int
     age: float
-    "Seconds since it was written, or, of a version, replaced."
+    "Seconds since it was written or, for a version, replaced."
     discard: Callable[[], None]
+    "Deletes it."
 
     @property
     def key(self) -> str:
@@ -96,67 +98,95 @@ class Garbage:
         return re.split(r"[-.]", self.name.rpartition("/")[2])[0]
 
 
-def seconds_of(text: str) -> float:
-    """An age such as 7d, 12h, 30m or 0s; RecipeError where it is none."""
-    found = re.fullmatch(r"(\d+)([smhd])", text)
-    if not found:
-        raise RecipeError(f"--older-than {text} is no age: write for example 7d, 12h, 30m or 0s.")
-    return int(found[1]) * _UNITS[found[2]]
+def parse_age(text: str) -> float:
+    """Parse an age (`7d`, `12h`, `30m` or `0s`) to seconds.
+
+    Raises RecipeError if it isn't one.
+    """
+    match = re.fullmatch(r"(\d+)([smhd])", text)
+    if not match:
+        raise RecipeError(
+            f"--older-than {text} is not an age: write for example 7d, 12h, 30m or 0s."
+        )
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def find_folder(url: str) -> Location:
-    """The split folder of a stream, published or begun; Unreachable where there is none."""
-    at = locate(url)
+    """Return the split folder of a stream that is published, or whose conversion has begun.
+
+    Raises Unreachable if there is none.
+    """
+    folder = locate(url)
     try:
-        return find_working_folder(find_published(at))
+        return find_working_folder(find_published(folder))
     except Unreachable:
-        if any(True for _ in (at / FOLDER).list()):
-            return at
+        if any(True for _ in (folder / FOLDER).list()):
+            return folder
         raise
 
 
 def find_garbage(folder: Location, older_than: float, keep: int | None = None) -> list[Garbage]:
-    """Everything older than `older_than` seconds that nothing names, and versions of that age
-    except the newest `keep`, the current one counted; None keeps all.
+    """Return everything older than `older_than` seconds that nothing refers to, and the versions of
+    that age that are not kept.
+
+    Args:
+        folder: the split folder of a stream.
+        older_than: seconds.
+        keep: how many of the newest versions are kept, including the current one; None: all.
     """
-    ours = list(_ours(folder))
-    others = _other_versions(folder, ours)
-    whole = [each for each in others if each.kind == "version"]
-    kept = whole if keep is None else whole[: keep - (find_named_version(folder) is not None)]
-    going = [each for each in others if each not in kept and each.age >= older_than]
-    named = _named(folder, ours, older_than)
-    named |= {each.name[-8:] for each in others if each not in going}
-    left = [file for file in ours if file.key not in named]
-    left += _unfinished(folder)
-    with suppress(Unreachable):  # a manifest beside that cannot be read may name any tokenizer
-        left += _unnamed_pretrained(folder)
-    return [*(each for each in left if each.age >= older_than), *going]
+    files = list(_list_named_files(folder))
+    # Choose the versions to delete.
+    other_versions = _list_other_versions(folder, files)
+    complete = [version for version in other_versions if version.kind == "version"]
+    kept = complete
+    if keep is not None:
+        has_current = find_named_version(folder) is not None
+        kept = complete[: keep - has_current]
+    old_versions = list[Garbage]()
+    used_keys = _find_used_keys(folder, files, older_than)
+    for version in other_versions:
+        if version not in kept and version.age >= older_than:
+            old_versions.append(version)
+        else:
+            used_keys.add(version.name[-8:])  # the key of its "version mark"
+    # Add the files that nothing refers to.
+    unused = [file for file in files if file.key not in used_keys]
+    unused += _list_unfinished(folder)
+    with suppress(Unreachable):  # an unreadable manifest of the mix may refer to any tokenizer
+        unused += _find_unused_pretrained(folder)
+    return [*(item for item in unused if item.age >= older_than), *old_versions]
 
 
-def _named(folder: Location, ours: Iterable[Garbage], older_than: float) -> set[str]:
-    """The keys of everything that is named: by the manifest, the index, an index replaced less than
-    `older_than` seconds ago, or a unit record that stays. A record stays if it is as young, or in
-    the manifest.
+def _find_used_keys(folder: Location, files: Iterable[Garbage], older_than: float) -> set[str]:
+    """Return the keys of everything that is referred to by the manifest, the index, an index that
+    was replaced less than `older_than` seconds ago, or a unit record that is kept. A record is kept
+    if it is as young, or in the manifest.
     """
-    manifest, index = read_manifest(folder), find_index(folder)
-    published = {part.key for part in manifest.parts} if manifest else set[str]()
-    named = published | {file.hash for file in (manifest.named_files if manifest else ())}
-    shards = [*index.shards] if index else list[Shard]()
-    for file in ours:
-        at, is_young = folder / file.name, file.age < older_than
+    manifest = read_manifest(folder)
+    index = find_index(folder)
+    published = set[str]()
+    used = set[str]()
+    if manifest:
+        published = {part.key for part in manifest.parts}
+        used = published | {file.hash for file in manifest.named_files}
+    shards = list(index.shards) if index else list[Shard]()
+    for file in files:
+        location = folder / file.name
+        is_young = file.age < older_than
         if file.kind == "old index" and is_young:
-            with suppress(Unreachable):  # damaged: no reader can have it
-                shards += parse_index(at.read(), at.name).shards
+            with suppress(Unreachable):  # damaged: no reader can use it
+                shards += parse_index(location.read(), location.name).shards
         if file.kind in ("unit record", "segment"):
-            records = read_units(folder, at.name).records
-            live = records.keys() if is_young else records.keys() & published
-            for record in filter(None, map(record_of, map(records.__getitem__, live))):
-                named |= {file.key, record.key, record.base}
-                shards += record.shards
-    return named | {shard.stored.basename[:32] for shard in shards}
+            lines = read_unit_file(folder, location.name).records
+            for key, line in lines.items():
+                record = parse_record(line) if is_young or key in published else None
+                if record:
+                    used |= {file.key, record.key, record.base}
+                    shards += record.shards
+    return used | {shard.stored.basename[:32] for shard in shards}
 
 
-def _file(kind: str, folder: Location, name: str, stat: Stat) -> Garbage:
+def _make_file_item(kind: str, folder: Location, name: str, stat: Stat) -> Garbage:
     return Garbage(
         kind=kind,
         name=name,
@@ -166,72 +196,92 @@ def _file(kind: str, folder: Location, name: str, stat: Stat) -> Garbage:
     )
 
 
-def _ours(folder: Location) -> Iterator[Garbage]:
-    """The files that mdsmix names, by kind."""
+def _list_named_files(folder: Location) -> Iterator[Garbage]:
+    """Yield the files with names that mdsmix gives."""
     for name, stat in folder.list(recursive=True):
         for kind, pattern in _KINDS.items():
             if re.fullmatch(pattern, name):
-                yield _file(kind, folder, name, stat)
+                yield _make_file_item(kind, folder, name, stat)
 
 
-def _unfinished(folder: Location) -> Iterator[Garbage]:
+def _list_unfinished(folder: Location) -> Iterator[Garbage]:
+    """Yield interrupted writes in the stream's folder and in its versions."""
     for name, stat in folder.unfinished():
-        yield _file(UNFINISHED, folder, name, stat)
+        yield _make_file_item(UNFINISHED, folder, name, stat)
     for version in list_versions(folder):
         for name, stat in version.unfinished():
-            yield _file(UNFINISHED, folder.parent, f"{version.name}/{name}", stat)
+            yield _make_file_item(UNFINISHED, folder.parent, f"{version.name}/{name}", stat)
 
 
-def _other_versions(folder: Location, ours: Iterable[Garbage]) -> list[Garbage]:
-    """All versions of the split in `folder` but the current one, the last replaced first. A
-    half-made one is as old as its last file.
+def _list_other_versions(folder: Location, files: Iterable[Garbage]) -> list[Garbage]:
+    """Return all versions of the split in `folder` except the current one, the last replaced first.
+    An unfinished one is as old as its newest file.
     """
-    current, found = find_named_version(folder), list[Garbage]()
-    replaced = {file.key: file.age for file in ours if file.kind == "version mark"}
+    current = find_named_version(folder)
+    replaced_ages = {file.key: file.age for file in files if file.kind == "version mark"}
+    items = list[Garbage]()
     for version in list_versions(folder):
-        files = {name: stat for name, stat in version.list() if _IN_VERSION.fullmatch(name)}
-        if version != current and files:
-            kind = "version" if INDEX in files else "unfinished version"
-            each = _folder(kind, version, INDEX, files)
-            found.append(replace(each, age=replaced.get(version.name[-8:], each.age)))
-    return sorted(found, key=attrgetter("age"))
+        stats = {name: stat for name, stat in version.list() if _IN_VERSION.fullmatch(name)}
+        if version != current and stats:
+            kind = "version" if INDEX in stats else "unfinished version"
+            item = _make_folder_item(kind, version, INDEX, stats)
+            age = replaced_ages.get(version.name[-8:], item.age)
+            items.append(replace(item, age=age))
+    return sorted(items, key=attrgetter("age"))
 
 
-def _unnamed_pretrained(folder: Location) -> Iterator[Garbage]:
-    """The tokenizers and processors of the stream's mix that no stream or version there names.
-    Unreachable where a manifest is damaged.
+def _find_unused_pretrained(folder: Location) -> Iterator[Garbage]:
+    """Yield the tokenizers and processors of the stream's mix to which no stream or version of it
+    refers.
+
+    Raises Unreachable if a manifest is damaged.
     """
     root = folder.parent.parent
-    unnamed = set(filter(is_folder_beside, root.folders()))
-    splits = (root / name / split for name in root.folders() for split in (root / name).folders())
-    for split in chain([folder], splits):
-        if manifest := read_manifest(split):
-            unnamed -= {manifest.tokenizer.folder_name, manifest.processor_folder}
-        if not unnamed:
+    unused = set(filter(is_folder_beside, root.folders()))
+    for split in _list_splits(folder):
+        manifest = read_manifest(split)
+        if manifest:
+            unused -= {manifest.tokenizer.folder_name, manifest.processor_folder}
+        if not unused:
             return
-    for home in map(root.__truediv__, unnamed):
-        if card := read_card(home):  # else mdsmix did not write it
-            first = card_file_name(home.name)
-            found = home.list(recursive=True)
-            ours = {name: stat for name, stat in found if name in (first, *card.files)}
-            yield _folder(first.removeprefix("mdsmix."), home, first, ours)
+    for name in unused:
+        home = root / name
+        card = read_card(home)
+        if card:  # otherwise mdsmix did not write it
+            card_file = card_file_name(name)
+            ours = {card_file, *card.files}
+            stats = {path: stat for path, stat in home.list(recursive=True) if path in ours}
+            yield _make_folder_item(card_file.removeprefix("mdsmix."), home, card_file, stats)
 
 
-def _folder(kind: str, at: Location, first: str, files: Mapping[str, Stat]) -> Garbage:
-    """A folder of these files, as old as the last one. `first`: the file without which nobody takes
-    the folder for a whole one.
+def _list_splits(folder: Location) -> Iterator[Location]:
+    """Yield the stream's own folder, then the folders of all streams and versions of its mix."""
+    yield folder
+    root = folder.parent.parent
+    for stream in root.folders():
+        for split in (root / stream).folders():
+            yield root / stream / split
+
+
+def _make_folder_item(
+    kind: str, folder: Location, first: str, stats: Mapping[str, Stat]
+) -> Garbage:
+    """Return a folder of these files as one item, as old as the newest file.
+
+    Args:
+        first: the file without which nobody takes the folder for complete.
     """
     return Garbage(
         kind=kind,
-        name=at.name,
-        bytes=sum(stat.size for stat in files.values()),
-        age=time.time() - max(stat.modified for stat in files.values()),
-        discard=partial(_discard, at, first, files),
+        name=folder.name,
+        bytes=sum(stat.size for stat in stats.values()),
+        age=time.time() - max(stat.modified for stat in stats.values()),
+        discard=partial(_discard_folder, folder, first, stats),
     )
 
 
-def _discard(folder: Location, first: str, files: Iterable[str]) -> None:
-    """Deletes these files, the first one before the others. Foreign files stay."""
+def _discard_folder(folder: Location, first: str, files: Collection[str]) -> None:
+    """Delete these files, `first` before the others. Other files in the folder are kept."""
     (folder / first).delete()
     folder.flush()
     map_threads(lambda name: (folder / name).delete(), files)
@@ -241,19 +291,23 @@ def _discard(folder: Location, first: str, files: Iterable[str]) -> None:
 def delete_garbage(
     folder: Location, older_than: float, say: Say, keep: int | None = None
 ) -> list[Garbage]:
-    """Deletes what `find_garbage` finds while no conversion is at work; Unreachable where one is.
-    Returns what is gone.
+    """Delete the items of `find_garbage`, and return them.
+
+    Raises Unreachable if a conversion is running.
     """
-    with hold_lease(folder, say) as held:
+    with hold_lease(folder, say) as held_lease:
 
         def discard(item: Garbage) -> None:
-            if not held.is_held_recently():
-                held.confirm()
+            if not held_lease.is_held_recently():
+                held_lease.confirm()
             item.discard()
 
         garbage = find_garbage(folder, older_than, keep)
-        # Shards last, those of versions too: a unit record whose shards are gone would be believed.
-        for is_last in (False, True):
-            map_threads(discard, [each for each in garbage if (each.kind in _LAST) is is_last])
+        with_shards = [item for item in garbage if item.kind in _WITH_SHARDS]
+        others = [item for item in garbage if item.kind not in _WITH_SHARDS]
+        # Shards are deleted last, those of versions too: a unit record whose shards are gone would
+        # still count as a finished unit.
+        for items in (others, with_shards):
+            map_threads(discard, items)
             (folder / FOLDER).flush()
     return garbage

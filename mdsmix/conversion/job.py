@@ -28,7 +28,7 @@ from mdsmix.shapes.functions import Function, registered_function
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.published import list_versions, locate_version
 from mdsmix.shards.shard_files import ShardLayout
-from mdsmix.sources import Content, ReadAs, SourceFile, Unit, Window
+from mdsmix.sources import ReadAs, SourceFile, Unit
 from mdsmix.sources.find import source_keys
 from mdsmix.storage import Location, locate
 from mdsmix.tokenizer.card import Tokenizer
@@ -262,7 +262,7 @@ def with_versions(job: Job, published: Manifest | None) -> Job:
     return replace(job, versions=tuple(version.url for version in found))
 
 
-def on_day(job: Job, published: str | None) -> Job:
+def with_date(job: Job, published: str | None) -> Job:
     """The job with the day that its chat template prints, where it prints one and the recipe names
     none.
 
@@ -276,39 +276,3 @@ def on_day(job: Job, published: str | None) -> Job:
 
     day = (published or format_today()) if template.prints_date else None
     return replace(job, encoding=replace(job.encoding, date_string=day))
-
-
-def window_key(job: Job, window: Window, dropped: bytes) -> str:
-    """The key of a window's record. Where nothing is dropped from the window, it is the key under
-    `duplicates: keep`.
-    """
-    without = f" without {xxhash.xxh3_128_hexdigest(dropped)}" if dropped else ""
-    return job.key(window.full_digest + without)
-
-
-def lines_key(job: Job, window: Window) -> str:
-    """The key that the window has where nothing is dropped from it and its records name no
-    images.
-    """
-    return job.key(window.digest)
-
-
-def lines_keys(job: Job, content: Content) -> list[str]:
-    return [lines_key(job, window) for window in content.windows]
-
-
-def bad_name(key: str, window: Window) -> str:
-    """The name of a window's bad records. It depends on where the window stands, because the
-    records say where they stood.
-    """
-    return f"{key}-{window.place}"
-
-
-def unit_name(key: str, window: Window) -> str:
-    """The file with the result of a window, until it is joined."""
-    return f"{bad_name(key, window)}.unit"
-
-
-def hashes_name(key: str) -> str:
-    """The file of a window's fingerprints, where duplicates are dropped; `key`: `lines_key`."""
-    return f"{key}.hashes"

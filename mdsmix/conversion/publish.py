@@ -1,9 +1,9 @@
-"""Unit records -> a published stream: the last part made of leftovers, the index and the manifest;
-and the last writes.
+"""Publish a stream: join the leftovers of its units into a last entry, make the index and the
+manifest, and write them.
 
-In place, the index of the target is replaced. As a version, a new folder is filled and then the
-manifest in the target names it; what the version holds is not kept in the target too. Every step is
-done as a whole or not at all, and is skipped where it is done, so the next run completes one that
+In place, the index of the target is replaced. As a version, a new folder is filled, and then the
+manifest in the target names it; the target keeps no copy of the version's files. Every step is done
+completely or not at all, and is skipped if it is done already, so the next run completes one that
 was killed.
 """
 
@@ -14,15 +14,16 @@ from contextlib import suppress
 from dataclasses import replace
 
 from mdsmix import __version__
-from mdsmix.conversion.bad_records import advice, refuse_too_many_bad
+from mdsmix.conversion.bad_records import advise, refuse_too_many_bad
 from mdsmix.conversion.job import Job
 from mdsmix.conversion.target import TargetState
 from mdsmix.conversion.unit_files import UnitRecord
 from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.kinds.assemble import JoinedRows
+from mdsmix.messages import plural
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Records, Totals
-from mdsmix.shards.index import INDEX, Index, make_index
+from mdsmix.shards.index import INDEX, Index, Shard, make_index
 from mdsmix.shards.lease import (
     REPLACED_MARK,
     Lease,
@@ -48,7 +49,13 @@ from mdsmix.shards.shard_files import (
     store_shards,
     write_if_changed,
 )
-from mdsmix.shards.side_files import MOST_LISTED, SourceEntry, rename_shards, store_sources
+from mdsmix.shards.side_files import (
+    MOST_LISTED,
+    SideFile,
+    SourceEntry,
+    rename_shards,
+    store_sources,
+)
 from mdsmix.storage import Location, map_threads
 
 
@@ -56,24 +63,39 @@ def publish(
     job: Job,
     units: Sequence[UnitRecord],
     sources: list[SourceEntry],
-    held: Lease,
-    noticed: Records,
+    held_lease: Lease,
+    repeats: Records,
 ) -> tuple[Manifest, Index]:
-    """Makes the units, in the order of the plan, the stream's content. Nothing is written where
-    nothing changed. `noticed`: counts that no unit knows for itself.
+    """Publish these units as the stream's content, and return its manifest and index. Nothing is
+    written if nothing changed.
+
+    Raises MdsmixError if counts don't add up, and TooManyBadRecords if too many records are bad or
+    the stream would be empty.
+
+    Args:
+        units: in the order of the plan.
+        repeats: the count of duplicates in the stream, which no unit knows by itself.
     """
+    # Add up the units, and refuse a stream that may not be published.
     last = _join_leftovers(job, units) if job.kind.joins_units else None
     units = [*units, last] if last else units
-    records = sum((unit.records for unit in units), noticed)
+    records = sum((unit.records for unit in units), repeats)
     totals = sum((unit.totals for unit in units), Totals())
     _refuse_losses(job, records, totals)
-    shards = make_names_distinct([shard for unit in units for shard in unit.shards])
-    side_files = rename_shards([side for unit in units for side in unit.side_files], shards)
+    # Make the index.
+    all_shards = list[Shard]()
+    all_side_files = list[SideFile]()
+    for unit in units:
+        all_shards += unit.shards
+        all_side_files += unit.side_files
+    shards = make_names_distinct(all_shards)
+    side_files = rename_shards(all_side_files, shards)
     index = make_index(shards)
-    # Shards that lie in another of the job's folders are brought to where it is to be published.
+    # Copy shards from the job's other folders to the place where the index is published.
     if job.is_versioned:
         refuse_links(job.folder.parent, job.place(index.hash).name)
     copy_missing(job.place(index.hash), index.files, job.shard_folders)
+    # Write the manifest and the index.
     source_parts = store_sources(job.folder, sources) if len(sources) > MOST_LISTED else []
     manifest = Manifest(
         format_version=FORMAT_VERSION,
@@ -95,17 +117,17 @@ def publish(
         source=dict(job.source),
         formats=dict(job.formats),
     )
-    put(job, index, manifest, held)
+    write_publication(job, index, manifest, held_lease)
     return manifest, index
 
 
 def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[str]) -> bool:
-    """Whether the manifest at the target says just these units, it names the index that lies there,
-    and the listing shows every shard.
+    """Return whether exactly the units with these keys are published: the manifest at the target
+    lists them, the index that it names exists, and so does every shard by the listing.
     """
-    last = [leftover_key(job, keys)] if job.kind.joins_units else []
+    leftovers = [leftovers_key(job, keys)] if job.kind.joins_units else []
     return (
-        [part.key for part in manifest.parts] in (keys, keys + last)
+        [part.key for part in manifest.parts] in (keys, keys + leftovers)
         and manifest.tool_version == __version__
         and manifest.encoding.duplicates == job.encoding.duplicates
         and manifest.formats == job.formats
@@ -118,116 +140,132 @@ def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[s
     )
 
 
-def leftover_key(job: Job, keys: list[str]) -> str:
-    """The key of the last part: what is left over follows from the units before it."""
+def leftovers_key(job: Job, keys: list[str]) -> str:
+    """Return the key of the record of all units' leftovers, which follow from the units' keys."""
     return job.key("leftovers " + " ".join(keys))
 
 
 def _join_leftovers(job: Job, units: Sequence[UnitRecord]) -> UnitRecord | None:
-    """The units' leftovers, in order, as the stream's last part; less than one row is lost, and
+    """Store the units' leftovers, joined in order, as the last shards of the stream. Return their
+    record; None if there are no leftovers. The tokens of the last partial row are dropped and
     counted.
     """
-    rows = JoinedRows(job.layout, job.encoding.max_seq_len, job.tokenizer.dtype)
+    joined = JoinedRows(job.layout, job.encoding.max_seq_len, job.tokenizer.dtype)
     for unit in units:
         if unit.leftover:
             tokens = unit.leftover_tokens(job.tokenizer.dtype)
-            rows.keep({"tokens": Ragged.from_rows([tokens], tokens.dtype)})
-    full, totals, rest, _ = rows.finish()
-    if not len(full) and not len(rest):
+            joined.keep({"tokens": Ragged.from_rows([tokens], tokens.dtype)})
+    assembled = joined.finish()
+    if not len(assembled.rows) and not len(assembled.leftover):
         return None
     return UnitRecord(
-        key=leftover_key(job, [unit.key for unit in units]),
+        key=leftovers_key(job, [unit.key for unit in units]),
         backend="",
-        shards=store_shards(job.folder, job.layout, full),
-        totals=replace(totals, lost_tokens=len(rest)),
+        shards=store_shards(job.folder, job.layout, assembled.rows),
+        totals=replace(assembled.totals, lost_tokens=len(assembled.leftover)),
         records=Records(),
     )
 
 
 def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
-    """Refuses counts that do not add up (MdsmixError), a stream without a sample and too many bad
-    records (TooManyBadRecords).
+    """Raise MdsmixError if counts don't add up, and TooManyBadRecords if the stream has no sample
+    or too many bad records.
     """
     if not records.adds_up:
         raise MdsmixError(
-            f"stream {job.name}: {records.read} records read, but {records.written} written, {records.dropped} "
-            f"filtered and {records.bad} quarantined; nothing is published. This is a defect of mdsmix."
+            f"stream {job.name}: {records.read} records read, but {records.written} written, "
+            f"{records.dropped} filtered and {records.bad} quarantined; nothing is published. This "
+            "is a bug in mdsmix."
         )
     if not totals.samples:
         reasons = {**records.filtered, **records.quarantined}
-        said = [f"{n} {reason}" for reason, n in reasons.items()]
-        said += [f"{totals.lost_tokens} tokens, less than a row"] if totals.lost_tokens else []
+        losses = [f"{count} {reason}" for reason, count in reasons.items()]
+        if totals.lost_tokens:
+            losses.append(f"{totals.lost_tokens} tokens, less than a row")
         if records.bad:
-            hint = f"{advice(job, records)} The bad records lie in {job.target}/quarantine (mdsmix quarantine shows them)."
+            hint = (
+                f"{advise(job, records)} The bad records are in {job.target}/quarantine (mdsmix "
+                "quarantine shows them)."
+            )
         else:
-            hint = "Look at the source, and at where, sample, budget, holdout and --limit, which leave records out."
+            hint = (
+                "Check the source, and where, sample, budget, holdout and --limit, which leave "
+                "records out."
+            )
         raise TooManyBadRecords(
-            f"stream {job.name}: not one sample came of its source ({records.read} records: {', '.join(said) or 'none'}), and Streaming "
-            f"refuses an empty stream; nothing is published. {hint}"
+            f"stream {job.name}: its source gives no sample ({plural(records.read, 'record')}: "
+            f"{', '.join(losses) or 'none'}), and Streaming rejects an empty stream; nothing is "
+            f"published. {hint}"
         )
     refuse_too_many_bad(job, records)
 
 
-def put(job: Job, index: Index, manifest: Manifest, held: Lease) -> None:
-    """Publishes the index, whose shards lie in their place. Nothing is written where it is
-    published already, or where another run published since the lease was lost.
+def write_publication(job: Job, index: Index, manifest: Manifest, held_lease: Lease) -> None:
+    """Write manifest and index, whose shards are in their place already. Nothing is written if they
+    are published already.
+
+    Raises Unreachable if another run has published since this one lost the lease.
     """
     place = job.place(index.hash)
     if not job.is_versioned:
         _mark_replaced(job, place)
-        publish_in_place(place, index, manifest.to_bytes(), held)
+        publish_in_place(place, index, manifest.to_bytes(), held_lease)
         return
-    _fill(place, index, manifest, job.folder)
+    _fill_version(place, index, manifest, job.folder)
     before = Revision.of(job.folder / MANIFEST)
-    held.confirm()
+    held_lease.confirm()
     _mark_replaced(job, place)
     replace_unchanged(before, manifest.to_bytes())
-    _tidy(job.folder, index, held)
+    _tidy_target(job.folder, index, held_lease)
 
 
-def _tidy(folder: Location, index: Index, held: Lease) -> None:
-    """Deletes from the target what the version has made needless: the index of a stream that was
-    published in place, which is kept as a replaced one, and shards that lie in the version too.
-    Where the lease was lost they stay for the next run.
+def _tidy_target(folder: Location, index: Index, held_lease: Lease) -> None:
+    """Delete the files of the target that a version has made needless.
+
+    These are the index of a stream that was published in place, which is stored as a replaced one,
+    and shards that the version contains too. If the lease was lost, they stay for the next run.
     """
-    old = Revision.of(folder / INDEX)
-    if old.content is not None:
-        keep_index(folder, old.content)
-        if held.renew():
-            old.at.delete()
-    # Running jobs may read by a replaced index of the target: the shards that it names stay.
-    twice = {shard.stored.basename for shard in index.shards} & {name for name, _ in folder.list()}
-    if twice:
-        twice -= {
-            shard.stored.basename for old in read_replaced_indexes(folder) for shard in old.shards
-        }
-    map_threads(held.delete, [folder / name for name in twice])
+    old_index = Revision.of(folder / INDEX)
+    if old_index.content is not None:
+        keep_index(folder, old_index.content)
+        if held_lease.renew():
+            old_index.at.delete()
+    in_version = {shard.stored.basename for shard in index.shards}
+    duplicates = in_version & {name for name, _ in folder.list()}
+    if duplicates:
+        # Running jobs may read a replaced index of the target: the shards that it names stay.
+        for replaced in read_replaced_indexes(folder):
+            duplicates -= {shard.stored.basename for shard in replaced.shards}
+    map_threads(held_lease.delete, [folder / name for name in duplicates])
 
 
-def _fill(version: Location, index: Index, manifest: Manifest, target: Location) -> None:
-    """Writes the manifest and the index of a version. A manifest that is there, names this index
-    and the same rules stays: if other sources gave the same shards, only the target's manifest
-    changes.
+def _fill_version(version: Location, index: Index, manifest: Manifest, target: Location) -> None:
+    """Write the manifest and the index of a version.
+
+    An existing manifest that names this index and the same rules is kept: if other sources gave the
+    same shards, only the target's manifest changes.
     """
-    kept = None
-    with suppress(Unreachable):  # damaged: it is written anew
-        kept = read_manifest(version)
-    if kept is None or (kept.index_hash, kept.rules) != (index.hash, manifest.rules):
-        kept = manifest
-    if beside := [file.stored for file in kept.named_files]:
-        copy_missing(version, beside, [target])
-    if kept is manifest:
+    existing: Manifest | None = None
+    with suppress(Unreachable):  # damaged: it is written again
+        existing = read_manifest(version)
+    if existing and (existing.index_hash, existing.rules) != (index.hash, manifest.rules):
+        existing = None
+    side_files = [file.stored for file in (existing or manifest).named_files]
+    if side_files:
+        copy_missing(version, side_files, [target])
+    if existing is None:
         write_if_changed(version / MANIFEST, manifest.to_bytes())
     write_if_changed(version / INDEX, index.content)
 
 
 def _mark_replaced(job: Job, place: Location) -> None:
-    """Where another version is current, notes for `mdsmix gc` that it is replaced now. Without
-    versions the store is not asked.
+    """If another version is current, note for `mdsmix gc` that it is replaced now. Without versions
+    the store is not asked.
     """
     if not job.versions:
         return
-    with suppress(Unreachable):  # a damaged manifest names none
-        before = find_named_version(job.folder)
-        if before and before != place and (before / INDEX).stat():
-            (job.folder / REPLACED_MARK.format(hash=before.name[-8:])).write(before.name.encode())
+    with suppress(Unreachable):  # a damaged manifest names no version
+        current = find_named_version(job.folder)
+        if current and current != place and (current / INDEX).stat():
+            mark = job.folder / REPLACED_MARK.format(hash=current.name[-8:])
+            mark.write(current.name.encode())

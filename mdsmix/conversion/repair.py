@@ -1,6 +1,8 @@
-"""Repairs a published stream. It is verified first. Where it is damaged, and source and recipe
-would make the same stream again, it is converted with `--verify-target`, which deletes the damaged
-files and does their units again.
+"""Repair a published stream.
+
+The stream is verified first. If it is damaged, and source and recipe would make the same stream
+again, it is converted with `--verify-target`, which deletes the damaged files and converts their
+units again.
 """
 
 from __future__ import annotations
@@ -20,77 +22,95 @@ from mdsmix.storage import Location, locate
 
 @dataclass(frozen=True, kw_only=True)
 class Repaired:
-    """The result of a repair: the faults found and the units done again."""
+    """The result of a repair."""
 
     stream: str
     faults: tuple[StreamFault, ...]
     units: int = 0
     "Work units that were converted again."
     of: int = 0
-    "Work units in all."
+    "All work units of the stream."
 
 
 def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher) -> Repaired:
-    """Makes the stream in `folder`, which this recipe publishes, what its manifest says; `options`
-    say who may work.
+    """Repair the stream in `folder`, which this recipe publishes, so that it is what its manifest
+    says.
 
-    RecipeError where recipe or source would make another stream; Unreachable where it cannot be
-    looked at.
+    Raises RecipeError if recipe or source would make another stream, and Unreachable if the stream
+    cannot be read.
     """
+    # Find the stream in the recipe. Only its current version can be repaired.
     split = find_working_folder(folder)
-    now = find_named_version(split) or split
-    names = [s.name for s in recipe.sourced if locate(f"{recipe.published(s)}/{s.split}") == split]
+    current = find_named_version(split) or split
+    names = list[str]()
+    for stream in recipe.sourced:
+        if locate(f"{recipe.published(stream)}/{stream.split}") == split:
+            names.append(stream.name)
     if not names:
         raise RecipeError(
-            f"the recipe does not publish {folder}, so it cannot make its shards again; name a stream that it makes."
+            f"the recipe does not publish {folder}, so it cannot make its shards again; name a "
+            "stream that it makes."
         )
-    if folder != now:
+    if folder != current:
         raise RecipeError(
-            f"{folder} is an older version of the stream, and only the current one, {now}, can be made again from its "
-            "source; bring the old source back and run mdsmix convert, or let mdsmix gc --keep delete it."
+            f"{folder} is an older version of the stream, and only the current one, {current}, can "
+            "be made again from its source; bring the old source back and run mdsmix convert, or let "
+            "mdsmix gc --keep delete it."
         )
-    found = verify(folder, watcher)
-    if not found.faults:
+    # Find the damage.
+    verified = verify(folder, watcher)
+    if not verified.faults:
         return Repaired(stream=str(folder), faults=())
-    # `reencode` drops conversion's guards: `_refuse_another` judges the same stream, more strictly.
+    # Convert, unless another stream would come out. `reencode` turns off convert's own checks for
+    # that; `_refuse_other_stream` is stricter.
     options = replace(options, only=names, verify_target=True, reencode=True)
     (plan,) = plan_streams(recipe, options)
-    index_hash = _refuse_another(plan, folder)
+    index_hash = _refuse_other_stream(plan, folder)
     (outcome,) = convert(recipe, options, watcher)
     if outcome.manifest.index_hash != index_hash:
         raise MdsmixError(
-            f"{folder} was made again, but as a new version: a file of its source was changed without changing its "
-            "size, or a record that workers died of then (crashed_worker) is written now. The version that was damaged is "
-            "gone; render the YAML again before you train."
+            f"{folder} was made again, but as a new version: a file of its source was changed "
+            "without changing its size, or a record that workers died of then (crashed_worker) is "
+            "written now. The damaged version is gone; render the YAML again before you train."
         )
-    return Repaired(stream=str(folder), faults=found.faults, units=outcome.done, of=outcome.units)
+    return Repaired(
+        stream=str(folder),
+        faults=verified.faults,
+        units=outcome.done,
+        of=outcome.units,
+    )
 
 
-def _refuse_another(plan: StreamPlan, folder: Location) -> str:
-    """The hash of the index of the stream in `folder`; RecipeError where the plan would make
-    another stream. Nothing is touched.
+def _refuse_other_stream(plan: StreamPlan, folder: Location) -> str:
+    """Return the hash of the index of the stream in `folder`. Nothing is written.
+
+    Raises RecipeError if the plan would make another stream.
     """
-    job, manifest = plan.job, published_manifest(plan.job, plan.target, reencode=False)
+    job = plan.job
+    manifest = published_manifest(plan.job, plan.target, reencode=False)
     if manifest is None:
         raise RecipeError(
-            f"{job.target} has no manifest, so nothing tells what it is to be; run mdsmix convert with --reencode."
+            f"{job.target} has no manifest, so what the stream should contain is unknown; run mdsmix "
+            "convert with --reencode."
         )
     sizes = {file.name: file.stat.size for file in plan.files if file.stat.size}
-    is_same = len(sizes) == manifest.source_count
-    with suppress(Damaged):  # of a damaged part of the list only the number of its names is known
-        sources = manifest.read_sources(job.folder)
-        is_same = is_same and all(sizes.get(source.path) == source.size for source in sources)
-    why = "" if is_same else "files of its source were added, removed or changed since"
+    is_same_source = len(sizes) == manifest.source_count
+    with suppress(Damaged):  # a damaged part of the list: only the number of its names is known
+        for source in manifest.read_sources(job.folder):
+            is_same_source = is_same_source and sizes.get(source.path) == source.size
+    reason = ""
+    if not is_same_source:
+        reason = "files of its source were added, removed or changed since"
     if job.encoding != manifest.encoding or job.tokenizer.hash != manifest.tokenizer.hash:
-        sample = manifest.encoding.sample
-        why = "the recipe or its tokenizer was changed since" + f" (sample was {sample})" * bool(
-            sample
-        )
+        reason = "the recipe or its tokenizer was changed since"
+        if manifest.encoding.sample:
+            reason += f" (sample was {manifest.encoding.sample})"
     if job.place(manifest.index_hash) != folder:
-        why = f"publish in the recipe would not publish it at {folder} again"
-    if why:
+        reason = f"with its current `publish` the recipe would not publish it at {folder} again"
+    if reason:
         raise RecipeError(
-            f"{folder} cannot be repaired, because {why}, so the same shards would not come out; run mdsmix convert, "
-            "which publishes a new version, or bring the old recipe and source back."
+            f"{folder} cannot be repaired, because {reason}, so the same shards would not come out; "
+            "run mdsmix convert, which publishes a new version, or bring the old recipe and source "
+            "back."
         )
     return manifest.index_hash

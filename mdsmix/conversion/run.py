@@ -1,36 +1,36 @@
-"""A recipe's streams, one after the other: plan, do the units that are not done, publish.
+"""Convert the streams of a recipe one after the other: plan, convert the unfinished units, publish.
 
 A second run reads no source: it stats the files and compares keys. Streams are converted in turn
-rather than together, so that each is published as soon as it can be, and what goes wrong in one
-leaves the finished ones published.
+rather than together, so that each is published as soon as possible, and a failure in one leaves the
+finished ones published.
 
-An array of jobs (Slurm, Kubernetes, make -j) shares one conversion: each job does a part of the
-work units, and one joins them. Every n-th unit of the plan is a part's own, so parts are of one
-size. A part writes what any run writes before it publishes: shards and unit records, both named by
-what they hold, so parts need not know of each other, one may be done twice, and one that was killed
-goes on where it was. Nothing is published and no lease is held. `--finish` is a conversion that
-finds these files: it takes the lease, does the units that are missing, and publishes. Each part
+An array of jobs (Slurm, Kubernetes, make -j) can share one conversion: each job converts a part of
+the work units, and one job joins them. A part has every n-th unit of the plan, so parts are of
+equal size. A part writes the same files as any run before it publishes: shards and unit records,
+both named by their content. So parts need not know of each other, one may be done twice, and one
+that was killed continues. A part publishes nothing and takes no lease. `--finish` is a conversion
+that finds these files: it takes the lease, converts the missing units, and publishes. Each part
 leaves a note at the target on the content of its sources, so that `--finish` reads no source again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import TypeVar
 
 from mdsmix.conversion.bad_records import delete_stale_files, refuse_too_many_bad
 from mdsmix.conversion.budget_share import BudgetShare
-from mdsmix.conversion.duplicates import count_repeats, without_duplicates
+from mdsmix.conversion.duplicates import count_repeats, find_dropped
 from mdsmix.conversion.finished_units import (
     DoneWindow,
     UnitResult,
     delete_damaged,
     delete_joined,
-    join,
+    join_unit_files,
     read_hashes,
 )
 from mdsmix.conversion.job import with_versions
@@ -43,8 +43,9 @@ from mdsmix.conversion.planning import (
 )
 from mdsmix.conversion.publish import publish
 from mdsmix.conversion.publish_pretrained import publish_pretrained
-from mdsmix.conversion.source_cache import note_part, notes_of_parts
-from mdsmix.conversion.target import source_entries
+from mdsmix.conversion.source_cache import list_part_notes, write_part_note
+from mdsmix.conversion.target import make_source_entries
+from mdsmix.conversion.unit_files import BlobRef
 from mdsmix.conversion.work import Work, do_units, publish_bad
 from mdsmix.encode.backends import find_known_difference
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
@@ -60,12 +61,13 @@ from mdsmix.shards.lease import hold_lease
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources.find import drop_empty_files
 from mdsmix.sources.stamps import remember_stamps
-from mdsmix.storage import map_threads, store_addresses
+from mdsmix.storage import Location, map_threads, store_addresses
 
-UNTOLD = (
-    "this system does not tell what a process holds (no /proc/PID/smaps_rollup), so --memory is not enforced: "
-    "give fewer --workers where memory is short"
+NO_MEMORY_LIMIT = (
+    "this system has no /proc/PID/smaps_rollup, so the memory of a process is unknown and --memory is "
+    "not enforced: use fewer --workers if memory is short"
 )
+OutcomeT = TypeVar("OutcomeT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +77,15 @@ class StreamOutcome:
     stream: str
     target: str
     units: int
-    "Of a part: its own units of the plan."
+    """Windows of the stream, each of which is shown as a work unit. For a part: its own units of
+    the plan.
+    """
     reused: int
-    "Units whose records were there already."
+    "Windows that were converted before this run."
     seconds: float
     peak: int = 0
-    """Bytes that the run and its workers held at most; 0 where nothing was done or the system does
-    not tell.
+    """The most bytes of memory that the run and its workers used; 0 if nothing was converted, or
+    the system does not report it.
     """
     notes: tuple[str, ...] = ()
 
@@ -104,126 +108,181 @@ class Outcome(StreamOutcome):
     bytes: int
     "Bytes of all shards as stored."
     new_tokens: int
-    "Tokens of the units that were worked on now."
+    "Tokens of the units that this run converted."
     is_eval: bool = False
     "Whether the stream is for evaluation, not for training."
-    wanted: BudgetShare | None = None
-    "The stream's share of a budget, where a sample is taken for it."
+    budget_share: BudgetShare | None = None
+    "The stream's share of a budget, if it is sampled for one."
     expected_mean: float | None = None
     "The mean tokens of a record that the recipe expects."
 
     @property
     def done(self) -> int:
-        """Units that were worked on now."""
+        """Units that this run converted."""
         return self.units - self.reused
 
     @property
     def state(self) -> str:
-        kept = f", {self.reused} reused" if self.reused else ""
+        """`up to date, 3 reused`, or `2 of 5 work units converted, 3 reused`."""
+        reused = f", {self.reused} reused" if self.reused else ""
         if not self.done:
-            return f"up to date{kept}"
-        return f"{self.done} of {self.units} work units converted{kept}"
+            return f"up to date{reused}"
+        return f"{self.done} of {self.units} work units converted{reused}"
 
 
 def convert(
     recipe: Recipe, options: Options, watcher: Watcher, engine: Engine | None = None
-) -> Iterator[Any]:
-    """Converts and publishes every stream that has a source, or those that the options name, one by
-    one, and yields their Outcomes; where the options say a part, does its work units in each
-    stream, and yields their PartOutcomes.
+) -> Iterator[Outcome]:
+    """Convert and publish every stream that has a source, or those that the options name, and yield
+    their Outcomes one by one.
 
-    What can be refused without reading a source is refused before the first stream is touched. A
-    stream that fails ends no other: its error is raised when all have had their turn. `engine`: who
-    does the units; None: processes of this machine, as many as the options say. A given engine is
-    left open.
+    Everything that can be refused without reading a source is refused before the first stream is
+    touched. A stream that fails does not end the others: its error is raised after the last stream.
+
+    Args:
+        engine: converts the units; it is not closed. None: processes of this machine, as many as
+            the options say.
     """
-    parse_engine(options.engine)  # refused before sources are looked for
-    plans, failed = plan_streams(recipe, options, watcher.on_step), list[MdsmixError]()
+    assert options.part is None, "a part is converted by `convert_part`"
+    return _run_streams(recipe, options, watcher, engine, _convert_stream)
+
+
+def convert_part(
+    recipe: Recipe, options: Options, watcher: Watcher, engine: Engine | None = None
+) -> Iterator[PartOutcome]:
+    """Convert the work units of `options.part` in each stream, publish nothing, and yield their
+    PartOutcomes one by one. Streams and errors are handled as by `convert`.
+    """
+    assert options.part is not None, "all of a stream is converted by `convert`"
+    return _run_streams(recipe, options, watcher, engine, _convert_part_of_stream)
+
+
+def _run_streams(
+    recipe: Recipe,
+    options: Options,
+    watcher: Watcher,
+    engine: Engine | None,
+    run_stream: Callable[[StreamPlan, Engine, Watcher], OutcomeT],
+) -> Iterator[OutcomeT]:
+    """Plan all streams, and yield the outcome of `run_stream` for each."""
+    # Plan, and refuse all that can be refused now.
+    parse_engine(options.engine)
+    plans = plan_streams(recipe, options, watcher.on_step)
     for remark in plans[0].job.tokenizer.remarks:
         watcher.say(remark)
     publish_pretrained([plan.job for plan in plans])
-    with ExitStack() as ends:
+    errors = list[MdsmixError]()
+    with ExitStack() as cleanup:
+        # Start the engine, and the one process that counts images' tokens for all workers.
         if any(plan.job.processor for plan in plans):
-            ends.enter_context(
-                share_server()
-            )  # workers ask one process how many tokens images become
+            cleanup.enter_context(share_server())
         if engine is None:
-            engine = ends.enter_context(closing(engine_of(recipe, plans, options, watcher)))
+            engine = cleanup.enter_context(closing(make_engine(recipe, plans, options, watcher)))
+        # Run stream after stream.
         watcher.expect({plan.job.name: plan.bytes_to_read for plan in plans})
-        do = _do_part if options.part else _convert_stream
         for plan in plans:
             try:
-                outcome = do(plan, engine, watcher)
+                outcome = run_stream(plan, engine, watcher)
             except MdsmixError as error:
-                failed.append(error)
+                errors.append(error)
             else:
                 yield outcome
-    if failed:
-        raise join_errors(failed)
+    if errors:
+        raise join_errors(errors)
 
 
 def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outcome:
-    """Plan, work, publish. A stream that is up to date costs a look."""
-    began, job, old, options = time.monotonic(), plan.job, plan.old, plan.options
+    """Convert a stream and publish it. For a stream that is up to date only its target is read."""
+    began = time.monotonic()
+    job = plan.job
+    old = plan.old
+    options = plan.options
+    # Stop here if the published stream is up to date.
     if options.is_finish:
         watcher.on_step(f"{job.name}: {plan.cache.learn_parts(job.folder)}")
     if old and not options.verify_target and plan.is_up_to_date:
         refuse_too_many_bad(job, old.records)
         _remember_files(plan, old)
-        return _outcome(plan, old, plan.target.index, (), began)
-    with hold_lease(job.folder, watcher.say) as held:
-        looked = ""
+        return _make_outcome(plan, old, plan.target.index, (), began)
+    with hold_lease(job.folder, watcher.say) as held_lease:
+        # Convert the units that are not finished.
+        damage_note = ""
         if options.verify_target:
-            looked = delete_damaged(with_versions(job, old), held, watcher.say)
+            damage_note = delete_damaged(with_versions(job, old), held_lease, watcher.say)
         watcher.begin(job.name, plan.bytes_to_read)
-        work, results, note = do_units(without_duplicates(Work.of(plan, engine, watcher)))
+        work = find_dropped(Work.prepare(plan, engine, watcher))
+        work, results, backend_note = do_units(work)
         job = work.job
-        windows = [done for result in results for done in result.windows]
-        contents = [result.content for result in results]
-        entries = source_entries(plan.units, contents)
-        stored, joined = join(job.folder, work.stored, windows, job.drops)
-        work = replace(work, stored=stored)
+        # Join the unit files into segments, which the next run reads faster.
+        windows = [window for result in results for window in result.windows]
+        joined = join_unit_files(job.folder, work.stored, windows, job.drops)
+        work = replace(work, stored=joined.stored)
+        # Publish the bad records. What an earlier run that was refused left there is deleted first.
         quarantined = publish_bad(work, results)
         if plan.target.quarantined and not (plan.target.manifest or plan.target.damage):
-            delete_stale_files(job.folder, quarantined, held)  # of a run that was refused
-        records = [done.record for done in windows]
-        manifest, index = publish(job, records, entries, held, _repeats(work, windows))
-        if plan.target.folders:  # else the quarantine holds what this run has put there
-            delete_stale_files(job.folder, quarantined, held)
-        delete_joined(job.folder, joined, held)
+            delete_stale_files(job.folder, quarantined, held_lease)
+        # Publish the stream.
+        contents = [result.content for result in results]
+        manifest, index = publish(
+            job,
+            [window.record for window in windows],
+            make_source_entries(plan.units, contents),
+            held_lease,
+            _count_repeats(work, windows),
+        )
+        # Delete the files that are not needed any more: fixed bad records (an empty target had
+        # none), joined unit files, and the notes of an array's parts.
+        if plan.target.folders:
+            delete_stale_files(job.folder, quarantined, held_lease)
+        delete_joined(job.folder, joined.obsolete, held_lease)
         if options.is_finish:
-            held.confirm()
-            map_threads(lambda note: note.delete(), notes_of_parts(job.folder))
+            held_lease.confirm()
+            map_threads(lambda note: note.delete(), list_part_notes(job.folder))
+        # Remember the sources on this machine.
         if not job.limit:
             plan.cache.save(dict(zip(plan.units, contents, strict=True)), job.folder)
             _remember_files(plan, manifest)
-    notes = tuple(filter(None, [plan.lost, looked, note]))
+    notes = [note for note in (plan.missing_sources, damage_note, backend_note) if note]
     plan = replace(plan, job=job)
-    return _outcome(plan, manifest, index, windows, began, notes, engine.peak)
+    return _make_outcome(plan, manifest, index, windows, began, notes, engine.peak)
 
 
 def _remember_files(plan: StreamPlan, manifest: Manifest) -> None:
-    """Keep on this machine which files the stream is made of, for `mdsmix check`."""
+    """Store on this machine which files the stream is made of, for `mdsmix check`."""
     remember_stamps(plan.job.target, manifest.index_hash, drop_empty_files(plan.files))
 
 
-def _do_part(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:
-    """Does the units of the part, and leaves a note of what their sources hold. Which records are
-    dropped as duplicates follows from all units: each part reads those that no other has read.
-    Whether too many are bad follows from all too: that is judged when the stream is published.
+def _convert_part_of_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:
+    """Convert the units of a part, and leave a note on the content of their sources.
+
+    Which records are dropped as duplicates depends on all units: each part reads those that no
+    other has read. Whether too many records are bad depends on all units too, and is decided when
+    the stream is published.
     """
-    began, job, part = time.monotonic(), plan.job, plan.options.part
-    assert part, "else all of it is converted"
-    units, results, note = plan.units[part.own], list[UnitResult](), ""
+    began = time.monotonic()
+    job = plan.job
+    part = plan.options.part
+    assert part, "convert_part has checked it"
+    units = plan.units[part.units]
+    results = list[UnitResult]()
+    note = ""
     if units:
-        work = without_duplicates(Work.of(plan, engine, watcher))
+        work = find_dropped(Work.prepare(plan, engine, watcher))
         watcher.begin(job.name, plan.bytes_to_read)
-        judged, dropped = replace(work.job, max_bad=Fraction(1)), work.dropped[part.own]
-        _, results, note = do_units(replace(work, job=judged, units=units, dropped=dropped))
-        contents = (result.content for result in results)
-        note_part(
-            job.folder, f"{part.number}-of-{part.of}", dict(zip(units, contents, strict=True))
+        work_of_part = replace(
+            work,
+            job=replace(work.job, max_bad=Fraction(1)),
+            units=units,
+            dropped=work.dropped[part.units],
         )
+        _, results, note = do_units(work_of_part)
+        contents = [result.content for result in results]
+        write_part_note(
+            job.folder, f"{part.number}-of-{part.count}", dict(zip(units, contents, strict=True))
+        )
+    tokens = 0
+    for result in results:
+        tokens += sum(record.totals.seen_tokens for record in result.records)
     return PartOutcome(
         stream=job.name,
         target=job.target,
@@ -231,91 +290,101 @@ def _do_part(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:
         units=len(units),
         units_in_all=len(plan.units),
         reused=sum(len(result.reused) for result in results),
-        tokens=sum(record.totals.seen_tokens for result in results for record in result.records),
+        tokens=tokens,
         records=sum((result.total for result in results), Records()),
         seconds=time.monotonic() - began,
         peak=engine.peak,
-        notes=tuple(filter(None, [note])),
+        notes=(note,) if note else (),
     )
 
 
-def _repeats(work: Work, windows: Sequence[DoneWindow]) -> Records:
+def _count_repeats(work: Work, windows: Sequence[DoneWindow]) -> Records:
     """Count the written records that equal an earlier written record of the stream, which no unit
-    knows for itself. None if the stream drops duplicates.
+    knows by itself. The count is zero if the stream drops duplicates.
     """
     if work.job.drops:
         return Records()
-    stored = work.stored
-    wanted = [
-        (done.base, stored.hashes_of(done.base) or stored.file_of(done.record.key, done.window))
-        for done in windows
-    ]
-    windows_hashes = read_hashes(work.job.folder, wanted)
+    refs = list[BlobRef]()
+    for done in windows:
+        file = work.stored.find_hashes_file(done.base)
+        if not file:
+            file = work.stored.find_file(done.record.key, done.window)
+        refs.append(BlobRef(done.base, file))
+    hashes_of_windows = read_hashes(work.job.folder, refs)
     written = (
         done.record.hashes_of_written(hashes)
-        for done, hashes in zip(windows, windows_hashes, strict=True)
+        for done, hashes in zip(windows, hashes_of_windows, strict=True)
     )
     return Records(duplicates=count_repeats(written))
 
 
-def _outcome(
+def _make_outcome(
     plan: StreamPlan,
     manifest: Manifest,
     index: Index | None,
     windows: Sequence[DoneWindow],
     began: float,
-    notes: tuple[str, ...] = (),
+    notes: Sequence[str] = (),
     peak: int = 0,
 ) -> Outcome:
     job = plan.job
-    if job.backend == "auto" and (unequal := find_known_difference(job.tokenizer)):
-        notes = (f"{unequal}, as was found before; so the reference encodes", *notes)
-    notes = (*notes, *map(str, job.kind.end_notes(job.tokenizer)))
+    all_notes = list(notes)
+    unequal = find_known_difference(job.tokenizer) if job.backend == "auto" else None
+    if unequal:
+        all_notes.insert(0, f"{unequal}, as an earlier run found; so the reference encodes")
+    all_notes += map(str, job.kind.end_notes(job.tokenizer))
     if job.is_versioned:
-        notes = (f"published as {job.place(manifest.index_hash)}", *notes)
+        all_notes.insert(0, f"published as {job.place(manifest.index_hash)}")
+    new_windows = [done for done in windows if done.is_new]
     return Outcome(
         stream=job.name,
         target=job.target,
         manifest=manifest,
         bytes=index.bytes if index else 0,
         units=len(windows),
-        reused=sum(not done.is_new for done in windows),
-        new_tokens=sum(done.record.totals.tokens for done in windows if done.is_new),
+        reused=len(windows) - len(new_windows),
+        new_tokens=sum(done.record.totals.tokens for done in new_windows),
         seconds=time.monotonic() - began,
         is_eval=job.is_eval,
-        wanted=plan.wanted,
+        budget_share=plan.budget_share,
         expected_mean=plan.expected_mean,
-        notes=notes,
+        notes=tuple(all_notes),
         peak=peak,
     )
 
 
-def engine_of(
+def make_engine(
     recipe: Recipe, plans: Sequence[StreamPlan], options: Options, watcher: Watcher
 ) -> Engine:
-    """Who does the work units of a run: a Ray cluster, or processes of this machine: one for each
-    CPU, and one more where a store is used, so that one loads or uploads while the others tokenize.
+    """Return the engine of a run: a Ray cluster, or processes of this machine.
+
+    Of processes there is one per CPU, and one more if a store is used, so that one loads or uploads
+    while the others tokenize.
     """
+    has_processor = any(plan.job.processor for plan in plans)
     pool = PoolSettings(
         workers=options.workers or 0,
         memory=options.memory or 0,
-        aside=SERVER_BYTES if any(plan.job.processor for plan in plans) else 0,
+        aside=SERVER_BYTES if has_processor else 0,
         set_aside=options.quarantine_crashes,
     )
-    places = {at for plan in plans for at in (plan.job.root, plan.job.images_root) if at}
-    places |= {file.location.parent for plan in plans for file in plan.files}
+    folders = set[Location]()
+    for plan in plans:
+        folders.add(plan.job.root)
+        if plan.job.images_root:
+            folders.add(plan.job.images_root)
+        folders.update(file.location.parent for file in plan.files)
     address = parse_engine(options.engine)
     if address is not None:
         from mdsmix.engines.ray_engine import RayEngine
 
-        local = sorted(at.url for at in places if not at.is_store)
+        local = sorted(folder.url for folder in folders if not folder.is_store)
         return RayEngine(address, pool, store_addresses(), [] if recipe.shared else local)
     if not can_measure_memory():
-        watcher.say(UNTOLD)
-    return LocalEngine(
-        replace(
-            pool,
-            workers=pool.workers or count_cpus() + any(at.is_store for at in places),
-            memory=pool.memory or choose_memory_cap(),
-        )
-    )
+        watcher.say(NO_MEMORY_LIMIT)
+    workers = pool.workers
+    if not workers:
+        workers = count_cpus()
+        if any(folder.is_store for folder in folders):
+            workers += 1
+    return LocalEngine(replace(pool, workers=workers, memory=pool.memory or choose_memory_cap()))

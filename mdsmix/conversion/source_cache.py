@@ -1,24 +1,23 @@
-"""Remembers the content of sources by their sizes and stamps, so that a second run stats them and
-reads nothing.
+"""A cache of what sources contain, by their sizes and stamps, so that a second run only stats them.
 
-One small file per stream in the user's cache folder: a line for each window as its worker has
-stored it and for each unit as it is done, so that a run that was killed reads nothing again that it
-had finished. When a stream is published, lines that it no longer needs are dropped. The file may be
-deleted at any time, which costs one reading of the sources. A source that was changed without
-changing its size or its modification time is not noticed.
+There is one small file per stream in the user's cache folder. It has a line for each window,
+written when a worker has stored the window, and a line for each finished unit, so a run continues
+after a kill without reading finished windows again. When a stream is published, the lines that it
+no longer needs are dropped. The file may be deleted at any time; the sources are then read once
+more. A source that changes without changing its size or modification time is not noticed.
 
-The lines of objects in a store lie beside the stream too (`.mdsmix/sources.zst`): a stamp (ETag) is
-the same to every machine, so one that never saw the objects lists them and reads none. Files on a
-disk have no line there, since their stamp means something on one machine only. Records that name
-images have none either: each machine keeps the images' stamps itself. `--verify-source` reads
-neither file.
+The lines of objects in a store are also stored next to the stream (`.mdsmix/sources.zst`). A stamp
+(ETag) is the same on every machine, so a machine that never read the objects lists them and reads
+none. Files on a disk have no line there, since their stamp means something on one machine only.
+Records that name images have none either: each machine stores the images' stamps itself.
+`--verify-source` uses neither file.
 
 In streams of images a window's key depends on the bytes of its images, so the same images
-elsewhere, or with other times, give no new work. A run with nothing to do must not read them, so
-the size and stamp of each image that a window names are kept too. A later run compares these: at a
-store by listings of a thousand, on a disk one by one. A window whose images are as they were is
-known; where one image differs, all of its window are read. An image from a server (http) has no
-stamp: it is asked for again only with --verify-source.
+elsewhere, or with other modification times, cause no new work. A run with nothing to do must not
+read them, so the size and stamp of each image that a window names are stored too. A later run
+compares these: at a store by listings of a thousand, on a disk one by one. A window whose images
+are unchanged is known; if one image differs, all images of its window are read. An image from a
+server (http) has no stamp: it is requested again only with --verify-source.
 """
 
 from __future__ import annotations
@@ -30,14 +29,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 import xxhash
 
 from mdsmix.cache import cache_folder, keep_in_cache
-from mdsmix.conversion.job import Dropped, Job, lines_keys
-from mdsmix.conversion.unit_files import FOLDER, bytes_of, compressed
+from mdsmix.conversion.job import Dropped, Job
+from mdsmix.conversion.keys import lines_keys
+from mdsmix.conversion.unit_files import FOLDER, compress_with_checksum, read_if_exists
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
 from mdsmix.messages import choose_verb, plural
 from mdsmix.shards.shard_files import decompress_frame
@@ -47,16 +47,18 @@ from mdsmix.storage import Location, Stat, find_store, locate, map_threads
 
 NOTE = "sources.zst"
 PART = re.compile(r"part-\d{1,6}-of-\d{1,6}")
-"Names of the notes of an array's parts, with the same lines, at the target."
+"Names of the notes that the parts of an array leave at the target, with the same lines."
 DROPPED = ".dropped"
 UNKNOWN = Content(windows=(), files=())
-Stamps = Mapping[str, tuple[int, str]]
-"URL of an image -> its size and stamp; a size of -1 where it was not there, or could not be read."
+Stamps: TypeAlias = Mapping[str, tuple[int, str]]
+"URL of an image -> its size and stamp; the size is -1 if it was missing or could not be read."
 MISSING = [-1, ""]
 FEW = 100
-"So many objects of a bucket are asked for one by one: a listing may hold any number of others."
+"Up to so many objects of a bucket are stat-ed one by one: a listing may include many others."
 SPARSE = 20
-"A listing is read up to so many times the wanted objects; the rest is asked for one by one."
+"""A listing is read up to so many times the number of wanted objects; the remaining ones are
+stat-ed one by one.
+"""
 
 
 @dataclass(slots=True)
@@ -65,137 +67,148 @@ class KnownSources:
 
     path: Path
     units: dict[str, Content] = field(default_factory=dict)
-    """`unit_stamp` -> content. A unit that was not read to its end has the windows that are stored,
-    and no files.
+    """`unit_stamp` -> content. A unit that was not read to its end has its stored windows, and no
+    files.
     """
 
     @staticmethod
-    def at(target: str) -> KnownSources:
-        """An empty memory of the stream published at `target`, to be written only: its file is not
+    def empty(target: str) -> KnownSources:
+        """Return a cache of the stream published at `target`, to be written only: its file is not
         read.
         """
         name = f"{xxhash.xxh128_hexdigest(target)}.jsonl"
         return KnownSources(cache_folder() / "seen" / name)
 
     @staticmethod
-    def of(target: str) -> KnownSources:
-        """The memory of the stream published at `target`, read from its file."""
-        known = KnownSources.at(target)
+    def load(target: str) -> KnownSources:
+        """Read the cache of the stream published at `target`. A missing file counts as empty."""
+        known = KnownSources.empty(target)
         with suppress(OSError):
             known.learn_lines(known.path.read_bytes())
         return known
 
     def learn_lines(self, content: bytes) -> None:
-        """Takes in what this machine or another has written."""
-        for entry in content.splitlines():
+        """Add the lines that this machine or another has written."""
+        for line in content.splitlines():
             # A line that was being written when the machine went down is cut off.
             with suppress(ValueError, KeyError, TypeError, AttributeError):
-                said = orjson.loads(entry)
-                windows, files = (Window(**w) for w in said["windows"]), tuple(said["files"] or ())
-                self.learn(said["unit"], Content(windows=tuple(windows), files=files))
+                entry = orjson.loads(line)
+                windows = tuple([Window(**window) for window in entry["windows"]])
+                files = tuple(entry["files"] or ())
+                self.learn(entry["unit"], Content(windows=windows, files=files))
 
-    def learn(self, unit: str, content: Content) -> None:
-        """Takes in the content of the unit with this stamp: all of it, or one more window."""
-        before = self.units.get(unit, UNKNOWN)
-        if content.files or not before.files:
-            earlier = () if content.files else before.windows
-            self.units[unit] = replace(content, windows=earlier + content.windows)
+    def learn(self, stamp: str, content: Content) -> None:
+        """Add the content of the unit with this `unit_stamp`: all of it, or one more window."""
+        known = self.units.get(stamp, UNKNOWN)
+        if content.files:
+            self.units[stamp] = content
+        elif not known.files:
+            self.units[stamp] = replace(content, windows=known.windows + content.windows)
 
     def learn_objects(self, folder: Location, units: Iterable[Unit]) -> None:
-        """Takes in what the note beside the stream says, if there are objects that this machine
-        does not know.
+        """Add the lines of the note next to the stream, if some of these units are objects that
+        this machine does not know.
         """
         if any(_is_object(unit) and not self.content(unit) for unit in units):
-            self.learn_lines(decompress_frame(bytes_of(folder, NOTE)) or b"")
+            self.learn_lines(decompress_frame(read_if_exists(folder, NOTE)) or b"")
 
     def learn_parts(self, folder: Location) -> str:
-        """Takes in what the notes of all parts at the target say; returns how many have left one. A
-        damaged note does not count.
+        """Add the lines of the parts' notes at the target. Return a sentence with the number of
+        parts that left one; a damaged note does not count.
         """
-        notes = map_threads(lambda note: decompress_frame(note.read()), notes_of_parts(folder))
-        whole = [content for content in notes if content is not None]
-        for content in whole:
-            self.learn_lines(content)
-        return f"{plural(len(whole), 'part')} {choose_verb(whole, 'has', 'have')} finished; what is left is done now"
+        notes = map_threads(lambda note: decompress_frame(note.read()), list_part_notes(folder))
+        intact = [lines for lines in notes if lines is not None]
+        for lines in intact:
+            self.learn_lines(lines)
+        have = choose_verb(intact, "has", "have")
+        return f"{plural(len(intact), 'part')} {have} finished; the remaining work is done now"
 
     def forget(self, gone: Set[Window]) -> None:
-        """Forgets these windows. A unit that holds one no longer counts as read to its end, so it
+        """Remove these windows. A unit with one of them no longer counts as read to its end, so it
         is read again.
         """
-        for unit, of in self.units.items():
-            if not gone.isdisjoint(of.windows):
-                left = tuple(window for window in of.windows if window not in gone)
-                self.units[unit] = Content(windows=left, files=())
+        for stamp, content in self.units.items():
+            if not gone.isdisjoint(content.windows):
+                windows = tuple(window for window in content.windows if window not in gone)
+                self.units[stamp] = Content(windows=windows, files=())
 
     def content(self, unit: Unit) -> Content | None:
-        """The content of a unit; None where it was not read to its end."""
-        found = self.units.get(unit_stamp(unit), UNKNOWN)
-        return found if found.files else None
+        """Return the content of a unit. None if it was not read to its end."""
+        content = self.units.get(unit_stamp(unit), UNKNOWN)
+        return content if content.files else None
 
     def contents(self, units: Iterable[Unit]) -> list[Content]:
-        """The contents of those units that were read to their ends."""
+        """Return the contents of those units that were read to their ends."""
         return list(filter(None, map(self.content, units)))
 
     def windows_of(self, unit: Unit) -> dict[int, Window]:
-        """Number -> window, of all known windows of a unit."""
-        found = self.units.get(unit_stamp(unit), UNKNOWN)
-        return {window.number: window for window in found.windows}
+        """Return number -> window, of all known windows of a unit."""
+        content = self.units.get(unit_stamp(unit), UNKNOWN)
+        return {window.number: window for window in content.windows}
 
     def note(self, unit: Unit, content: Content) -> None:
-        """Remembers a finished unit, or a finished window of it. The line is one write: workers and
-        their run append to the same file.
+        """Store a finished unit, or a finished window of it. The line is one write, since workers
+        and their run append to the same file.
         """
         self.learn(unit_stamp(unit), content)
-        with suppress(OSError):  # all that is lost is a reading
+        with suppress(OSError):  # then the source is read once more
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab", buffering=0) as file:
-                file.write(_line(unit, content))
+                file.write(_format_line(unit, content))
 
     def save(self, contents: Mapping[Unit, Content], folder: Location | None = None) -> None:
-        """Remembers these units and forgets all others. `folder`: the stream's, where objects are
-        noted too.
+        """Store these units and forget all others. `folder`: the stream's, where the lines of
+        objects are stored too.
         """
-        objects = {
-            unit: content
-            for unit, content in contents.items()
-            if _is_object(unit) and not any(window.images for window in content.windows)
-        }
-        with suppress(Unreachable):  # the stream is published; all that is lost is a reading
-            keep_in_cache(self.path, lines_of(contents))
+        objects = dict[Unit, Content]()
+        for unit, content in contents.items():
+            names_images = any(window.images for window in content.windows)
+            if _is_object(unit) and not names_images:
+                objects[unit] = content
+        with suppress(Unreachable):  # the stream is published; sources are read once more
+            keep_in_cache(self.path, format_lines(contents))
             if folder and objects:
-                (folder / FOLDER / NOTE).write(compressed(lines_of(objects)))
+                (folder / FOLDER / NOTE).write(compress_with_checksum(format_lines(objects)))
 
 
-def note_part(folder: Location, part: str, contents: Mapping[Unit, Content]) -> None:
-    """Leaves the note of a part, such as `3-of-64`, at the target."""
-    (folder / FOLDER / f"part-{part}").write(compressed(lines_of(contents)))
+def write_part_note(folder: Location, part: str, contents: Mapping[Unit, Content]) -> None:
+    """Write the note of a part, such as `3-of-64`, at the target."""
+    note = folder / FOLDER / f"part-{part}"
+    note.write(compress_with_checksum(format_lines(contents)))
 
 
-def notes_of_parts(folder: Location) -> list[Location]:
-    at = folder / FOLDER
-    return [at / name for name, _ in at.list() if PART.fullmatch(name)]
+def list_part_notes(folder: Location) -> list[Location]:
+    notes = folder / FOLDER
+    return [notes / name for name, _ in notes.list() if PART.fullmatch(name)]
 
 
-def lines_of(contents: Mapping[Unit, Content]) -> bytes:
-    """The lines of these units, as `learn_lines` takes them in."""
-    return b"".join(map(_line, contents, contents.values()))
+def format_lines(contents: Mapping[Unit, Content]) -> bytes:
+    """Return the lines of these units, as `learn_lines` reads them."""
+    return b"".join(_format_line(unit, content) for unit, content in contents.items())
 
 
-def _line(unit: Unit, content: Content) -> bytes:
+def _format_line(unit: Unit, content: Content) -> bytes:
     entry = {"unit": unit_stamp(unit), "windows": content.windows, "files": content.files}
     return orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def unit_stamp(unit: Unit) -> str:
-    """Hash of a unit's files, by their places, sizes and stamps, and of every setting that decides
-    what is read of them.
+    """Hash a unit's files, by their URLs, sizes and stamps, and every setting that decides how they
+    are read.
     """
-    files = [[f.location.url, f.stat.size, f.stat.stamp] for f in unit.files]
+    files = [[file.location.url, file.stat.size, file.stat.stamp] for file in unit.files]
     read_as = asdict(unit.files[0].read_as)  # a recipe sets it for all files of a stream
-    how: list[Any] = [*(unit.start, unit.end, unit.fields, unit.blobs, unit.window_bytes, read_as)]
+    settings: list[Any] = [
+        unit.start,
+        unit.end,
+        unit.fields,
+        unit.blobs,
+        unit.window_bytes,
+        read_as,
+    ]
     if versions := list_raised_versions(map(format_of, unit.files)):
-        how.append(versions)
-    return xxhash.xxh128_hexdigest(orjson.dumps([files, how]))
+        settings.append(versions)
+    return xxhash.xxh128_hexdigest(orjson.dumps([files, settings]))
 
 
 def _is_object(unit: Unit) -> bool:
@@ -203,103 +216,135 @@ def _is_object(unit: Unit) -> bool:
 
 
 def remember(path: Path, value: object) -> None:
-    """Keeps a value in the cache of this machine."""
-    with suppress(Unreachable):  # all that is lost is the work
-        keep_in_cache(path, compressed(orjson.dumps(value)))
+    """Store a value in the cache of this machine."""
+    with suppress(Unreachable):  # then the value is worked out again
+        keep_in_cache(path, compress_with_checksum(orjson.dumps(value)))
 
 
 def recall(path: Path) -> Any:
-    """A value from the cache of this machine; None where it is missing or damaged."""
+    """Return a value from the cache of this machine. None if it is missing or damaged."""
     with suppress(OSError, ValueError):
         return orjson.loads(decompress_frame(path.read_bytes()) or b"")
     return None
 
 
-def known_dropped(
+def recall_dropped(
     job: Job, contents: Sequence[Content], cache: KnownSources
 ) -> list[Dropped] | None:
-    """The duplicates to drop from units of these contents, none under `duplicates: keep`; None
-    where this machine does not remember them.
+    """Return the duplicates to drop from each unit with these contents; no unit has any under
+    `duplicates: keep`. None if this machine has not stored them.
     """
     if not job.drops:
         return [{}] * len(contents)
-    found = recall(cache.path.with_suffix(DROPPED)) or ()
-    if [key for key, _ in found] != [key for of in contents for key in lines_keys(job, of)]:
+    entries = recall(cache.path.with_suffix(DROPPED)) or []
+    keys = list[str]()
+    for content in contents:
+        keys += lines_keys(job, content)
+    if [key for key, _ in entries] != keys:
         return None
-    return dropped_by_unit((bytes.fromhex(bits) for _, bits in found), contents)
+    return group_dropped_by_unit([bytes.fromhex(bits) for _, bits in entries], contents)
 
 
 def remember_dropped(cache: KnownSources, keys: Sequence[str], bits: Sequence[bytes]) -> None:
-    """Keeps the bits of `find_repeats` for the windows with these keys."""
-    each = [[key, of.hex()] for key, of in zip(keys, bits, strict=True)]
-    remember(cache.path.with_suffix(DROPPED), each)
+    """Store the bits of `find_repeats` of the windows with these keys."""
+    entries = [[key, window_bits.hex()] for key, window_bits in zip(keys, bits, strict=True)]
+    remember(cache.path.with_suffix(DROPPED), entries)
 
 
-def dropped_by_unit(bits: Iterable[bytes], contents: Sequence[Content]) -> list[Dropped]:
-    """The duplicates to drop from each unit. `bits`: those of `find_repeats`, for each window of
-    these units in order.
+def group_dropped_by_unit(bits: Iterable[bytes], contents: Sequence[Content]) -> list[Dropped]:
+    """Return the duplicates to drop from each unit.
+
+    Args:
+        bits: those of `find_repeats`, for each window of these units in order.
     """
-    each = iter(bits)
-    return [
-        {window.number: dropped for window in content.windows if (dropped := next(each))}
-        for content in contents
-    ]
+    iterator = iter(bits)
+    dropped_by_unit = list[Dropped]()
+    for content in contents:
+        dropped = dict[int, bytes]()
+        for window in content.windows:
+            window_bits = next(iterator)
+            if window_bits:
+                dropped[window.number] = window_bits
+        dropped_by_unit.append(dropped)
+    return dropped_by_unit
 
 
-def keep_stamps(job: Job, window: Window, stamps: Stamps) -> None:
-    """Remembers the images of a window on this machine."""
+def remember_image_stamps(job: Job, window: Window, stamps: Stamps) -> None:
+    """Store the stamps of a window's images on this machine."""
     if window.images:
-        remember(_path(job, window), {window.full_digest: stamps})
+        remember(_stamps_path(job, window), {window.full_digest: stamps})
 
 
 def forget_changed(job: Job, known: KnownSources) -> None:
-    """Forgets windows with an image that has changed, or whose images' stamps are not
-    remembered.
-    """
+    """Forget windows with an image that has changed, or whose images' stamps are not stored."""
     if not job.kind.has_images:
         return
-    windows = {window for of in known.units.values() for window in of.windows if window.images}
-    stamps = {w: (recall(_path(job, w)) or {}).get(w.full_digest) for w in windows}
-    now = current({url for of in stamps.values() for url in of or ()})
-    known.forget({w for w, of in stamps.items() if of != {url: now[url] for url in of or ()}})
+    stamps_by_window = dict[Window, Any]()
+    for content in known.units.values():
+        for window in content.windows:
+            if window.images:
+                entry = recall(_stamps_path(job, window)) or {}
+                stamps_by_window[window] = entry.get(window.full_digest)
+    urls = set[str]()
+    for stamps in stamps_by_window.values():
+        urls.update(stamps or ())
+    current = stat_images(urls)
+    gone = set[Window]()
+    for window, stamps in stamps_by_window.items():
+        if stamps is None or stamps != {url: current[url] for url in stamps}:
+            gone.add(window)
+    known.forget(gone)
 
 
-def current(urls: Set[str]) -> dict[str, list[Any]]:
-    """Size and stamp of each of these files. Many objects of a bucket are listed by the folder that
-    holds them all, as long as that holds little else.
+def stat_images(urls: Set[str]) -> dict[str, list[Any]]:
+    """Return [size, stamp] of each of these files. Many objects of a bucket are listed by the
+    folder that contains them all, as long as it contains few others.
     """
-    found = dict[str, Stat | None]()
-    objects = sorted(filter(_is_listed, urls))
-    for _, of in groupby(objects, lambda url: url.split("/")[2]):
-        keys = list(of)
-        if len(keys) > FEW:
-            root = locate(os.path.commonprefix(keys).rpartition("/")[0])  # noqa: RUF071  (of URLs)
-            for name, stat in islice(root.list(recursive=True), SPARSE * len(keys)):
-                if (url := f"{root.url}/{name}") in urls:
-                    found[url] = stat
-    left = [url for url in urls if url not in found]
-    found |= zip(left, map_threads(_stat_of, left), strict=True)
-    return {url: [stat.size, stat.stamp] if stat else MISSING for url, stat in found.items()}
+    stats = dict[str, Stat | None]()
+    objects = sorted(filter(_has_cheap_listings, urls))
+    for _, bucket_urls in groupby(objects, lambda url: url.split("/")[2]):
+        stats |= _list_objects(list(bucket_urls))
+    unlisted = [url for url in urls if url not in stats]
+    stats |= zip(unlisted, map_threads(_stat_image, unlisted), strict=True)
+    return {url: [stat.size, stat.stamp] if stat else MISSING for url, stat in stats.items()}
 
 
-def _is_listed(url: str) -> bool:
+def _has_cheap_listings(url: str) -> bool:
     store = find_store(url)
     return store is not None and store.has_cheap_listings
 
 
-def _stat_of(url: str) -> Stat | None:
-    place = locate(url)
+def _list_objects(urls: Sequence[str]) -> dict[str, Stat | None]:
+    """Return the stats of those objects of one bucket that a listing finds. `urls` are sorted."""
+    if len(urls) <= FEW:
+        return {}
+    wanted = set(urls)
+    root = locate(os.path.commonprefix(urls).rpartition("/")[0])  # noqa: RUF071  (of URLs)
+    stats = dict[str, Stat | None]()
+    for name, stat in islice(root.list(recursive=True), SPARSE * len(urls)):
+        url = f"{root.url}/{name}"
+        if url in wanted:
+            stats[url] = stat
+    return stats
+
+
+def _stat_image(url: str) -> Stat | None:
+    """Return the stat of an image. None if it is missing or cannot be read.
+
+    Raises Unreachable if a store fails.
+    """
+    location = locate(url)
     try:
-        return place.stat()
+        return location.stat()
     except Unreachable as error:
-        if place.is_store and not isinstance(error, Denied | NoSuchPlace):
+        if location.is_store and not isinstance(error, Denied | NoSuchPlace):
             raise
         return None
 
 
-def _path(job: Job, window: Window) -> Path:
-    """The file of a window's stamps, named by the window's place, since paths may begin there. A
-    later window there overwrites it.
+def _stamps_path(job: Job, window: Window) -> Path:
+    """Return the cache file of a window's image stamps. It is keyed by where the window is, because
+    relative image paths are resolved from there. A later window at this place overwrites it.
     """
-    folder = KnownSources.at(job.target).path.with_suffix(".images")
+    folder = KnownSources.empty(job.target).path.with_suffix(".images")
     return folder / xxhash.xxh128_hexdigest(f"{window.place} {job.images}")

@@ -1,8 +1,8 @@
-"""Looks at a stream's target when a run begins, and judges whether the published stream may be
+"""The state of a stream's target when a run begins, and whether the published stream may be
 replaced.
 
 A stream that is up to date costs three requests: a listing, the manifest and the index that it
-names. Many streams are asked at a time. The target of a stream that has work is looked at again
+names. Many streams are read at the same time. The target of a stream that has work is read again
 when its turn comes, since hours may have passed.
 """
 
@@ -32,25 +32,25 @@ from mdsmix.storage import Stat
 
 @dataclass(frozen=True, kw_only=True)
 class TargetState:
-    """One look at a target."""
+    """The files at a target, as they were at one moment."""
 
     files: Mapping[str, Stat]
     "Files directly in the target."
     folders: Set[str]
     manifest: Manifest | None
     damage: Unreachable | None
-    "Why the manifest that is there cannot be read."
+    "Why the existing manifest cannot be read."
     index_content: bytes | None
     "The bytes of the index that the manifest names, as stored."
     stored: Mapping[str, Stat]
-    "The files beside that index: the target's own, or a version's."
+    "The files next to that index: in the target, or in a version's folder."
     quarantined: Mapping[str, Stat]
     "Files in its quarantine."
 
     @cached_property
     def index(self) -> Index | None:
-        """The index; None where it is missing, or damaged, so that it is written again. Parsed only
-        when it is asked for: 10,000 shards take half a second.
+        """The index. None if it is missing, or damaged, so that it is written again. It is parsed
+        only when needed: 10,000 shards take half a second.
         """
         if self.index_content is None:
             return None
@@ -63,50 +63,62 @@ class TargetState:
         return not self.files and not self.folders
 
 
-def state_of(job: Job) -> TargetState:
-    """Looks at the job's target; Unreachable where the store cannot be asked."""
+def read_target(job: Job) -> TargetState:
+    """Read the state of the job's target.
+
+    Raises Unreachable if the store does not answer.
+    """
     files, folders = job.folder.entries()
-    manifest, damage, content, stored = None, None, None, files
+    # Read the manifest.
+    manifest: Manifest | None = None
+    damage: Unreachable | None = None
     if MANIFEST in files:
         try:
             manifest = read_manifest(job.folder)
         except Unreachable as error:
             damage = error
+    # Read the index that it names: in the target, or in a version's folder.
+    index_content: bytes | None = None
+    stored = files
     if manifest:
         place = job.place(manifest.index_hash)
-        stored = files if place == job.folder else dict(place.list())
+        if place != job.folder:
+            stored = dict(place.list())
         with suppress(Unreachable):
-            at = place / INDEX
-            content = find_metadata(at) if at.name in stored else None
+            if INDEX in stored:
+                index_content = find_metadata(place / INDEX)
     quarantine = job.folder / QUARANTINE
     return TargetState(
         files=files,
         folders=folders,
         manifest=manifest,
         damage=damage,
-        index_content=content,
+        index_content=index_content,
         stored=stored,
         quarantined=dict(quarantine.list()) if QUARANTINE in folders else {},
     )
 
 
-MOST_LOST = Fraction(1, 10)
-"The largest share of a published stream's source bytes that a run leaves out unasked."
+MOST_MISSING = Fraction(1, 10)
+"The largest share of a published stream's source bytes that may be missing without --reencode."
 
 
 def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifest | None:
-    """The manifest at the target; None where nothing is published there that a run can go on from.
+    """Return the manifest at the target. None if no stream that a run can continue from is
+    published there.
 
-    RecipeError where the target holds a stream that `mdsmix convert` did not make.
+    Raises RecipeError if the target contains a stream that `mdsmix convert` did not make, and
+    Unreachable if the manifest is damaged; neither with `reencode`.
     """
     if isinstance(target.damage, EarlierFormat):
         return None
     if target.damage and not reencode:
-        raise Unreachable(f"{target.damage} To publish the stream anew, pass --reencode.")
+        raise Unreachable(f"{target.damage} To publish the stream again, pass --reencode.")
     if target.manifest is None and not reencode and INDEX in target.files:
         raise RecipeError(
-            f"stream {job.name}: {job.target} holds a stream without an mdsmix manifest, which convert would "
-            "overwrite; publish elsewhere (another stream name, remote or local), or pass --reencode to replace it."
+            f"stream {job.name}: {job.target} has a stream without an mdsmix manifest, which convert "
+            "would overwrite; publish to another place (another stream name, remote or local), or "
+            "pass --reencode to replace it."
         )
     return target.manifest
 
@@ -114,88 +126,119 @@ def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifes
 def refuse_replacing(
     job: Job, old: Manifest | None, files: Sequence[SourceFile], reencode: bool
 ) -> None:
-    """RecipeError where the published stream has other columns, where its folders are links, and
-    where its source includes the bad records that convert itself has set aside: every run would add
-    to them.
+    """Raise RecipeError if the published stream may not be replaced.
 
-    A stream of `--limit` may always be replaced: it is made to be thrown away.
+    It may not if it has other columns, if its folders are links, or if its source includes the bad
+    records that convert itself wrote: every run would add to them. A stream of `--limit` may always
+    be replaced by one with other columns: it is made to be thrown away.
     """
     stream = job.folder.parent
     refuse_links(stream.parent, stream.name, job.folder.name)
     for folder in (file.location.parent for file in files):
         if folder.name == QUARANTINE and folder.parent.parent.parent == job.root:
             raise RecipeError(
-                f"stream {job.name}: its source finds files in {folder}, the bad records that convert itself has set aside; "
-                "narrow the pattern, or publish outside of the folder that it searches."
+                f"stream {job.name}: its source includes files in {folder}, where convert itself "
+                "writes bad records; narrow the pattern, or publish outside of the folder that it "
+                "searches."
             )
     if old is None or job.limit or reencode:
         return
     if old.encoding.columns.keys() != job.encoding.columns.keys():
         raise RecipeError(
             f"stream {job.name} is published for the {old.encoding.loader} loader with the columns "
-            f"{join_names(old.encoding.columns)}; the recipe now wants {join_names(job.encoding.columns)} for the "
-            f"{job.encoding.loader} loader: all {old.records.read:,} records, {old.totals.seen_tokens:,} tokens, "
-            "are to be encoded again; pass --reencode if that is meant."
+            f"{join_names(old.encoding.columns)}, but the recipe asks for "
+            f"{join_names(job.encoding.columns)} for the {job.encoding.loader} loader. All "
+            f"{old.records.read:,} records, {old.totals.seen_tokens:,} tokens, would be encoded "
+            "again; if you want that, pass --reencode."
         )
 
 
-def told_of_lost(
+def warn_missing_sources(
     job: Job, old: Manifest | None, files: Sequence[SourceFile], reencode: bool
 ) -> str:
-    """A warning where files of the published stream are no longer among its sources; RecipeError
-    where they are more than a run may leave out unasked. A new file of the same size counts as the
-    old one moved; a name that differs in its packing, as the old one packed.
+    """Return a warning if files of the published stream are missing from its sources; empty
+    otherwise.
+
+    A new file of the same size counts as the old one, moved. A name that differs only in how the
+    file is compressed counts as the old one, compressed again.
+
+    Raises RecipeError if more than MOST_MISSING of the source's bytes are missing, unless
+    `reencode`.
     """
     if job.limit or not old:
         return ""
-    new, gone, total = {file.name: file.stat.size for file in files}, list[SourceEntry](), 0
-    with suppress(Damaged):  # a part of the list of sources, which a publication writes anew
+    # Find the published files whose names are gone.
+    new_sizes = {file.name: file.stat.size for file in files}
+    gone = list[SourceEntry]()
+    total = 0
+    with suppress(Damaged):  # a part of the list of sources, which publication writes again
         for source in old.read_sources(job.folder):
             total += source.size
-            if new.pop(source.path, None) is None:
+            if new_sizes.pop(source.path, None) is None:
                 gone.append(source)
-    sizes, names = {*new.values()}, {*_otherwise_packed(new)}
-    gone = [of for of in gone if of.size not in sizes and PurePosixPath(of.path).name not in names]
-    if not gone:
+    # Drop those that were moved or compressed otherwise.
+    moved_sizes = set(new_sizes.values())
+    repacked_names = set(_repacked_names(new_sizes))
+    missing = list[SourceEntry]()
+    for source in gone:
+        if source.size not in moved_sizes and _file_name(source.path) not in repacked_names:
+            missing.append(source)
+    if not missing:
         return ""
-    share = Fraction(sum(source.size for source in gone), total or 1)
-    said = (
-        f"{join_names(sorted(source.path for source in gone))} {choose_verb(gone, 'is', 'are')} no longer among its sources: about "
-        f"{float(share * old.records.read):,.0f} of the {plural(old.records.read, 'record')} published, {float(share):.1%} of their bytes"
+    # Refuse or warn, with the share that is missing.
+    share = Fraction(sum(source.size for source in missing), total or 1)
+    sentence = (
+        f"{join_names(sorted(source.path for source in missing))} {choose_verb(missing, 'is', 'are')} no longer "
+        f"among its sources: about {float(share * old.records.read):,.0f} of the "
+        f"{plural(old.records.read, 'record')} published, {float(share):.1%} of their bytes"
     )
-    if share > MOST_LOST and not reencode:
+    if share > MOST_MISSING and not reencode:
         raise RecipeError(
-            f"stream {job.name}: {said}; bring back what is gone, publish elsewhere, or pass --reencode to replace {job.target} by a stream "
-            "without it."
+            f"stream {job.name}: {sentence}; bring the missing files back, publish to another place, "
+            f"or pass --reencode to replace {job.target} by a stream without them."
         )
-    return f"WARNING: {said}"
+    return f"WARNING: {sentence}"
 
 
-def _otherwise_packed(paths: Iterable[str]) -> Iterator[str]:
-    """The names that these files would have if they were packed otherwise, or not at all."""
-    for name in (PurePosixPath(path).name for path in paths):
-        plain = name.removesuffix(next(filter(name.endswith, PACKINGS), ""))
-        yield from (plain + p for p in ("", *PACKINGS) if plain + p != name)
+def _file_name(path: str) -> str:
+    return PurePosixPath(path).name
 
 
-def source_entries(units: Iterable[Unit], contents: Iterable[Content]) -> list[SourceEntry]:
-    """Each source file once, with the hash of what it holds."""
-    found: dict[str, tuple[int, list[str]]] = {}
+def _repacked_names(paths: Iterable[str]) -> Iterator[str]:
+    """Yield the names that these files would have with another compression, or with none."""
+    for name in map(_file_name, paths):
+        packing = next(filter(name.endswith, PACKINGS), "")
+        plain_name = name.removesuffix(packing)
+        for other_packing in ("", *PACKINGS):
+            if other_packing != packing:
+                yield plain_name + other_packing
+
+
+def make_source_entries(units: Iterable[Unit], contents: Iterable[Content]) -> list[SourceEntry]:
+    """Return an entry for each source file, with the hash of its content."""
+    sizes = dict[str, int]()
+    digests = dict[str, list[str]]()
     for unit, content in zip(units, contents, strict=False):
         for file, digest in zip(unit.files, content.files, strict=True):
-            found.setdefault(file.name, (file.stat.size, []))[1].append(digest)
+            sizes.setdefault(file.name, file.stat.size)
+            digests.setdefault(file.name, []).append(digest)
     return [
-        SourceEntry(path=name, size=size, hash=sources.file_hash(digests))
-        for name, (size, digests) in found.items()
+        SourceEntry(path=name, size=size, hash=sources.file_hash(digests[name]))
+        for name, size in sizes.items()
     ]
 
 
-def why_rebuilt(job: Job, target: TargetState) -> str | None:
-    """A sentence where the target holds a stream, or finished work units, of an earlier format, so
-    that all of it is converted again.
+def rebuild_reason(job: Job, target: TargetState) -> str | None:
+    """Return why all of a stream is converted again: the target has a stream, or finished work
+    units, of an earlier format. None otherwise.
     """
-    is_begun = FOLDER in target.folders and not target.manifest
-    names = [name for name, _ in (job.folder / FOLDER).list()] if is_begun else []
-    if not isinstance(target.damage, EarlierFormat) and not any(map(EARLIER.fullmatch, names)):
+    unit_files = list[str]()
+    if FOLDER in target.folders and not target.manifest:
+        unit_files = [name for name, _ in (job.folder / FOLDER).list()]
+    is_earlier = isinstance(target.damage, EarlierFormat) or any(map(EARLIER.fullmatch, unit_files))
+    if not is_earlier:
         return None
-    return f"{job.name}: an earlier commit of mdsmix made what lies at {job.target}; all of it is converted again"
+    return (
+        f"{job.name}: the data at {job.target} was written by an earlier commit of mdsmix; all of it "
+        "is converted again"
+    )

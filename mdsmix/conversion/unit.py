@@ -1,9 +1,9 @@
-"""One work unit, from its source bytes to its stored shards and its record: what a worker does.
+"""One work unit as a worker converts it: from its source bytes to its stored shards and record.
 
-A window's key is a hash of its lines and of the settings; a window is done again only where no
+A window's key is a hash of its lines and of the settings; a window is converted again only if no
 record has that key. A compressed file is one unit of many windows, because only reading it tells
-where they begin; each window has a record of its own, so a run that was killed repeats none that
-was finished.
+where they begin. Each window has its own record, so a run that was killed does not repeat a
+finished window.
 """
 
 from __future__ import annotations
@@ -11,25 +11,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import orjson
 
 from mdsmix.conversion.bad_records import Tally
 from mdsmix.conversion.finished_units import UnitResult, list_stored
-from mdsmix.conversion.job import (
-    Dropped,
-    Job,
-    bad_name,
-    hashes_name,
+from mdsmix.conversion.job import Dropped, Job
+from mdsmix.conversion.keys import (
+    bad_records_name,
+    hashes_file_name,
     lines_key,
-    unit_name,
+    unit_file_name,
     window_key,
 )
 from mdsmix.conversion.publish_pretrained import fetch_processor, fetch_tokenizer
-from mdsmix.conversion.source_cache import KnownSources, keep_stamps
-from mdsmix.conversion.unit_files import FOLDER, UnitRecord, compressed, pack, pack_array
+from mdsmix.conversion.source_cache import KnownSources, remember_image_stamps
+from mdsmix.conversion.unit_files import (
+    FOLDER,
+    UnitRecord,
+    compress_with_checksum,
+    pack_array,
+    pack_unit_file,
+)
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import ActiveRecords, Attempt, Reporter, split_positions
@@ -56,18 +61,18 @@ if TYPE_CHECKING:
     from mdsmix.images.reader import ImageReader
 
 STALE = (
-    "{url} holds other records than when it was read before, and has the size and modification time that it had then: run the "
-    "same command with --verify-source, which reads it again"
+    "{url} has other records than when it was last read, but the same size and modification time: "
+    "run the same command with --verify-source, which reads it again"
 )
-MOST_SHRUNK = 5
-"""Halve a batch of 4 MB at most five times for want of memory: below 128 KB the worker's fixed
+MOST_HALVINGS = 5
+"""Halve a batch of 4 MB at most five times when memory is short: below 128 KB the worker's fixed
 memory dominates.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OfUnit:
-    """The plain data that every task over a unit is given."""
+class _UnitOfJob:
+    """The data that every task over a unit has."""
 
     job: Job
     unit: Unit
@@ -79,215 +84,282 @@ class _OfUnit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadTask(_OfUnit):
-    """Reads a unit for what it holds, as a task of an engine: its windows, whose records may be
-    stored under another name, the images that they name and, if they are `hashed`, the fingerprints
-    of its records, which are stored.
+class ReadTask(_UnitOfJob):
+    """An engine's task that reads a unit without encoding it.
+
+    It finds the unit's windows, whose records may be stored under another name, and the images that
+    they name. If `is_hashed`, it also stores the fingerprints of the unit's records.
     """
 
-    hashed: bool = False
+    is_hashed: bool = False
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Content]:
-        """Gives the content by which the unit is known again; nothing else of it is kept."""
-        job, unit = self.job, self.unit
-        if not (self.hashed or job.kind.has_images):
-            known = content_of(unit)
-            return lambda: known
-        digests, folders = Digests(unit), job.image_folders(unit)
-        done, batches = set[int](), read_batches(unit, None, reporter.memory, digests)
-        for number, of_window in groupby(batches, key=lambda batch: batch.window):
-            count, pictures = 0, None
-            if not self.hashed:
-                pictures = open_pictures(job.encoding, job.images_root, judges=False)
-            looking = open_looking(job.encoding, self.dropped.get(number, b""), pictures)
-            for batch in of_window:
-                reporter.wait_for_room()
-                reporter.on_progress(batch.size * self.hashed, 0)
-                for piece in _cut_by_images([range(len(batch.records))], pictures):
-                    looking.read(*_given(batch, piece, count, folders))
-                count += len(batch.records)
-            if pictures:
-                digests.add_images(number, pictures.window_images.digest)
-                keep_stamps(job, digests.window(number), pictures.window_images.stamps)
-            if self.hashed:
-                hashes = looking.members.fingerprints(count)
-                _store_hashes(job, digests.window(number), hashes)
-            done.add(number)
-        content = digests.content()
-        for window in content.windows:
-            if self.hashed and window.number not in done:  # no record starts in it
-                _store_hashes(job, window, b"")
+        """Read the unit. The returned function returns its content, by which a later run knows the
+        unit again.
+        """
+        if self.is_hashed or self.job.kind.has_images:
+            content = self._read_records(reporter)
+        else:
+            content = content_of(self.unit)
         return lambda: content
+
+    def _read_records(self, reporter: Reporter) -> Content:
+        digests = Digests(self.unit)
+        numbers = set[int]()
+        batches = read_batches(self.unit, None, reporter.memory, digests)
+        for number, window_batches in groupby(batches, key=lambda batch: batch.window):
+            self._read_window(number, window_batches, digests, reporter)
+            numbers.add(number)
+        content = digests.content()
+        if self.is_hashed:
+            for window in content.windows:
+                if window.number not in numbers:  # no record starts in it
+                    _store_hashes(self.job, window, b"")
+        return content
+
+    def _read_window(
+        self, number: int, batches: Iterator[RecordBatch], digests: Digests, reporter: Reporter
+    ) -> None:
+        job = self.job
+        folders = job.image_folders(self.unit)
+        pictures = None
+        if not self.is_hashed:
+            pictures = open_pictures(job.encoding, job.images_root, judges=False)
+        reading = open_looking(job.encoding, self.dropped.get(number, b""), pictures)
+        count = 0
+        for batch in batches:
+            reporter.wait_for_room()
+            reporter.on_progress(batch.size if self.is_hashed else 0, 0)
+            for piece in _cut_by_images([range(len(batch.records))], pictures):
+                reading.read(*_slice_batch(batch, piece, count, folders))
+            count += len(batch.records)
+        if pictures:
+            digests.add_images(number, pictures.window_images.digest)
+            remember_image_stamps(job, digests.window(number), pictures.window_images.stamps)
+        if self.is_hashed:
+            _store_hashes(job, digests.window(number), reading.members.fingerprints(count))
 
 
 def _cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Iterator[range]:
-    """Cuts pieces further, so that the images of each are about AIM_BYTES, judged by the images
-    before.
+    """Split ranges of positions so that each holds about AIM_BYTES of images, using the running
+    average.
     """
     for piece in pieces:
         while piece:
-            most = pictures.most_records if pictures else len(piece)
-            yield piece[:most]
-            piece = piece[most:]
+            limit = pictures.most_records if pictures else len(piece)
+            yield piece[:limit]
+            piece = piece[limit:]
 
 
 def _store_hashes(job: Job, window: Window, fingerprints: bytes) -> None:
     key = lines_key(job, window)
-    (job.folder / FOLDER / hashes_name(key)).write(pack((), {key: compressed(fingerprints)}))
+    content = pack_unit_file((), {key: compress_with_checksum(fingerprints)})
+    (job.folder / FOLDER / hashes_file_name(key)).write(content)
 
 
-def _given(
-    batch: RecordBatch, piece: range, first: int, folders: Mapping[str, Location]
-) -> tuple[Sequence[Any], int, Sequence[Location]]:
-    """The arguments of a Reading for a piece of a batch: records, the number of the first in its
-    window, folders of images. `first`: records of the window before the batch. `folders`: file ->
-    folder of its images, where records name any.
+class _BatchSlice(NamedTuple):
+    """Some records of a batch, as the arguments of a Reading."""
+
+    records: Sequence[Any]
+    first: int
+    "The number of the first record in the window."
+    folders: Sequence[Location]
+    "The folder of each record's images; empty if the records name none."
+
+
+def _slice_batch(
+    batch: RecordBatch, piece: range, batch_first: int, folders: Mapping[str, Location]
+) -> _BatchSlice:
+    """Return the records of a batch at the positions `piece`.
+
+    Args:
+        batch_first: the number of records of the window before the batch.
+        folders: file -> folder of its images; empty if records name none.
     """
-    beside = [folders[name] for name in batch.files(piece)] if folders else ()
-    return batch.records[piece.start : piece.stop], first + piece.start, beside
+    image_folders = [folders[name] for name in batch.files(piece)] if folders else []
+    return _BatchSlice(
+        records=batch.records[piece.start : piece.stop],
+        first=batch_first + piece.start,
+        folders=image_folders,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnitTask(_OfUnit):
-    """One work unit as a task of an engine."""
+class UnitTask(_UnitOfJob):
+    """An engine's task that converts a work unit."""
 
     windows: dict[int, Window] = field(default_factory=dict)
-    "Number -> window, of the known windows of the unit."
+    "Number -> window, of the unit's known windows."
     records: Mapping[int, UnitRecord] = field(default_factory=dict)
-    "Number -> record, of the windows that are done."
+    "Number -> record, of the windows that are converted already."
 
-    def done(self, content: Content | None) -> UnitResult | None:
-        """The result of a unit of this content; None where some of it is still to be done."""
+    def finished_result(self, content: Content | None) -> UnitResult | None:
+        """Return the result of a unit with this content. None if a window is still to be
+        converted.
+        """
         if content is None or len(self.records) < len(content.windows):
             return None
         records = [self.records[window.number] for window in content.windows]
         return UnitResult(content=content, records=records, reused=frozenset(self.records))
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], UnitResult]:
-        """Converts the unit's unfinished windows. Their bytes are hashed while they are read, which
-        gives the records their keys. What is returned stores the last window.
+        """Convert the unit's unfinished windows. The returned function stores the last one.
+
+        The source's bytes are hashed while they are read, which gives the records their keys.
         """
-        job, unit, known, records = self.job, self.unit, self.windows, {**self.records}
+        # Find the windows that need not be converted, and report them as read.
+        known = self.windows
+        records = dict(self.records)
         if attempt.deaths:
-            known, records = self._left_by_the_dead()
+            known, records = self._find_finished_after_death()
+        reused = frozenset(records)
         reporter.on_progress(sum(record.size for record in records.values()), 0)
-        reused, digests, last = frozenset(records), Digests(unit), list[_OpenWindow]()
-        batches = read_batches(unit, job.limit, reporter.memory, digests, reused)
-        for number, of_window in groupby(batches, key=lambda batch: batch.window):
-            for window in last:
-                records[window.number] = self._store(window, digests)
-            last = [self._encode(number, of_window, attempt, reporter)]
-        # Their images are not read again: the known windows say what these hold.
+        # Encode window after window. Each is stored when the next one begins.
+        digests = Digests(self.unit)
+        batches = read_batches(self.unit, self.job.limit, reporter.memory, digests, reused)
+        open_window: _OpenWindow | None = None
+        for number, window_batches in groupby(batches, key=lambda batch: batch.window):
+            if open_window:
+                records[open_window.number] = self._store(open_window, digests)
+            open_window = self._encode(number, window_batches, attempt, reporter)
+        # The images of reused windows are not read again: their known digests count.
         for number in reused:
             digests.add_images(number, known[number].images)
-        if not records and not last:  # no record starts in the unit
-            last = [self._encode(0, iter(()), attempt, reporter)]
+        if not records and not open_window:  # no record starts in the unit
+            open_window = self._encode(0, iter(()), attempt, reporter)
 
         def finish() -> UnitResult:
-            for window in last:
-                records[window.number] = self._store(window, digests)
+            if open_window:
+                records[open_window.number] = self._store(open_window, digests)
             content = digests.content()
-            digest = {window.number: window.digest for window in content.windows}
-            # Reused windows must be as they were, and under `drop` all windows, since the list of
-            # dropped records was made of them.
-            if any(digest.get(n) != known[n].digest for n in (known if job.drops else reused)):
-                raise Unreachable(STALE.format(url=unit.files[0].location.url))
+            self._refuse_stale(content, known, reused)
             return UnitResult(
                 content=content,
-                records=[records[number] for number in digest],
-                # Windows of a worker that died are of this run: its listing of the target does not
-                # show them.
+                records=[records[window.number] for window in content.windows],
+                # Windows of a worker that died count as new: the listing of the target at the
+                # start of the run does not have them.
                 reused=frozenset(self.records),
             )
 
         return finish
 
-    def _left_by_the_dead(self) -> tuple[dict[int, Window], dict[int, UnitRecord]]:
-        """The known windows and finished records of the unit, with those that workers of this
-        machine had stored before they died. The target is listed again, since the shards of an
+    def _refuse_stale(
+        self, content: Content, known: Mapping[int, Window], reused: frozenset[int]
+    ) -> None:
+        """Raise Unreachable if reused windows are not as they were. Under `duplicates: drop` this
+        is asked of all known windows, since the list of dropped records was made from them.
+        """
+        digests = {window.number: window.digest for window in content.windows}
+        for number in known if self.job.drops else reused:
+            if digests.get(number) != known[number].digest:
+                raise Unreachable(STALE.format(url=self.unit.files[0].location.url))
+
+    def _find_finished_after_death(self) -> tuple[dict[int, Window], dict[int, UnitRecord]]:
+        """Return the known windows and finished records of the unit, including those that workers
+        of this machine stored before they died. The target is listed again, since the shards of an
         older record may be gone.
         """
-        windows = self.windows | KnownSources.of(self.job.target).windows_of(self.unit)
-        return windows, list_stored(self.job).find_all(self.job, windows.values(), self.dropped)
+        windows = self.windows | KnownSources.load(self.job.target).windows_of(self.unit)
+        stored = list_stored(self.job)
+        return windows, stored.find_records(self.job, windows.values(), self.dropped)
 
-    def _store(self, made: _OpenWindow, digests: Digests) -> UnitRecord:
-        """Stores the shards of a window, all of which has been read, and then the record that says
-        so.
-        """
-        job, pictures, tally = self.job, made.reading.pictures, made.tally
-        rest, totals, leftover, _ = made.finished
+    def _store(self, open_window: _OpenWindow, digests: Digests) -> UnitRecord:
+        """Store the shards of a window that was read to its end, and then its record."""
+        job = self.job
+        pictures = open_window.reading.pictures
+        tally = open_window.tally
+        assembled = open_window.assembled
+        # The window's keys follow from its content.
         if pictures:
-            digests.add_images(made.number, pictures.window_images.digest)
-        window = digests.window(made.number)
-        base, key = lines_key(job, window), window_key(job, window, made.dropped)
-        made.shards += store_shards(job.folder, job.layout, rest, is_new=True)
+            digests.add_images(open_window.number, pictures.window_images.digest)
+        window = digests.window(open_window.number)
+        base = lines_key(job, window)
+        key = window_key(job, window, open_window.dropped)
+        # Store the last shards, and the names of their rows.
+        shards = open_window.shards
+        shards += store_shards(job.folder, job.layout, assembled.rows, is_new=True)
+        side_files = (
+            store_record_names(job.folder, open_window.names, shards) if job.names_rows else []
+        )
+        # Store the record with its fingerprints and bad records.
         record = UnitRecord(
             key=key,
             base=base if base != key else "",
             fetched=pictures.window_images.fetched if pictures else {},
-            backend=made.backend.label,
-            shards=made.shards,
-            side_files=store_record_names(job.folder, made.names, made.shards)
-            if job.names_rows
-            else [],
-            totals=totals,
-            records=replace(tally.records, **made.reading.oddities.counts),
+            backend=open_window.backend.label,
+            shards=shards,
+            side_files=side_files,
+            totals=assembled.totals,
+            records=replace(tally.records, **open_window.reading.oddities.counts),
             size=tally.size,
             lines=tally.lines,
-            leftover=pack_array(leftover),
-            unwritten=made.unwritten(),
+            leftover=pack_array(assembled.leftover),
+            unwritten=open_window.pack_unwritten(),
         )
         blobs = dict[str, bytes]()
         if not job.drops:  # under `drop` the fingerprints were stored before
-            blobs[base] = compressed(made.reading.members.fingerprints(made.read))
+            fingerprints = open_window.reading.members.fingerprints(open_window.records_read)
+            blobs[base] = compress_with_checksum(fingerprints)
         if tally.records.bad:
-            blobs[bad_name(key, window)] = tally.bad.frame()
-        (job.folder / FOLDER / unit_name(key, window)).write(pack([orjson.dumps(record)], blobs))
-        if pictures and not job.limit:
-            keep_stamps(job, window, pictures.window_images.stamps)
+            blobs[bad_records_name(key, window)] = tally.bad.frame()
+        content = pack_unit_file([orjson.dumps(record)], blobs)
+        (job.folder / FOLDER / unit_file_name(key, window)).write(content)
+        # Remember the window on this machine, unless it was read in part only.
         if not job.limit:
-            KnownSources.at(job.target).note(self.unit, Content(windows=(window,), files=()))
+            if pictures:
+                remember_image_stamps(job, window, pictures.window_images.stamps)
+            known_sources = KnownSources.empty(job.target)
+            known_sources.note(self.unit, Content(windows=(window,), files=()))
         return record
 
     def _encode(
         self, number: int, batches: Iterator[RecordBatch], attempt: Attempt, reporter: Reporter
     ) -> _OpenWindow:
-        """Encodes the batches of a window in pieces, fewer records at once where memory is tight or
-        workers have died of them, and stores each shard that is full.
+        """Encode the batches of a window, and store each shard as soon as it is full.
+
+        Batches are encoded in pieces: of fewer records when memory is short or workers have died of
+        these records.
         """
-        job, folders, shrunk = self.job, self.job.image_folders(self.unit), 0
-        made = _OpenWindow(job, number, self.dropped.get(number, b""))
+        job = self.job
+        folders = job.image_folders(self.unit)
+        halvings = 0
+        window = _OpenWindow(job, number, self.dropped.get(number, b""))
         for batch in batches:
-            count, without = len(batch.records), find_skipped(batch, attempt)
-            cut = split_positions(count, attempt.halvings + shrunk, without)
-            for piece in _cut_by_images(cut, made.reading.pictures):
+            count = len(batch.records)
+            crashed = find_skipped(batch, attempt)
+            cut = split_positions(count, attempt.halvings + halvings, crashed)
+            for piece in _cut_by_images(cut, window.reading.pictures):
                 reporter.wait_for_room()
                 reporter.on_records(describe_active(batch, piece))
-                encoded = made.reading.encode(*_given(batch, piece, made.read, folders))
-                for full in made.rows.add(encoded):
-                    made.shards += store_shards(job.folder, job.layout, full, is_new=True)
-                made.names += encoded.ids
-                made.note_unwritten(encoded, made.read + piece.start)
-                made.tally.add(batch, piece, encoded)
+                batch_slice = _slice_batch(batch, piece, window.records_read, folders)
+                encoded = window.reading.encode(*batch_slice)
+                for rows in window.rows.add(encoded):
+                    window.shards += store_shards(job.folder, job.layout, rows, is_new=True)
+                window.names += encoded.ids
+                window.note_unwritten(encoded, batch_slice.first)
+                window.tally.add(batch, piece, encoded)
                 reporter.on_progress(batch.size * len(piece) // count, encoded.totals.tokens)
             reporter.on_records(None)
-            shrunk = min(MOST_SHRUNK, shrunk + bool(reporter.is_tight()))
-            made.tally.end(batch, without)
-            made.reading.oddities.add("unseen", batch.unseen)
-            made.read += count
-            del batch  # or it stays beside the next one
-        made.finish()
-        return made
+            if reporter.is_tight():
+                halvings = min(MOST_HALVINGS, halvings + 1)
+            window.tally.finish_batch(batch, crashed)
+            window.reading.oddities.add("unseen", batch.unseen)
+            window.records_read += count
+            del batch  # otherwise it stays in memory while the next one is read
+        window.finish()
+        return window
 
 
 class _OpenWindow:
     """A window while its batches are encoded, and until it is stored."""
 
-    finished: Assembled
+    assembled: Assembled
+    "The rows that are in no shard yet; set by `finish`."
 
     def __init__(self, job: Job, number: int, dropped: bytes) -> None:
-        """`dropped`: a bit for each of its records."""
-        self.number, self.dropped = number, dropped
+        """Open the window. `dropped`: a bit for each of its records."""
+        self.number = number
+        self.dropped = dropped
         self.backend = open_tokenizer_backend(job)
         self.backend.begin(job.name)
         fetch_processor(job)
@@ -296,43 +368,47 @@ class _OpenWindow:
         )
         self.rows = job.kind.open_rows(job.layout, job.tokenizer.dtype)
         self.tally = Tally(job.kind.splits_records, self.reading.members, job.kind.has_images)
-        self.names, self.shards, self.read = list[Any](), list[Shard](), 0
+        self.names = list[Any]()
+        self.shards = list[Shard]()
+        self.records_read = 0
         self._unwritten = list[int]()
 
     def note_unwritten(self, encoded: Encoded, first: int) -> None:
-        """Note the records of a piece that became no sample, but for dropped duplicates. `first`:
-        the number of its first record.
+        """Note the records that became no sample, except for dropped duplicates. `first`: the
+        number of the first encoded record.
         """
         for position, reason in encoded.rejected.items():
             if reason != DUPLICATE:
                 self._unwritten.append(first + position)
 
-    def unwritten(self) -> str:
+    def pack_unwritten(self) -> str:
         """Return the bits of `UnitRecord.unwritten`."""
         if not self._unwritten:
             return ""
-        hashes = self.reading.members.fingerprints(self.read)
-        has_hash = np.frombuffer(hashes, "<u8").reshape(-1, 2).any(axis=1)
-        bits = np.zeros(self.read, bool)
+        fingerprints = self.reading.members.fingerprints(self.records_read)
+        has_fingerprint = np.frombuffer(fingerprints, "<u8").reshape(-1, 2).any(axis=1)
+        bits = np.zeros(self.records_read, bool)
         bits[self._unwritten] = True
-        bits &= has_hash
+        bits &= has_fingerprint
         return pack_array(np.packbits(bits, bitorder="little")) if bits.any() else ""
 
     def finish(self) -> None:
-        """Lays out the rows that are left."""
-        self.finished = self.rows.finish()
-        if self.names and self.finished.documents is not None:
-            self.names = group_names(self.names, self.finished.documents)
+        """Lay out the remaining rows."""
+        self.assembled = self.rows.finish()
+        if self.names and self.assembled.documents is not None:
+            self.names = group_names(self.names, self.assembled.documents)
 
 
 _backends: dict[tuple[str, str], Backend] = {}
 
 
 def open_tokenizer_backend(job: Job) -> Backend:
-    """The job's tokenizer backend. A process keeps the last one: a tokenizer of 128,000 ids takes
-    half a second and 100 MB to open.
+    """Return the job's tokenizer backend. A process keeps the last one: a tokenizer of 128,000 ids
+    takes half a second and 100 MB to open.
     """
-    backend = "reference" if job.unequal and job.backend == "auto" else job.backend
+    backend = job.backend
+    if backend == "auto" and job.unequal:
+        backend = "reference"
     key = (job.tokenizer.path, backend)
     if key not in _backends:
         _backends.clear()

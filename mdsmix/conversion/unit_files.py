@@ -1,33 +1,36 @@
-"""The records of finished work units: files in `.mdsmix/` beneath the stream that they belong to.
+"""The format of the files in `.mdsmix/` next to a stream's shards: records of finished work units.
 
-| file | holds | written | goes |
-|---|---|---|---|
-| `<key>-<place>.unit` | a window: its record, fingerprints and bad records | by its worker, after
-its shards | into a segment |
-| `<key>.hashes` | the fingerprints of a window, where duplicates are dropped | before the stream is
-converted | into a segment |
-| `<xxh128>.segment` | all of this of up to 1,000 files | at publication (finished_units.py) | when
-no stream needs its units |
+`<key>-<place>.unit` contains a window: its record, fingerprints and bad records. Its worker writes
+it after the window's shards.
 
-All three are of one form: the length of the head in 8 bytes, the head, and the blobs (fingerprints,
-bad records) one behind the other. The head, a Zstandard frame with a checksum, names the blobs with
-their sizes and has a line for each record. A file never changes; one that is damaged says nothing,
-so its units are converted again. A record is written after its unit's shards, so it vouches for
-them. So a run that was killed loses only the units that were being worked on, and whoever has the
-target can go on, on any machine.
+`<key>.hashes` contains the fingerprints of a window, if duplicates are dropped. It is written
+before the stream is converted.
+
+`<xxh128>.segment` contains up to 1,000 of these files. It is written at publication
+(finished_units.py), and the files in it are deleted. `gc` deletes it when no stream needs its
+units.
+
+All three have the same format: the length of the head in 8 bytes, the head, and then the blobs
+(fingerprints, bad records). The head is a Zstandard frame with a checksum; its first line is a JSON
+list of the blobs' names and sizes, and each further line is a record. A file never changes. A
+damaged file counts as empty, so its units are converted again.
+
+A record is written after its unit's shards, so a unit with a record is complete. A killed run
+therefore loses only the units that were being converted, and a run on any machine that can read the
+target can continue.
 """
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from operator import itemgetter
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -47,16 +50,14 @@ UNIT = re.compile(r"([0-9a-f]{32})-[0-9a-f]{8}\.unit")
 FINGERPRINTS = re.compile(r"([0-9a-f]{32})\.hashes")
 SEGMENT = re.compile(r"([0-9a-f]{32})\.segment")
 EARLIER = re.compile(r"([0-9a-f]{32})(?:-[0-9a-f]{8}\.bad)?")
-"Names of the unit files of an earlier commit of mdsmix, fingerprints aside."
+"Names of the unit files of earlier mdsmix commits; fingerprints had the same names as today."
 KEY_DIGITS = 32
-LENGTH = 8
-"Bytes of the length of a head."
+LENGTH_BYTES = 8
+"Bytes that store the length of a head."
 HEAD_BYTES = 1 << 20
-"The first bytes of a file, asked for at once: records of 1,000 units are half a MB."
-T = TypeVar("T")
-R = TypeVar("R")
-_KEY = slice(len(b'{"key":"'), len(b'{"key":"') + 32)
-"Where the key stands in the line of a record, whose first field it is."
+"The first request for a file reads so many bytes: the records of 1,000 units take half a MB."
+_KEY = slice(len(b'{"key":"'), len(b'{"key":"') + KEY_DIGITS)
+"The position of the key in a record's JSON: it is the first field."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,21 +72,20 @@ class UnitRecord:
     size: int = 0
     "Uncompressed source bytes."
     lines: int = 0
-    "Lines or rows of the source in the window. The file's next unit counts on from their sum."
+    "Lines or rows of the source in the window. The next unit of the file counts on from their sum."
     base: str = ""
-    """`lines_key` of the window, which names its fingerprints; blank where it is `key`: nothing is
-    dropped and no images are named.
+    """`lines_key` of the window, which names its fingerprints; blank if it equals `key`: no record
+    is dropped or names an image.
     """
     fetched: dict[str, str] = field(default_factory=dict)
     "URL of an image on a server -> xxh3_128 of its bytes, or the reason code of the failure."
     side_files: list[SideFile] = field(default_factory=list)
-    "One for each shard, in order, where records have names."
+    "One per shard, in the same order, if records have names."
     leftover: str = ""
-    "Concat: the tokens behind the last full row, as bytes in base64; less than one row."
-
+    "Concat: the tokens after the last full row, as bytes in base64; less than one row."
     unwritten: str = ""
     """A bit for each record of the window, the lowest of a byte first, in base64: 1 if it has a
-    fingerprint and became no sample. Blank: none.
+    fingerprint but became no sample. Blank if there is no such record.
     """
 
     def hashes_of_written(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -102,132 +102,131 @@ class UnitRecord:
         return np.frombuffer(base64.b64decode(self.leftover), dtype)
 
 
-def pack_array(tokens: NDArray[Any]) -> str:
+def pack_array(array: NDArray[Any]) -> str:
     """Return the bytes of an array in base64."""
-    return base64.b64encode(tokens.tobytes()).decode()
+    return base64.b64encode(array.tobytes()).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class UnitFile:
-    """The parsed head of a unit file or segment; empty where it is damaged or cut off."""
+    """The parsed head of a unit file or segment; empty if the file is damaged or cut off."""
 
     records: Mapping[str, bytes] = field(default_factory=dict)
     "Key -> record as JSON."
     blobs: Mapping[str, slice] = field(default_factory=dict)
-    """Place of each blob in the file: `lines_key` of a window -> its fingerprints; `bad_name` ->
-    its bad records.
+    """Name of a blob -> its bytes in the file. Fingerprints are named by the `lines_key` of their
+    window, bad records by `bad_records_name`.
     """
 
 
-def record_of(line: bytes) -> UnitRecord | None:
-    """A record from its JSON; None where it is of another form."""
+class BlobRef(NamedTuple):
+    """A blob in one of the files."""
+
+    name: str
+    file: str
+
+
+def parse_record(line: bytes) -> UnitRecord | None:
+    """Parse a record's JSON. None if its fields don't fit."""
     return schema.parse_json_if_fit(UnitRecord, line)
 
 
-def pack(records: Iterable[bytes], blobs: Mapping[str, bytes]) -> bytes:
-    """A file of these records, as JSON, and blobs."""
+def pack_unit_file(records: Iterable[bytes], blobs: Mapping[str, bytes]) -> bytes:
+    """Return the content of a file with these records (JSON) and blobs."""
     sizes = orjson.dumps([(name, len(blob)) for name, blob in blobs.items()])
-    head = compressed(b"\n".join([sizes, *records]), level=3)
-    return b"".join([len(head).to_bytes(LENGTH, "little"), head, *blobs.values()])
+    head = compress_with_checksum(b"\n".join([sizes, *records]), level=3)
+    length = len(head).to_bytes(LENGTH_BYTES, "little")
+    return b"".join([length, head, *blobs.values()])
 
 
-def parse(stored: bytes) -> UnitFile:
-    """Parses the head of a file; blobs are located, not read."""
-    at = LENGTH + int.from_bytes(stored[:LENGTH], "little")
-    head, blobs = decompress_frame(stored[LENGTH:at]), dict[str, slice]()
+def parse_unit_file(content: bytes) -> UnitFile:
+    """Parse the head of a file. Blobs are only located, so `content` may end after the head."""
+    head_end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
+    head = decompress_frame(content[LENGTH_BYTES:head_end]) or b""
+    blobs = dict[str, slice]()
+    offset = head_end
     with suppress(ValueError, LookupError, TypeError, AttributeError):
-        sizes, *lines = (head or b"").split(b"\n")
+        sizes, *lines = head.split(b"\n")
         for name, size in orjson.loads(sizes):
-            blobs[name] = slice(at, at + size)
-            at += size
+            blobs[name] = slice(offset, offset + size)
+            offset += size
         return UnitFile({line[_KEY].decode(): line for line in lines}, blobs)
     return UnitFile()
 
 
-def read_units(folder: Location, name: str) -> UnitFile:
-    """Reads and parses the head of a file; empty where there is no such file."""
-    at = folder / FOLDER / name
+def read_unit_file(folder: Location, name: str) -> UnitFile:
+    """Read and parse the head of a file. A missing file counts as empty."""
+    location = folder / FOLDER / name
     try:
-        first = at.read(0, HEAD_BYTES)
-        is_longer = LENGTH + int.from_bytes(first[:LENGTH], "little") > HEAD_BYTES
-        return parse(at.read() if is_longer else first)
+        content = location.read(0, HEAD_BYTES)
+        head_end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
+        if head_end > HEAD_BYTES:
+            content = location.read()
+        return parse_unit_file(content)
     except Unreachable:
-        if at.stat():
+        if location.stat():
             raise
         return UnitFile()
 
 
-def names_in(units: UnitFile, file: str) -> dict[str, str]:
-    """Name -> `file`, for everything that a file holds: keys of units, names of bad records, and
-    `<key>.hashes` for fingerprints, the name of the file that they have where duplicates are
-    dropped.
+def map_names_to_file(unit_file: UnitFile, file_name: str) -> dict[str, str]:
+    """Map the name of everything that a file contains to `file_name`.
+
+    The names are the keys of units, the names of bad records, and `<key>.hashes` for fingerprints.
     """
-    bad = [name for name in units.blobs if len(name) > KEY_DIGITS]
-    hashes = [f"{name}.hashes" for name in units.blobs.keys() - bad]
-    return dict.fromkeys((*units.records, *bad, *hashes), file)
+    bad_records = [name for name in unit_file.blobs if len(name) > KEY_DIGITS]
+    fingerprints = [f"{name}.hashes" for name in unit_file.blobs.keys() - bad_records]
+    return dict.fromkeys((*unit_file.records, *bad_records, *fingerprints), file_name)
 
 
-def write_segment(folder: Location, files: Iterable[bytes]) -> dict[str, str]:
-    """Joins files into a segment, and returns what it holds (`names_in`). A damaged segment is
-    written again, since the files are deleted later.
+def write_segment(folder: Location, contents: Iterable[bytes]) -> dict[str, str]:
+    """Join the contents of files into a segment, and return the names in it (`map_names_to_file`).
+    A damaged segment of that name is written again, since the joined files are deleted later.
     """
-    records, blobs = dict[str, bytes](), dict[str, bytes]()
-    for content in files:
-        units = parse(content)
-        records |= units.records
-        blobs |= {name: content[at] for name, at in units.blobs.items()}
-    stored = pack(records.values(), blobs)
-    name = f"{xxhash.xxh128_hexdigest(stored)}.segment"
-    write_if_changed(folder / FOLDER / name, stored)
-    return names_in(parse(stored), name)
+    records = dict[str, bytes]()
+    blobs = dict[str, bytes]()
+    for content in contents:
+        unit_file = parse_unit_file(content)
+        records |= unit_file.records
+        blobs |= {name: content[position] for name, position in unit_file.blobs.items()}
+    segment = pack_unit_file(records.values(), blobs)
+    name = f"{xxhash.xxh128_hexdigest(segment)}.segment"
+    write_if_changed(folder / FOLDER / name, segment)
+    return map_names_to_file(parse_unit_file(segment), name)
 
 
-def read_blobs(folder: Location, wanted: Sequence[tuple[str, str]]) -> Iterator[bytes]:
-    """Blobs by their names and files, as they are stored, in their order; Unreachable where one is
-    gone or cut off. A file is read once for all consecutive blobs in it.
+def read_blobs(folder: Location, refs: Sequence[BlobRef]) -> Iterator[bytes]:
+    """Yield these blobs as they are stored, in this order. A file is read once for all consecutive
+    blobs in it.
+
+    Raises Unreachable if a blob is missing or cut off.
     """
-    contents = map_in_batches(partial(bytes_of, folder), [f for f, _ in groupby(wanted, FILE)])
-    for (file, of), content in zip(groupby(wanted, FILE), contents, strict=True):
-        blobs = parse(content).blobs
-        for at in (blobs.get(name) for name, _ in of):
-            if at is None or at.stop > len(content):
-                raise lost(folder, file)
-            yield content[at]
+    by_file = [(file, list(group)) for file, group in groupby(refs, attrgetter("file"))]
+    contents = map_in_batches(partial(read_if_exists, folder), [file for file, _ in by_file])
+    for (file, group), content in zip(by_file, contents, strict=True):
+        blobs = parse_unit_file(content).blobs
+        for ref in group:
+            position = blobs.get(ref.name)
+            if position is None or position.stop > len(content):
+                raise make_lost_error(folder, file)
+            yield content[position]
 
 
-FILE = itemgetter(1)
-
-
-def gathered(items: Iterable[T], size: Callable[[T], float], most: float) -> Iterator[list[T]]:
-    """The items in their order, in lists: each ends with the item whose size brings the sum to
-    `most`.
-    """
-    some, held = list[T](), 0.0
-    for item in items:
-        some.append(item)
-        held += size(item)
-        if held >= most:
-            yield some
-            some, held = [], 0.0
-    if some:
-        yield some
-
-
-def lost(folder: Location, file: str) -> Unreachable:
+def make_lost_error(folder: Location, file: str) -> Unreachable:
     return Unreachable(
-        f"{folder / FOLDER / file} is damaged or gone, and it says what work units hold: run the same command with --verify-target, "
-        "which does these units again"
+        f"{folder / FOLDER / file} is damaged or missing, and it has the results of finished work "
+        "units: run the same command with --verify-target, which converts these units again"
     )
 
 
-def bytes_of(folder: Location, name: str) -> bytes:
-    """The bytes of a file; empty where there is no such file."""
-    found = (folder / FOLDER / name).fetch()
-    return found[1] if found else b""
+def read_if_exists(folder: Location, name: str) -> bytes:
+    """Return the bytes of a file of the stream in `folder`; empty if there is no such file."""
+    fetched = (folder / FOLDER / name).fetch()
+    return fetched[1] if fetched else b""
 
 
-def compressed(content: bytes, level: int = 1) -> bytes:
-    """A Zstandard frame with a checksum, as `decompress_frame` reads it."""
+def compress_with_checksum(content: bytes, level: int = 1) -> bytes:
+    """Return a Zstandard frame with a checksum, which `decompress_frame` verifies."""
     from zstandard import ZstdCompressor
 
     return ZstdCompressor(level=level, write_checksum=True).compress(content)

@@ -1,7 +1,7 @@
-"""A stream's work units, and who does them: finished units are found by their records, the engine
-does the rest.
+"""The work units of a stream: find those that are converted already, and let the engine convert the
+others.
 
-Results are kept in the order of the plan, whoever did a unit and whenever it ended, so no byte
+Results are in the order of the plan, whoever converted a unit and whenever it was ready, so no byte
 depends on the engine.
 """
 
@@ -11,18 +11,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from mdsmix.conversion.bad_records import publish_quarantine, shown_share, too_many_bad
+from mdsmix.conversion.bad_records import (
+    QuarantineFile,
+    format_max_bad,
+    make_too_many_bad_error,
+    publish_quarantine,
+)
 from mdsmix.conversion.finished_units import StoredUnits, UnitResult, list_stored
 from mdsmix.conversion.job import Dropped, Job, with_versions
 from mdsmix.conversion.planning import StreamPlan, Watcher
 from mdsmix.conversion.publish_pretrained import refuse_unproved_processor
 from mdsmix.conversion.source_cache import KnownSources
-from mdsmix.conversion.target import why_rebuilt
+from mdsmix.conversion.target import rebuild_reason
 from mdsmix.conversion.unit import ReadTask, UnitTask, open_tokenizer_backend
-from mdsmix.conversion.unit_files import KEY_DIGITS, read_blobs
+from mdsmix.conversion.unit_files import KEY_DIGITS, BlobRef, read_blobs
 from mdsmix.encode.backends import Unequal, store_difference
 from mdsmix.engines.tasks import Engine, Task, TaskResults
 from mdsmix.kinds.rules import rule_changes
@@ -35,15 +39,14 @@ from mdsmix.storage import map_in_batches, map_threads
 R = TypeVar("R")
 FIRST_UNITS = 3
 NEARLY_ALL = Fraction(9, 10)
-"""A run stops where so large a share of the records of the first units is bad: the wrong file, the
-wrong field. Units are looked at in the order of the plan, so any number of workers gives the same
-sentence.
+"""A run stops if a larger share of the records of the first units is bad: the wrong file, the wrong
+field. The units are the first ones of the plan, so any number of workers gives the same message.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A stream's units, and who does them."""
+    """A stream's units, and everything that is needed to convert them."""
 
     job: Job
     units: Sequence[Unit]
@@ -56,18 +59,21 @@ class Work:
     "The duplicates to drop from each unit."
 
     @staticmethod
-    def of(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Work:
-        """The stream's units, with what lies at its target already. A target that was just seen to
-        be empty is not listed. A stream or units of an earlier commit there are told. RecipeError
-        where its processor is not proved equal.
+    def prepare(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Work:
+        """List what is at the stream's target, and tell the watcher why published units are
+        converted again. A target that was empty when the run began is not listed.
+
+        Raises RecipeError if the stream's processor is not proved equal to what a loader computes.
         """
         refuse_unproved_processor(plan.job, plan.files)
-        if why := why_rebuilt(plan.job, plan.target):
-            watcher.say(why)
-        if plan.old and (changes := rule_changes(plan.old.rules, plan.job.rules)):
+        reason = rebuild_reason(plan.job, plan.target)
+        if reason:
+            watcher.say(reason)
+        changes = rule_changes(plan.old.rules, plan.job.rules) if plan.old else []
+        if changes:
             watcher.say(
-                f"{plan.job.name}: rules have changed since it was published ({join_names([*map(str, changes)])}); "
-                "what they shape is converted again"
+                f"{plan.job.name}: rules have changed since it was published "
+                f"({join_names([*map(str, changes)])}); the units that they affect are converted again"
             )
         is_empty = plan.target.is_empty
         job = plan.job if is_empty else with_versions(plan.job, plan.old)
@@ -85,152 +91,195 @@ class Work:
         self.watcher.say(f"{self.job.name}: {sentence}")
 
     def run(self, tasks: Sequence[Task[R]]) -> TaskResults[R]:
-        """The results of these tasks as they end; closing the iterator stops the rest."""
+        """Run these tasks, and yield their results as they end. Closing the iterator stops the
+        remaining tasks.
+        """
         return self.engine.run(tasks, self.watcher.on_progress, self.say)
 
-    def prepare(self) -> None:
-        """Opens and imports everything that converting takes, before workers are forked: once for
-        all of them.
+    def open_shared(self) -> None:
+        """Open and import everything that converting needs, before workers are forked: once for all
+        of them.
         """
         open_tokenizer_backend(self.job)
-        if said := import_function(self.job.encoding.shape):
-            self.say(said)
+        message = import_function(self.job.encoding.shape)
+        if message:
+            self.say(message)
         prepare_formats(self.units)
 
-    def learn(self, tasks: Sequence[ReadTask]) -> None:
-        """Reads these units, and notes what they hold."""
+    def read_sources(self, tasks: Sequence[ReadTask]) -> None:
+        """Read these units, and note their contents in the cache."""
         prepare_formats(self.units)
         with closing(self.run(tasks)) as finished:
-            for position, found in finished:
-                self.cache.note(tasks[position].unit, found)
+            for position, content in finished:
+                self.cache.note(tasks[position].unit, content)
 
 
-def do_units(work: Work) -> tuple[Work, list[UnitResult], str]:
-    """Returns the work as it was done in the end, one result per unit, and what the user should
-    know.
+class DoneWork(NamedTuple):
+    """The result of `do_units`."""
 
-    Where the fast tokenizer turns out to differ from the reference, the whole stream is done by the
-    reference.
+    work: Work
+    "The work as it was done in the end: its tokenizer backend may have changed."
+    results: list[UnitResult]
+    "One per unit, in the order of the plan."
+    note: str
+    "A sentence for the user; may be empty."
+
+
+def do_units(work: Work) -> DoneWork:
+    """Convert the units that are not finished.
+
+    If the fast tokenizer turns out to differ from the reference, the whole stream is converted
+    again by the reference.
     """
     try:
-        return work, _results(work), ""
+        return DoneWork(work, _convert_units(work), "")
     except Unequal as unequal:
         store_difference(work.job.tokenizer, unequal)
         work.say(f"{unequal}; starting again with the reference tokenizer")
-        note = f"{unequal}; the whole stream was encoded by the reference, and so will others be"
+        note = f"{unequal}; the whole stream was encoded by the reference, and other streams will be too"
     work = replace(work, job=replace(work.job, backend="reference"))
-    return work, _results(work), note
+    return DoneWork(work, _convert_units(work), note)
 
 
-def _results(work: Work) -> list[UnitResult]:
-    """One per unit, in the order of the plan."""
-    cache, watcher = work.cache, work.watcher
+def _convert_units(work: Work) -> list[UnitResult]:
+    """Return one UnitResult per unit, in the order of the plan. Finished units come from the
+    target, the others from the engine.
+    """
+    cache = work.cache
+    watcher = work.watcher
     if work.job.limit:
-        return _first_records(work, work.job.limit)
-    _look_elsewhere(work)
-    tasks = map_threads(partial(_planned, work), zip(work.units, work.dropped, strict=True))
-    found, todo = dict[int, UnitResult](), list[int]()
+        return _convert_first_records(work, work.job.limit)
+    # Find the finished units.
+    _read_unknown_units(work)
+    tasks = map_threads(
+        lambda position: _make_task(work, work.units[position], work.dropped[position]),
+        range(len(work.units)),
+    )
+    results = dict[int, UnitResult]()
+    unfinished = list[int]()
     for number, task in enumerate(tasks):
-        if result := task.done(cache.content(task.unit)):
-            found[number] = result
+        result = task.finished_result(cache.content(task.unit))
+        if result:
+            results[number] = result
             watcher.on_progress(sum(record.size for record in result.records), 0)
             watcher.on_bad(result.total.bad)
         else:
-            todo.append(number)
-    _refuse_hopeless(work, found)
-    if todo:
-        work.prepare()
-    with closing(work.run([tasks[number] for number in todo])) as finished:
+            unfinished.append(number)
+    _refuse_nearly_all_bad(work, results)
+    # Convert the others.
+    if unfinished:
+        work.open_shared()
+    with closing(work.run([tasks[number] for number in unfinished])) as finished:
         for position, result in finished:
-            number = todo[position]
-            found[number] = result
+            number = unfinished[position]
+            results[number] = result
             cache.note(work.units[number], result.content)
             watcher.on_bad(result.total.bad)
             if number < FIRST_UNITS:
-                _refuse_hopeless(work, found)
-    return [found[number] for number in range(len(tasks))]
+                _refuse_nearly_all_bad(work, results)
+    return [results[number] for number in range(len(tasks))]
 
 
-def _planned(work: Work, of: tuple[Unit, Dropped]) -> UnitTask:
-    """The task of what is left to do of a unit."""
-    unit, dropped = of
+def _make_task(work: Work, unit: Unit, dropped: Dropped) -> UnitTask:
+    """Return the task of converting the unfinished windows of a unit."""
     windows = work.cache.windows_of(unit)
     return UnitTask(
         job=work.job,
         unit=unit,
         dropped=dropped,
         windows=windows,
-        records=work.stored.find_all(work.job, windows.values(), dropped),
+        records=work.stored.find_records(work.job, windows.values(), dropped),
     )
 
 
-def _first_records(work: Work, left: int) -> list[UnitResult]:
-    """Does the first units, one by one, since only reading tells how many records one holds. What
-    is left of the limit is part of a unit's key.
+def _convert_first_records(work: Work, limit: int) -> list[UnitResult]:
+    """Convert the first `limit` records, unit by unit, since how many records a unit has is known
+    only when it is read. The remaining limit is part of a unit's key.
     """
     results = list[UnitResult]()
+    remaining = limit
     for unit in work.units:
-        if left <= 0:
+        if remaining <= 0:
             break
-        ((_, result),) = work.run([UnitTask(job=replace(work.job, limit=left), unit=unit)])
-        left -= result.total.read
+        task = UnitTask(job=replace(work.job, limit=remaining), unit=unit)
+        ((_, result),) = work.run([task])
+        remaining -= result.total.read
         results.append(result)
         work.watcher.on_bad(result.total.bad)
     return results
 
 
-def _look_elsewhere(work: Work) -> None:
-    """Reads the units that the cache does not know, where a record at the target belongs to no
-    known unit, as after a file was moved: the record may be theirs. At a first conversion, or when
-    a killed one goes on, the cache explains every record by a unit of this plan. Under `duplicates:
-    drop` all units are read anyway; those of images are read here too, since an equal image may lie
-    elsewhere.
+def _read_unknown_units(work: Work) -> None:
+    """Read the units that the cache does not know, if a record at the target belongs to no known
+    unit: the record may be theirs, as after a file was moved.
+
+    At a first conversion, or when a killed one continues, the cache explains every record by a unit
+    of this plan. Under `duplicates: drop` all units are read anyway; those of images are read here
+    too, since an equal image may now be in another place.
     """
-    job, cache, has_images = work.job, work.cache, work.job.kind.has_images
-    known = (window for unit in work.units for window in cache.windows_of(unit).values())
-    explained = {job.key(window.full_digest) for window in known}
-    stored = (name for name in work.stored.files if len(name) == KEY_DIGITS)
-    if (job.drops and not has_images) or explained.issuperset(stored):
+    job = work.job
+    has_images = job.kind.has_images
+    if job.drops and not has_images:
         return
-    work.learn(
-        [
-            ReadTask(job=job, unit=unit, dropped=dropped)
-            for unit, dropped in zip(work.units, work.dropped, strict=True)
-            if not cache.content(unit) and (has_images or not cache.windows_of(unit))
-        ]
-    )
+    explained = set[str]()
+    for unit in work.units:
+        for window in work.cache.windows_of(unit).values():
+            explained.add(job.key(window.full_digest))
+    stored = (name for name in work.stored.files if len(name) == KEY_DIGITS)
+    if explained.issuperset(stored):
+        return
+    tasks = list[ReadTask]()
+    for unit, dropped in zip(work.units, work.dropped, strict=True):
+        has_known_windows = bool(work.cache.windows_of(unit))
+        if not work.cache.content(unit) and (has_images or not has_known_windows):
+            tasks.append(ReadTask(job=job, unit=unit, dropped=dropped))
+    work.read_sources(tasks)
 
 
-def _refuse_hopeless(work: Work, found: Mapping[int, UnitResult]) -> None:
-    """TooManyBadRecords where the first of many units are nearly all bad. Their bad records are
-    published first, so that the user can read them.
+def _refuse_nearly_all_bad(work: Work, results: Mapping[int, UnitResult]) -> None:
+    """Raise TooManyBadRecords if the first units of a longer plan are converted and nearly all of
+    their records are bad. The bad records are published first, so that the user can read them.
     """
-    job, of = work.job, len(work.units)
-    first = [found[number] for number in range(FIRST_UNITS) if number in found]
+    job = work.job
+    unit_count = len(work.units)
+    first = [results[number] for number in range(FIRST_UNITS) if number in results]
+    if not len(first) == FIRST_UNITS < unit_count:
+        return
     records = sum((result.total for result in first), Records())
-    is_hopeless = records.bad > max(NEARLY_ALL, job.max_bad) * records.sampled
-    if len(first) == FIRST_UNITS < of and is_hopeless:
+    if records.bad > max(NEARLY_ALL, job.max_bad) * records.sampled:
         publish_bad(work, first)
-        raise too_many_bad(
-            job,
-            records,
-            f" in the first {FIRST_UNITS} of {of} work units, and max_bad is {shown_share(job)}, so the others were not waited for",
+        reason = (
+            f" in the first {FIRST_UNITS} of {unit_count} work units, and max_bad is "
+            f"{format_max_bad(job)}, so the others were not converted"
         )
+        raise make_too_many_bad_error(job, records, reason)
 
 
 def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:
-    """Makes the bad records public, counted from the start of their files; returns the names of
-    their files.
+    """Write the bad records of units to the quarantine, with lines counted from the start of their
+    files. Return the names of the quarantine files.
     """
-    folder, bad, shifts, before = work.job.folder, list[tuple[str, str]](), [], 0
+    folder = work.job.folder
+    files = list[QuarantineFile]()
+    count_before = 0
     for unit, result in zip(work.units, results, strict=False):
-        before = before if unit.start else 0
+        if not unit.start:  # the unit begins a file
+            count_before = 0
         for done in result.windows:
             if done.record.records.bad:
-                file = work.stored.files.get(done.bad_name, done.file)
-                bad.append((done.bad_name, file))
-                shifts.append((counted_key(unit), before))
-        before += sum(record.lines for record in result.records)
-    each = zip(bad, shifts, read_blobs(folder, bad), strict=True)
-    list(map_in_batches(lambda of: publish_quarantine(folder, *of), each))
-    return [name for name, _ in bad]
+                file = QuarantineFile(
+                    name=done.bad_records_name,
+                    unit_file=work.stored.files.get(done.bad_records_name, done.file),
+                    place_key=counted_key(unit),
+                    count_before=count_before,
+                )
+                files.append(file)
+        count_before += sum(record.lines for record in result.records)
+    frames = read_blobs(folder, [BlobRef(file.name, file.unit_file) for file in files])
+
+    def publish(entry: tuple[QuarantineFile, bytes]) -> str:
+        file, frame = entry
+        publish_quarantine(folder, file, frame)
+        return file.name
+
+    return list(map_in_batches(publish, zip(files, frames, strict=True)))

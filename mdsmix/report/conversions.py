@@ -92,7 +92,8 @@ def result(outcomes: Sequence[Outcome]) -> tuple[list[Item], Tree]:
     table = summary(outcomes)
     tree = table_to_json(table)
     for row, outcome in zip(tree["rows"], outcomes, strict=True):
-        manifest, wanted = outcome.manifest, outcome.wanted
+        manifest = outcome.manifest
+        wanted = outcome.budget_share
         row |= {
             "target": outcome.target,
             "state": outcome.state,
@@ -248,7 +249,7 @@ def _budget(outcome: Outcome) -> Iterator[str]:
     """A sentence on the budget's tokens and the stream's, and one where the mean record is far from
     expected_mean_tokens.
     """
-    wanted, manifest, totals = outcome.wanted, outcome.manifest, outcome.manifest.totals
+    wanted, manifest, totals = outcome.budget_share, outcome.manifest, outcome.manifest.totals
     if wanted:
         said = f"budget: {wanted.said}: {totals.seen_tokens:,} came"
         ways = "there is no more of it: the mix repeats it up to max_repeat times, or give it a smaller share"

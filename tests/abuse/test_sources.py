@@ -198,7 +198,7 @@ def test_a_file_without_a_record_is_a_sentence(arena: Arena) -> None:
     for content in (b"", b"\n" * 99, b"\xef\xbb\xbf", b"\0" * 4096, b"[]", b"\xff"):
         (arena.home / "a.jsonl").write_bytes(content)
         said = arena.refused("convert", arena.recipe())
-        assert "not one sample came of its source" in said, content
+        assert "its source gives no sample" in said, content
 
 
 def test_a_bomb_takes_time_and_not_memory(arena: Arena) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.conversion.planning import Options, describe
+from mdsmix.conversion.planning import Options, describe_plans
 from mdsmix.mix.check import run_checks
 from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.recipe import load_recipe
@@ -113,7 +113,7 @@ def test_a_run_or_a_dry_run_of_what_is_up_to_date_costs_a_listing_and_two_reads_
     # And one for all streams: whether their tokenizer lies beside them.
     assert found.by_operation == {"GET": 2 * 3 + 1, "GET list": 3 + 1}, found
     with counted(proxy) as found:
-        said = list(describe(load_recipe(recipe), Options()))
+        said = list(describe_plans(load_recipe(recipe), Options()))
     units = [sentence.partition(" work units would")[0] for sentence in said]
     assert units == [f"s{n}: 0 of {1 + (n == 2)}" for n in range(3)]
     assert found.by_operation == {"GET": 2 * 3, "GET list": 3 + 1}, found

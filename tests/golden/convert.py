@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 
 from mdsmix.conversion.planning import ArrayPart, Options
-from mdsmix.conversion.run import convert
+from mdsmix.conversion.run import convert_part
 from mdsmix.kinds import open_recipe
 from mdsmix.shards import lease
 from mdsmix.storage.local import LocalPath
@@ -88,7 +88,7 @@ def _in_parts(recipe: Path, local: str, sizes: Sizes) -> None:
     """The first unit by a job of its own, and the others by the run that joins them."""
     for stream in sizes:
         options = Options(only=[stream], workers=1, part=ArrayPart(1, 999))
-        (part,) = convert(open_recipe(recipe, [local]), options, Told())
+        (part,) = convert_part(open_recipe(recipe, [local]), options, Told())
         assert part.units == 1, part
     outcomes = run_recipe(recipe, local, only=[*sizes], is_finish=True)
     assert {*sizes} <= {o.stream for o in outcomes if o.reused}, outcomes
