@@ -189,7 +189,7 @@ def test_the_quarantine_is_no_source(web: Web) -> None:
     everything = "streams.web.source.path=./**/*.jsonl*"
     web.run(everything)
     for settings in ({}, {"limit": 3}, {"reencode": True}):
-        match = r"finds files in .*/web/train/quarantine, .*narrow the pattern"
+        match = r"includes files in .*/web/train/quarantine, .*narrow the pattern"
         with pytest.raises(RecipeError, match=match):
             web.run(everything, **settings)
 

@@ -131,11 +131,11 @@ def test_of_records_of_another_shape_it_is_said_what_to_do(web: Web) -> None:
     alpaca = {"instruction": "Name a colour.", "output": "Red."}
     rounds = {"messages": [{"human": "Hi", "assistant": "Hello."}]}
     for record, said in (
-        (talk("developer", "user", "assistant"), "shape: openai that of a developer"),
+        (talk("developer", "user", "assistant"), "shape: openai accepts the role developer"),
         (alpaca, 'first missing_field, of a.jsonl: missing: messages in {"instruction":'),
         (talk("user", "user", "assistant"), "consecutive_roles: merge joins messages of one role"),
-        (rounds, "mdsmix init SOURCE says which shape and settings"),
-        (talk("user", "bot"), "shape: sharegpt takes any role, named in its tags"),
+        (rounds, "mdsmix init SOURCE shows which shape and settings"),
+        (talk("user", "bot"), "shape: sharegpt accepts any role that its tags name"),
     ):
         web.holds([record])
         refused(web.says(chats("a.jsonl")).convert(), 5, said)

@@ -105,7 +105,7 @@ def test_parts_have_each_unit_once_and_what_is_none_is_told(web: Web) -> None:
         parts = [ArrayPart(number, of) for number in range(1, of + 1)]
         assert sorted(unit for part in parts for unit in range(97)[part.units]) == [*range(97)]
     for text in ("0/4", "5/4", "1", "a/b", "1/0", "-1/4", "1/4/2", ""):
-        with pytest.raises(RecipeError, match="is no part"):
+        with pytest.raises(RecipeError, match="is not K/N"):
             parse_part(text)
     refused(web.convert("--part", ""), 2, "--part '' is no part")
     for option in ("--finish", "--dry-run", "--verify-target", "--limit=5"):
