@@ -175,7 +175,7 @@ def test_what_is_another_stream_is_refused(web: Web) -> None:
     replaced(web, "stream web: .*/web/train has a stream without an mdsmix manifest")
     columns = (
         r"for the text loader with the columns tokens, but the recipe asks for input_ids, labels "
-        rf"for the finetuning loader: all 50 records, {web.manifest.totals.tokens} tokens, .* pass --reencode"
+        rf"for the finetuning loader. All 50 records, {web.manifest.totals.tokens} tokens, .* pass --reencode"
     )
     finetuning = "train_loader.name=finetuning"
     replaced(web, columns, finetuning)

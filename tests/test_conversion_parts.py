@@ -107,7 +107,7 @@ def test_parts_have_each_unit_once_and_what_is_none_is_told(web: Web) -> None:
     for text in ("0/4", "5/4", "1", "a/b", "1/0", "-1/4", "1/4/2", ""):
         with pytest.raises(RecipeError, match="is not K/N"):
             parse_part(text)
-    refused(web.convert("--part", ""), 2, "--part '' is no part")
+    refused(web.convert("--part", ""), 2, "--part '' is not K/N")
     for option in ("--finish", "--dry-run", "--verify-target", "--limit=5"):
         refused(web.convert("--part", "1/2", option), 2, "publishes nothing")
     assert not web.out.exists()

@@ -208,7 +208,7 @@ def test_what_changes_when_read_is_not_kept(web: Web, whole: dict[str, bytes], c
     """Not even for its first windows, which are finished before the last one is read: the old
     content may come back.
     """
-    name, really = "a.jsonl" if change in ("append", "edit") else "b.jsonl.zst", unit.read
+    name, really = "a.jsonl" if change in ("append", "edit") else "b.jsonl.zst", unit.read_batches
     path, other = web.folder / "data" / name, web.folder / "other"
     before = path.read_bytes()
     after = {
@@ -229,7 +229,7 @@ def test_what_changes_when_read_is_not_kept(web: Web, whole: dict[str, bytes], c
                     shutil.copyfile(other, path)  # in place
 
     with web.patch.context() as patch:
-        patch.setattr(unit, "read", read_and_change)
+        patch.setattr(unit, "read_batches", read_and_change)
         refused(web.convert(), 4, f"{name} was changed while it was being read")
     assert not (web.train / "index.json").exists()
     path.write_bytes(before)
