@@ -133,7 +133,10 @@ def test_of_records_of_another_shape_it_is_said_what_to_do(web: Web) -> None:
     for record, said in (
         (talk("developer", "user", "assistant"), "shape: openai accepts the role developer"),
         (alpaca, 'first missing_field, of a.jsonl: missing: messages in {"instruction":'),
-        (talk("user", "user", "assistant"), "consecutive_roles: merge joins consecutive messages of one role"),
+        (
+            talk("user", "user", "assistant"),
+            "consecutive_roles: merge joins consecutive messages of one role",
+        ),
         (rounds, "mdsmix init SOURCE shows which shape and settings"),
         (talk("user", "bot"), "shape: sharegpt accepts any role that its tags name"),
     ):

@@ -101,7 +101,10 @@ def test_a_stream_that_fails_ends_no_other(web: Web) -> None:
     web.says(streams={name: documents(path, layout="document") for name, path in of.items()})
     answer = web.convert()
     first, second = answer.err.strip().splitlines()[-2:]
-    assert (answer.code, first.partition(" sample")[0]) == (4, "error: stream bad: its source gives no")
+    assert (answer.code, first.partition(" sample")[0]) == (
+        4,
+        "error: stream bad: its source gives no",
+    )
     assert second.startswith("error: ")
     assert "damaged.jsonl.gz" in second
     assert "good: 1 of 1 work units converted" in answer.out
