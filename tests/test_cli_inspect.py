@@ -60,9 +60,9 @@ def test_samples_are_text_with_trained_parts_and_control_tokens_marked(
 def test_a_stream_of_another_tool_is_shown_in_ids_and_too_few_are_said(tmp_path: Path) -> None:
     publish(tmp_path, CONCAT, [TOKEN_ROW] * 6, shards=2)
     said = done("inspect", tmp_path, "-n", 99).out
-    assert "only the index speaks" in said
+    assert "all figures are the index's" in said
     assert "5 ⟦6 0 7 8 9 10 0 ⟧" in said
-    assert "3 of 6 samples: the first are read from the first mebibyte of the first" in said
+    assert "3 of 6 samples: only the first mebibyte of the first" in said
     assert " of 6 samples" not in mdsmix("inspect", tmp_path, "-n", 99, "--random").out
 
 
@@ -106,7 +106,7 @@ def test_samples_are_shown_by_number_longest_or_at_random_or_not(
     for shard in (tmp_path / "damaged").glob("[0-9a-f]*.mds*"):
         shard.write_bytes(b"\xff" * shard.stat().st_size)
     for arguments, code, said in (
-        ((many, "--sample", 200), 2, "200 samples, the first is 0"),
+        ((many, "--sample", 200), 2, "only 200 samples, and the first is 0"),
         ((many, "--longest", "--sample", 1), 2, "exclude each other"),
         ((tmp_path / "damaged",), 4, "is damaged"),
         ((tmp_path / "damaged", "--longest"), 4, "is damaged"),

@@ -137,7 +137,7 @@ def test_an_unpublished_run_has_bad_records_and_a_sentence_tells_the_rest(docs: 
     docs.convert(f"local={docs.folder}/good")
     assert not (bad / "index.json").exists()
     assert "not_json: 2" in mdsmix("quarantine", bad).out
-    others = "; of other reasons: not_json: 2, field_not_text: 1, missing_field: 1"
+    others = "; with other reasons: not_json: 2, field_not_text: 1, missing_field: 1"
     (kept,) = (hurt / "quarantine").iterdir()
     kept.write_bytes(kept.read_bytes()[:-9])
     for arguments, code, said in (

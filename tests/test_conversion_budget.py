@@ -141,8 +141,8 @@ def test_the_flag_says_tokens_and_what_it_leaves_as_it_is(mix: Web) -> None:
 def test_too_small_a_source_says_so_with_the_number(mix: Web) -> None:
     said = mix.done("--only", "book", "--budget", "1M").out
     held = manifest_of(mix.out / "book/train").totals.tokens
-    few = f"{held:,} came, {42_000 - held:,} ({1 - held / 42_000:.1%}) too few for its share"
-    for words in ("so all records are taken", few, "there is no more of it"):
+    few = f"got {held:,}, {42_000 - held:,} ({1 - held / 42_000:.1%}) too few for its share"
+    for words in ("so all records are taken", few, "the source has no more"):
         assert words in said
 
 
@@ -155,7 +155,7 @@ def test_an_estimate_that_was_wrong_says_what_would_be_enough(mix: Web) -> None:
     command = ("--only", "c4", "--budget", "200k")
     said = mix.done(*command).out
     assert "WARNING: budget" in said
-    share = said.partition("write sample: ")[2].partition(" ")[0]
+    share = said.partition("set sample: ")[2].partition(" ")[0]
     rows = [orjson.loads(mix.convert(*command, *more, "--json").out)["rows"][0] for more in ([], [f"streams.c4.sample={share}"])]  # fmt: skip
     assert rows[0]["tokens"] < 53_400 <= rows[1]["tokens"]
 
@@ -231,7 +231,7 @@ def test_the_expected_mean_is_held_against_what_is_found(web: Web) -> None:
     mean = totals.tokens / 8
     near, far = (web.convert(f"streams.web.expected_mean_tokens={mean * f}").out for f in (1.04, 2))
     assert "expected_mean_tokens" not in near
-    assert f"{mean:,.1f} tokens on average of 8 records, -50.0% of the expected" in far
+    assert f"mean of 8 records: {mean:,.1f} tokens, -50.0% of the expected" in far
     assert "up to date" in far
 
 

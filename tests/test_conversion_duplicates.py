@@ -139,7 +139,7 @@ def test_a_share_above_one_percent_is_said_with_the_way_out(web: Web) -> None:
     (row,) = json.loads(web.done("--json").out)["rows"]
     assert row["duplicates"] == 2
     said = web.done(f"local={web.folder / 'new'}").out
-    assert "WARNING: 2 of 102 records kept (2.0%) say the same as an earlier one" in said
+    assert "WARNING: 2 of 102 records (2.0%) are exact duplicates" in said
     said = web.done(DROP).out
     assert "filtered: 2 duplicate" in said
     assert "WARNING" not in said
@@ -172,11 +172,9 @@ def test_the_share_of_repeats_is_of_the_records_kept(web: Web) -> None:
             rows = token_rows(folder)
             repeats = len(rows) - len(unique(rows))
             assert repeats > 0.01 * len(rows)
-            share = f"({repeats / len(rows):.1%}) say the same as an earlier one"
+            share = f"({repeats / len(rows):.1%}) are exact duplicates"
             again = "trained again" if split == "train" else "counted again in the evaluation"
-            words = (
-                f"{repeats:,} of {len(rows):,} records kept {share} of the stream and are {again}"
-            )
+            words = f"{repeats:,} of {len(rows):,} records {share} and are {again}"
             assert words in told, rule
             of_stream = f"{repeats:,} of {len(rows):,} records of"
             checked = mdsmix("check", folder).out

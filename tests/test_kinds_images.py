@@ -84,8 +84,8 @@ TOLD: list[tuple[str, Any, Any, str, str]] = [
     # shape, the stream's images, the record, what is warned of, what would read it
     ("qwen_vl", {}, TYPED, "<image> of 1 record is trained as text", "shape: llava reads <image>"),
     ("openai", {}, openai(PARTS), "<image> of 1", "the other shapes read the parts of messages"),
-    ("openai", None, openai("<image>"), "<image> of 1", "images: {} in the stream reads them"),
-    ("alpaca", None, PATH, "</img> of 1", "shape: qwen_vl reads the image whose path stands"),
+    ("openai", None, openai("<image>"), "<image> of 1", "set images: {} on the stream"),
+    ("alpaca", None, PATH, "</img> of 1", "shape: qwen_vl reads the path between"),
     ("llava", None, RIVALS, UNREAD, "images.field"),
     ("qwen_vl", None, record() | {"image": "img/1.png"}, UNREAD, "shape: llava reads"),
 ]

@@ -21,11 +21,11 @@ from rich.progress import Progress, TextColumn
 
 from mdsmix.conversion.run import Outcome
 from mdsmix.kinds import stored_pieces
-from mdsmix.report.conversions import summary
-from mdsmix.report.inspection import by_length, card_rows
+from mdsmix.report.conversions import conversion_table
+from mdsmix.report.inspection import card_rows, length_rows
 from mdsmix.report.progress import Bar, PlainLines, watching
 from mdsmix.report.show import NamedValues, show
-from mdsmix.report.shown_samples import Segment, runs_of, segments, shortened
+from mdsmix.report.shown_samples import Segment, make_segments, sample_runs, shorten
 from mdsmix.shards.counts import Records, Totals, count_by_length
 from mdsmix.shards.index import make_index
 from mdsmix.shards.manifest import UnitShards
@@ -110,14 +110,14 @@ def test_the_card_tells_the_manifest_its_lack_and_a_broken_publication(tmp_path:
     broken = dict(card_rows(published(tmp_path / "broken", card={"index_hash": "0" * 32})))
     assert "interrupted, run convert again" in broken["index"]
     bare = dict(card_rows(published(tmp_path / "bare")))
-    assert "only the index speaks" in bare["manifest"]
+    assert "all figures are the index's" in bare["manifest"]
 
 
 @settings(max_examples=25)
 @given(st.lists(st.integers(1, 70_000), min_size=1, max_size=60))
 def test_each_row_of_lengths_counts_the_samples_within_its_bounds(lengths: list[int]) -> None:
     totals = Totals(longest=max(lengths), lengths=count_by_length(np.array(lengths, np.int64)))
-    rows, end = list(by_length(totals)), 0
+    rows, end = list(length_rows(totals)), 0
     for bounds, count, share in rows:
         low, high = (int(bound.replace(",", "")) for bound in bounds.split("-"))
         assert count == sum(low <= length <= high for length in lengths) > 0
@@ -131,7 +131,7 @@ TURNS = {"turns": [{"input_ids": [1, 2], "labels": [3]}, {"input_ids": [4], "lab
 
 
 def joined(parts: list[Segment], decoder: Decoder | None) -> str:
-    return "".join(text for text, _ in runs_of(parts, decoder))
+    return "".join(text for text, _ in sample_runs(parts, decoder))
 
 
 def test_trained_tokens_are_bracketed_and_control_tokens_apart() -> None:
@@ -141,7 +141,7 @@ def test_trained_tokens_are_bracketed_and_control_tokens_apart() -> None:
         (TURNS, "all", "last", "1 ⟦2 ⟧3 ⟦4 5 6 ⟧"),
         (TURNS, "length>=2", "all", "1 ⟦2 3 ⟧4 ⟦5 6 ⟧"),
     ):
-        assert joined(segments(stored_pieces(sample, prompts, responses)), None) == text
+        assert joined(make_segments(stored_pieces(sample, prompts, responses)), None) == text
     # Neighbours are decoded together: a character may be several tokens, and many models drop the
     # space in front.
     model = SimpleNamespace(decode=lambda ids, **_: " ".join(map(str, ids)), id_to_token=str)
@@ -153,7 +153,7 @@ def test_trained_tokens_are_bracketed_and_control_tokens_apart() -> None:
 def test_a_long_sample_keeps_its_ends() -> None:
     pieces = [([*range(3)], False), ([*range(3, 8)], True), ([8, 9], False)]
     for most in (2, 4, 8, 10, 99):
-        found = shortened(segments(pieces), most)
+        found = shorten(make_segments(pieces), most)
         kept = [token for part in found for token in part.ids]
         ends = [*range(most // 2), *range(10 - most // 2, 10)]
         assert kept == ([*range(10)] if most >= 10 else ends)
@@ -173,7 +173,7 @@ def outcome(name: str, records: Records | None = None, **changes: Any) -> Outcom
 
 
 def summed(*outcomes: Outcome) -> list[str]:
-    return [line.strip() for line in printed(summary(outcomes), 200, is_terminal=False)]
+    return [line.strip() for line in printed(conversion_table(outcomes), 200, is_terminal=False)]
 
 
 def test_streams_are_rows_with_a_sum_and_what_was_there_is_not_counted_as_speed() -> None:
@@ -199,7 +199,9 @@ def test_each_sentence_is_there_with_its_counts_and_warns_where_they_are_many() 
     assert dropped == "filtered: 2 empty, 5 one_token"
     assert bad == "quarantined: 3 not_json, in /mix/web/train/quarantine/"
     assert lost == "1,234 tokens dropped (last partial row)"
-    assert special == "2 records hold the text of a special token; rule: escape"
+    assert (
+        special == "2 records contain the text of a special token; special_tokens_in_text: escape"
+    )
     assert note == "a note [with] brackets"
     for kind, reason, count, warned in (
         ("quarantined", "not_json", 1, ""),

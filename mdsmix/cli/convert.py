@@ -177,7 +177,7 @@ def _run(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
     The finished streams are shown even if a later stream fails.
     """
     from mdsmix.conversion import run
-    from mdsmix.report.conversions import parts_result, result, warnings
+    from mdsmix.report.conversions import list_warnings, show_conversion, show_parts
     from mdsmix.report.progress import watching
     from mdsmix.report.show import show
 
@@ -189,13 +189,13 @@ def _run(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
             outcomes.extend(do(recipe, options, watcher))
     finally:
         if part:
-            shown, tree = parts_result(part, outcomes)
+            shown, tree = show_parts(part, outcomes)
         else:
-            shown, tree = result(outcomes)
+            shown, tree = show_conversion(outcomes)
         if as_json:
             echo_json(tree)
         elif quiet:
-            echo(*warnings(outcomes), err=True)
+            echo(*list_warnings(outcomes), err=True)
         elif outcomes:
             show(*shown)
     if part and not (as_json or quiet):

@@ -163,16 +163,16 @@ def _misuse(
 def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
     """Yield the first record of each stream, as it is trained."""
     from mdsmix.report.show import SampleText, Title
-    from mdsmix.report.shown_samples import runs_of, segments, shortened
+    from mdsmix.report.shown_samples import make_segments, sample_runs, shorten
 
     for draft in begun.live[:MOST_SAMPLES]:
         yield Title(f"{draft.name}, the first record")
-        first = segments(draft.pieces or (), draft.eos)
-        yield SampleText(runs_of(shortened(first, MOST_TOKENS), decoder))
+        first = make_segments(draft.pieces or (), draft.eos)
+        yield SampleText(sample_runs(shorten(first, MOST_TOKENS), decoder))
 
 
 def _json(begun: FirstRecipe, decoder: Decoder) -> Tree:
-    from mdsmix.report.shown_samples import sample_json, segments
+    from mdsmix.report.shown_samples import make_segments, sample_json
 
     streams = {
         draft.name: {
@@ -182,7 +182,7 @@ def _json(begun: FirstRecipe, decoder: Decoder) -> Tree:
             "filtered": draft.tried.filtered,
             "quarantined": draft.tried.quarantined,
             "unread": draft.tried.unread,
-            "first": draft.pieces and sample_json(segments(draft.pieces, draft.eos), decoder),
+            "first": draft.pieces and sample_json(make_segments(draft.pieces, draft.eos), decoder),
         }
         for draft in begun.drafts
     }

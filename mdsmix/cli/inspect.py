@@ -56,7 +56,7 @@ def inspect(
     Text that only looks like a control token is ordinary tokens and has no ⟨ ⟩.
     """
     from mdsmix.report.inspection import inspect as inspect_stream
-    from mdsmix.report.inspection import inspection_json, inspection_shown, write_images
+    from mdsmix.report.inspection import inspection_json, show_inspection, write_images
     from mdsmix.report.show import show
     from mdsmix.report.shown_samples import Choice
     from mdsmix.storage import require_local
@@ -67,14 +67,14 @@ def inspect(
         raise RecipeError("--sample, --longest and --random exclude each other: give one of them.")
     if images:
         require_local(images)
-    choice = Choice(count=samples, places=sample or (), longest=longest, seed=seed)
+    choice = Choice(count=samples, numbers=sample or (), longest=longest, seed=seed)
 
     def inspect_one(stream: str) -> Any:
         inspection = inspect_stream(stream, choice, tokenizer)
         written = write_images(inspection, Path(images)) if images else 0
         if as_json:
             return inspection_json(inspection) | {"seed": choice.seed}
-        show(*inspection_shown(inspection, choice))
+        show(*show_inspection(inspection, choice))
         if images:
             echo(f"wrote {plural(written, 'image')} into {images}")
         return None

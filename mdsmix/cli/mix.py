@@ -63,7 +63,7 @@ def mix(
     from mdsmix.mix.offline.mix_plan import check_streams, plan_mix
     from mdsmix.mix.offline.mix_streams import mix_offline, refuse_sources
     from mdsmix.mix.streams.resolve import drop_evaluations, make_recipe_mix
-    from mdsmix.report.conversions import mixture
+    from mdsmix.report.conversions import mixture_table
     from mdsmix.report.progress import watching
     from mdsmix.report.show import print_briefly, show
     from mdsmix.storage import find_key_terminator, locate, require_local
@@ -97,6 +97,6 @@ def mix(
         )
     if as_json:
         whose = {"target": outcome.target, "seed": outcome.record.seed}
-        echo_json(as_json_of(mixture(outcome)) | whose)
+        echo_json(as_json_of(mixture_table(outcome)) | whose)
     elif not quiet:
-        show(mixture(outcome))
+        show(mixture_table(outcome))

@@ -33,14 +33,14 @@ def quarantine(
     `convert` writes such records to quarantine/, even if it publishes nothing because too many
     are bad.
     """
-    from mdsmix.report.inspection import bad_records_shown, find_bad_records
+    from mdsmix.report.inspection import find_bad_records, show_bad_records
     from mdsmix.report.show import show
 
     def show_records(stream: str) -> Any:
         records = find_bad_records(stream, each, reason or ())
         if as_json:
             return records
-        show(*bad_records_shown(records))
+        show(*show_bad_records(records))
         return None
 
     for_each_stream(streams, as_json, show_records)

@@ -1,7 +1,6 @@
-"""The table at the end of a conversion, of a part of a conversion, and of `mdsmix mix`, with
-sentences under it.
+"""The output of `mdsmix convert` and `mdsmix mix`: a table, and sentences below it.
 
-The sentences name data that was left out, cut, unread or guessed, and warn. `mdsmix inspect` shows
+The sentences report data that was filtered, truncated, not read or guessed. `mdsmix inspect` shows
 the samples.
 """
 
@@ -10,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
+from typing import Any
 
 from mdsmix.conversion.bad_records import ARRAY
-from mdsmix.conversion.budget_share import said_of_mean
+from mdsmix.conversion.budget_share import BudgetShare, said_of_mean
 from mdsmix.conversion.planning import ArrayPart
 from mdsmix.conversion.run import Outcome, PartOutcome
 from mdsmix.encode.chat import NO_TEMPLATE
@@ -21,7 +21,7 @@ from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.messages import format_percent, join_counts, join_names, plural
 from mdsmix.mix.offline.mix_streams import MixOutcome
-from mdsmix.report.inspection import trained_tokens, untrained
+from mdsmix.report.inspection import list_untrained_tokens, trained_tokens
 from mdsmix.report.show import Item
 from mdsmix.shapes.extras import VARIABLES
 from mdsmix.shapes.image_parts import FIELDS
@@ -30,21 +30,26 @@ from mdsmix.shards.manifest import Manifest
 from mdsmix.table import UNKNOWN, Column, Row, Table, Tree, table_to_json
 
 FILTERED_SHARE = 0.05
-"A warning is given where rules leave out a larger share of the records."
-ASKED_FOR = (HELD_OUT, NOT_HELD_OUT, NOT_SAMPLED, DUPLICATE, NO_MATCH)
-"Reasons by which the recipe itself leaves records out, without a warning."
-IMAGES = (
-    "images: {} in the stream reads them: shape: llava reads <image> and the fields of images.field, shape: qwen_vl reads the image whose "
-    "path stands between <img> and </img>, the other shapes read the parts of messages; no video and no sound is read"
+"A warning is given if rules filter a larger share of the records."
+CHOSEN_BY_RECIPE = (HELD_OUT, NOT_HELD_OUT, NOT_SAMPLED, DUPLICATE, NO_MATCH)
+"Reasons for which the recipe filters records on purpose, so without a warning."
+IMAGES_HINT = (
+    "set images: {} on the stream (shape: llava reads <image> and the fields of images.field, "
+    "shape: qwen_vl reads the path between <img> and </img>, the other shapes read the parts of "
+    "messages; video and sound are never read)"
 )
 MOST_UNREAD = 8
-"Unread fields that are named."
+"Unread fields to name."
 REASONING = ("messages.reasoning_content", "messages.reasoning", "messages.thinking")
-RENAME = (
-    "rename it to the key that the chat template prints (reasoning_content, reasoning or thinking; transformers renames nothing), take it "
-    "into the content"
+REASONING_HINT = (
+    "rename it to the key that the chat template prints (reasoning_content, reasoning or "
+    "thinking), or move it into the content"
 )
-TELLING = (
+FIELD_HINT = "move it into the records' text"
+VARIABLE_HINT = (
+    "use the chat template of the model that the field is for (this template does not read it)"
+)
+MEANINGFUL_FIELDS = (
     "system",
     "tools",
     "functions",
@@ -87,32 +92,40 @@ MIXTURE = (
 )
 
 
-def result(outcomes: Sequence[Outcome]) -> tuple[list[Item], Tree]:
-    """The result of a conversion as items for a person, and as a tree for programs."""
-    table = summary(outcomes)
+def show_conversion(outcomes: Sequence[Outcome]) -> tuple[list[Item], Tree]:
+    """Return the result of a conversion as items to show, and as JSON."""
+    table = conversion_table(outcomes)
     tree = table_to_json(table)
     for row, outcome in zip(tree["rows"], outcomes, strict=True):
         manifest = outcome.manifest
-        wanted = outcome.budget_share
+        records = manifest.records
+        budget = None
+        if outcome.budget_share:
+            budget = {
+                "wanted_tokens": outcome.budget_share.tokens,
+                "missing_tokens": outcome.budget_share.missing(manifest),
+            }
         row |= {
             "target": outcome.target,
             "state": outcome.state,
-            "reasons": {key: getattr(manifest.records, key) for key in ("filtered", "quarantined")},
-            "duplicates": manifest.records.duplicates,
-            "budget": wanted
-            and {"wanted_tokens": wanted.tokens, "missing_tokens": wanted.missing(manifest)},
+            "reasons": {"filtered": records.filtered, "quarantined": records.quarantined},
+            "duplicates": records.duplicates,
+            "budget": budget,
             "index_hash": manifest.index_hash,
             "peak_bytes": outcome.peak,
         }
     return [table], tree
 
 
-def summary(outcomes: Sequence[Outcome]) -> Table:
-    """One row for each stream, and the sum where there are several streams."""
+def conversion_table(outcomes: Sequence[Outcome]) -> Table:
+    """Return a table with a row for each stream, and a total if there are several."""
     rows = [_row(outcome.stream, [outcome]) for outcome in outcomes]
-    notes = [sentence for outcome in outcomes for sentence in sentences(outcome)]
-    if peak := max((outcome.peak for outcome in outcomes), default=0):
-        notes += [f"peak memory: {peak / 1e6:,.0f} MB"]
+    notes = list[str]()
+    for outcome in outcomes:
+        notes += describe_outcome(outcome)
+    peak = max((outcome.peak for outcome in outcomes), default=0)
+    if peak:
+        notes.append(f"peak memory: {peak / 1e6:,.0f} MB")
     return Table(
         columns=COLUMNS,
         rows=rows,
@@ -122,54 +135,72 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _row(name: str, outcomes: Sequence[Outcome]) -> Row:
-    each = [
-        (r.read, r.written, r.dropped, r.bad, trained_tokens(m), sum(p.shards for p in m.parts), o.bytes, o.done, o.new_tokens, o.seconds)
-        for o in outcomes
-        for m, r in [(o.manifest, o.manifest.records)]
-    ]  # fmt: skip
-    *counts, done, tokens, seconds = map(sum, zip(*each, strict=True))
-    speed = (seconds, int(tokens / max(seconds, 1e-3))) if done else ("up to date", "")
-    return (name, *counts, *speed)
+    """Return the sums over some outcomes as a row of COLUMNS."""
+    manifests = [outcome.manifest for outcome in outcomes]
+    records = [manifest.records for manifest in manifests]
+    shards = sum(part.shards for manifest in manifests for part in manifest.parts)
+    seconds: Any = "up to date"
+    tokens_per_second: Any = ""
+    if any(outcome.done for outcome in outcomes):
+        seconds = sum(outcome.seconds for outcome in outcomes)
+        new_tokens = sum(outcome.new_tokens for outcome in outcomes)
+        tokens_per_second = int(new_tokens / max(seconds, 1e-3))
+    return (
+        name,
+        sum(counts.read for counts in records),
+        sum(counts.written for counts in records),
+        sum(counts.dropped for counts in records),
+        sum(counts.bad for counts in records),
+        sum(trained_tokens(manifest) for manifest in manifests),
+        shards,
+        sum(outcome.bytes for outcome in outcomes),
+        seconds,
+        tokens_per_second,
+    )
 
 
-def warnings(outcomes: Iterable[Outcome | PartOutcome]) -> Iterator[str]:
-    """The sentences that warn, each behind the name of its stream."""
+def list_warnings(outcomes: Iterable[Outcome | PartOutcome]) -> Iterator[str]:
+    """Yield the notes that are warnings, each after the name of its stream."""
     for outcome in outcomes:
-        for sentence in map(str.strip, sentences(outcome)):
+        for line in describe_outcome(outcome):
+            sentence = line.strip()
             if sentence.startswith("WARNING"):
                 yield f"{outcome.stream}: {sentence}"
 
 
-def sentences(outcome: Outcome | PartOutcome) -> Iterator[str]:
-    """A line for the stream, and its notes below."""
+def describe_outcome(outcome: Outcome | PartOutcome) -> Iterator[str]:
+    """Yield a line for the stream, then its notes, indented."""
     if isinstance(outcome, PartOutcome):
         records = outcome.records
         yield (
-            f"{outcome.stream}: part {outcome.part}: {outcome.units:,} of {plural(outcome.units_in_all, 'work unit')}, "
-            f"{outcome.reused:,} of their records were there already; {records.read:,} records read, {records.written:,} written, "
+            f"{outcome.stream}: part {outcome.part}: {outcome.units:,} of "
+            f"{plural(outcome.units_in_all, 'work unit')}, {outcome.reused:,} already done; "
+            f"{records.read:,} records read, {records.written:,} written, "
             f"{outcome.tokens:,} tokens, {outcome.seconds:.1f} s; into {outcome.target}"
         )
-        notes = _set_aside(records, "shown when it is published")
+        notes = _notes_on_rejected(records, "shown once it is published")
     else:
         yield f"{outcome.stream}: {outcome.state}, {outcome.target}"
-        manifest, records = outcome.manifest, outcome.manifest.records
+        records = outcome.manifest.records
         notes = chain(
-            _set_aside(records, f"in {outcome.target}/quarantine/"),
-            _duplicates(records, outcome.is_eval),
-            _samples(manifest),
-            _unread(records),
-            _budget(outcome),
+            _notes_on_rejected(records, f"in {outcome.target}/quarantine/"),
+            _notes_on_duplicates(records, outcome.is_eval),
+            _notes_on_samples(outcome.manifest),
+            _notes_on_unread(records),
+            _notes_on_budget(outcome),
         )
     yield from (f"  {note}" for note in (*notes, *outcome.notes))
 
 
-def _set_aside(records: Records, where: str) -> Iterator[str]:
-    """Yield sentences on good records that are no samples, and on bad records. `where`: the place
-    of the bad records.
+def _notes_on_rejected(records: Records, where: str) -> Iterator[str]:
+    """Yield notes on filtered records and on bad ones.
+
+    Args:
+        where: where the bad records are stored or shown.
     """
-    left_out = sum(records.filtered.get(reason, 0) for reason in ASKED_FOR)
     if records.filtered:
-        share = (records.dropped - left_out) / max(1, records.read - left_out)
+        wanted = sum(records.filtered.get(reason, 0) for reason in CHOSEN_BY_RECIPE)
+        share = (records.dropped - wanted) / max(1, records.read - wanted)
         warning = f"WARNING: {share:.1%} of the records are " if share > FILTERED_SHARE else ""
         yield f"{warning}filtered: {join_counts(records.filtered)}"
     if records.quarantined:
@@ -177,120 +208,166 @@ def _set_aside(records: Records, where: str) -> Iterator[str]:
         warning = f"WARNING: {share:.1%} of the records are " if share > BAD_SHARE else ""
         yield f"{warning}quarantined: {join_counts(records.quarantined)}, {where}"
     if "no_loss_tokens" in records.filtered:
-        yield "a larger max_seq_len, or target_responses: all, may keep those with no_loss_tokens"
+        yield (
+            "no_loss_tokens: a larger max_seq_len, or target_responses: all, may keep these records"
+        )
     if "json_array" in records.quarantined:
         yield f"WARNING: {ARRAY}"
 
 
-def _duplicates(records: Records, is_eval: bool) -> Iterator[str]:
-    """Yield a sentence on kept records that equal an earlier one, if they are many."""
+def _notes_on_duplicates(records: Records, is_eval: bool) -> Iterator[str]:
+    """Yield a note if many records equal an earlier one of the stream."""
     if records.has_many_duplicates:
         share = records.duplicates / max(1, records.written)
-        again = "counted again in the evaluation" if is_eval else "trained again"
+        effect = "counted again in the evaluation" if is_eval else "trained again"
         yield (
-            f"WARNING: {records.duplicates:,} of {plural(records.written, 'record')} kept ({share:.1%}) say the same as an earlier one of the "
-            f"stream and are {again}; duplicates: drop leaves them out"
+            f"WARNING: {records.duplicates:,} of {plural(records.written, 'record')} ({share:.1%}) "
+            f"are exact duplicates and are {effect}. Set `duplicates: drop` to remove them"
         )
 
 
-def _samples(manifest: Manifest) -> Iterator[str]:
-    """A sentence for each count, if not zero, of tokens that were cut or lost, and of texts that
-    were rewritten.
+def _notes_on_samples(manifest: Manifest) -> Iterator[str]:
+    """Yield notes on a missing template, on tokens that are not trained, on rewritten history and
+    on special tokens in text.
     """
     encoding = manifest.encoding
     if kind_of(encoding).has_template and manifest.tokenizer.chat_template_hash is None:
         yield f"WARNING: {NO_TEMPLATE}"
-    yield from untrained(manifest)
-    if rewritten := manifest.records.quarantined.get("not_prefix_stable"):
-        remedy = "rewritten_history: last, or each, makes rows of them"
-        remedy = remedy if encoding.rewritten_history == "reject" else "the detail has both texts"
+    yield from list_untrained_tokens(manifest)
+    rewritten = manifest.records.quarantined.get("not_prefix_stable")
+    if rewritten:
+        remedy = "the record's detail shows both texts"
+        if encoding.rewritten_history == "reject":
+            remedy = "set rewritten_history: last, or each, to keep them"
         yield f"the chat template rewrites the history of {rewritten:,} conversations: {remedy}"
-    if specials := manifest.totals.specials:
-        yield f"{specials:,} records hold the text of a special token; rule: {encoding.special_tokens_in_text}"
+    specials = manifest.totals.specials
+    if specials:
+        yield (
+            f"{specials:,} records contain the text of a special token; "
+            f"special_tokens_in_text: {encoding.special_tokens_in_text}"
+        )
 
 
-def _unread(records: Records) -> Iterator[str]:
-    """Sentences on fields that are not read, on nulls, and on image placeholders that are trained
+def _notes_on_unread(records: Records) -> Iterator[str]:
+    """Yield notes on fields that are not read, on nulls, and on image placeholders that are trained
     as text.
     """
     filled = records.unread
-    fields = sorted(filled, key=lambda name: (-filled[name], name))
-    said = [f"{name} ({filled[name]:,} of {records.read:,} not empty)" for name in fields]
-    said += [f"{name} (not looked into)" for name in records.unseen if name not in filled]
-    if said:
-        yield f"fields not read: {join_names(said, MOST_UNREAD)}"
-    unread = records.unseen | filled
+    fields = []
+    for name in sorted(filled, key=lambda name: (-filled[name], name)):
+        fields.append(f"{name} ({filled[name]:,} of {records.read:,} not empty)")
+    fields += [f"{name} (not looked into)" for name in records.unseen if name not in filled]
+    if fields:
+        yield f"fields not read: {join_names(fields, MOST_UNREAD)}"
+
+    records_with_field = records.unseen | filled
     variables = [name for name in filled if name.startswith(f"{VARIABLES}.")]
-    for name in filter(unread.get, (*TELLING, *variables)):
-        way = "take it into the records' text"
-        if name.removeprefix("messages.") in FIELDS:
-            way = IMAGES
-        elif name in REASONING:
-            way = RENAME
-        elif name in variables:
-            way = (
-                "the chat template does not read it: take the template of the model that it is for"
+    for name in (*MEANINGFUL_FIELDS, *variables):
+        if records_with_field.get(name):
+            yield (
+                f"WARNING: the field {name} of {plural(records_with_field[name], 'record')} is not "
+                f"read, so it is ignored in training: {_field_hint(name)}, or remove these "
+                "records"
             )
+    yield from (f"WARNING: {mark}" for mark in describe_possible_marks(filled))
+    for key, count in records.nulls.items():
+        verb = "has" if count == 1 else "have"
         yield (
-            f"WARNING: the field {name} of {plural(unread[name], 'record')} is not read, so they are trained as if it were not there: {way}, "
-            "or leave those records out"
+            f"WARNING: {plural(count, 'record')} {verb} null entries inside {key}, which Arrow "
+            "adds if objects have different keys, and the chat template sees them. "
+            "Set `nulls: drop` to remove them"
         )
-    yield from map("WARNING: {}".format, describe_possible_marks(filled))
-    for key, n in records.nulls.items():
-        yield (
-            f"WARNING: {plural(n, 'record')} {'has' if n == 1 else 'have'} null entries inside {key}, as Arrow adds them where objects differ, and the chat template "
-            "is given them: nulls: drop takes them out"
-        )
-    for name, n in records.placeholders.items():
-        yield f"WARNING: {name} of {plural(n, 'record')} is trained as text: {IMAGES}"
+    for name, count in records.placeholders.items():
+        yield f"WARNING: {name} of {plural(count, 'record')} is trained as text: {IMAGES_HINT}"
 
 
-def _budget(outcome: Outcome) -> Iterator[str]:
-    """A sentence on the budget's tokens and the stream's, and one where the mean record is far from
+def _field_hint(name: str) -> str:
+    """Return how the content of an unread field can be trained."""
+    if name.removeprefix("messages.") in FIELDS:
+        return IMAGES_HINT
+    if name in REASONING:
+        return REASONING_HINT
+    if name.startswith(f"{VARIABLES}."):
+        return VARIABLE_HINT
+    return FIELD_HINT
+
+
+def _notes_on_budget(outcome: Outcome) -> Iterator[str]:
+    """Yield a note on the stream's tokens and its budget, and one if the mean record is far from
     expected_mean_tokens.
     """
-    wanted, manifest, totals = outcome.budget_share, outcome.manifest, outcome.manifest.totals
-    if wanted:
-        said = f"budget: {wanted.said}: {totals.seen_tokens:,} came"
-        ways = "there is no more of it: the mix repeats it up to max_repeat times, or give it a smaller share"
-        if wanted.share < 1:
-            ways = f"write sample: {format_percent(wanted.next_share(manifest))} under this stream, which adds to what is there"
-        if missing := wanted.missing(manifest):
-            said = f"WARNING: {said}, {missing:,} ({missing / wanted.tokens:.1%}) too few for its share; {ways}"
-        yield said
+    manifest = outcome.manifest
+    totals = manifest.totals
+    if outcome.budget_share:
+        yield _budget_note(outcome.budget_share, manifest)
     mean = (totals.tokens + totals.lost_tokens) / max(1, manifest.records.written)
-    if far := said_of_mean(mean, outcome.expected_mean):
-        yield f"a record holds {mean:,.1f} tokens on average of {plural(manifest.records.written, 'record')}, {far}"
+    difference = said_of_mean(mean, outcome.expected_mean)
+    if difference:
+        yield (
+            f"mean of {plural(manifest.records.written, 'record')}: {mean:,.1f} tokens, "
+            f"{difference}"
+        )
 
 
-def parts_result(part: ArrayPart, outcomes: Sequence[PartOutcome]) -> tuple[list[Item], Tree]:
-    """The result of one part of an array of jobs, for a person and for programs."""
+def _budget_note(budget: BudgetShare, manifest: Manifest) -> str:
+    note = f"budget: {budget.said}: got {manifest.totals.seen_tokens:,}"
+    missing = budget.missing(manifest)
+    if not missing:
+        return note
+    remedy = (
+        "the source has no more: the mix repeats it up to max_repeat times, or give it a "
+        "smaller share"
+    )
+    if budget.share < 1:
+        share = format_percent(budget.next_share(manifest))
+        remedy = f"set sample: {share} on this stream, and only the new records are converted"
+    return (
+        f"WARNING: {note}, {missing:,} ({missing / budget.tokens:.1%}) too few for its share; "
+        f"{remedy}"
+    )
+
+
+def show_parts(part: ArrayPart, outcomes: Sequence[PartOutcome]) -> tuple[list[Item], Tree]:
+    """Return the result of one job of an array as lines to show, and as JSON."""
     tree = {"part": str(part), "streams": [asdict(outcome) for outcome in outcomes]}
-    return [sentence for outcome in outcomes for sentence in sentences(outcome)], tree
+    lines = list[Item]()
+    for outcome in outcomes:
+        lines += describe_outcome(outcome)
+    return lines, tree
 
 
-def mixture(outcome: MixOutcome) -> Table:
-    """The samples of each stream in a mixed stream; tokens are unknown where columns hold no ids.
-    The notes say where the mix lies.
+def mixture_table(outcome: MixOutcome) -> Table:
+    """Return a table of the samples of each stream in a mixed stream. Tokens are unknown if columns
+    contain no ids.
     """
-    mixed, index = outcome.record.mixed, outcome.index
-    tokens = [UNKNOWN if each.tokens is None else each.tokens for each in mixed]
-    drawn, in_all = sum(each.drawn for each in mixed), sum(tokens)
-    rows = [
-        (m.name, m.samples, m.weight, m.drawn, m.drawn / drawn, each, each / max(1, in_all))
-        for m, each in zip(mixed, tokens, strict=True)
-    ]
+    mixed = outcome.record.mixed
+    index = outcome.index
+    tokens = [UNKNOWN if stream.tokens is None else stream.tokens for stream in mixed]
+    all_tokens = sum(tokens)
+    all_drawn = sum(stream.drawn for stream in mixed)
+    rows = []
+    for stream, count in zip(mixed, tokens, strict=True):
+        rows.append(
+            (
+                stream.name,
+                stream.samples,
+                stream.weight,
+                stream.drawn,
+                stream.drawn / all_drawn,
+                count,
+                count / max(1, all_tokens),
+            )
+        )
+    samples = sum(stream.samples for stream in mixed)
+    token_share = all_tokens / max(1, all_tokens)
     state = "mixed" if outcome.is_new else "up to date"
     size = f"{plural(len(index.shards), 'shard')}, {index.bytes:,} bytes"
     notes = [f"{state}, seed {outcome.record.seed}, {size}: {outcome.target}"]
     if not outcome.has_manifest:
-        notes += [
-            "  a stream has no manifest, so the mix has none: only its index tells what it is"
-        ]
-    samples = sum(each.samples for each in mixed)
+        notes.append("  the mix has no manifest, because one of its streams has none")
     return Table(
         columns=MIXTURE,
         rows=rows,
-        total=("all", samples, "", drawn, 1.0, in_all, in_all / max(1, in_all)),
+        total=("all", samples, "", all_drawn, 1.0, all_tokens, token_share),
         notes=notes,
     )

@@ -1,8 +1,8 @@
-"""A published stream as `mdsmix inspect` shows it: its manifest, or its index alone, and some of
-its samples. Also its bad records as `mdsmix quarantine` shows them.
+"""The output of `mdsmix inspect` (a stream's manifest or index, and some of its samples) and of
+`mdsmix quarantine` (its bad records).
 
-A quarantine may hold a tenth of a large corpus, so its records are read one by one: all are
-counted, and a few of each reason kept.
+A quarantine may contain a tenth of a large corpus, so its records are read one at a time: all are
+counted, and a few for each reason are kept.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import (
     Choice,
     Chosen,
-    choose,
+    choose_samples,
     doubles_eos,
-    runs_of,
     sample_json,
+    sample_runs,
 )
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.manifest import Manifest
@@ -53,55 +53,64 @@ class Inspection:
     stream: PublishedStream
     samples: Sequence[Chosen]
     decoder: Decoder | None
-    "None: this machine does not know the tokenizer."
+    "None if the tokenizer is not on this machine."
 
 
 def inspect(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
-    """Reads the stream; Unreachable where no stream is published there."""
-    found = open_stream_in(find_published(locate(stream)))
-    made_by = found.manifest.tokenizer.hash if found.manifest else None
-    return Inspection(found, list(choose(found, choice)), find_decoder(tokenizer, made_by))
+    """Read a stream and the chosen samples. Raises Unreachable if no stream is published there."""
+    published = open_stream_in(find_published(locate(stream)))
+    tokenizer_hash = published.manifest.tokenizer.hash if published.manifest else None
+    decoder = find_decoder(tokenizer, tokenizer_hash)
+    return Inspection(published, list(choose_samples(published, choice)), decoder)
 
 
-def inspection_shown(found: Inspection, choice: Choice) -> Iterator[Item]:
-    """The stream's settings and counts, its lengths, and the samples."""
-    count = found.stream.index.samples
-    yield NamedValues(card_rows(found.stream))
-    if found.stream.manifest:
-        yield Table(columns=LENGTHS, rows=list(by_length(found.stream.manifest.totals)))
+def show_inspection(inspection: Inspection, choice: Choice) -> Iterator[Item]:
+    """Yield the stream's settings and counts, its lengths, and the samples."""
+    stream = inspection.stream
+    count = stream.index.samples
+    yield NamedValues(card_rows(stream))
+    if stream.manifest:
+        yield Table(columns=LENGTHS, rows=list(length_rows(stream.manifest.totals)))
     if choice.seed is not None:
         yield f"at random, --seed {choice.seed}"
-    for chosen in found.samples:
-        ids = f", {choose_verb(chosen.ids, 'id', 'ids')} {', '.join(map(str, chosen.ids))}"
-        yield Title(f"sample {chosen.number:,}{ids * bool(chosen.ids)}")
-        yield SampleText(runs_of(chosen.sample, found.decoder))
+    for chosen in inspection.samples:
+        title = f"sample {chosen.number:,}"
+        if chosen.ids:
+            title += f", {choose_verb(chosen.ids, 'id', 'ids')} {', '.join(map(str, chosen.ids))}"
+        yield Title(title)
+        yield SampleText(sample_runs(chosen.sample, inspection.decoder))
         yield from (f"image {number}: {picture}" for number, picture in enumerate(chosen.pictures))
-    yield from _of_appended(found)
-    if choice.is_first and len(found.samples) < min(choice.count, count):
+    yield from _notes_on_eos(inspection)
+    if choice.is_first and len(inspection.samples) < min(choice.count, count):
         yield (
-            f"{len(found.samples):,} of {plural(count, 'sample')}: the first are read from the first mebibyte of the first "
-            "shard; --sample N shows any other, --random some from anywhere"
+            f"{len(inspection.samples):,} of {plural(count, 'sample')}: only the first mebibyte of "
+            "the first shard is read; --sample N shows any other, --random some from anywhere"
         )
 
 
-def _of_appended(found: Inspection) -> Iterator[str]:
-    """Sentences on the EOS that the loader appends to the samples shown."""
-    shown = [chosen.sample for chosen in found.samples if isinstance(chosen.sample, list)]
-    ends = [parts[-1] for parts in shown if parts and parts[-1].is_appended]
-    if ends:
-        eos = found.decoder.text(ends[0].ids) if found.decoder else ends[0].ids[0]
+def _notes_on_eos(inspection: Inspection) -> Iterator[str]:
+    """Yield notes on the EOS that the loader appends to the shown samples."""
+    samples = [chosen.sample for chosen in inspection.samples if isinstance(chosen.sample, list)]
+    appended = [segments[-1] for segments in samples if segments and segments[-1].is_appended]
+    if appended:
+        ids = appended[0].ids
+        eos = inspection.decoder.text(ids) if inspection.decoder else ids[0]
         yield (
-            f"the last token, {make_printable(str(eos))}, is the EOS that the loader appends to a row: trained, not stored"
+            f"the last token, {make_printable(str(eos))}, is the EOS that the loader appends to a "
+            "row: trained, not stored"
         )
-    if any(map(doubles_eos, shown)):
-        yield "the answer ends in EOS already, with white space behind it, so EOS is trained twice at the end of a row, as by LLM-Foundry"
+    if any(map(doubles_eos, samples)):
+        yield (
+            "the answer already ends in EOS, followed by white space, so EOS is trained twice at "
+            "the end of a row, as LLM-Foundry does"
+        )
 
 
-def inspection_json(found: Inspection) -> Tree:
-    """The counts of the index, the manifest as it is published, and the samples with their
+def inspection_json(inspection: Inspection) -> Tree:
+    """Return the counts of the index, the published manifest, and the samples with their
     numbers.
     """
-    stream = found.stream
+    stream = inspection.stream
     return {
         "stream": str(stream.folder),
         "samples": stream.index.samples,
@@ -115,80 +124,92 @@ def inspection_json(found: Inspection) -> Tree:
             {
                 "number": chosen.number,
                 "ids": chosen.ids,
-                "sample": sample_json(chosen.sample, found.decoder),
+                "sample": sample_json(chosen.sample, inspection.decoder),
                 "images": [picture.as_json() for picture in chosen.pictures],
             }
-            for chosen in found.samples
+            for chosen in inspection.samples
         ],
     }
 
 
-def write_images(found: Inspection, folder: Path) -> int:
-    """Writes the samples' images as stored, `<stream>-<split>-<sample>-0.jpeg` and so on, and
-    returns their number. Unreachable where `folder` cannot be written.
+def write_images(inspection: Inspection, folder: Path) -> int:
+    """Write the samples' images as stored, and return how many.
+
+    Their names are like `docs-train-12-0.jpeg`: stream, split, sample, image.
+
+    Raises Unreachable if `folder` cannot be written.
     """
-    written, of = 0, "-".join(Path(found.stream.folder.url).parts[-2:])
-    for chosen in found.samples:
+    written = 0
+    stream_and_split = "-".join(Path(inspection.stream.folder.url).parts[-2:])
+    for chosen in inspection.samples:
         for number, picture in enumerate(chosen.pictures):
-            path = folder / f"{of}-{chosen.number}-{number}.{picture.format.lower()}"
+            name = f"{stream_and_split}-{chosen.number}-{number}.{picture.format.lower()}"
+            path = folder / name
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(picture.data)
             except OSError as error:
                 raise Unreachable(
-                    f"cannot write {path} ({error.strerror}): name a folder that can be written by --images."
+                    f"cannot write {path} ({error.strerror}): name another folder for --images."
                 ) from None
             written += 1
     return written
 
 
 def card_rows(stream: PublishedStream) -> Iterator[tuple[str, str]]:
-    """The stream as (name, value) lines: every setting of its manifest that is not at its default,
-    and every count that is not zero. The names are the manifest's.
+    """Yield the stream as (name, value) lines: the settings of its manifest that are not at their
+    default, and the counts that are not zero. The names are the manifest's.
     """
-    index, manifest = stream.index, stream.manifest
+    index = stream.index
+    manifest = stream.manifest
     yield "stream", str(stream.folder)
     yield "samples, shards, bytes", format_grouped((index.samples, len(index.shards), index.bytes))
     if manifest is None:
-        yield "manifest", "none: not made by mdsmix convert; only the index speaks"
+        yield "manifest", "none: not made by mdsmix convert; all figures are the index's"
         yield "columns", format_grouped(stream.columns)
         return
-    records = manifest.records
     yield from ((key, format_grouped(value)) for key, value in manifest.encoding.stated.items())
     yield "tokenizer", format_grouped(asdict(manifest.tokenizer))
     tokens = Column("tokens")
     for key, count in asdict(manifest.totals).items():
         if key == "tokens":
             appended = manifest.totals.given_eos
-            more = f", with {appended:,} EOS that the loader appends" if appended else ""
-            yield key, format_cell(tokens, trained_tokens(manifest)) + more
+            text = format_cell(tokens, trained_tokens(manifest))
+            if appended:
+                text += f", with {appended:,} EOS that the loader appends"
+            yield key, text
         elif count and key not in _NOT_SHOWN:
             yield key, f"{count:,}"
     if manifest.encoding.pack:
-        places = index.samples * manifest.encoding.max_seq_len
-        yield "padding", f"{1 - manifest.totals.tokens / max(1, places):.2%}"
+        positions = index.samples * manifest.encoding.max_seq_len
+        yield "padding", f"{1 - manifest.totals.tokens / max(1, positions):.2%}"
     if manifest.mixed:
-        yield from (("mixed from", format_grouped(asdict(part))) for part in manifest.mixed)
+        yield from (("mixed from", format_grouped(asdict(stream))) for stream in manifest.mixed)
         yield "seed", str(manifest.seed)
     else:
-        yield "records", fate(records)
-        for what in ("filtered", "quarantined"):
-            if reasons := getattr(records, what):
-                yield what, format_grouped(reasons)
+        records = manifest.records
+        yield "records", sum_in_words(records)
+        if records.filtered:
+            yield "filtered", format_grouped(records.filtered)
+        if records.quarantined:
+            yield "quarantined", format_grouped(records.quarantined)
         paths = join_names([source.path for source in manifest.sources], MOST_SOURCES)
         yield "sources", plural(manifest.source_count, "file") + (paths and f": {paths}")
-    damaged = "does not fit the manifest: a publication was interrupted, run convert again"
-    yield "index", manifest.index_hash if stream.trusted_manifest else damaged
+    if stream.trusted_manifest:
+        yield "index", manifest.index_hash
+    else:
+        yield "index", "does not match the manifest: publishing was interrupted, run convert again"
 
 
-def by_length(totals: Totals) -> Iterator[tuple[str, int, float]]:
-    """(`fewest-most tokens`, samples, their share) for each power of two that samples have, from
-    short to long.
+def length_rows(totals: Totals) -> Iterator[tuple[str, int, float]]:
+    """Yield the samples and their share for each power of two of their length, short ones first,
+    as in ("128-255", 1034, 0.21).
     """
     samples = sum(totals.lengths.values())
     for power, count in sorted((int(key[2:]), count) for key, count in totals.lengths.items()):
-        most = min((2 << power) - 1, totals.longest)
-        yield f"{1 << power:,}-{most:,}", count, count / samples
+        shortest = 1 << power
+        longest = min((2 << power) - 1, totals.longest)
+        yield f"{shortest:,}-{longest:,}", count, count / samples
 
 
 CUT_SHARE = 0.05
@@ -196,39 +217,45 @@ CUT_SHARE = 0.05
 
 
 def trained_tokens(manifest: Manifest) -> float:
-    """Count the tokens of all samples as they are trained; an Estimate if an earlier commit did not
-    count the EOS that the loader appends.
+    """Count the tokens of all samples as they are trained. An Estimate if the stream was converted
+    by an early version, which did not count the EOS that the loader appends.
     """
     is_counted = manifest.totals.is_eos_counted or not kind_of(manifest.encoding).gets_eos
     return mark_estimate(manifest.totals.seen_tokens, is_counted)
 
 
-def untrained(manifest: Manifest) -> Iterator[str]:
-    """Yield a sentence on tokens that are cut off at max_seq_len, by the loader or when converting,
-    and one on other tokens that no sample holds.
+def list_untrained_tokens(manifest: Manifest) -> Iterator[str]:
+    """Yield a sentence for each kind of tokens that are not trained: those that the loader cuts off
+    at max_seq_len, those that the conversion truncated, and those that it dropped.
     """
-    totals, encoding = manifest.totals, manifest.encoding
+    totals = manifest.totals
+    encoding = manifest.encoding
     if totals.cut_rows:
         share = totals.cut_tokens / max(1, totals.tokens)
+        warning = "WARNING: " if share > CUT_SHARE else ""
         yield (
-            f"{'WARNING: ' if share > CUT_SHARE else ''}{totals.cut_rows:,} of {plural(totals.samples, 'row')} are longer than max_seq_len: "
-            f"the loader cuts off {totals.cut_tokens:,} tokens, {share:.1%} of all, which are not counted above"
+            f"{warning}{totals.cut_rows:,} of {plural(totals.samples, 'row')} are longer than "
+            f"max_seq_len: the loader cuts off {totals.cut_tokens:,} tokens, {share:.1%} of all, "
+            "which are not counted above"
         )
     if totals.truncated_tokens:
         share = totals.truncated_tokens / (totals.tokens + totals.truncated_tokens)
         rows = plural(totals.documents or totals.samples, "document" if encoding.pack else "row")
-        is_asked = encoding.too_long == "first_turns"
-        why = "too_long: first_turns" if is_asked else "longer than max_seq_len"
+        is_wanted = encoding.too_long == "first_turns"
+        reason = "too_long: first_turns" if is_wanted else "longer than max_seq_len"
+        warning = "WARNING: " if share > CUT_SHARE and not is_wanted else ""
         yield (
-            f"{'WARNING: ' if share > CUT_SHARE and not is_asked else ''}{plural(totals.truncated_tokens, 'token')} truncated in "
-            f"{totals.truncated_rows:,} of {rows} ({why}), {share:.1%} of all, which are not counted above"
+            f"{warning}{plural(totals.truncated_tokens, 'token')} truncated in "
+            f"{totals.truncated_rows:,} of {rows} ({reason}), {share:.1%} of all, which are not "
+            "counted above"
         )
-    if lost := totals.lost_tokens - totals.truncated_tokens:
-        yield f"{plural(lost, 'token')} dropped ({_lost_as(manifest)})"
+    dropped = totals.lost_tokens - totals.truncated_tokens
+    if dropped:
+        yield f"{plural(dropped, 'token')} dropped ({_drop_reason(manifest)})"
 
 
-def _lost_as(manifest: Manifest) -> str:
-    """Say what tokens that no sample holds, and that are not counted as truncated, were."""
+def _drop_reason(manifest: Manifest) -> str:
+    """Return why tokens are in no sample, apart from those that count as truncated."""
     encoding = manifest.encoding
     if kind_of(encoding).joins_units:
         return "last partial row"
@@ -236,95 +263,107 @@ def _lost_as(manifest: Manifest) -> str:
         return "last pieces of one token, which train nothing"
     if encoding.rewritten_history == "each":
         return "in rows that train nothing, or cut off"
-    return "cut off, in rows that an earlier commit did not count"
+    return "truncated, in rows that an earlier version did not count"
 
 
-def fate(records: Records) -> str:
-    """A sum in words: read = written + filtered + quarantined."""
-    return f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered + {records.bad:,} quarantined"
+def sum_in_words(records: Records) -> str:
+    """Return `10 read = 7 written + 2 filtered + 1 quarantined`."""
+    return (
+        f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered + "
+        f"{records.bad:,} quarantined"
+    )
 
 
 MOST_SHOWN = 300
-"The most characters that are shown of a record or of a detail."
-_NOT_PLACE = ("file", "length", "reason", "raw", "raw_base64", "detail")
+"Characters to show of a record or of a detail, at most."
+_NOT_POSITION = ("file", "length", "reason", "raw", "raw_base64", "detail")
 
 
 def find_bad_records(
-    stream: str, each: int, only: Sequence[str] = (), most: int | None = None
+    stream: str, per_reason: int, reasons: Sequence[str] = (), limit: int | None = None
 ) -> Tree:
-    """The bad records of a stream for the reasons in `only`; an empty `only` means all reasons.
+    """Count a stream's bad records by reason, and keep the first of each reason.
 
     Args:
-        each: records to keep of each reason.
-        most: records of the quarantine to read; None: all.
+        per_reason: records to keep of each reason.
+        reasons: the reason codes to list; empty means all.
+        limit: records of the quarantine to read; None means all.
 
     Returns:
-        {"stream": ..., "bad": number of records, "reasons": {reason: {"count": ..., "records": the
-        first `each` as the quarantine holds
-        them}}, the most frequent reason first, "others": {reason that is not in `only`: its
-        count}}.
+        {"stream": url, "bad": number of records, "reasons": {code: {"count": ..., "records": the
+        first records as the quarantine has them}}, "others": {code that is not listed: count}}.
+        The most frequent reason comes first.
 
     Raises:
-        Unreachable: the place has no published stream and no quarantine, or a file of the
-        quarantine is damaged.
+        Unreachable: no stream and no quarantine is there, or a file of the quarantine is damaged.
     """
-    folder, counts, kept = (
-        _folder(locate(stream)),
-        Counter[str](),
-        defaultdict[str, list[Any]](list),
-    )
-    for record in islice(read_quarantine(folder), most):
+    folder = _quarantine_folder(locate(stream))
+    counts = Counter[str]()
+    records = defaultdict[str, list[Any]](list)
+    for record in islice(read_quarantine(folder), limit):
         code = str(record.get("reason"))
         counts[code] += 1
-        if counts[code] <= each:
-            kept[code].append(record)
-    ordered = sorted(counts, key=lambda code: (-counts[code], code))
-    asked = [code for code in ordered if not only or code in only]
+        if counts[code] <= per_reason:
+            records[code].append(record)
+    codes = sorted(counts, key=lambda code: (-counts[code], code))
+    listed_codes = [code for code in codes if not reasons or code in reasons]
     return {
         "stream": str(folder),
-        "bad": sum(counts[code] for code in asked),
-        "reasons": {code: {"count": counts[code], "records": kept[code]} for code in asked},
-        "others": {code: counts[code] for code in ordered if code not in asked},
+        "bad": sum(counts[code] for code in listed_codes),
+        "reasons": {
+            code: {"count": counts[code], "records": records[code]} for code in listed_codes
+        },
+        "others": {code: counts[code] for code in codes if code not in listed_codes},
     }
 
 
-def bad_records_shown(found: Tree) -> Iterator[str]:
-    """Each reason with its count, and its first records below."""
-    others = f"; of other reasons: {format_grouped(found['others'])}" if found["others"] else ""
-    yield f"{found['stream']}: {plural(found['bad'], 'bad record')}{others}"
-    for code, reason in found["reasons"].items():
+def show_bad_records(tree: Tree) -> Iterator[str]:
+    """Yield each reason with its count, followed by its first records (`find_bad_records`)."""
+    line = f"{tree['stream']}: {plural(tree['bad'], 'bad record')}"
+    if tree["others"]:
+        line += f"; with other reasons: {format_grouped(tree['others'])}"
+    yield line
+    for code, reason in tree["reasons"].items():
         yield from ("", f"{code}: {reason['count']:,}")
         for record in reason["records"]:
-            place, *lines = bad_record_lines(record)
-            yield from (f"  {place}", *(f"    {line}" for line in lines))
+            position, *lines = bad_record_lines(record)
+            yield f"  {position}"
+            yield from (f"    {line}" for line in lines)
 
 
 def bad_record_lines(record: Tree) -> Iterator[str]:
-    """Lines on one record: its place, its beginning, and the details of its reason."""
-    place = [
-        f"{key} {format_grouped(value)}" for key, value in record.items() if key not in _NOT_PLACE
-    ]
-    yield ", ".join([make_printable(record["file"]), *place, f"{record['length']:,} bytes"])
+    """Yield the lines of one record: its position, its beginning, and the details of its reason."""
+    position = []
+    for key, value in record.items():
+        if key not in _NOT_POSITION:
+            position.append(f"{key} {format_grouped(value)}")
+    size = f"{record['length']:,} bytes"
+    yield ", ".join([make_printable(record["file"]), *position, size])
     # A byte that is not UTF-8 is written as its number.
     raw = base64.b64decode(record.get("raw_base64", "")).decode("utf-8", "backslashreplace")
     yield cut_text(record.get("raw") or raw)
-    for what, value in record.get("detail", {}).items():
-        yield f"{what}: {cut_text(value)}"
+    for key, value in record.get("detail", {}).items():
+        yield f"{key}: {cut_text(value)}"
 
 
-def _folder(at: Location) -> Location:
-    """The folder of the split, which holds its bad records: `at` itself, or the only such split
-    below `at`.
+def _quarantine_folder(folder: Location) -> Location:
+    """Return the split's folder that contains a quarantine: `folder` itself, or the only such
+    split in it.
     """
-    folders = (find_working_folder(at), *(at / name for name in at.folders()))
-    bad = [folder for folder in folders if any((folder / QUARANTINE).list())]
-    return bad[0] if len(bad) == 1 else find_working_folder(find_published(at))
+    candidates = (find_working_folder(folder), *(folder / name for name in folder.folders()))
+    with_quarantine = [split for split in candidates if any((split / QUARANTINE).list())]
+    if len(with_quarantine) == 1:
+        return with_quarantine[0]
+    return find_working_folder(find_published(folder))
 
 
-def cut_text(value: Any, most: int = MOST_SHOWN, keep: str = "") -> str:
-    """The first `most` characters of the value as text, without escape codes. `keep`: as in
-    `printable`.
+def cut_text(value: Any, limit: int = MOST_SHOWN, keep: str = "") -> str:
+    """Return the first `limit` characters of a value, without escape codes.
+
+    Args:
+        keep: control characters that stay as they are; see `make_printable`.
     """
     text = str(value)
-    more = f"... ({len(text):,} characters)" if len(text) > most else ""
-    return make_printable(text[:most], keep) + more
+    if len(text) <= limit:
+        return make_printable(text, keep)
+    return f"{make_printable(text[:limit], keep)}... ({len(text):,} characters)"

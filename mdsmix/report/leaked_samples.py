@@ -11,7 +11,7 @@ from mdsmix.leaks.evaluation_grams import LENGTH, Int
 from mdsmix.messages import plural
 from mdsmix.mix.streams.mix import StreamInMix, list_stream_names
 from mdsmix.report.show import Item, SampleText, Title
-from mdsmix.report.shown_samples import SHARED, Segment, runs_of, shortened
+from mdsmix.report.shown_samples import SHARED, Segment, sample_runs, shorten
 from mdsmix.table import Column, Row, Table, Tree
 from mdsmix.tokenizer.decoder import Decoder
 
@@ -75,10 +75,10 @@ def _passage_text(context: tuple[Int, Int], shared: Int, decoder: Decoder | None
     before, after = (ids.tolist() for ids in context)
     ids: list[int] = shared.tolist()
     last_before = before[-1] if before else None
-    run = shortened([Segment(ids, True, before=last_before)], LONGEST)
+    run = shorten([Segment(ids, True, before=last_before)], LONGEST)
     segments = [Segment(before, False), *run, Segment(after, False, before=ids[-1])]
     not_empty = [segment for segment in segments if segment.ids]
-    return SampleText(runs_of(not_empty, decoder, SHARED))
+    return SampleText(sample_runs(not_empty, decoder, SHARED))
 
 
 def summarize_leaks(audit: Audit) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The streams that a command line names, whether or not they are published."""
+"""The streams that a command line names, published or not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRAINED = "train_loader"
 
 @dataclass(frozen=True, kw_only=True)
 class NamedStream:
-    """A stream: its name, its place, and the loader that reads it."""
+    """A stream: its name, its address, and the loader that reads it."""
 
     name: str
     url: str
@@ -28,20 +28,27 @@ class NamedStream:
 
 
 def named_streams(words: Sequence[str]) -> list[NamedStream]:
-    """Each stream that `words` name: a recipe with overrides, a training YAML, or streams.
-    RecipeError where one of these is wrong.
+    """Return the streams that arguments name: a recipe with overrides, a training YAML, or streams.
+
+    Raises RecipeError if one of these is wrong.
     """
-    if (found := find_named_yaml(words)) is None:
+    named_yaml = find_named_yaml(words)
+    if named_yaml is None:
         return [NamedStream(name=url, url=url) for url in list_stream_urls(words)]
-    is_of_recipe = found.overrides or is_recipe_file(found.path)
-    return list(_of_recipe(*found) if is_of_recipe else _of_yaml(found.path))
+    path, overrides = named_yaml
+    if overrides or is_recipe_file(path):
+        return list(_streams_of_recipe(path, overrides))
+    return list(_streams_of_yaml(path))
 
 
-def _of_recipe(path: str, overrides: Sequence[str]) -> Iterator[NamedStream]:
+def _streams_of_recipe(path: str, overrides: Sequence[str]) -> Iterator[NamedStream]:
     recipe = open_recipe(path, overrides)
     for spec in recipe.streams.values():
-        url, is_made = recipe.published(spec), spec.source is not None
-        if is_made or find_current(locate(url) / spec.split):  # else it lies flat, without a split
+        url = recipe.published(spec)
+        is_made = spec.source is not None
+        # A stream of another tool may have no folder for its split.
+        has_split_folder = is_made or find_current(locate(url) / spec.split)
+        if has_split_folder:
             url = f"{url}/{spec.split}"
         yield NamedStream(
             name=spec.name,
@@ -51,9 +58,10 @@ def _of_recipe(path: str, overrides: Sequence[str]) -> Iterator[NamedStream]:
         )
 
 
-def _of_yaml(path: str) -> Iterator[NamedStream]:
+def _streams_of_yaml(path: str) -> Iterator[NamedStream]:
     yaml = parse_training_yaml(read_text(path), path)
     for section in (yaml.train, *yaml.evals):
         for stream in section.stream_sections:
-            below = "/".join(filter(None, (stream.url, stream.settings.get("split"))))
-            yield NamedStream(name=stream.name, url=below, loader=section.label)
+            split = stream.settings.get("split")
+            url = "/".join(filter(None, (stream.url, split)))
+            yield NamedStream(name=stream.name, url=url, loader=section.label)

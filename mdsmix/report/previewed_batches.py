@@ -15,7 +15,7 @@ from mdsmix.messages import plural
 from mdsmix.preview.epoch_windows import Preview, preview_warnings
 from mdsmix.preview.step_rows import RankDraws, SampleRow, Step
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
-from mdsmix.report.shown_samples import Segment, runs_of, sample_json, segments, shortened
+from mdsmix.report.shown_samples import Segment, make_segments, sample_json, sample_runs, shorten
 from mdsmix.shards.token_ids import IGNORED_LABEL
 from mdsmix.table import Column, Table, Tree, format_grouped, table_to_json
 from mdsmix.tokenizer.decoder import Decoder
@@ -166,7 +166,7 @@ def _place_text(preview: Preview, place: SamplePlace) -> str:
 def _show_sample(preview: Preview, row: SampleRow, decoder: Decoder | None) -> Iterator[Item]:
     yield Title(f"rank {row.rank}: {_place_text(preview, row.place)}")
     yield from (f"image {n}: {format_grouped(size._asdict())}" for n, size in enumerate(row.images))
-    yield SampleText(runs_of(shortened(row_segments(row), TOKENS_SHOWN), decoder))
+    yield SampleText(sample_runs(shorten(row_segments(row), TOKENS_SHOWN), decoder))
 
 
 def row_segments(row: SampleRow) -> list[Segment]:
@@ -175,9 +175,9 @@ def row_segments(row: SampleRow) -> list[Segment]:
     """
     ids, labels = row.stored.input_ids, row.stored.labels
     if ids.size != labels.size:
-        return segments([(ids.tolist(), False), (labels.tolist(), True)])
+        return make_segments([(ids.tolist(), False), (labels.tolist(), True)])
     pairs = zip(ids.tolist(), (labels != IGNORED_LABEL).tolist(), strict=True)
-    return segments([([token], flag) for token, flag in pairs])
+    return make_segments([([token], flag) for token, flag in pairs])
 
 
 def preview_json(preview: Preview, decoder: Decoder | None) -> Tree:

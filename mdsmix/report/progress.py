@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 PLAIN_SECONDS = 30.0
-"Seconds between two lines where there is no terminal, so that a log shows life and stays short."
+"Seconds between two lines if there is no terminal, so that a log stays short."
 
 
 @contextmanager
 def watching(quiet: bool = False) -> Iterator[Watcher]:
-    """A watcher: a bar if stderr is a terminal, else lines. `quiet`: warnings alone."""
+    """Give a watcher: a bar if stderr is a terminal, otherwise lines. `quiet`: only warnings."""
     with ExitStack() as stack:
         watcher = PlainLines(quiet)
         if not quiet and sys.stderr.isatty():
@@ -46,27 +46,33 @@ def _progress() -> Progress:
 
 
 class PlainLines:
-    """A watcher that prints a line every half minute; with `quiet`, warnings alone. It counts
+    """A watcher that prints a line every half minute; with `quiet`, only warnings. It counts the
     bytes, tokens and bad records of all expected streams.
     """
 
     _expected: Collection[str] = ()
 
     def __init__(self, quiet: bool = False) -> None:
-        self._quiet, self._said = quiet, time.monotonic()
+        self._quiet = quiet
+        self._last_line = time.monotonic()
 
     def expect(self, sizes: Mapping[str, int]) -> None:
-        self._expected, self._size, self._began = sizes, sum(sizes.values()), time.monotonic()
-        self._done = self._tokens = self._bad = 0
+        """Begin to count streams of these sizes in bytes."""
+        self._expected = sizes
+        self._size = sum(sizes.values())
+        self._start = time.monotonic()
+        self._bytes = 0
+        self._tokens = 0
+        self._bad = 0
 
     def begin(self, stream: str, size: int) -> None:
-        """Begins a stream. A stream that was not expected gets a progress of its own."""
+        """Begin a stream. A stream that was not expected gets its own progress."""
         if stream not in self._expected:
             self.expect({stream: size})
         self._stream = stream
 
     def on_progress(self, size: int, tokens: int) -> None:
-        self._done += size
+        self._bytes += size
         self._tokens += tokens
         self._show()
 
@@ -82,33 +88,35 @@ class PlainLines:
             print(make_printable(sentence), file=sys.stderr, flush=True)
 
     def _show(self) -> None:
-        if not self._quiet and time.monotonic() - self._said >= PLAIN_SECONDS:
-            self._said = time.monotonic()
-            share = min(self._done / max(self._size, 1), 1)
-            left = self._seconds * (1 - share) / max(share, 1e-3) / 60
-            self.say(f"{self._counted}: {share:.0%}, {self._rate}, about {left:,.0f} min left")
+        if not self._quiet and time.monotonic() - self._last_line >= PLAIN_SECONDS:
+            self._last_line = time.monotonic()
+            share = min(self._bytes / max(self._size, 1), 1)
+            minutes = self._seconds * (1 - share) / max(share, 1e-3) / 60
+            self.say(f"{self._subject}: {share:.0%}, {self._rate}, about {minutes:,.0f} min left")
 
     @property
-    def _counted(self) -> str:
-        """What the share and the rate are of: the stream, or all streams and the one that is being
-        done.
-        """
+    def _subject(self) -> str:
+        """The streams that the share and the rate are of."""
         if len(self._expected) == 1:
             return self._stream
         return f"{len(self._expected)} streams, now {self._stream}"
 
     @property
     def _seconds(self) -> float:
-        return max(time.monotonic() - self._began, 1e-3)
+        return max(time.monotonic() - self._start, 1e-3)
 
     @property
     def _rate(self) -> str:
-        done, tokens = (n / self._seconds / 1e6 for n in (self._done, self._tokens))
-        return f"{done:.1f} MB/s, {tokens:.2f} M tokens/s" + f", {self._bad:,} quarantined" * bool(self._bad)  # fmt: skip
+        megabytes = self._bytes / self._seconds / 1e6
+        tokens = self._tokens / self._seconds / 1e6
+        rate = f"{megabytes:.1f} MB/s, {tokens:.2f} M tokens/s"
+        if self._bad:
+            rate += f", {self._bad:,} quarantined"
+        return rate
 
 
 class Bar(PlainLines):
-    """A watcher that shows one bar for all streams together."""
+    """A watcher that shows one bar for all streams."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__()
@@ -118,9 +126,9 @@ class Bar(PlainLines):
     def _show(self) -> None:
         self._progress.update(
             self._task,
-            description=make_printable(self._counted),
+            description=make_printable(self._subject),
             total=max(self._size, 1),
-            completed=self._done,
+            completed=self._bytes,
             rate=self._rate,
             visible=True,
         )

@@ -1,10 +1,9 @@
-"""A result for a person: tables, named values, titles, samples, findings and sentences, in their
-order.
+"""Print a command's result: tables, named values, titles, samples, findings and sentences.
 
-Commands hand their result to `show`. The page of `mdsmix report` draws the same tables, and
-programs get them by `mdsmix.table.as_json`. On a terminal a table that is too wide is folded, and
-no digit is lost; a sentence is folded between words. Files and pipes get whole lines. Escape codes
-in results are not obeyed, and markup and emoji names stay text.
+The page of `mdsmix report` draws the same tables, and `mdsmix.table.table_to_json` makes JSON of
+them. On a terminal a table that is too wide is folded without losing a digit, and a sentence is
+folded between words. Files and pipes get whole lines. Escape codes, markup and emoji names in
+results are printed as text.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STYLES = {"text": "", "mark": "bold", "control": "cyan"}
-"Form of a run of a sample -> its style on a terminal."
+"The form of a run of text -> its style on a terminal."
 SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 Run = tuple[str, str]
-"Text without escape codes, and a key of STYLES."
+"Text without escape codes, and its form, a key of STYLES."
 
 
 @dataclass(frozen=True)
 class NamedValues:
-    """(name, value) lines as two columns. A long word, such as a path or a hash, goes over the edge
-    and can be copied whole.
+    """(name, value) lines as two columns. A long word, such as a path or a hash, is not broken, so
+    that it can be copied.
     """
 
     lines: Iterable[tuple[str, str]]
@@ -45,21 +44,21 @@ class NamedValues:
 
 @dataclass(frozen=True)
 class Title:
-    """A line across the terminal that begins with a title."""
+    """A title followed by a rule across the terminal."""
 
     title: str
 
 
 @dataclass(frozen=True)
 class SampleText:
-    """Text of a sample. It is never folded: no line break is added to it."""
+    """Text of a sample. It is never folded, so every line break in it is the sample's own."""
 
     runs: Iterable[Run]
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A line that stands out: the headings of a table, the head of a finding."""
+    """A highlighted line: a table's column headings, or the first line of a finding."""
 
     text: str
     style: str = "bold"
@@ -69,28 +68,30 @@ Item = str | Table | NamedValues | Title | SampleText | Heading
 
 
 def show(*items: Item, err: bool = False, console: Console | None = None) -> None:
-    """Prints the items. The notes of a table follow it."""
+    """Print the items, each table followed by its notes."""
     from rich.console import Console
     from rich.text import Text
 
-    to = console or Console(stderr=err, highlight=False)
+    console = console or Console(stderr=err, highlight=False)
     for item in items:
         if isinstance(item, Title):
-            to.rule(Text(make_printable(item.title)), align="left")
+            console.rule(Text(make_printable(item.title)), align="left")
         elif isinstance(item, SampleText):
             runs = ((text, STYLES[form]) for text, form in item.runs)
-            to.print(Text.assemble(*runs), soft_wrap=True)
+            console.print(Text.assemble(*runs), soft_wrap=True)
         else:
-            for line in _lines(item, to):
-                text, style = (line.text, line.style) if isinstance(line, Heading) else (line, None)
-                to.out(text, style=style, highlight=False)
+            for line in _lines(item, console):
+                if isinstance(line, Heading):
+                    console.out(line.text, style=line.style, highlight=False)
+                else:
+                    console.out(line, highlight=False)
 
 
-def folded(line: str, indent: str, width: int | None) -> list[str]:
-    """The line, indented and folded between words at this width; None: not folded."""
+def fold_line(line: str, indent: str, width: int | None) -> list[str]:
+    """Indent a line and fold it between words. It is not folded if the width is None."""
     if width is None:
         return [indent + line]
-    wide = textwrap.TextWrapper(
+    wrapper = textwrap.TextWrapper(
         width=max(width, len(indent) + 20),
         initial_indent=indent,
         subsequent_indent=indent,
@@ -98,53 +99,57 @@ def folded(line: str, indent: str, width: int | None) -> list[str]:
         break_on_hyphens=False,
         expand_tabs=False,
     )
-    return wide.wrap(line) or [indent]
+    return wrapper.wrap(line) or [indent]
 
 
-def _lines(item: str | Table | NamedValues | Heading, to: Console) -> Iterator[str | Heading]:
-    width = to.width if to.is_terminal else None
+def _lines(item: str | Table | NamedValues | Heading, console: Console) -> Iterator[str | Heading]:
+    width = console.width if console.is_terminal else None
     if isinstance(item, Table):
-        yield from _table(item, width, "-" if to.options.ascii_only else "─")
+        yield from _table_lines(item, width, "-" if console.options.ascii_only else "─")
         for note in item.notes:
-            yield from _lines(note, to)
+            yield from _lines(note, console)
     elif isinstance(item, NamedValues):
-        yield from _pairs(list(item.lines), width)
+        yield from _named_value_lines(list(item.lines), width)
     elif isinstance(item, Heading):
         yield Heading(make_printable(item.text), item.style)
     else:
-        words = item.lstrip(" ")
-        yield from folded(make_printable(words), " " * (len(item) - len(words)), width)
+        sentence = item.lstrip(" ")
+        indent = " " * (len(item) - len(sentence))
+        yield from fold_line(make_printable(sentence), indent, width)
 
 
-def _pairs(pairs: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]:
-    left = max(len(what) for what, _ in pairs) + 4
-    for what, value in pairs:
-        first, *others = folded(make_printable(value), " " * left, width)
-        yield f"  {what}".ljust(left) + first[left:]
-        yield from others
+def _named_value_lines(pairs: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]:
+    indent = max(len(name) for name, _ in pairs) + 4
+    for name, value in pairs:
+        first, *following = fold_line(make_printable(value), " " * indent, width)
+        yield f"  {name}".ljust(indent) + first[indent:]
+        yield from following
 
 
-def _table(table: Table, width: int | None, rule: str) -> Iterator[str | Heading]:
-    """The lines of a table. Columns that do not fit follow below, behind the first column. A single
-    column may go over the edge.
+def _table_lines(table: Table, width: int | None, rule: str) -> Iterator[str | Heading]:
+    """Yield the lines of a table. Columns that do not fit follow below, with the first column
+    repeated. A single column may be wider than the terminal.
     """
-    for group in _folds(list(align_columns(table)), width or 10_000):
+    for group in _fold_columns(list(align_columns(table)), width or 10_000):
         head, *rows = (f"  {'   '.join(line)}  " for line in zip(*group, strict=True))
         blank = " " * cell_len(head)
         if table.rows and table.total:
             rows.insert(-1, blank)
-        lines: list[str | Heading] = [blank, Heading(head)]
-        yield from (*lines, f" {rule * (cell_len(head) - 2)} ", *rows, blank)
+        yield blank
+        yield Heading(head)
+        yield f" {rule * (cell_len(head) - 2)} "
+        yield from rows
+        yield blank
 
 
-def _folds(columns: Sequence[Sequence[str]], width: int) -> Iterator[list[Sequence[str]]]:
-    """Groups of columns that fit the width. Each group begins with the first column, which names
-    the rows.
+def _fold_columns(columns: Sequence[Sequence[str]], width: int) -> Iterator[list[Sequence[str]]]:
+    """Yield groups of columns that fit the width. Each group begins with the first column, which
+    names the rows.
     """
     group = [columns[0]]
     for column in columns[1:]:
-        taken = sum(cell_len(each[0]) + 3 for each in (*group, column))
-        if len(group) > 1 and taken + 1 > width:
+        needed = sum(cell_len(cells[0]) + 3 for cells in (*group, column)) + 1
+        if len(group) > 1 and needed > width:
             yield group
             group = [columns[0]]
         group.append(column)
@@ -152,36 +157,45 @@ def _folds(columns: Sequence[Sequence[str]], width: int) -> Iterator[list[Sequen
 
 
 def print_findings(findings: Sequence[Finding], to_stderr: bool = False) -> None:
-    """Prints the findings: in a pipe one line each, for `grep`; on a terminal with findings of one
-    check under one heading.
+    """Print findings. In a pipe each is one line, for `grep`; on a terminal the findings of one
+    check share a heading.
     """
     if (sys.stderr if to_stderr else sys.stdout).isatty():
-        show(*alike_shown(findings), err=to_stderr)
+        show(*group_findings(findings), err=to_stderr)
     else:
         show(*map(str, findings), err=to_stderr)
 
 
 def print_briefly(findings: Sequence[Finding], checked: Sequence[str]) -> None:
-    """Prints errors in full and counts the other findings, to stderr, for commands that check
-    before their work. `checked`: the words that `mdsmix check` takes to show all.
+    """Print errors in full to stderr and count the other findings, for commands that check before
+    they work.
+
+    Args:
+        checked: the arguments with which `mdsmix check` shows all findings.
     """
-    print_findings([finding for finding in findings if finding.severity == "error"], to_stderr=True)
+    errors = [finding for finding in findings if finding.severity == "error"]
+    print_findings(errors, to_stderr=True)
     command = shlex.join(["mdsmix", "check", *checked])
-    for (severity, id), many in Counter((f.severity, f.id) for f in findings).items():
+    counts = Counter((finding.severity, finding.id) for finding in findings)
+    for (severity, id), count in counts.items():
         if severity != "error":
-            times = f" ({many} times)" if many > 1 else ""
-            show(f"{severity} {id}{times}: `{command}` says more", err=True)
+            times = f" ({count} times)" if count > 1 else ""
+            show(f"{severity} {id}{times}: see `{command}`", err=True)
 
 
-def alike_shown(findings: Iterable[Finding]) -> Iterator[Item]:
-    """Findings, with neighbours of one check under one heading. The heading, the reason and each
+def group_findings(findings: Iterable[Finding]) -> Iterator[Item]:
+    """Yield findings, neighbours of one check under one heading. The heading, the reason and each
     fix come once.
     """
-    for _, group in groupby(findings, key=lambda finding: finding.id):
-        some = list(group)
-        first, streams = some[0], dict.fromkeys(name for each in some for name in each.streams)
-        whose = f" [{', '.join(streams)}]" if streams else ""
-        yield Heading(f"{first.severity} {first.id}{whose}", SEVERITIES[first.severity])
-        yield from (f"  - {each.message}" for each in some)
+    for _, run in groupby(findings, key=lambda finding: finding.id):
+        group = list(run)
+        first = group[0]
+        heading = f"{first.severity} {first.id}"
+        streams = dict.fromkeys(name for finding in group for name in finding.streams)
+        if streams:
+            heading += f" [{', '.join(streams)}]"
+        yield Heading(heading, SEVERITIES[first.severity])
+        yield from (f"  - {finding.message}" for finding in group)
         yield f"  {first.why}"
-        yield from (f"  Fix: {fix}" for fix in dict.fromkeys(each.fix for each in some))
+        fixes = dict.fromkeys(finding.fix for finding in group)
+        yield from (f"  Fix: {fix}" for fix in fixes)

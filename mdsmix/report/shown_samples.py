@@ -1,13 +1,13 @@
-"""Samples of a stream to show: the choice of samples, their text with trained tokens and control
-tokens marked, and their images.
+"""Samples of a stream as they are shown: which samples, their text with marks around trained tokens
+and control tokens, and their images.
 
-A sample is a list of segments, each trained or not. Its kind decides by the target policies of the
-manifest, as the finetuning loader does for its labels. The first token of a row is never predicted,
-so it is never marked. A packed row shows where each of its documents begins, with its number and
-length.
+A sample is a list of segments, each trained or not. What is trained follows from the target
+policies in the manifest, as for the finetuning loader's labels. The first token of a row is never
+predicted, so it is never marked. A packed row shows where each of its documents begins, with its
+number and length.
 
-A control token is recognised by its id, never by its text. A typed `<|im_start|>`, or one that a
-template wrote for a tokenizer without such a token, is ordinary tokens, and trains something else.
+A control token is recognised by its id, never by its text. `<|im_start|>` that a person typed, or
+that a template wrote for a tokenizer without such a token, consists of ordinary tokens.
 """
 
 from __future__ import annotations
@@ -36,14 +36,12 @@ from mdsmix.table import Tree
 from mdsmix.tokenizer.decoder import Decoder
 
 TRAINED, CONTROL, DOCUMENT = "⟦⟧", "⟨⟩", "⟪⟫"
-"""Brackets around trained tokens, around a control token, and around the heading of a document of a
-packed row.
-"""
+"Brackets around trained tokens, around a control token, and around a packed document's heading."
 SHARED = "⟮⟯"
-"Brackets around tokens that a sample shares with another one."
+"Brackets around tokens that two samples share."
 _MARKS = str.maketrans({mark: ascii(mark)[1:-1] for mark in TRAINED + CONTROL + DOCUMENT + SHARED})
 DOUBLED_WITHIN = 3
-"An EOS among the last 3 tokens of an answer has white space behind it at most."
+"Only white space can follow an EOS that is among the last 3 tokens of an answer."
 FORMATS = {
     b"\xff\xd8": "JPEG",
     b"\x89PNG": "PNG",
@@ -54,156 +52,178 @@ FORMATS = {
     b"MM": "TIFF",
     b"": "unknown",
 }
-"""First bytes of an image -> name of its format. Conversions store no other formats but AVIF, which
-has its name further in.
+"""An image's first bytes -> its format. AVIF, the only other format that conversions store, has its
+name further in.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Neighbouring tokens that are all trained or all not trained."""
+    """A run of tokens that are all trained or all not trained."""
 
     ids: list[int]
     is_trained: bool
     document: int | None = None
     "In a packed row, the number of the segment's document, from 0."
     before: int | None = None
-    "The token in front of the segment, which a decoder may need."
+    "The token in front of the segment. A decoder may need it to decode the first token."
     gap: int = 0
-    "Tokens that are left out in front of the segment."
+    "Tokens in front of the segment that are not shown."
     is_appended: bool = False
-    "It is the EOS that the loader appends, and is not stored."
+    "Whether it is the EOS that the loader appends, which is not stored."
 
 
 Shown = list[Segment] | Sample
 "The segments of a sample with token ids, or the columns of another sample (raw text, bytes)."
 
 
-def as_shown(sample: Sample, manifest: Manifest | None) -> Shown:
-    """The segments of a decoded sample. A sample without ids, such as raw text, is returned
-    unchanged.
+def cut_into_segments(sample: Sample, manifest: Manifest | None) -> Shown:
+    """Return the segments of a decoded sample. A sample without token ids, such as raw text, is
+    returned unchanged.
     """
     names = find_id_columns(sample)
     if not names or (manifest is None and any(isinstance(sample[name], bytes) for name in names)):
         return sample
     if names == PACKED_COLUMNS:
-        return [
-            replace(segment, document=number)
-            for number, document in enumerate(split_documents(sample))
-            for segment in segments(runs(*document))
-        ]
+        segments = list[Segment]()
+        for number, document in enumerate(split_documents(sample)):
+            for segment in make_segments(runs(*document)):
+                segments.append(replace(segment, document=number))
+        return segments
     if manifest is None:  # by LLM-Foundry's default policies
-        return segments(stored_pieces(sample))
+        return make_segments(stored_pieces(sample))
     kind = kind_of(manifest.encoding)
-    return segments(kind.pieces(sample), kind.appended_eos(sample, manifest.tokenizer.eos_id))
+    eos = kind.appended_eos(sample, manifest.tokenizer.eos_id)
+    return make_segments(kind.pieces(sample), eos)
 
 
-def segments(pieces: Iterable[Piece], eos: int | None = None) -> list[Segment]:
-    """The segments of the pieces of a stored sample, and of the EOS that the loader appends."""
-    tokens = [(int(token), trained) for ids, trained in pieces for token in ids]
-    tokens[:1] = [(token, False) for token, _ in tokens[:1]]
-    found, before = list[Segment](), None
-    for flag, run in groupby(tokens, lambda pair: pair[1]):
-        found.append(Segment([token for token, _ in run], flag, before=before))
-        before = found[-1].ids[-1]
+def make_segments(pieces: Iterable[Piece], eos: int | None = None) -> list[Segment]:
+    """Return the segments of a stored sample's pieces, and of the EOS that the loader appends."""
+    tokens = [(int(token), is_trained) for ids, is_trained in pieces for token in ids]
+    if tokens:
+        tokens[0] = (tokens[0][0], False)  # nothing predicts the first token
+    segments = list[Segment]()
+    before = None
+    for is_trained, run in groupby(tokens, itemgetter(1)):
+        ids = [token for token, _ in run]
+        segments.append(Segment(ids, is_trained, before=before))
+        before = ids[-1]
     if eos is not None:
-        found.append(Segment([eos], True, before=before, is_appended=True))
-    return found
+        segments.append(Segment([eos], True, before=before, is_appended=True))
+    return segments
 
 
 def doubles_eos(sample: Shown) -> bool:
-    """Tell whether the loader appends EOS to a sample whose last answer ends in EOS and white
-    space.
-    """
+    """Return whether the loader appends EOS to an answer that ends in EOS and white space."""
     if isinstance(sample, Mapping) or len(sample) < 2 or not sample[-1].is_appended:
         return False
     return sample[-1].ids[0] in sample[-2].ids[-DOUBLED_WITHIN:]
 
 
-def shortened(parts: Sequence[Segment], most: int) -> list[Segment]:
-    """The first and the last `most` / 2 tokens of a sample with more than `most`. The end is kept
-    since it is usually trained.
+def shorten(segments: Sequence[Segment], limit: int) -> list[Segment]:
+    """Keep the first and the last `limit` / 2 tokens of a sample that has more than `limit`.
+
+    The end is kept because it is usually trained.
     """
-    tokens, half = [(part, token) for part in parts for token in part.ids], most // 2
-    if len(tokens) <= most:
-        return list(parts)
-    first, last = (
-        [
-            replace(part, ids=[token for _, token in run])
-            for part, run in groupby(side, itemgetter(0))
-        ]
-        for side in (tokens[:half], tokens[-half:])
-    )
-    return [
-        *first,
-        replace(last[0], before=tokens[-half - 1][1], gap=len(tokens) - 2 * half),
-        *last[1:],
-    ]
+    tokens = [(segment, token) for segment in segments for token in segment.ids]
+    if len(tokens) <= limit:
+        return list(segments)
+    half = limit // 2
+    first = _join_by_segment(tokens[:half])
+    last = _join_by_segment(tokens[-half:])
+    last[0] = replace(last[0], before=tokens[-half - 1][1], gap=len(tokens) - 2 * half)
+    return [*first, *last]
 
 
-def runs_of(sample: Shown, decoder: Decoder | None, marks: str = TRAINED) -> Iterator[Run]:
-    """Give the sample as text: trained tokens in ⟦ ⟧, each control token in ⟨ ⟩; ids if no
-    tokenizer is known.
+def _join_by_segment(tokens: Sequence[tuple[Segment, int]]) -> list[Segment]:
+    joined = []
+    for segment, run in groupby(tokens, itemgetter(0)):
+        joined.append(replace(segment, ids=[token for _, token in run]))
+    return joined
 
-    Escape codes in a text are escaped, since samples come from anyone, and so are these brackets.
-    `marks`: the brackets around segments with `is_trained`, if that means something else.
+
+def sample_runs(sample: Shown, decoder: Decoder | None, marks: str = TRAINED) -> Iterator[Run]:
+    """Yield a sample as text: trained tokens in ⟦ ⟧, each control token in ⟨ ⟩. Token ids are
+    shown if there is no decoder.
+
+    Escape codes in a text are escaped, since anyone may have written it, and so are these brackets.
+
+    Args:
+        marks: the brackets around segments with `is_trained`, if that flag means something else.
     """
     if isinstance(sample, Mapping):
         yield make_printable(str(sample), WRITTEN), "text"
         return
-    for document, run in groupby(sample, lambda part: part.document):
-        parts = list(run)
+    for document, run in groupby(sample, lambda segment: segment.document):
+        segments = list(run)
         if document is not None:
-            tokens = plural(sum(len(part.ids) for part in parts), "token")
-            said = f"document {document}, {tokens}".join(DOCUMENT)
-            yield "\n" * (parts[0] is not sample[0]) + said + "\n", "mark"
-        for part in parts:
-            if part.gap:
-                yield f" ... {part.gap:,} tokens ... ", "text"
-            ids = " ".join(map(str, part.ids))
-            inside = _decoded(part, decoder) if decoder else [(f"{ids} ", "text")]
-            yield from (
-                [(marks[0], "mark"), *inside, (marks[1], "mark")] if part.is_trained else inside
-            )
+            tokens = plural(sum(len(segment.ids) for segment in segments), "token")
+            heading = f"document {document}, {tokens}".join(DOCUMENT)
+            if segments[0] is not sample[0]:
+                heading = f"\n{heading}"
+            yield f"{heading}\n", "mark"
+        for segment in segments:
+            if segment.gap:
+                yield f" ... {segment.gap:,} tokens ... ", "text"
+            if segment.is_trained:
+                yield marks[0], "mark"
+            yield from _segment_runs(segment, decoder)
+            if segment.is_trained:
+                yield marks[1], "mark"
 
 
-def _decoded(part: Segment, decoder: Decoder) -> Iterator[Run]:
-    before = part.before
-    for is_control, run in groupby(part.ids, decoder.control.__contains__):
-        for some in ([token] for token in run) if is_control else [list(run)]:
-            text = make_printable(decoder.text(some, before), WRITTEN).translate(_MARKS)
-            yield (text.join(CONTROL), "control") if is_control else (text, "text")
-            before = some[-1]
+def _segment_runs(segment: Segment, decoder: Decoder | None) -> Iterator[Run]:
+    if decoder is None:
+        yield " ".join(map(str, segment.ids)) + " ", "text"
+        return
+    before = segment.before
+    for is_control, run in groupby(segment.ids, decoder.control.__contains__):
+        tokens = list(run)
+        # Each control token is marked on its own; other tokens are decoded together.
+        pieces = [[token] for token in tokens] if is_control else [tokens]
+        for ids in pieces:
+            text = make_printable(decoder.text(ids, before), WRITTEN).translate(_MARKS)
+            if is_control:
+                yield text.join(CONTROL), "control"
+            else:
+                yield text, "text"
+            before = ids[-1]
 
 
 def sample_json(sample: Shown, decoder: Decoder | None) -> Any:
-    """The sample for programs: its columns, or its segments with ids, text and `control`, the
-    places of control tokens in the ids.
+    """Return a sample as JSON: its columns, or its segments. A segment's `control` lists the
+    positions of control tokens in its ids.
     """
     if isinstance(sample, Mapping):
-        return {name: v if isinstance(v, str) else repr(v) for name, v in sample.items()}
-    return [_segment_json(part, decoder) for part in sample]
+        return {
+            name: value if isinstance(value, str) else repr(value) for name, value in sample.items()
+        }
+    return [_segment_json(segment, decoder) for segment in sample]
 
 
-def _segment_json(part: Segment, decoder: Decoder | None) -> Tree:
-    control = [i for i, token in enumerate(part.ids) if decoder and token in decoder.control]
+def _segment_json(segment: Segment, decoder: Decoder | None) -> Tree:
+    text = None
+    control = None
+    if decoder:
+        text = decoder.text(segment.ids, segment.before)
+        control = [i for i, token in enumerate(segment.ids) if token in decoder.control]
     return {
-        "document": part.document,
-        "ids": part.ids,
-        "trained": part.is_trained,
-        "appended": part.is_appended,
-        "text": decoder.text(part.ids, part.before) if decoder else None,
-        "control": control if decoder else None,
+        "document": segment.document,
+        "ids": segment.ids,
+        "trained": segment.is_trained,
+        "appended": segment.is_appended,
+        "text": text,
+        "control": control,
     }
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image of a sample, not decoded."""
+    """An image of a sample, as stored."""
 
     height: int
     width: int
-    "Height and width as stored, in pixels, after the turn that EXIF asks for."
+    "Height and width in pixels, after the rotation that EXIF asks for."
     data: bytes
 
     @property
@@ -224,8 +244,8 @@ class Picture:
         }
 
 
-def pictures_of(sample: Sample) -> list[Picture]:
-    """The images of a decoded sample; [] for a stream without images."""
+def list_pictures(sample: Sample) -> list[Picture]:
+    """Return the images of a decoded sample, [] for a stream without images."""
     if not has_images(sample) or not isinstance(sample["images"], list):
         return []
     pairs = zip(sample["sizes"], sample["images"], strict=False)
@@ -234,20 +254,20 @@ def pictures_of(sample: Sample) -> list[Picture]:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The options of `mdsmix inspect`: at most one of `places`, `longest` and `seed`. Without them
+    """Which samples to show: at most one of `numbers`, `longest` and `seed` is set. Without them
     the first samples are shown.
     """
 
     count: int
-    places: Sequence[int] = ()
+    numbers: Sequence[int] = ()
     "Numbers of samples, from 0."
     longest: bool = False
     seed: int | None = None
-    "`count` samples at random; the same seed gives the same samples."
+    "Show `count` random samples; the same seed gives the same samples."
 
     @property
     def is_first(self) -> bool:
-        return not self.places and self.seed is None and not self.longest
+        return not self.numbers and self.seed is None and not self.longest
 
 
 @dataclass(frozen=True)
@@ -258,43 +278,51 @@ class Chosen:
     sample: Shown
     pictures: Sequence[Picture]
     ids: Sequence[RecordName]
-    "The id of its record, or the ids of a packed row's records; [] where the stream keeps no ids."
+    "The id of its record, or the ids of a packed row's records; [] if the stream keeps no ids."
 
 
-def choose(stream: PublishedStream, choice: Choice) -> Iterator[Chosen]:
-    """The chosen samples; RecipeError for a number beyond the last sample, Unreachable for a sample
-    that cannot be read.
+def choose_samples(stream: PublishedStream, choice: Choice) -> Iterator[Chosen]:
+    """Yield the chosen samples.
+
+    Raises RecipeError for a number beyond the last sample, and Unreachable if a sample cannot be
+    read.
     """
-    read: Iterable[Sample]
+    samples: Iterable[Sample]
+    numbers: Iterable[int]
     if choice.is_first:
-        first = stream.first_filled
-        wants_some = first is not None and choice.count > 0
-        read = (
-            read_first_samples(stream.folder, first, choice.count) if first and wants_some else []
-        )
-        numbers: Iterable[int] = count()
+        shard = stream.first_filled
+        numbers = count()
+        samples = []
+        if shard is not None and choice.count > 0:
+            samples = read_first_samples(stream.folder, shard, choice.count)
     else:
-        numbers = _numbers(stream, choice)
-        read = map(stream.read, numbers)
-    for number, sample in zip(numbers, read, strict=False):
-        found = stream.id_of(number)
-        ids = [each for each in (found if isinstance(found, list) else [found]) if each is not None]
-        yield Chosen(number, as_shown(sample, stream.manifest), pictures_of(sample), ids)
+        numbers = _choose_numbers(stream, choice)
+        samples = map(stream.read, numbers)
+    for number, sample in zip(numbers, samples, strict=False):
+        id = stream.id_of(number)
+        ids = id if isinstance(id, list) else [id]
+        yield Chosen(
+            number,
+            cut_into_segments(sample, stream.manifest),
+            list_pictures(sample),
+            [id for id in ids if id is not None],
+        )
 
 
-def _numbers(stream: PublishedStream, choice: Choice) -> Sequence[int]:
+def _choose_numbers(stream: PublishedStream, choice: Choice) -> Sequence[int]:
     total = stream.index.samples
     if choice.seed is not None:
         return sorted(random.Random(choice.seed).sample(range(total), min(choice.count, total)))
     if choice.longest and total:
-        # The tables at the heads of the shards give the bytes of each sample.
+        # The table at the head of a shard gives the size of each sample in bytes.
         sizes = map_threads(
             lambda shard: np.diff(read_sample_table(stream.folder, shard)), stream.shards
         )
         return [int(np.concatenate(sizes).argmax())]
-    for number in choice.places:
+    for number in choice.numbers:
         if number >= total:
             raise RecipeError(
-                f"--sample {number}: {stream.folder} holds {plural(total, 'sample')}, the first is 0; name one that is there."
+                f"--sample {number}: {stream.folder} has only {plural(total, 'sample')}, and the "
+                "first is 0."
             )
-    return choice.places
+    return choice.numbers

@@ -127,7 +127,7 @@ def test_texts_are_tokenized_and_end_in_eos(tmp_path: Path, tokenizer_folder: Pa
     cut = 2 * (abs((LENGTH - whole[1]) // 2) + 1)
     assert (totals.tokens, totals.cut_rows, totals.cut_tokens) == (sum(whole), 1, cut)
     assert f"the loader cuts off {cut:,} tokens" in told
-    assert "may keep those with no_loss_tokens" in told
+    assert "may keep these records" in told
 
 
 def test_messages_are_rendered_by_the_chat_template(tmp_path: Path, tokenizer_folder: Path) -> None:

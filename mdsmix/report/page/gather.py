@@ -158,7 +158,7 @@ def _stream(named: NamedStream, choice: Choice, tokenizer: str | None) -> Stream
             # The mix has reported all unpublished streams of a recipe already.
             failed += [] if named.is_made and isinstance(error, NotPublished) else [error]
     try:
-        bad = find_bad_records(named.url, EXAMPLES, most=MOST_BAD)
+        bad = find_bad_records(named.url, EXAMPLES, limit=MOST_BAD)
     except (Unreachable, Damaged) as error:
         failed += [error] if found else []
     return StreamOnPage(named=named, found=found, bad=bad, failed=failed)

@@ -12,16 +12,16 @@ from mdsmix.mix.check import describe_coverage
 from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
 from mdsmix.report.inspection import (
     LENGTHS,
-    bad_records_shown,
-    by_length,
-    fate,
+    length_rows,
+    list_untrained_tokens,
+    show_bad_records,
+    sum_in_words,
     trained_tokens,
-    untrained,
 )
 from mdsmix.report.named_streams import TRAINED
 from mdsmix.report.page.gather import MOST_BAD, ROWS, UNSEEN, Gathered, StreamOnPage
 from mdsmix.report.planned_run import show_plan
-from mdsmix.report.show import Item, SampleText, Title, alike_shown
+from mdsmix.report.show import Item, SampleText, Title, group_findings
 from mdsmix.shards.counts import Records
 from mdsmix.table import Column, Table, format_cell, is_known
 
@@ -96,7 +96,7 @@ def _mix(page: Gathered) -> Items:
 
 
 def _check(page: Gathered) -> Items:
-    yield from alike_shown(page.findings)
+    yield from group_findings(page.findings)
     if page.mix and not page.findings:
         yield "Nothing: no error, no warning, no note."
     yield describe_coverage(page.mix) if page.mix else UNSEEN
@@ -116,12 +116,12 @@ def _lengths(page: Gathered) -> Items:
             continue
         totals, css = manifest.totals, page.colours[stream.named.name]
         yield f"{plural(totals.samples, 'sample')}, {format_cell(Column('tokens'), trained_tokens(manifest))} tokens, the longest {totals.longest:,}, max_seq_len {manifest.encoding.max_seq_len:,}"
-        yield from untrained(manifest)
+        yield from list_untrained_tokens(manifest)
         most = max(totals.lengths.values(), default=0)
         yield Table(
             columns=(LENGTHS[0], Column("bar", "bar"), *LENGTHS[1:]),
             rows=[
-                (of, (count / most, css), count, share) for of, count, share in by_length(totals)
+                (of, (count / most, css), count, share) for of, count, share in length_rows(totals)
             ],
         )
 
@@ -154,7 +154,7 @@ def _records(page: Gathered) -> Items:
         else:
             yield from _fate(manifest.records, page.colours[stream.named.name])
         if stream.bad and stream.bad["bad"]:
-            yield SampleText([("\n".join(bad_records_shown(stream.bad)), "text")])
+            yield SampleText([("\n".join(show_bad_records(stream.bad)), "text")])
             if stream.bad["bad"] >= MOST_BAD:
                 yield f"Of the quarantine the first {MOST_BAD:,} records were read: the counts of the reasons are of these."
 
@@ -164,7 +164,7 @@ def _fate(records: Records, css: str) -> Items:
     counts += [(f"filtered, {reason}", "filtered", n) for reason, n in records.filtered.items()]
     counts += [(f"quarantined, {reason}", "bad", n) for reason, n in records.quarantined.items()]
     yield from (
-        fate(records),
+        sum_in_words(records),
         Ribbon("records", [(f"{words}, {n:,}", of, n) for words, of, n in counts]),
     )
 

@@ -21,7 +21,7 @@ from mdsmix.images.judge import WITHOUT, Bad, Rules, judge_image, open_image, re
 from mdsmix.messages import WRITTEN, join_names, make_printable, plural
 from mdsmix.report.inspection import cut_text
 from mdsmix.report.page.gather import Gathered
-from mdsmix.report.shown_samples import Chosen, Picture, Segment, shortened
+from mdsmix.report.shown_samples import Chosen, Picture, Segment, shorten
 from mdsmix.table import Tree
 from mdsmix.tokenizer.decoder import Decoder
 
@@ -102,7 +102,7 @@ def _text(chosen: Chosen, decoder: Decoder | None, most: int) -> Tree:
     trained = sum(len(part.ids) for part in chosen.sample if part.is_trained)
     said = f"{plural(count, 'token')}, {trained:,} trained" + ("" if decoder else NO_TOKENIZER)
     said += f", {plural(len(chosen.pictures), 'image')}" * bool(chosen.pictures)
-    runs = [(part, list(spans(part, decoder))) for part in shortened(chosen.sample, most)]
+    runs = [(part, list(spans(part, decoder))) for part in shorten(chosen.sample, most)]
     return {"said": said, "columns": None, "runs": runs}
 
 
