@@ -196,7 +196,7 @@ def test_many_filtered_records_are_warned_of_with_the_way_out(web: Web) -> None:
     texts = [(long, "b", "c", "d"), (longer, "b", "c", "d")]
     out = talks(web, tuple("abcd"), ("a", "b", long, "d"), *texts).convert().out
     assert "WARNING: 75.0% of the records are filtered: 3 no_loss_tokens\n" in out
-    assert "a larger max_seq_len, or target_responses: all, may keep those" in out
+    assert "a larger max_seq_len, or target_responses: all, may keep these records" in out
     for change, kept in (("max_seq_len=128", 3), ("target_responses=all", 2)):
         assert web.run(change).manifest.records.written == kept
 
