@@ -44,7 +44,7 @@ TOKENIZER = Tokenizer(
     template_variables={},
 )
 "The tokenizer of every stream unless a test says otherwise."
-CARD = TokenizerCard.of(TOKENIZER)
+CARD = TokenizerCard.from_tokenizer(TOKENIZER)
 LENGTH = 8
 
 CONCAT = {"tokens": f"ndarray:uint16:{LENGTH}"}

@@ -99,7 +99,7 @@ def test_a_setting_at_its_default_is_in_no_key(tmp_path: Path) -> None:
     same, *others = (replace(job, encoding=Later(**settings, **more)).key("one") for more in used)
     assert same == job.key("one")
     assert len({same, *others}) == 3
-    stated = job.encoding.stated
+    stated = job.encoding.non_defaults
     assert {"layout", "add_bos", "add_eos", "min_tokens"} <= stated.keys(), "what a recipe says"
 
 

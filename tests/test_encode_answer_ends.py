@@ -445,7 +445,7 @@ def test_the_published_tokenizer_knows_them(web: Web, tokenizer_folder: Path) ->
     web.says(chats("a.jsonl"), max_seq_len=256, **ALL).run()
     rows = samples(web.train)
     own = open_tokenizer(TokenizerSpec(name=str(web.tokenizer)))
-    folder = fetch_folder(locate(str(web.out / TokenizerCard.of(own).folder_name)))
+    folder = fetch_folder(locate(str(web.out / TokenizerCard.from_tokenizer(own).folder_name)))
     assert folder is not None
     web.tokenizer = folder
     web.says(chats("a.jsonl"), max_seq_len=256, **ALL).runs(reencode=True)

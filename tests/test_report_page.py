@@ -185,7 +185,7 @@ def test_what_is_missing_or_damaged_is_said_and_the_rest_is_there(tmp_path: Path
     assert answer.out.endswith(", without what could not be looked at\n")
     assert page.samples
     page, answer = report(web, tmp_path / "gone", out=out, code=4)
-    assert page.text.count("gone holds no published stream") == 1, "once, and referred to"
+    assert page.text.count("gone contains no published stream") == 1, "once, and referred to"
     assert page.text.count("what could not be looked at is said at the top") >= 4
     assert answer.err.count("\n") == 1
 
@@ -236,7 +236,7 @@ def test_where_there_is_no_page_one_sentence_says_why(tmp_path: Path) -> None:
     """A place that cannot be written is told before streams are read."""
     web, page = publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5, card={}), tmp_path / "r.html"
     for arguments, out, code, said in (
-        ([tmp_path / "gone"], page, 4, "holds no published stream"),
+        ([tmp_path / "gone"], page, 4, "contains no published stream"),
         ([tmp_path / "a.yaml", "x=1"], page, 2, "a.yaml cannot be read"),
         ([], page, 2, "Usage"),
         ([web, "--batch", 7, "--gpus", 2], page, 2, "cannot be divided among 2 devices"),

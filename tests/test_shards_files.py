@@ -227,7 +227,7 @@ def test_the_first_samples_are_few(tmp_path: Path) -> None:
 
 
 DAMAGE = [
-    (0, b"\x05\x00\x00\x00", "it holds 5 samples, and its index says 4"),
+    (0, b"\x05\x00\x00\x00", "it contains 5 samples, but its index states 4"),
     (4, b"\x00\x00\x00\x00", "leads outside"),  # the first one begins inside the table
     (8, b"\xff\xff\xff\x7f", "not ascending"),
     (20, b"\xff\xff\xff\x7f", "leads outside"),  # the last one ends outside the file

@@ -1,5 +1,5 @@
-"""One holder at a time, whose death is noticed and whose life is believed, whatever any
-clock says.
+"""The lease of a stream: it has one holder at a time, a dead holder is noticed, and a living one is
+respected, whatever the clocks show.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS
 from tests.clock import Clock
 
-ELSEWHERE = Holder(host="another.host", pid=12, since="2031-01-01 00:00:00 UTC", token="another")
+ANOTHER = Holder(host="another.host", pid=12, since="2031-01-01 00:00:00 UTC", token="another")
 
 
 @pytest.fixture
@@ -39,147 +39,166 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def at(folder: Location) -> Location:
+def lease_file(folder: Location) -> Location:
     return folder / ".mdsmix" / "lease"
 
 
-def put_by_another(folder: Location, **differs: Any) -> None:
-    at(folder).write(orjson.dumps(asdict(ELSEWHERE) | differs))
+def write_lease_of_another(folder: Location, **differs: Any) -> None:
+    lease_file(folder).write(orjson.dumps(asdict(ANOTHER) | differs))
 
 
-def found(folder: Location) -> dict[str, Any]:
-    tree: dict[str, Any] = orjson.loads(at(folder).read())
+def read_lease(folder: Location) -> dict[str, Any]:
+    tree: dict[str, Any] = orjson.loads(lease_file(folder).read())
     return tree
 
 
-def silent(_: str) -> None:
-    """Says nothing."""
+def ignore(_: str) -> None:
+    pass
 
 
-def take(folder: Location) -> Holder:
-    with hold_lease(folder, silent):
-        return Holder(**found(folder))
+def take_and_release(folder: Location) -> Holder:
+    with hold_lease(folder, ignore):
+        return Holder(**read_lease(folder))
 
 
-def test_it_is_let_go_however_the_run_ends(folder: Location) -> None:
+def test_the_lease_is_released_however_the_run_ends(folder: Location) -> None:
     for error in (ValueError, KeyboardInterrupt):
-        with pytest.raises(error), hold_lease(folder, silent):
+        with pytest.raises(error), hold_lease(folder, ignore):
             raise error
         assert list(folder.list(recursive=True)) == []
 
 
-def test_elsewhere_a_heart_that_stands_still_is_taken_over(folder: Location, clock: Clock) -> None:
-    """So is what cannot be read."""
+def test_a_lease_whose_counter_does_not_change_is_taken_over(
+    folder: Location, clock: Clock
+) -> None:
+    """A lease that cannot be read is taken over too."""
     for number, since in enumerate(("1970-01-01 00:00:00 UTC", "2099-01-01 00:00:00 UTC"), 1):
-        put_by_another(folder, since=since)
-        said: list[str] = []
-        with hold_lease(folder, said.append):
-            assert found(folder)["pid"] == os.getpid()
+        write_lease_of_another(folder, since=since)
+        messages: list[str] = []
+        with hold_lease(folder, messages.append):
+            assert read_lease(folder)["pid"] == os.getpid()
         assert clock.now == pytest.approx(number * module.STALE_BEATS * module.BEAT_SECONDS)
-        assert len(said) == 1
-        assert "process 12 on another.host" in said[0]
+        assert len(messages) == 1
+        assert "process 12 on another.host" in messages[0]
     for content in (b"", b"[]", b'{"pid": "x"}'):
-        at(folder).write(content)
-        take(folder)
-        assert at(folder).stat() is None
+        lease_file(folder).write(content)
+        take_and_release(folder)
+        assert lease_file(folder).stat() is None
 
 
-def test_without_conditions_it_is_said(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_without_conditions_is_warned_of(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(LocalPath, "try_conditions", lambda self: False)
-    said: list[str] = []
-    with hold_lease(folder, said.append):
-        assert ["keeps no conditions (If-Match, If-None-Match)" in each for each in said] == [True]
+    messages: list[str] = []
+    with hold_lease(folder, messages.append):
+        (message,) = messages
+        assert "keeps no conditions (If-Match, If-None-Match)" in message
 
 
-def test_a_slow_write_is_old(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have come at once and only the answer late: so long the counter stands still for
-    others.
+def test_a_slow_write_counts_from_its_beginning(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write may have been done at once, and only its answer was late: for other runs the
+    counter has not changed since then.
     """
-    now, real = [0.0], module.Revision.put
+    now = [0.0]
+    real_put = module.Revision.put
 
-    def put(seen: module.Revision, content: bytes) -> module.Revision | None:
-        written = real(seen, content)
+    def slow_put(revision: module.Revision, content: bytes) -> module.Revision | None:
+        written = real_put(revision, content)
         now[0] += module.STALE_BEATS * module.BEAT_SECONDS / 2
         return written
 
-    with hold_lease(folder, silent) as held:
-        monkeypatch.setattr(module.Revision, "put", put)
+    with hold_lease(folder, ignore) as lease:
+        monkeypatch.setattr(module.Revision, "put", slow_put)
         monkeypatch.setattr(module, "_now", lambda: now[0])
-        assert held.renew()
-        put_by_another(folder)
-        assert not held.is_held_recently()
-    assert found(folder)["token"] == "another", "what another holds is not let go"
-    at(folder).delete()
-    with hold_lease(folder, silent) as held:
-        put_by_another(folder)
-        assert not held.is_held_recently()
+        assert lease.renew()
+        write_lease_of_another(folder)
+        assert not lease.is_held_recently()
+    assert read_lease(folder)["token"] == "another", "the lease of another run is not released"
+    lease_file(folder).delete()
+    with hold_lease(folder, ignore) as lease:
+        write_lease_of_another(folder)
+        assert not lease.is_held_recently()
 
 
-def test_who_lost_it_learns_so_before_publishing_and_leaves_it_to_the_other(
+def test_a_run_that_lost_the_lease_learns_so_before_publishing_and_leaves_it_to_the_other(
     folder: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A deletion asks only where the lease may be lost: nobody can have taken it in a moment."""
-    ours, theirs = folder / "ours", folder / "theirs"
-    for place in (ours, theirs):
-        place.write(b"1")
-    with hold_lease(folder, silent) as held:
-        held.confirm()
-        put_by_another(folder)
-        assert held.is_held_recently()
-        held.delete(ours)
-        real = module._now
-        monkeypatch.setattr(module, "_now", lambda: real() + 10.1)
-        assert not held.is_held_recently()
-        held.delete(theirs)
+    """A deletion asks the store only if the lease may be lost: nobody takes it over in a moment."""
+    ours = folder / "ours"
+    theirs = folder / "theirs"
+    ours.write(b"1")
+    theirs.write(b"1")
+    with hold_lease(folder, ignore) as lease:
+        lease.confirm()
+        write_lease_of_another(folder)
+        assert lease.is_held_recently()
+        lease.delete(ours)
+        real_now = module._now
+        monkeypatch.setattr(module, "_now", lambda: real_now() + 10.1)
+        assert not lease.is_held_recently()
+        lease.delete(theirs)
         for _ in range(2):
             with pytest.raises(Unreachable, match="taken over by another run"):
-                held.confirm()
-    assert [place.stat() is None for place in (ours, theirs)] == [True, False]
-    assert found(folder)["token"] == "another"
+                lease.confirm()
+    assert ours.stat() is None
+    assert theirs.stat() is not None
+    assert read_lease(folder)["token"] == "another"
 
 
-def test_a_fork_waits_for_a_beat_to_end(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_beating, free = threading.Event(), threading.Event()
-    real = module.Revision.put
+def test_a_fork_waits_until_a_beat_has_ended(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_beating = threading.Event()
+    may_go_on = threading.Event()
+    real_put = module.Revision.put
 
-    def slow(seen: module.Revision, content: bytes) -> Any:
-        if seen.stamp:
+    def blocking_put(revision: module.Revision, content: bytes) -> Any:
+        if revision.stamp:
             is_beating.set()
-            free.wait(SECONDS)
-        return real(seen, content)
+            may_go_on.wait(SECONDS)
+        return real_put(revision, content)
 
-    def beats_then() -> None:
-        assert free.is_set()
+    def check_in_child() -> None:
+        assert may_go_on.is_set()
         assert module._beating.acquire(timeout=60)
 
-    monkeypatch.setattr(module.Revision, "put", slow)
+    monkeypatch.setattr(module.Revision, "put", blocking_put)
     monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
-    with hold_lease(folder, silent):
+    with hold_lease(folder, ignore):
         assert is_beating.wait(SECONDS)
-        threading.Timer(0.2, free.set).start()
-        child = get_context("fork").Process(target=beats_then)
+        threading.Timer(0.2, may_go_on.set).start()
+        child = get_context("fork").Process(target=check_in_child)
         child.start()
         child.join()
         assert child.exitcode == 0
 
 
-def test_elsewhere_a_heart_that_beats_is_believed_and_a_lease_that_is_let_go_is_free(
+def test_a_lease_whose_counter_rises_is_respected_and_a_released_one_is_free(
     folder: Location, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once: nobody waits until its heart would have stood still for long."""
-    looks, real = count(1), module.Revision.of
-    last = 1 + module.STALE_BEATS * module.LOOKS_A_BEAT
-    acts = {last: partial(put_by_another, folder, beat=1), last + 4: at(folder).delete}
+    """A released lease is free at once: nobody waits until it would have grown stale."""
+    looks = count(1)
+    real_read = module.Revision.read
+    last_look = 1 + module.STALE_BEATS * module.LOOKS_A_BEAT
+    actions = {
+        last_look: partial(write_lease_of_another, folder, beat=1),
+        last_look + 4: lease_file(folder).delete,
+    }
 
-    def look(place: Location) -> Any:
-        acts.get(next(looks), int)()
-        return real(place)
+    def act_and_read(file: Location) -> Any:
+        action = actions.get(next(looks))
+        if action:
+            action()
+        return real_read(file)
 
-    monkeypatch.setattr(module.Revision, "of", look)
-    put_by_another(folder)
+    monkeypatch.setattr(module.Revision, "read", act_and_read)
+    write_lease_of_another(folder)
     with pytest.raises(Unreachable, match=r"by process 12 on another\.host since 2031"):
-        take(folder)
-    assert found(folder)["token"] == "another"
-    began = clock.now
-    take(folder)
-    assert clock.now - began == pytest.approx(2 * module.BEAT_SECONDS / module.LOOKS_A_BEAT)
+        take_and_release(folder)
+    assert read_lease(folder)["token"] == "another"
+    started_at = clock.now
+    take_and_release(folder)
+    assert clock.now - started_at == pytest.approx(2 * module.BEAT_SECONDS / module.LOOKS_A_BEAT)

@@ -1,5 +1,5 @@
-"""Whoever was overtaken publishes nothing, and when all writers have ended, card and index fit:
-whatever the order was.
+"""Writers of one stream that work at the same time: a run that was overtaken publishes nothing, and
+when all writers have ended, manifest and index belong together, in whatever order they wrote.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,31 +25,41 @@ from tests.paused_run import COMMITS, stalled_everywhere
 from tests.published import CONCAT, TOKEN_ROW, publish
 
 SEEDS = (*range(60), 3369)
-"""In the last one a card is put back between another's card and index, which takes three writers
-and luck.
+"""With the last one, a manifest is restored between the manifest and the index of another writer,
+which takes three writers and luck.
 """
 
 
-def stream(folder: Path, token: int) -> tuple[Index, bytes]:
-    """An index, and a card that is its own."""
+class Version(NamedTuple):
+    """A stream to publish."""
+
+    index: Index
+    manifest: bytes
+
+
+def make_version(folder: Path, token: int) -> Version:
+    """Make an index with a manifest of its own."""
     publish(folder, CONCAT, [{"tokens": [token, *TOKEN_ROW["tokens"][1:]]}], card={})
-    return read_index(locate(folder / "train")), (folder / "train" / "mdsmix.manifest").read_bytes()
+    manifest = (folder / "train" / "mdsmix.manifest").read_bytes()
+    return Version(read_index(locate(folder / "train")), manifest)
 
 
-HELD: Any = SimpleNamespace(confirm=lambda: None)
-"""A lease that says yes to everybody, as one does to a holder that is stopped right after he has
+ALWAYS_CONFIRMED: Any = SimpleNamespace(confirm=lambda: None)
+"""A lease that confirms every writer, as it does for a holder that is stopped right after it has
 asked.
 """
 
 
 class Turns:
-    """Lets one of several threads do one thing at a time; which one, the seed says."""
+    """Lets one of several threads do one thing at a time; the seed decides which thread."""
 
     def __init__(self, seed: int, running: int) -> None:
-        self.random, self.running = random.Random(seed), running
-        self.waiting, self.changed = list[int](), threading.Condition()
+        self.random = random.Random(seed)
+        self.running = running
+        self.waiting = list[int]()
+        self.changed = threading.Condition()
 
-    def take(self) -> None:
+    def wait_for_turn(self) -> None:
         me = threading.get_ident()
         with self.changed:
             self.waiting.append(me)
@@ -65,14 +75,20 @@ class Turns:
                 self.changed.notify_all()
 
 
+class StoredFile(NamedTuple):
+    stat: Stat
+    content: bytes
+
+
 @dataclass(frozen=True)
 class Memory:
-    """A place in a folder of memory, with what publications ask of a Location. Stamps are of the
-    content, as ETags are: what was written and put back looks as if nobody had written. (On a disk
-    below, they are new with every write.)
+    """A file in a folder in memory, with the methods of a Location that publishing uses.
+
+    A stamp depends on the content alone, as an ETag does: if a file was changed and changed back,
+    it looks as if nobody had written. (On a disk, further down, each write gives a new stamp.)
     """
 
-    held: dict[str, tuple[Stat, bytes]]
+    files: dict[str, StoredFile]
     turns: Turns
     name: str = ""
     parent: str = "memory"
@@ -81,46 +97,48 @@ class Memory:
         return dataclasses.replace(self, name=name)
 
     def put(self, content: bytes) -> Stat:
-        self.held[self.name] = Stat(len(content), str(hash(content))), content
-        return self.held[self.name][0]
+        stat = Stat(len(content), str(hash(content)))
+        self.files[self.name] = StoredFile(stat, content)
+        return stat
 
-    def fetch(self) -> tuple[Stat, bytes] | None:
-        self.turns.take()
-        return self.held.get(self.name)
+    def fetch(self) -> StoredFile | None:
+        self.turns.wait_for_turn()
+        return self.files.get(self.name)
 
     def create(self, content: bytes) -> Stat | None:
         return None if self.fetch() else self.put(content)
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
-        found = self.fetch()
-        return self.put(content) if found and found[0].stamp == stamp else None
+        file = self.fetch()
+        return self.put(content) if file and file.stat.stamp == stamp else None
 
     def write(self, content: bytes) -> None:
-        self.turns.take()
+        self.turns.wait_for_turn()
         self.put(content)
 
     def delete(self) -> None:
-        self.turns.take()
-        self.held.pop(self.name, None)
+        self.turns.wait_for_turn()
+        self.files.pop(self.name, None)
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_of_writers_in_any_order_each_success_follows_on_the_one_before_and_the_card_fits(
+def test_writers_in_any_order_overwrite_only_what_they_read_and_the_manifest_fits_the_index(
     tmp_path: Path, is_first: bool
 ) -> None:
-    """No lease keeps them apart here: three look, and write in every order that the seeds give."""
-    met, versions = set(), [stream(tmp_path / str(n), 10 + n) for n in range(4)]
-    right = {index.content: card for index, card in versions}
+    """No lease keeps the writers apart here: three of them read and write in the seeds' orders."""
+    numbers_of_winners = set[int]()
+    first, *versions = [make_version(tmp_path / str(n), 10 + n) for n in range(4)]
+    right_manifests = {version.index.content: version.manifest for version in (first, *versions)}
     for seed in SEEDS:
         turns = Turns(seed, running=3)
         folder: Any = Memory({}, turns)
         if not is_first:
-            (folder / "index.json").put(versions[0][0].content)
-            (folder / "mdsmix.manifest").put(versions[0][1])
+            (folder / "index.json").put(first.index.content)
+            (folder / "mdsmix.manifest").put(first.manifest)
 
-        def run(version: tuple[Index, bytes], folder: Any = folder, turns: Turns = turns) -> bool:
+        def run(version: Version, folder: Any = folder, turns: Turns = turns) -> bool:
             try:
-                publish_in_place(folder, *version, HELD)
+                publish_in_place(folder, version.index, version.manifest, ALWAYS_CONFIRMED)
             except Overtaken:
                 return False
             finally:
@@ -128,45 +146,52 @@ def test_of_writers_in_any_order_each_success_follows_on_the_one_before_and_the_
             return True
 
         with ThreadPoolExecutor(3) as pool:
-            succeeded = pool.map(run, versions[1:])
-            winners = [v for v, is_in in zip(versions[1:], succeeded, strict=True) if is_in]
-        standing, card = folder.held["index.json"][1], folder.held["mdsmix.manifest"][1]
-        assert right[standing] == card, f"seed {seed}: the card is another's"
-        assert standing in [index.content for index, _ in winners], f"seed {seed}"
-        replaced = {f".mdsmix/{i.hash}.index" for i, _ in winners if i.content != standing}
-        assert replaced <= folder.held.keys(), f"seed {seed}: a success was overwritten unseen"
-        met.add(len(winners))
-    assert met >= {1, 2}, "some came one after the other, some crossed"
+            outcomes = list(pool.map(run, versions))
+        winners = [v.index for v, succeeded in zip(versions, outcomes, strict=True) if succeeded]
+        index = folder.files["index.json"].content
+        manifest = folder.files["mdsmix.manifest"].content
+        assert manifest == right_manifests[index], f"seed {seed}: the manifest of another index"
+        assert index in [winner.content for winner in winners], f"seed {seed}"
+        replaced = {f".mdsmix/{w.hash}.index" for w in winners if w.content != index}
+        assert replaced <= folder.files.keys(), f"seed {seed}: a success was overwritten unread"
+        numbers_of_winners.add(len(winners))
+    assert numbers_of_winners >= {1, 2}, "some wrote one after the other, some at the same time"
 
 
-def test_a_write_whose_answer_was_lost_is_ones_own_and_another_is_not(tmp_path: Path) -> None:
-    at = locate(tmp_path / "a")
-    for seen in (Revision.of(at), Revision(at, "a stamp", b"what was there")):
-        at.write(b"mine")
-        assert replace_unchanged(seen, b"mine").stamp == getattr(at.stat(), "stamp", None)
-        at.write(b"another's")
+def test_a_write_whose_answer_was_lost_is_recognised_and_that_of_another_run_is_not(
+    tmp_path: Path,
+) -> None:
+    file = locate(tmp_path / "a")
+    for revision in (Revision.read(file), Revision(file, "a stamp", b"what was there")):
+        file.write(b"mine")
+        assert replace_unchanged(revision, b"mine").stamp == getattr(file.stat(), "stamp", None)
+        file.write(b"another's")
         with pytest.raises(Overtaken, match="was published by another run") as refusal:
-            replace_unchanged(seen, b"mine")
+            replace_unchanged(revision, b"mine")
         assert refusal.value.exit_code == 4
-        assert at.read() == b"another's"
+        assert file.read() == b"another's"
 
 
-def test_a_mere_conflict_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store may answer 409 while another write is under way, and that one may fail."""
-    at = locate(tmp_path / "a")
-    at.write(b"before")
-    seen, real, refused = Revision.of(at), LocalPath.replace, iter([True, True, False])
+def test_a_conflict_without_a_change_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store may answer 409 while another write is under way, and that write may fail."""
+    file = locate(tmp_path / "a")
+    file.write(b"before")
+    revision = Revision.read(file)
+    real_replace = LocalPath.replace
+    conflicts = iter([True, True, False])
 
     def replace(self: LocalPath, stamp: str, content: bytes) -> Stat | None:
-        return None if next(refused) else real(self, stamp, content)
+        return None if next(conflicts) else real_replace(self, stamp, content)
 
     monkeypatch.setattr(LocalPath, "replace", replace)
-    replace_unchanged(seen, b"mine")
-    assert at.read() == b"mine"
+    replace_unchanged(revision, b"mine")
+    assert file.read() == b"mine"
 
 
 @pytest.mark.parametrize("way", COMMITS)
-def test_a_run_that_stands_still_at_any_step_publishes_nothing_over_a_newer_one(
+def test_a_run_that_is_paused_at_any_step_publishes_nothing_over_a_newer_publication(
     web: Web, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     windows(monkeypatch, 1500)

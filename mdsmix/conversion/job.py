@@ -203,7 +203,7 @@ class Job:
         encoding = replace(self.encoding, duplicates="keep")
         if not is_ended_by_next(encoding):  # then they shape no row
             encoding = replace(encoding, stop_ids=[])
-        shaping = [FORMAT_VERSION, encoding.stated, of.hash, template, self.limit]
+        shaping = [FORMAT_VERSION, encoding.non_defaults, of.hash, template, self.limit]
         return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
 
     def key(self, content: str) -> str:

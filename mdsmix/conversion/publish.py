@@ -101,7 +101,7 @@ def publish(
         format_version=FORMAT_VERSION,
         tool_version=__version__,
         encoding=job.encoding,
-        tokenizer=TokenizerCard.of(job.tokenizer),
+        tokenizer=TokenizerCard.from_tokenizer(job.tokenizer),
         backend=" + ".join(sorted({unit.backend for unit in units if unit.backend})),
         totals=totals,
         records=records,
@@ -212,7 +212,7 @@ def write_publication(job: Job, index: Index, manifest: Manifest, held_lease: Le
         publish_in_place(place, index, manifest.to_bytes(), held_lease)
         return
     _fill_version(place, index, manifest, job.folder)
-    before = Revision.of(job.folder / MANIFEST)
+    before = Revision.read(job.folder / MANIFEST)
     held_lease.confirm()
     _mark_replaced(job, place)
     replace_unchanged(before, manifest.to_bytes())
@@ -225,11 +225,11 @@ def _tidy_target(folder: Location, index: Index, held_lease: Lease) -> None:
     These are the index of a stream that was published in place, which is stored as a replaced one,
     and shards that the version contains too. If the lease was lost, they stay for the next run.
     """
-    old_index = Revision.of(folder / INDEX)
+    old_index = Revision.read(folder / INDEX)
     if old_index.content is not None:
         keep_index(folder, old_index.content)
         if held_lease.renew():
-            old_index.at.delete()
+            old_index.file.delete()
     in_version = {shard.stored.basename for shard in index.shards}
     duplicates = in_version & {name for name, _ in folder.list()}
     if duplicates:

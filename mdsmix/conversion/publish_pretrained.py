@@ -60,11 +60,13 @@ def fetch_processor(job: Job) -> None:
 
 
 def _tokenizer_home(job: Job) -> Location:
-    return job.root / TokenizerCard.of(job.tokenizer).folder_name
+    return job.root / TokenizerCard.from_tokenizer(job.tokenizer).folder_name
 
 
 def _processor_home(job: Job, processor: Processor) -> Location:
-    return job.root / name_processor_folder(processor.hash, TokenizerCard.of(job.tokenizer))
+    return job.root / name_processor_folder(
+        processor.hash, TokenizerCard.from_tokenizer(job.tokenizer)
+    )
 
 
 def refuse_unproved_processor(job: Job, files: Sequence[SourceFile]) -> None:

@@ -241,7 +241,7 @@ class Passage(NamedTuple):
 def read_passage(audit: Audit, leak: Leak) -> Passage:
     """Read the training sample with most of a leak's grams again, and return what both share."""
     source = leak.sources[0]
-    turns = decode_turns(audit.streams[source.stream].read(source.sample))
+    turns = decode_turns(audit.streams[source.stream].read_sample(source.sample))
     item = audit.items.rows[leak.item]
     training = np.concatenate([*chain(*turns)])
     run = find_longest_shared(item, training)

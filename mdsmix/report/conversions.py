@@ -204,7 +204,7 @@ def _notes_on_rejected(records: Records, where: str) -> Iterator[str]:
         warning = f"WARNING: {share:.1%} of the records are " if share > FILTERED_SHARE else ""
         yield f"{warning}filtered: {join_counts(records.filtered)}"
     if records.quarantined:
-        share = records.bad / max(1, records.asked)
+        share = records.bad / max(1, records.selected)
         warning = f"WARNING: {share:.1%} of the records are " if share > BAD_SHARE else ""
         yield f"{warning}quarantined: {join_counts(records.quarantined)}, {where}"
     if "no_loss_tokens" in records.filtered:

@@ -66,7 +66,7 @@ def _show_passages(audit: Audit, leak: Leak, decoder: Decoder | None) -> Iterato
 
 
 def _sample_name(stream: StreamInMix, sample: int) -> str:
-    id = stream.id_of(sample)
+    id = stream.read_id(sample)
     name = f"{stream.name} sample {sample:,}"
     return name if id is None else f"{name}, id {id}"
 
@@ -166,8 +166,8 @@ def _passage_json(audit: Audit, leak: Leak, decoder: Decoder | None) -> Tree:
     source = leak.sources[0]
     shared: list[int] = read_passage(audit, leak).shared.tolist()
     return {
-        "id": audit.evaluations[leak.stream].id_of(leak.sample),
-        "training_id": audit.streams[source.stream].id_of(source.sample),
+        "id": audit.evaluations[leak.stream].read_id(leak.sample),
+        "training_id": audit.streams[source.stream].read_id(source.sample),
         "shared_ids": shared,
         "shared": decoder.text(shared) if decoder else None,
     }

@@ -1,10 +1,10 @@
-"""MDS's column encodings: how large a value is, how many values are laid out at once, how one is
-decoded.
+"""The column encodings of MDS: the size of a value, laying out many values, decoding one.
 
 An encoding is a name and settings, `ndarray:uint16:2048`. Values of encodings that mdsmix does not
-know (images, pickles) stay bytes, since a check must never run the content of a shard. Another
-encoding is one line in `CODECS`: a function that makes a `Codec` of the settings. Source:
-streaming/base/format/mds/encodings.py, 0.12 and 0.13 alike.
+know (images, pickles) stay bytes, since a check must never run the content of a shard. To add an
+encoding, add a line to `CODECS`: a function that makes a `Codec` from the settings.
+
+Source: streaming/base/format/mds/encodings.py, the same in 0.12 and 0.13.
 """
 
 from __future__ import annotations
@@ -36,61 +36,64 @@ _DTYPES = {
     65: "int64",
     66: "float64",
 }
-"""MDS's codes of an array's dtype, where the column's encoding does not fix it. A column of numbers
-is named by one of these dtypes.
+"""MDS's code of an array's dtype -> the dtype. An array begins with this code if the column's
+encoding does not fix its dtype. The encoding of a column of numbers is one of these dtypes.
 """
 
 
 def _as_bytes(rows: Ragged) -> list[Ragged]:
-    """Values without anything in front of them."""
+    """Return the values as bytes, with nothing in front of them."""
     return [Ragged(rows.values.view(np.uint8), rows.offsets * rows.values.itemsize)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """One encoding with its settings. The defaults are the codec of encodings that mdsmix does not
-    know: values stay bytes.
+    """One encoding with its settings.
+
+    The defaults are for encodings that mdsmix does not know: values stay bytes.
     """
 
     dtype: str = "uint8"
     "Dtype of the column's flat values in a Ragged: that of tokens, or uint8 for text and bytes."
     size: int | None = None
-    "Bytes of every value; None where values differ in length."
+    "Bytes of every value; None if values differ in length."
     lay_out: Callable[[Ragged], list[Ragged]] = _as_bytes
-    """Lays out many values as a shard holds them, in uint8: heads, if values have them, and values.
-    ValueError where MDS cannot store one.
+    """Lay out many values as a shard stores them: uint8 rows of heads, if values have heads, and
+    uint8 rows of values. Raises ValueError if MDS cannot store a value.
     """
     decode: Callable[[bytes], Any] = bytes
-    "One value: ndarray, str, number, JSON value, or bytes."
+    "Decode one value: to an ndarray, str, number, JSON value, or bytes."
     is_array: bool = False
     "Whether values are arrays of the dtype, so that those of many samples are read at once."
 
 
-def _arrays(dtype: str = "", shape: str = "") -> Codec:
-    size = math.prod(map(int, shape.split(","))) * np.dtype(dtype).itemsize if shape else None
+def _array_codec(dtype: str = "", shape: str = "") -> Codec:
+    size = None
+    if shape:
+        size = math.prod(map(int, shape.split(","))) * np.dtype(dtype).itemsize
     return Codec(
         dtype=dtype or "uint8",
         size=size,
-        lay_out=_as_bytes if shape else _with_lengths,
-        decode=partial(_array, dtype, shape),
+        lay_out=_as_bytes if shape else _lay_out_arrays,
+        decode=partial(_decode_array, dtype, shape),
         is_array=bool(dtype),
     )
 
 
-def _with_lengths(rows: Ragged) -> list[Ragged]:
-    """1-d arrays that begin with their shape: `1 << 2 | log2(width)`, then the length in `width`
+def _lay_out_arrays(rows: Ragged) -> list[Ragged]:
+    """Lay out 1-d arrays, each after its shape: `1 << 2 | log2(width)`, then the length in `width`
     bytes.
     """
     lengths = rows.lengths
     if len(lengths) and not lengths.min():
-        raise ValueError("holds an empty row, which MDS cannot store")
+        raise ValueError("contains an empty row, which MDS cannot store")
     log_widths = (lengths > 0xFF).astype(np.int64) + (lengths > 0xFFFF)
     return [lay_out_lengths(lengths, log_widths), *_as_bytes(rows)]
 
 
 def lay_out_lengths(lengths: NDArray[np.int64], log_widths: NDArray[np.int64]) -> Ragged:
-    """The uint8 heads of 1-d arrays of these lengths: a byte of shape, then the length in `1 <<
-    log_width` bytes, 4 at most.
+    """Return the uint8 heads of 1-d arrays: a byte of shape, then the array's length in
+    `1 << log_width` bytes, 4 at most.
     """
     widest = np.empty((len(lengths), 5), np.uint8)
     widest[:, 0] = 4 | log_widths
@@ -99,21 +102,23 @@ def lay_out_lengths(lengths: NDArray[np.int64], log_widths: NDArray[np.int64]) -
     return Ragged.from_lengths(widest[np.arange(5) < widths[:, None]], widths)
 
 
-def _array(dtype: str, shape: str, data: bytes) -> NDArray[Any]:
-    """An array whose dtype and shape are fixed by the encoding or stand before its values."""
+def _decode_array(dtype: str, shape: str, data: bytes) -> NDArray[Any]:
+    """Decode an array. Dtype and shape are read from the data if the encoding does not fix them."""
     position = 0
     if not dtype:
-        dtype, position = _DTYPES[data[0]], 1
+        dtype = _DTYPES[data[0]]
+        position = 1
     if shape:
-        sides = [int(n) for n in shape.split(",")]
+        sides = [int(side) for side in shape.split(",")]
     else:
-        ndim, width = data[position] >> 2, 1 << (data[position] & 3)
+        ndim = data[position] >> 2
+        width = 1 << (data[position] & 3)
         sides = np.frombuffer(data, f"<u{width}", ndim, position + 1).tolist()
         position += 1 + ndim * width
     return np.frombuffer(data, np.dtype(dtype), offset=position).reshape(sides)
 
 
-def _number(dtype: str) -> Codec:
+def _number_codec(dtype: str) -> Codec:
     return Codec(
         dtype=dtype,
         size=np.dtype(dtype).itemsize,
@@ -121,9 +126,11 @@ def _number(dtype: str) -> Codec:
     )
 
 
-def _images(data: bytes) -> list[bytes]:
-    """The bytes of each image of a list, not decoded. `data` holds an unused number, the count, the
-    size of each image, all uint32, and then the images. ValueError where the sizes do not add up.
+def _split_images(data: bytes) -> list[bytes]:
+    """Return the bytes of each image of a list, not decoded.
+
+    `data` is an unused number, the count, the size of each image, all uint32, and then the images.
+    Raises ValueError if the sizes do not add up to the length of `data`.
     """
     count = int.from_bytes(data[4:8], "little")
     sizes = np.frombuffer(data[8 : 8 + 4 * count], "<u4").astype(np.int64)
@@ -134,23 +141,24 @@ def _images(data: bytes) -> list[bytes]:
 
 
 CODECS: dict[str, Callable[..., Codec]] = {
-    "ndarray": _arrays,
-    **dict.fromkeys(("list[jpeg]", "list[png]", "list[pil]"), partial(Codec, decode=_images)),
+    "ndarray": _array_codec,
+    **dict.fromkeys(("list[jpeg]", "list[png]", "list[pil]"), partial(Codec, decode=_split_images)),
     "json": partial(Codec, decode=json.loads),
     "str": partial(Codec, decode=bytes.decode),
     "str_int": partial(Codec, decode=int),
     "str_float": partial(Codec, decode=float),
-    "int": partial(_number, "int64"),
-    **{name: partial(_number, name) for name in _DTYPES.values()},
+    "int": partial(_number_codec, "int64"),
+    **{name: partial(_number_codec, name) for name in _DTYPES.values()},
 }
 
 
 @lru_cache(maxsize=64)
 def find_codec(encoding: str) -> Codec:
-    """The codec of an encoding such as `ndarray:uint16:2048`; ValueError or TypeError where its
-    settings are wrong.
+    """Return the codec of an encoding such as `ndarray:uint16:2048`.
+
+    Raises ValueError or TypeError if the settings are wrong.
     """
     name, *settings = encoding.split(":")
-    make = CODECS[name] if name in CODECS else load_extension("mdsmix.codecs", name)
-    made: Codec = make(*settings) if make else Codec()
-    return made
+    make_codec = CODECS[name] if name in CODECS else load_extension("mdsmix.codecs", name)
+    codec: Codec = make_codec(*settings) if make_codec else Codec()
+    return codec

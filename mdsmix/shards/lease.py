@@ -1,22 +1,24 @@
-"""One writer of a stream at a time: the object `.mdsmix/lease` names the run that writes, and holds
-while its counter rises.
+"""One writer of a stream at a time: the object `.mdsmix/lease` names the run that writes. The lease
+is valid as long as its counter rises.
 
-No clock is compared with another. The holder raises a counter in the object every five seconds. A
-run that finds a lease watches it, and takes it over only after the counter has stood still for four
-beats of its own clock. Every write is conditional on what was read. So of two runs that take over,
-one wins; and a holder that was stopped for a minute learns before it publishes that it lost.
+The clocks of two machines are never compared. The holder raises a counter in the object every five
+seconds. A run that finds a lease watches it, and takes it over only if the counter has not changed
+for four beats of its own clock. Every write is conditional on what was read. So if two runs take a
+lease over, one of them wins, and a holder that was stopped for a minute learns before it publishes
+that it lost the lease.
 
-A lease alone protects nothing: its holder may be stopped right after confirming it, and wake when
-another run has taken it over and published. So a run first reads what lies there, then confirms the
-lease, and then makes every write that publishes conditional on what it read (`swap`): the store
-refuses a run that was overtaken, and the run says so.
+A lease alone protects nothing: its holder may be stopped right after confirming it, and go on when
+another run has taken it over and published. So a run first reads the published files, then confirms
+the lease, and then makes every write that publishes conditional on what it read
+(`replace_unchanged`). The store refuses the writes of a run that was overtaken, and the run reports
+that.
 
-A stream in place takes two writes, manifest and index, and no store writes two files as one. Where
-the manifest was written and the index then refused, the manifest is taken back: the run that
-overwrote the manifest of the published index restores it (`_settle`). Each run keeps every manifest
-that it has overwritten and checks, after its own last write, that manifest and index belong
-together; so when all runs have ended, they do. A run that was killed in between leaves an
-interrupted publication like any other, and the next conversion completes it.
+Publishing a stream in place takes two writes, manifest and index, and no store writes two files as
+one. If the manifest was written and the index then refused, the manifest must be restored: the run
+that overwrote the manifest of the published index puts it back (`_restore_manifest`). Each run
+keeps every manifest that it has overwritten, and checks after its own last write that manifest and
+index belong together; so when all runs have ended, they do. A run that was killed in between leaves
+an interrupted publication like any other, and the next conversion completes it.
 """
 
 from __future__ import annotations
@@ -42,17 +44,20 @@ from mdsmix.shards.manifest import MANIFEST, parse_manifest
 from mdsmix.storage import Location
 
 LEASE_PATH = ".mdsmix/lease"
+"The lease's path below the stream's folder."
 BEAT_SECONDS = 5.0
 STALE_BEATS = 4
+"A lease may be taken over if its counter has not changed for so many beats."
 LOOKS_A_BEAT = 5
+"How often in a beat a run looks at the lease that it watches."
 TRIES = 100
-"""Attempts to take a lease. Other runs do not take and leave it so often, so after them something
-else lies in its place.
+"""Attempts to take a lease. Other runs do not take and release it so often, so after that many
+something else is at its path.
 """
 CONFLICTS = 10
-"Attempts at a conditional write: no more runs than that write at one moment."
+"Attempts at a conditional write: it is rare that more runs write at the same moment."
 
-# A fork in the middle of a beat would leave the child with the store client's locks held for ever.
+# A fork in the middle of a beat would leave the child with the store client's locks taken forever.
 _beating = threading.RLock()
 os.register_at_fork(
     before=_beating.acquire, after_in_parent=_beating.release, after_in_child=_beating.release
@@ -75,244 +80,280 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A file as it was read, with the stamp that a conditional write asks for; stamp and content
-    are None where there was no file.
+    """A file as it was read, for conditional writes. Stamp and content are None if there was no
+    file.
     """
 
-    at: Location
+    file: Location
     stamp: str | None = None
     content: bytes | None = None
 
     @classmethod
-    def of(cls, at: Location) -> Revision:
-        found = at.fetch()
-        return cls(at, found[0].stamp, found[1]) if found else cls(at)
+    def read(cls, file: Location) -> Revision:
+        answer = file.fetch()
+        if answer is None:
+            return cls(file)
+        stat, content = answer
+        return cls(file, stat.stamp, content)
 
     def put(self, content: bytes) -> Revision | None:
-        """Replaces this revision; None where another revision, or no file, lies there by now. A
-        write whose answer was lost is sent again and then finds its own content.
+        """Replace this revision and return the new one, or None if the file has changed since.
+
+        If the answer to a write is lost, the store client sends it again; that write then finds
+        its own content, and counts as done.
         """
         if self.content == content:
             return self
         for _ in range(CONFLICTS):
             if self.stamp is None:
-                stat = self.at.create(content)
+                stat = self.file.create(content)
             else:
-                stat = self.at.replace(self.stamp, content)
+                stat = self.file.replace(self.stamp, content)
             if stat:
-                return Revision(self.at, stat.stamp, content)
-            now = Revision.of(self.at)
-            if now.content == content:
-                return now
-            if now.stamp != self.stamp:
+                return Revision(self.file, stat.stamp, content)
+            current = Revision.read(self.file)
+            if current.content == content:
+                return current
+            if current.stamp != self.stamp:
                 break
         return None
 
-    def stands(self) -> bool:
-        """Whether the file still has this content."""
-        return Revision.of(self.at).content == self.content
+    def is_current(self) -> bool:
+        """Check whether the file still has this content."""
+        return Revision.read(self.file).content == self.content
 
 
 class Lease:
-    """A lease that is held. A thread keeps it alive."""
+    """A lease of this run. A thread renews it."""
 
-    def __init__(self, holder: Holder, written: Revision, held_at: float) -> None:
-        self._holder, self._at = holder, written.at
+    def __init__(self, holder: Holder, written: Revision, renewed_at: float) -> None:
+        self._holder = holder
+        self._file = written.file
         self._written: Revision | None = written
-        "The lease as last written; None once another run has taken it over."
-        self._held_at = held_at
+        "The lease as last written; None after another run has taken it over."
+        self._renewed_at = renewed_at
         self._ended = threading.Event()
-        self._heart = threading.Thread(target=self._live, name="lease", daemon=True)
+        self._heart = threading.Thread(target=self._renew_regularly, name="lease", daemon=True)
         self._heart.start()
 
     def confirm(self) -> None:
-        """Raises Unreachable where another run took the lease over. Called before anything is
+        """Raise Unreachable if another run took the lease over. Called before anything is
         published.
         """
         if not self.renew():
             raise Unreachable(
-                f"{self._at.parent.parent} was taken over by another run, because this one ({self._holder}) stood "
-                f"still for too long, or somebody deleted {self._at}; from here on it publishes and deletes nothing, "
-                "finished work units are kept: run the same command again when no other is at work."
+                f"{self._file.parent.parent} was taken over by another run, because this one "
+                f"({self._holder}) was stopped for too long, or somebody deleted {self._file}. "
+                "This run publishes and deletes nothing more; finished work units are kept: run "
+                "the same command again when no other run is writing."
             )
 
     def renew(self) -> bool:
-        """Whether this run holds the lease: writes the next beat, which only the holder can."""
+        """Write the next heartbeat. Return False if another run took the lease over."""
         with _beating:
             if self._written:
-                began, self._holder = _now(), replace(self._holder, beat=self._holder.beat + 1)
+                started_at = _now()
+                self._holder = replace(self._holder, beat=self._holder.beat + 1)
                 self._written = self._written.put(orjson.dumps(self._holder))
-                self._held_at = began if self._written else self._held_at
+                if self._written:
+                    self._renewed_at = started_at
             return self._written is not None
 
     def is_held_recently(self) -> bool:
-        """As `is_held`, but asks the store only when the last beat is older than 10 s: nobody takes
-        a lease over before its counter has stood still for 20 s. For deletions, which cannot be
-        conditional.
-        """
-        return _now() - self._held_at < STALE_BEATS * BEAT_SECONDS / 2 or self.renew()
+        """Check that nobody can have taken the lease over. Deletions, which cannot be conditional,
+        are made only then.
 
-    def delete(self, at: Location) -> None:
-        """Deletes a file, unless the lease was lost: then the file may be another run's by now."""
+        The store is asked, by `renew`, only if the last beat is older than 10 s: nobody takes a
+        lease over before its counter was unchanged for 20 s.
+        """
+        if _now() - self._renewed_at < STALE_BEATS * BEAT_SECONDS / 2:
+            return True
+        return self.renew()
+
+    def delete(self, file: Location) -> None:
+        """Delete a file, unless the lease was lost: the file may then be another run's."""
         if self.is_held_recently():
-            at.delete()
+            file.delete()
 
     def release(self) -> None:
-        """Gives the lease up. Where the store does not answer, the lease is left there and grows
-        stale.
-        """
+        """Give the lease up. If the store does not answer, the lease is left and grows stale."""
         self._ended.set()
         self._heart.join(1)
         if not self._heart.is_alive():
             with suppress(Unreachable):
-                if self._written and self._written.stands():
-                    self._at.delete()
+                if self._written and self._written.is_current():
+                    self._file.delete()
 
-    def _live(self) -> None:
+    def _renew_regularly(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
-            with suppress(Unreachable):  # the next beat may pass, and confirm() asks in earnest
+            with suppress(Unreachable):  # the next beat may succeed, and confirm() does raise
                 self.renew()
 
 
 @contextmanager
 def hold_lease(folder: Location, say: Say) -> Iterator[Lease]:
-    """Holds the lease of the stream in `folder`; Unreachable says who else does."""
-    mine = _take(folder / LEASE_PATH, say)
+    """Hold the lease of the stream in `folder` during a `with` block.
+
+    Raises Unreachable if another run holds it; the message names that run.
+    """
+    lease = _take_lease(folder / LEASE_PATH, say)
     try:
-        yield mine
+        yield lease
     finally:
-        mine.release()
+        lease.release()
 
 
-def _take(at: Location, say: Say) -> Lease:
+def _take_lease(file: Location, say: Say) -> Lease:
     me = Holder(
         host=socket.gethostname(),
         pid=os.getpid(),
         since=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
         token=secrets.token_hex(8),
     )
-    if not at.try_conditions():
+    folder = file.parent.parent
+    if not file.try_conditions():
         say(
-            f"WARNING: the store of {at.parent.parent} keeps no conditions (If-Match, If-None-Match), so two runs that "
-            "write one stream cannot be kept apart for certain: see that no two are started at once."
+            f"WARNING: the store of {folder} keeps no conditions (If-Match, If-None-Match), so it "
+            "cannot reliably keep two runs from writing one stream: never start two at once."
         )
     for _ in range(TRIES):
-        seen = Revision.of(at)
-        if seen.content is not None and not _is_over(seen, say):
+        current = Revision.read(file)
+        if current.content is not None and not _wait_until_over(current, say):
             break
-        began = _now()
-        if written := seen.put(orjson.dumps(me)):
-            return Lease(me, written, began)
+        started_at = _now()
+        written = current.put(orjson.dumps(me))
+        if written:
+            return Lease(me, written, started_at)
     raise Unreachable(
-        f"{at.parent.parent} is being written by {_holder_in(Revision.of(at)) or 'another run'}, and two at once would "
-        "publish over each other; wait until it is done or end it, then run the same command again."
+        f"{folder} is being written by {_name_holder(Revision.read(file))}, and two runs at once "
+        "would overwrite each other's publication; wait until that run is done or end it, then run "
+        "the same command again."
     )
 
 
-def _is_over(seen: Revision, say: Say) -> bool:
-    """Whether the lease was given up, or its counter stood still for 20 s."""
-    said = f"{seen.at.parent.parent} is held by {_holder_in(seen) or 'another run'}"
-    say(f"{said}; watching for up to {STALE_BEATS * BEAT_SECONDS:.0f} s whether it lives")
-    # Looks are counted, not seconds: a store slow for us is slow for the holder.
+def _wait_until_over(lease: Revision, say: Say) -> bool:
+    """Watch the lease of another run. Return whether it was released, or its counter did not
+    change for 20 s.
+    """
+    say(
+        f"{lease.file.parent.parent} is held by {_name_holder(lease)}; watching for up to "
+        f"{STALE_BEATS * BEAT_SECONDS:.0f} s whether that run is alive"
+    )
+    # Looks are counted, not seconds: a store that is slow for us is slow for the holder too.
     for _ in range(STALE_BEATS * LOOKS_A_BEAT):
         time.sleep(BEAT_SECONDS / LOOKS_A_BEAT)
-        if (now := Revision.of(seen.at)) != seen:
-            return now.content is None
+        current = Revision.read(lease.file)
+        if current != lease:
+            return current.content is None
     return True
 
 
-def _holder_in(found: Revision) -> Holder | None:
-    """The holder that the lease names; None where it cannot be read, as in the middle of a
-    write.
-    """
-    return schema.parse_json_if_fit(Holder, found.content or b"")
+def _name_holder(lease: Revision) -> str:
+    """Name the lease's holder for a message; a lease that is being written may be unreadable."""
+    holder = schema.parse_json_if_fit(Holder, lease.content or b"")
+    return str(holder or "another run")
 
 
 def _now() -> float:
-    """Seconds by a clock that goes on while the machine sleeps, where there is one."""
+    """Return seconds by a clock that goes on while the machine sleeps, if it has one."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 REPLACED_INDEX = ".mdsmix/{hash}.index"
 "The file that keeps a replaced index."
 REPLACED_MARK = ".mdsmix/{hash}.replaced"
-"""A file whose time stamp says when a version, named by the first 8 digits of its index's hash,
-ceased to be current.
+"""A file whose modification time is when a version stopped being the current one. `hash`: the first
+8 digits of the hash of the version's index.
 """
 
 
 class Overtaken(Unreachable):
-    """Another run has published since this one looked."""
+    """Another run has published since this one read the published files."""
 
 
-def publish_in_place(folder: Location, index: Index, manifest: bytes | None, held: Lease) -> None:
-    """Publishes `index` and `manifest` in `folder`; None: the stream has no manifest. The replaced
-    index and its shards are kept for a while (`mdsmix gc`), since caches and running jobs may use
-    them. Overtaken where another run published first.
+def publish_in_place(folder: Location, index: Index, manifest: bytes | None, lease: Lease) -> None:
+    """Publish `index` and `manifest` in `folder`.
+
+    The replaced index and its shards are kept for a while (until `mdsmix gc`), since caches and
+    running jobs may use them.
+    Raises Overtaken if another run published first.
+
+    Args:
+        manifest: its bytes; None if the stream has no manifest.
     """
-    before = Revision.of(folder / MANIFEST)
-    old_index = Revision.of(folder / INDEX)
-    held.confirm()
+    old_manifest = Revision.read(folder / MANIFEST)
+    old_index = Revision.read(folder / INDEX)
+    lease.confirm()
     if manifest is None:
-        before.at.delete()
-    mine = Revision(before.at) if manifest is None else replace_unchanged(before, manifest)
+        old_manifest.file.delete()
+        new_manifest = Revision(old_manifest.file)
+    else:
+        new_manifest = replace_unchanged(old_manifest, manifest)
     try:
         if old_index.content not in (None, index.content):
             keep_index(folder, old_index.content or b"")
         replace_unchanged(old_index, index.content)
     except Overtaken:
-        _settle(folder, before.content, manifest)
+        _restore_manifest(folder, old_manifest.content, manifest)
         raise
-    if not mine.stands():
-        _settle(folder, before.content, manifest)
+    if not new_manifest.is_current():
+        _restore_manifest(folder, old_manifest.content, manifest)
 
 
 def keep_index(folder: Location, index: bytes) -> None:
-    """Keeps an index that is about to be replaced."""
+    """Keep a copy of an index that is about to be replaced."""
     (folder / REPLACED_INDEX.format(hash=xxhash.xxh128_hexdigest(index))).write(index)
 
 
 def read_replaced_indexes(folder: Location) -> Iterator[Index]:
-    """The replaced indexes that are kept in this folder, except damaged ones, which no reader can
-    be using.
+    """Yield the replaced indexes that are kept in this folder, except damaged ones, which no reader
+    can be using.
     """
-    kept = folder / REPLACED_INDEX.partition("/")[0]
-    for name, _ in kept.list():
+    kept_folder = folder / REPLACED_INDEX.partition("/")[0]
+    for name, _ in kept_folder.list():
         if name.endswith(".index"):
             with suppress(Unreachable):
-                yield parse_index((kept / name).read(), name)
+                yield parse_index((kept_folder / name).read(), name)
 
 
-def replace_unchanged(seen: Revision, content: bytes) -> Revision:
-    """Replaces a file that is still as it was seen by `content`; Overtaken where it is not."""
-    if put := seen.put(content):
-        return put
-    raise Overtaken(
-        f"{seen.at.parent} was published by another run while this one stood still, or {seen.at.name} was changed by hand; what "
-        "stands there stays, this run publishes nothing, finished work units are kept: run the same command again when no "
-        "other is at work."
-    )
+def replace_unchanged(revision: Revision, content: bytes) -> Revision:
+    """Replace a file that has not changed since `revision` was read.
 
-
-def _settle(folder: Location, *known: bytes | None) -> None:
-    """Restores the manifest of the published index, where another one lies there and this run knows
-    the right one.
+    Raises Overtaken if it has changed.
     """
-    manifests = {index: content for each in known for index, content in _by_index(each).items()}
+    written = revision.put(content)
+    if written is None:
+        raise Overtaken(
+            f"{revision.file.parent} was published by another run while this one was stopped, or "
+            f"{revision.file.name} was changed by hand; that publication is kept, this run "
+            "publishes nothing, finished work units are kept: run the same command again when no "
+            "other run is writing."
+        )
+    return written
+
+
+def _restore_manifest(folder: Location, *known_manifests: bytes | None) -> None:
+    """Restore the manifest of the published index if `folder` has another manifest and this run
+    knows the right one.
+    """
+    manifests = dict[str, bytes]()
+    for known in known_manifests:
+        manifests |= _by_index_hash(known)
     for _ in range(CONFLICTS):
-        # Read before the index: if the two belong together, they did so at one moment.
-        seen = Revision.of(folder / MANIFEST)
-        index = Revision.of(folder / INDEX)
-        found = _by_index(seen.content)
-        standing = xxhash.xxh128_hexdigest(index.content or b"")
-        if standing in found or standing not in manifests:
+        # Read the manifest first: if the two belong together, they did so at one moment.
+        manifest = Revision.read(folder / MANIFEST)
+        index = Revision.read(folder / INDEX)
+        current = _by_index_hash(manifest.content)
+        index_hash = xxhash.xxh128_hexdigest(index.content or b"")
+        if index_hash in current or index_hash not in manifests:
             return
-        manifests |= found
-        seen.put(manifests[standing])
+        manifests |= current
+        manifest.put(manifests[index_hash])
 
 
-def _by_index(manifest: bytes | None) -> dict[str, bytes]:
-    """{hash of its index: manifest}; empty where there is no manifest or it is damaged."""
-    with suppress(Unreachable):
-        return {parse_manifest(manifest, "").index_hash: manifest} if manifest else {}
+def _by_index_hash(manifest: bytes | None) -> dict[str, bytes]:
+    """Return {hash of the manifest's index: manifest}; empty if it is missing or damaged."""
+    if manifest:
+        with suppress(Unreachable):
+            return {parse_manifest(manifest, "").index_hash: manifest}
     return {}

@@ -1,14 +1,15 @@
-"""Opens a published stream by a folder that a user names: its split's own folder, or one of the
-versions beside it.
+"""Opens a published stream from a folder that a user names: the split's folder, or one of the
+split's versions.
 
-A stream is published in place, its index replaced at every change, or as versions:
-`<split>-<hash8>/` folders that never change. Under versions the split's own folder holds no index.
-The manifest in it names the current version by its index's hash. So one small write moves every
-reader of the split's folder, and no reader of a version's own folder.
+A stream is published in place, and its index is replaced at every change, or as versions: folders
+`<split>-<hash8>/` next to the split's folder, which never change. Under versions the split's own
+folder has no index. Its manifest names the current version by the hash of that version's index. So
+one small write moves every reader of the split's folder to the new version, and no reader of a
+version's own folder.
 
-`contradictions` holds the rules between a stream's index, its manifest and the files beside them,
-for `verify` and `check` alike. It needs one listing. Damage inside an index or a manifest is told
-when that file is read.
+`find_contradictions` has the rules between a stream's index, its manifest and the files next to
+them, for `verify` and `check` alike. It needs one listing. Damage inside an index or a manifest is
+found when that file is read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -33,22 +34,22 @@ from mdsmix.shards.side_files import read_record_id
 from mdsmix.storage import Location, Stat
 
 LIMITED_NAME = re.compile(r"limit-\d+")
-"Name of the folder that `convert --limit` publishes beside the splits."
+"Name of the folder that `convert --limit` publishes next to the splits."
 QUARANTINE = "quarantine"
 """The folder of a stream's bad records: a file for each window that has some, a line of JSON for
 each record.
 """
 QUARANTINE_SUFFIX = ".jsonl.zst"
 VERSION_NAME = re.compile(r"(.+)-([0-9a-f]{8})")
+"Name of a version's folder: the split and the first 8 digits of the index's hash."
 
-
-SHARD_MISSING, SHARD_SIZE, SHARD_BASENAMES = "shard-missing", "shard-size", "shard-basenames"
-SIDE_FILES, PUBLICATION_INTERRUPTED, MANIFEST_CONTRADICTS = (
-    "side-files",
-    "publication-interrupted",
-    "manifest-contradicts",
-)
-"The rules, by the names that `check` gives them."
+# The rules, by the names that `check` gives them.
+SHARD_MISSING = "shard-missing"
+SHARD_SIZE = "shard-size"
+SHARD_BASENAMES = "shard-basenames"
+SIDE_FILES = "side-files"
+PUBLICATION_INTERRUPTED = "publication-interrupted"
+MANIFEST_CONTRADICTS = "manifest-contradicts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class StreamFault:
     rule: str
     "The rule's name in `check`."
     file: str
-    "A shard, the index, the manifest or a file that it names, by its name in the stream's folder."
+    "Name in the stream's folder: of a shard, the index, the manifest or a file that it names."
     problem: str
     "What was expected and what was found."
 
@@ -66,24 +67,31 @@ class StreamFault:
         return f"{self.file}: {self.problem}"
 
 
+class ShardRow(NamedTuple):
+    """The place of a sample."""
+
+    shard: Shard
+    row: int
+    "The sample's number in the shard, from 0."
+
+
 @dataclass(frozen=True, kw_only=True)
 class PublishedStream:
-    """A published stream as it lies there. Its files are listed, and its samples read, when
-    somebody asks.
-    """
+    """A published stream. Its files are listed, and its samples read, only when needed."""
 
     folder: Location
-    "Where index.json lies."
+    "The folder with index.json."
     index: Index
     manifest: Manifest | None
 
     @property
     def trusted_manifest(self) -> Manifest | None:
-        """The manifest where it names this index; None where it names another, as after an
-        interrupted publication.
+        """The manifest if it names this index; otherwise None, as after an interrupted
+        publication.
         """
-        is_trusted = self.manifest and self.manifest.index_hash == self.index.hash
-        return self.manifest if is_trusted else None
+        if self.manifest and self.manifest.index_hash == self.index.hash:
+            return self.manifest
+        return None
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -104,141 +112,166 @@ class PublishedStream:
 
     @cached_property
     def files(self) -> Mapping[str, Stat]:
-        """Path below the folder -> Stat of each file: one listing, however many shards."""
+        """Path below the folder -> Stat of each file, by one listing for any number of shards."""
         return self.index.list_files(self.folder)
 
     @cached_property
     def contradictions(self) -> Sequence[StreamFault]:
-        """Every rule between index, manifest and files that the stream breaks."""
+        """The rules between index, manifest and files that the stream breaks."""
         return list(find_contradictions(self.index, self.manifest, self.files))
 
-    def holds(self, shard: Shard) -> bool:
+    def has_file_of(self, shard: Shard) -> bool:
+        """Check whether the shard's file is there, with the size that the index states."""
         return shard.stored.find_problem(self.files) is None
 
     @cached_property
-    def _ends(self) -> list[int]:
+    def _shard_ends(self) -> list[int]:
+        """For each shard, the number of the stream's sample after its last one."""
         return list(accumulate(shard.samples for shard in self.shards))
 
-    def locate(self, sample: int) -> tuple[Shard, int]:
-        """The shard that holds the `sample`-th sample of the stream, from 0, and the sample's
-        number in that shard.
-        """
-        number = bisect_right(self._ends, sample)
+    def locate(self, sample: int) -> ShardRow:
+        """Find the place of the stream's `sample`-th sample, from 0."""
+        number = bisect_right(self._shard_ends, sample)
         shard = self.shards[number]
-        return shard, sample - (self._ends[number] - shard.samples)
+        shard_start = self._shard_ends[number] - shard.samples
+        return ShardRow(shard, sample - shard_start)
 
-    def read(self, sample: int) -> Sample:
-        """A sample, decoded; Unreachable where it cannot be read."""
+    def read_sample(self, sample: int) -> Sample:
+        """Read and decode a sample. Raises Unreachable if it cannot be read."""
         shard, row = self.locate(sample)
         return read_samples(self.folder, shard, [row])[row]
 
-    def id_of(self, sample: int) -> Any:
-        """The name of the record behind a sample, or a list of names behind a packed row; None
-        where no names are kept.
+    def read_id(self, sample: int) -> Any:
+        """Return the name of a sample's record, or a list of names for a packed row; None if the
+        stream has no names.
         """
-        sides = self.trusted_manifest.side_files if self.trusted_manifest else ()
-        return read_record_id(self.folder, sides, *self.locate(sample))
+        manifest = self.trusted_manifest
+        side_files = manifest.side_files if manifest else ()
+        shard, row = self.locate(sample)
+        return read_record_id(self.folder, side_files, shard, row)
 
 
 def find_contradictions(
     index: Index, manifest: Manifest | None, files: Mapping[str, Stat]
 ) -> Iterator[StreamFault]:
-    """Every rule that the stream breaks. `files`: name -> size of each file beside its index."""
+    """Yield the rules that a stream breaks.
+
+    Args:
+        files: path below the index's folder -> Stat of each file.
+    """
+    # Shards: each file exists, has the stated size and is listed once.
     for file in index.files:
-        if problem := file.find_problem(files):
-            yield StreamFault(
-                SHARD_SIZE if file.basename in files else SHARD_MISSING, file.basename, problem
-            )
+        problem = file.find_problem(files)
+        if problem:
+            rule = SHARD_SIZE if file.basename in files else SHARD_MISSING
+            yield StreamFault(rule, file.basename, problem)
     for name, times in Counter(file.basename for file in index.files).items():
         if times > 1:
-            yield StreamFault(
-                SHARD_BASENAMES, name, f"expected once in the index, found {times} times"
-            )
+            problem = f"expected once in the index, found {times} times"
+            yield StreamFault(SHARD_BASENAMES, name, problem)
     if manifest is None:
         return
+
+    # The manifest names this index; otherwise the other rules say nothing.
     if index.hash != manifest.index_hash:
-        expected = f"expected the xxh128 {manifest.index_hash} of the manifest, found {index.hash}"
-        why = "a publication was interrupted, or the index was changed"
-        yield StreamFault(PUBLICATION_INTERRUPTED, INDEX, f"{expected}: {why}")
+        problem = (
+            f"expected the xxh128 {manifest.index_hash} of the manifest, found {index.hash}: "
+            "a publication was interrupted, or the index was changed"
+        )
+        yield StreamFault(PUBLICATION_INTERRUPTED, INDEX, problem)
         return
-    for beside in manifest.named_files:
-        if problem := beside.stored.find_problem(files):
-            yield StreamFault(SIDE_FILES, beside.name, problem)
+
+    # The manifest fits the files and the shards.
+    for named_file in manifest.named_files:
+        missing = named_file.stored.find_problem(files)
+        if missing:
+            yield StreamFault(SIDE_FILES, named_file.name, missing)
     columns = manifest.encoding.columns
     for shard in index.shards:
         if shard.columns != columns:
             problem = f"expected the columns {columns}, found {shard.columns}"
             yield StreamFault(MANIFEST_CONTRADICTS, shard.stored.basename, problem)
-    for problem in _sums(index, manifest):
+    for problem in _find_wrong_counts(index, manifest):
         yield StreamFault(MANIFEST_CONTRADICTS, MANIFEST, problem)
 
 
-def _sums(index: Index, manifest: Manifest) -> Iterator[str]:
-    """Sentences on counts of the manifest that do not add up, or not to what the index holds."""
-    shards, parts = iter(index.shards), manifest.parts
-    counts = [min(max(0, part.shards), len(index.shards)) for part in parts]
-    found = [sum(shard.samples for shard in islice(shards, count)) for count in counts]
-    said, total = [part.samples for part in parts], manifest.totals.samples
-    if found != said or next(shards, None) or sum(said) != total:
+def _find_wrong_counts(index: Index, manifest: Manifest) -> Iterator[str]:
+    """Yield sentences on counts of the manifest that do not add up, or do not fit the index."""
+    expected = [unit.samples for unit in manifest.parts]
+    total = manifest.totals.samples
+    shards = iter(index.shards)
+    actual = []
+    for unit in manifest.parts:
+        number_of_shards = min(max(0, unit.shards), len(index.shards))
+        actual.append(sum(shard.samples for shard in islice(shards, number_of_shards)))
+    has_more_shards = next(shards, None) is not None
+    if actual != expected or has_more_shards or sum(expected) != total:
         yield f"expected {total:,} samples, part by part, in the index, found {index.samples:,}"
-    if not manifest.records.adds_up:
-        yield f"expected as many records read as written, filtered and quarantined, found {manifest.records}"
+    records = manifest.records
+    if not records.adds_up:
+        yield (
+            f"expected as many records read as written, filtered and quarantined, found {records}"
+        )
 
 
 def open_published(folder: Location) -> PublishedStream | None:
-    """Opens the stream published at `folder`: two small reads, three where it is published as
-    versions. None where there is none.
+    """Open the stream published at `folder`, or return None if there is none. Two small reads, or
+    three if it is published as versions.
 
-    Under versions the manifest is that in the split's folder, not the version's own: it names the
+    Under versions the manifest is that of the split's folder, not the version's own: it names the
     newest sources.
     """
-    index, manifest = find_index(folder), read_manifest(folder)
+    index = find_index(folder)
+    manifest = read_manifest(folder)
     if index is None and manifest:
         folder = locate_version(folder, manifest.index_hash)
         index = find_index(folder)
-    return PublishedStream(folder=folder, index=index, manifest=manifest) if index else None
+    if index is None:
+        return None
+    return PublishedStream(folder=folder, index=index, manifest=manifest)
 
 
 def open_stream_in(folder: Location) -> PublishedStream:
-    """Opens the stream in just this folder; Unreachable where it has no index."""
+    """Open the stream whose index is in this very folder. Raises Unreachable if it has no index."""
     return PublishedStream(folder=folder, index=read_index(folder), manifest=read_manifest(folder))
 
 
-def locate_version(folder: Location, index_hash: str) -> Location:
-    """The folder of the version with this index, of the split in `folder`."""
-    return folder.parent / f"{folder.name}-{index_hash[:8]}"
+def locate_version(split: Location, index_hash: str) -> Location:
+    """Return the folder of the split's version with this index. It need not exist."""
+    return split.parent / f"{split.name}-{index_hash[:8]}"
 
 
-def list_versions(folder: Location) -> Iterator[Location]:
-    """The versions beside the split's folder, finished or not."""
-    for name in folder.parent.folders():
-        found = VERSION_NAME.fullmatch(name)
-        if found and found[1] == folder.name:
-            yield folder.parent / name
+def list_versions(split: Location) -> Iterator[Location]:
+    """Yield the folders of the split's versions, finished or not."""
+    for name in split.parent.folders():
+        match = VERSION_NAME.fullmatch(name)
+        if match and match[1] == split.name:
+            yield split.parent / name
 
 
 def find_working_folder(folder: Location) -> Location:
-    """The folder of a version's split, where conversion works. Any other folder, or a version whose
-    split has no manifest, is returned as it is.
+    """Return the folder of a version's split, where conversion works.
+
+    Any other folder, or a version whose split has no manifest, is returned as it is.
     """
-    found = VERSION_NAME.fullmatch(folder.name)
-    split = folder.parent / found[1] if found else folder
+    match = VERSION_NAME.fullmatch(folder.name)
+    split = folder.parent / match[1] if match else folder
     return split if (split / MANIFEST).stat() else folder
 
 
-def find_named_version(folder: Location) -> Location | None:
-    """The version that the manifest in the split's folder names; None where the stream is published
-    in place.
+def find_named_version(split: Location) -> Location | None:
+    """Return the version that the manifest in the split's folder names; None if the stream is
+    published in place.
     """
-    if (folder / INDEX).stat():
+    if (split / INDEX).stat():
         return None
-    manifest = read_manifest(folder)
-    return locate_version(folder, manifest.index_hash) if manifest else None
+    manifest = read_manifest(split)
+    return locate_version(split, manifest.index_hash) if manifest else None
 
 
 def find_current(folder: Location) -> Location | None:
-    """The folder that holds the index of the stream published at `folder`; None where there is
-    none.
+    """Return the folder with the index of the stream published at `folder`; None if there is no
+    stream.
     """
     if (folder / INDEX).stat():
         return folder
@@ -246,60 +279,72 @@ def find_current(folder: Location) -> Location | None:
     return version if version and (version / INDEX).stat() else None
 
 
-def find_published(at: Location) -> Location:
-    """The folder that holds the index: `at`, the current version of `at`, or that of the only split
-    in `at`. Unreachable where there is none, or several.
+def find_published(folder: Location) -> Location:
+    """Return the folder with the index: `folder` itself, its current version, or that of the only
+    split in it.
+
+    Raises NotPublished if there is no stream, Unreachable if there are several splits.
     """
-    if found := find_current(at):
-        return found
-    splits = dict(_splits(at))
-    chosen = {name: of for name, of in splits.items() if not LIMITED_NAME.fullmatch(name)} or splits
-    if not chosen:
-        raise make_not_published(at)
-    if len(chosen) > 1:
+    current = find_current(folder)
+    if current:
+        return current
+    all_splits = dict(_find_splits(folder))
+    splits = {name: index for name, index in all_splits.items() if not LIMITED_NAME.fullmatch(name)}
+    if not splits:
+        splits = all_splits
+    if not splits:
+        raise make_not_published(folder)
+    if len(splits) > 1:
+        example = folder / next(iter(splits))
         raise Unreachable(
-            f"{at} holds {len(chosen)} splits ({', '.join(chosen)}); name one, for example {at / next(iter(chosen))}."
+            f"{folder} contains {len(splits)} splits ({', '.join(splits)}); name one, for example "
+            f"{example}."
         )
-    return next(iter(chosen.values()))
+    return next(iter(splits.values()))
 
 
-def list_limited(at: Location) -> list[Location]:
-    """Return the folders of conversions with `--limit` that are published in the folder of a
-    stream.
-    """
-    names = sorted(name for name in at.folders() if LIMITED_NAME.fullmatch(name))
-    return [at / name for name in names if find_current(at / name)]
+def list_limited(stream: Location) -> list[Location]:
+    """Return the folders of conversions with `--limit` that are published in a stream's folder."""
+    names = sorted(name for name in stream.folders() if LIMITED_NAME.fullmatch(name))
+    return [stream / name for name in names if find_current(stream / name)]
 
 
-def make_not_published(at: Location) -> NotPublished:
-    """The error for a place without a stream."""
+def make_not_published(folder: Location) -> NotPublished:
+    """Return the error of a folder without a stream."""
     return NotPublished(
-        f"{at} holds no published stream: neither it nor a folder in it has an {INDEX}; correct the "
-        "path, or publish it (again) with the tool that makes it."
+        f"{folder} contains no published stream: neither it nor a folder in it has an {INDEX}; "
+        "correct the path, or publish the stream (again) with the tool that makes it."
     )
 
 
-def _splits(at: Location) -> Iterator[tuple[str, Location]]:
-    """The published splits in `at`, and where the index of each lies. A version is no split where
-    its split lies beside it.
+def _find_splits(folder: Location) -> Iterator[tuple[str, Location]]:
+    """Yield name and index folder of each published split in `folder`. A version does not count as
+    a split if its split is there.
     """
-    names = set(at.folders())
+    names = set(folder.folders())
     for name in sorted(names):
         version = VERSION_NAME.fullmatch(name)
-        if not (version and version[1] in names) and (found := find_current(at / name)):
-            yield name, found
+        if version and version[1] in names:
+            continue
+        current = find_current(folder / name)
+        if current:
+            yield name, current
 
 
 def read_quarantine(folder: Location) -> Iterator[dict[str, Any]]:
-    """All bad records of a stream, in the order of the files' names; Unreachable where a file is
-    damaged.
+    """Yield all bad records of a stream, in the order of the files' names.
+
+    Raises Unreachable if a file is damaged.
     """
     quarantine = folder / QUARANTINE
     for name, _ in quarantine.list():
-        if name.endswith(QUARANTINE_SUFFIX):
-            at = quarantine / name
-            if (content := decompress_frame(at.read())) is None:
-                raise Unreachable(
-                    f"{at} is damaged or cut off, and it holds bad records; delete it and run convert again, which writes it anew."
-                )
-            yield from map(orjson.loads, content.splitlines())
+        if not name.endswith(QUARANTINE_SUFFIX):
+            continue
+        file = quarantine / name
+        content = decompress_frame(file.read())
+        if content is None:
+            raise Unreachable(
+                f"{file}, a file of bad records, is damaged or cut off; delete it and run convert "
+                "again, which writes it again."
+            )
+        yield from map(orjson.loads, content.splitlines())

@@ -1,21 +1,21 @@
-"""Samples -> shards: laid out as MDS, cut, named by the hash of their bytes, and written where they
-do not lie yet.
+"""Samples -> shards: lays samples out as MDS, splits them into shards, names each shard by the hash
+of its bytes, and writes the shards that are not stored yet.
 
-Of ndarray columns a shard is byte for byte what streaming's MDSWriter writes for the same samples.
-A `json` column is written without a space behind its commas and colons, which MDSWriter puts there:
-75,062 bytes where it takes 91,624. Every reader decodes the same from both.
+If all columns are ndarrays, a shard is byte for byte the one that Streaming's MDSWriter writes for
+the same samples. A `json` column is written without the spaces that MDSWriter puts after commas and
+colons: 75,062 bytes instead of 91,624. Every reader decodes the same from both.
 
 MDSWriter encodes one sample at a time; here a shard is laid out at once from flat token arrays, at
-memory speed. The price is that only the column encodings that mdsmix writes are known:
+memory speed. The price is that only the column encodings that mdsmix writes are supported:
 `ndarray:<int>[:<length>]`, `json` and `list[jpeg]`.
 
 A shard is: sample count (uint32), byte offsets of every sample and of the end (uint32 [n + 1]), a
-JSON of its settings, then the samples. A sample is the sizes of its columns without a fixed size
+JSON of its settings, then the samples. A sample is the sizes of its columns that have no fixed size
 (uint32 each), then its columns in the order of their names. Source:
-streaming/base/format/mds/{writer,encodings}.py, 0.12 and 0.13 alike.
+streaming/base/format/mds/{writer,encodings}.py, the same in 0.12 and 0.13.
 
-A file that is there is not written again: a look costs one request, a needless write a whole
-upload. So a watcher of the folder sees a change only where there is one.
+A file that exists is not written again: asking costs one request, a needless write a whole upload.
+So whoever watches the folder sees a file change only if its content does.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.ragged import Chunked, Interleaved, Ragged
 from mdsmix.shards.codecs import Codec, find_codec
 from mdsmix.shards.index import HASH_ALGORITHM, Shard, StoredFile
-from mdsmix.storage import Location, map_threads
+from mdsmix.storage import Location, Stat, map_threads
 
 SHARD_NAME = re.compile(r"([0-9a-f]{32})(-\d+)?\.mds(\.zstd)?")
-"The name of a shard that mdsmix wrote; shards of equal bytes are numbered."
+"The name of a shard that mdsmix wrote; shards with equal bytes are numbered."
 SHARD_BYTES = 1 << 26
 "64 MiB, MDSWriter's own default: a shard is the unit of download and of eviction."
 SHARD_ROWS = 1 << 17
@@ -54,7 +54,7 @@ Rows = Ragged | Chunked
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """The settings that every shard of a stream shares."""
+    """The settings that all shards of a stream share."""
 
     encodings: Mapping[str, str]
     "Column name -> MDS encoding."
@@ -68,7 +68,7 @@ class ShardLayout:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that stand in a shard's own head and again in index.json."""
+        """The settings that a shard begins with and that index.json repeats."""
         codecs = self.codecs
         return {
             "version": 2,
@@ -83,75 +83,101 @@ class ShardLayout:
 
 
 def lay_out_samples(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Ragged:
-    """uint8 rows, each the bytes of a sample, from one Ragged per column; ValueError for an empty
-    ndarray row, as MDSWriter refuses it. Interleaved columns have one codec, without a fixed size.
+    """Return uint8 rows, each the bytes of a sample, from one Ragged for each column.
+
+    Interleaved columns have one codec, without a fixed size.
+    Raises ValueError for an empty ndarray row, which MDSWriter refuses too.
     """
     if isinstance(columns, Interleaved):
-        return _lay_out_cells(next(iter(layout.codecs.values())), columns.cells, len(columns))
-    heads, values = list[NDArray[np.int64]](), list[Ragged]()
+        codec = next(iter(layout.codecs.values()))
+        return _lay_out_interleaved(codec, columns.cells, len(columns))
+    sizes_of_columns = list[NDArray[np.int64]]()
+    pieces = list[Ragged]()
     for name, codec in layout.codecs.items():
         try:
-            parts = codec.lay_out(columns[name])
+            pieces_of_column = codec.lay_out(columns[name])
         except ValueError as error:
             raise ValueError(f"column {name} {error}") from None
-        values += parts
+        pieces += pieces_of_column
         if codec.size is None:
-            heads.append(sum(part.lengths for part in parts))  # type: ignore[arg-type]
-    if heads:
-        sizes = np.stack(heads, axis=1).astype("<u4").reshape(-1).view(np.uint8)
-        values.insert(0, Ragged.from_lengths(sizes, np.full(len(heads[0]), 4 * len(heads))))
-    return Ragged.zip(values)
+            sizes_of_columns.append(
+                sum(piece.lengths for piece in pieces_of_column)  # type: ignore[arg-type]
+            )
+    # A sample begins with the sizes of its columns that have no fixed size.
+    if sizes_of_columns:
+        heads = np.stack(sizes_of_columns, axis=1).astype("<u4").reshape(-1).view(np.uint8)
+        samples = len(sizes_of_columns[0])
+        head_bytes = 4 * len(sizes_of_columns)
+        pieces.insert(0, Ragged.from_lengths(heads, np.full(samples, head_bytes)))
+    return Ragged.zip(pieces)
 
 
-def _lay_out_cells(codec: Codec, cells: Ragged, columns: int) -> Ragged:
-    parts = codec.lay_out(cells)
-    sizes = np.asarray(sum(part.lengths for part in parts)).astype("<u4").view(np.uint8)
-    widths = np.tile([4 * columns] + [0] * (columns - 1), len(cells) // columns)
-    laid_out = Ragged.zip([Ragged.from_lengths(sizes, widths), *parts])
+def _lay_out_interleaved(codec: Codec, cells: Ragged, columns: int) -> Ragged:
+    """Lay out samples whose cells alternate in one Ragged: `columns` cells for each sample."""
+    pieces = codec.lay_out(cells)
+    sizes = np.asarray(sum(piece.lengths for piece in pieces)).astype("<u4").view(np.uint8)
+    # The sizes of all cells of a sample are put in front of its first cell.
+    head_bytes = np.tile([4 * columns] + [0] * (columns - 1), len(cells) // columns)
+    laid_out = Ragged.zip([Ragged.from_lengths(sizes, head_bytes), *pieces])
     return Ragged(laid_out.values, laid_out.offsets[::columns])
 
 
 def lay_out_sample(cells: Sequence[bytes | memoryview]) -> bytes:
-    """A sample of columns without a fixed size, in the order of their names: in a twentieth of the
-    time that `lay_out` takes for one.
+    """Return the bytes of one sample whose columns have no fixed size.
+
+    It takes a twentieth of the time that `lay_out_samples` takes for one sample.
+
+    Args:
+        cells: in the order of the columns' names.
     """
-    return np.array([*map(len, cells)], "<u4").tobytes() + b"".join(cells)
+    sizes = np.array([*map(len, cells)], "<u4")
+    return sizes.tobytes() + b"".join(cells)
 
 
 def split_into_shards(rows: Rows) -> Iterator[Rows]:
-    """Cuts rows evenly into the fewest shards of at most SHARD_BYTES and SHARD_ROWS; a larger row
-    is a shard alone.
+    """Split rows evenly into the fewest shards of at most SHARD_BYTES and SHARD_ROWS; a larger row
+    is a shard of its own.
     """
-    for start, stop in pairwise(_cuts(rows.offsets)):
+    for start, stop in pairwise(_find_shard_edges(rows.offsets)):
         yield rows.slice(start, stop)
 
 
-def _cuts(ends: NDArray[np.int64]) -> list[int]:
-    """Row numbers where shards begin and end. Shards have equal rows if such a cut is within the
-    limits, else each is as full as may be.
+def _find_shard_edges(ends: NDArray[np.int64]) -> list[int]:
+    """Return the row numbers at which shards begin and end.
+
+    Shards get equal numbers of rows if such a split is within the limits; otherwise each is as full
+    as the limits allow.
     """
-    full, n = [0], len(ends) - 1
-    while full[-1] < n:
-        full.append(_fullest(full[-1], ends))
-    for count in range(len(full) - 1, len(full) + 2):
-        even: list[int] = np.linspace(0, n, count + 1).astype(np.int64).tolist()
-        if all(start < stop <= _fullest(start, ends) for start, stop in pairwise(even)):
-            return even
-    return full
+    rows = len(ends) - 1
+    full_edges = [0]
+    while full_edges[-1] < rows:
+        full_edges.append(_find_last_edge(full_edges[-1], ends))
+    fewest = len(full_edges) - 1
+    for shards in range(fewest, fewest + 3):
+        even_edges: list[int] = np.linspace(0, rows, shards + 1).astype(np.int64).tolist()
+        shards_fit = (
+            start < stop <= _find_last_edge(start, ends) for start, stop in pairwise(even_edges)
+        )
+        if all(shards_fit):
+            return even_edges
+    return full_edges
 
 
-def _fullest(start: int, ends: NDArray[np.int64]) -> int:
-    """The row before which a shard that begins at `start` must end; its table of offsets counts
-    too, 4 bytes a row.
+def _find_last_edge(start: int, ends: NDArray[np.int64]) -> int:
+    """Return the row before which a shard that begins at row `start` must end. Its table of offsets
+    counts too, 4 bytes a row.
     """
-    rows = ends[start : start + SHARD_ROWS + 1] - ends[start]
-    within = np.searchsorted(rows + 4 * np.arange(len(rows)), SHARD_BYTES, "right") - 1
-    return start + max(1, int(within))
+    row_ends = ends[start : start + SHARD_ROWS + 1] - ends[start]
+    sizes = row_ends + 4 * np.arange(len(row_ends))
+    fitting_rows = np.searchsorted(sizes, SHARD_BYTES, "right") - 1
+    return start + max(1, int(fitting_rows))
 
 
 def make_shard_parts(layout: ShardLayout, rows: Rows) -> list[bytes | memoryview]:
-    """The bytes of a raw shard: those before its rows, and the rows, which are not copied.
-    ValueError where they exceed 4 GiB.
+    """Return the bytes of a raw shard, in parts: those before its rows, and its rows, which are not
+    copied.
+
+    Raises ValueError if they exceed 4 GiB.
     """
     settings = json.dumps(layout.settings, sort_keys=True).encode()
     offsets = rows.offsets + 4 + 4 * len(rows.offsets) + len(settings)
@@ -164,48 +190,62 @@ def make_shard_parts(layout: ShardLayout, rows: Rows) -> list[bytes | memoryview
 def store_shards(
     folder: Location, layout: ShardLayout, rows: Rows, is_new: bool = False
 ) -> list[Shard]:
-    """Writes the rows as shards into `folder`; returns their index entries, in order. `is_new`:
-    none lies there, so nobody looks.
+    """Write the rows as shards into `folder` and return their index entries, in order.
+
+    Args:
+        is_new: the folder has no shards yet, so the store is not asked for them.
     """
-    return [_store(folder, layout, piece, is_new) for piece in split_into_shards(rows)]
+    return [_store_shard(folder, layout, piece, is_new) for piece in split_into_shards(rows)]
 
 
-def _store(folder: Location, layout: ShardLayout, rows: Rows, is_new: bool) -> Shard:
+def _store_shard(folder: Location, layout: ShardLayout, rows: Rows, is_new: bool) -> Shard:
     parts = make_shard_parts(layout, rows)
-    raw, zipped = _described(parts), None
+    raw = _describe_file(parts)
+    zipped = None
     if layout.compression:
         parts = [compress_zstd(b"".join(parts), layout.compression)]
-        zipped = _described(parts, ".zstd")
+        zipped = _describe_file(parts, ".zstd")
         raw = replace(raw, basename=zipped.basename.removesuffix(".zstd"))
-    write_once(folder / (zipped or raw).basename, *parts, is_new=is_new)
+    file = zipped or raw
+    write_once(folder / file.basename, *parts, is_new=is_new)
     return make_shard(layout, len(rows), raw, zipped)
 
 
 def make_shard(
     layout: ShardLayout, samples: int, raw: StoredFile, zipped: StoredFile | None
 ) -> Shard:
-    """The index entry of a shard."""
+    """Make the index entry of a shard."""
     return Shard(samples=samples, raw_data=raw, zip_data=zipped, **layout.settings)
 
 
-def _described(parts: Sequence[bytes | memoryview], suffix: str = "") -> StoredFile:
+def _describe_file(parts: Sequence[bytes | memoryview], suffix: str = "") -> StoredFile:
     hasher = xxhash.xxh128()
     for part in parts:
         hasher.update(part)
-    name, size = hasher.hexdigest(), sum(map(len, parts))
-    return StoredFile(basename=f"{name}.mds{suffix}", bytes=size, hashes={HASH_ALGORITHM: name})
+    digest = hasher.hexdigest()
+    return StoredFile(
+        basename=f"{digest}.mds{suffix}",
+        bytes=sum(len(part) for part in parts),
+        hashes={HASH_ALGORITHM: digest},
+    )
 
 
 def compress_zstd(content: bytes | bytearray, compression: str) -> bytes:
-    """One zstd frame that names its size, as streaming writes it; level 3 where none is given."""
+    """Compress to one Zstandard frame that states its size and has no checksum, as Streaming
+    writes it.
+
+    Args:
+        compression: `zstd`, which means level 3, or `zstd:N`.
+    """
     from zstandard import ZstdCompressor
 
-    return ZstdCompressor(int(compression.partition(":")[2] or 3)).compress(content)
+    level = int(compression.partition(":")[2] or 3)
+    return ZstdCompressor(level).compress(content)
 
 
 def decompress_frame(stored: bytes) -> bytes | None:
-    """The content of a Zstandard frame with a checksum; None where it is damaged or cut off,
-    whatever size its head claims.
+    """Return the content of one Zstandard frame, or None if the frame is damaged or cut off,
+    whatever size it claims. A checksum in the frame is compared.
     """
     from zstandard import ZstdDecompressor, ZstdError
 
@@ -217,74 +257,101 @@ def decompress_frame(stored: bytes) -> bytes | None:
 
 
 def make_names_distinct(shards: list[Shard]) -> list[Shard]:
-    """Gives shards of equal bytes different names, so that a cache that evicts one does not evict
-    the other.
+    """Give shards with equal bytes different names, so that a cache that evicts one of them does
+    not evict the others.
     """
     times = Counter[str]()
-    named = []
+    named_shards = []
     for shard in shards:
         number = times[shard.stored.basename]
         times[shard.stored.basename] += 1
-        raw, zipped = shard.raw_data.with_number(number), shard.zip_data
-        named.append(replace(shard, raw_data=raw, zip_data=zipped and zipped.with_number(number)))
-    return named
-
-
-def copy_missing(folder: Location, files: Iterable[StoredFile], places: Sequence[Location]) -> None:
-    """Makes sure that all files lie in `folder`. A missing one is copied from the first of the
-    places that holds it, under its name or that of a shard with the same bytes. The copy is made
-    inside the store; nothing is uploaded.
-    """
-    here = dict(folder.list())
-    left = [file for file in files if file.find_problem(here)]
-    sources: dict[str, Location] = {}
-    for place in places if left else ():
-        stats = dict(place.list())
-        for file in left:
-            twin = replace(file, basename=re.sub(r"-\d+\.mds", ".mds", file.basename))
-            for each in (twin, file):
-                if not each.find_problem(stats):
-                    sources[file.basename] = place / each.basename
-        if not (left := [file for file in left if file.basename not in sources]):
-            break
-    if left:
-        raise Unreachable(
-            f"the file {left[0].basename} was deleted from {places[0]} while the stream was being published; run the same "
-            "command again, which makes it anew."
+        zipped = shard.zip_data
+        named_shards.append(
+            replace(
+                shard,
+                raw_data=shard.raw_data.with_number(number),
+                zip_data=zipped.with_number(number) if zipped else None,
+            )
         )
-    map_threads(lambda name: _bring(sources[name], folder / name), sources)
-    if sources:
+    return named_shards
+
+
+def copy_missing(
+    folder: Location, files: Iterable[StoredFile], sources: Sequence[Location]
+) -> None:
+    """Copy the files that `folder` lacks from the first of the other folders that has them.
+
+    A file may have its own name there or that of a shard with the same bytes. It is copied inside
+    the store; nothing is uploaded.
+    Raises Unreachable if no folder has a file.
+    """
+    listing = dict(folder.list())
+    missing = [file for file in files if file.find_problem(listing)]
+    originals: dict[str, Location] = {}
+    for source in sources:
+        if not missing:
+            break
+        source_listing = dict(source.list())
+        for file in missing:
+            original = _find_original(file, source_listing)
+            if original:
+                originals[file.basename] = source / original
+        missing = [file for file in missing if file.basename not in originals]
+    if missing:
+        raise Unreachable(
+            f"the file {missing[0].basename} was deleted from {sources[0]} while the stream was "
+            "being published; run the same command again, which makes the file again."
+        )
+    map_threads(lambda name: _copy_or_link(originals[name], folder / name), originals)
+    if originals:
         folder.flush()
 
 
-def _bring(source: Location, target: Location) -> None:
-    """Links a file of the same name. A twin of another name is copied, since damage to one must not
-    be damage to both.
+def _find_original(file: StoredFile, listing: Mapping[str, Stat]) -> str | None:
+    """Return the name of the file in a listing, or of a shard with the same bytes, or None. The
+    file's own name is preferred.
     """
-    (source.link_to if source.name == target.name else source.copy_to)(target)
+    unnumbered = replace(file, basename=re.sub(r"-\d+\.mds", ".mds", file.basename))
+    for candidate in (file, unnumbered):
+        if not candidate.find_problem(listing):
+            return candidate.basename
+    return None
 
 
-def write_if_changed(at: Location, content: bytes) -> None:
-    """Writes a file unless it holds these bytes already, for files whose content may change under
+def _copy_or_link(source: Location, target: Location) -> None:
+    """Link a file of the same name. A file of another name is copied, since it is a shard of its
+    own: damage to one must not damage the other.
+    """
+    if source.name == target.name:
+        source.link_to(target)
+    else:
+        source.copy_to(target)
+
+
+def write_if_changed(file: Location, content: bytes) -> None:
+    """Write a file unless it has this content already, for files whose content may change under
     one name.
     """
-    found = at.fetch(len(content))
-    if found is None or found[1] != content:
-        at.write(content)
+    answer = file.fetch(len(content))
+    if answer is None or answer[1] != content:
+        file.write(content)
 
 
-def write_once(at: Location, *parts: bytes | memoryview, is_new: bool = False) -> None:
-    """Writes a file of the joined parts, named by their hash, unless one of the same size lies
-    there. `is_new`: none lies there, so nobody looks.
+def write_once(file: Location, *parts: bytes | memoryview, is_new: bool = False) -> None:
+    """Write a file that is named by the hash of its content, unless one of the same size exists.
+
+    Args:
+        parts: the content, which the file joins.
+        is_new: the file does not exist, so the store is not asked.
     """
-    stat = None if is_new else at.stat()
-    if stat is None or stat.size != sum(map(len, parts)):
-        at.write(*parts)
+    stat = None if is_new else file.stat()
+    if stat is None or stat.size != sum(len(part) for part in parts):
+        file.write(*parts)
 
 
 def refuse_links(root: Location, *names: str) -> None:
-    """RecipeError where a folder on the way `root`/name/..., or `.mdsmix` or `quarantine` in the
-    last one, is a link.
+    """Raise RecipeError if a folder of the path `root`/name/..., or `.mdsmix` or `quarantine` in
+    its last folder, is a link.
     """
     folder = root
     for name in names:
@@ -297,6 +364,7 @@ def refuse_links(root: Location, *names: str) -> None:
 def _refuse_link(folder: Location) -> None:
     if not folder.is_store and os.path.islink(folder.url):
         raise RecipeError(
-            f"{folder} is a link to {os.path.realpath(folder.url)}, outside of the folder that the stream is published "
-            "in, where nothing is to be written: take the link away, or publish to that place by its own name."
+            f"{folder} is a link to {os.path.realpath(folder.url)}, outside of the folder that the "
+            "stream is published in, and nothing may be written there: remove the link, or "
+            "publish to that folder by its own path."
         )

@@ -1,17 +1,18 @@
-"""Reads the samples of a stored shard: all, after the shard was checked against its index, or a few
-by their positions.
+"""Reads the samples of a stored shard: all of them, after the shard was checked against its index,
+or a few, by their positions.
 
-Whoever copies samples into another stream must not copy damage, so `read_whole` hands nothing out
-before the hash is right. The price is a whole shard in memory, 64 MiB as a rule and less than 4 GB
-whoever wrote it. `check` and `inspect` look at a few samples. Of an uncompressed shard they read
-the table of offsets and these samples, by ranged requests. A compressed shard is unpacked from its
-beginning only as far as needed. Images and pickles stay bytes, since a check must never run what a
-shard holds.
+Damage must not be copied into another stream, so `read_all_samples` checks the shard's hash before
+it returns anything. The price is a whole shard in memory: usually 64 MiB, and less than 4 GB
+whatever tool wrote it. `check` and `inspect` read a few samples: of an uncompressed shard the table
+of offsets and these samples, by ranged requests. A compressed shard is decompressed from its
+beginning, only as far as needed. Images and pickles stay bytes, since a check must never run the
+content of a shard.
 
-Samples are rows of bytes, and so are the cells of a column: they are cut for all samples at once,
-20 times as fast as by a loop over them. Nothing is trusted: the sizes in front of a sample must add
-up to its length, and an array's own shape to its bytes. Source:
-streaming/base/format/mds/reader.py.
+Samples are rows of bytes, and so are the cells of a column: all samples are cut at once, 20 times
+as fast as by a loop over them. Nothing is trusted: the sizes in front of a sample must add up to
+its length, and an array's own shape must fit its bytes.
+
+Source: streaming/base/format/mds/reader.py.
 """
 
 from __future__ import annotations
@@ -37,34 +38,35 @@ from mdsmix.storage import Location
 
 HEAD_SAMPLES = 32
 HEAD_BYTES = 1 << 20
-"""1 MiB of samples, or one sample: enough to see what a stream holds, little enough for a slow
-store.
+"""1 MiB of samples, or one larger sample: enough to see a stream's content, and little enough for a
+slow store.
 """
 MOST_GAP_BYTES = 1 << 16
-"""64 KiB: samples less far apart are read by one request, since a store takes longer to answer a
-second one.
+"""64 KiB: samples with less between them are read by one request, since a store takes longer to
+answer a second one.
 """
 Sample = Mapping[str, Any]
 "A decoded sample: column name -> ndarray, str, number, JSON value, or bytes."
 READABLE_COMPRESSIONS = ("zstd", "gz", "bz2")
-"Compressions of Streaming that Python and zstandard undo."
+"Compressions of Streaming that Python and zstandard can decompress."
 
 
 def can_unpack(shard: Shard) -> bool:
-    """Whether mdsmix can decompress the shard."""
+    """Check whether mdsmix can decompress the shard."""
     return shard.packing in ("", *READABLE_COMPRESSIONS)
 
 
 @contextmanager
 def open_shard(folder: Location, shard: Shard) -> Iterator[Location]:
-    """The shard's file, for a `with` block: any error of a decoder in it becomes Unreachable, which
-    names the shard.
+    """Give a `with` block the shard's file, and turn any error of a decoder in the block into
+    Unreachable, which names the shard.
     """
     file = folder / shard.stored.basename
     if not can_unpack(shard):
         raise Unreachable(
-            f"{file} is compressed by {shard.packing}, and mdsmix reads {', '.join(READABLE_COMPRESSIONS)}; publish the stream with "
-            "one of these to look inside."
+            f"{file} is compressed by {shard.packing}, and mdsmix reads "
+            f"{', '.join(READABLE_COMPRESSIONS)}; publish the stream with one of these to look "
+            "inside."
         )
     try:
         yield file
@@ -77,109 +79,135 @@ def open_shard(folder: Location, shard: Shard) -> Iterator[Location]:
 
 
 def read_all_samples(folder: Location, shard: Shard) -> Ragged:
-    """The bytes of the shard's samples, uint8; Unreachable names a shard that is not what its index
-    says.
+    """Return the bytes of the shard's samples, uint8.
+
+    Raises Unreachable if the shard differs from its index.
     """
     with open_shard(folder, shard) as file:
         return parse_samples(shard, file.read())
 
 
 def parse_samples(shard: Shard, data: bytes) -> Ragged:
-    """The samples in a shard's stored bytes; any error names what is wrong with them."""
+    """Return the samples in a shard's stored bytes, uint8.
+
+    Raises an error of any class if they are damaged; its message is the problem.
+    """
     check_stored(shard.stored, data)
     size = shard.raw_data.bytes
-    raw = _unpacked(io.BytesIO(data), shard, size + 1) if shard.packing else data
+    raw = data
+    if shard.packing:
+        raw = _decompress(io.BytesIO(data), shard, size + 1)
     if len(raw) != size:
-        raise ValueError(f"decompressed it is not the {size:,} bytes of its index")
-    table = _table(shard, raw)
+        raise ValueError(f"its content does not decompress to the {size:,} bytes of its index")
+    table = _parse_sample_table(shard, raw)
     return Ragged(np.frombuffer(raw, np.uint8, offset=table[0]), table - table[0])
 
 
-def check_stored(stored: StoredFile, data: bytes, by: str = "index") -> None:
-    """ValueError where stored bytes do not have the size and hashes that the index says (`by`: or
-    another file). An algorithm that is unknown here is skipped.
+def check_stored(stored: StoredFile, data: bytes, origin: str = "index") -> None:
+    """Raise ValueError if stored bytes do not have the stated size and hashes.
+
+    Hash algorithms that are unknown here are skipped.
+
+    Args:
+        origin: the file that states size and hashes, for messages.
     """
     if len(data) != stored.bytes:
-        raise ValueError(f"it has {len(data):,} bytes, and its {by} says {stored.bytes:,}")
+        raise ValueError(f"it has {len(data):,} bytes, but its {origin} states {stored.bytes:,}")
     for algorithm, expected in stored.hashes.items():
         if algorithm in xxhash.algorithms_available:
-            found = getattr(xxhash, algorithm)(data).hexdigest()
+            digest = getattr(xxhash, algorithm)(data).hexdigest()
         elif algorithm in hashlib.algorithms_guaranteed and "shake" not in algorithm:
-            found = hashlib.new(algorithm, data).hexdigest()
+            digest = hashlib.new(algorithm, data).hexdigest()
         else:
             continue
-        if found != expected:
-            raise ValueError(f"its {algorithm} is {found}, and its {by} says {expected}")
+        if digest != expected:
+            raise ValueError(f"its {algorithm} is {digest}, but its {origin} states {expected}")
 
 
-def _unpacked(stored: BinaryIO, shard: Shard, stop: int) -> bytes:
-    """The first `stop` bytes of a compressed file's content."""
+def _decompress(stored: BinaryIO, shard: Shard, stop: int) -> bytes:
+    """Return the first `stop` bytes of a compressed file's content."""
     import zstandard
 
     openers: dict[str, Any] = {"gz": gzip.open, "bz2": bz2.open, "zstd": zstandard.open}
     with openers[shard.packing](stored) as raw:
-        found: bytes = raw.read(stop)
-        return found
+        content: bytes = raw.read(stop)
+        return content
 
 
-def _read(file: Location, shard: Shard, start: int, stop: int) -> bytes:
-    """Bytes of the raw shard."""
+def _read_raw(file: Location, shard: Shard, start: int, stop: int) -> bytes:
+    """Return bytes `start` to `stop` (exclusive) of the raw shard."""
     if not shard.packing:
         return file.read(start, stop - start)
     with file.open() as stored:
-        return _unpacked(stored, shard, stop)[start:]
+        return _decompress(stored, shard, stop)[start:]
 
 
 def read_first_samples(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES) -> list[Sample]:
-    """The first samples, `limit` at most, about HEAD_BYTES by their mean size; empty where br or
-    snappy compressed the shard. Unreachable where it is damaged.
+    """Return the first samples, `limit` at most, of about HEAD_BYTES by the shard's mean size.
+
+    The list is empty if the shard is compressed by br or snappy.
+    Raises Unreachable if the shard is damaged.
     """
     if not can_unpack(shard):
         return []
-    fit = max(1, HEAD_BYTES * shard.samples // max(1, shard.raw_data.bytes))
-    return list(read_samples(folder, shard, range(min(shard.samples, limit, fit))).values())
+    fitting = max(1, HEAD_BYTES * shard.samples // max(1, shard.raw_data.bytes))
+    count = min(shard.samples, limit, fitting)
+    return list(read_samples(folder, shard, range(count)).values())
 
 
 def read_sample_table(folder: Location, shard: Shard) -> NDArray[np.int64]:
-    """int64 [samples + 1]: where each sample begins in the raw shard, and where the last one ends:
-    4 bytes a sample are read. Unreachable where they cannot be.
+    """Return int64 [samples + 1]: the offset of each sample in the raw shard, and that of the last
+    one's end. 4 bytes a sample are read.
+
+    Raises Unreachable if they cannot be read.
     """
     with open_shard(folder, shard) as file:
-        return _table(shard, _read(file, shard, 0, 4 * (shard.samples + 2)))
+        return _parse_sample_table(shard, _read_raw(file, shard, 0, 4 * (shard.samples + 2)))
 
 
-def _table(shard: Shard, raw: bytes) -> NDArray[np.int64]:
+def _parse_sample_table(shard: Shard, raw: bytes) -> NDArray[np.int64]:
     count = int.from_bytes(raw[:4], "little")
     if count != shard.samples:
-        raise ValueError(f"it holds {count} samples, and its index says {shard.samples}")
+        raise ValueError(f"it contains {count} samples, but its index states {shard.samples}")
     first = 4 * (count + 2)
     if len(raw) < first:
         raise ValueError("its table of samples is cut off")
     offsets = np.frombuffer(raw, "<u4", count + 1, 4).astype(np.int64)
     is_inside = first <= offsets[0] and offsets[-1] == shard.raw_data.bytes
     if not is_inside or (np.diff(offsets) < 0).any():
-        raise ValueError("its table of samples is not ascending or leads outside of it")
+        raise ValueError("its table of samples does not ascend, or points outside of it")
     return offsets
 
 
 def read_samples(folder: Location, shard: Shard, positions: Iterable[int]) -> dict[int, Sample]:
-    """Position -> decoded sample. Samples with less than GAP between them are read by one request;
-    a compressed shard is unpacked up to the last one. Unreachable where one cannot be read.
+    """Return {position: decoded sample}.
+
+    Samples with less than MOST_GAP_BYTES between them are read by one request; a compressed shard
+    is decompressed up to the last sample.
+    Raises Unreachable if a sample cannot be read.
     """
-    table, found = read_sample_table(folder, shard), dict[int, Sample]()
-    at = np.unique([*positions]).astype(np.int64)
-    is_apart = table[at[1:]] - table[at[:-1] + 1] >= (1 << 32 if shard.packing else MOST_GAP_BYTES)
+    table = read_sample_table(folder, shard)
+    samples = dict[int, Sample]()
+    rows = np.unique([*positions]).astype(np.int64)
+    if not len(rows):
+        return samples
+    most_gap = 1 << 32 if shard.packing else MOST_GAP_BYTES
+    is_apart = table[rows[1:]] - table[rows[:-1] + 1] >= most_gap
     with open_shard(folder, shard) as file:
-        for run in np.split(at, np.flatnonzero(is_apart) + 1) if len(at) else ():
+        for run in np.split(rows, np.flatnonzero(is_apart) + 1):
             edges = table[run[0] : run[-1] + 2]
-            data = _read(file, shard, int(edges[0]), int(edges[-1]))
-            samples = Ragged(np.frombuffer(data, np.uint8), edges - edges[0]).take(run - run[0])
-            found |= zip(run.tolist(), decode_samples(shard, samples), strict=True)
-    return found
+            data = _read_raw(file, shard, int(edges[0]), int(edges[-1]))
+            rows_of_run = Ragged(np.frombuffer(data, np.uint8), edges - edges[0])
+            chosen = rows_of_run.take(run - run[0])
+            samples |= zip(run.tolist(), decode_samples(shard, chosen), strict=True)
+    return samples
 
 
 def decode_samples(shard: Shard, samples: Ragged) -> Iterator[Sample]:
-    """Each sample; any error says what does not decode."""
+    """Yield each sample, decoded.
+
+    Raises an error of any class if a sample is damaged; its message is the problem.
+    """
     columns = [
         (name, find_codec(shard.columns[name]).decode, map(bytes, cells.slices()))
         for name, cells in split_columns(shard, samples)
@@ -189,29 +217,33 @@ def decode_samples(shard: Shard, samples: Ragged) -> Iterator[Sample]:
 
 
 def split_columns(shard: Shard, samples: Ragged) -> Iterator[tuple[str, Ragged]]:
-    """The name and the cells of every column, uint8; ValueError where samples are not as long as
-    the sizes in front of them say.
+    """Yield the name of every column, and its cells, uint8.
+
+    Raises ValueError if a sample's length is not the sum of its columns' sizes.
     """
-    count, varying = len(samples), sum(not size for size in shard.column_sizes)
+    count = len(samples)
+    varying = sum(not size for size in shard.column_sizes)
     heads = samples.first(4 * varying)
     if (heads.lengths < 4 * varying).any():
-        raise ValueError("a sample is too short to say how long its columns are")
-    stated = iter(heads.values.view("<u4").reshape(count, varying).T.astype(np.int64))
+        raise ValueError("a sample is too short for the sizes of its columns")
+    varying_sizes = iter(heads.values.view("<u4").reshape(count, varying).T.astype(np.int64))
     sizes = np.array(
-        [np.full(count, size) if size else next(stated) for size in shard.column_sizes]
+        [np.full(count, size) if size else next(varying_sizes) for size in shard.column_sizes]
     )
     ends = 4 * varying + np.cumsum(sizes, axis=0)
     if (ends[-1] != samples.lengths).any():
-        raise ValueError("a sample is not as long as its columns say")
+        raise ValueError("a sample's length is not the sum of its columns' sizes")
     for name, size, end in zip(shard.columns, sizes, ends, strict=True):
         yield name, samples.cut(end - size, size)
 
 
 def decode_arrays(cells: Ragged, codec: Codec) -> Ragged:
-    """The values of 1-d arrays of a stated dtype; ValueError where one is not as long as the shape
-    in front of it says.
+    """Return the values of 1-d arrays whose dtype the encoding fixes.
+
+    Raises ValueError if an array's length contradicts the shape in front of it.
     """
-    width, skipped = np.dtype(codec.dtype).itemsize, np.zeros(len(cells), np.int64)
+    width = np.dtype(codec.dtype).itemsize
+    skipped = np.zeros(len(cells), np.int64)
     heads = Ragged.from_rows([], np.uint8)
     if codec.size is None:
         log_widths = (cells.values[cells.offsets[:-1]] & 3).astype(np.int64)
@@ -220,6 +252,6 @@ def decode_arrays(cells: Ragged, codec: Codec) -> Ragged:
     sizes = cells.lengths - skipped
     is_whole = (sizes >= 0).all() and not (sizes % width).any()
     if not is_whole or not np.array_equal(heads.values, cells.first(skipped).values):
-        raise ValueError("an array is not as long as its shape says")
-    bare = cells.cut(skipped, sizes)
-    return Ragged(bare.values.view(codec.dtype), bare.offsets // width)
+        raise ValueError("an array's length contradicts its shape")
+    values = cells.cut(skipped, sizes)
+    return Ragged(values.values.view(codec.dtype), values.offsets // width)

@@ -1,13 +1,12 @@
-"""Files that lie beside the manifest which names them: a long list of sources in parts, and side
-files of shards.
+"""Files next to the manifest, which names them: a long list of sources, and side files of shards.
 
-Whoever checks, renders or inspects a stream reads its manifest, and a manifest that held ten
-million source names would have 1.4 GB. So a list of more than 10,000 names goes into files of its
-own, which are read only where names are asked for, one part at a time. A file is named by the hash
-of its bytes, is written before the manifest and never changes.
+`check`, `render-yaml` and `inspect` read a stream's manifest, and a manifest with ten million
+source names would have 1.4 GB. So a list of more than 10,000 names is written to files of its own,
+which are read only if the names are needed, one file at a time. A file is named by the hash of its
+bytes, is written before the manifest and never changes.
 
-The names of records (a source's `id`) lie in a side file of each shard, a line of JSON for each
-row: a text, a whole number, or null where the record has no name; for a packed row a list of these.
+The names of records (a source's `id`) are in a side file of each shard, a line of JSON for each
+row: a string, a whole number, or null if the record has no name; for a packed row a list of these.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ NAME_PATTERNS = {
     "source list": r"([0-9a-f]{32})\.sources\.zst",
     "side file": r"([0-9a-f]{32})\.[a-z0-9-]+\.side",
 }
-"""Patterns of the names, which begin with the hash of the file's bytes."""
+"Patterns of the files' names, which begin with the hash of the file's bytes."
 MOST_LISTED = 10_000
 """The most sources that the manifest itself lists: 1.4 MB, and 0.1 s of every `check` that reads
-it. 50,000 took half a second, as long as all else that `check` does.
+it. 50,000 took half a second, as long as everything else that `check` does.
 """
 FILES_PER_LIST = 1 << 15
-"0.8 MB as stored; the names of a part need 15 MB of memory."
+"Sources in each file of a long list: 0.8 MB as stored, and 15 MB of memory for their names."
 RECORD_IDS = "ids"
 "The kind of the side files with the names of records."
 RecordName = str | int | None
@@ -45,8 +44,8 @@ RecordName = str | int | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceEntry:
-    """One file that was read: its path from the recipe's folder or its URL, its stored bytes, the
-    hash of its content.
+    """One file that was read: its path relative to the recipe's folder, or its URL; its stored
+    bytes; the hash of its content.
     """
 
     path: str
@@ -56,12 +55,12 @@ class SourceEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedFile:
-    """A file beside the manifest."""
+    """A file next to the manifest, which names it."""
 
     name: str
     bytes: int
     hash: str
-    "xxh128 of its bytes, 32 hex digits, with which its name begins."
+    "xxh128 of its bytes, 32 hex digits; its name begins with it."
 
     @property
     def stored(self) -> StoredFile:
@@ -77,16 +76,16 @@ class SourceList(NamedFile):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideFile(NamedFile):
-    """A file that tells more of a shard, for example which records its rows are of."""
+    """A file with facts about a shard, for example which records its rows come from."""
 
     kind: str
     shard: str
     "Basename of the shard's stored file; empty for a side file of the whole stream."
 
 
-def _write(folder: Location, lines: bytes | bytearray, suffix: str) -> dict[str, Any]:
-    """Writes the lines as a file that is named by its hash; returns the fields of its NamedFile."""
-    # Level 1 packs paths and hashes smaller than level 3 does, four times as fast.
+def _write_lines(folder: Location, lines: bytes | bytearray, suffix: str) -> dict[str, Any]:
+    """Write the lines as a file that is named by its hash; return the fields of its NamedFile."""
+    # Level 1 compresses paths and hashes to fewer bytes than level 3, four times as fast.
     content = compress_zstd(lines, "zstd:1")
     digest = xxhash.xxh128_hexdigest(content)
     name = f"{digest}.{suffix}"
@@ -94,42 +93,49 @@ def _write(folder: Location, lines: bytes | bytearray, suffix: str) -> dict[str,
     return {"name": name, "bytes": len(content), "hash": digest}
 
 
-def _lines(at: Location, stored: NamedFile) -> list[bytes]:
-    """The lines of a file; Damaged where it is missing or not what the manifest says."""
-    found = at.fetch(stored.bytes)
+def _read_lines(folder: Location, named_file: NamedFile) -> list[bytes]:
+    """Return the lines of a file. Raises Damaged if it is missing or differs from the manifest."""
+    file = folder / named_file.name
+    answer = file.fetch(named_file.bytes)
     try:
-        if found is None:
+        if answer is None:
             raise ValueError("it is missing")
-        check_stored(stored.stored, found[1], "manifest")
+        content = answer[1]
+        check_stored(named_file.stored, content, "manifest")
     except ValueError as error:
         raise Damaged(
-            f"{at}, which the manifest of the stream names, is damaged: {error}; "
-            f"mdsmix repair {at.parent} --recipe RECIPE makes it anew."
+            f"{file}, which the manifest of the stream names, is damaged: {error}; "
+            f"mdsmix repair {folder} --recipe RECIPE makes it again."
         ) from None
-    return (decompress_frame(found[1]) or b"").splitlines()
+    return (decompress_frame(content) or b"").splitlines()
 
 
 def store_sources(folder: Location, files: Iterable[SourceEntry]) -> list[SourceList]:
-    """Writes the list in parts; a part that is there already is not written again."""
-    left, parts = iter(sorted(files, key=lambda file: file.path)), list[SourceList]()
-    while some := list(islice(left, FILES_PER_LIST)):
+    """Write a long list of sources; a file of it that exists is not written again."""
+    remaining = iter(sorted(files, key=lambda file: file.path))
+    source_lists = list[SourceList]()
+    while batch := list(islice(remaining, FILES_PER_LIST)):
         lines = bytearray()
-        # a list of the lines would hold 1 KB for each: orjson shrinks its buffer, and the rest
-        # stays unused
-        for file in some:
+        # A list of the lines would take 1 KB for each: orjson shrinks its buffer, and the rest
+        # stays unused.
+        for file in batch:
             lines += orjson.dumps(file, option=orjson.OPT_APPEND_NEWLINE)
-        parts.append(SourceList(**_write(folder, lines, "sources.zst"), files=len(some)))
-    return parts
+        written = _write_lines(folder, lines, "sources.zst")
+        source_lists.append(SourceList(**written, files=len(batch)))
+    return source_lists
 
 
-def read_source_list(folder: Location, part: SourceList) -> list[SourceEntry]:
-    """The sources of a part; Damaged where it is missing or not what the manifest says."""
-    return [SourceEntry(**orjson.loads(line)) for line in _lines(folder / part.name, part)]
+def read_source_list(folder: Location, source_list: SourceList) -> list[SourceEntry]:
+    """Read a file of sources. Raises Damaged if it is missing or differs from the manifest."""
+    return [SourceEntry(**orjson.loads(line)) for line in _read_lines(folder, source_list)]
 
 
 def group_names(names: Sequence[RecordName], documents: Ragged) -> list[list[RecordName]]:
-    """For each packed row, the names of its documents. `documents`: for each row, the numbers of
-    its documents.
+    """Return, for each packed row, the names of its documents.
+
+    Args:
+        names: of all documents.
+        documents: for each row, the numbers of its documents.
     """
     return [[names[number] for number in documents[row]] for row in range(len(documents))]
 
@@ -137,36 +143,40 @@ def group_names(names: Sequence[RecordName], documents: Ragged) -> list[list[Rec
 def store_record_names(
     folder: Location, names: Iterable[Any], shards: Sequence[Shard]
 ) -> list[SideFile]:
-    """Writes a file for each of the shards, which hold rows of these names, in order."""
-    left, written = iter(names), list[SideFile]()
+    """Write a side file for each of the shards.
+
+    Args:
+        names: of the shards' rows, in order.
+    """
+    remaining = iter(names)
+    side_files = list[SideFile]()
     for shard in shards:
-        rows = islice(left, shard.samples)
+        rows = islice(remaining, shard.samples)
         lines = b"".join(orjson.dumps(name, option=orjson.OPT_APPEND_NEWLINE) for name in rows)
-        written.append(
-            SideFile(
-                **_write(folder, lines, f"{RECORD_IDS}.side"),
-                kind=RECORD_IDS,
-                shard=shard.stored.basename,
-            )
-        )
-    return written
+        written = _write_lines(folder, lines, f"{RECORD_IDS}.side")
+        side_files.append(SideFile(**written, kind=RECORD_IDS, shard=shard.stored.basename))
+    return side_files
 
 
-def rename_shards(sides: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideFile]:
-    """The side files of these shards, in their order, with `shard` set to the names that the index
-    gives the shards.
+def rename_shards(side_files: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideFile]:
+    """Set `shard` of each side file to the name that the index gives its shard.
+
+    Args:
+        side_files: in the order of their shards; empty for a stream without them.
     """
     return [
-        replace(side, shard=shard.stored.basename)
-        for side, shard in zip(sides, shards[: len(sides)], strict=True)
+        replace(side_file, shard=shard.stored.basename)
+        for side_file, shard in zip(side_files, shards[: len(side_files)], strict=True)
     ]
 
 
-def read_record_id(folder: Location, sides: Iterable[SideFile], shard: Shard, row: int) -> Any:
-    """The name of the record behind a row of a shard, or a list of names behind a packed row; None
-    where no names are kept, Damaged where their file cannot be read.
+def read_record_id(folder: Location, side_files: Iterable[SideFile], shard: Shard, row: int) -> Any:
+    """Return the name of a row's record, or a list of names for a packed row; None if the stream
+    has no names.
+
+    Raises Damaged if the file with the names cannot be read.
     """
-    for side in sides:
-        if (side.kind, side.shard) == (RECORD_IDS, shard.stored.basename):
-            return orjson.loads(_lines(folder / side.name, side)[row])
+    for side_file in side_files:
+        if side_file.kind == RECORD_IDS and side_file.shard == shard.stored.basename:
+            return orjson.loads(_read_lines(folder, side_file)[row])
     return None

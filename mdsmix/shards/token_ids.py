@@ -1,7 +1,8 @@
-"""A decoded sample -> its turns, whatever columns it lies in.
+"""A decoded sample -> its turns: the token ids of its prompts and responses, from whichever columns
+contain them.
 
-Columns are looked for in the order of LLM-Foundry's loaders. That also lets one loader read every
-kind of stream.
+The columns are tried in the order of LLM-Foundry's loaders, so one loader can read every kind of
+stream.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from mdsmix.shards.shard_samples import Sample, decode_arrays, split_columns
 
 STARTS = "starts"
 PACKED_COLUMNS = ("input_ids", STARTS)
-"""Columns of a row of several documents. A third column, `loss_mask`, says which tokens are
-trained; else all but each document's first are.
+"""Columns of a row of several documents. A third column, `loss_mask`, marks the tokens that are
+trained; without it all are, except the first token of each document.
 """
 IMAGE_COLUMNS = ("images", "sizes")
-"""Columns of a conversation with images, beside its turns: the images' bytes, and the height and
-width of each.
+"""Columns of a conversation with images, in addition to its turns: the images' bytes, and the
+height and width of each.
 """
 SIDES = ("input_ids", "labels")
 IGNORED_LABEL = -100
@@ -42,33 +43,56 @@ class Turn(NamedTuple):
     response: Ids
 
 
+class Document(NamedTuple):
+    """One document of a packed row."""
+
+    ids: Ids
+    is_trained: NDArray[np.bool_]
+
+
+class PackedRow(NamedTuple):
+    """The tokens of a packed row."""
+
+    ids: Ids
+    is_trained: NDArray[np.bool_]
+    "False for the first token of each document, since nothing predicts it."
+    starts: Ids
+    "The position of each document's first token, ascending from 0."
+
+
 def find_id_columns(columns: Mapping[str, Any]) -> tuple[str, ...]:
-    """The key of LAYOUTS that the columns of a sample or of a shard make; empty where they hold no
-    ids.
+    """Return the columns that contain the ids of a sample or a shard, a key of LAYOUTS; empty if
+    there are none.
     """
     return next((names for names in LAYOUTS if all(map(columns.__contains__, names))), ())
 
 
 def has_images(columns: Mapping[str, Any]) -> bool:
-    """Whether the columns (of a sample or of a shard) are those of a stream of images, whose tokens
-    alone mean little.
+    """Check whether the columns, of a sample or a shard, are those of a stream of images. Its
+    tokens alone are not what a model is trained on.
     """
     return all(map(columns.__contains__, IMAGE_COLUMNS))
 
 
 def decode_turns(sample: Sample, dtype: str = "int64") -> list[Turn]:
-    """The turns of a sample; `dtype` is that of columns of plain bytes. Each document of a packed
-    row counts as a response. MixRefused where it holds something else than ids.
+    """Return the turns of a sample. Each document of a packed row is a turn without a prompt.
+
+    Raises MixRefused if the sample contains no token ids.
+
+    Args:
+        dtype: of columns of plain bytes.
     """
-    if layout := find_id_columns(sample):
-        return LAYOUTS[layout](sample, dtype)
-    raise MixRefused(
-        f"its columns {', '.join(sorted(sample))} hold no tokens (tokens, input_ids and labels, or turns), and the "
-        "loader does not tokenize; convert the data with `mdsmix convert` first."
-    )
+    names = find_id_columns(sample)
+    if not names:
+        raise MixRefused(
+            f"its columns {', '.join(sorted(sample))} contain no tokens (tokens, input_ids and "
+            "labels, or turns), and the loader does not tokenize; convert the data with `mdsmix "
+            "convert` first."
+        )
+    return LAYOUTS[names](sample, dtype)
 
 
-def _stored_turns(sample: Sample, _: str) -> list[Turn]:
+def _decode_stored_turns(sample: Sample, _: str) -> list[Turn]:
     try:
         return [
             Turn(*(np.asarray(turn[side], np.int64) for side in SIDES)) for turn in sample["turns"]
@@ -79,62 +103,74 @@ def _stored_turns(sample: Sample, _: str) -> list[Turn]:
 
 NO_IDS: Ids = np.empty(0, np.int64)
 LAYOUTS: dict[tuple[str, ...], Callable[[Sample, str], list[Turn]]] = {
-    ("turns",): _stored_turns,
+    ("turns",): _decode_stored_turns,
     SIDES: lambda sample, dtype: [Turn(*(decode_ids(sample[side], dtype) for side in SIDES))],
     ("tokens",): lambda sample, dtype: [Turn(NO_IDS, decode_ids(sample["tokens"], dtype))],
-    PACKED_COLUMNS: lambda sample, _: [Turn(NO_IDS, ids) for ids, _ in split_documents(sample)],
+    PACKED_COLUMNS: lambda sample, _: [
+        Turn(NO_IDS, document.ids) for document in split_documents(sample)
+    ],
 }
-"""Columns that hold a sample's ids, in the order in which a loader looks for them -> function
-(sample, dtype of plain bytes) -> turns.
+"""Columns with a sample's ids, in the order in which a loader looks for them -> function (sample,
+dtype of plain bytes) -> turns.
 """
 
 
-def decode_packed_row(sample: Sample) -> tuple[Ids, NDArray[np.bool_], Ids]:
-    """The ids of a packed row, which of them are trained, and where its documents begin; MixRefused
-    where its columns contradict each other. The first token of a document is never trained, since
-    nothing predicts it.
-    """
+def decode_packed_row(sample: Sample) -> PackedRow:
+    """Return the tokens of a packed row. Raises MixRefused if its columns contradict each other."""
     ids, starts = (decode_ids(sample[name], "int64") for name in PACKED_COLUMNS)
-    trained = decode_ids(sample["loss_mask"], "int64") > 0 if "loss_mask" in sample else ids >= 0
+    is_trained = ids >= 0
+    if "loss_mask" in sample:
+        is_trained = decode_ids(sample["loss_mask"], "int64") > 0
     edges = np.append(starts, len(ids))
-    if len(trained) != len(ids) or edges[0] or (np.diff(edges) < 1).any():
+    if len(is_trained) != len(ids) or edges[0] or (np.diff(edges) < 1).any():
         raise MixRefused(
-            "where its documents begin, or what of them is trained, contradicts its tokens; convert the data again."
+            "the positions of its documents, or the mask of its trained tokens, contradict its "
+            "tokens; convert the data again."
         )
-    trained[starts] = False
-    return ids, trained, starts
+    is_trained[starts] = False
+    return PackedRow(ids, is_trained, starts)
 
 
-def split_documents(sample: Sample) -> list[tuple[Ids, NDArray[np.bool_]]]:
-    """The ids of each document of a packed row, and which of them are trained; MixRefused where its
-    columns contradict each other.
+def split_documents(sample: Sample) -> list[Document]:
+    """Return the documents of a packed row. Raises MixRefused if its columns contradict each
+    other.
     """
-    ids, trained, starts = decode_packed_row(sample)
-    return list(zip(np.split(ids, starts[1:]), np.split(trained, starts[1:]), strict=True))
+    row = decode_packed_row(sample)
+    edges = row.starts[1:]
+    ids_of_documents = np.split(row.ids, edges)
+    masks = np.split(row.is_trained, edges)
+    return [Document(ids, mask) for ids, mask in zip(ids_of_documents, masks, strict=True)]
 
 
 def decode_ids(column: Any, dtype: str) -> Ids:
-    """int64 ids of a column of a sample; MixRefused where it holds something else."""
+    """Return the ids in a sample's column. Raises MixRefused if its values are not ids.
+
+    Args:
+        column: an array of integers, or plain bytes.
+        dtype: of plain bytes.
+    """
     if isinstance(column, bytes):
         column = np.frombuffer(column, dtype)
     if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "iu":
         raise MixRefused(
-            f"a token column holds {type(column).__name__}, not bytes or a row of integers; convert the data again."
+            f"a token column contains {type(column).__name__}, not bytes or a row of integers; "
+            "convert the data again."
         )
     return column.astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The ids of each sample, and where its prompts and responses end."""
+    """The ids of each sample, and the lengths of its prompts and responses."""
 
     ids: Ragged
     prompts: NDArray[np.int64]
     "int64 [turns]: tokens of each prompt; plain rows are one turn without a prompt."
     responses: NDArray[np.int64]
+    "int64 [turns]: tokens of each response."
     turns: NDArray[np.int64]
-    """int64 [n + 1]: sample i is the turns `turns[i]` to `turns[i + 1]`; of a packed row each
-    document is a turn without a prompt.
+    """int64 [n + 1]: sample i is the turns `turns[i]` to `turns[i + 1]`. Each document of a packed
+    row is a turn without a prompt.
     """
     trained: NDArray[np.int64] | None = None
     "int64 [n]: the number of trained tokens of each packed row; None for other samples."
@@ -146,65 +182,74 @@ class Tokens:
 
 
 def find_token_columns(shard: Shard) -> tuple[str, ...]:
-    """The columns whose ids are counted; empty where their encoding states no integer dtype."""
+    """Return the columns whose ids are counted; empty if their encoding fixes no integer dtype."""
     names = find_id_columns(shard.columns)
     if names == ("turns",):
         return names if shard.columns["turns"] == "json" else ()
     if names == PACKED_COLUMNS and "loss_mask" in shard.columns:
         names = (*PACKED_COLUMNS, "loss_mask")
     codecs = [find_codec(shard.columns[name]) for name in names]
-    are_ids = all(c.is_array and np.dtype(c.dtype).kind in "iu" for c in codecs)
-    is_one = len({codec.dtype for codec in codecs}) == 1 or STARTS in names
-    return names if are_ids and is_one else ()
+    are_ids = all(codec.is_array and np.dtype(codec.dtype).kind in "iu" for codec in codecs)
+    has_one_dtype = len({codec.dtype for codec in codecs}) == 1 or STARTS in names
+    return names if are_ids and has_one_dtype else ()
 
 
 def decode_tokens(shard: Shard, samples: Ragged) -> Tokens | None:
-    """The ids of these samples; None where there are no samples, or the columns hold no ids of a
-    stated dtype. ValueError, LookupError or TypeError where the bytes contradict the columns.
+    """Return the ids of these samples; None if there are no samples, or the columns do not contain
+    ids of a dtype that the encoding fixes.
+
+    Raises ValueError, LookupError or TypeError if the bytes contradict the columns.
     """
     names = find_token_columns(shard)
     if not names or not len(samples):
         return None
-    found = {name: cells for name, cells in split_columns(shard, samples) if name in names}
+    columns = {name: cells for name, cells in split_columns(shard, samples) if name in names}
     if names == ("turns",):
-        return _of_turns(found["turns"])
-    parts = [decode_arrays(found[name], find_codec(shard.columns[name])) for name in names]
+        return _decode_tokens_of_turns(columns["turns"])
+    arrays = [decode_arrays(columns[name], find_codec(shard.columns[name])) for name in names]
     if STARTS in names:
-        return _of_packed(*parts)
-    prompts = parts[0].lengths if len(parts) == 2 else np.zeros(len(samples), np.int64)
-    return Tokens(Ragged.zip(parts), prompts, parts[-1].lengths, np.arange(len(samples) + 1))
+        return _decode_tokens_of_packed_rows(*arrays)
+    # The last array is the responses; input_ids and labels have prompts in front of them.
+    prompts = arrays[0].lengths if len(arrays) == 2 else np.zeros(len(samples), np.int64)
+    return Tokens(Ragged.zip(arrays), prompts, arrays[-1].lengths, np.arange(len(samples) + 1))
 
 
 def decode_sample_tokens(sample: Sample) -> Tokens:
-    """Return the ids of one decoded sample. MixRefused if its columns hold no ids."""
+    """Return the ids of one decoded sample. Raises MixRefused if its columns contain no ids."""
     turns = decode_turns(sample)
     sides = Ragged.from_rows([side for turn in turns for side in turn], np.int64)
     ids = Ragged.from_lengths(sides.values, np.array([len(sides.values)]))
     return Tokens(ids, sides.lengths[0::2], sides.lengths[1::2], np.array([0, len(turns)]))
 
 
-def _of_packed(rows: Ragged, begins: Ragged, trained: Ragged | None = None) -> Tokens:
-    """The ids of packed rows; ValueError where the starts of a row's documents do not ascend from 0
-    inside the row, or its mask has another length.
+def _decode_tokens_of_packed_rows(
+    rows: Ragged, starts_of_rows: Ragged, mask: Ragged | None = None
+) -> Tokens:
+    """Return the ids of packed rows.
+
+    Raises ValueError if the starts of a row's documents do not ascend from 0 inside the row, or its
+    mask has another length.
     """
-    if trained and (trained.lengths != rows.lengths).any():
+    if mask and (mask.lengths != rows.lengths).any():
         raise ValueError("the loss_mask of a row is not as long as its tokens")
-    first = rows.offsets[:-1]
-    starts = begins.values.astype(np.int64) + np.repeat(first, begins.lengths)
+    row_starts = rows.offsets[:-1]
+    offsets_of_rows = np.repeat(row_starts, starts_of_rows.lengths)
+    starts = starts_of_rows.values.astype(np.int64) + offsets_of_rows
     ends = np.append(starts[1:], len(rows.values))
-    is_first = np.array_equal(starts[begins.offsets[:-1]], first)
-    if not begins.lengths.all() or not is_first or (starts >= ends).any():
-        raise ValueError("the documents of a row do not begin where it says")
-    mask = trained.values > 0 if trained else np.ones(len(rows.values), bool)
-    mask[starts] = False  # the first token of a document is never trained, whatever its mask says
-    counts = np.add.reduceat(mask, first, dtype=np.int64)
+    begin_with_rows = np.array_equal(starts[starts_of_rows.offsets[:-1]], row_starts)
+    if not starts_of_rows.lengths.all() or not begin_with_rows or (starts >= ends).any():
+        raise ValueError("the documents of a row do not begin at its starts")
+    is_trained = mask.values > 0 if mask else np.ones(len(rows.values), bool)
+    is_trained[starts] = False  # a document's first token is never trained, whatever the mask is
+    counts = np.add.reduceat(is_trained, row_starts, dtype=np.int64)
     lengths = ends - starts
-    return Tokens(rows, np.zeros_like(lengths), lengths, begins.offsets, counts)
+    return Tokens(rows, np.zeros_like(lengths), lengths, starts_of_rows.offsets, counts)
 
 
-def _of_turns(cells: Ragged) -> Tokens:
+def _decode_tokens_of_turns(cells: Ragged) -> Tokens:
     samples = [*map(orjson.loads, cells.slices())]
-    sides = (turn[side] for turns in samples for turn in turns for side in SIDES)
-    found, turns = Ragged.from_rows(sides, np.int64), np.cumsum([0, *map(len, samples)])
-    ids = Ragged(found.values, found.offsets[2 * turns])
-    return Tokens(ids, found.lengths[0::2], found.lengths[1::2], turns)
+    arrays = (turn[side] for turns in samples for turn in turns for side in SIDES)
+    sides = Ragged.from_rows(arrays, np.int64)
+    turns = np.cumsum([0, *map(len, samples)])
+    ids = Ragged(sides.values, sides.offsets[2 * turns])
+    return Tokens(ids, sides.lengths[0::2], sides.lengths[1::2], turns)

@@ -1,10 +1,10 @@
-"""Is a published stream what its index and manifest say? Every shard is read, hashed, decoded and
-counted.
+"""Verifies a published stream against its index and manifest: reads, hashes, decodes and counts
+every shard.
 
-A damaged shard ends a training run days in, or an epoch early without a word, so it is worth a
-reading of the stream: the speed is that of the disk or the store (JSON columns: 14 M tokens/s).
-`quick` compares names and sizes by one listing, which finds what is missing or cut off. Of the
-totals only the tokens are counted again.
+A damaged shard ends a training run after days, or silently ends an epoch early, so it is worth
+reading the whole stream: as fast as the disk or the store (JSON columns: 14 M tokens/s). `quick`
+compares names and sizes by one listing, which finds files that are missing or cut off. Of the
+manifest's totals only the tokens are counted again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from mdsmix.errors import EarlierFormat, Unreachable
 from mdsmix.messages import flatten_error
 from mdsmix.ragged import Ragged
 from mdsmix.shards.codecs import find_codec
-from mdsmix.shards.index import INDEX, Shard, StoredFile, find_metadata, parse_index, read_index
+from mdsmix.shards.index import (
+    INDEX,
+    Index,
+    Shard,
+    StoredFile,
+    find_metadata,
+    parse_index,
+    read_index,
+)
 from mdsmix.shards.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
 from mdsmix.shards.published import (
     MANIFEST_CONTRADICTS,
@@ -36,14 +44,15 @@ from mdsmix.shards.token_ids import decode_tokens, find_token_columns
 from mdsmix.storage import Location
 
 T = TypeVar("T")
-SHARD_CONTENTS, QUARANTINE_RULE = "shard-contents", "quarantine"
-"The rules that only reading the files can judge."
+# The rules that can only be checked by reading the files, by the names that `check` gives them.
+SHARD_CONTENTS = "shard-contents"
+QUARANTINE_RULE = "quarantine"
 IN_FLIGHT_BYTES = 1 << 30
-"""Memory for the shards that are being looked at, 64 MiB each as a rule; one larger shard is looked
-at alone.
+"""Memory for the shards that are being read, usually 64 MiB each; one larger shard is read
+alone.
 """
 COPIES = 4
-"Copies of a shard in memory: as stored, as decompressed, its ids, and arrays made on the way."
+"Copies of a shard in memory: as stored, as decompressed, its ids, and intermediate arrays."
 MOST_THREADS = 16
 
 
@@ -51,85 +60,100 @@ class ReadingWatcher(Protocol):
     """Receives the progress of reading."""
 
     def begin(self, stream: str, size: int) -> None:
-        """A stream of `size` stored bytes is being read."""
+        """Receive that a stream of `size` stored bytes is going to be read."""
 
     def on_progress(self, size: int, tokens: int) -> None:
-        """So many more bytes were read, and tokens found in them or made of them."""
+        """Receive how many more bytes were read, and tokens found in them or made from them."""
 
     def say(self, sentence: str) -> None:
-        """Something that the user should know now."""
+        """Receive a sentence that the user should read now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """The result of `verify`: the files that were looked at, and their faults."""
+    """The result of `verify`: counts of the stream, and its faults."""
 
     stream: str
     shards: int = 0
     samples: int = 0
     bytes: int = 0
     blind: int = 0
-    """Shards that mdsmix cannot decompress, or without a hash in the index: damage there that
-    leaves the layout whole is not seen.
+    """Shards that mdsmix cannot decompress, or that have no hash in the index: damage that leaves
+    their layout whole is not noticed.
     """
     faults: tuple[StreamFault, ...]
     in_transit: tuple[StreamFault, ...] = ()
-    "Damage that a second read did not find: what is stored is whole."
+    "Damage that a second read did not find: the stored files are whole."
 
 
 def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> VerifyReport:
-    """Looks at all of the stream in `folder`. Unreachable where it cannot be looked at: no index,
-    no right, no store.
+    """Verify the whole stream in `folder`.
+
+    Raises Unreachable if it cannot be read: no index, no right, or no answer from the store.
+
+    Args:
+        quick: compare names and sizes only.
     """
     faults = list[StreamFault]()
-    manifest = _parsed(folder / MANIFEST, parse_manifest, faults)
-    index = _parsed(folder / INDEX, parse_index, faults)
+    manifest = _parse_or_add_fault(folder / MANIFEST, parse_manifest, faults)
+    index = _parse_or_add_fault(folder / INDEX, parse_index, faults)
     if index is None:
         if not faults:
-            read_index(folder)  # raises, and says why
+            read_index(folder)  # raises the error of a missing index
         return VerifyReport(stream=str(folder), faults=tuple(faults))
     files = index.list_files(folder)
-    looks = list[_Look]()
     faults += find_contradictions(index, manifest, files)
+    read_files = list[_FileResult]()
     if not quick:
-        named = [file.stored for file in manifest.named_files] if manifest else []
-        every = [*((s.stored, s) for s in index.shards), *((stored, None) for stored in named)]
-        whole = [of for of in every if not of[0].find_problem(files)]
-        watcher.begin(str(folder), sum(stored.bytes for stored, _ in whole))
-        looks = _looks(folder, whole, watcher)
-        faults += (each.fault for each in looks if each.fault and not each.is_whole)
+        present = [
+            file
+            for file in _list_expected_files(index, manifest)
+            if not file.stored.find_problem(files)
+        ]
+        watcher.begin(str(folder), sum(file.stored.bytes for file in present))
+        read_files = _read_files(folder, present, watcher)
+        faults += (file.fault for file in read_files if file.fault and not file.is_whole)
         if manifest:
-            faults += _lost_records(folder, manifest)
-            faults += [] if faults else _miscount([each.tokens for each in looks], manifest)
+            faults += _find_lost_records(folder, manifest)
+            if not faults:
+                faults += _find_wrong_tokens([file.tokens for file in read_files], manifest)
+    are_checkable = [bool(shard.stored.hashes) and can_unpack(shard) for shard in index.shards]
     return VerifyReport(
         stream=str(folder),
         shards=len(index.shards),
         samples=index.samples,
         bytes=index.bytes,
-        blind=sum(not (shard.stored.hashes and can_unpack(shard)) for shard in index.shards),
+        blind=are_checkable.count(False),
         faults=tuple(faults),
-        in_transit=tuple(each.fault for each in looks if each.fault and each.is_whole),
+        in_transit=tuple(file.fault for file in read_files if file.fault and file.is_whole),
     )
 
 
-def _parsed(at: Location, parse: Callable[[bytes, str], T], faults: list[StreamFault]) -> T | None:
-    """The parsed index or manifest; None where it is missing, or cannot be read, which is added to
-    `faults`.
+def _parse_or_add_fault(
+    file: Location, parse: Callable[[bytes, str], T], faults: list[StreamFault]
+) -> T | None:
+    """Return the parsed index or manifest. Return None if it is missing, or if it is damaged, which
+    is added to `faults`.
     """
-    content = find_metadata(at)
+    content = find_metadata(file)
+    if content is None:
+        return None
     try:
-        return None if content is None else parse(content, str(at))
+        return parse(content, str(file))
     except EarlierFormat:
         raise
     except Unreachable as error:
-        faults.append(StreamFault("index" if at.name == INDEX else "manifest", at.name, str(error)))
+        rule = "index" if file.name == INDEX else "manifest"
+        faults.append(StreamFault(rule, file.name, str(error)))
         return None
 
 
-def _lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamFault]:
-    """A fault where the quarantine lacks bad records that the manifest counts. More than it counts
-    are no fault: a run that was refused since left them. Versions share one quarantine, in the
-    split's folder; it is that of the current version.
+def _find_lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamFault]:
+    """Yield a fault if the quarantine lacks bad records that the manifest counts.
+
+    More records than the manifest counts are not a fault: a later run that was refused left them.
+    The versions of a stream share one quarantine, in the split's folder; it belongs to the current
+    version.
     """
     split = find_working_folder(folder)
     current = read_manifest(split)
@@ -137,60 +161,86 @@ def _lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamFault]
         return
     expected = current.records.quarantined
     try:
-        found = Counter(record["reason"] for record in read_quarantine(split))
-        if Counter(expected) - found:
-            problem = f"expected the bad records {expected}, found {dict(found)}"
+        actual = Counter(record["reason"] for record in read_quarantine(split))
+        if Counter(expected) - actual:
+            problem = f"expected the bad records {expected}, found {dict(actual)}"
             yield StreamFault(QUARANTINE_RULE, QUARANTINE, problem)
     except (Unreachable, ValueError, LookupError, TypeError) as error:
         problem = f"its files cannot be read: {error!s}"
         yield StreamFault(QUARANTINE_RULE, QUARANTINE, problem)
 
 
-def _miscount(counted: Sequence[int | None], manifest: Manifest) -> Iterator[StreamFault]:
-    """A fault where all tokens could be counted, and their number is not the manifest's."""
-    known, said = sum(tokens or 0 for tokens in counted), manifest.totals.tokens
-    if None not in counted and known != said:
-        yield StreamFault(
-            MANIFEST_CONTRADICTS, MANIFEST, f"expected {said:,} tokens, counted {known:,}"
-        )
+def _find_wrong_tokens(
+    tokens_of_files: Sequence[int | None], manifest: Manifest
+) -> Iterator[StreamFault]:
+    """Yield a fault if all tokens could be counted, and their number is not the manifest's."""
+    if None in tokens_of_files:
+        return
+    counted = sum(tokens or 0 for tokens in tokens_of_files)
+    expected = manifest.totals.tokens
+    if counted != expected:
+        problem = f"expected {expected:,} tokens, counted {counted:,}"
+        yield StreamFault(MANIFEST_CONTRADICTS, MANIFEST, problem)
 
 
-_File = tuple[StoredFile, Shard | None]
-"A stored file and its shard; None for a file beside the manifest."
+class _ExpectedFile(NamedTuple):
+    """A file that the index or the manifest names."""
+
+    stored: StoredFile
+    shard: Shard | None
+    "None for a file that the manifest names."
 
 
-class _Look(NamedTuple):
+class _FileResult(NamedTuple):
     """The result of reading one file."""
 
     fault: StreamFault | None
     is_whole: bool
-    "Whether the file is as stated. With a fault: it was damaged at the first read only."
+    "Whether the file is as stated. If it also has a fault, only the first read was damaged."
     tokens: int | None = None
-    "Tokens of a shard; None where its columns hold no ids."
+    "Tokens of a shard, 0 for other files; None if the shard's columns contain no ids."
 
 
-def _looks(folder: Location, files: list[_File], watcher: ReadingWatcher) -> list[_Look]:
-    looks = []
-    with ThreadPoolExecutor(_threads(files)) as pool:
-        for (stored, _), look in zip(files, pool.map(partial(_look, folder), files), strict=True):
-            looks.append(look)
-            watcher.on_progress(stored.bytes, look.tokens or 0)
-    return looks
+def _list_expected_files(index: Index, manifest: Manifest | None) -> list[_ExpectedFile]:
+    files = [_ExpectedFile(shard.stored, shard) for shard in index.shards]
+    if manifest:
+        files += [_ExpectedFile(file.stored, None) for file in manifest.named_files]
+    return files
 
 
-def _threads(files: list[_File]) -> int:
-    """How many threads read. Memory sets the limit, since hashing, decompressing and waiting for
-    bytes release Python's lock.
+def _read_files(
+    folder: Location, files: list[_ExpectedFile], watcher: ReadingWatcher
+) -> list[_FileResult]:
+    results = []
+    with ThreadPoolExecutor(_choose_threads(files)) as pool:
+        read_results = pool.map(partial(_read_file, folder), files)
+        for file, result in zip(files, read_results, strict=True):
+            results.append(result)
+            watcher.on_progress(file.stored.bytes, result.tokens or 0)
+    return results
+
+
+def _choose_threads(files: list[_ExpectedFile]) -> int:
+    """Return how many threads read. Memory sets the limit, since hashing, decompressing and waiting
+    for bytes release Python's lock.
     """
-    sizes = [of.bytes + (shard.raw_data.bytes if shard else 0) for of, shard in files]
-    return min(MOST_THREADS, 2 * IN_FLIGHT_BYTES // (COPIES * max(sizes, default=0) + 1)) or 1
+    largest = 0
+    for file in files:
+        decompressed_bytes = file.shard.raw_data.bytes if file.shard else 0
+        largest = max(largest, file.stored.bytes + decompressed_bytes)
+    fitting = 2 * IN_FLIGHT_BYTES // (COPIES * largest + 1)
+    return min(MOST_THREADS, fitting) or 1
 
 
-def _look(folder: Location, of: _File) -> _Look:
-    """Reads and checks a file, a damaged one twice: a file that was damaged on its way is whole
-    then. Unreachable where it cannot be read.
+def _read_file(folder: Location, file: _ExpectedFile) -> _FileResult:
+    """Read and check a file. A damaged one is read twice: it is whole at the second read if it was
+    damaged in transit.
+
+    Raises Unreachable if it cannot be read.
     """
-    (stored, shard), fault = of, None
+    stored = file.stored
+    shard = file.shard
+    fault = None
     for _ in range(2):
         data = (folder / stored.basename).read()
         try:
@@ -198,22 +248,27 @@ def _look(folder: Location, of: _File) -> _Look:
             tokens = None if shard else 0
             if shard and can_unpack(shard):
                 tokens = decode_and_count(shard, parse_samples(shard, data))
-            return _Look(fault, True, tokens)
-        except Exception as error:  # whatever a decoder makes of damaged bytes
+            return _FileResult(fault, True, tokens)
+        except Exception as error:  # a decoder may raise any error for damaged bytes
             problem = flatten_error(error) or type(error).__name__
-            fault = fault or StreamFault(
-                SHARD_CONTENTS if shard else SIDE_FILES, stored.basename, problem
-            )
-    return _Look(fault, False)
+            rule = SHARD_CONTENTS if shard else SIDE_FILES
+            fault = fault or StreamFault(rule, stored.basename, problem)
+    return _FileResult(fault, False)
 
 
 def decode_and_count(shard: Shard, samples: Ragged) -> int | None:
-    """The tokens of a shard's samples, None where they hold no ids; an error says what does not
-    decode.
+    """Decode the samples of a shard and return the number of their tokens, or None if they contain
+    no ids.
+
+    Raises an error of any class if a sample does not decode; its message is the problem.
     """
-    counted = find_token_columns(shard)
+    token_columns = find_token_columns(shard)
     for name, cells in split_columns(shard, samples):
-        for cell in cells.slices() if name not in counted else ():
-            find_codec(shard.columns[name]).decode(bytes(cell))
+        if name not in token_columns:
+            decode = find_codec(shard.columns[name]).decode
+            for cell in cells.slices():
+                decode(bytes(cell))
+    if not token_columns:
+        return None
     tokens = decode_tokens(shard, samples)
-    return len(tokens.ids.values) if tokens else 0 if counted else None
+    return len(tokens.ids.values) if tokens else 0

@@ -278,10 +278,10 @@ def check_records(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     records = stream.trusted_manifest.records if stream.trusted_manifest else None
     if not records:
         return
-    if records.bad > BAD_SHARE * records.asked:
-        share = records.bad / max(1, records.asked)
+    if records.bad > BAD_SHARE * records.selected:
+        share = records.bad / max(1, records.selected)
         yield Finding(
-            f"{records.bad:,} of {plural(records.asked, 'record')} of {{streams}} ({share:.1%}) were "
+            f"{records.bad:,} of {plural(records.selected, 'record')} of {{streams}} ({share:.1%}) were "
             "bad and set aside.",
             f"look at them with `mdsmix quarantine {stream.folder}`, and fix the source or the "
             "recipe.",

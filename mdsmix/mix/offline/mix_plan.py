@@ -119,7 +119,7 @@ class MixPlan:
         """A hash of everything that shapes the mix or its manifest, 32 hex digits."""
         streams = [[s.stream.name, s.stream.index.hash, s.weight, s.drawn] for s in self.sources]
         manifest = self.manifest
-        identity = manifest and [manifest.encoding.stated, asdict(manifest.tokenizer)]
+        identity = manifest and [manifest.encoding.non_defaults, asdict(manifest.tokenizer)]
         shaping = [FORMAT_VERSION, self.seed, streams, self.layout.settings, identity]
         return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
 

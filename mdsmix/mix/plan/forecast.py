@@ -170,7 +170,7 @@ def _stream(
         format_version=FORMAT_VERSION,
         tool_version="",
         encoding=encoding,
-        tokenizer=TokenizerCard.of(tokenizer),
+        tokenizer=TokenizerCard.from_tokenizer(tokenizer),
         backend="",
         totals=replace(seen, **counts),
         records=Records(),

@@ -219,7 +219,7 @@ def find_fetch_folder(recipe: Recipe, processor: str | None = None) -> Location 
     if not is_remote or not os.path.isabs(processor or recipe.tokenizer.name):
         return None
     with suppress(MdsmixError):  # tokenizer-unseen and the checks of images say why
-        card = TokenizerCard.of(open_tokenizer(recipe.tokenizer))
+        card = TokenizerCard.from_tokenizer(open_tokenizer(recipe.tokenizer))
         digest = open_processor(processor).hash if processor else None
         folder = name_processor_folder(digest, card) if digest else card.folder_name
         return locate(str(recipe.remote)) / folder
@@ -235,7 +235,7 @@ def _published_copy(recipe: Recipe) -> str:
     with suppress(MdsmixError):  # tokenizer-unseen says why
         tokenizer = open_tokenizer(recipe.tokenizer)
         if tokenizer.note and recipe.local:
-            return str(locate(recipe.local) / TokenizerCard.of(tokenizer).folder_name)
+            return str(locate(recipe.local) / TokenizerCard.from_tokenizer(tokenizer).folder_name)
     return ""
 
 

@@ -137,7 +137,7 @@ class StreamInMix(StreamSection, PublishedStream):
         from mdsmix.shards.shard_samples import read_first_samples
 
         first = self.first_filled
-        if self.survey or first is None or not self.holds(first):
+        if self.survey or first is None or not self.has_file_of(first):
             return Head()
         try:
             return Head(samples=tuple(read_first_samples(self.folder, first)))

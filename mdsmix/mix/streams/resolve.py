@@ -406,7 +406,7 @@ def make_mix(
         train=train,
         evals=tuple(evaluations.opened),
         unopened_evals=tuple(evaluations.unopened),
-        tokenizer=TokenizerCard.of(tokenizer) if tokenizer else None,
+        tokenizer=TokenizerCard.from_tokenizer(tokenizer) if tokenizer else None,
         tokenizer_problem=problem,
         run_tokenizer=tokenizer,
         tokenizer_home=foundry_config.find_fetch_folder(recipe) if recipe else None,
