@@ -1,8 +1,8 @@
-"""Published streams for tests, written by hand: any columns, with or without a manifest, whole or
-wrong in one way.
+"""Writes published streams for tests: with any columns, with or without a manifest, whole or wrong
+in one way.
 
-Samples are encoded here and not by `mdsmix convert`, so that streams of other tools (bytes and str
-columns, no manifest) can be built too, in milliseconds and without importing streaming.
+Samples are encoded here and not by `mdsmix convert`. So streams of other tools (bytes and str
+columns, no manifest) can be made too, in milliseconds and without importing streaming.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TOKENIZER = Tokenizer(
     special_ids=[],
     template_variables={},
 )
-"The tokenizer of every stream unless a test says otherwise."
+"The tokenizer of every stream, unless a test names another."
 CARD = TokenizerCard.from_tokenizer(TOKENIZER)
 LENGTH = 8
 
@@ -70,53 +70,59 @@ def publish(
     compression: str | None = None,
     split: str = "train",
 ) -> Path:
-    """Writes `rows` as a stream below `folder` and returns `folder`. `card`: fields of the manifest
-    that differ, {} for none; without it no manifest is written.
+    """Write `rows` as a stream below `folder`, and return `folder`.
+
+    Args:
+        card: arguments of `make_manifest` that differ; None writes no manifest.
+        shards: number of shards; empty ones are left out of the index.
     """
-    home = folder / split
-    home.mkdir(parents=True, exist_ok=True)
+    split_folder = folder / split
+    split_folder.mkdir(parents=True, exist_ok=True)
     layout = ShardLayout(columns, compression)
-    cuts = np.linspace(0, len(rows), shards + 1).astype(int)
-    listed = [_shard(home, layout, rows[a:b], n) for n, (a, b) in enumerate(pairwise(cuts))]
-    index = make_index([entry for entry in listed if entry.samples])
+    edges = np.linspace(0, len(rows), shards + 1).astype(int)
+    entries = []
+    for number, (start, stop) in enumerate(pairwise(edges)):
+        entries.append(_write_shard(split_folder, layout, rows[start:stop], number))
+    index = make_index([entry for entry in entries if entry.samples])
     if card is not None:
         manifest = make_manifest(columns, rows, index, **card)
-        (home / "mdsmix.manifest").write_bytes(manifest.to_bytes())
-    (home / "index.json").write_bytes(index.content)
+        (split_folder / "mdsmix.manifest").write_bytes(manifest.to_bytes())
+    (split_folder / "index.json").write_bytes(index.content)
     return folder
 
 
-def write_mix(home: Path, *streams: str, **settings: Any) -> Path:
-    """A recipe of streams that are published below `home`."""
+def write_mix(folder: Path, *streams: str, **settings: Any) -> Path:
+    """Write a recipe of streams that are published below `folder`, and return its path."""
     tree = {
         "tokenizer": CARD.name,
         "max_seq_len": LENGTH,
-        "streams": {name: {"local": str(home / name)} for name in streams},
+        "streams": {name: {"local": str(folder / name)} for name in streams},
     }
-    path = home / "mix.yaml"
+    path = folder / "mix.yaml"
     path.write_text(json.dumps(tree | settings))
     return path
 
 
-def _shard(home: Path, layout: ShardLayout, rows: Sequence[Any], number: int) -> Shard:
-    samples = [_sample(layout.encodings, row) for row in rows]
+def _write_shard(folder: Path, layout: ShardLayout, rows: Sequence[Any], number: int) -> Shard:
+    samples = [_encode_sample(layout.encodings, row) for row in rows]
     raw = b"".join(make_shard_parts(layout, Ragged.from_rows(samples, np.uint8)))
     name = f"shard.{number:05}.mds"
     if layout.compression is None:
-        return make_shard(layout, len(rows), _store(home / name, raw), None)
-    zipped = _store(home / f"{name}.zstd", zstandard.compress(raw))
+        return make_shard(layout, len(rows), _write_file(folder / name, raw), None)
+    zipped = _write_file(folder / f"{name}.zstd", zstandard.compress(raw))
     return make_shard(layout, len(rows), StoredFile(basename=name, bytes=len(raw)), zipped)
 
 
-def _store(path: Path, data: bytes) -> StoredFile:
+def _write_file(path: Path, data: bytes) -> StoredFile:
     path.write_bytes(data)
     hashes = {"xxh128": xxhash.xxh128_hexdigest(data)}
     return StoredFile(basename=path.name, bytes=len(data), hashes=hashes)
 
 
-def _sample(columns: Mapping[str, str], row: Mapping[str, Any]) -> bytes:
-    """One sample as MDSWriter lays it out: sizes of the variable columns, then the columns."""
-    head, body = b"", b""
+def _encode_sample(columns: Mapping[str, str], row: Mapping[str, Any]) -> bytes:
+    """Return a sample as MDSWriter lays it out: sizes of the variable columns, then the columns."""
+    head = b""
+    body = b""
     for name in sorted(columns):
         data = encode(columns[name], row[name])
         if len(columns[name].split(":")) < 3:
@@ -126,7 +132,7 @@ def _sample(columns: Mapping[str, str], row: Mapping[str, Any]) -> bytes:
 
 
 def encode(encoding: str, value: Any) -> bytes:
-    """One value under an MDS encoding (str, json, bytes, ndarray, pkl taken as bytes)."""
+    """Return a value in an MDS encoding: str, json, ndarray; bytes for bytes, pkl and others."""
     kind, *settings = encoding.split(":")
     if kind == "str":
         return str(value).encode()
@@ -135,8 +141,10 @@ def encode(encoding: str, value: Any) -> bytes:
     if kind != "ndarray":
         return bytes(value)
     array = np.asarray(value, settings[0])
-    shape = b"" if len(settings) == 2 else bytes([4 | 1]) + len(array).to_bytes(2, "little")
-    return shape + array.tobytes()
+    has_fixed_shape = len(settings) == 2
+    if has_fixed_shape:
+        return array.tobytes()
+    return bytes([4 | 1]) + len(array).to_bytes(2, "little") + array.tobytes()
 
 
 def make_manifest(
@@ -150,13 +158,20 @@ def make_manifest(
     index_hash: str = "",
     **encoding: Any,
 ) -> Manifest:
-    """A manifest that fits the stream, but for the fields that are given, made by the rules of
-    today.
+    """Make a manifest that fits the stream and the current rules, except for the arguments.
+
+    Args:
+        totals: fields of the totals that differ.
+        encoding: fields of the encoding that differ.
     """
-    ids = [token for row in rows for token in _ids(row)]
-    longest = max((len(_ids(row)) for row in rows), default=0)
-    counted = {"samples": len(rows), "tokens": len(ids), "longest": longest}
-    counted |= {"largest_id": max(ids, default=-1), **(totals or {})}
+    ids_of_rows = [_list_ids(row) for row in rows]
+    counts: dict[str, Any] = {
+        "samples": len(rows),
+        "tokens": sum(map(len, ids_of_rows)),
+        "longest": max(map(len, ids_of_rows), default=0),
+        "largest_id": max((token for ids in ids_of_rows for token in ids), default=-1),
+    }
+    counts |= totals or {}
     is_plain = "tokens" in columns or "input_ids" in columns
     settings = {
         "kind": "pretraining" if is_plain else "finetuning",
@@ -168,15 +183,18 @@ def make_manifest(
         "target_responses": "last",
         "special_tokens_in_text": "escape",
     }
-    settings |= {"layout": "concat", "add_bos": False, "add_eos": True} if is_plain else {}
-    made = Encoding(**settings | encoding)
+    if is_plain:
+        settings |= {"layout": "concat", "add_bos": False, "add_eos": True}
+    made_encoding = Encoding(**settings | encoding)
+    if not made_encoding.rules:
+        made_encoding = replace(made_encoding, rules=rules_of(made_encoding, TOKENIZER))
     return Manifest(
         format_version=FORMAT_VERSION,
         tool_version="0",
-        encoding=made if made.rules else replace(made, rules=rules_of(made, TOKENIZER)),
+        encoding=made_encoding,
         tokenizer=tokenizer,
         backend="hand",
-        totals=Totals(**counted),
+        totals=Totals(**counts),
         records=records or Records(read=len(rows), written=len(rows)),
         sources=[],
         parts=[UnitShards(key="0" * 32, shards=len(index.shards), samples=index.samples)],
@@ -185,20 +203,28 @@ def make_manifest(
     )
 
 
-def sealed(tree: Mapping[str, Any]) -> bytes:
-    """A manifest of these keys as mdsmix would write it, with the hash of its bytes."""
-    body = json.dumps({k: v for k, v in tree.items() if k != "hash"}, indent=2, sort_keys=True)[1:]
+def seal_manifest(tree: Mapping[str, Any]) -> bytes:
+    """Return a manifest with these keys as mdsmix writes it: first the hash of the other bytes."""
+    without_hash = {key: value for key, value in tree.items() if key != "hash"}
+    body = json.dumps(without_hash, indent=2, sort_keys=True)[1:]
     return b'{\n  "hash": "%s",' % xxhash.xxh128_hexdigest(body).encode() + body.encode()
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Changes a manifest as somebody would who knows its hash, or an index."""
+    """Change an index or a manifest, whose hash is updated.
+
+    Args:
+        change: changes the tree in place or returns another one.
+    """
     tree = json.loads(path.read_bytes())
     tree = change(tree) or tree
-    path.write_bytes(sealed(tree) if path.name == "mdsmix.manifest" else json.dumps(tree).encode())
+    is_manifest = path.name == "mdsmix.manifest"
+    path.write_bytes(seal_manifest(tree) if is_manifest else json.dumps(tree).encode())
 
 
-def _ids(row: Mapping[str, Any]) -> list[int]:
-    if "turns" in row:
-        return [t for turn in row["turns"] for t in (*turn["input_ids"], *turn["labels"])]
-    return [t for c in ("tokens", "input_ids", "labels") for t in row.get(c, ())]
+def _list_ids(row: Mapping[str, Any]) -> list[int]:
+    ids = list[int]()
+    for turn in row.get("turns", [row]):
+        for column in ("tokens", "input_ids", "labels"):
+            ids += turn.get(column, ())
+    return ids

@@ -1,4 +1,6 @@
-"""Streaming keeps what its datasets share apart by numbers, for all processes of a machine."""
+"""Keeps the shared memory of Streaming's datasets apart: Streaming numbers the datasets of all
+processes of a machine, and its numbers may collide.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ from streaming.base.shared import prefix
 
 
 def count_apart() -> None:
-    """Streaming takes the first number that is free, and of two processes that look at once one
-    fails: this one and its forks count from a number of their own on, whoever runs beside them and
-    whatever a killed run has left.
+    """Make this process and its forks count from a number of their own.
+
+    Streaming takes the first free number, and if two processes look for it at once, one of them
+    fails. With numbers of its own a process is independent of other processes and of what a killed
+    run has left.
     """
     first = 1000 * os.getpid()
     prefix._each_prefix_int = lambda: count(first)

@@ -227,7 +227,7 @@ def test_verify_sees_a_document_that_begins_nowhere(web: Web) -> None:
     assert decode_and_count(shard, whole) is not None
     last = whole.values.copy()
     last[-4:] = [0, 0, 16, 0]  # the last column of the last row is `starts`
-    with pytest.raises(ValueError, match="do not begin where it says"):
+    with pytest.raises(ValueError, match="do not begin at its starts"):
         decode_and_count(shard, Ragged(last, whole.offsets))
 
 

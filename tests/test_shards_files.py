@@ -1,6 +1,5 @@
-"""index.json and the manifest are read strictly: they may come from anywhere. Shards are named by
-their bytes, written once, gathered from wherever they lie whole; the head of one is what was
-written.
+"""index.json and the manifest are parsed strictly, since they may come from anywhere. Shards are
+named by their bytes, written once, and copied from any folder that has them whole.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from mdsmix.shards.shard_files import (
     write_if_changed,
     write_once,
 )
-from mdsmix.shards.shard_samples import HEAD_BYTES, read_first_samples
+from mdsmix.shards.shard_samples import HEAD_BYTES, Sample, read_first_samples
 from mdsmix.storage import Location, locate
 from mdsmix.storage.local import LocalPath
-from tests.published import make_manifest, publish, sealed
+from tests.published import make_manifest, publish, seal_manifest
 
 LAYOUT = ShardLayout({"tokens": "ndarray:uint16:8"})
 FILE = StoredFile(basename="ab.mds", bytes=100, hashes={"xxh128": "ab"})
@@ -48,8 +47,8 @@ MANIFEST = make_manifest(
 )
 
 
-def test_an_index_comes_back() -> None:
-    """Streaming ignores keys at its top that it does not know; so does this."""
+def test_an_index_is_parsed_as_it_was_made() -> None:
+    """Unknown top-level keys are ignored, as Streaming ignores them."""
     again = parse_index(INDEX.content, "x")
     assert again == INDEX
     assert (again.samples, again.bytes, len(again.hash)) == (3, 100, 32)
@@ -58,7 +57,8 @@ def test_an_index_comes_back() -> None:
     assert parse_index(json.dumps(tree | {"extra": 1}).encode(), "x").shards == INDEX.shards
 
 
-def change(path: str, value: Any) -> bytes:
+def change_index(path: str, value: Any) -> bytes:
+    """Return the index with another value at a dotted path of its shard's entry."""
     tree = json.loads(INDEX.content)
     *parents, last = path.split(".")
     node = tree["shards"][0]
@@ -69,32 +69,32 @@ def change(path: str, value: Any) -> bytes:
 
 
 OUTSIDE = "not inside the stream's folder"
+NAMES_OUTSIDE = ("../ab.mds", "a\0b", "", "/ab.mds", "a/../../b", "a//b", "./a")
 HOSTILE: list[tuple[bytes, str]] = [
-    (b"", "is no index"),
-    (b"[" * 100_000, "is no index"),
+    (b"", "is not an index"),
+    (b"[" * 100_000, "is not an index"),
     (b"[]", "no list `shards`"),
     (b'{"shards": 3}', "no list `shards`"),
     (b'{"chunks": [{"filename": "chunk-0-0.bin"}], "config": {}}', "is an index of litData"),
     (b'{"shards": [null]}', "must hold keys"),
     (b'{"shards": ' + b"[" * 900 + b"]" * 900 + b"}", "must hold keys"),
-    *((change("raw_data.basename", at), OUTSIDE) for at in ("../ab.mds", "a\0b", "")),
-    *((change("raw_data.basename", at), OUTSIDE) for at in ("/ab.mds", "a/../../b", "a//b", "./a")),
-    (change("raw_data.bytes", 1 << 32), "says it has 4294967296 bytes"),
-    (change("raw_data.bytes", 10**4000), "says it has 1000"),
-    (change("raw_data.bytes", 1.5), "must be a whole number"),
-    (change("samples", -1), "contradicts itself"),
-    (change("samples", True), "must be a whole number"),
-    (change("samples", float("inf")), "must be a whole number"),
-    (change("column_names", []), "contradicts itself"),
-    (change("column_names", [7]), "must be text"),
-    (change("column_encodings", ["ndarray:tensor:1"]), "'ndarray:tensor:1', which is none"),
-    (change("compression", "zstd"), "in whether it is compressed"),
-    (change("zip_data", {"basename": "../x", "bytes": 1, "hashes": {}}), OUTSIDE),
-    (change("surprise", 1), "surprise is not a known key"),
+    *((change_index("raw_data.basename", name), OUTSIDE) for name in NAMES_OUTSIDE),
+    (change_index("raw_data.bytes", 1 << 32), "has a size of 4294967296 bytes"),
+    (change_index("raw_data.bytes", 10**4000), "has a size of 1000"),
+    (change_index("raw_data.bytes", 1.5), "must be a whole number"),
+    (change_index("samples", -1), "contradicts itself"),
+    (change_index("samples", True), "must be a whole number"),
+    (change_index("samples", float("inf")), "must be a whole number"),
+    (change_index("column_names", []), "contradicts itself"),
+    (change_index("column_names", [7]), "must be text"),
+    (change_index("column_encodings", ["ndarray:tensor:1"]), "unknown encoding 'ndarray:tensor:1'"),
+    (change_index("compression", "zstd"), "in whether it is compressed"),
+    (change_index("zip_data", {"basename": "../x", "bytes": 1, "hashes": {}}), OUTSIDE),
+    (change_index("surprise", 1), "surprise is not a known key"),
 ]
 
 
-def test_a_hostile_or_damaged_index_is_one_sentence() -> None:
+def test_a_hostile_or_damaged_index_is_refused_in_one_sentence() -> None:
     for content, sentence in HOSTILE:
         with pytest.raises(Unreachable) as refusal:
             parse_index(content, "there/index.json")
@@ -103,7 +103,7 @@ def test_a_hostile_or_damaged_index_is_one_sentence() -> None:
         assert ".;" not in str(refusal.value)
 
 
-def test_a_damaged_or_newer_manifest_is_one_sentence() -> None:
+def test_a_damaged_or_newer_manifest_is_refused_in_one_sentence() -> None:
     whole = orjson.loads(MANIFEST.to_bytes())
     changed = MANIFEST.to_bytes().replace(b'"hash": "h"', b'"hash": "i"')
     for content, sentence in (
@@ -111,21 +111,22 @@ def test_a_damaged_or_newer_manifest_is_one_sentence() -> None:
         (b"3", "format_version is None"),
         (orjson.dumps({"format_version": 4}), "format_version is 4, and this mdsmix reads 3"),
         (orjson.dumps({"format_version": 1}), "an earlier commit of mdsmix (format version 1,"),
-        (sealed({"format_version": 3}), "is missing"),
+        (seal_manifest({"format_version": 3}), "is missing"),
         (changed, "its hash is not that of its"),
-        (sealed(whole | {"compleat": True}), "did you mean complete"),
-        (sealed(whole | {"complete": False}), "complete"),
+        (seal_manifest(whole | {"compleat": True}), "did you mean complete"),
+        (seal_manifest(whole | {"complete": False}), "complete"),
     ):
         with pytest.raises(Unreachable) as refusal:
             parse_manifest(content, "there")
         assert sentence in str(refusal.value)
 
 
-def test_a_manifest_comes_back_and_leaves_out_what_is_not_known() -> None:
-    used = replace(MANIFEST, encoding=replace(MANIFEST.encoding, compact=True))
-    for manifest in (MANIFEST, used):
-        read = parse_manifest(manifest.to_bytes(), "x")
-        assert (read, read.to_bytes()) == (manifest, manifest.to_bytes())
+def test_a_manifest_is_parsed_as_it_was_made_and_leaves_defaults_out() -> None:
+    compact = replace(MANIFEST, encoding=replace(MANIFEST.encoding, compact=True))
+    for manifest in (MANIFEST, compact):
+        parsed = parse_manifest(manifest.to_bytes(), "x")
+        assert parsed == manifest
+        assert parsed.to_bytes() == manifest.to_bytes()
     tree = orjson.loads(MANIFEST.to_bytes())
     assert set(tree["encoding"]) == {
         *("kind", "loader", "columns", "max_seq_len", "decoder_only_format"),
@@ -133,11 +134,12 @@ def test_a_manifest_comes_back_and_leaves_out_what_is_not_known() -> None:
     }
     assert (tree["totals"], tree["records"]) == ({"samples": 3}, {"read": 3, "written": 3})
     assert {"mixed", "seed", "source_parts", "side_files"}.isdisjoint(tree)
-    unsaid = {k: v for k, v in asdict(MANIFEST.encoding).items() if v and k not in tree["encoding"]}
-    assert unsaid == {"rewritten_history": "reject", "too_long": "cut", "duplicates": "keep"}
+    settings = asdict(MANIFEST.encoding).items()
+    left_out = {key: value for key, value in settings if value and key not in tree["encoding"]}
+    assert left_out == {"rewritten_history": "reject", "too_long": "cut", "duplicates": "keep"}
 
 
-def test_the_histogram_counts_by_powers_of_two() -> None:
+def test_lengths_are_counted_by_powers_of_two() -> None:
     assert count_by_length(np.array([1, 2, 3, 4, 7, 8])) == {"2^0": 1, "2^1": 2, "2^2": 2, "2^3": 1}
     assert count_by_length(np.array([], np.int64)) == {}
 
@@ -146,7 +148,8 @@ CONTENT = b"abcde"
 PAIRS = ShardLayout({"tokens": "ndarray:uint16:2"}, None)
 
 
-def rows(*values: int) -> Ragged:
+def pairs_of(*values: int) -> Ragged:
+    """Return laid-out samples of PAIRS, two of the values each."""
     body = np.array(values, np.uint16).view(np.uint8)
     return Ragged.from_lengths(body, np.full(len(values) // 2, 4))
 
@@ -156,9 +159,9 @@ def folder(tmp_path: Path) -> Location:
     return locate(tmp_path / "here")
 
 
-def test_what_is_there_already_is_not_written_again(folder: Location) -> None:
-    """By its size, where a name is of its bytes: `ABCDE` shows that it was not written over."""
-    at = folder / "a"
+def test_a_file_that_exists_is_not_written_again(folder: Location) -> None:
+    """A file that is named by its hash is recognised by its size: `ABCDE` is not overwritten."""
+    file = folder / "a"
     for writer, before, is_written in (
         (write_once, None, True),
         (write_once, b"abcd", True),
@@ -169,42 +172,45 @@ def test_what_is_there_already_is_not_written_again(folder: Location) -> None:
         (write_if_changed, b"longer than that", True),
         (write_if_changed, None, True),
     ):
-        at.delete()
+        file.delete()
         if before is not None:
-            at.write(before)
-        stood = at.stat()
-        writer(at, CONTENT)
-        assert at.read() == (CONTENT if is_written else before)
-        assert (at.stat() != stood) is is_written
+            file.write(before)
+        stat_before = file.stat()
+        writer(file, CONTENT)
+        assert file.read() == (CONTENT if is_written else before)
+        assert (file.stat() != stat_before) is is_written
 
 
 @pytest.fixture
 def shard(folder: Location) -> Shard:
-    (shard,) = store_shards(folder, PAIRS, rows(1, 2))
+    (shard,) = store_shards(folder, PAIRS, pairs_of(1, 2))
     return shard
 
 
-def test_twins_are_files_of_their_own_and_another_folder_takes_no_room(
+def test_shards_with_equal_bytes_are_copied_and_a_shard_in_another_folder_is_linked(
     folder: Location, shard: Shard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cache evicts one by deleting its file, and damage to one must not be damage to all."""
-    names = [twin.stored for twin in make_names_distinct([shard] * 3)]
-    copy_missing(folder, names, [folder])
-    paths = [Path(str(folder / name.basename)) for name in names]
+    """A cache evicts a shard by deleting its file, and damage to one must not damage the others."""
+    equal_files = [equal.stored for equal in make_names_distinct([shard] * 3)]
+    copy_missing(folder, equal_files, [folder])
+    paths = [Path(str(folder / file.basename)) for file in equal_files]
     assert len({path.read_bytes() for path in paths}) == 1
     assert len({path.stat().st_ino for path in paths}) == 3
     assert [path.name[32:] for path in paths] == [".mds", "-1.mds", "-2.mds"]
     flushed = list[LocalPath]()
-    monkeypatch.setattr(LocalPath, "flush", lambda place: flushed.append(place))
-    copy_missing(version := locate(tmp_path / "version"), [shard.stored], [folder])
+    monkeypatch.setattr(LocalPath, "flush", lambda folder: flushed.append(folder))
+    version = locate(tmp_path / "version")
+    copy_missing(version, [shard.stored], [folder])
     assert flushed[-1] == version, "a link is not flushed by itself"
     assert os.path.samefile(tmp_path / "version" / paths[0].name, paths[0])
 
 
-def test_a_file_of_another_size_is_no_source_and_no_shard(
+def test_a_file_of_another_size_is_not_copied_and_is_overwritten(
     folder: Location, shard: Shard, tmp_path: Path
 ) -> None:
-    name, other, target = shard.stored.basename, locate(tmp_path / "b"), locate(tmp_path / "c")
+    name = shard.stored.basename
+    other = locate(tmp_path / "b")
+    target = locate(tmp_path / "c")
     whole = (folder / name).read()
     (other / name).write(whole[:-1])
     (target / name).write(whole + b"x")
@@ -214,24 +220,24 @@ def test_a_file_of_another_size_is_no_source_and_no_shard(
         copy_missing(locate(tmp_path / "third"), [shard.stored], [other])
 
 
-def head(folder: Path) -> list[dict[str, object]]:
-    place = locate(folder / "train")
-    return read_first_samples(place, read_index(place).shards[0], 4)
+def read_beginning(folder: Path) -> list[Sample]:
+    split = locate(folder / "train")
+    return read_first_samples(split, read_index(split).shards[0], 4)
 
 
-def test_the_first_samples_are_few(tmp_path: Path) -> None:
-    """Of few bytes too, but for one sample, which is read however large it is."""
+def test_the_first_samples_are_limited_by_number_and_bytes(tmp_path: Path) -> None:
+    """One sample is read, however large it is."""
     for size, count in ((1, 4), (HEAD_BYTES // 2, 1), (2 * HEAD_BYTES, 1)):
         folder = publish(tmp_path / str(size), {"e": "bytes"}, [{"e": bytes(size)}] * 10)
-        assert len(head(folder)) == count
+        assert len(read_beginning(folder)) == count
 
 
 DAMAGE = [
     (0, b"\x05\x00\x00\x00", "it contains 5 samples, but its index states 4"),
-    (4, b"\x00\x00\x00\x00", "leads outside"),  # the first one begins inside the table
-    (8, b"\xff\xff\xff\x7f", "not ascending"),
-    (20, b"\xff\xff\xff\x7f", "leads outside"),  # the last one ends outside the file
-    (-6, b"\xff\xff\xff\xff\xff\xff", "decode"),  # a JSON column that is none
+    (4, b"\x00\x00\x00\x00", "points outside"),  # the first one begins inside the table
+    (8, b"\xff\xff\xff\x7f", "does not ascend"),
+    (20, b"\xff\xff\xff\x7f", "points outside"),  # the last one ends outside the file
+    (-6, b"\xff\xff\xff\xff\xff\xff", "decode"),  # a JSON column that is not valid JSON
 ]
 
 
@@ -239,13 +245,14 @@ def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
     rows = [{"c": [1, 2, 3]}] * 4
     path = publish(tmp_path, {"c": "json"}, rows) / "train" / "shard.00000.mds"
     whole = path.read_bytes()
-    for at, data, why in DAMAGE:
-        content, at = bytearray(whole), at % len(whole)
-        content[at : at + len(data)] = data
+    for offset, data, problem in DAMAGE:
+        content = bytearray(whole)
+        start = offset % len(whole)
+        content[start : start + len(data)] = data
         path.write_bytes(content)
-        with pytest.raises(Unreachable, match=rf"shard\.00000\.mds is damaged: .*{why}"):
-            head(tmp_path)
-    packed = publish(tmp_path / "packed", {"c": "json"}, rows, compression="zstd:3")
-    os.truncate(packed / "train" / "shard.00000.mds.zstd", 9)
+        with pytest.raises(Unreachable, match=rf"shard\.00000\.mds is damaged: .*{problem}"):
+            read_beginning(tmp_path)
+    compressed = publish(tmp_path / "packed", {"c": "json"}, rows, compression="zstd:3")
+    os.truncate(compressed / "train" / "shard.00000.mds.zstd", 9)
     with pytest.raises(Unreachable, match=r"shard\.00000\.mds\.zstd is damaged: "):
-        head(packed)
+        read_beginning(compressed)

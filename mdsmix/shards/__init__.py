@@ -1,3 +1,3 @@
-"""Samples <-> MDS bytes: whole shards from arrays, index.json, and the manifest that says what a
-stream is.
+"""The published stream: samples <-> MDS bytes, index.json, and the manifest, which describes how the
+stream was made.
 """
