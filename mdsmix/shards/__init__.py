@@ -1,3 +1,3 @@
-"""The published stream: samples <-> MDS bytes, index.json, and the manifest, which describes how the
-stream was made.
+"""The published stream: samples <-> MDS bytes, index.json, and the manifest with the stream's
+origin.
 """
