@@ -168,7 +168,9 @@ def card_rows(stream: PublishedStream) -> Iterator[tuple[str, str]]:
         yield "manifest", "none: not made by mdsmix convert; all figures are the index's"
         yield "columns", format_grouped(stream.columns)
         return
-    yield from ((key, format_grouped(value)) for key, value in manifest.encoding.stated.items())
+    yield from (
+        (key, format_grouped(value)) for key, value in manifest.encoding.non_defaults.items()
+    )
     yield "tokenizer", format_grouped(asdict(manifest.tokenizer))
     tokens = Column("tokens")
     for key, count in asdict(manifest.totals).items():

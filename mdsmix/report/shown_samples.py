@@ -297,9 +297,9 @@ def choose_samples(stream: PublishedStream, choice: Choice) -> Iterator[Chosen]:
             samples = read_first_samples(stream.folder, shard, choice.count)
     else:
         numbers = _choose_numbers(stream, choice)
-        samples = map(stream.read, numbers)
+        samples = map(stream.read_sample, numbers)
     for number, sample in zip(numbers, samples, strict=False):
-        id = stream.id_of(number)
+        id = stream.read_id(number)
         ids = id if isinstance(id, list) else [id]
         yield Chosen(
             number,
