@@ -145,31 +145,31 @@ def test_bad_members_cost_their_neighbours_nothing(tmp_path: Path) -> None:
 def damaged() -> Iterator[tuple[str, bytes, str]]:
     """Files with their content, and what is said of them."""
     for content in (b'[{"a": 1}, {"a"', b'[{"a": "x', b'[{"a": 1}', b"[", b'[{"a": 1}]]', b'[{}, "\\'):  # fmt: skip
-        yield "a.json", content, "is no whole JSON array"
+        yield "a.json", content, "is not a complete JSON array"
     whole = tar_of([("a.txt", b"x" * 600), ("b.txt", b"y" * 600), ("c.txt", b"z")])
     second = 3 * 512
     assert whole[second:].startswith(b"b.txt")
     overwritten = whole[:second] + b"#" * 512 + whole[second + 512 :]
     cuts = (whole[: second + 700], whole[: second + 100], whole[:second], overwritten)
     for content in (*cuts, b"text " * 300):
-        yield "a.tar", content, "is no whole tar archive"
+        yield "a.tar", content, "is not a complete tar archive"
     for new in (pa.ipc.new_stream, pa.ipc.new_file):
         whole = as_arrow([{"text": f"text {n}"} for n in range(20)], new)
         for cut in (3, 9, 200):  # a stream of this one ends behind a message
-            yield "a.arrow", whole[:-cut], "is no whole arrow file"
+            yield "a.arrow", whole[:-cut], "is not a complete arrow file"
     out, offsets = io.BytesIO(), pa.array([0, 1 << 30, 5], pa.int32()).buffers()[1]
     leading = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"x" * 64)])
     hostile = pa.table({"text": leading})
     with pa.ipc.new_file(out, hostile.schema) as writer:
         writer.write_table(hostile)
-    yield "a.arrow", out.getvalue(), "is no whole arrow file"
+    yield "a.arrow", out.getvalue(), "is not a complete arrow file"
     whole = WRITTEN["parquet"]([{"text": "one"}, {"text": "two"}])
     footless = whole[:4] + b"\0" * 400 + b"\xff\xff\0\0PAR1"
     for content in (whole[:-9], b'{"text": "a"}\n' * 9, footless):
-        yield "a.parquet", content, "is no whole parquet file"
+        yield "a.parquet", content, "is not a complete parquet file"
     twice, out = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"]), io.BytesIO()
     pq.write_table(twice, out)
-    yield "a.parquet", out.getvalue(), "has two columns text"
+    yield "a.parquet", out.getvalue(), "has two columns named text"
     for packing in (".gz", ".zst"):
         first, *others = (PACKED[packing](b"%d\n" % n * 1000) for n in (1, 22, 333))
         whole = b"".join([first, *others])
@@ -187,15 +187,15 @@ def test_a_file_that_is_not_whole_is_one_sentence(tmp_path: Path) -> None:
 
 UNREADABLE: list[tuple[str, bytes, dict[str, Any], type[MdsmixError], str]] = [
     ("a.csv", b"a,a\n1,2\n", {}, Unreachable, "two columns are named 'a'"),
-    ("a.csv", b'"a\n', {}, Unreachable, "it is not_csv"),
-    ("a.jsonl", b"1\n", {"header": ("n",)}, RecipeError, r"header means nothing for a\.jsonl"),
+    ("a.csv", b'"a\n', {}, Unreachable, r"its columns \(not_csv\)"),
+    ("a.jsonl", b"1\n", {"header": ("n",)}, RecipeError, r"header does not apply to a\.jsonl"),
     ("a.jsonl", b"1\n", {"format": "cvs"}, RecipeError, r"source\.format is 'cvs'; did you mean csv"),
     ("a.txt", b"a\n", {}, RecipeError, "a.txt is plain text.*source.split_by"),
 ]  # fmt: skip
 FOLDERS: list[tuple[str, Any, type[MdsmixError], str]] = [
     ("dataset_dict.json", {"splits": ["train", "test"]}, RecipeError, "set/train"),
     ("state.json", {"_data_files": [{"filename": "gone.arrow"}]}, Unreachable, "gone.arrow is missing"),
-    ("state.json", {}, Unreachable, "does not say its _data_files"),
+    ("state.json", {}, Unreachable, "lists no _data_files"),
     ("state.json", {"_data_files": [{"filename": "../a.arrow"}]}, Unreachable, "leads out of"),
 ]  # fmt: skip
 

@@ -82,7 +82,7 @@ REFUSED = {
     "data/": ["is a folder", "data/*.jsonl"],
     "other/*.xlsx": ["a.xlsx has no suffix that mdsmix reads", ".jsonl", "also with .gz"],
     "other/*.gz": ["unpack it"],
-    "other/*.jl": ["say what it is by source.format, rename"],
+    "other/*.jl": ["set source.format, rename"],
     "ftp://host/x.jsonl": ["cannot be opened"],
     "\udcff*": ["not valid UTF-8"],
 }

@@ -1,16 +1,16 @@
 """Arrow's own files: IPC files (Feather too), which have a directory of their record batches, and
-streams, which have none. Functions on rows that Arrow has read, which parquet uses too, stand here
-as well.
+streams, which have none. Functions on rows that Arrow has read, which parquet uses too, are here as
+well.
 
-`datasets` keeps its data as streams (`save_to_disk`, its cache). On a disk these are mapped and
-never held whole: only the rows that are being decoded are touched. A row's number in the file is
-known only after all earlier rows were read, so a row is told by its batch, and its number is
-counted at publication.
+`datasets` stores its data as streams (`save_to_disk`, its cache). On a disk these are mapped and
+never loaded as a whole: only the rows that are being decoded are touched. A row's number in the
+file is known only after all earlier rows were read, so a row is identified by its batch, and its
+number is counted at publication.
 
 A row's digest covers the fields that are read of it, as orjson writes them: compression, the
 grouping of rows and the release of pyarrow do not change it. Values that JSON has no form for
-(times, decimals, bytes) are written with the name of their type, so that they are not taken for
-texts. JSON texts and maps are decoded first (`arrow_values.py`).
+(times, decimals, bytes) are written with the name of their type, so that they differ from strings.
+JSON texts and maps are decoded first (`arrow_values.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import base64
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = BLOCK_BYTES // 2
 """About the bytes of rows that are decoded at once: Arrow's columns, Python's records and their
-JSON are all held.
+JSON are all in memory.
 """
 MOST_ROWS = 4096
 "The most rows that are decoded at once, however short they are."
-_END = b"\0\0\0\0"
-"The last bytes of a whole stream. Cut off behind a message, a stream may end so too."
+_STREAM_END = b"\0\0\0\0"
+"The last bytes of a complete stream. A stream that is cut off after a message may end so too."
 
 
 class Arrow(Format):
@@ -63,92 +63,117 @@ class Arrow(Format):
         return 1
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
-        with _opened(file, fields) as (reader, *_):
-            parts = getattr(reader, "num_record_batches", 1)
-        most = max(1, parts * window_bytes // file.stat.size)
-        starts = [0, *(in_part(n, 0) for n in range(most, parts, most))]
+        with _opened(file, fields) as opened:
+            batches = getattr(opened.reader, "num_record_batches", 1)
+        batches_of_split = max(1, batches * window_bytes // file.stat.size)
+        starts = [0]
+        starts += [batch_ordinal(n, 0) for n in range(batches_of_split, batches, batches_of_split)]
         return zip(starts, [*starts[1:], None], strict=True)
 
     def records(self, file: SourceFile) -> int | None:
-        """None for a file in a store: counting would read all of its batches."""
+        """Return the number of rows; None for a file in a store, since counting would read all of
+        its batches.
+        """
         if file.location.is_store:
             return None
-        with _opened(file, ()) as (reader, *_):
+        with _opened(file, ()) as opened:
             span = Unit(files=(file,)).span()
-            return sum(int(batch.num_rows) for _, batch in _parts(reader, span))
+            return sum(int(batch.num_rows) for _, batch in _batches(opened.reader, span))
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        with _opened(file, span.unit.fields) as (reader, columns, others):
-            yield from item_blocks(file, span, ROWS, _rows(reader, span, columns, others), others)
+        with _opened(file, span.unit.fields) as opened:
+            yield from item_blocks(file, span, ROWS, _rows(opened, span), opened.unread)
 
 
-def in_part(part: int, row: int) -> int:
-    """The ordinal of row `row` in record batch `part`: the number of rows before the batch is
-    unknown.
+def batch_ordinal(batch: int, row: int) -> int:
+    """Return the ordinal of row `row` in record batch `batch`.
+
+    Rows are not counted through the file: the number of rows before a batch is unknown.
     """
-    return (part + 1) << 32 | row
+    return (batch + 1) << 32 | row
+
+
+class _Opened(NamedTuple):
+    """An open Arrow file or stream."""
+
+    reader: Any
+    columns: list[str]
+    "The columns that are read."
+    unread: list[str]
+    "The other columns."
 
 
 @contextmanager
-def _opened(
-    file: SourceFile, fields: tuple[str, ...]
-) -> Iterator[tuple[Any, list[str], list[str]]]:
-    """A reader of the wanted columns, their names, and the names of the other columns. Arrow's
-    errors become Unreachable with the file.
-    """
+def _opened(file: SourceFile, fields: tuple[str, ...]) -> Iterator[_Opened]:
+    """Open a reader of these fields. Inside the block, Arrow's errors become Unreachable."""
     import pyarrow as pa
 
     try:
         with file.open_random() as stored:
+            # Check the beginning of a file, or the end of a stream.
             head = stored.read(len(ARROW_FILE_MAGIC))
             is_file = head == ARROW_FILE_MAGIC
             if not is_file:
-                end = ARROW_MESSAGE_START + _END if head.startswith(ARROW_MESSAGE_START) else _END
-                stored.seek(max(0, file.stat.size - len(end)))
-                if stored.read() != end:
-                    raise EOFError("its end mark is missing, so its writing was not finished")
+                _check_stream_end(file, stored, head)
             source = stored if file.location.is_store else pa.memory_map(file.location.url)
-            make = pa.ipc.open_file if is_file else pa.ipc.open_stream
+            open_reader = pa.ipc.open_file if is_file else pa.ipc.open_stream
+
+            # Read the schema, and choose the columns.
             source.seek(0)
-            names = make(source).schema.names
-            wanted = columns_read(file, names, fields)
-            # An empty list means all columns to Arrow; columns too many are left out later.
-            numbers = [names.index(name) for name in wanted]
+            names = open_reader(source).schema.names
+            columns = select_columns(file, names, fields)
+            # An empty list means all columns to Arrow; the rows then drop the unwanted ones.
+            numbers = [names.index(name) for name in columns]
+
+            # Open the reader of these columns.
             source.seek(0)
             options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=numbers)
-            yield make(source, options=options), wanted, sorted(set(names) - set(wanted))
+            reader = open_reader(source, options=options)
+            yield _Opened(reader, columns, sorted(set(names) - set(columns)))
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, EOFError) as error:
-        raise no_such_file(file, "arrow file", error) from None
+        raise unreadable_error(file, "arrow file", error) from None
 
 
-def _rows(reader: Any, span: Span, columns: list[str], others: list[str]) -> Iterator[Item]:
-    """The rows of the record batches in the span."""
-    row, decoders = 0, decoders_of(reader.schema)
-    for part, batch in _parts(reader, span):
-        batch = _checked(batch.select(columns))
-        step = rows_at_once(batch.num_rows, batch.nbytes)
+def _check_stream_end(file: SourceFile, stored: Any, head: bytes) -> None:
+    """Raise EOFError if a stream does not end in its end mark. `head`: its first bytes."""
+    end = _STREAM_END
+    if head.startswith(ARROW_MESSAGE_START):
+        end = ARROW_MESSAGE_START + _STREAM_END
+    stored.seek(max(0, file.stat.size - len(end)))
+    if stored.read() != end:
+        raise EOFError("its end mark is missing, so it was not written to its end")
+
+
+def _rows(opened: _Opened, span: Span) -> Iterator[Item]:
+    """Yield the rows of the record batches in the span."""
+    decoders = decoders_of(opened.reader.schema)
+    names = (*opened.columns, *opened.unread)
+    rows_before = 0
+    for number, batch in _batches(opened.reader, span):
+        batch = _validated(batch.select(opened.columns))
+        step = choose_row_count(batch.num_rows, batch.nbytes)
         for start in range(0, batch.num_rows, step):
-            piece = batch.slice(start, step)
-            place = {"row": row + start, "batch": part}
-            yield from row_items(piece, in_part(part, start), place, (*columns, *others), decoders)
-        row += batch.num_rows
+            rows = batch.slice(start, step)
+            place = {"row": rows_before + start, "batch": number}
+            yield from row_items(rows, batch_ordinal(number, start), place, names, decoders)
+        rows_before += batch.num_rows
 
 
-def _parts(reader: Any, span: Span) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The record batches in the span, each with its number."""
+def _batches(reader: Any, span: Span) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the record batches in the span, each with its number."""
     if not hasattr(reader, "num_record_batches"):
         yield from enumerate(reader)
         return
-    for part in range(reader.num_record_batches):
-        if span.holds(in_part(part, 0)):
-            yield part, reader.get_batch(part)
+    for number in range(reader.num_record_batches):
+        if span.holds(batch_ordinal(number, 0)):
+            yield number, reader.get_batch(number)
 
 
-def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch, checked: its offsets must not lead outside of it, which Arrow itself does not
-    check. Invalid UTF-8 is left to the rows.
+def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Check that the batch's offsets do not point outside of it, which Arrow does not check when it
+    reads. Return the batch. Invalid UTF-8 is left to the rows.
     """
     try:
         batch.validate(full=True)
@@ -165,124 +190,138 @@ def row_items(
     columns: tuple[str, ...],
     decoders: dict[str, Decode],
 ) -> Iterator[Item]:
-    """Rows as items, each with its record and its line of JSON; a bad row has its raw bytes.
-    `ordinal` and `place`: of the first row.
+    """Yield rows as items, each with its record and its line of JSON; a bad row with raw bytes.
+
+    Args:
+        ordinal: that of the first row.
+        place: that of the first row.
+        columns: the names of all columns of the file.
+        decoders: column -> decoder of its values.
     """
-    rows, bad, raws = _readable(rows), dict[int, str](), dict[int, bytes]()
+    rows = _with_python_times(rows)
+    reasons = dict[int, str]()
+    raws = dict[int, bytes]()
     try:
         records = rows.to_pylist()
     except Exception:  # one row is bad: each row is read alone
-        records = [_row(rows, i, bad) for i in range(rows.num_rows)]
-    for i, record in enumerate(records):
-        if i in bad:
-            raws[i] = _raw(rows, i)
+        records = [_read_row(rows, index, reasons) for index in range(rows.num_rows)]
+    for index, record in enumerate(records):
+        if index in reasons:
+            raws[index] = _raw_bytes(rows, index)
         elif decoders:
             try:
                 record = decode_record(record, decoders)
             except RecordRefused as error:
-                # With a space behind it, no other row has this line, so the row has a digest of its
-                # own.
-                bad[i], raws[i] = error.why, line(record) + b" "
-        raw = raws[i] if i in raws else line(record)
-        at, reason = {**place, "row": place["row"] + i}, bad.get(i, "")
-        yield Item(ordinal + i, at, len(raw) + 1, raw, record, reason, columns)
+                reasons[index] = error.why
+                # No other row has this line with a space after it, so the row's digest is unique.
+                raws[index] = json_line(record) + b" "
+        raw = raws[index] if index in raws else json_line(record)
+        row_place = {**place, "row": place["row"] + index}
+        reason = reasons.get(index, "")
+        yield Item(ordinal + index, row_place, len(raw) + 1, raw, record, reason, columns)
 
 
-def _row(rows: pa.RecordBatch, index: int, bad: dict[int, str]) -> Any:
+def _read_row(rows: pa.RecordBatch, index: int, reasons: dict[int, str]) -> Any:
+    """Return a row's record. If it cannot be read, add its reason to `reasons` and return None."""
     try:
         return rows.slice(index, 1).to_pylist()[0]
     except UnicodeDecodeError:
-        bad[index] = "invalid_utf8"
+        reasons[index] = "invalid_utf8"
     except (ValueError, OverflowError):  # a year that Python has no date for
-        bad[index] = "unreadable_value"
+        reasons[index] = "unreadable_value"
     return None
 
 
-def _raw(rows: pa.RecordBatch, index: int) -> bytes:
-    """The bytes of a bad row: those of its texts, or the row as Arrow writes it where it holds
-    other types.
+def _raw_bytes(rows: pa.RecordBatch, index: int) -> bytes:
+    """Return the bytes of a bad row: of its strings, or of the serialised row if it has other
+    types.
     """
     import pyarrow as pa
 
     row = rows.slice(index, 1)
     if not {*map(str, row.schema.types)} <= {"string", "large_string"}:
         return bytes(row.serialize())
-    texts = [column.cast(pa.large_binary())[0].as_py() for column in row.columns]
-    return b"\n".join(text or b"" for text in texts)
+    cells = [column.cast(pa.large_binary())[0].as_py() for column in row.columns]
+    return b"\n".join(cell or b"" for cell in cells)
 
 
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_NON_STR_KEYS
 
 
-def line(record: Any) -> bytes:
-    """A record as a line of JSON without its end; every release of the reading library gives the
-    same bytes.
+def json_line(record: Any) -> bytes:
+    """Return a record as a line of JSON without its newline.
+
+    Every release of the library that read the record gives the same bytes.
     """
-    return write_json(record, _said, _OPTIONS)
+    return write_json(record, _typed_value, _OPTIONS)
 
 
-def _said(value: Any) -> Any:
-    """A value that JSON has no form for, as `{"date": "2024-01-31"}`."""
-    said = base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
-    return {type(value).__name__: said}
+def _typed_value(value: Any) -> Any:
+    """Return a value that JSON has no form for as `{"date": "2024-01-31"}`."""
+    text = base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+    return {type(value).__name__: text}
 
 
-def _readable(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows with times of nanoseconds cut to microseconds, the finest that Python's
-    times have.
-    """
+def _with_python_times(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Cut times of nanoseconds to microseconds, the finest that Python's times have."""
     import pyarrow as pa
 
-    wanted = [_coarse(kind) for kind in rows.schema.types]
-    if wanted == rows.schema.types:
+    types = [_coarse_type(kind) for kind in rows.schema.types]
+    if types == rows.schema.types:
         return rows
-    columns = [c.cast(kind, safe=False) for c, kind in zip(rows.columns, wanted, strict=True)]
+    columns = [
+        column.cast(kind, safe=False) for column, kind in zip(rows.columns, types, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
 
 
-def _coarse(kind: pa.DataType) -> pa.DataType:
-    """The Arrow type with microseconds in place of nanoseconds, at any depth, and with UTC as the
-    zone of times that have one.
+def _coarse_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type with microseconds in place of nanoseconds, at any depth. Times with a zone
+    get the zone UTC.
     """
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_coarse(field.type)) for field in kind])
+        return pa.struct([field.with_type(_coarse_type(field.type)) for field in kind])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
-        return make(kind.value_field.with_type(_coarse(kind.value_type)))
+        make_list = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make_list(kind.value_field.with_type(_coarse_type(kind.value_type)))
     if pa.types.is_timestamp(kind) and (kind.unit == "ns" or kind.tz):
         return pa.timestamp("us", kind.tz and "UTC")
-    coarser = {"time64[ns]": pa.time64("us"), "duration[ns]": pa.duration("us")}
-    return coarser.get(str(kind), kind)
+    coarse = {"time64[ns]": pa.time64("us"), "duration[ns]": pa.duration("us")}
+    return coarse.get(str(kind), kind)
 
 
-def columns_read(file: SourceFile, names: Sequence[str], fields: Sequence[str]) -> list[str]:
-    """The file's columns that are wanted (`fields`; empty: all). Unreachable where two of them have
-    one name.
+def select_columns(file: SourceFile, names: Sequence[str], fields: Sequence[str]) -> list[str]:
+    """Return the file's columns among `fields`; all columns without fields.
+
+    Raises Unreachable if two of them have one name.
     """
-    read = [name for name in names if not fields or name in fields]
-    if len(set(read)) < len(read):
-        twice = next(name for name in read if read.count(name) > 1)
-        raise Unreachable(
-            f"{file.location.url} has two columns {twice}, and which of them is meant nothing tells: rename one"
-        )
-    return read
+    columns = [name for name in names if not fields or name in fields]
+    if len(set(columns)) < len(columns):
+        twice = next(name for name in columns if columns.count(name) > 1)
+        raise Unreachable(f"{file.location.url} has two columns named {twice}: rename one")
+    return columns
 
 
-def rows_at_once(rows: int, size: int) -> int:
-    """The number of rows to decode at once, of `rows` rows that take `size` bytes."""
+def choose_row_count(rows: int, size: int) -> int:
+    """Return how many rows to decode at once, of `rows` rows that take `size` bytes."""
     return max(1, min(MOST_ROWS, BATCH_BYTES * rows // max(size, 1)))
 
 
-def no_such_file(file: SourceFile, what: str, error: Exception) -> Unreachable:
-    """Return the error for a file that is cut off, of another format than it is read as, or of
-    types that pyarrow does not read.
+def unreadable_error(file: SourceFile, kind: str, error: Exception) -> Unreachable:
+    """Return the error for a file that is cut off, is of another format, or has types that pyarrow
+    does not read.
+
+    Args:
+        kind: the expected kind of file, such as `parquet file`.
+        error: pyarrow's error.
     """
     if "64 bits" in str(error):
-        return Unreachable(_of_wide_integers(file))
+        return Unreachable(_wide_integers_message(file))
     return Unreachable(
-        f"{file.location.url} is no whole {what} ({flatten_error(error)[:200]}), so none of its records can be read: copy it again, or name it by what it is"
+        f"{file.location.url} is not a complete {kind} ({flatten_error(error)[:200]}), "
+        "so none of its records can be read: copy it again, or rename it if it is another format"
     )
 
 
@@ -292,23 +331,29 @@ repetition.
 """
 
 
-def _of_wide_integers(file: SourceFile) -> str:
-    """Return a sentence on a file with integers of more than 64 bits, and their columns, as far as
-    its footer tells.
+def _wide_integers_message(file: SourceFile) -> str:
+    """Return a message on a file with integers of more than 64 bits. It names their columns if the
+    file has a parquet footer.
     """
+    footer = _parquet_footer(file)
+    names = list[str]()
+    for column in _WIDE_COLUMN.finditer(footer):
+        name = footer[column.end() : column.end() + column[1][0]]
+        names.append(name.decode(errors="replace"))
+    columns = f"the column {join_names(names)}" if names else "a column"
+    return (
+        f"{file.location.url} has integers of more than 64 bits in {columns}, as polars' Int128 "
+        "writes them, and pyarrow cannot open such a file: cast the column to Int64 or String, "
+        "or drop it, and write the file again"
+    )
+
+
+def _parquet_footer(file: SourceFile) -> bytes:
+    """Return the raw footer of a parquet file; empty if the file does not end as one."""
     with file.open_random() as stored:
         stored.seek(max(0, file.stat.size - 8))
         end = stored.read()
-        footer = b""
-        if end[4:] == b"PAR1":
-            stored.seek(max(0, file.stat.size - 8 - int.from_bytes(end[:4], "little")))
-            footer = stored.read()[:-8]
-    found = _WIDE_COLUMN.finditer(footer)
-    names = [
-        footer[each.end() : each.end() + each[1][0]].decode(errors="replace") for each in found
-    ]
-    which = f"the column {join_names(names)}" if names else "a column"
-    return (
-        f"{file.location.url} has integers of more than 64 bits in {which}, as polars' Int128 writes them, and pyarrow opens no such file: "
-        "cast the column to Int64 or String, or leave it out, and write the file again"
-    )
+        if end[4:] != b"PAR1":
+            return b""
+        stored.seek(max(0, file.stat.size - 8 - int.from_bytes(end[:4], "little")))
+        return stored.read()[:-8]

@@ -1,10 +1,10 @@
-"""Values that Arrow and parquet keep in another form than JSON Lines: texts of JSON in columns of
-the type `arrow.json`, and maps. Both may be at any depth of a column.
+"""Values that Arrow and parquet store in another form than JSON Lines: JSON texts in columns of the
+type `arrow.json`, and maps. Both may be at any depth of a column.
 
-A map whose keys are texts or whole numbers becomes an object, as DuckDB writes it to JSON. Maps
-with other keys stay lists of pairs. Such a type is known by its name, by its field's metadata where
-the release of pyarrow does not know the type, and in parquet by the logical type JSON of a leaf:
-the leaves of an Arrow schema come in the order of parquet's columns.
+A map whose keys are strings or whole numbers becomes an object, as DuckDB writes it to JSON. Maps
+with other keys stay lists of pairs. JSON is recognised by the column's type, by the field's
+metadata if the release of pyarrow does not know the type, and in parquet by the logical type JSON
+of a leaf: the leaves of an Arrow schema are in the order of parquet's columns.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 JSON = "arrow.json"
-MAP_REASONS = {
-    "duplicate_key": "A map of parquet or Arrow has one key twice.",
-}
+MAP_REASONS = {"duplicate_key": "A map of parquet or Arrow has one key twice."}
 _NAME_KEY = b"ARROW:extension:name"
 _OWN_REASONS = ("lone_surrogate", "too_deep", "unreadable_value")
 """Reasons that a JSON text of a column has in common with a line; for any other fault it is
@@ -31,27 +29,27 @@ _OWN_REASONS = ("lone_surrogate", "too_deep", "unreadable_value")
 """
 
 Decode = Callable[[Any], Any]
-"""A value as pyarrow gives it -> the value as JSON Lines have it; RecordRefused for one that has
-none.
+"""A value as pyarrow returns it -> the value as JSON Lines would have it. Raises RecordRefused for
+a value that has no such form.
 """
 
 
 def decoders_of(schema: pa.Schema, json_leaves: Container[int] = ()) -> dict[str, Decode]:
-    """Return a decoder for each column that holds JSON texts or maps, by its name; empty for most
-    files.
+    """Return a decoder for each column with JSON texts or maps, by its name; empty for most files.
 
     Args:
         schema: the schema of all columns of the file.
-        json_leaves: the numbers of the leaves that parquet says to be JSON.
+        json_leaves: the numbers of the leaves that have parquet's logical type JSON.
     """
     leaves = (number in json_leaves for number in count())
-    found = {field.name: _decoder(field, leaves) for field in schema}
-    return {name: decode for name, decode in found.items() if decode}
+    decoders = {field.name: _decoder(field, leaves) for field in schema}
+    return {name: decode for name, decode in decoders.items() if decode}
 
 
 def decode_record(record: dict[str, Any], decoders: dict[str, Decode]) -> dict[str, Any]:
-    """Return the record with the values of these columns decoded. Raises RecordRefused, whose
-    detail names the column.
+    """Return the record with the values of these columns decoded.
+
+    Raises RecordRefused, whose detail names the column.
     """
     decoded = dict(record)
     for name, decode in decoders.items():
@@ -66,8 +64,10 @@ def decode_record(record: dict[str, Any], decoders: dict[str, Decode]) -> dict[s
 
 
 def _decoder(field: pa.Field, leaves: Iterator[bool]) -> Decode | None:
-    """Return the decoder of a field's values; None if they are fine as they are. Takes one of
-    `leaves` for each leaf.
+    """Return the decoder of a field's values; None if they need no decoding.
+
+    Args:
+        leaves: whether the next leaf is JSON, for each leaf; those of the field are consumed.
     """
     import pyarrow as pa
 
@@ -78,21 +78,20 @@ def _decoder(field: pa.Field, leaves: Iterator[bool]) -> Decode | None:
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return _decoder(field.with_type(kind.value_type), leaves)
     if types.is_struct(kind):
-        inner = {each.name: _decoder(each, leaves) for each in kind}
-        return _of_struct({name: decode for name, decode in inner.items() if decode})
+        inner = {member.name: _decoder(member, leaves) for member in kind}
+        return _struct_decoder({name: decode for name, decode in inner.items() if decode})
     if types.is_map(kind):
-        _decoder(kind.key_field, leaves)
-        return _of_map(kind.key_type, _decoder(kind.item_field, leaves))
+        _decoder(kind.key_field, leaves)  # consumes the leaves of the keys
+        return _map_decoder(kind.key_type, _decoder(kind.item_field, leaves))
     if hasattr(kind, "value_field"):  # a list of any sort
-        return _of_list(_decoder(kind.value_field, leaves))
-    if types.is_union(kind):  # which of its types a value has, its Python form does not tell
+        return _list_decoder(_decoder(kind.value_field, leaves))
+    if types.is_union(kind):  # a Python value does not show which of the union's types it has
         return None
     is_marked = (field.metadata or {}).get(_NAME_KEY) == JSON.encode()
-    return _value_of if next(leaves) or is_marked else None
+    return _decode_json if next(leaves) or is_marked else None
 
 
-def _value_of(text: Any) -> Any:
-    """Return the value of a JSON text."""
+def _decode_json(text: Any) -> Any:
     if text is None:
         return None
     try:
@@ -103,26 +102,30 @@ def _value_of(text: Any) -> Any:
         raise RecordRefused(reason if reason in _OWN_REASONS else "not_json") from None
 
 
-def _of_struct(inner: dict[str, Decode]) -> Decode | None:
-    def decode(value: Any) -> Any:
-        if value is None:
+def _struct_decoder(inner: dict[str, Decode]) -> Decode | None:
+    if not inner:
+        return None
+
+    def decode(struct: Any) -> Any:
+        if struct is None:
             return None
-        return value | {name: decode(value[name]) for name, decode in inner.items()}
+        return struct | {name: decode(struct[name]) for name, decode in inner.items()}
 
-    return decode if inner else None
+    return decode
 
 
-def _of_list(inner: Decode | None) -> Decode | None:
+def _list_decoder(inner: Decode | None) -> Decode | None:
     if inner is None:
         return None
     return lambda values: None if values is None else [*map(inner, values)]
 
 
-def _of_map(keys: pa.DataType, inner: Decode | None) -> Decode:
+def _map_decoder(keys: pa.DataType, inner: Decode | None) -> Decode:
     import pyarrow as pa
 
     kind = keys.value_type if pa.types.is_dictionary(keys) else keys
-    is_object = str(kind) in ("string", "large_string", "string_view") or pa.types.is_integer(kind)
+    has_text_keys = str(kind) in ("string", "large_string", "string_view")
+    is_object = has_text_keys or pa.types.is_integer(kind)
 
     def decode(pairs: Any) -> Any:
         if pairs is None:
@@ -131,9 +134,9 @@ def _of_map(keys: pa.DataType, inner: Decode | None) -> Decode:
             pairs = [(key, inner(value)) for key, value in pairs]
         if not is_object:
             return pairs
-        found = {str(key): value for key, value in pairs}
-        if len(found) < len(pairs):
+        values = {str(key): value for key, value in pairs}
+        if len(values) < len(pairs):
             raise RecordRefused("duplicate_key")
-        return found
+        return values
 
     return decode

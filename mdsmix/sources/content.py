@@ -1,9 +1,9 @@
-"""Digests of a unit's content, worked out while its blocks stream by.
+"""Digests of a unit's content, computed while its blocks are read.
 
 The digest of a window covers the records that start in it, uncompressed; file names, packing and
-the unit's other windows play no part. So a file that was renamed or compressed anew is known again.
-A window's digest is known as soon as the window has been read, when its shards are made: a first
-conversion reads every byte once.
+the unit's other windows do not matter. So a file that was renamed or compressed again is
+recognised. A window's digest is known as soon as the window has been read, when its shards are
+made: a first conversion reads every byte once.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Window:
     content gives equal records.
     """
     place: str
-    """8 hex digits for the files of the records and the places in them, which bad records are kept
-    with.
+    """Hash (8 hex digits) of file names and start offsets; names the file of the window's bad
+    records.
     """
     images: str = ""
-    "xxh3_128 of the images that its records name, in their order; blank where they name none."
+    "xxh3_128 of the images that its records name, in order; empty if they name none."
 
     @property
     def full_digest(self) -> str:
-        """The digests of all that the window's rows come from."""
+        """The digests of everything that the window's rows are made from."""
         return f"{self.digest} images {self.images}" if self.images else self.digest
 
 
@@ -49,84 +49,95 @@ class Content:
 
     windows: tuple[Window, ...]
     files: tuple[str, ...]
-    "For each file of the unit, the xxh3_128 of the part that the unit owns."
+    "For each file of the unit, the xxh3_128 of the range that the unit reads."
 
 
 @dataclass(slots=True)
-class _FilePart:
-    """The part of one file in one window."""
+class _FileInWindow:
+    """The bytes of one file in one window."""
 
     format: str
-    "As a Block has it, and the version of the rule that reads the file, if it is above 1."
+    "As in a Block; with the version of the rule that reads the file, if it is above 1."
     start: tuple[Any, ...]
+    "The file's name, and the start of its first block."
     hasher: Any = field(default_factory=xxhash.xxh3_128)
     length: int = 0
 
 
 class Digests:
-    """Works out the digests of a unit, from its blocks in their order."""
+    """Computes the digests of a unit from its blocks, in order."""
 
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
-        self._files = dict[int, Any]()
-        """Position of a file -> the hasher of its part, which is that of its first window until a
-        second one begins.
+        self._file_hashers = dict[int, Any]()
+        """Position of a file in the unit -> hasher of the file. While the file is in one window, it
+        is the hasher of that window's bytes, so that they are hashed once.
         """
-        self._windows: dict[int, dict[int, _FilePart]] = {}
+        self._windows: dict[int, dict[int, _FileInWindow]] = {}
+        "Number of a window -> position of a file -> the file's bytes in the window."
         self._images: dict[int, str] = {}
 
     def add(self, position: int, block: Block) -> None:
-        """Adds the next block; `position`: that of its file in the unit."""
-        file, content = self._unit.files[position], block.content()
-        parts = self._windows.setdefault(block.window, {})
-        if position not in parts:
-            version = format_of(file).version_for(file, self._unit.fields)
-            format = block.format if version == 1 else f"{block.format} version {version}"
-            parts[position] = first = _FilePart(format, (file.name, *block.start))
-            before = self._files.get(position)
-            self._files[position] = before.copy() if before else first.hasher
-        part = parts[position]
-        part.hasher.update(content)
-        part.length += len(content)
-        if self._files[position] is not part.hasher:
-            self._files[position].update(content)
+        """Add the next block. `position`: that of its file in the unit."""
+        files = self._windows.setdefault(block.window, {})
+        if position not in files:
+            files[position] = self._begin_file(position, block)
+        file = files[position]
+        content = block.content()
+        file.hasher.update(content)
+        file.length += len(content)
+        file_hasher = self._file_hashers[position]
+        if file_hasher is not file.hasher:
+            file_hasher.update(content)
+
+    def _begin_file(self, position: int, block: Block) -> _FileInWindow:
+        """Begin the bytes of a file in a window with the first block of both."""
+        file = self._unit.files[position]
+        version = format_of(file).version_for(file, self._unit.fields)
+        format = block.format if version == 1 else f"{block.format} version {version}"
+        begun = _FileInWindow(format, (file.name, *block.start))
+        earlier = self._file_hashers.get(position)
+        self._file_hashers[position] = earlier.copy() if earlier else begun.hasher
+        return begun
 
     def add_images(self, number: int, digest: str) -> None:
-        """Sets the digest of a window's images, from the reader of the images."""
+        """Set the digest of a window's images, which the reader of images computes."""
         self._images[number] = digest
 
     def window(self, number: int) -> Window:
-        """The digests of a window as far as it was read: wholly, once a block of a later window was
-        added.
+        """Return the digests of a window as far as it was read. It was read to its end once a block
+        of a later window has been added.
         """
-        parts = self._windows.get(number, {}).values()
-        said = [f"{part.format} {part.length} {part.hasher.hexdigest()}\n" for part in parts]
+        files = self._windows.get(number, {}).values()
+        lines = [f"{file.format} {file.length} {file.hasher.hexdigest()}\n" for file in files]
         return Window(
             number=number,
-            digest=xxhash.xxh3_128_hexdigest("".join(said)),
-            place=xxhash.xxh32_hexdigest(repr([part.start for part in parts])),
+            digest=xxhash.xxh3_128_hexdigest("".join(lines)),
+            place=xxhash.xxh32_hexdigest(repr([file.start for file in files])),
             images=self._images.get(number, ""),
         )
 
     def content(self) -> Content:
-        """The digests of the whole unit. A unit without records has one window too."""
+        """Return the digests of the whole unit. A unit without records has one window too."""
+        empty = xxhash.xxh3_128()
+        hashers = [
+            self._file_hashers.get(position, empty) for position in range(len(self._unit.files))
+        ]
         return Content(
             windows=tuple(map(self.window, self._windows or [0])),
-            files=tuple(
-                self._files.get(position, xxhash.xxh3_128()).hexdigest()
-                for position in range(len(self._unit.files))
-            ),
+            files=tuple(hasher.hexdigest() for hasher in hashers),
         )
 
 
 def file_hash(digests: Iterable[str]) -> str:
-    """The hash of a file, from the digests of its parts in all units, in order. Other files of
-    these units play no part.
+    """Return the hash of a file, from its digests in all units, in order.
+
+    Other files of these units do not matter.
     """
     return xxhash.xxh128_hexdigest(" ".join(digests))
 
 
 def check_unchanged(file: SourceFile) -> None:
-    """Unreachable where the file is no longer the one that was planned."""
+    """Raise Unreachable if the file has changed since it was join_names."""
     if file.location.stat() != file.stat:
         raise Unreachable(CHANGED.format(url=file.location.url))

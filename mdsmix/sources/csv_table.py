@@ -1,11 +1,11 @@
-"""Tables of delimited text, csv and tsv. Every cell is a text and may hold line ends; a row with a
-fault is a bad record.
+"""Tables of delimited text, csv and tsv. Every cell is a string and may contain line ends; a row
+with a fault is a bad record.
 
-Python's csv reader decides where a row ends: it is handed line after line until a row is whole, so
-every row keeps its bytes and its place. Arrow's reader is twice as fast, but tells no place, ends
-at a field larger than its block, and makes null of "NA" and 7 of "007" unless told not to.
-Spreadsheets of countries with a decimal comma write semicolons: a first row with semicolons and
-without the delimiter is read by semicolons.
+Python's csv reader decides where a row ends: it gets line after line until a row is complete, so
+every row keeps its bytes and its place. Arrow's reader is twice as fast, but returns no place, ends
+at a field larger than its block, and makes null of "NA" and 7 of "007" unless it is configured not
+to. Spreadsheets of countries with a decimal comma write semicolons: if the first row has semicolons
+and not the delimiter, the table is read by semicolons.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import ClassVar
 from mdsmix.errors import Unreachable
 from mdsmix.sources.format import (
     BLANK,
-    MARK,
+    BYTE_ORDER_MARK,
     TOO_LONG,
     Block,
     Format,
@@ -32,15 +32,14 @@ from mdsmix.sources.jsonl import is_utf8
 from mdsmix.sources.units import SourceFile, Span
 
 LONGEST_FIELD = 16 << 20
-"Characters of a cell; the reader holds four bytes for each."
+"Characters of a cell; the reader uses four bytes for each."
 LONGEST_ROW = 2 * LONGEST_FIELD
 "Bytes of a row with its line ends; a longer row is a bad record."
-_MISFIT = ("", "too_many_fields", "too_few_fields")
 
 
 class CsvTable(Format):
-    """`*.csv` and `*.tsv`. Its ordinals are uncompressed bytes; a quote decides what a line end is,
-    so a file is one split.
+    """`*.csv` and `*.tsv`. Its ordinals are uncompressed bytes. Quotes decide which newlines end a
+    row, so a file is one split.
     """
 
     name = "csv"
@@ -50,7 +49,7 @@ class CsvTable(Format):
     reasons: ClassVar[Mapping[str, str]] = {
         "too_few_fields": "The row has fewer cells than the table has fields.",
         "too_many_fields": "The row has more cells than the table has fields.",
-        "not_csv": ("A quote is in the wrong place; the next line is read as a row again."),
+        "not_csv": "A quote is in the wrong place; the next line is read as a row again.",
         "nul_byte": "The row of a table has a NUL byte.",
     }
 
@@ -60,26 +59,33 @@ class CsvTable(Format):
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         with opened(file, self.packing, span.memory) as stream:
-            first = stream.readline(LONGEST_ROW)
-            is_of_semicolons = b";" in first and self._delimiter.encode() not in first
-            delimiter = ";" if is_of_semicolons else self._delimiter
-            found = _rows(first, partial(stream.readline, LONGEST_ROW), delimiter)
-            header = list(file.read_as.header) or _header(file, found)
-            records = _records(found, header, span.unit.parsed)
+            first_line = stream.readline(LONGEST_ROW)
+            delimiter = self._delimiter
+            if b";" in first_line and delimiter.encode() not in first_line:
+                delimiter = ";"
+            rows = _RowReader(first_line, partial(stream.readline, LONGEST_ROW), delimiter).rows()
+            header = list(file.read_as.header) or _header(file, rows)
+            records = _records(rows, header, span.unit.parsed)
             yield from item_blocks(file, span, f"{delimiter} {header}", records)
 
 
 def _header(file: SourceFile, rows: Iterator[Item]) -> list[str]:
-    """The fields, from the first row."""
-    first = next((row for row in rows if row.record or row.reason), None)
-    if first is None:
+    """Return the fields from the first row that is not blank.
+
+    Raises Unreachable if it is bad or names two fields alike.
+    """
+    first_row = next((row for row in rows if row.record or row.reason), None)
+    if first_row is None:
         return []
-    names: list[str] = first.record
-    twice = {name for name in names if names.count(name) > 1}
-    if first.reason or twice:
-        why = f"two columns are named {min(twice)!r}" if twice else f"it is {first.reason}"
+    names: list[str] = first_row.record
+    repeated = {name for name in names if names.count(name) > 1}
+    fault = first_row.reason
+    if repeated:
+        fault = f"two columns are named {min(repeated)!r}"
+    if fault:
         raise Unreachable(
-            f"{file.location.url} begins with no line that names its columns ({why}): mend it, or name them by source.header"
+            f"the first line of {file.location.url} does not name its columns ({fault}): "
+            "fix it, or name the columns with source.header"
         )
     return names
 
@@ -87,77 +93,121 @@ def _header(file: SourceFile, rows: Iterator[Item]) -> list[str]:
 def _records(
     rows: Iterator[Item], header: list[str], structured: tuple[str, ...]
 ) -> Iterator[Item]:
-    """Rows of cells as records."""
-    number, width, names = 0, len(header), tuple(header)
+    """Yield rows of cells as records. `structured`: fields whose cells are JSON."""
+    fields = tuple(header)
+    number = 0
     for row in rows:
-        count, record = len(row.record), None
-        reason = row.reason or (_MISFIT[(count > width) - (count < width)] if count else BLANK)
+        record = None
+        reason = row.reason or _misfit(len(row.record), len(header))
         if not reason:
             record = dict(zip(header, row.record, strict=True))
             parse_json_fields(record, structured)
         place = {"row": number, **row.place}
-        yield Item(row.ordinal, place, row.length, row.raw, record, reason, names)
-        number += reason != BLANK
+        yield Item(row.ordinal, place, row.length, row.raw, record, reason, fields)
+        if reason != BLANK:
+            number += 1
 
 
-def _rows(first: bytes, next_line: Callable[[], bytes], delimiter: str) -> Iterator[Item]:
-    """The rows of consecutive lines, each as its cells. `next_line` gives a line that is too long
-    in pieces. After a faulty row, reading goes on at the next line.
+def _misfit(cells: int, fields: int) -> str:
+    """Return the reason why a row of so many cells is not a record; "" if it is one."""
+    if cells == 0:
+        return BLANK
+    if cells < fields:
+        return "too_few_fields"
+    if cells > fields:
+        return "too_many_fields"
+    return ""
+
+
+class _RowReader:
+    """Reads the rows of a table, each with its cells, its bytes and its place.
+
+    After a faulty row, reading goes on at the next line.
     """
-    csv.field_size_limit(LONGEST_FIELD)
-    offset, number, taken, again = 0, 1, list[bytes](), deque([first])
 
-    def line() -> bytes:
-        return again.popleft() if again else next_line()
+    def __init__(self, first_line: bytes, next_line: Callable[[], bytes], delimiter: str) -> None:
+        """`next_line` returns a line, or a piece of one that is too long; b"" at the end."""
+        self._waiting = deque([first_line])
+        "Lines that are read again before `next_line` is called."
+        self._next_line = next_line
+        self._delimiter = delimiter
+        self._offset = 0
+        "The byte of the current row."
+        self._lines = list[bytes]()
+        "The lines that the csv reader has taken for the current row."
 
-    def texts() -> Iterator[str]:
-        """Lines for the reader, one at a time, since only the next line is sure to belong to its
-        row.
+    def rows(self) -> Iterator[Item]:
+        csv.field_size_limit(LONGEST_FIELD)
+        line_number = 1
+        reader = self._new_reader()
+        while True:
+            # Read the cells of the next row.
+            cells = list[str]()
+            reason = ""
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                reason = TOO_LONG if "limit" in str(error) else "not_csv"
+                reader = self._new_reader()
+
+            # Take the row's bytes. A faulty row is its first line; later lines are read again.
+            if reason == "not_csv":
+                self._waiting.extendleft(reversed(self._lines[1:]))
+                del self._lines[1:]
+            raw = b"".join(self._lines)
+            self._lines.clear()
+            length = len(raw)
+            line_ends = raw.count(b"\n")
+            if reason == TOO_LONG or length > LONGEST_ROW:
+                length, line_ends = self._skip_row(raw)
+                raw = b""
+                cells = []
+                reason = TOO_LONG
+
+            place = {"line": line_number, "offset": self._offset}
+            yield Item(self._offset, place, length, raw, cells, reason or _fault(raw))
+            self._offset += length
+            line_number += line_ends
+
+    def _new_reader(self) -> Iterator[list[str]]:
+        return csv.reader(self._texts(), delimiter=self._delimiter, strict=True)
+
+    def _texts(self) -> Iterator[str]:
+        """Yield lines for the csv reader, one at a time: only the next line is sure to belong to
+        the current row.
         """
-        while raw := line():
-            taken.append(raw)
-            raw = raw if offset or taken[1:] else raw.removeprefix(MARK)
+        while raw := self._read_line():
+            self._lines.append(raw)
+            if self._offset == 0 and len(self._lines) == 1:
+                raw = raw.removeprefix(BYTE_ORDER_MARK)
             yield raw.replace(b"\0", b"?").decode(errors="replace")
 
-    reader = csv.reader(texts(), delimiter=delimiter, strict=True)
-    while True:
-        cells, reason = list[str](), ""
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            reason = TOO_LONG if "limit" in str(error) else "not_csv"
-            reader = csv.reader(texts(), delimiter=delimiter, strict=True)
-        if reason == "not_csv":
-            again.extendleft(reversed(taken[1:]))
-            del taken[1:]
-        raw = b"".join(taken)
-        taken.clear()
-        size, ends = len(raw), raw.count(b"\n")
-        if reason == TOO_LONG or size > LONGEST_ROW:
-            size, ends = _passed(raw, line)
-            raw, cells, reason = b"", [], TOO_LONG
-        place = {"line": number, "offset": offset}
-        yield Item(offset, place, size, raw, cells, reason or _fault(raw))
-        offset, number = offset + size, number + ends
+    def _read_line(self) -> bytes:
+        return self._waiting.popleft() if self._waiting else self._next_line()
 
+    def _skip_row(self, raw: bytes) -> tuple[int, int]:
+        """Skip the rest of a row that is too long. Return the row's bytes and its line ends.
 
-def _passed(begin: bytes, line: Callable[[], bytes]) -> tuple[int, int]:
-    """Passes over the rest of a row that is too long, and counts its bytes and lines. The row ends
-    at a line end with an even number of quotes before it. `begin`: the bytes read so far.
-    """
-    size = ends = quotes = 0
-    while begin:
-        size, ends = size + len(begin), ends + begin.count(b"\n")
-        quotes += begin.count(b'"')
-        is_end = begin.endswith(b"\n") and quotes % 2 == 0
-        begin = b"" if is_end else line()
-    return size, ends
+        The row ends at a line end with an even number of quotes before it.
+
+        Args:
+            raw: the bytes of the row that were read already.
+        """
+        length = line_ends = quotes = 0
+        while raw:
+            length += len(raw)
+            line_ends += raw.count(b"\n")
+            quotes += raw.count(b'"')
+            if raw.endswith(b"\n") and quotes % 2 == 0:
+                break
+            raw = self._read_line()
+        return length, line_ends
 
 
 def _fault(raw: bytes) -> str:
-    """The reason code of a fault that the csv reader does not see; empty without one."""
+    """Return the reason code of a fault that the csv reader does not see; "" if there is none."""
     if b"\0" in raw:
         return "nul_byte"
     return "" if raw.isascii() or is_utf8(raw) else "invalid_utf8"

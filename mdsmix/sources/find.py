@@ -1,7 +1,7 @@
 """The files that a recipe's `source.path` names.
 
-A pattern that finds nothing is an error, never an empty stream: the usual causes are a typing
-mistake or another folder, so the message says where it looked.
+A pattern that matches nothing is an error, never an empty stream: the usual causes are a typing
+mistake or another folder, so the message shows the place that was searched.
 """
 
 from __future__ import annotations
@@ -29,119 +29,150 @@ SPLITS = "dataset_dict.json"
 
 
 def list_data_files(folder: Location) -> FoundFiles:
-    """The files of a folder of `save_to_disk` or of a stream, in their order; empty for any other
-    folder, or a missing one.
+    """Return the files of a folder that `save_to_disk` or a stream's writer made, in their order.
+
+    Empty for any other folder, or a missing one.
+
+    Raises RecipeError if the folder contains several splits, Unreachable if files are missing.
     """
-    if names := _said(folder / SPLITS, "splits"):
+    if splits := _read_list(folder / SPLITS, "splits"):
         raise RecipeError(
-            f"{folder} holds several splits of a data set: name one of them, as in {folder}/{names[0]}"
+            f"{folder} contains several splits of a data set: "
+            f"name one of them, for example {folder}/{splits[0]}"
         )
-    if (entries := _said(folder / STATE, "_data_files")) is None:
+    entries = _read_list(folder / STATE, "_data_files")
+    if entries is None:
         stat = (folder / INDEX).stat()
         return [(folder / INDEX, stat)] if stat else []
-    files = [folder / str(entry["filename"]) for entry in entries]
-    found = [(file, stat) for file in files if (stat := file.stat())]
-    if missing := [str(file) for file in files if file not in dict(found)]:
+    files: FoundFiles = []
+    missing = list[str]()
+    for entry in entries:
+        file = folder / str(entry["filename"])
+        stat = file.stat()
+        if stat:
+            files.append((file, stat))
+        else:
+            missing.append(str(file))
+    if missing:
         raise Unreachable(
-            f"{join_names(missing)} is missing, and {STATE} beside it names it: copy the folder again"
+            f"{join_names(missing)} is missing, and the {STATE} in that folder lists it: "
+            "copy the folder again"
         )
-    return found
+    return files
 
 
-def _said(at: Location, key: str) -> list[Any] | None:
-    """A list in a JSON file; None where there is no such file."""
-    found = at.fetch()
-    if found is None:
+def _read_list(file: Location, key: str) -> list[Any] | None:
+    """Return a list in a JSON file; None if there is no such file."""
+    fetched = file.fetch()
+    if fetched is None:
         return None
     with suppress(ValueError, TypeError, KeyError):
-        if said := [*orjson.loads(found[1])[key]]:
-            return said
+        if values := [*orjson.loads(fetched[1])[key]]:
+            return values
     raise Unreachable(
-        f"{at} does not say its {key}, so what lies beside it is not known: name the files themselves"
+        f"{file} lists no {key}, so the data files of its folder are unknown: "
+        "name the files themselves"
     )
 
 
 def find_files(
     paths: list[str], base: str | os.PathLike[str], read_as: ReadAs = BY_NAME
 ) -> list[SourceFile]:
-    """The files of the paths, globs and URLs, each file once. Relative paths begin at `base`."""
-    found: dict[str, SourceFile] = {}
-    for files in map_threads(lambda path: _find_one(path, base, read_as), paths):
-        for file in files:
-            found.setdefault(file.location.url, file)
-    return list(found.values())
+    """Return the files of the paths, globs and URLs, each file once.
+
+    Args:
+        base: the folder that relative paths begin at.
+        read_as: the recipe's settings for reading them.
+    """
+    files: dict[str, SourceFile] = {}
+    for matches in map_threads(lambda path: _find_one(path, base, read_as), paths):
+        for file in matches:
+            files.setdefault(file.location.url, file)
+    return list(files.values())
 
 
 def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[SourceFile]:
-    place = _absolute(path, base)
-    matches = place.expand()
-    of_folder = [] if matches or has_pattern(path) else list_data_files(place)
-    if not matches and not of_folder:
-        raise _nothing(path, place)
-    files, folder = list[SourceFile](), name_of(place, base)
-    for number, (location, stat) in enumerate(matches or of_folder):
-        name = name_of(location, base)
+    location = _absolute(path, base)
+    matches = location.expand()
+    in_folder: FoundFiles = []
+    if not matches and not has_pattern(path):
+        in_folder = list_data_files(location)
+    if not matches and not in_folder:
+        raise _no_match_error(path, location)
+    folder = name_of(location, base)
+    files = list[SourceFile]()
+    for number, (match, stat) in enumerate(matches or in_folder):
+        name = name_of(match, base)
         file = SourceFile(
-            location=location,
+            location=match,
             stat=stat,
             name=name,
             read_as=read_as,
-            order=f"{folder}/{number:09}" if of_folder else "",
+            order=f"{folder}/{number:09}" if in_folder else "",
         )
         format_of(file).check(file)
         if not is_encodable(name):
             raise RecipeError(
-                f"the name of the source file {location.url!r} is not valid UTF-8, so it cannot be written into a manifest: rename it"
+                f"the name of the source file {match.url!r} is not valid UTF-8, "
+                "so it cannot be written into a manifest: rename the file"
             )
         files.append(file)
     return files
 
 
 def name_of(location: Location, base: str | os.PathLike[str]) -> str:
-    """The file's name: its URL in a store, else its path from `base`. Other files and entries play
-    no part, so that a new one changes no name, and folder and recipe may be moved together.
+    """Return the file's name: its URL in a store, otherwise its path from `base`.
+
+    Other files and entries do not matter, so a new one changes no name, and folder and recipe may
+    be moved together.
     """
     return location.url if location.is_store else os.path.relpath(location.url, base)
 
 
 def drop_empty_files(files: Iterable[SourceFile]) -> list[SourceFile]:
-    """Return the files that hold anything: empty ones are in no stream."""
+    """Return the files that are not empty; no stream contains an empty one."""
     return [file for file in files if file.stat.size]
 
 
 def source_keys(
     paths: Iterable[str], base: str | os.PathLike[str], read_as: ReadAs
 ) -> dict[str, Any]:
-    """Return the keys of a recipe that say which files are read, and how. Paths begin at `base`, so
-    that recipe and files may be moved together.
+    """Return the recipe's keys that decide which files are read, and how.
+
+    Paths begin at `base`, so that recipe and files may be moved together. Example:
+    `{"source.path": ["data/*.csv"], "source.header": ["text"]}`.
     """
     home = glob.escape(os.fspath(base))
-    shown = (path if "://" in path else os.path.relpath(path, home) for path in paths)
-    keys: dict[str, Any] = {"source.path": sorted(shown)}
-    how = {name: value for name, value in asdict(read_as).items() if value}
-    return keys | {
-        f"source.{name}": [*value] if isinstance(value, tuple) else value
-        for name, value in how.items()
-    }
+    relative = [path if "://" in path else os.path.relpath(path, home) for path in paths]
+    keys: dict[str, Any] = {"source.path": sorted(relative)}
+    for name, value in asdict(read_as).items():
+        if value:
+            keys[f"source.{name}"] = list(value) if isinstance(value, tuple) else value
+    return keys
 
 
 def _absolute(path: str, base: str | os.PathLike[str]) -> Location:
     if is_url(path):
         return locate(path)
     folder = os.fspath(base)
-    return locate(os.path.join(glob.escape(folder) if has_pattern(path) else folder, path))
+    if has_pattern(path):
+        folder = glob.escape(folder)
+    return locate(os.path.join(folder, path))
 
 
-def _nothing(path: str, place: Location) -> RecipeError:
-    if next(place.list(), None):
+def _no_match_error(path: str, location: Location) -> RecipeError:
+    if next(location.list(), None):
+        suffix = next(iter(FORMATS))
         return RecipeError(
-            f"the source {path} is a folder: name the files in it, as in {path.rstrip('/')}/*{next(iter(FORMATS))}"
+            f"the source {path} is a folder: "
+            f"name the files in it, for example {path.rstrip('/')}/*{suffix}"
         )
     for packing in PACKINGS:
-        if locate(place.url + packing).expand():
+        if locate(location.url + packing).expand():
             return RecipeError(
-                f"the source {path} matches no file, but {path}{packing} does: name that"
+                f"the source {path} matches no file, but {path}{packing} does: use that"
             )
     return RecipeError(
-        f"the source {path} matches no file: there is none at {place.url}; correct the path, which is relative to the recipe's folder"
+        f"the source {path} matches no file: there is none at {location.url}; "
+        "correct the path, which is relative to the recipe's folder"
     )

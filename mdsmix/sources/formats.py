@@ -1,4 +1,4 @@
-"""The formats of files, by suffix. A further format is one more file and one more line here."""
+"""The formats of files, by suffix. To add a format, write its file and add a line to `FORMATS`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,15 @@ from mdsmix.sources.tar import Tar
 from mdsmix.sources.units import SourceFile
 
 
-def _packed_or_not(new: Callable[[str], Format], *suffixes: str) -> dict[str, Format]:
-    """A format that is read from the start to the end, and so through a decompressor too."""
-    return {suffix + p: new(p) for p in ("", *PACKINGS) for suffix in suffixes}
+def _packed_or_not(make_format: Callable[[str], Format], *suffixes: str) -> dict[str, Format]:
+    """Return suffix -> format, also for each packing, of a format that is read from start to end:
+    only such a format can be read through a decompressor.
+    """
+    formats = dict[str, Format]()
+    for packing in ("", *PACKINGS):
+        for suffix in suffixes:
+            formats[suffix + packing] = make_format(packing)
+    return formats
 
 
 FORMATS: dict[str, Format] = {
@@ -39,59 +45,64 @@ FORMATS: dict[str, Format] = {
     ".parquet": Parquet(),
     **dict.fromkeys((".arrow", ".feather"), Arrow()),
 }
-"Suffix (lower case, one or two parts) -> format; a stream's key is the name of its index."
+"Suffix (lower case, one or two parts) -> format; of an MDS stream the name of its index file."
 NAMED = {"text": ".txt", "mds": INDEX} | {
     name: f".{name}" for name in ("jsonl", "json", "csv", "tsv", "tar", "parquet", "arrow")
 }
-"What a recipe's `source.format` says -> the suffix of such files."
+"Value of the recipe's `source.format` -> the suffix of such files."
 ENTRY_POINTS = "mdsmix.formats"
-"The group by which other packages register a Format under its suffix."
+"The entry point group under which other packages register a Format by its suffix."
 
 
 def format_of(file: SourceFile) -> Format:
-    """The format of a file; RecipeError where no format has the file's suffix, or the name that the
-    recipe gives.
+    """Return the format of a file.
+
+    Raises RecipeError if no format has the file's suffix, or the name that the recipe sets.
     """
     return format_by(file.name, file.read_as.format)
 
 
-def format_by(path: str, named: str = "") -> Format:
-    """Return the format of a file by its path, or by the name that a recipe gives.
+def format_by(path: str, name: str = "") -> Format:
+    """Return the format of a file by its path, or by the name that a recipe sets.
 
     Raises RecipeError if no format has the file's suffix, or that name.
     """
-    base = path.lower().rpartition("/")[2]
-    suffixes = [f".{part}" for part in base.split(".")[1:]]
-    last = "".join(suffixes[-1:])
-    if named:
-        return _named(named, last)
-    for known in (base, "".join(suffixes[-2:]), last):
-        if known in FORMATS:
-            return FORMATS[known]
-    if added := _added(last):
+    file_name = path.lower().rpartition("/")[2]
+    suffixes = [f".{part}" for part in file_name.split(".")[1:]]
+    last_suffix = "".join(suffixes[-1:])
+    if name:
+        return _format_by_name(name, last_suffix)
+    for key in (file_name, "".join(suffixes[-2:]), last_suffix):
+        if key in FORMATS:
+            return FORMATS[key]
+    if added := _added_format(last_suffix):
         return added
     plain = [suffix for suffix in FORMATS if not suffix.endswith(PACKINGS)]
     raise RecipeError(
-        f"the source file {path} has no suffix that mdsmix reads ({', '.join(plain)}; text and tar also with {', '.join(PACKINGS)}): say "
-        "what it is by source.format, rename or unpack it, or narrow the pattern that found it"
+        f"the source file {path} has no suffix that mdsmix reads ({', '.join(plain)}; "
+        f"text and tar also with {', '.join(PACKINGS)}): "
+        "set source.format, rename or unpack it, or narrow the pattern that found it"
     )
 
 
-def _added(suffix: str) -> Format | None:
-    """The format that another package registers for this suffix."""
-    found: Format | None = load_extension(ENTRY_POINTS, suffix) if suffix else None
-    return found
+def _added_format(suffix: str) -> Format | None:
+    """Return the format that another package registers for this suffix."""
+    if not suffix:
+        return None
+    added: Format | None = load_extension(ENTRY_POINTS, suffix)
+    return added
 
 
-def _named(name: str, suffix: str) -> Format:
-    """The format that a recipe names; the file's suffix tells only whether the file is packed."""
-    if known := NAMED.get(name):
-        return FORMATS.get(known + suffix * (suffix in PACKINGS)) or FORMATS[known]
-    if added := _added(f".{name}"):
+def _format_by_name(name: str, suffix: str) -> Format:
+    """Return the format that a recipe names. The file's suffix shows only how it is packed."""
+    if name in NAMED:
+        packing = suffix if suffix in PACKINGS else ""
+        return FORMATS.get(NAMED[name] + packing) or FORMATS[NAMED[name]]
+    if added := _added_format(f".{name}"):
         return added
     raise RecipeError(f"source.format is {name!r}; {suggest_key(name, list(NAMED))}")
 
 
 def list_raised_versions(formats: Iterable[Format]) -> dict[str, int]:
     """Return the rules of formats whose version is above 1: name -> version."""
-    return {of.rule: of.version for of in formats if of.version > 1}
+    return {format.rule: format.version for format in formats if format.version > 1}

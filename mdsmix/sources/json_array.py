@@ -1,37 +1,37 @@
-"""JSON files: one array of values, cut into its elements while it streams by, or JSON Lines under
-the name `*.json`.
+"""JSON files: one array of values, cut into its elements while it is read, or JSON Lines under the
+name `*.json`.
 
-Only the array's own brackets and commas decide where an element ends: a regular expression passes
-over strings and all else between them. orjson then reads each element alone, as it does lines. So
-an element that is no JSON costs its neighbours nothing, and each element keeps its bytes and its
-place. Streaming parsers tell neither bytes nor place and end at the first fault, and the fastest
-(yajl) makes a `?` of a lone surrogate without a word.
+Only the array's own brackets and commas decide where an element ends: a regular expression skips
+strings and everything else between them. orjson then reads each element alone, as it does lines. So
+an element that is not valid JSON does not affect its neighbours, and each element keeps its bytes
+and its place. Streaming parsers return neither bytes nor place and end at the first fault, and the
+fastest (yajl) silently turns a lone surrogate into a `?`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from mdsmix.errors import Unreachable
-from mdsmix.sources.format import MARK, Block, BoundedBytes, Item, Splits, item_blocks
+from mdsmix.sources.format import BYTE_ORDER_MARK, Block, BoundedBytes, Item, Splits, item_blocks
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.jsonl import Jsonl, Pieces, all_bytes, decode_lines
 from mdsmix.sources.units import SourceFile, Span
 
 _WHITESPACE = b" \t\r\n"
 _HEAD_BYTES = 64 << 10
-"First bytes of a file, among which at least one is assumed to be no white space."
+"First bytes of a file; at least one of them is assumed not to be white space."
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _PLAIN = rb'[^\[\]"{},\\]++|\\.|' + _STRING
 _STRING_END = re.compile(_STRING[1:], re.DOTALL)
 _SIGN = re.compile(rb"(?:%b|[\[{](?:,|%b)*+[\]}])*+([\[\]{},\"]|\Z)" % (_PLAIN, _PLAIN), re.DOTALL)
-"""Matches up to the next bracket, brace or comma, or to the end of the bytes. Strings are passed
-over, and so are objects and lists that hold no other. A quote as the sign begins a string that does
-not end in these bytes.
+"""Matches up to the next bracket, brace or comma, or to the end of the bytes. Strings are skipped,
+and so are objects and lists that contain no other. If the sign is a quote, it begins a string that
+does not end in these bytes.
 """
-_TURNS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
-"Sign -> its change of the depth."
+_DEPTH_CHANGES = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 
 
 class Json(Jsonl):
@@ -51,69 +51,98 @@ class Json(Jsonl):
 
     def _is_array(self, file: SourceFile) -> bool:
         with opened(file, self.packing, until=_HEAD_BYTES) as stream:
-            head = stream.read(_HEAD_BYTES).removeprefix(MARK)
+            head = stream.read(_HEAD_BYTES).removeprefix(BYTE_ORDER_MARK)
             return head.lstrip(_WHITESPACE).startswith(b"[")
 
 
+class _Scan(NamedTuple):
+    """The result of scanning some bytes of an array."""
+
+    edges: list[int]
+    "Positions of the array's own commas and brackets."
+    depth: int
+    "The depth after these bytes: 1 in the array, 2 in a list or object that is its element."
+    in_string: bool
+    "The bytes end inside a string."
+
+
 def _elements(pieces: Pieces, file: SourceFile) -> Iterator[Item]:
-    """The elements between the array's commas and brackets, without white space around them; an
-    empty one is left out.
+    """Yield the elements between the array's commas and brackets, without white space around them.
+
+    An empty element is left out.
     """
-    found, rest, depth, in_string, index = BoundedBytes(), b"", 0, False, 0
-    for at, piece in pieces:
-        data, offset = rest + piece, at - len(rest)
-        # A backslash at the end waits for the byte that it escapes.
-        kept = len(data.rstrip(b"\\"))
-        data, rest = data[:kept], data[kept:]
-        edges, depth, in_string = _edges(data, depth, in_string)
+    element = BoundedBytes()
+    index = 0
+    depth = 0
+    in_string = False
+    backslashes = b""
+    for piece_offset, piece in pieces:
+        # Backslashes at the end wait for the byte that they escape.
+        data = backslashes + piece
+        offset = piece_offset - len(backslashes)
+        complete = data.rstrip(b"\\")
+        backslashes = data[len(complete) :]
+
+        # Cut the bytes at the array's own commas and brackets.
+        edges, depth, in_string = _scan(complete, depth, in_string)
         begin = 0
-        for edge in [*edges, len(data)]:
-            part = data[begin:edge]
-            if not found.length:
+        for edge in [*edges, len(complete)]:
+            part = complete[begin:edge]
+            if not element.length:
                 part = part.lstrip(_WHITESPACE)
-                found.offset = offset + edge - len(part)
-            found.add(part)
-            if edge < len(data) and found.length:
-                yield _item(index, found)
-                found, index = BoundedBytes(), index + 1
+                element.offset = offset + edge - len(part)
+            element.add(part)
+            if edge < len(complete) and element.length:
+                yield _element_item(index, element)
+                element = BoundedBytes()
+                index += 1
             begin = edge + 1
         if depth < 0:
-            raise _no_array(file, "it closes more than it opens")
-    if depth or in_string or rest:
-        raise _no_array(file, "it is cut off, or not closed")
-    if found.length:
-        yield _item(index, found)
+            raise _incomplete_error(file, "it closes more brackets than it opens")
+    if depth or in_string or backslashes:
+        raise _incomplete_error(file, "it is cut off, or not closed")
+    if element.length:
+        yield _element_item(index, element)
 
 
-def _no_array(file: SourceFile, why: str) -> Unreachable:
+def _incomplete_error(file: SourceFile, fault: str) -> Unreachable:
     return Unreachable(
-        f"{file.location.url} is no whole JSON array ({why}): records would be lost, so nothing of it is used; copy it again"
+        f"{file.location.url} is not a complete JSON array ({fault}): "
+        "records would be lost, so the file is not used; copy it again"
     )
 
 
-def _item(index: int, found: BoundedBytes) -> Item:
-    if not found.is_too_long:
-        raw = b"".join(found.parts).rstrip(_WHITESPACE)
-        found.parts, found.length = [raw], len(raw)
-    return found.item(decode_lines, index=index)
+def _element_item(index: int, element: BoundedBytes) -> Item:
+    if not element.is_too_long:
+        raw = b"".join(element.parts).rstrip(_WHITESPACE)
+        element.parts = [raw]
+        element.length = len(raw)
+    return element.item(decode_lines, index=index)
 
 
-def _edges(data: bytes, depth: int, in_string: bool) -> tuple[list[int], int, bool]:
-    """Positions of the array's own commas and brackets; the depth at the end of the bytes; and
-    whether a string goes on there. The array has depth 1, a list or object as its element depth 2.
-    """
-    end = _STRING_END.match(data) if in_string else None
-    if in_string and end is None:
-        return [], depth, True
-    begin, edges = end.end() if end else 0, list[int]()
-    if depth == 0 and (begin := data.find(b"[") + 1):
-        depth, edges = 1, [begin - 1]
-    for found in _SIGN.finditer(data, begin) if depth else ():
-        sign = found[1]
-        if sign in b'"':
-            return edges, depth, bool(sign)
-        turn = _TURNS.get(sign, 0)
-        if min(depth, depth + turn) <= (turn == 0):
-            edges.append(found.end() - 1)
-        depth += turn
-    return edges, depth, False
+def _scan(data: bytes, depth: int, in_string: bool) -> _Scan:
+    """Find the array's own commas and brackets. `depth` and `in_string`: before these bytes."""
+    begin = 0
+    edges = list[int]()
+    if in_string:
+        end = _STRING_END.match(data)
+        if end is None:
+            return _Scan(edges, depth, in_string=True)
+        begin = end.end()
+    if depth == 0:
+        opening = data.find(b"[")
+        if opening < 0:
+            return _Scan(edges, depth, in_string=False)
+        depth = 1
+        edges.append(opening)
+        begin = opening + 1
+    for match in _SIGN.finditer(data, begin):
+        sign = match[1]
+        if sign in b'"':  # a quote, or nothing at the end of the bytes
+            return _Scan(edges, depth, in_string=bool(sign))
+        change = _DEPTH_CHANGES.get(sign, 0)
+        is_comma = change == 0
+        if min(depth, depth + change) <= 0 or (is_comma and depth == 1):
+            edges.append(match.end() - 1)
+        depth += change
+    return _Scan(edges, depth, in_string=False)

@@ -4,9 +4,9 @@ are cut into lines here too.
 `BytesIO.readlines` cuts a block into lines, in a third of the time of `bytes.split`, and one
 `map(orjson.loads, lines)` decodes them, both in C. Lines with a long run of digits are read by
 `json_values.read_json`, which keeps large whole numbers. Only a line that crosses from one block
-into the next is put together by hand. A bad line stops the decoding loop and is set aside, and the
-loop goes on after it. Lines are never joined into one array: a line with two values, comma between,
-would pass for two lines.
+into the next is joined in Python. A bad line stops the decoding loop and is set aside, and the loop
+goes on after it. Lines are never joined into one array: a line with two values and a comma between
+them would pass for two lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import orjson
 from mdsmix.json_values import TOO_LARGE, UnreadableNumber, has_long_numbers, read_json
 from mdsmix.sources.format import (
     BLANK,
-    MARK,
+    BYTE_ORDER_MARK,
     Block,
     BoundedBytes,
     Decoded,
@@ -35,10 +35,10 @@ from mdsmix.sources.inflate import opened
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
 PIECE_BYTES = BLOCK_BYTES - (1 << 19)
-"Bytes that are read at once; a batch of 4 MB has room left for the line that crosses into it."
+"Bytes that are read at once; a batch of 4 MB has room for the line that crosses into it."
 TAIL_BYTES = 64 << 10
-"""Bytes asked for beyond a split's end, in the same request: the last line ends there, as most
-lines are shorter.
+"""Bytes requested beyond a split's end, in the same request: most lines are shorter, so the split's
+last line ends there.
 """
 _OPENS_ARRAY = re.compile(rb"\s*\[\s*(\{|$)")
 "The beginning of a file that is one array of objects."
@@ -48,14 +48,16 @@ Pieces = Iterator[tuple[int, bytes]]
 
 
 def decode_lines(lines: list[bytes]) -> Decoded:
-    """The values of the lines, and the reasons of lines that hold none."""
+    """Return the values of the lines, and the reason for each line that has none."""
     read = read_json if has_long_numbers(b"".join(lines)) else orjson.loads
-    records, faults, rest = list[Any](), dict[int, str](), map(read, lines)
+    records = list[Any]()
+    faults = dict[int, str]()
+    values = map(read, lines)
     while True:
         try:
-            # On an error `extend` has kept the earlier values, and `rest` goes on after the bad
+            # On an error `extend` has kept the earlier values, and `values` goes on after the bad
             # line.
-            records.extend(rest)
+            records.extend(values)
             return records, faults
         except (ValueError, RecursionError) as error:
             index = len(records) + len(faults)
@@ -87,25 +89,32 @@ def reason_of(line: bytes, error: Exception) -> str:
 
 
 def owned_bytes(stream: BinaryIO, start: int, end: int) -> Pieces:
-    """The whole lines that start in [start, end) of a plain file, in pieces.
+    """Yield the lines that start in [start, end) of a plain file, in pieces.
 
-    `stream` stands one byte before `start`, or at 0: a line starts at `start` only if the byte
-    before ends a line.
+    Args:
+        stream: positioned one byte before `start`, or at 0: a line starts at `start` only if the
+            byte before it ends a line.
     """
-    position, piece = start, b"\n"
+    position = start
     if start:
+        # Skip the rest of a line that starts before `start`.
         position += sum(map(len, _to_line_end(stream))) - 1
-    while position < end and (piece := stream.read(min(PIECE_BYTES, end - position))):
-        yield _unmarked(position, piece)
+    piece = b"\n"
+    while position < end:
+        piece = stream.read(min(PIECE_BYTES, end - position))
+        if not piece:
+            break
+        yield _without_mark(position, piece)
         position += len(piece)
     if not piece.endswith(b"\n"):
+        # The last line ends beyond `end`.
         for piece in _to_line_end(stream):
             yield position, piece
             position += len(piece)
 
 
 def _to_line_end(stream: BinaryIO) -> Iterator[bytes]:
-    """The rest of the line at which `stream` stands, in pieces."""
+    """Yield the bytes from the stream's position to the next line end, in pieces."""
     while piece := stream.readline(PIECE_BYTES):
         yield piece
         if piece.endswith(b"\n"):
@@ -113,61 +122,81 @@ def _to_line_end(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def all_bytes(stream: BinaryIO, span: Span) -> Pieces:
-    """A whole file in pieces of which none crosses a window's edge."""
+    """Yield a whole file in pieces; none crosses the edge of a window."""
     position = 0
     while piece := stream.read(min(PIECE_BYTES, span.next_edge(position) - position)):
-        yield _unmarked(position, piece)
+        yield _without_mark(position, piece)
         position += len(piece)
 
 
-def _unmarked(offset: int, piece: bytes) -> tuple[int, bytes]:
-    has_mark = offset == 0 and piece.startswith(MARK)
-    return (len(MARK), piece[len(MARK) :]) if has_mark else (offset, piece)
+def _without_mark(offset: int, piece: bytes) -> tuple[int, bytes]:
+    """Drop a byte order mark at the start of the file. Return offset and bytes of the piece."""
+    if offset == 0 and piece.startswith(BYTE_ORDER_MARK):
+        return len(BYTE_ORDER_MARK), piece[len(BYTE_ORDER_MARK) :]
+    return offset, piece
 
 
 def split_lines(
     pieces: Pieces, span: Span, file: SourceFile, format: str, decoder: Decoder
 ) -> Iterator[Block]:
-    """The lines of consecutive pieces as blocks; a line is in the window of its first byte."""
-    line, held = 1, BoundedBytes()
+    """Yield the lines of consecutive pieces as blocks.
 
-    def block(offset: int, raws: list[bytes], whole: memoryview | None = None) -> Block:
-        nonlocal line
-        line += len(raws)
+    A line belongs to the window that contains its first byte.
+    """
+    next_line = 1
+    crossing = BoundedBytes()  # a line that began in an earlier piece
+
+    def make_block(offset: int, raws: list[bytes], whole: memoryview | None = None) -> Block:
+        nonlocal next_line
+        first_line = next_line
+        next_line += len(raws)
         return Block(
             format=format,
             file=file.name,
             window=span.window_of(offset - span.start),
-            start=(line - len(raws), offset),
+            start=(first_line, offset),
             raws=raws,
             whole=whole,
             decoder=decoder,
         )
 
-    def crossing() -> Block:
-        """The block of a line that came in several pieces."""
-        offset, place = held.offset, {"line": line, "offset": held.offset}
-        made = block(offset, [b"".join([*held.parts, b"\n"])])
-        if not held.is_too_long:
-            return made
-        return replace(made, items=[Item(offset, place, held.length, b"", None, "line_too_long")])
+    def make_crossing_block() -> Block:
+        place = {"line": next_line, "offset": crossing.offset}
+        block = make_block(crossing.offset, [b"".join([*crossing.parts, b"\n"])])
+        if not crossing.is_too_long:
+            return block
+        item = Item(
+            ordinal=crossing.offset,
+            place=place,
+            length=crossing.length,
+            raw=b"",
+            reason="line_too_long",
+        )
+        return replace(block, items=[item])
 
     for offset, piece in pieces:
+        # Cut the piece into lines; the last one may go on in the next piece.
         lines = BytesIO(piece).readlines()
-        rest = lines.pop() if lines and not piece.endswith(b"\n") else b""
-        begin, end = 0, len(piece) - len(rest)
-        if held.length and lines:
+        unfinished = b""
+        if lines and not piece.endswith(b"\n"):
+            unfinished = lines.pop()
+        begin = 0
+        end = len(piece) - len(unfinished)
+
+        # Complete the line that began in an earlier piece.
+        if crossing.length and lines:
             begin = len(lines[0])
-            held.add(lines.pop(0)[:-1])
-            yield crossing()
-            held = BoundedBytes()
+            crossing.add(lines.pop(0)[:-1])
+            yield make_crossing_block()
+            crossing = BoundedBytes()
+
         if lines:
-            yield block(offset + begin, lines, memoryview(piece)[begin:end])
-        if not held.length:
-            held.offset = offset + end
-        held.add(rest)
-    if held.length:
-        yield crossing()
+            yield make_block(offset + begin, lines, memoryview(piece)[begin:end])
+        if not crossing.length:
+            crossing.offset = offset + end
+        crossing.add(unfinished)
+    if crossing.length:
+        yield make_crossing_block()
 
 
 class Jsonl(Format):
@@ -177,6 +206,7 @@ class Jsonl(Format):
 
     counted = "line"
     lines_format: ClassVar[str] = "jsonl"
+    "The format of blocks of lines, as in `Block`."
     reasons: ClassVar[Mapping[str, str]] = {
         "line_too_long": "The line has more than 256 MiB; its place and length are kept.",
     }
@@ -185,7 +215,8 @@ class Jsonl(Format):
         if self.packing:
             return [(0, None)]
         size = file.stat.size
-        return [(n, min(n + window_bytes, size)) for n in range(0, size, window_bytes)]
+        starts = range(0, size, window_bytes)
+        return [(start, min(start + window_bytes, size)) for start in starts]
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         start, end = span.start, span.end
@@ -198,5 +229,5 @@ class Jsonl(Format):
             yield from split_lines(pieces, span, file, self.lines_format, self.decoder)
 
     def decoder(self, lines: list[bytes]) -> Decoded:
-        """The records of lines."""
+        """Return the records of lines, and the reason for each line that has none."""
         return decode_lines(lines)

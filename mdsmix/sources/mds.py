@@ -1,7 +1,7 @@
 """A published MDS stream, of mdsmix or any other tool, as a source: its columns are the fields of
 its records.
 
-A stream of texts can so be cut or tokenized again for another model, without its own source. The
+So a stream of texts can be cut or tokenized again for another model, without its own source. The
 file is the stream's `index.json`, which names the shards. Each shard is read whole and checked
 against its size and hashes before a sample is used.
 """
@@ -18,8 +18,8 @@ import numpy as np
 from mdsmix.shards.codecs import find_codec
 from mdsmix.shards.index import Index, Shard, parse_index
 from mdsmix.shards.shard_samples import open_shard, read_all_samples, split_columns
-from mdsmix.sources.arrow import line
-from mdsmix.sources.format import Block, Format, Item, Splits, cut_splits, item_blocks
+from mdsmix.sources.arrow import json_line
+from mdsmix.sources.format import Block, Format, Item, Splits, Stretch, cut_splits, item_blocks
 from mdsmix.sources.units import SourceFile, Span
 
 
@@ -37,7 +37,8 @@ class Mds(Format):
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
         shards = _index(file).shards
-        return cut_splits([(shard.samples, shard.raw_data.bytes) for shard in shards], window_bytes)
+        stretches = [Stretch(shard.samples, shard.raw_data.bytes) for shard in shards]
+        return cut_splits(stretches, window_bytes)
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         return item_blocks(file, span, "mds", _samples(file, span))
@@ -50,38 +51,44 @@ def _index(file: SourceFile) -> Index:
 
 
 def _samples(file: SourceFile, span: Span) -> Iterator[Item]:
-    """The samples of the shards that begin in the span."""
+    """Yield the samples of the shards that begin in the span."""
     start = 0
     for shard in _index(file).shards:
         if span.holds(start):
-            yield from _of_shard(file, shard, start)
+            yield from _samples_of_shard(file, shard, start)
         start += shard.samples
 
 
-def _of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[Item]:
-    """The samples of a shard. One with a value that does not decode, or has no form in JSON, is an
-    item with a reason.
+def _samples_of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[Item]:
+    """Yield the samples of a shard.
+
+    A sample with a value that does not decode, or has no form in JSON, is an item with a reason.
+
+    Args:
+        start: the ordinal of the shard's first sample.
     """
     folder = file.location.parent
-    found = read_all_samples(folder, shard)
+    samples = read_all_samples(folder, shard)
     with open_shard(folder, shard):
         columns = [
             (name, find_codec(shard.columns[name]).decode, cells.slices())
-            for name, cells in split_columns(shard, found)
+            for name, cells in split_columns(shard, samples)
         ]
-    for number in range(len(found)):
+    for number in range(len(samples)):
         cells = [(name, decode, bytes(next(slices))) for name, decode, slices in columns]
-        record, raw, reason = None, b"", ""
+        record = None
+        reason = ""
         try:
-            record = {name: _plain(decode(cell)) for name, decode, cell in cells}
-            raw = line(record)
-        except Exception as error:  # whatever a decoder raises on bytes that are none of its
-            raw, reason = b"\n".join([cell for _, _, cell in cells]), _reason(error)
+            record = {name: _without_arrays(decode(cell)) for name, decode, cell in cells}
+            raw = json_line(record)
+        except Exception as error:  # a decoder may raise any exception on bytes of another encoding
+            raw = b"\n".join([cell for _, _, cell in cells])
+            reason = _reason_of(error)
         place = {"shard": shard.stored.basename, "sample": number}
         yield Item(start + number, place, len(raw), raw, record, reason)
 
 
-def _reason(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     """Return the reason code of a sample whose value raised this error."""
     match error:
         case UnicodeDecodeError():
@@ -95,6 +102,6 @@ def _reason(error: Exception) -> str:
     return "unreadable_value"
 
 
-def _plain(value: Any) -> Any:
-    """Arrays as lists, as any other format would give them."""
+def _without_arrays(value: Any) -> Any:
+    """Return arrays as lists, as any other format gives them."""
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value

@@ -2,19 +2,28 @@
 row group.
 
 A row group is decoded page by page (`pre_buffer=False`, one thread, a buffer of 1 MiB): a row group
-of 444 MB peaks at 63 MB, and read whole at 1,113 MB. The footer tells where row groups lie, and so
-how a file is cut, without reading a record.
+of 444 MB peaks at 63 MB, and read whole at 1,113 MB. The footer contains the position of each row
+group, so a file is cut into splits without reading a record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from mdsmix.sources.arrow import columns_read, no_such_file, row_items, rows_at_once
+from mdsmix.sources.arrow import choose_row_count, row_items, select_columns, unreadable_error
 from mdsmix.sources.arrow_values import MAP_REASONS, Decode, decoders_of
-from mdsmix.sources.format import ROWS, Block, Format, Item, Splits, cut_splits, item_blocks
+from mdsmix.sources.format import (
+    ROWS,
+    Block,
+    Format,
+    Item,
+    Splits,
+    Stretch,
+    cut_splits,
+    item_blocks,
+)
 from mdsmix.sources.units import SourceFile, Span
 
 if TYPE_CHECKING:
@@ -46,43 +55,50 @@ class Parquet(Format):
         return 1
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
-        groups = _groups(_footer(file))
-        return cut_splits(
-            ((group.num_rows, _size(group, fields)) for group in groups), window_bytes
-        )
+        groups = _row_groups(_footer(file))
+        stretches = (Stretch(group.num_rows, _size(group, fields)) for group in groups)
+        return cut_splits(stretches, window_bytes)
 
     def records(self, file: SourceFile) -> int | None:
         return int(_footer(file).num_rows)
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        opened, row = _opened(file, _footer(file)), 0
-        names = opened.schema_arrow.names
-        columns = columns_read(file, names, span.unit.fields)
-        wanted = list[tuple[int, int]]()
-        for number, group in enumerate(_groups(opened.metadata)):
-            if span.holds(row):
-                wanted.append((number, row))
-            row += group.num_rows
-        groups = [opened.metadata.row_group(number) for number, _ in wanted]
-        unseen = [name for name in sorted({*names} - {*columns}) if _may_be_filled(groups, name)]
-        decoders = decoders_of(opened.schema_arrow, _json_leaves(opened.schema))
-        found = (
-            item
-            for number, row in wanted
-            for item in _rows(opened, number, row, columns, names, decoders)
+        reader = _open(file, _footer(file))
+        names = reader.schema_arrow.names
+        columns = select_columns(file, names, span.unit.fields)
+        table = _Table(
+            reader=reader,
+            columns=columns,
+            names=tuple(names),
+            decoders=decoders_of(reader.schema_arrow, _json_leaves(reader.schema)),
         )
-        yield from item_blocks(file, span, ROWS, found, unseen)
+        groups = _groups_in(span, reader.metadata)
+        metadata = [reader.metadata.row_group(number) for number, _ in groups]
+        unread = sorted({*names} - {*columns})
+        unseen = [name for name in unread if _may_have_values(metadata, name)]
+        yield from item_blocks(file, span, ROWS, _rows(table, groups), unseen)
+
+
+class _Table(NamedTuple):
+    """An open parquet file."""
+
+    reader: pq.ParquetFile
+    columns: list[str]
+    "The columns that are read."
+    names: tuple[str, ...]
+    "All columns."
+    decoders: dict[str, Decode]
 
 
 @lru_cache(MOST_FOOTERS)
 def _footer(file: SourceFile) -> Any:
-    """The file's footer, kept: a forked worker has the footers of all planned files from its
-    parent.
+    """Return the file's footer. It is cached: a forked worker has the footers of all planned files
+    from its parent.
     """
-    return _opened(file).metadata
+    return _open(file).metadata
 
 
-def _opened(file: SourceFile, footer: Any = None) -> pq.ParquetFile:
+def _open(file: SourceFile, footer: Any = None) -> pq.ParquetFile:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -91,32 +107,43 @@ def _opened(file: SourceFile, footer: Any = None) -> pq.ParquetFile:
             file.open_random(), metadata=footer, pre_buffer=False, buffer_size=BUFFER_BYTES
         )
     except (pa.ArrowException, OSError) as error:
-        raise no_such_file(file, "parquet file", error) from None
+        raise unreadable_error(file, "parquet file", error) from None
 
 
 def _json_leaves(schema: Any) -> set[int]:
-    """Return the numbers of the columns of parquet whose texts are JSON."""
+    """Return the numbers of the parquet columns whose strings are JSON."""
     columns = map(schema.column, range(len(schema)))
-    return {at for at, column in enumerate(columns) if column.logical_type.type == "JSON"}
+    return {number for number, column in enumerate(columns) if column.logical_type.type == "JSON"}
 
 
-def _rows(
-    opened: pq.ParquetFile,
-    number: int,
-    row: int,
-    columns: list[str],
-    names: Sequence[str],
-    decoders: dict[str, Decode],
-) -> Iterator[Item]:
-    """The rows of a row group. Where a batch cannot be decoded, each row from there on is an item
-    with reason damaged_rows.
+def _groups_in(span: Span, footer: Any) -> list[tuple[int, int]]:
+    """Return the row groups that start in the span: the number and the first row of each."""
+    groups = list[tuple[int, int]]()
+    first_row = 0
+    for number, group in enumerate(_row_groups(footer)):
+        if span.holds(first_row):
+            groups.append((number, first_row))
+        first_row += group.num_rows
+    return groups
+
+
+def _rows(table: _Table, groups: Iterable[tuple[int, int]]) -> Iterator[Item]:
+    for number, first_row in groups:
+        yield from _rows_of_group(table, number, first_row)
+
+
+def _rows_of_group(table: _Table, number: int, first_row: int) -> Iterator[Item]:
+    """Yield the rows of a row group. If a batch cannot be decoded, its rows and all later ones of
+    the group are items with the reason damaged_rows.
     """
     import pyarrow as pa
 
-    group = opened.metadata.row_group(number)
-    size = _size(group, columns or [""])
-    count, end = rows_at_once(group.num_rows, size), row + group.num_rows
-    batches = opened.iter_batches(count, [number], columns, use_threads=False)
+    group = table.reader.metadata.row_group(number)
+    size = _size(group, table.columns or [""])
+    count = choose_row_count(group.num_rows, size)
+    row = first_row
+    end = first_row + group.num_rows
+    batches = table.reader.iter_batches(count, [number], table.columns, use_threads=False)
     while row < end:
         try:
             batch = next(batches, None)
@@ -126,23 +153,23 @@ def _rows(
             batch = None
         if batch is None or not batch.num_rows:
             for lost in range(row, end):
-                yield Item(lost, {"row": lost}, 1, b"", None, "damaged_rows", tuple(names))
+                yield Item(lost, {"row": lost}, 1, b"", None, "damaged_rows", table.names)
             return
-        yield from row_items(batch, row, {"row": row}, tuple(names), decoders)
+        yield from row_items(batch, row, {"row": row}, table.names, table.decoders)
         row += batch.num_rows
 
 
-def _groups(footer: Any) -> Iterator[Any]:
+def _row_groups(footer: Any) -> Iterator[Any]:
     return map(footer.row_group, range(footer.num_row_groups))
 
 
 def _size(group: Any, fields: Sequence[str]) -> int:
-    """Uncompressed bytes of these fields."""
+    """Return the uncompressed bytes of these fields."""
     return sum(column.total_uncompressed_size for column in _columns(group, fields))
 
 
 def _columns(group: Any, fields: Sequence[str]) -> list[Any]:
-    """The columns of a row group that hold these fields; without fields, all columns."""
+    """Return the columns of a row group that belong to these fields; without fields, all."""
     columns = map(group.column, range(group.num_columns))
     return [
         column
@@ -153,9 +180,16 @@ def _columns(group: Any, fields: Sequence[str]) -> list[Any]:
     ]
 
 
-def _may_be_filled(groups: Iterable[Any], name: str) -> bool:
-    """Whether a row of these row groups may hold something in this column. False: by the footer all
-    values are null or empty texts.
+def _may_have_values(groups: Iterable[Any], name: str) -> bool:
+    """Check whether a row of these row groups may have a value in this column.
+
+    False if the footer shows that all values are null or empty strings.
     """
-    columns = (column.statistics for group in groups for column in _columns(group, [name]))
-    return not all(each and (not each.num_values or each.max_raw in ("", b"")) for each in columns)
+    for group in groups:
+        for column in _columns(group, [name]):
+            statistics = column.statistics
+            if not statistics:
+                return True
+            if statistics.num_values and statistics.max_raw not in ("", b""):
+                return True
+    return False

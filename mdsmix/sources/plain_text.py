@@ -1,8 +1,8 @@
-"""Plain text: a document is a file, a line or a paragraph. The recipe's `source.split_by` says
-which, since the text does not tell.
+"""Plain text: a document is a file, a line or a paragraph. The recipe's `source.split_by` decides,
+since the text itself does not show it.
 
-A record has one field, `text`. A line is without its end, a paragraph without its last line end and
-the blank lines around it, and a file is its text as it stands.
+A record has one field, `text`. A line is without its newline, a paragraph without its last newline
+and the blank lines around it, and a file is its whole text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.sources import format
 from mdsmix.sources.format import (
     BLANK,
-    MARK,
+    BYTE_ORDER_MARK,
     Block,
     BoundedBytes,
     Decoded,
@@ -27,14 +27,15 @@ from mdsmix.sources.jsonl import Jsonl, Pieces, all_bytes
 from mdsmix.sources.units import SourceFile, Span
 
 HEAD_BYTES = 64 << 10
-"First bytes of a file, as stored, from which its lines are judged."
+"First bytes of a file, as stored, whose lines decide how `guess` splits it."
 LONG_LINE = 120
-"Mean bytes of a line: longer lines were not broken for a reader."
+"Mean bytes of a line: a text with longer lines was not wrapped for reading."
 
 
 def decode_texts(texts: list[bytes]) -> Decoded:
-    """The texts as records; a text of white space is BLANK."""
-    records, faults = list[Any](), dict[int, str]()
+    """Return the texts as records; a text of white space is BLANK."""
+    records = list[Any]()
+    faults = dict[int, str]()
     for index, raw in enumerate(texts):
         if not raw.strip():
             faults[index] = BLANK
@@ -51,7 +52,7 @@ class Text(Jsonl):
     `split_by: line`.
     """
 
-    version = 1  # a new way to read JSON does not concern it
+    version = 1  # unlike Jsonl's, it is not raised when JSON is read in a new way
 
     heeds: ClassVar[tuple[str, ...]] = ("split_by",)
     lines_format = "text line"
@@ -63,23 +64,25 @@ class Text(Jsonl):
         super().check(file)
         if not file.read_as.split_by:
             raise RecipeError(
-                f"{file.name} is plain text, in which nothing tells where a document ends: say it by source.split_by, which is file, "
-                "line or paragraph"
+                f"{file.name} is plain text, which does not show where a document ends: "
+                "set source.split_by to file, line or paragraph"
             )
 
     def guess(self, file: SourceFile) -> Mapping[str, Any]:
-        """`line` for long lines without an empty one between them; else `file` if the file is no
-        longer than a record may be; else `paragraph`.
+        """Guess `split_by`: `line` if lines are long and none is empty; otherwise `file` if the
+        file is no longer than a record may be; otherwise `paragraph`.
         """
         with file.open(until=HEAD_BYTES) as stored:
             lines = stored.read(HEAD_BYTES).split(b"\n")[:-1]
-        if len(lines) > 1 and all(lines) and sum(map(len, lines)) > LONG_LINE * len(lines):
+        are_long = sum(map(len, lines)) > LONG_LINE * len(lines)
+        if len(lines) > 1 and all(lines) and are_long:
             return {"split_by": "line"}
         return {"split_by": "file" if self.weight(file) < format.LONGEST else "paragraph"}
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
-        is_by_line = file.read_as.split_by == "line"
-        return super().splits(file, window_bytes, fields) if is_by_line else [(0, None)]
+        if file.read_as.split_by != "line":
+            return [(0, None)]
+        return super().splits(file, window_bytes, fields)
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         split_by = file.read_as.split_by
@@ -87,12 +90,14 @@ class Text(Jsonl):
             yield from super().blocks(file, span)
             return
         with opened(file, self.packing, span.memory) as stream:
-            found = _whole(all_bytes(stream, span)) if split_by == "file" else _paragraphs(stream)
-            yield from item_blocks(file, span, f"text {split_by}", found)
+            if split_by == "file":
+                items = _whole_file(all_bytes(stream, span))
+            else:
+                items = _paragraphs(stream)
+            yield from item_blocks(file, span, f"text {split_by}", items)
 
 
-def _whole(pieces: Pieces) -> Iterator[Item]:
-    """All of a file as one document."""
+def _whole_file(pieces: Pieces) -> Iterator[Item]:
     text = BoundedBytes()
     for _, piece in pieces:
         text.add(piece)
@@ -100,29 +105,36 @@ def _whole(pieces: Pieces) -> Iterator[Item]:
 
 
 def _paragraphs(stream: BinaryIO) -> Iterator[Item]:
-    """Runs of lines that are not white space. A line that is too long is read in pieces."""
-    text, offset, number, first = BoundedBytes(), 0, 1, 1
+    """Yield runs of lines that are not white space. A line that is too long is read in pieces."""
+    paragraph = BoundedBytes()
+    first_line = line_number = 1
+    offset = 0
     while line := stream.readline(format.LONGEST):
-        if not offset and line.startswith(MARK):
-            offset, line = len(MARK), line[len(MARK) :]
+        if offset == 0 and line.startswith(BYTE_ORDER_MARK):
+            offset = len(BYTE_ORDER_MARK)
+            line = line[offset:]
         if line.isspace():
-            yield from _paragraph(text, first)
-            text = BoundedBytes()
+            yield from _paragraph_item(paragraph, first_line)
+            paragraph = BoundedBytes()
         else:
-            if not text.length:
-                text.offset, first = offset, number
-            text.add(line)
-        offset, number = offset + len(line), number + 1
-    yield from _paragraph(text, first)
+            if not paragraph.length:
+                paragraph.offset = offset
+                first_line = line_number
+            paragraph.add(line)
+        offset += len(line)
+        line_number += 1
+    yield from _paragraph_item(paragraph, first_line)
 
 
-def _paragraph(text: BoundedBytes, line: int) -> Iterator[Item]:
-    """The gathered lines as an item, if there are any. Their length counts a line end after the
-    last line, also where it has none.
+def _paragraph_item(paragraph: BoundedBytes, first_line: int) -> Iterator[Item]:
+    """Yield the collected lines as an item, if there are any.
+
+    The item's length includes a newline after the last line, even if the file has none there.
     """
-    if text.parts:
-        last = text.parts.pop()
-        text.length += not last.endswith(b"\n")
-        text.parts.append(last.removesuffix(b"\n").removesuffix(b"\r"))
-    if text.length:
-        yield text.item(decode_texts, line=line)
+    if paragraph.parts:
+        last_line = paragraph.parts.pop()
+        if not last_line.endswith(b"\n"):
+            paragraph.length += 1
+        paragraph.parts.append(last_line.removesuffix(b"\n").removesuffix(b"\r"))
+    if paragraph.length:
+        yield paragraph.item(decode_texts, line=first_line)

@@ -1,7 +1,7 @@
 """Units read as batches of decoded records, cut by bytes: 4 MB or one record, never by rows.
 
-A batch keeps only the record itself of each record. The origin of a record is worked out from the
-blocks of its batch when it is asked for, which is for bad records.
+A batch keeps only the record itself of each record. The origin of a record is computed from the
+blocks of its batch on request, which is for bad records.
 """
 
 from __future__ import annotations
@@ -23,26 +23,29 @@ from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Unit
 from mdsmix.storage import map_threads
 
 SMALL_BYTES = 1 << 20
-MOST = 16
-"Small files that are fetched at a time, so that at most 16 MB are held."
+MOST_FETCHED = 16
+"Small files that are fetched at a time; at most 16 MB are in memory."
 
 
-def fetched_ahead(files: Sequence[SourceFile]) -> Iterator[SourceFile]:
-    """The files in their order; small objects of a store come with their bytes."""
-    for begin in range(0, len(files), MOST):
-        some = files[begin : begin + MOST]
-        yield from map_threads(_fetched, some) if sum(map(_is_small, some)) > 1 else some
+def fetch_ahead(files: Sequence[SourceFile]) -> Iterator[SourceFile]:
+    """Yield the files in order; small objects of a store with their content."""
+    for begin in range(0, len(files), MOST_FETCHED):
+        group = files[begin : begin + MOST_FETCHED]
+        if sum(map(_is_small, group)) > 1:
+            yield from map_threads(_fetch_small, group)
+        else:
+            yield from group
 
 
 def _is_small(file: SourceFile) -> bool:
     return file.location.is_store and file.stat.size <= SMALL_BYTES
 
 
-def _fetched(file: SourceFile) -> SourceFile:
+def _fetch_small(file: SourceFile) -> SourceFile:
     if not _is_small(file):
         return file
     with file.open() as stored:
-        return replace(file, held=stored.read())
+        return replace(file, content=stored.read())
 
 
 class BadRecord(NamedTuple):
@@ -56,7 +59,7 @@ class BadRecord(NamedTuple):
     "The number of the item in its block."
     origin: Item
     reason: str
-    "A reason code of the README beside this file, or of encode's."
+    "A reason code."
     detail: Mapping[str, Any] | None = None
     "Values that explain the reason."
 
@@ -80,59 +83,61 @@ class RecordBatch:
     window: int
     records: list[Any] = field(default_factory=list)
     count: int = 0
-    "Number of lines or rows, blank ones too: the count of the file's next split goes on from here."
+    "Number of lines or rows, also blank ones: the next split of the file counts on from here."
     size: int = 0
     "Uncompressed bytes."
     unseen: Counter[str] = field(default_factory=Counter)
-    "Field that a format passed over -> number of records in which it may hold something."
+    "Field that a format did not read -> number of records that may have a value in it."
     _blocks: list[_BatchBlock] = field(default_factory=list)
 
     @property
     def bad(self) -> Iterator[BadRecord]:
-        """The items that hold no record, in order. Each is made when it is asked for, since a file
-        may hold nothing else.
+        """The items that give no record, in order. Each is made on request, since a file may
+        consist of nothing else.
         """
-        for number, held in enumerate(self._blocks):
-            for index, reason in held.faults.items():
+        for number, part in enumerate(self._blocks):
+            for index, reason in part.faults.items():
                 if reason != BLANK:
-                    origin, detail = held.block.origin(index), detail_of(reason) or None
+                    origin = part.block.origin(index)
+                    detail = detail_of(reason) or None
                     yield BadRecord(number, index, origin, str(reason), detail)
 
     def reject(
         self, position: int, reason: str, detail: Mapping[str, Any] | None = None
     ) -> BadRecord:
-        """`records[position]` as a bad record."""
-        number = self._number(position)
-        held = self._blocks[number]
-        index = held.items[position - held.first]
-        return BadRecord(number, index, held.block.origin(index), reason, detail)
+        """Return `records[position]` as a bad record."""
+        number = self._number_of_block(position)
+        part = self._blocks[number]
+        index = part.items[position - part.first]
+        return BadRecord(number, index, part.block.origin(index), reason, detail)
 
     def files(self, positions: range) -> Iterator[str]:
-        """The names of the files that these records stand in."""
-        return (self._blocks[self._number(position)].block.file for position in positions)
+        """Yield the name of the file of each of these records."""
+        for position in positions:
+            yield self._blocks[self._number_of_block(position)].block.file
 
-    def _number(self, position: int) -> int:
-        """The number of the block that holds the record at this position."""
-        return bisect_right(self._blocks, position, key=lambda held: held.first) - 1
+    def _number_of_block(self, position: int) -> int:
+        """Return the number of the block that contains the record at this position."""
+        return bisect_right(self._blocks, position, key=lambda part: part.first) - 1
 
     def origin(self, position: int) -> Item:
-        """Where `records[position]` comes from."""
+        """Return the item that `records[position]` was decoded from."""
         return self.reject(position, "").origin
 
     def _has_room(self, block: Block) -> bool:
         return block.window == self.window and self.size + block.size <= BLOCK_BYTES
 
-    def _add(self, block: Block, most: int | None) -> int:
-        """Adds the block's records, good or bad, or only the first `most`; returns how many were
-        added.
-        """
+    def _add(self, block: Block, limit: int | None) -> int:
+        """Add the block's records, good or bad, up to `limit`. Return how many were added."""
         records, faults = block.decode()
         filled: Sequence[int] = range(block.count)
         if faults:
-            filled = [n for n in filled if faults.get(n) != BLANK]
-        if most is not None and most < len(filled):
-            return self._add(block.first(filled[most - 1] + 1), None)
-        items = [n for n in filled if n not in faults] if faults else filled
+            filled = [index for index in filled if faults.get(index) != BLANK]
+        if limit is not None and limit < len(filled):
+            return self._add(block.first(filled[limit - 1] + 1), None)
+        items = filled
+        if faults:
+            items = [index for index in filled if index not in faults]
         self._blocks.append(_BatchBlock(len(self.records), block, items, faults))
         self.records += records
         self.count += block.count
@@ -148,13 +153,18 @@ def read_batches(
     digests: Digests | None = None,
     done: Container[int] = (),
 ) -> Iterator[RecordBatch]:
-    """The unit's batches in order, none of which crosses a window. `limit`: the number of records,
-    good or bad, to stop after; `memory`: bytes that may be held; `digests`: gets all blocks that
-    are read; `done`: numbers of windows that are read but give no batch. A damaged, missing or
-    changed file is `Unreachable`.
+    """Yield the unit's batches in order; none crosses a window.
+
+    Args:
+        limit: the number of records, good or bad, to stop after.
+        memory: bytes that this process may use.
+        digests: gets all blocks that are read.
+        done: numbers of windows that are read but give no batch.
+
+    Raises Unreachable if a file is damaged, missing or changed.
     """
     batch: RecordBatch | None = None
-    left = limit
+    remaining = limit
     for block in _blocks(unit, memory, digests):
         if block.window in done:
             continue
@@ -162,10 +172,11 @@ def read_batches(
             yield batch
             batch = None
         batch = batch or RecordBatch(window=block.window)
-        added = batch._add(block, left)
+        added = batch._add(block, remaining)
         del block
-        left = None if left is None else left - added
-        if left == 0:
+        if remaining is not None:
+            remaining -= added
+        if remaining == 0:
             break
         if batch.size > BLOCK_BYTES // 2:  # the next block is as large and would not fit
             yield batch
@@ -175,7 +186,7 @@ def read_batches(
 
 
 def content_of(unit: Unit) -> Content:
-    """The unit's content, by reading it. No record is decoded."""
+    """Read a unit without decoding its records, and return its content."""
     digests = Digests(unit)
     for _ in _blocks(unit, 4 << 30, digests):
         pass
@@ -183,33 +194,34 @@ def content_of(unit: Unit) -> Content:
 
 
 def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]:
-    before = 0
-    for position, file in enumerate(fetched_ahead(unit.files)):
-        kind = format_of(file)
-        span = unit.span(before, memory)
-        size = 0
-        for block in _unchanged(file, kind.blocks(file, span)):
-            size += block.size
+    bytes_before = 0
+    for position, file in enumerate(fetch_ahead(unit.files)):
+        format = format_of(file)
+        span = unit.span(bytes_before, memory)
+        bytes_read = 0
+        for block in _blocks_of_unchanged(file, format.blocks(file, span)):
+            bytes_read += block.size
             if digests:
                 digests.add(position, block)
             yield block
-            del block  # or it stays beside the next one
-        before += file.stat.size if kind.size_factor == 1 else size
+            del block  # otherwise it is in memory together with the next one
+        bytes_before += file.stat.size if format.size_factor == 1 else bytes_read
 
 
-def _unchanged(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
-    """The blocks; Unreachable where the file is no longer the one that was planned. A file on a
-    disk is looked at before each window, since a window is kept as soon as the next one begins. A
-    store gives only bytes of the version that was asked for.
+def _blocks_of_unchanged(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
+    """Yield the blocks. Raises Unreachable if the file is no longer the one that was planned.
+
+    A file on a disk is checked before each window, since a window is stored as soon as the next one
+    begins. A store returns only bytes of the requested version.
     """
     if file.location.is_store:
         yield from blocks
         return
     try:
-        for _, of_window in groupby(blocks, key=attrgetter("window")):
+        for _, blocks_of_window in groupby(blocks, key=attrgetter("window")):
             check_unchanged(file)
-            yield from of_window
+            yield from blocks_of_window
     except Unreachable:
-        check_unchanged(file)  # what looks damaged may be half written
+        check_unchanged(file)  # a file that looks damaged may be half written
         raise
     check_unchanged(file)

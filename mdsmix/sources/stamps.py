@@ -1,7 +1,7 @@
-"""Remembers on this machine which files a stream was made of, by their names, sizes and stamps.
+"""A record on this machine of the files that a stream was made from: names, sizes and stamps.
 
-So `check` can say that a file was edited without reading it. A machine that did not convert the
-stream knows names and sizes alone, from the manifest.
+So `check` can report that a file was edited without reading it. A machine that did not convert the
+stream knows only names and sizes, from the manifest.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from mdsmix.sources.units import SourceFile
 
 DIGEST_BYTES = 8
 Stamps = Counter[bytes]
+"Digests of files (`stamp_of`), each with the number of files that have it."
 
 
 def stamp_of(file: SourceFile) -> bytes:
-    """Return a digest of a file's last name, size and stamp: a folder may be moved."""
-    last = file.name.rpartition("/")[2]
-    return xxhash.xxh3_64_digest(f"{last} {file.stat.size} {file.stat.stamp}")
+    """Return a digest of a file's name, size and stamp; without its folder, which may be moved."""
+    name = file.name.rpartition("/")[2]
+    return xxhash.xxh3_64_digest(f"{name} {file.stat.size} {file.stat.stamp}")
 
 
 def remember_stamps(target: str, index_hash: str, files: Iterable[SourceFile]) -> None:
-    """Keep the files that the stream published at `target`, with this index, was made of."""
+    """Store the files that the stream with this index, published at `target`, was made from."""
     stored = bytes.fromhex(index_hash) + b"".join(sorted(map(stamp_of, files)))
-    with suppress(Unreachable):  # all that is lost is a warning on a file that is edited later
+    with suppress(Unreachable):  # without it `check` only fails to warn about a file edited later
         keep_in_cache(_path(target), stored)
 
 
 def recall_stamps(target: str, index_hash: str) -> Stamps | None:
-    """Return the files of the stream at `target`; None if this machine does not know them, as when
-    another machine has published another index.
+    """Return the files that the stream at `target` was made from.
+
+    None if this machine has not stored them, or stored those of another index.
     """
     head = bytes.fromhex(index_hash)
     try:

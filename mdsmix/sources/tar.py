@@ -1,5 +1,5 @@
-"""Tar archives of the WebDataset kind: neighbouring members whose names agree up to the first dot
-are the fields of one record.
+"""Tar archives as WebDataset writes them: neighbouring members whose names agree up to the first
+dot are the fields of one record.
 
 `a/0001.txt` and `a/0001.json` are the fields `txt` and `json` of the record `a/0001`, which is its
 field `__key__`. Nothing is unpacked onto a disk. An archive has no directory, so it is one split,
@@ -12,7 +12,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import xxhash
 
@@ -24,9 +24,9 @@ from mdsmix.sources.jsonl import is_utf8
 from mdsmix.sources.units import SourceFile, Span, Unit
 
 KEY = "__key__"
-_BUFFER = 20 * 512
+_BUFFER_BYTES = 20 * 512
 "Bytes of tarfile's buffer, which it copies whole at each read of a header."
-_FORGET = 1000
+_MOST_MEMBERS = 1000
 "Members after which tarfile's list of members is emptied."
 
 
@@ -35,8 +35,8 @@ class Tar(Format):
     member begins.
     """
 
-    version = 2  # hidden members are passed over
-    size_factor = 2  # not 1: members that are not wanted are not read
+    version = 2  # hidden members are skipped
+    size_factor = 2  # not 1: members of other fields are not read
     reads_fields = True
     cells_are_texts = True
     reasons: ClassVar[Mapping[str, str]] = {
@@ -46,8 +46,8 @@ class Tar(Format):
     }
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1: hidden members were part of an archive's content, and are not, so the digests
-        of such archives changed, and no others.
+        """Return 1: the digests of archives with hidden members changed when these were left out of
+        the content, and no others.
         """
         return 1
 
@@ -61,8 +61,8 @@ class _BadArchive(Exception):
 
 
 class _Header(tarfile.TarInfo):
-    """A header, or the end mark: tarfile itself ends without a word where one is damaged or
-    missing.
+    """A header, or the end mark. tarfile itself silently ends at a damaged header, or a missing end
+    mark.
     """
 
     @classmethod
@@ -79,87 +79,138 @@ class _Header(tarfile.TarInfo):
 
 @contextmanager
 def _opened(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.TarFile]:
-    """The archive, open. Errors of tarfile become Unreachable with the file's name."""
+    """Open the archive. Inside the block, tarfile's errors become Unreachable."""
     try:
         with (
             opened(file, packing, memory) as stream,
-            tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header, bufsize=_BUFFER) as found,
+            tarfile.open(
+                fileobj=stream, mode="r|", tarinfo=_Header, bufsize=_BUFFER_BYTES
+            ) as archive,
         ):
-            yield found
+            yield archive
     except (_BadArchive, tarfile.TarError, ValueError, OSError) as error:
         raise Unreachable(
-            f"{file.location.url} is no whole tar archive ({error}): records would be lost, so nothing of it is used; copy or write "
-            "it again"
+            f"{file.location.url} is not a complete tar archive ({error}): "
+            "records would be lost, so the file is not used; copy or write it again"
         ) from None
 
 
+class _Member(NamedTuple):
+    """A member of an archive, by its name."""
+
+    key: str
+    "The key of its record."
+    reason: str
+    "The reason code of a member that belongs to no record; otherwise empty."
+    field: str
+    info: tarfile.TarInfo
+
+    @property
+    def record(self) -> tuple[str, str]:
+        return self.key, self.reason
+
+
 def _items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
-    """The records of the archive, in order, each of neighbouring members of one key."""
-    found = ((*_named(member.name), member) for member in _files(archive))
-    for (key, reason), members in groupby(found, key=lambda each: each[:2]):
-        yield _item(key, reason, ((name, member) for _, _, name, member in members), archive, unit)
+    """Yield the records of the archive, in order, each made of neighbouring members of one key."""
+    members = map(_member, _files(archive))
+    for (key, reason), group in groupby(members, key=lambda member: member.record):
+        record = _Record(key, reason, unit)
+        for member in group:
+            record.add(member, archive)
+        yield record.item()
 
 
 def _files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     for number, member in enumerate(archive):
-        if number % _FORGET == 0:
+        if number % _MOST_MEMBERS == 0:
             archive.members = []  # type: ignore[attr-defined]
         if member.isfile() and not _is_hidden(member.name):
             yield member
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether a member is hidden, as those that a Mac adds (`._0001.jpg`, `.DS_Store`): such
-    a one is passed over, also between two members of a record, as WebDataset does it.
+    """Check whether a member is hidden, as those that a Mac adds (`._0001.jpg`, `.DS_Store`).
+
+    Hidden members are skipped, also between two members of a record, as WebDataset does it.
     """
     *folders, last = name.split("/")
     return last.startswith(".") or "__MACOSX" in folders
 
 
-def _named(name: str) -> tuple[str, str, str]:
-    """The key of a member's record; the reason code of a member that belongs to no record, else
-    empty; the member's field.
-    """
-    *folders, last = name.split("/")
-    if name.startswith("/") or ".." in folders:
-        return name, "unsafe_name", ""
-    first, dot, rest = last.partition(".")
-    return ("/".join([*folders, first]), "", rest.lower()) if dot else (name, "no_suffix", "")
+def _member(info: tarfile.TarInfo) -> _Member:
+    *folders, last = info.name.split("/")
+    if info.name.startswith("/") or ".." in folders:
+        return _Member(info.name, "unsafe_name", "", info)
+    stem, dot, suffix = last.partition(".")
+    if not dot:
+        return _Member(info.name, "no_suffix", "", info)
+    return _Member("/".join([*folders, stem]), "", suffix.lower(), info)
 
 
-def _item(
-    key: str,
-    reason: str,
-    members: Iterator[tuple[str, tarfile.TarInfo]],
-    archive: tarfile.TarFile,
-    unit: Unit,
-) -> Item:
-    """A record of texts and bytes. A member that is not read is in it by its size; in the item's
-    raw bytes a blob is its hash.
+class _Record:
+    """A record that is collected member by member: strings, and bytes.
+
+    A member that is not read is in the record as its size. In the item's raw bytes a blob is its
+    hash.
     """
-    raw, size, held, offsets = key.encode(errors="replace") + b"\n", 0, 0, list[int]()
-    cells, others = dict[str, Any](), dict[str, int]()
-    is_none = bool(reason)
-    for name, member in members:
-        offsets.append(member.offset)
-        if is_none:
-            continue
-        if name in cells or name in others:
-            reason = reason or "duplicate_member"
-        elif unit.fields and name not in unit.fields:
-            others[name] = member.size
-        elif held + member.size > format.LONGEST:
-            reason = TOO_LONG
-        elif content := archive.extractfile(member):
-            said = cells[name] = data = content.read()
-            held += len(data)
-            if name in unit.blobs:
-                said, size = xxhash.xxh3_128_hexdigest(data).encode(), size + len(data)
-            elif is_utf8(data):
-                cells[name] = data.decode()
-            elif unit.fields:
-                reason = reason or "invalid_utf8"
-            raw += b"%b %d\n%b" % (name.encode(errors="replace"), len(data), said)
-    record = {KEY: key, **others, **cells}
-    parse_json_fields(record, unit.parsed)
-    return Item(offsets[0], {"member": key}, size + len(raw), raw, record, reason, tuple(record))
+
+    def __init__(self, key: str, reason: str, unit: Unit) -> None:
+        self._key = key
+        self._is_named = not reason
+        "Whether its members' names are those of a record."
+        self._reason = reason
+        self._unit = unit
+        self._offset: int | None = None
+        self._cells = dict[str, Any]()
+        self._unread_sizes = dict[str, int]()
+        self._bytes_read = 0
+        self._blob_bytes = 0
+        self._raws = [key.encode(errors="replace") + b"\n"]
+
+    def add(self, member: _Member, archive: tarfile.TarFile) -> None:
+        """Read the next member of the record."""
+        if self._offset is None:
+            self._offset = member.info.offset
+        if not self._is_named:
+            return
+        field = member.field
+        if field in self._cells or field in self._unread_sizes:
+            self._set_reason("duplicate_member")
+        elif self._unit.fields and field not in self._unit.fields:
+            self._unread_sizes[field] = member.info.size
+        elif self._bytes_read + member.info.size > format.LONGEST:
+            self._reason = TOO_LONG
+        elif content := archive.extractfile(member.info):
+            self._add_cell(field, content.read())
+
+    def _add_cell(self, field: str, data: bytes) -> None:
+        self._bytes_read += len(data)
+        self._cells[field] = data
+        hashed = data
+        if field in self._unit.blobs:
+            hashed = xxhash.xxh3_128_hexdigest(data).encode()
+            self._blob_bytes += len(data)
+        elif is_utf8(data):
+            self._cells[field] = data.decode()
+        elif self._unit.fields:
+            self._set_reason("invalid_utf8")
+        self._raws += (b"%b %d\n" % (field.encode(errors="replace"), len(data)), hashed)
+
+    def _set_reason(self, reason: str) -> None:
+        """Set the reason code if no other was set before."""
+        self._reason = self._reason or reason
+
+    def item(self) -> Item:
+        raw = b"".join(self._raws)
+        record = {KEY: self._key, **self._unread_sizes, **self._cells}
+        parse_json_fields(record, self._unit.parsed)
+        assert self._offset is not None, "a record has a member"
+        return Item(
+            ordinal=self._offset,
+            place={"member": self._key},
+            length=self._blob_bytes + len(raw),
+            raw=raw,
+            record=record,
+            reason=self._reason,
+            fields=tuple(record),
+        )

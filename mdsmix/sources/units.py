@@ -1,7 +1,7 @@
-"""The files of a source and the work units that they are cut into.
+"""The files of a source, and the work units that they are cut into.
 
-A unit is small enough to be done again after a crash and large enough to fill a shard. It says what
-to read and nothing else, so that whichever worker reads it gets the same records.
+A unit is small enough to be done again after a crash, and large enough to fill a shard. It says
+which bytes or rows to read and nothing else, so whichever worker reads it gets the same records.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ shards again.
 """
 
 BLOCK_BYTES = 4 << 20
-"""Bytes that are read, decoded and handed on at once, unless one record alone is longer. With 8 MB
-wide text took 10 % more CPU time and 60 MB more of two workers' memory, as parquet 13 % and 220 MB;
-with 2 MB no less than with 4.
+"""Bytes that are read, decoded and passed on at once, unless one record alone is longer. With 8 MB
+wide text took 10 % more CPU time and 60 MB more of two workers' memory, as parquet 13 % and 220 MB.
+With 2 MB it took no less of either than with 4.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadAs:
-    """The recipe's settings for reading files, where names and contents of the files do
-    not tell.
-    """
+    """The recipe's settings for reading files whose names and contents do not suffice."""
 
     format: str = ""
-    "The name of a format; empty: the file's suffix tells it."
+    "The name of a format; empty: the file's suffix decides."
     header: tuple[str, ...] = ()
     "The fields of a table that has no header line."
     split_by: str = ""
@@ -43,7 +41,7 @@ class ReadAs:
 
     @classmethod
     def of(cls, source: SourceSpec) -> ReadAs:
-        """The settings of a recipe's source."""
+        """Return the settings of a recipe's source."""
         return cls(
             format=source.format or "",
             header=tuple(source.header or ()),
@@ -52,45 +50,39 @@ class ReadAs:
 
 
 BY_NAME = ReadAs()
-"The settings of a recipe that says nothing: names and contents of the files tell."
+"The settings of a recipe that sets none: names and contents of the files decide."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """One file as it was found. `name` is its path from the recipe's folder, or its URL in a
-    bucket.
-    """
+    """A file in the version that was found when the source was join_names."""
 
     location: Location
     stat: Stat
     name: str
+    "The path from the recipe's folder, or the URL in a bucket."
     read_as: ReadAs = BY_NAME
     order: str = ""
-    "The sort key of the file; empty: its name is the key."
-    held: bytes | None = None
-    "All bytes of the file, where they were fetched ahead."
+    "The file's sort key; empty: its name."
+    content: bytes | None = None
+    "All bytes of the file if they were fetched ahead."
 
     def open(self, start: int = 0, until: int | None = None) -> BinaryIO:
-        """A sequential reader of the version that was found, from byte `start` on; `until`: the
-        likely end of reading.
-        """
-        if self.held is not None:
-            return io.BytesIO(self.held)
+        """Return a sequential reader from byte `start` on. `until`: where reading probably ends."""
+        if self.content is not None:
+            return io.BytesIO(self.content)
         if start == 0 and until is not None and until >= self.stat.size:
             until = None  # a store sends a checksum only with a whole object
         return self.location.open(start, until, self.stat.stamp)
 
     def open_random(self, ahead: int = 1 << 20) -> BinaryIO:
-        """A seekable reader of the version that was found. `ahead`: the least bytes that a request
-        to a store asks for.
-        """
-        if self.held is not None:
-            return io.BytesIO(self.held)
+        """Return a seekable reader. `ahead`: the fewest bytes of a request to a store."""
+        if self.content is not None:
+            return io.BytesIO(self.content)
         return self.location.open_random(self.stat, ahead)
 
 
 def sort_key(file: SourceFile) -> str:
-    """The sort key of a file."""
     return file.order or file.name
 
 
@@ -98,9 +90,9 @@ def sort_key(file: SourceFile) -> str:
 class Unit:
     """Whole files, or the split [start, end) of one file, in the ordinals of its format.
 
-    The records of a unit fall into windows by the uncompressed byte at which they start, counted
-    through all its files. A split of plain text is one window; how many windows a compressed file
-    has is known only when it is read.
+    A unit's records are divided into windows by the uncompressed byte at which each starts, counted
+    through all files of the unit. A split of plain text is one window. How many windows a
+    compressed file has is known only after reading it.
     """
 
     files: tuple[SourceFile, ...]
@@ -109,30 +101,29 @@ class Unit:
     "None: to the end of each file."
     window_bytes: int = WINDOW_BYTES
     fields: tuple[str, ...] = ()
-    "The fields that are read of each record, where a format reads by fields; empty: all fields."
+    "The fields that are read of each record, for a format that reads by fields; empty: all."
     parsed: tuple[str, ...] = ()
-    "Fields that hold lists or objects: as JSON, in a format whose cells are texts."
+    "Fields with lists or objects, which a format whose cells are strings stores as JSON."
     blobs: tuple[str, ...] = ()
-    "Fields that hold bytes, also in a format whose other cells are texts."
+    "Fields with bytes, also in a format whose other cells are strings."
 
     @property
     def name(self) -> str:
-        """The path of the first file."""
+        """The name of the first file."""
         return self.files[0].name
 
     @property
     def sort_key(self) -> tuple[str, int]:
-        """The sort key of a unit."""
         return sort_key(self.files[0]), self.start
 
     def span(self, before: int = 0, memory: int = 4 << 30) -> Span:
-        """The unit's span of one of its files; `before` and `memory` as `Span` has them."""
+        """Return the span that this unit reads of one of its files; arguments as in `Span`."""
         return Span(self, self.start, self.end, before, memory)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The part that a unit reads of one of its files: a split, and the windows in the split."""
+    """The range of one file that a unit reads: a split, divided into windows."""
 
     unit: Unit
     start: int
@@ -140,11 +131,13 @@ class Span:
     before: int
     "Uncompressed bytes of the unit's files before this one."
     memory: int
-    "Bytes that the reading process may hold. A compressed file's window may take half of them."
+    "Bytes that the reading process may use; decompressing may take half of them."
 
     def window_of(self, position: int) -> int:
-        """The window of a record that starts `position` uncompressed bytes behind the split's
-        start.
+        """Return the window of a record.
+
+        Args:
+            position: uncompressed bytes from the split's start to the record.
         """
         return (self.before + position) // self.unit.window_bytes
 
@@ -152,5 +145,5 @@ class Span:
         return self.start <= ordinal and (self.end is None or ordinal < self.end)
 
     def next_edge(self, position: int) -> int:
-        """The first position behind this one that belongs to the next window."""
+        """Return the first position after this one that belongs to the next window."""
         return (self.window_of(position) + 1) * self.unit.window_bytes - self.before
