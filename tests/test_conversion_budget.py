@@ -272,7 +272,7 @@ def test_one_file_more_changes_what_is_seen_of_one_at_most() -> None:
     files = [sources.SourceFile(location=at / name[2:], stat=stat, name=name) for name in names]
     all_but_one = {unit.name for unit in sources.choose_splits(files[1:])}
     seen = [unit.name for unit in sources.choose_splits(files)]
-    assert len(all_but_one) == unit_plan.MOST
+    assert len(all_but_one) == unit_plan.MOST_SPLITS
     assert len(all_but_one - {*seen}) <= 1
     moved = [replace(file, name=f"b/c/{file.name[2:]}") for file in files]
     assert [name[2:] for name in seen] == [u.name[4:] for u in sources.choose_splits(moved)]

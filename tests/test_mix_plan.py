@@ -263,7 +263,7 @@ def test_a_survey_comes_near_what_is_counted(web: Web) -> None:
         looked_at = re.search(r"([\d,]+) records? at (\d+) places? looked at", said)
         assert looked_at, said
         assert int(looked_at[1].replace(",", "")) < len(CORPUS) / 2
-        assert 10 < int(looked_at[2]) <= unit_plan.MOST
+        assert 10 < int(looked_at[2]) <= unit_plan.MOST_SPLITS
         converted = web.out / f"{'b' if name == 'arrow' else name}/train"
         true = manifest_of(converted).totals
         for key in ("samples", "tokens", "loss_tokens"):

@@ -243,7 +243,9 @@ def _draw_key(file: SourceFile, start: int) -> tuple[int, int, int]:
 def _read_beginning(unit: Unit, most_bytes: int) -> Beginning | None:
     """Return the beginning of a split, up to `most_bytes`; None if the split is empty."""
     original = unit.files[0]
-    file = _WatchedFile(**{name.name: getattr(original, name.name) for name in fields(original)})
+    file = _WatchedFile(
+        **{attribute.name: getattr(original, attribute.name) for attribute in fields(original)}
+    )
     format = format_of(file)
     span = replace(unit, window_bytes=1 << 62).span()
 
