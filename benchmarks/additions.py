@@ -52,7 +52,7 @@ OFF: dict[str, tuple[Any, str, Any]] = {
     "hashes of windows and files": (xxhash, "xxh3_128", _NoHash),
     "comparison with the reference tokenizer": (backends.CheckedBackend, "check", _nothing),
     "texts without a UTF-8 form": (shape, "is_encodable", lambda text: True),
-    "fields that are not read": (read_records.Oddities, "look_at_fields", _nothing),
+    "fields that are not read": (read_records.Diagnostics, "count_unread_fields", _nothing),
     "fsync": (os, "fsync", _nothing),
 }
 "What is replaced, and by what."

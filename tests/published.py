@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 import zstandard
 
-from mdsmix.kinds.encodings import rules_of
+from mdsmix.kinds.encodings import find_raised_rules
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Index, Shard, StoredFile, make_index
@@ -187,7 +187,7 @@ def make_manifest(
         settings |= {"layout": "concat", "add_bos": False, "add_eos": True}
     made_encoding = Encoding(**settings | encoding)
     if not made_encoding.rules:
-        made_encoding = replace(made_encoding, rules=rules_of(made_encoding, TOKENIZER))
+        made_encoding = replace(made_encoding, rules=find_raised_rules(made_encoding, TOKENIZER))
     return Manifest(
         format_version=FORMAT_VERSION,
         tool_version="0",

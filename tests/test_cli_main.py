@@ -61,7 +61,7 @@ def test_a_file_that_is_no_recipe_is_told_what_it_is(tmp_path: Path) -> None:
     """A file of data whatever the command: as YAML its first lines would be told, which nobody
     meant.
     """
-    data = "is a file of data, not a recipe: `mdsmix init"
+    data = "is a data file, not a recipe: `mdsmix init"
     others = ("check", "plan", "report", "inspect", "verify", "quarantine", "preview")
     for name, text, said in (
         ("foundry.yaml", "model: {name: mpt}\ntrain_loader: {name: text}\n", "is a training YAML"),
@@ -76,7 +76,7 @@ def test_a_file_that_is_no_recipe_is_told_what_it_is(tmp_path: Path) -> None:
             assert answer.err.startswith(f"error: {path} {said}"), (command, name)
     # A training YAML is one whatever its name.
     answer = mdsmix("check", (tmp_path / "foundry.yaml").rename(tmp_path / "foundry.txt"))
-    assert (answer.code, "a file of data" in answer.err) == (3, False)
+    assert (answer.code, "a data file" in answer.err) == (3, False)
 
 
 def test_an_error_has_its_exit_code_and_a_defect_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

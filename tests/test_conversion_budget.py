@@ -18,13 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix import sources
-from mdsmix.conversion import budget_share
-from mdsmix.conversion.budget_share import SourceEstimate, estimate_source
+from mdsmix.conversion.budget_sample import estimate_source
 from mdsmix.conversion.job import make_job
+from mdsmix.estimate.budget_share import (
+    DEVIATIONS,
+    MARGIN,
+    SourceEstimate,
+    choose_sampling_share,
+    round_up_share,
+)
+from mdsmix.estimate.survey import Rates, Survey
 from mdsmix.kinds import open_recipe
 from mdsmix.messages import format_percent
 from mdsmix.recipe import read_share
-from mdsmix.recipe.amounts import DEVIATIONS, MARGIN, step_above, taken
 from mdsmix.recipe.rules import tokens_wanted, with_budget
 from mdsmix.sources import unit_plan
 from mdsmix.storage import Stat, locate
@@ -69,9 +75,9 @@ def chosen(web: Web, *overrides: str) -> dict[str, int]:
 def test_a_step_is_up_to_a_quarter_more_and_never_falls(one: float, other: float) -> None:
     """And what a sentence says of it a recipe may say."""
     small, large = sorted((one, other))
-    step = step_above(small)
+    step = round_up_share(small)
     assert Fraction(small) <= step <= Fraction(small) * Fraction(5, 4)
-    assert step_above(float(step) * 0.999) == step <= step_above(large)
+    assert round_up_share(float(step) * 0.999) == step <= round_up_share(large)
     assert read_share(format_percent(step)) == step
 
 
@@ -80,9 +86,11 @@ def test_the_margin_is_wider_the_fewer_records_happen_to_be_in_the_sample() -> N
     spread, by their number.
     """
     for spread, one in ((0.0, 1.0), (3**0.5, 2.0)):
-        share, margin = taken(0.01, 10_000, 0.05, spread)
+        rates = Rates(tokens_per_byte=1.0, error=0.05, mean=10.0, spread=spread, splits=2)
+        source = SourceEstimate(rates=rates, tokens=100_000.0, records=10_000.0)
+        share, margin = choose_sampling_share(source, Fraction(1_000))
         assert margin == pytest.approx(MARGIN + DEVIATIONS * (0.05 + one / 10))
-        assert share == step_above(0.01 * (1 + margin))
+        assert share == round_up_share(0.01 * (1 + margin))
 
 
 def test_each_stream_holds_its_share_and_not_much_more_however_they_are_planned(mix: Web) -> None:
@@ -216,7 +224,7 @@ REFUSED = {
     "budget=null absolute=false mix.wiki.share=16.9%": "there is none: add budget",
     "streams.c4.split=val": "evaluated on",
     "streams.c4.expected_mean_tokens=0": "expected_mean_tokens is 0; it must be a number above 0",
-    "streams.c4.source.text=body --only c4": "stream c4: not one token came of the records that were looked at",
+    "streams.c4.source.text=body --only c4": "stream c4: the records that were read gave no token",
 }  # fmt: skip
 
 
@@ -282,7 +290,7 @@ def test_what_was_seen_is_remembered_until_it_changes(web: Web) -> None:
     web.holds(various(50), "data/a.jsonl")
     first = estimated(web)
     with web.patch.context() as patched:
-        patched.setattr(budget_share, "look", None)
+        patched.setattr(Survey, "read", None)
         assert estimated(web) == estimated(web, holdout="10%", sample="3%") == first
     web.holds(various(80, 1), "data/a.jsonl")
     assert estimated(web) != first

@@ -96,7 +96,8 @@ def test_a_setting_at_its_default_is_in_no_key(tmp_path: Path) -> None:
     job = job_of(letters(tmp_path))
     settings = {f.name: getattr(job.encoding, f.name) for f in fields(job.encoding)}
     used: tuple[dict[str, Any], ...] = ({}, {"pictures": "yes"}, {"tags": {"a": "b"}})
-    same, *others = (replace(job, encoding=Later(**settings, **more)).key("one") for more in used)
+    streams = [replace(job.stream, encoding=Later(**settings, **more)) for more in used]
+    same, *others = (replace(job, stream=stream).key("one") for stream in streams)
     assert same == job.key("one")
     assert len({same, *others}) == 3
     stated = job.encoding.non_defaults

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from mdsmix.encode import forms
 from mdsmix.encode.encoded import Encoded, lay_out_documents, lay_out_pairs
 from mdsmix.encode.labels import USABLE, Labels, Targets, Turns
-from mdsmix.kinds.conversations import Conversations
-from mdsmix.kinds.finetuning import Pairs, TurnRows
-from mdsmix.kinds.pictured import ConversationsWithImages
+from mdsmix.kinds.finetuning import Pairs
+from mdsmix.kinds.pictured import ConversationsWithImages, ImageTurnRenderer
+from mdsmix.kinds.turn_renderer import TurnRenderer
+from mdsmix.kinds.turn_rows import TurnRows
 from mdsmix.ragged import Ragged
 from mdsmix.record import FILTERED, Conversation, Pair, RecordRefused, RichConversation
 from mdsmix.shards.manifest import Encoding
@@ -205,15 +206,17 @@ def test_more_and_fewer_than_images_are_bad(monkeypatch: pytest.MonkeyPatch) -> 
     """Each of several rows has the images before its answer, and where one of them is wrong, none
     is left.
     """
-    kind, image = pictured(), "<image>"
-    kind.chat = SimpleNamespace(for_tools=lambda tools: None)
+    nothing: Any = None
+    renderer: Any = ImageTurnRenderer(pictured().encoding, nothing, nothing)
+    image = "<image>"
+    renderer.chat = SimpleNamespace(for_tools=lambda tools: None)
     monkeypatch.setattr(forms, "fit_images", lambda chat, token, said: said)
 
     def rows(said: RichConversation, *texts: str) -> Any:
         """Where the template prints these texts, each a row of one turn."""
         found = [[(text, "This.")] for text in texts]
-        monkeypatch.setattr(Conversations, "rows_of", lambda *_: found)
-        return kind.rows_of(said, Counter())
+        monkeypatch.setattr(TurnRenderer, "rows_of", lambda *_: found)
+        return renderer.rows_of(said, Counter())
 
     assert rows(seen(2), image * 2) == [[(image * 2, "This.")]]
     for printed in (0, 1, 3):
@@ -233,11 +236,13 @@ def test_a_row_is_as_long_as_its_images_make_it_and_none_is_cut() -> None:
     """
     turns = turns_of([[([IMAGE, 1, IMAGE], [2])], [([3] * 9, [4])], [([IMAGE], [5, 5])]])
     images = [[SimpleNamespace(tokens=n) for n in of] for of in ([4, 3], [], [6, 100])]
-    grown = pictured().grown(turns, TurnRows(turns, [0, 1, 2], {}, set(), {}, images))
-    assert grown.tolist() == [4 + 1 + 3, 1, 9, 1, 6, 2]
+    lengths = pictured().expanded_lengths(
+        turns, TurnRows(turns, [0, 1, 2], {}, set(), images=images)
+    )
+    assert lengths.tolist() == [4 + 1 + 3, 1, 9, 1, 6, 2]
     several = turns_of([[([3], [4]), ([IMAGE, IMAGE], [IMAGE])], [([5], [])]])
     assert (turns.count(IMAGE).tolist(), several.count(IMAGE).tolist()) == ([2, 0, 1], [3, 0])
     for longest, keep in ((9, [True] * 3), (8, [False, True, True]), (7, [False, True, False])):
         targets = Targets(max_seq_len=longest, target_prompts="all")
-        verdicts = Labels(targets, turns, None, IMAGE).verdicts(grown).tolist()
+        verdicts = Labels(targets, turns, None, IMAGE).verdicts(lengths).tolist()
         assert verdicts == [USABLE if kept else "images_too_long" for kept in keep]

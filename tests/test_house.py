@@ -22,9 +22,10 @@ LAYERS = (
     {"report"},
     {"preview", "leaks"},
     {"init", "bench", "doctor", "conversion", "mix", "load"},
-    {"engines", "kinds"},
+    {"estimate"},
+    {"engines", "kinds", "foundry_yaml"},
     {"images"},
-    {"shapes", "sources", "tokenizer", "processor", "encode", "shards", "foundry_yaml"},
+    {"shapes", "sources", "tokenizer", "processor", "encode", "shards"},
     {"recipe", "storage"},
 )
 """As the README names them: a room imports those of its own line and of lines below, and the files

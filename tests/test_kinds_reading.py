@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from mdsmix import sources
 from mdsmix.encode.encoded import Encoded, make_encoded
 from mdsmix.errors import RecipeError
-from mdsmix.kinds import open_recipe, survey
+from mdsmix.estimate.survey import read_splits
+from mdsmix.kinds import open_recipe
 from mdsmix.kinds.assemble import best_fit
-from mdsmix.kinds.read_records import Reading
+from mdsmix.kinds.read_records import RecordReader
 from mdsmix.ragged import Ragged
 from mdsmix.record import detail_of
 from mdsmix.shapes import SHAPES
@@ -52,7 +53,7 @@ def test_every_record_is_a_row_or_has_its_reason(drawn: list[Any], has_condition
     """A condition leaves records out before the shape sees them."""
     records = [{"id": n, "text": of["text"], "in": [of]} for n, of in enumerate(drawn)]
     where = parse_where("field('in[0].lang') == 'en'") if has_condition else None
-    reading = Reading(SHAPES["text"], {"text": "text"}, Refusing(), where=where, id="id")
+    reading = RecordReader(SHAPES["text"], {"text": "text"}, Refusing(), where=where, id="id")
     made = reading.encode(records)
     texts = [record["text"] if record["lang"] == "en" or not where else "-" for record in drawn]
     whys = [WHYS.get(text, "where" * (text == "-")) for text in texts]
@@ -63,7 +64,7 @@ def test_every_record_is_a_row_or_has_its_reason(drawn: list[Any], has_condition
 
 
 def test_a_bad_record_has_its_name_and_what_a_template_lacks() -> None:
-    reading = Reading(SHAPES["text"], {"text": "{title} {body}"}, Refusing(), id="id")
+    reading = RecordReader(SHAPES["text"], {"text": "{title} {body}"}, Refusing(), id="id")
     for record, detail in (
         ({"id": "a7", "title": "t"}, {"id": "a7", "missing": "body"}),
         ({"id": ["no", "name"], "title": "t", "body": 1}, {"not text": "body"}),
@@ -72,7 +73,9 @@ def test_a_bad_record_has_its_name_and_what_a_template_lacks() -> None:
         (bad,) = reading.encode([record]).rejected.values()
         assert detail_of(bad) == detail
     # A record that is a text is no reason.
-    reading = Reading(SHAPES["text"], {"text": "a.b"}, Refusing(), where=parse_where("a.b == 'x'"))
+    reading = RecordReader(
+        SHAPES["text"], {"text": "a.b"}, Refusing(), where=parse_where("a.b == 'x'")
+    )
     found = reading.encode(["where", {"a": 1}]).rejected
     assert [*found.values()] == ["not_an_object", "where_missing_field"]
 
@@ -85,9 +88,9 @@ def test_nulls_are_counted_in_records_that_are_read_and_not_in_bad_ones() -> Non
     bad = [asked, called, {"role": "nobody", "content": "x"}]
     parts = [{"type": "image", "text": None}, {"type": "text", "text": "a", "image": None}]
     records = [{"messages": good}, {"messages": bad}, {"messages": [asked | {"content": parts}, answer], "image": "a.jpg"}]  # fmt: skip
-    reading = Reading(with_images(SHAPES["openai"], ()), {"messages": "messages"}, Refusing())
+    reading = RecordReader(with_images(SHAPES["openai"], ()), {"messages": "messages"}, Refusing())
     assert [*reading.encode(records).rejected.values()] == ["unknown_role"]
-    assert reading.oddities.counts["nulls"] == {"messages": 1}
+    assert reading.diagnostics.counts["nulls"] == {"messages": 1}
 
 
 @settings(max_examples=100, deadline=None)
@@ -117,7 +120,7 @@ def test_images_count_as_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     beginning = SimpleNamespace(records=[{}] * 4, folder=None, weight=10, bad=Counter(not_json=2))
     reading: Any = SimpleNamespace(encode=lambda records, folders: made)
     monkeypatch.setattr(sources, "read_beginnings", lambda units, size: [beginning])
-    (found,) = survey.look([], lambda name: reading, "auto", False)
+    (found,) = read_splits([], reading, False)
     assert found.tokens == 6 - 1 + 4
     assert found.by_record.tolist() == [9, 1]
     assert found.left_out == {"empty": 1, "not_json": 2}
@@ -147,7 +150,7 @@ STREAMS = [
 SEEING = [
     ({"shape": "x/fine.py:read", "gives": "conversation"}, {}, "take images out"),
     ({"shape": "llava"}, {"field": []}, "images.field names no field"),
-    ({"shape": "qwen_vl"}, {"field": "pic"}, f"those of qwen_vl stand in them; {NOTHING}"),
+    ({"shape": "qwen_vl"}, {"field": "pic"}, f"those of qwen_vl are in the texts; {NOTHING}"),
 ]
 FINETUNING = {"kind": "finetuning"}
 FILTERS = {"source": {"path": "a", "messages": "m"}, "too_long": "filter"} | FINETUNING
@@ -162,7 +165,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     *((documents("a", **more), {}, said) for more, said in STREAMS),
     *((FINETUNING | {"images": i, "source": {"path": "a"} | s}, {}, said) for s, i, said in SEEING),
     *((documents("a"), settings, said) for settings, said in SETTINGS),
-    (FILTERS, APART, "stands beside decoder_only_format"),
+    (FILTERS, APART, "does not go with decoder_only_format"),
 ]
 
 

@@ -12,10 +12,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.kinds.finetuning import PLACEHOLDERS, placeholders_in
 from mdsmix.kinds.membership import Membership, is_held_out
 from mdsmix.kinds.pretraining import Pretraining
-from mdsmix.kinds.read_records import MOST_FIELDS, OTHERS, Oddities
+from mdsmix.kinds.read_records import FURTHER_NAMES, MAX_NAMES, Diagnostics
+from mdsmix.kinds.turn_rows import PLACEHOLDERS, count_placeholders
 from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
@@ -30,7 +30,7 @@ def asked(web: Web, **stream: Any) -> Web:
 
 
 def is_in(record: Any, share: Fraction | str) -> bool:
-    (found,) = Membership(sample=Fraction(share)).judge([{}], [record], 0)
+    (found,) = Membership(sample=Fraction(share)).select([{}], [record], 0)
     return bool(found != NOT_SAMPLED)
 
 
@@ -75,7 +75,7 @@ def test_which_texts_are_in_follows_from_the_second_half_of_their_hash() -> None
         wanted = [each[8] < 64 for each in said]
         assert 0 < sum(wanted) < 40
         members = Membership(sample=Fraction(1, 4))
-        found = members.judge([None] * 40, records, 0)
+        found = members.select([None] * 40, records, 0)
         assert [each is not NOT_SAMPLED for each in found] == wanted
         kept = b"".join(each if of else bytes(16) for each, of in zip(said, wanted, strict=True))
         assert members.fingerprints(40) == kept
@@ -109,7 +109,7 @@ def test_a_bad_record_that_cannot_be_written_again_is_in() -> None:
         deep = [deep]
     told: list[Any] = [{"body": deep}, {"body": "half \ud800 a character"}]
     bad = ["missing_field"] * 2
-    assert Membership(sample=Fraction(1, 1 << 40)).judge(told, [*bad], 0) == bad
+    assert Membership(sample=Fraction(1, 1 << 40)).select(told, [*bad], 0) == bad
 
 
 @settings(max_examples=40, deadline=None)
@@ -147,25 +147,25 @@ def test_it_is_rendered_as_an_eval_loader_and_no_record_in_it_is_said(web: Web) 
 
 
 def test_a_field_counts_where_it_says_something_in_bounded_memory() -> None:
-    oddities = Oddities(["text"])
+    diagnostics = Diagnostics(["text"])
     full = [0, False, 0.0, " ", [None], {"a": None}]
     values = [None, "", [], {}, *full]
-    oddities.look_at_fields([{"text": "x", "other": value} for value in values])
-    oddities.look_at_fields([["text"], "text", None, {"text": 1}])
-    assert oddities.counts["unread"] == {"other": len(full)}
-    oddities = Oddities(["text"])
-    oddities.look_at_fields([{f"field {n}": 1} for n in range(1_000)])
-    found = oddities.counts["unread"]
-    assert (len(found), found[OTHERS]) == (MOST_FIELDS + 1, 1_000 - MOST_FIELDS)
+    diagnostics.count_unread_fields([{"text": "x", "other": value} for value in values])
+    diagnostics.count_unread_fields([["text"], "text", None, {"text": 1}])
+    assert diagnostics.counts["unread"] == {"other": len(full)}
+    diagnostics = Diagnostics(["text"])
+    diagnostics.count_unread_fields([{f"field {n}": 1} for n in range(1_000)])
+    found = diagnostics.counts["unread"]
+    assert (len(found), found[FURTHER_NAMES]) == (MAX_NAMES + 1, 1_000 - MAX_NAMES)
     assert next(iter(found)) == "field 0"
 
 
 def test_placeholders_are_counted_once_a_record() -> None:
     texts = ["<image><image>\n<video>", "a < b\n<image>", "<im\nage>"]
-    assert placeholders_in(texts, texts) == {"<image>": 2, "<video>": 1}
-    assert placeholders_in(["<im", "age>"], ["<im\nage>"]) == {}
+    assert count_placeholders(texts, texts) == {"<image>": 2, "<video>": 1}
+    assert count_placeholders(["<im", "age>"], ["<im\nage>"]) == {}
     for each in PLACEHOLDERS:
-        assert placeholders_in(["a", f"b{each}"], [f"a\nb{each}", "c"]) == {each: 1}
+        assert count_placeholders(["a", f"b{each}"], [f"a\nb{each}", "c"]) == {each: 1}
 
 
 def test_lost_parts_of_records_are_said(web: Web) -> None:

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 
 from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.estimate import forecast
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.epoch.figures import make_epoch_table, measure_epoch
-from mdsmix.mix.plan import forecast
 from mdsmix.mix.plan.plan import Plan, PlanOptions, list_figures, make_plan, resolve_for_plan
 from mdsmix.sources import unit_plan
 from mdsmix.table import Estimate, is_known, table_to_json
@@ -313,7 +313,7 @@ def test_a_stream_of_which_nothing_becomes_a_sample_is_refused(web: Web) -> None
     with pytest.raises(RecipeError, match=r"5 of these records become no sample \(5 missing_field"):
         resolve_for_plan([str(web.recipe)])
     source.write_bytes(b"")
-    with pytest.raises(RecipeError, match=r"holds no byte"):
+    with pytest.raises(RecipeError, match=r"the source of web is empty"):
         resolve_for_plan([str(web.recipe)])
 
 

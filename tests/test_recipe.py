@@ -102,7 +102,7 @@ REFUSED = {
     "streams.web.source.question=x": "source.question is not a known key; write streams.web.source.prompt.",
     "mix.web.layout=x": "mix.web.layout is not a known key; the keys are repeat, proportion, choose, share.",
     "max_seq_len=1": "max_seq_len is 1",
-    "train_loader.name=text": "streams.faq: is finetuning data, which the text loader cannot read; set train_loader.name: finetuning",
+    "train_loader.name=text": "streams.faq: is finetuning data, which the text loader cannot read: set train_loader.name: finetuning",
     "decoder_only_format=false": "streams.web: is pretraining data under decoder_only_format: false",
     "target_prompts=length>=0": "target_prompts is 'length>=0'",
     "mix.wep.repeat=3": "mix.wep names no stream; did you mean web?",
@@ -125,8 +125,8 @@ REFUSED = {
     "streams=[]": "is not a readable recipe: Cannot merge incompatible container types",
     "streams.web.source.where=len(": "streams.web: source.where: at character 4 of 'len(': '(' was never closed",
     "streams.web.source.id='{}'": "source.id: braces contain the name of a field",
-    "streams.chat.source.messages='{a}{b}'": "source.messages is '{a}{b}', a template, which makes a text",
-    "streams.chat.columns=compact target_responses=all": "columns: compact holds only what target_prompts: none",
+    "streams.chat.source.messages='{a}{b}'": "source.messages is '{a}{b}', a template, which gives a text",
+    "streams.chat.columns=compact target_responses=all": "columns: compact stores only the tokens that target_prompts: none",
     "no-equals-sign": "`no-equals-sign` is no override",
 }
 

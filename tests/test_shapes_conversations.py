@@ -13,7 +13,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdsmix.kinds.encodings import fields_read, make_encoding, open_recipe
+from mdsmix.kinds import open_recipe
+from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.record import Conversation, RichConversation, canonical
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.extras import EXTRAS
@@ -97,9 +98,11 @@ def test_fields_tell_the_shape_and_only_these_are_read(tmp_path: Path, lettered:
     ):
         stream = {"kind": "finetuning", "source": {"path": "a", **source}}
         recipe = open_recipe(write_recipe(tmp_path, tmp_path, streams={"s": stream}))
-        encoding = make_encoding(recipe, recipe.streams["s"], lettered)
+        resolved = resolve_stream(recipe, recipe.streams["s"], lettered)
+        encoding = resolved.encoding
         assert (encoding.fields, encoding.shape_options) == (fields, options)
-        assert (encoding.shape, fields_read(encoding)) == (None, {*fields.values(), *EXTRAS})
+        assert encoding.shape is None
+        assert {*resolved.fields_read} == {*fields.values(), *EXTRAS}
 
 
 def test_messages_reach_the_template_as_they_are() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdsmix.kinds.read_records import Reading
+from mdsmix.kinds.read_records import RecordReader
 from mdsmix.record import Conversation, canonical, detail_of
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.extras import OBJECTS
@@ -181,7 +181,7 @@ def test_objects_that_are_not_filled_in_make_a_bad_record(word: str) -> None:
 def test_extras_are_read_beside_a_list_that_a_path_leads_to(shape: str) -> None:
     """As in an archive, whose record is the member `json`."""
     said = {"messages": talk(2), "loss_mask": [0, 1], "chat_template_kwargs": {"a": 1}}
-    found = Reading(SHAPES[shape], {"messages": "json.messages"}).read(
+    found = RecordReader(SHAPES[shape], {"messages": "json.messages"}).read(
         [{"json": said}, said | {"json": {"messages": talk(1)}}]
     )
     assert (found[0].trained, found[0].variables) == ([True, False, True, True], {"a": 1})

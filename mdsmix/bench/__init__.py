@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import mdsmix.kinds  # noqa: F401 - registers the loaders of kinds of streams
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import as_whole_number
 from mdsmix.foundry_yaml.training_yaml import (

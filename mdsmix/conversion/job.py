@@ -16,10 +16,10 @@ import xxhash
 from mdsmix import sources
 from mdsmix.encode.answer_ends import is_ended_by_next
 from mdsmix.encode.backends import find_known_difference
-from mdsmix.kinds import Kind, kind_of, kind_of_stream
-from mdsmix.kinds.encodings import fields_parsed, fields_read, image_fields, make_encoding
+from mdsmix.kinds import Kind, ResolvedStream
+from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.kinds.pictured import LINE_BYTES
-from mdsmix.kinds.read_records import open_looking
+from mdsmix.kinds.read_records import open_record_reader
 from mdsmix.kinds.recipe_changes import SAMPLE
 from mdsmix.processor.card import Processor, open_processor
 from mdsmix.recipe import Recipe, StreamSpec
@@ -46,7 +46,8 @@ class Job:
     """The settings that all work units of a stream share."""
 
     name: str
-    encoding: Encoding
+    stream: ResolvedStream
+    "Its settings, its shape and its kind."
     tokenizer: Tokenizer
     backend: str
     "`auto`, or the name of a tokenizer backend."
@@ -116,32 +117,28 @@ class Job:
         return ShardLayout(self.encoding.columns, self.encoding.compression)
 
     @property
+    def encoding(self) -> Encoding:
+        return self.stream.encoding
+
+    @property
     def kind(self) -> Kind:
-        return kind_of(self.encoding)
+        return self.stream.kind
 
-    @property
-    def fields_read(self) -> tuple[str, ...]:
-        """The top-level fields of a record that are read; empty where a shape does not say, and so
-        is given all.
+    def with_settings(self, **changes: Any) -> Job:
+        """Return the job with other values of its encoding, which change neither the shape nor the
+        kind of its records.
         """
-        return tuple(sorted(fields_read(self.encoding)))
-
-    @property
-    def fields_parsed(self) -> tuple[str, ...]:
-        """The read fields that hold lists or objects: where a format's cells are texts (CSV), these
-        cells are JSON.
-        """
-        return tuple(sorted(fields_parsed(self.encoding)))
+        return replace(self, stream=self.stream.with_settings(**changes))
 
     def units_of(self, files: Sequence[SourceFile]) -> list[Unit]:
         """The work units of these files."""
         return sources.plan_units(
             [*files],
             window_bytes=self.kind.window_bytes,
-            fields=self.fields_read,
-            parsed=self.fields_parsed,
+            fields=self.stream.fields_read,
+            parsed=self.stream.fields_parsed,
             line_window=self._line_window if self.kind.has_images else None,
-            blobs=image_fields(self.encoding) if self.kind.has_images else (),
+            blobs=self.stream.image_fields,
         )
 
     def _line_window(self, file: SourceFile) -> int:
@@ -150,12 +147,15 @@ class Job:
         """
         if file.stat.size <= LINE_BYTES:
             return LINE_BYTES
-        looking = open_looking(self.encoding, b"", None)
+        reader = open_record_reader(self.stream, b"", None)
         unit = Unit(
-            files=(file,), end=HEAD_BYTES, fields=self.fields_read, parsed=self.fields_parsed
+            files=(file,),
+            end=HEAD_BYTES,
+            fields=self.stream.fields_read,
+            parsed=self.stream.fields_parsed,
         )
         begin = sources.read_beginnings([unit], HEAD_BYTES)
-        found = [record for each in begin for record in looking.read(each.records)]
+        found = [record for each in begin for record in reader.read(each.records)]
         pictured = [record for record in found if getattr(record, "images", None)]
         return LINE_BYTES * min(16, max(1, len(found)) // max(1, len(pictured)))
 
@@ -229,18 +229,19 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
     """The job of a stream with a source; RecipeError where it wants a token that the tokenizer does
     not have.
     """
-    kind = kind_of_stream(stream)
-    assert kind is not None, "a recipe that was opened has a kind for each stream with a source"
-    encoding, named = make_encoding(recipe, stream, tokenizer), recipe.processor
+    resolved = resolve_stream(recipe, stream, tokenizer)
+    processor = None
+    if recipe.processor and resolved.kind.has_images:
+        processor = open_processor(recipe.processor)
     assert stream.source is not None
     source = source_keys(stream.source.path, recipe.folder, ReadAs.of(stream.source))
     if stream.sample == BY_BUDGET:
         source[SAMPLE] = BY_BUDGET
     return Job(
         name=stream.name,
-        encoding=encoding,
-        function=registered_function(encoding.shape),
-        processor=open_processor(named) if named and kind.has_images else None,
+        stream=resolved,
+        function=registered_function(resolved.encoding.shape),
+        processor=processor,
         tokenizer=tokenizer,
         backend=recipe.tokenizer.backend,
         target=f"{recipe.published(stream)}/{f'limit-{limit}' if limit else stream.split}",
@@ -275,4 +276,4 @@ def with_date(job: Job, published: str | None) -> Job:
     from mdsmix.encode.chat import format_today
 
     day = (published or format_today()) if template.prints_date else None
-    return replace(job, encoding=replace(job.encoding, date_string=day))
+    return job.with_settings(date_string=day)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from mdsmix import sources
 from mdsmix.conversion.bad_records import select_stale_files
-from mdsmix.conversion.budget_share import BudgetShare, sampled
+from mdsmix.conversion.budget_sample import set_budget_sample
 from mdsmix.conversion.finished_units import StoredUnits, list_stored
 from mdsmix.conversion.job import (
     Dropped,
@@ -39,7 +39,7 @@ from mdsmix.conversion.target import (
 from mdsmix.conversion.unit_files import FOLDER
 from mdsmix.encode.backends import find_known_difference
 from mdsmix.errors import RecipeError
-from mdsmix.kinds.encodings import shape_of
+from mdsmix.estimate.budget_share import BudgetShare
 from mdsmix.kinds.recipe_changes import SAMPLE, encoding_changes, source_changes
 from mdsmix.kinds.rules import raised_extras, rule_changes
 from mdsmix.messages import Say, join_names, plural
@@ -236,7 +236,7 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
     sampled_jobs = list[Job]()
     budget_shares = list[BudgetShare | None]()
     for stream, job, stream_files in zip(streams, jobs, files, strict=True):
-        sampled_job, budget_share = sampled(recipe, stream, job, stream_files)
+        sampled_job, budget_share = set_budget_sample(recipe, stream, job, stream_files)
         sampled_jobs.append(sampled_job)
         budget_shares.append(budget_share)
     # Read all targets at the same time.
@@ -276,8 +276,8 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options) -> StreamPl
     refuse_replacing(job, old, draft.files, options.reencode)
     job = with_date(job, old.encoding.date_string if old else None)
     if old:
-        rules = job.encoding.rules | raised_extras(old, shape_of(job.encoding))
-        job = replace(job, encoding=replace(job.encoding, rules=rules))
+        rules = job.encoding.rules | raised_extras(old, job.stream.shape)
+        job = job.with_settings(rules=rules)
     job = replace(
         job,
         unequal=unequal.label if unequal else "",
@@ -356,7 +356,7 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
         f"{job.target}"
     )
     if plan.budget_share:
-        yield f"  {plan.budget_share.said}"
+        yield f"  {plan.budget_share.explanation}"
     # What only reading would show.
     unknown = len(units) - len(contents)
     if unknown:

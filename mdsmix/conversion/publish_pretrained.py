@@ -13,7 +13,7 @@ from mdsmix.conversion.job import Job
 from mdsmix.encode.backends import open_backend
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds.prove_processor import FIX_UNEQUAL, StoredRow, find_difference, list_stored_rows
-from mdsmix.kinds.read_records import open_reading
+from mdsmix.kinds.read_records import open_record_encoder
 from mdsmix.processor.card import Processor
 from mdsmix.shards.manifest import TokenizerCard, name_processor_folder
 from mdsmix.sources import SourceFile, read_batches
@@ -87,7 +87,7 @@ def _own_rows(job: Job, files: Sequence[SourceFile]) -> Iterator[StoredRow]:
     """Rows of the first records."""
     backend = open_backend(job.tokenizer, "reference")
     for unit in job.units_of(files[:1])[:1]:
-        reading = open_reading(job.encoding, job.tokenizer, backend, root=job.images_root)
+        reading = open_record_encoder(job.stream, job.tokenizer, backend, root=job.images_root)
         for batch in read_batches(unit, LOOKED_AT):
             beside = job.image_folders(unit)
             names = batch.files(range(len(batch.records))) if beside else ()

@@ -23,7 +23,6 @@ from fractions import Fraction
 from typing import TypeVar
 
 from mdsmix.conversion.bad_records import delete_stale_files, refuse_too_many_bad
-from mdsmix.conversion.budget_share import BudgetShare
 from mdsmix.conversion.duplicates import count_repeats, find_dropped
 from mdsmix.conversion.finished_units import (
     DoneWindow,
@@ -53,6 +52,7 @@ from mdsmix.engines.memory import can_measure_memory, choose_memory_cap, count_c
 from mdsmix.engines.ray_cluster import parse_engine
 from mdsmix.engines.tasks import Engine
 from mdsmix.errors import MdsmixError, join_errors
+from mdsmix.estimate.budget_share import BudgetShare
 from mdsmix.processor.server import SERVER_BYTES, share_server
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Records

@@ -41,7 +41,11 @@ from mdsmix.engines.tasks import ActiveRecords, Attempt, Reporter, split_positio
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.assemble import Assembled
 from mdsmix.kinds.membership import DUPLICATE
-from mdsmix.kinds.read_records import open_looking, open_pictures, open_reading
+from mdsmix.kinds.read_records import (
+    open_image_reader,
+    open_record_encoder,
+    open_record_reader,
+)
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_files import store_shards
 from mdsmix.shards.side_files import group_names, store_record_names
@@ -124,8 +128,8 @@ class ReadTask(_UnitOfJob):
         folders = job.image_folders(self.unit)
         pictures = None
         if not self.is_hashed:
-            pictures = open_pictures(job.encoding, job.images_root, judges=False)
-        reading = open_looking(job.encoding, self.dropped.get(number, b""), pictures)
+            pictures = open_image_reader(job.encoding, job.images_root, judges=False)
+        reading = open_record_reader(job.stream, self.dropped.get(number, b""), pictures)
         count = 0
         for batch in batches:
             reporter.wait_for_room()
@@ -137,7 +141,7 @@ class ReadTask(_UnitOfJob):
             digests.add_images(number, pictures.window_images.digest)
             remember_image_stamps(job, digests.window(number), pictures.window_images.stamps)
         if self.is_hashed:
-            _store_hashes(job, digests.window(number), reading.members.fingerprints(count))
+            _store_hashes(job, digests.window(number), reading.membership.fingerprints(count))
 
 
 def _cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Iterator[range]:
@@ -266,7 +270,7 @@ class UnitTask(_UnitOfJob):
     def _store(self, open_window: _OpenWindow, digests: Digests) -> UnitRecord:
         """Store the shards of a window that was read to its end, and then its record."""
         job = self.job
-        pictures = open_window.reading.pictures
+        pictures = open_window.reading.images
         tally = open_window.tally
         assembled = open_window.assembled
         # The window's keys follow from its content.
@@ -290,7 +294,7 @@ class UnitTask(_UnitOfJob):
             shards=shards,
             side_files=side_files,
             totals=assembled.totals,
-            records=replace(tally.records, **open_window.reading.oddities.counts),
+            records=replace(tally.records, **open_window.reading.diagnostics.counts),
             size=tally.size,
             lines=tally.lines,
             leftover=pack_array(assembled.leftover),
@@ -298,7 +302,7 @@ class UnitTask(_UnitOfJob):
         )
         blobs = dict[str, bytes]()
         if not job.drops:  # under `drop` the fingerprints were stored before
-            fingerprints = open_window.reading.members.fingerprints(open_window.records_read)
+            fingerprints = open_window.reading.membership.fingerprints(open_window.records_read)
             blobs[base] = compress_with_checksum(fingerprints)
         if tally.records.bad:
             blobs[bad_records_name(key, window)] = tally.bad.frame()
@@ -328,7 +332,7 @@ class UnitTask(_UnitOfJob):
             count = len(batch.records)
             crashed = find_skipped(batch, attempt)
             cut = split_positions(count, attempt.halvings + halvings, crashed)
-            for piece in _cut_by_images(cut, window.reading.pictures):
+            for piece in _cut_by_images(cut, window.reading.images):
                 reporter.wait_for_room()
                 reporter.on_records(describe_active(batch, piece))
                 batch_slice = _slice_batch(batch, piece, window.records_read, folders)
@@ -343,7 +347,7 @@ class UnitTask(_UnitOfJob):
             if reporter.is_tight():
                 halvings = min(MOST_HALVINGS, halvings + 1)
             window.tally.finish_batch(batch, crashed)
-            window.reading.oddities.add("unseen", batch.unseen)
+            window.reading.diagnostics.add("unseen", batch.unseen)
             window.records_read += count
             del batch  # otherwise it stays in memory while the next one is read
         window.finish()
@@ -363,11 +367,11 @@ class _OpenWindow:
         self.backend = open_tokenizer_backend(job)
         self.backend.begin(job.name)
         fetch_processor(job)
-        self.reading = open_reading(
-            job.encoding, job.tokenizer, self.backend, job.images_root, dropped
+        self.reading = open_record_encoder(
+            job.stream, job.tokenizer, self.backend, job.images_root, dropped
         )
         self.rows = job.kind.open_rows(job.layout, job.tokenizer.dtype)
-        self.tally = Tally(job.kind.splits_records, self.reading.members, job.kind.has_images)
+        self.tally = Tally(job.kind.splits_records, self.reading.membership, job.kind.has_images)
         self.names = list[Any]()
         self.shards = list[Shard]()
         self.records_read = 0
@@ -385,7 +389,7 @@ class _OpenWindow:
         """Return the bits of `UnitRecord.unwritten`."""
         if not self._unwritten:
             return ""
-        fingerprints = self.reading.members.fingerprints(self.records_read)
+        fingerprints = self.reading.membership.fingerprints(self.records_read)
         has_fingerprint = np.frombuffer(fingerprints, "<u8").reshape(-1, 2).any(axis=1)
         bits = np.zeros(self.records_read, bool)
         bits[self._unwritten] = True

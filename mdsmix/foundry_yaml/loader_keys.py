@@ -165,10 +165,11 @@ DATASETS: dict[str, Types] = {
     "finetuning": _FINETUNING,
     MDSMIX_LOADER: _FINETUNING | _SEPARATORS | {"processor": str, "dummy_image": bool},
 }
-"""Name of a loader -> the keys of its `dataset` that have an effect. The text loader silently drops
-any other key; the finetuning loader fails on it. The loader of mdsmix reads the keys of both
-others, except `mlm_probability`. Its `processor`, a folder or hub name, turns the images of streams
-into a model's inputs; with `dummy_image` a batch without an image gets a masked one.
+"""Name of a loader -> the keys of its `dataset` that have an effect. The loaders that kinds bring
+are in `mdsmix.kinds.kind_table`. The text loader silently drops any other key; the finetuning
+loader fails on it. The loader of mdsmix reads the keys of both others, except `mlm_probability`.
+Its `processor`, a folder or hub name, turns the images of streams into a model's inputs; with
+`dummy_image` a batch without an image gets a masked one.
 """
 
 
@@ -192,7 +193,7 @@ def describe_expected(expected: Any, value: Any) -> str | None:
 @dataclass(frozen=True, kw_only=True)
 class ExtraLoader:
     """A loader of neither LLM-Foundry nor mdsmix, which reads one kind of stream. The kind defines
-    it (`Kind.loader`).
+    it (`Kind.loader`), and `mdsmix.kinds.kind_table` lists it.
     """
 
     name: str
@@ -217,16 +218,6 @@ class ExtraLoader:
         if max_seq_len % self.multiple:
             return f"{self.whose}'s {self.name} loader takes only multiples of {self.multiple}"
         return ""
-
-
-EXTRA_LOADERS: dict[str, ExtraLoader] = {}
-"Name -> registered loader."
-
-
-def register_loader(loader: ExtraLoader) -> None:
-    """Make a loader known to the rules of a section, to `render-yaml` and to `mdsmix.load`."""
-    EXTRA_LOADERS[loader.name] = loader
-    DATASETS[loader.name] = loader.keys
 
 
 PASSED_TWICE = frozenset({"batch_size", "tokenizer"})

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
-from mdsmix.foundry_yaml.loader_keys import DATASETS, LOADER_NEEDS, PASSED_TWICE, STREAM_KEYS, Types
+from mdsmix.foundry_yaml.loader_keys import LOADER_NEEDS, PASSED_TWICE, STREAM_KEYS, Types
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, Settings, StreamSection
+from mdsmix.kinds.kind_table import DATASET_KEYS_OF
 from mdsmix.messages import find_nearest, format_yaml_value
 from mdsmix.storage import find_key_terminator
 
@@ -16,10 +17,10 @@ CHECKS = CheckList()
 
 @CHECKS.loader_section("error", "A loader that mdsmix does not know cannot be checked.")
 def loader_unknown(loader: LoaderSection) -> Findings:
-    if loader.name not in DATASETS:
+    if loader.name not in DATASET_KEYS_OF:
         yield Finding(
             f"name of {{loader}} is {format_yaml_value(loader.section.get('name'))}, and mdsmix knows "
-            f"{', '.join(DATASETS)}.",
+            f"{', '.join(DATASET_KEYS_OF)}.",
             "write name: text or name: finetuning, or name: mdsmix for a mix of both.",
         )
 
@@ -39,7 +40,7 @@ def list_sections(loader: LoaderSection) -> Iterator[SectionOfLoader]:
     keys = loader.keys | {"label": Any} if loader.is_in_list else loader.keys
     yield SectionOfLoader("{loader}", loader.section, keys)
     # Any key of an unknown loader is allowed: loader-unknown reports the loader itself.
-    dataset_keys = DATASETS.get(loader.name) or dict.fromkeys(loader.dataset, Any)
+    dataset_keys = DATASET_KEYS_OF.get(loader.name) or dict.fromkeys(loader.dataset, Any)
     yield SectionOfLoader("dataset of {loader}", loader.dataset, dataset_keys)
     for stream in loader.stream_sections:
         yield SectionOfLoader(stream.name, stream.settings, STREAM_KEYS)
@@ -69,7 +70,7 @@ def _fix_of_unread_key(key: str, section: SectionOfLoader, loader: LoaderSection
     if section.settings is loader.section:
         if key == "label":
             return "leave it out, or write eval_loader as a list of one."
-        if key in DATASETS.get(loader.name, {}):
+        if key in DATASET_KEYS_OF.get(loader.name, {}):
             return f"move it to dataset, where {key} is read, or leave it out."
     similar = find_nearest(key, section.allowed)
     if not similar:

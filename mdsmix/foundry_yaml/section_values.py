@@ -10,8 +10,6 @@ from typing import Any
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import (
     COUNT_UNITS,
-    DATASETS,
-    EXTRA_LOADERS,
     LOADER_DEFAULTS,
     NOT_NULL,
     TARGET_KEYS,
@@ -21,6 +19,7 @@ from mdsmix.foundry_yaml.loader_keys import (
 )
 from mdsmix.foundry_yaml.section_keys import list_sections
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, StreamSection
+from mdsmix.kinds.kind_table import DATASET_KEYS_OF, EXTRA_LOADERS
 from mdsmix.messages import format_yaml_value
 from mdsmix.recipe.rules import target_contradictions
 from mdsmix.schema import shorten
@@ -77,7 +76,7 @@ def setting_value(loader: LoaderSection) -> Findings:
 
 @CHECKS.loader_section("error", "LLM-Foundry or Streaming fails on null for this key.")
 def setting_null(loader: LoaderSection) -> Findings:
-    known = DATASETS.get(loader.name, {}).keys()
+    known = DATASET_KEYS_OF.get(loader.name, {}).keys()
     for key in sorted(NOT_NULL & known & loader.dataset.keys()):
         if loader.dataset[key] is None and not loader.is_mdsmix:
             yield Finding(

@@ -25,10 +25,10 @@ from mdsmix.images.fetching import is_http, locate_image
 from mdsmix.images.judge import Bad
 from mdsmix.init.data_files import Said
 from mdsmix.init.drafts import Draft, text_of
-from mdsmix.kinds import kind_of_stream, open_recipe
-from mdsmix.kinds.encodings import fields_parsed, make_encoding
-from mdsmix.kinds.pictured import token_of
-from mdsmix.kinds.read_records import open_reading
+from mdsmix.kinds import open_recipe
+from mdsmix.kinds.encodings import resolve_stream
+from mdsmix.kinds.pictured import choose_image_token
+from mdsmix.kinds.read_records import open_record_encoder
 from mdsmix.messages import join_counts, make_printable, plural
 from mdsmix.recipe import ImagesSpec, Recipe
 from mdsmix.record import FILTERED, detail_of
@@ -85,12 +85,10 @@ def _try(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
     """Encodes the first records, and returns the chat template's reason for its first refusal;
     empty without one.
     """
-    stream, head = recipe.streams[draft.name], draft.guess.head
-    kind = kind_of_stream(stream)
-    assert kind is not None
-    encoding = make_encoding(recipe, stream, tokenizer)
-    reading = open_reading(encoding, tokenizer, open_backend(tokenizer, "reference"))
-    encoded = reading.encode(head.parsed(fields_parsed(encoding)))
+    head = draft.guess.head
+    stream = resolve_stream(recipe, recipe.streams[draft.name], tokenizer)
+    reader = open_record_encoder(stream, tokenizer, open_backend(tokenizer, "reference"))
+    encoded = reader.encode(head.parsed(stream.fields_parsed))
     rejected = encoded.rejected
     draft.tried = Records(
         read=len(head),
@@ -98,18 +96,17 @@ def _try(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
         filtered=Counter(str(why) for why in rejected.values() if why in FILTERED),
         quarantined=head.bad
         + Counter(str(why) for why in rejected.values() if why not in FILTERED),
-        unread=reading.oddities.counts.get("unread", {}),
-        placeholders=reading.oddities.counts.get("placeholders", {}),
+        unread=reader.diagnostics.counts.get("unread", {}),
+        placeholders=reader.diagnostics.counts.get("placeholders", {}),
     )
-    opened = kind(encoding)
-    notes = opened.end_notes(tokenizer)
+    notes = stream.kind.end_notes(tokenizer)
     draft.ends = [str(replace(note, sentence=f"{draft.name}: {note.sentence}")) for note in notes]
-    if doubled := opened.doubled_eos(tokenizer):
+    if doubled := stream.kind.doubled_eos(tokenizer):
         draft.ends.append(f"{draft.name}: {doubled}")
     if draft.tried.written:
-        first = _first_row(encoded, encoding.columns)
-        draft.pieces = list(opened.pieces(first))
-        draft.eos = opened.appended_eos(first, tokenizer.eos_id)
+        first = _first_row(encoded, stream.encoding.columns)
+        draft.pieces = list(stream.kind.pieces(first))
+        draft.eos = stream.kind.appended_eos(first, tokenizer.eos_id)
     details = map(detail_of, rejected.values())
     said = (detail["template"] for detail in details if "template" in detail)
     return make_printable(str(next(said, "")))
@@ -167,7 +164,7 @@ def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, said: Said) -> 
     keys, why = dict[str, Any](), list[str]()
     if (fields := draft.guess.shape.image_fields) and fields != FIELDS:
         keys["field"] = fields[0] if len(fields) == 1 else list(fields)
-    if not token_of(ImagesSpec(), tokenizer):
+    if not choose_image_token(ImagesSpec(), tokenizer):
         keys["token"] = next((t for t in TOKENS if t in tokenizer.special_tokens), None)
         why.append("the tokenizer declares no image_token")
     if keys.get("token", "") is None:

@@ -1,30 +1,21 @@
-"""Kinds of stream: one file each, registered here. `open_recipe` reads a recipe by the rules of all
-kinds.
-
-Another kind is one more file and one more class in `encodings.KINDS`; no other room asks which kind
-a stream is of.
+"""Kinds of stream, one file each, in the table `kind_table.KINDS`. `open_recipe` reads a recipe by
+the rules of all kinds.
 """
 
 from __future__ import annotations
 
-from mdsmix.kinds.encodings import (
-    KINDS,
-    is_data,
-    kind_of,
-    kind_of_stream,
-    open_recipe,
-    shape_of,
-)
 from mdsmix.kinds.kind import Kind, Piece, stored_pieces
+from mdsmix.kinds.kind_table import KINDS
+from mdsmix.kinds.recipes import is_data, open_recipe
+from mdsmix.kinds.resolved_stream import ResolvedStream, kind_of
 
 __all__ = [
     "KINDS",
     "Kind",
     "Piece",
+    "ResolvedStream",
     "is_data",
     "kind_of",
-    "kind_of_stream",
     "open_recipe",
-    "shape_of",
     "stored_pieces",
 ]

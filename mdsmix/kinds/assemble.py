@@ -29,7 +29,7 @@ class Assembled(NamedTuple):
     totals: Totals
     "Counts over the rows."
     leftover: NDArray[Any] = np.empty(0, np.uint8)
-    "Concat: the tokens behind the last full row, in the stream's token dtype."
+    "Concat: the tokens after the last full row, in the stream's token dtype."
     documents: Ragged | None = None
     """int64, for packed rows: each row's documents, by their numbers in the order in which they
     were added. None: each row is one sample.
@@ -37,32 +37,42 @@ class Assembled(NamedTuple):
 
 
 class Assembler:
-    """Takes encoded batches and gives the rows of a work unit. The columns that `laid_out` makes of
-    each batch are kept.
+    """Takes encoded batches and gives the rows of a work unit. The columns that `laid_out` returns
+    for each batch are kept.
     """
 
     def __init__(self, layout: ShardLayout, width: int, dtype: str) -> None:
-        self._layout, self._width, self._dtype = layout, width, dtype
-        self._columns, self._totals = defaultdict[str, list[Ragged]](list), Totals()
+        """Start without rows.
+
+        Args:
+            layout: the columns of the shards.
+            width: tokens of a row.
+            dtype: of the stream's tokens.
+        """
+        self._layout = layout
+        self._width = width
+        self._dtype = dtype
+        self._columns = defaultdict[str, list[Ragged]](list)
+        self._totals = Totals()
 
     def add(self, batch: Encoded) -> Iterable[Rows]:
-        """Takes a batch; yields the rows of each shard that is full, which are no longer
-        held here.
+        """Take a batch, and yield the rows of each shard that is full. They are no longer kept
+        here.
         """
         self._totals += batch.totals
         self.keep(self.laid_out(batch))
         return ()
 
     def laid_out(self, batch: Encoded) -> Mapping[str, Ragged]:
-        """The columns of a batch that are kept."""
+        """Return the columns of a batch that are kept."""
         return batch.columns
 
     def keep(self, columns: Mapping[str, Ragged]) -> None:
         for name, rows in columns.items():
             self._columns[name].append(rows)
 
-    def kept(self, name: str) -> list[Ragged]:
-        """A column of each batch, which is then no longer held here."""
+    def take_column(self, name: str) -> list[Ragged]:
+        """Return a column of each batch, and keep it no longer."""
         return self._columns.pop(name, [])
 
     def finish(self) -> Assembled:
@@ -70,16 +80,18 @@ class Assembler:
 
 
 class JoinedRows(Assembler):
-    """Concat: documents one behind the other, cut into rows of max_seq_len. `largest_id` counts all
+    """Concat: documents one after the other, cut into rows of max_seq_len. `largest_id` counts all
     of their tokens, the leftover too.
     """
 
     def finish(self) -> Assembled:
-        arrays = [rows.values.view(np.uint8) for rows in self.kept("tokens")]
-        width, size = self._width, self._width * np.dtype(self._dtype).itemsize
-        count, over = divmod(sum(map(len, arrays)), size)
-        cut = Chunked(arrays, np.cumsum([0, count * size, over]))
-        whole, rest = (cut.slice(at, at + 1).arrays for at in (0, 1))
+        arrays = [rows.values.view(np.uint8) for rows in self.take_column("tokens")]
+        width = self._width
+        row_bytes = width * np.dtype(self._dtype).itemsize
+        count, leftover_bytes = divmod(sum(map(len, arrays)), row_bytes)
+        cut = Chunked(arrays, np.cumsum([0, count * row_bytes, leftover_bytes]))
+        full_rows = cut.slice(0, 1).arrays
+        leftover = cut.slice(1, 2).arrays
         totals = replace(
             self._totals,
             samples=count,
@@ -89,9 +101,9 @@ class JoinedRows(Assembler):
             lengths=count_by_length(np.full(count, width)),
         )
         return Assembled(
-            Chunked(whole, np.arange(count + 1) * size),
+            Chunked(full_rows, np.arange(count + 1) * row_bytes),
             totals,
-            np.concatenate([np.empty(0, np.uint8), *rest]).view(self._dtype),
+            np.concatenate([np.empty(0, np.uint8), *leftover]).view(self._dtype),
         )
 
 
@@ -102,29 +114,32 @@ class SampleRows(Assembler):
         return {"rows": lay_out_samples(self._layout, batch.columns)}
 
     def finish(self) -> Assembled:
-        return Assembled(Chunked.from_parts(self.kept("rows")), self._totals)
+        return Assembled(Chunked.from_parts(self.take_column("rows")), self._totals)
 
 
 class PackedRows(Assembler):
-    """Whole documents, as many to a row as fit. A row holds their tokens, the mask of trained
-    tokens, and where each document begins.
+    """Whole documents, as many to a row as fit. A row contains their tokens, the mask of trained
+    tokens, and the offset at which each document begins.
     """
 
     def finish(self) -> Assembled:
+        # Join the columns of all batches: one row a document.
         codecs = self._layout.codecs
-        kept = {
-            name: Ragged.concat([Ragged.from_rows([], codecs[name].dtype), *self.kept(name)])
+        documents = {
+            name: Ragged.concat([Ragged.from_rows([], codecs[name].dtype), *self.take_column(name)])
             for name in codecs
             if name != STARTS
         }
-        lengths = next(iter(kept.values())).lengths
+        # Choose the documents of each row.
+        lengths = next(iter(documents.values())).lengths
         packed = best_fit(lengths, self._width)
+        # Join the documents of each row, and note where each begins in it.
         ends = np.concatenate([[0], np.cumsum(lengths[packed.values])])
         offsets = ends[packed.offsets]
         starts = ends[:-1] - np.repeat(offsets[:-1], packed.lengths)
         columns = {STARTS: Ragged(starts.astype(np.int32), packed.offsets)}
-        for name, documents in kept.items():
-            columns[name] = Ragged(documents.take(packed.values).values, offsets)
+        for name, column in documents.items():
+            columns[name] = Ragged(column.take(packed.values).values, offsets)
         totals = replace(
             self._totals,
             samples=len(packed),
@@ -136,38 +151,45 @@ class PackedRows(Assembler):
 
 
 def best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:
-    """Rows of at most `width` tokens from documents of these lengths (int64 [n], 1 to `width`
-    each), by best fit from the longest down.
+    """Return rows of at most `width` tokens from documents of these lengths (int64 [n], 1 to
+    `width` each), by best fit from the longest down.
 
-    A document goes into the fullest row that still has room for it, or into a new row where none
-    has. The longest go first, so the many short ones fill the room that the long ones leave: chats
-    of tens to thousands of tokens fill rows of 4,096 to 99.9 %. No document is split, so documents
+    A document goes into the fullest row that still has room for it, or into a new row if none has.
+    The longest go first, so the many short ones fill the room that the long ones leave: chats of
+    tens to thousands of tokens fill rows of 4,096 to 99.9 %. No document is split, so documents
     longer than half a row are never joined. Documents of one length are placed together: a unit of
     a million short pairs has a few hundred lengths, and takes at most a step for each row.
 
     Returns:
         int64: for each row the numbers of its documents. Each document is in one row. Numbers rise
-        within a row, and rows are ordered by
-        their first document, so full and less full rows lie side by side where a source mixes
-        lengths.
+        within a row, and rows are ordered by their first document, so full and less full rows are
+        next to each other if a source mixes lengths.
     """
     longest_first = np.argsort(-lengths, kind="stable")
     sizes, counts = np.unique(lengths, return_counts=True)
-    open_rows, rooms, rows, placed = dict[int, deque[int]](), 0, 0, list[int]()
+    row_count = 0
+    open_rows = dict[int, deque[int]]()  # room in tokens -> rows with just that room
+    rooms = 0  # bit r: some row has room for r tokens
+    placed = list[int]()  # the row of each document, longest first
     for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
         end = len(placed) + count
         while len(placed) < end:
-            if fitting := rooms >> size:  # bit r of `rooms`: some row has room for r tokens
+            fitting = rooms >> size
+            if fitting:
                 room = size + (fitting & -fitting).bit_length() - 1
                 row = open_rows[room].popleft()
-                rooms ^= 0 if open_rows[room] else 1 << room
+                if not open_rows[room]:
+                    rooms ^= 1 << room
             else:
-                room, row, rows = width, rows, rows + 1
+                room = width
+                row = row_count
+                row_count += 1
             # A row that takes a document is still the fullest with room, so it takes as many of
             # this length as fit.
-            taken = min(end - len(placed), room // size)
-            placed += [row] * taken
-            if room := room - taken * size:
+            fitting_count = min(end - len(placed), room // size)
+            placed += [row] * fitting_count
+            room -= fitting_count * size
+            if room:
                 open_rows.setdefault(room, deque()).append(row)
                 rooms |= 1 << room
     row_of = np.empty(len(lengths), np.int64)

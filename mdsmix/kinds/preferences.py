@@ -1,120 +1,342 @@
 """Preferences: a prompt with a chosen and a rejected answer, in the columns that ComposeRL's
-PairwisePreferenceStreamingDataset reads.
+PairwisePreferenceStreamingDataset reads (`preference_loader.py`).
 
 `prompt`, `chosen` and `rejected` are int64 ids (little endian) as plain bytes. Answers end in EOS
-and are stored without the prompt: that dataset puts the prompt before each, and cuts both sides to
-max_seq_len. Its collator joins the two sides to one sequence. If they have more than max_seq_len
-tokens together, it takes equally many tokens off each (`cut_of`).
-`tests/with_torch/test_preferences.py` compares batches with those recorded from ComposeRL.
+and are stored without the prompt.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mdsmix.encode import chat
+from mdsmix.encode.answer_ends import EndNote, describe_doubled_eos, make_end_notes
+from mdsmix.encode.chat import ChatTemplate
 from mdsmix.encode.encoded import Encoded, make_encoded
 from mdsmix.encode.labels import Lengths
-from mdsmix.errors import MixRefused, RecipeError
-from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, ExtraLoader
-from mdsmix.kinds.conversations import Conversations, template_variables
-from mdsmix.kinds.finetuning import Finetuning, TurnRows, placeholders_in
-from mdsmix.kinds.kind import Piece
+from mdsmix.errors import RecipeError
+from mdsmix.kinds.conversations import template_variables
+from mdsmix.kinds.finetuning import WINDOW_BYTES
+from mdsmix.kinds.kind import Kind, Piece
+from mdsmix.kinds.preference_loader import PREFERENCE_LOADER, cut_per_answer
+from mdsmix.kinds.turn_renderer import TurnRenderer, open_stream_template
+from mdsmix.kinds.turn_rows import TurnRows, count_placeholders, tokenize_pairs
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.record import Conversation, Pair, RecordRefused
+from mdsmix.record import Conversation, Pair, RecordRefused, RichConversation
 from mdsmix.shapes.preference import REWARDS, Preference
 from mdsmix.shards.shard_samples import Sample
-from mdsmix.shards.token_ids import LAYOUTS, NO_IDS, Ids, Tokens, Turn, decode_ids
+from mdsmix.shards.token_ids import PREFERENCE_COLUMNS, Ids, Tokens, Turn, decode_preference
 from mdsmix.tokenizer.card import Tokenizer
 
-SIDES = ("prompt", "chosen", "rejected")
+Half = Turn | str
+"The prompt and one answer of a preference, or the reason code of a half that gives no turn."
 
 
-def _texts(half: Pair | Conversation) -> Sequence[str]:
-    return half if isinstance(half, Pair) else half.texts
+class Halves(NamedTuple):
+    """Both halves of a preference."""
+
+    chosen: Half
+    rejected: Half
 
 
-def _ids(sample: Sample, longest: int | None = None) -> list[Ids]:
-    return [decode_ids(sample[side], "<i8")[:longest] for side in SIDES]
+class Columns(NamedTuple):
+    """The stored ids of a preference."""
+
+    prompt: Ids
+    chosen: Ids
+    rejected: Ids
 
 
-def _turns(sample: Sample, _: str) -> list[Turn]:
-    prompt, chosen, rejected = _ids(sample)
-    return [Turn(prompt, chosen), Turn(NO_IDS, rejected)]
+class LastAnswerRenderer(TurnRenderer):
+    """Renders a conversation as one turn: all text up to its last answer, and that answer."""
 
+    def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[chat.Turn]]:
+        *before, (prompt, answer) = super().rows_of(conversation, unread)[-1]
+        return [[("".join(chain(*before, [prompt])), answer)]]
 
-LAYOUTS[SIDES] = _turns
+    def whole_texts(self, preference: Preference) -> list[str]:
+        """Return the text that both prompts begin with, and the whole text of each side.
 
-
-def row(sample: Sample, max_seq_len: int) -> dict[str, Any]:
-    """Return a stored sample as `answers` (two int64 arrays, chosen and rejected, each with the
-    prompt before it, as many tokens as a batch holds of them), `prompt_len`, and its rewards.
-
-    Raises MixRefused if nothing of an answer and its prompt is left.
-    """
-    prompt, *answers = _ids(sample)
-    prompt = prompt[:max_seq_len]
-    sides = [np.concatenate([prompt, answer])[:max_seq_len] for answer in answers]
-    cut = int(cut_of(sum(map(len, sides)), max_seq_len))
-    if min(map(len, sides)) <= cut:
-        raise MixRefused(
-            f"max_seq_len: {max_seq_len} leaves nothing of an answer: convert the stream for this max_seq_len, which leaves such records out."
+        Raises RecordRefused (prompts_differ) if the prompts differ before the answer begins.
+        """
+        prompts = list[str]()
+        wholes = list[str]()
+        histories = list[str]()
+        for half in (preference.chosen, preference.rejected):
+            # Both texts of a pair have the pair's prompt: only those of conversations can differ.
+            if not isinstance(half, Conversation):
+                continue
+            [[(prompt, answer)]] = self.rows_of(half, Counter())
+            prompts.append(prompt)
+            wholes.append(prompt + answer)
+            template, conversation = self.prepare(half, Counter())
+            history = template.render(conversation.messages[:-1], False, conversation.tools)
+            histories.append(history)
+        start = chat.cut_open_word(chat.find_common_start(prompts), wholes, self.words)
+        if all(start.startswith(history) for history in histories):
+            return [start, *wholes]
+        around = chat.slice_around_difference(prompts)
+        chosen_prompt, rejected_prompt = prompts
+        raise RecordRefused(
+            "prompts_differ",
+            before_chosen=chosen_prompt[around],
+            before_rejected=rejected_prompt[around],
         )
-    made = {"prompt_len": len(prompt), **{key: sample[key] for key in REWARDS if key in sample}}
-    return made | {"answers": [side[: len(side) - cut] for side in sides]}
 
 
-def cut_of(length: Any, max_seq_len: int) -> NDArray[np.int64]:
-    """Return how many tokens ComposeRL's collator takes off each answer.
+class Preferences(Kind):
+    name = "preferences"
+    version = 2
+    word = "preference"
+    reads = Preference
+    key_groups = ("preference",)
+    window_bytes = WINDOW_BYTES
+    has_template = True
+    has_targets = False
+    keeps_long = True
+    loader = PREFERENCE_LOADER
+    reasons: ClassVar[Mapping[str, str]] = {
+        "answers_unlike": (
+            "One answer of a preference is a text, and the other a message or a list of messages."
+        ),
+        "no_prompt": "A preference has no prompt, and its two texts have no common beginning.",
+        "prompts_differ": (
+            "The chat template prints another conversation before each answer of a preference; the "
+            "detail shows both prompts where they differ."
+        ),
+        "bad_reward": (
+            "A reward is not a number, or is missing although the recipe names its field."
+        ),
+    }
 
-    Args:
-        length: tokens of both answers together, each with its prompt; an int or an array.
+    @classmethod
+    def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
+        if tokenizer.eos_id is None:
+            raise RecipeError(
+                f"stream {stream.name}: an answer ends in EOS, and the tokenizer {tokenizer.name} "
+                "has none: name one in tokenizer.kwargs (eos_token)."
+            )
+        rewards = dict.fromkeys(_rewards_of(stream), "float64")
+        return {
+            "columns": {**PREFERENCE_LOADER.columns, **rewards},
+            "target_prompts": "none",
+            "target_responses": "last",
+            "rewritten_history": "last",
+            "template": template_variables(recipe, tokenizer),
+        }
 
-    >>> cut_of([96, 97, 98, 99], 96).tolist()
-    [0, 2, 2, 3]
-    """
-    beyond = np.asarray(length, np.int64) - max_seq_len
-    return np.where(beyond > 0, (beyond + 1) // 2 + 1, 0)
+    @classmethod
+    def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+        rewards = _rewards_of(stream)
+        if len(rewards) == 1:
+            yield (
+                f"source.{rewards[0]} is set without the other reward: name the fields of both "
+                "rewards, or of none."
+            )
+        if stream.pack or not recipe.decoder_only_format:
+            yield (
+                "has preferences, each a row of its own and for decoder-only models only: leave "
+                "pack and decoder_only_format out."
+            )
+        yield from super().contradictions(recipe, stream)
 
+    @cached_property
+    def renderer(self) -> LastAnswerRenderer:
+        return LastAnswerRenderer(self.encoding, self.tokenizer, self.backend)
 
-def batch(
-    rows: Sequence[Mapping[str, Any]], max_seq_len: int, eos: int, fill: int
-) -> dict[str, NDArray[Any]]:
-    """Return the batch of rows as ComposeRL's collator makes it: the chosen answer, then the
-    rejected answer, each with its prompt before it and EOS as its last token.
+    def template(self, tokenizer: Tokenizer) -> ChatTemplate:
+        return open_stream_template(self.encoding, tokenizer)
 
-    Returns: `input_ids` and `sequence_id` (0 chosen, 1 rejected, -1 padding), int64 [rows,
-    max_seq_len]; `attention_mask`, bool [rows, max_seq_len], false at every token equal to `fill`,
-    which may be EOS; `prompt_len`, `chosen_len`, `rejected_len`, int64 [rows]; rewards, float32
-    [rows, 1].
+    def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
+        return self.renderer.prints_null(conversation, role, key)
 
-    Raises MixRefused if only some rows have rewards.
-    """
-    if any(each.keys() != rows[0].keys() for each in rows):
-        raise MixRefused(
-            "a batch holds preferences with rewards and others without: convert all streams of the run with them, or none."
+    def end_notes(self, tokenizer: Tokenizer) -> list[EndNote]:
+        return [*make_end_notes(self.encoding, tokenizer)]
+
+    def doubled_eos(self, tokenizer: Tokenizer) -> str:
+        return describe_doubled_eos(self.encoding, tokenizer)
+
+    def encode(self, preferences: Sequence[Preference]) -> Encoded:
+        """Encode each preference to one sample: columns `prompt`, `chosen`, `rejected` (bytes of
+        int64 ids), and rewards (float64) if the recipe names their fields. The prompt counts twice
+        among the tokens, since the model sees it twice.
+        """
+        # Tokenize both halves of each preference, after the same prompt.
+        halves, with_specials = self._tokenize(preferences)
+        self._share_prompts(preferences, halves)
+        # Select the preferences that can be trained on.
+        kept = dict[int, Columns]()
+        rejected = dict[int, str]()
+        for position, preference in enumerate(preferences):
+            verdict = self._judge(preference, halves[position])
+            if isinstance(verdict, str):
+                rejected[position] = verdict
+            else:
+                kept[position] = verdict
+        # Cut the answers as the dataset does. It cuts each side before the collator sees it. If
+        # max_seq_len is not a multiple of 8, it fails on a side that is longer (it cuts bytes
+        # there), so such a side is not stored.
+        prompts = Ragged.from_rows([columns.prompt for columns in kept.values()], "<i8")
+        chosen = Ragged.from_rows([columns.chosen for columns in kept.values()], "<i8")
+        others = Ragged.from_rows([columns.rejected for columns in kept.values()], "<i8")
+        whole = chosen.lengths + others.lengths
+        longest_answer = self.encoding.max_seq_len - prompts.lengths
+        chosen = chosen.first(longest_answer)
+        others = others.first(longest_answer)
+        answers = chosen.lengths + others.lengths
+        cut = 2 * cut_per_answer(2 * prompts.lengths + answers, self.encoding.max_seq_len)
+        # Lay them out in columns.
+        columns = dict[str, Ragged]()
+        for name, ids in zip(PREFERENCE_COLUMNS, (prompts, chosen, others), strict=True):
+            columns[name] = Ragged(ids.values.view(np.uint8), ids.offsets * 8)
+        if self._has_rewards:
+            for number, key in enumerate(REWARDS):
+                rewards = [preferences[position].rewards[number : number + 1] for position in kept]
+                columns[key] = Ragged.from_rows(rewards, np.float64)
+        return make_encoded(
+            columns,
+            [prompts, prompts, chosen, others],
+            [*kept],
+            loss_tokens=int((answers - cut).sum()),
+            lost_tokens=int((whole - answers).sum()),
+            cut=cut,
+            truncated=whole - answers,
+            specials=len(with_specials),
+            unread=self._count_unread(preferences, kept),
+            placeholders=_placeholders_in(preferences),
+            rejected=rejected,
         )
-    ids, lengths = np.full((len(rows), max_seq_len), fill, np.int64), np.zeros((2, len(rows)), int)
-    places = np.full_like(ids, -1)
-    for number, each in enumerate(rows):
-        lengths[:, number] = [*map(len, each["answers"])]
-        ends = lengths[:, number].cumsum()
-        ids[number, : ends[1]] = np.concatenate(each["answers"])
-        ids[number, ends - 1] = eos
-        places[number, : ends[1]] = np.repeat([0, 1], lengths[:, number])
-    made = {"input_ids": ids, "attention_mask": ids != fill}
-    made |= {"chosen_len": lengths[0], "rejected_len": lengths[1], "sequence_id": places}
-    made["prompt_len"] = np.array([each["prompt_len"] for each in rows])
-    for key in rows[0].keys() & {*REWARDS}:
-        made[key] = np.array([[each[key]] for each in rows], np.float32)
-    return made
+
+    def _tokenize(self, preferences: Sequence[Preference]) -> tuple[list[Halves], set[int]]:
+        """Return the halves of each preference, and the positions of preferences that contain a
+        special token.
+        """
+        # Preference i has its chosen half at 2 i and its rejected half at 2 i + 1.
+        records = [half for preference in preferences for half in preference[:2]]
+        halves: list[Half] = [""] * len(records)
+        with_specials = set[int]()
+        tokenizers: list[tuple[type, Callable[[Sequence[Any]], TurnRows]]] = [
+            (Pair, self._tokenize_pairs),
+            (Conversation, self.renderer.render),
+        ]
+        for record_type, tokenize in tokenizers:
+            numbers = [i for i, record in enumerate(records) if isinstance(record, record_type)]
+            rows = tokenize([records[number] for number in numbers])
+            for position, reason in rows.rejected.items():
+                halves[numbers[position]] = reason
+            for row, position in enumerate(rows.positions):
+                prompt = rows.turns.ids[2 * row]
+                answer = rows.turns.ids[2 * row + 1]
+                halves[numbers[position]] = Turn(prompt, self._end_with_eos(answer))
+            with_specials |= {numbers[position] // 2 for position in rows.with_specials}
+        pairs = zip(halves[::2], halves[1::2], strict=True)
+        return [Halves(*pair) for pair in pairs], with_specials
+
+    def _tokenize_pairs(self, pairs: Sequence[Pair]) -> TurnRows:
+        return tokenize_pairs(pairs, self.encoding, self.tokenizer, self.backend)
+
+    def _share_prompts(self, preferences: Sequence[Preference], halves: list[Halves]) -> None:
+        """Replace the halves of each preference whose prompts differ: by turns with one prompt if
+        they differ only in what the template prints for the answer, otherwise by a reason code.
+
+        The prompt is the common beginning in tokens of both whole texts, so that no token is lost
+        or changed.
+        """
+        positions = list[int]()
+        texts = list[str]()
+        for position, (chosen, other) in enumerate(halves):
+            if isinstance(chosen, str) or isinstance(other, str):
+                continue
+            if np.array_equal(chosen.prompt, other.prompt):
+                continue
+            try:
+                texts += self.renderer.whole_texts(preferences[position])
+            except RecordRefused as refused:
+                halves[position] = Halves(refused.why, other)
+            else:
+                positions.append(position)
+        if not texts:
+            return
+        ids = self.backend.encode(texts, match_special=True)
+        for number, position in enumerate(positions):
+            start, *wholes = [ids[3 * number + text] for text in range(3)]
+            end = _common_length([start, *wholes])
+            halves[position] = Halves(
+                *(Turn(whole[:end], self._end_with_eos(whole[end:])) for whole in wholes)
+            )
+
+    def _judge(self, preference: Preference, halves: Halves) -> Columns | str:
+        """Return the ids of a preference that can be trained on, or the reason code of another."""
+        chosen, other = halves
+        if self._has_rewards and not preference.rewards:
+            return "bad_reward"
+        if isinstance(chosen, str):
+            return chosen
+        if isinstance(other, str):
+            return other
+        if not len(chosen.prompt):
+            return "empty_prompt"
+        if not (len(chosen.response) and len(other.response)):
+            return "empty_response"
+        longest = self.encoding.max_seq_len
+        sides = [min(sum(map(len, side)), longest) for side in (chosen, other)]
+        shortest = min(sides) - int(cut_per_answer(sum(sides), longest))
+        if shortest <= len(chosen.prompt):
+            return "no_loss_tokens"
+        return Columns(chosen.prompt, chosen.response, other.response)
+
+    def _count_unread(
+        self, preferences: Sequence[Preference], kept: Mapping[int, Any]
+    ) -> Counter[str]:
+        """Count the rewards that no column stores, and the variables that the template does not
+        read.
+        """
+        unstored = 0
+        if not self._has_rewards:
+            unstored = sum(bool(preferences[position].rewards) for position in kept)
+        unread = Counter(dict.fromkeys(REWARDS, unstored))
+        for preference in preferences:
+            # Both answers have the record's variables.
+            if isinstance(preference.chosen, Conversation):
+                unread.update(self.renderer.unread_variables(preference.chosen))
+        return unread
+
+    @property
+    def _has_rewards(self) -> bool:
+        return REWARDS[0] in self.encoding.columns
+
+    def _end_with_eos(self, answer: Ids) -> Ids:
+        """Return the answer with a final EOS; an empty answer stays empty."""
+        if not len(answer) or answer[-1] == self.tokenizer.eos_id:
+            return answer
+        return np.append(answer, self.tokenizer.eos_id or 0)
+
+    def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
+        return np.add.reduceat(tokens.responses, tokens.turns[:-1]) - self.cut(tokens)
+
+    def cut(self, tokens: Tokens) -> Lengths:
+        prompts = np.add.reduceat(tokens.prompts, tokens.turns[:-1])
+        answers = np.add.reduceat(tokens.responses, tokens.turns[:-1])
+        return 2 * cut_per_answer(2 * prompts + answers, self.encoding.max_seq_len)
+
+    def pieces(self, sample: Sample) -> Iterator[Piece]:
+        """Yield the prompt, untrained; then the chosen and the rejected answer, trained."""
+        prompt, *answers = decode_preference(sample)
+        yield prompt.tolist(), False
+        for answer in answers:
+            yield answer.tolist(), True
+
+
+def _rewards_of(stream: StreamSpec) -> list[str]:
+    """Return the keys of rewards whose fields the recipe names."""
+    return [key for key in REWARDS if stream.source and key in stream.source.fields]
 
 
 def _common_length(rows: Sequence[Ids]) -> int:
@@ -125,218 +347,16 @@ def _common_length(rows: Sequence[Ids]) -> int:
     return int(differs.argmax()) if differs.any() else shortest
 
 
-class Preferences(Conversations):
-    name = "preferences"
-    version = 2
-    word = "preference"
-    reads = Preference
-    called = ("preference",)
-    has_targets = False
-    splits_records = False
-    reasons: ClassVar[Mapping[str, str]] = {
-        "prompts_differ": "The chat template prints another conversation before each answer of a preference; the detail holds both prompts where they part.",
-        "bad_reward": "A reward is no number, or is missing where the recipe names its field.",
-    }
-    loader = ExtraLoader(
-        name="pairwise_preference",
-        whose="ComposeRL",
-        keys=DATASET_KEYS,
-        columns=dict.fromkeys(SIDES, "bytes"),
-        row=row,
-        batch=batch,
-        multiple=2,
+def _texts_of(half: Pair | Conversation) -> Sequence[str]:
+    return half if isinstance(half, Pair) else half.texts
+
+
+def _placeholders_in(preferences: Sequence[Preference]) -> dict[str, int]:
+    texts = (
+        text for preference in preferences for half in preference[:2] for text in _texts_of(half)
     )
-
-    @classmethod
-    def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-        if tokenizer.eos_id is None:
-            raise RecipeError(
-                f"stream {stream.name}: an answer ends in EOS, and the tokenizer {tokenizer.name} has none: name one in tokenizer.kwargs (eos_token)."
-            )
-        named = stream.source.fields if stream.source else {}
-        return {
-            "columns": {
-                **cls.loader.columns,
-                **{key: "float64" for key in REWARDS if key in named},
-            },
-            "target_prompts": "none",
-            "target_responses": "last",
-            "rewritten_history": "last",
-            "template": template_variables(recipe, tokenizer),
-        }
-
-    @classmethod
-    def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-        named = [key for key in REWARDS if stream.source and key in stream.source.fields]
-        if len(named) == 1:
-            yield f"source.{named[0]} stands alone: name the fields of both rewards, or of none."
-        if stream.pack or not recipe.decoder_only_format:
-            yield "is of preferences, each a row of its own and for decoder-only models alone: leave pack and decoder_only_format out."
-        yield from super(Finetuning, cls).contradictions(recipe, stream)
-
-    def encode(self, conversations: Sequence[Any]) -> Encoded:
-        """One sample per preference: columns `prompt`, `chosen`, `rejected` (bytes of int64 ids),
-        and rewards (float64) where the recipe names their fields. The prompt counts twice among the
-        tokens, since the model sees it twice.
-        """
-        given: Sequence[Preference] = conversations
-        halves, marked = self._halves(given)
-        kept, rejected = dict[int, tuple[Ids, Ids, Ids]](), dict[int, str]()
-        for at, each in enumerate(given):
-            chosen, other = halves[2 * at], halves[2 * at + 1]
-            if why := self._fault(each, chosen, other):
-                rejected[at] = why
-            else:
-                kept[at] = *chosen, other.response
-        rows = [
-            Ragged.from_rows([sides[number] for sides in kept.values()], "<i8")
-            for number in range(3)
-        ]
-        prompts, room = rows[0].lengths, self.encoding.max_seq_len - rows[0].lengths
-        # The dataset cuts each side before the collator sees it. If max_seq_len is not a multiple
-        # of 8, it fails on a side that is longer (it cuts bytes there), so such a side is not
-        # stored.
-        whole = rows[1].lengths + rows[2].lengths
-        rows[1:] = [answers.first(room) for answers in rows[1:]]
-        answers = rows[1].lengths + rows[2].lengths
-        cut = 2 * cut_of(2 * prompts + answers, self.encoding.max_seq_len)
-        columns = {
-            side: Ragged(ids.values.view(np.uint8), ids.offsets * 8)
-            for side, ids in zip(SIDES, rows, strict=True)
-        }
-        if self._has_rewards:
-            for number, key in enumerate(REWARDS):
-                columns[key] = Ragged.from_rows(
-                    [given[at].rewards[number : number + 1] for at in kept], np.float64
-                )
-        rewards = 0 if self._has_rewards else sum(bool(given[at].rewards) for at in kept)
-        unread = Counter(dict.fromkeys(REWARDS, rewards))
-        for each in given:
-            if isinstance(each.chosen, Conversation):  # both answers have the record's variables
-                unread.update(self.variables_unread(each.chosen))
-        texts = (text for each in given for half in each[:2] for text in _texts(half))
-        wholes = ("\n".join([*_texts(each.chosen), *_texts(each.rejected)]) for each in given)
-        return make_encoded(
-            columns,
-            [rows[0], *rows],
-            [*kept],
-            loss_tokens=int((answers - cut).sum()),
-            lost_tokens=int((whole - answers).sum()),
-            cut=cut,
-            truncated=whole - answers,
-            specials=len(marked),
-            unread=unread,
-            placeholders=placeholders_in(texts, wholes),
-            rejected=rejected,
-        )
-
-    def _halves(self, given: Sequence[Preference]) -> tuple[dict[int, Any], set[int]]:
-        """The turns of all halves, and the positions of preferences that hold a special token.
-        Preference i has its chosen half at 2 i and its rejected half at 2 i + 1: a turn, or the
-        reason code of a half that gives none.
-        """
-        halves: list[Any] = [half for each in given for half in each[:2]]
-        found, marked = dict[int, Any](), set[int]()
-        ways: tuple[Any, ...] = ((Pair, self.of_pairs), (Conversation, self.render))
-        for type_of, rows_of in ways:
-            numbers = [number for number, half in enumerate(halves) if isinstance(half, type_of)]
-            rows: TurnRows = rows_of([halves[number] for number in numbers])
-            found |= {numbers[at]: why for at, why in rows.rejected.items()}
-            for row, at in enumerate(rows.positions):
-                ended = self._ended(rows.turns.ids[2 * row + 1])
-                found[numbers[at]] = Turn(rows.turns.ids[2 * row], ended)
-            marked |= {numbers[at] // 2 for at in rows.marked}
-        self._share_prompts(given, found)
-        return found, marked
-
-    def _share_prompts(self, given: Sequence[Preference], halves: dict[int, Any]) -> None:
-        """Replace the halves of each preference whose prompts differ: by turns with one prompt if
-        they differ only in what the template prints for the answer, else by a reason code.
-
-        The prompt is the common beginning in tokens of both whole texts, so that no token is lost
-        or changed. `halves` are those of `_halves`.
-        """
-        numbers, texts = list[int](), list[str]()
-        for at, each in enumerate(given):
-            chosen, other = halves[2 * at], halves[2 * at + 1]
-            if isinstance(chosen, str) or isinstance(other, str):
-                continue
-            if np.array_equal(chosen.prompt, other.prompt):
-                continue
-            try:
-                texts += self._parted(each)
-            except RecordRefused as refused:
-                halves[2 * at] = refused.why
-            else:
-                numbers.append(2 * at)
-        ids = self.backend.encode(texts, match_special=True) if texts else ()
-        for place, number in enumerate(numbers):
-            start, *sides = [ids[3 * place + row] for row in range(3)]
-            end = _common_length([start, *sides])
-            for side, whole in enumerate(sides):
-                halves[number + side] = Turn(whole[:end], self._ended(whole[end:]))
-
-    def _parted(self, given: Preference) -> list[str]:
-        """Return the text that both prompts begin with, and the whole text of each side.
-
-        Raises RecordRefused (prompts_differ) if the prompts part before the answer begins.
-        """
-        prompts, wholes, histories = list[str](), list[str](), list[str]()
-        # Both texts of a pair have the pair's prompt: only those of conversations can differ.
-        for half in [half for half in given[:2] if isinstance(half, Conversation)]:
-            [[(prompt, answer)]] = self.rows_of(half, Counter())
-            prompts.append(prompt)
-            wholes.append(prompt + answer)
-            template, asked = self.prepared(half, Counter())
-            histories.append(template.render(asked.messages[:-1], False, asked.tools))
-        start = chat.cut_open_word(chat.find_common_start(prompts), wholes, self.words)
-        if all(map(start.startswith, histories)):
-            return [start, *wholes]
-        around = chat.slice_around_difference(prompts)
-        before = {
-            f"before_{side}": text[around] for side, text in zip(SIDES[1:], prompts, strict=True)
-        }
-        raise RecordRefused("prompts_differ", **before)
-
-    def _fault(self, given: Preference, chosen: Turn | str, other: Turn | str) -> str:
-        """The reason code of a preference that cannot be trained on; empty where it can. `chosen`,
-        `other`: its halves of `_halves`.
-        """
-        if self._has_rewards and not given.rewards:
-            return "bad_reward"
-        if isinstance(chosen, str) or isinstance(other, str):
-            return chosen if isinstance(chosen, str) else str(other)
-        if not len(chosen.prompt):
-            return "empty_prompt"
-        if not (len(chosen.response) and len(other.response)):
-            return "empty_response"
-        longest = self.encoding.max_seq_len
-        sides = [min(sum(map(len, side)), longest) for side in (chosen, other)]
-        left = min(sides) - int(cut_of(sum(sides), longest))
-        return "no_loss_tokens" if left <= len(chosen.prompt) else ""
-
-    @property
-    def _has_rewards(self) -> bool:
-        return REWARDS[0] in self.encoding.columns
-
-    def _ended(self, answer: Ids) -> Ids:
-        """The answer with a final EOS; an empty answer stays empty."""
-        is_open = len(answer) and answer[-1] != self.tokenizer.eos_id
-        return np.append(answer, self.tokenizer.eos_id or 0) if is_open else answer
-
-    def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[chat.Turn]]:
-        """One row of one turn: as prompt all text up to the last answer, and that answer."""
-        *before, (prompt, answer) = super().rows_of(conversation, unread)[-1]
-        return [[("".join(chain(*before, [prompt])), answer)]]
-
-    def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
-        return np.add.reduceat(tokens.responses, tokens.turns[:-1]) - self.cut(tokens)
-
-    def cut(self, tokens: Tokens) -> Lengths:
-        prompts = np.add.reduceat(tokens.prompts, tokens.turns[:-1])
-        answers = np.add.reduceat(tokens.responses, tokens.turns[:-1])
-        return 2 * cut_of(2 * prompts + answers, self.encoding.max_seq_len)
-
-    def pieces(self, sample: Sample) -> Iterator[Piece]:
-        """The prompt, untrained; then the chosen and the rejected answer, trained."""
-        yield from zip(map(np.ndarray.tolist, _ids(sample)), (False, True, True), strict=True)
+    records = (
+        "\n".join([*_texts_of(preference.chosen), *_texts_of(preference.rejected)])
+        for preference in preferences
+    )
+    return count_placeholders(texts, records)

@@ -43,55 +43,47 @@ class Pretraining(Kind):
     name = "pretraining"
     word = "pretraining"
     reads = Document
-    called = ("pretraining",)
+    key_groups = ("pretraining",)
     has_targets = False
 
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-        wanted = (
-            ("bos", stream.add_bos, tokenizer.bos_id),
-            ("eos", stream.add_eos, tokenizer.eos_id),
-        )
-        for name, is_wanted, token in wanted:
-            if is_wanted and token is None:
-                raise RecipeError(
-                    f"stream {stream.name} is to have add_{name}: true, but the tokenizer {tokenizer.name} has no {name.upper()} token, so "
-                    f"nothing would mark where a document begins or ends: set add_{name}: false for this stream, or name one in "
-                    f"tokenizer.kwargs ({name}_token)."
-                )
-        tokens = f"ndarray:{tokenizer.dtype}"
-        row = recipe.max_seq_len if stream.layout == "concat" else None
-        columns = {"input_ids": tokens, "labels": tokens}
-        if stream.pack:
-            columns = packed_columns(tokenizer, has_targets=False)
-        elif recipe.has_plain_rows:
-            columns = {"tokens": f"{tokens}:{row}" if row else tokens}
-        elif row:
-            columns = {"input_ids": f"{tokens}:1", "labels": f"{tokens}:{row - 1}"}
-        own = {key: getattr(stream, key) for key in KEYS}
-        return {"columns": columns, "target_prompts": "none", "target_responses": "last", **own}
+        if stream.add_bos and tokenizer.bos_id is None:
+            raise RecipeError(_missing_token(stream, tokenizer, "bos"))
+        if stream.add_eos and tokenizer.eos_id is None:
+            raise RecipeError(_missing_token(stream, tokenizer, "eos"))
+        return {
+            "columns": _columns_of(recipe, stream, tokenizer),
+            "target_prompts": "none",
+            "target_responses": "last",
+            **{key: getattr(stream, key) for key in KEYS},
+        }
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         if stream.max_tokens is not None and stream.max_tokens < max(1, stream.min_tokens):
-            yield f"max_tokens is {stream.max_tokens}, below min_tokens {stream.min_tokens}: no document would be left."
+            yield (
+                f"max_tokens is {stream.max_tokens}, below min_tokens {stream.min_tokens}: no "
+                "document would be left."
+            )
         yield from super().contradictions(recipe, stream)
         if stream.pack and stream.layout == "concat":
             yield (
-                "pack: true keeps documents whole and apart, and layout: concat joins and cuts them, so that its rows are full: "
-                "set layout: document, or take pack out."
+                "pack: true keeps documents whole and apart, and layout: concat joins and cuts "
+                "them, so that its rows are full: set layout: document, or take pack out."
             )
         if recipe.loader == "text":
             return
         if not recipe.decoder_only_format:
             yield (
-                "is pretraining data under decoder_only_format: false: the encoder would see one token of each "
-                "sample; train it with train_loader.name: text or set decoder_only_format: true."
+                "is pretraining data under decoder_only_format: false: the encoder would see one "
+                "token of each sample; train it with train_loader.name: text or set "
+                "decoder_only_format: true."
             )
         if stream.layout == "document" and not stream.add_eos and not recipe.has_plain_rows:
             yield (
-                "layout: document needs add_eos: true under the finetuning loader, which would else add an EOS "
-                "that the data does not hold and train on it."
+                "layout: document needs add_eos: true under the finetuning loader, which otherwise "
+                "adds an EOS that is not in the data and trains on it."
             )
 
     @property
@@ -106,56 +98,95 @@ class Pretraining(Kind):
         return tokens.ids.lengths - 1
 
     def encode(self, documents: Sequence[Document]) -> Encoded:
-        """Samples of documents. layout: concat gives one row per document in column `tokens`, which
+        """Encode documents. layout: concat gives one row per document in column `tokens`, which
         `JoinedRows` joins and cuts; layout: document gives finished rows.
         """
-        rule, texts = self.encoding.special_tokens_in_text, [*chain.from_iterable(documents)]
-        ids, marked, refused = encode_texts(self.backend, texts, rule, self.tokenizer)
-        rows = self._framed(ids)
-        verdicts = self._verdicts(ids.lengths, rows.lengths)
+        # Tokenize.
+        texts = [*chain.from_iterable(documents)]
+        rule = self.encoding.special_tokens_in_text
+        ids, with_specials, refused = encode_texts(self.backend, texts, rule, self.tokenizer)
+        rows = self._add_bos_and_eos(ids)
+        # Select.
+        verdicts = self._judge(ids.lengths, rows.lengths)
         verdicts[refused] = "special_token_in_text"
         keep = verdicts == USABLE
-        positions, out = np.flatnonzero(keep), np.flatnonzero(~keep)
-        rejected = dict(zip(out.tolist(), verdicts[out], strict=True))
-        rows, lost = rows.take(keep), 0
+        positions = np.flatnonzero(keep)
+        rejected = {position: verdicts[position] for position in np.flatnonzero(~keep).tolist()}
+        rows = rows.take(keep)
+        # Split documents that are longer than a row.
+        lost_tokens = 0
         if not self.joins_units:
-            whole = len(rows.values)
-            rows, pieces = split_rows(rows, self.encoding.max_seq_len)
-            positions, lost = positions[pieces], whole - len(rows.values)
-        losses = int(np.maximum(rows.lengths - 1, 0).sum())
-        columns, specials = self._columns(rows), len(marked)
+            tokens_before = len(rows.values)
+            rows, documents_of_rows = split_rows(rows, self.encoding.max_seq_len)
+            positions = positions[documents_of_rows]
+            lost_tokens = tokens_before - len(rows.values)
         return make_encoded(
-            columns, [rows], positions, losses, lost, specials=specials, rejected=rejected
+            self._lay_out(rows),
+            [rows],
+            positions,
+            loss_tokens=int(np.maximum(rows.lengths - 1, 0).sum()),
+            lost_tokens=lost_tokens,
+            specials=len(with_specials),
+            rejected=rejected,
         )
 
-    def _framed(self, ids: Ragged) -> Ragged:
-        """Documents with the tokens that the tokenizer adds around each. BOS and EOS are added
-        where the stream asks for them and the tokenizer does not add them.
+    def _add_bos_and_eos(self, ids: Ragged) -> Ragged:
+        """Return documents with the tokens that the tokenizer adds around each. BOS and EOS are
+        added if the stream asks for them and the tokenizer does not add them.
         """
-        known = self.tokenizer
-        head, tail = known.prefix_ids, known.suffix_ids
-        if self.encoding.add_bos and known.bos_id is not None and head[:1] != [known.bos_id]:
-            head = [known.bos_id, *head]
-        if self.encoding.add_eos and known.eos_id is not None and tail[-1:] != [known.eos_id]:
-            tail = [*tail, known.eos_id]
-        return add_special_tokens(ids, head, tail, known.dtype)
+        tokenizer = self.tokenizer
+        head = tokenizer.prefix_ids
+        tail = tokenizer.suffix_ids
+        bos = tokenizer.bos_id
+        eos = tokenizer.eos_id
+        if self.encoding.add_bos and bos is not None and head[:1] != [bos]:
+            head = [bos, *head]
+        if self.encoding.add_eos and eos is not None and tail[-1:] != [eos]:
+            tail = [*tail, eos]
+        return add_special_tokens(ids, head, tail, tokenizer.dtype)
 
-    def _verdicts(self, bare: Lengths, whole: Lengths) -> NDArray[np.object_]:
-        """object [n]: USABLE, or the reason code of a document that is left out. `bare`, `whole`:
-        tokens without and with added ones.
+    def _judge(self, bare: Lengths, whole: Lengths) -> NDArray[np.object_]:
+        """Return object [n]: USABLE, or the reason code of a document that is left out. Later rules
+        count before earlier ones.
+
+        Args:
+            bare: int64 [n], tokens of each document without added ones.
+            whole: int64 [n], tokens with them.
         """
-        found = np.full(len(whole), USABLE, object)
+        verdicts = np.full(len(whole), USABLE, object)
         if not self.joins_units:
-            found[whole < 2] = "one_token"
-        if (most := self.encoding.max_tokens) is not None:
-            found[whole > most] = "max_tokens"
-        found[whole < (self.encoding.min_tokens or 0)] = "min_tokens"
-        found[bare == 0] = "empty"
-        return found
+            verdicts[whole < 2] = "one_token"
+        if self.encoding.max_tokens is not None:
+            verdicts[whole > self.encoding.max_tokens] = "max_tokens"
+        verdicts[whole < (self.encoding.min_tokens or 0)] = "min_tokens"
+        verdicts[bare == 0] = "empty"
+        return verdicts
 
-    def _columns(self, rows: Ragged) -> Mapping[str, Ragged]:
+    def _lay_out(self, rows: Ragged) -> Mapping[str, Ragged]:
         if self.encoding.pack:
             return {"input_ids": rows}
         if self.joins_units or self.encoding.loader == "text":
             return {"tokens": rows}
         return lay_out_targets(rows)
+
+
+def _missing_token(stream: StreamSpec, tokenizer: Tokenizer, name: str) -> str:
+    return (
+        f"stream {stream.name} sets add_{name}: true, but the tokenizer {tokenizer.name} has no "
+        f"{name.upper()} token, so nothing would mark where a document begins or ends: set "
+        f"add_{name}: false for this stream, or name one in tokenizer.kwargs ({name}_token)."
+    )
+
+
+def _columns_of(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
+    """Return column -> MDS encoding. Rows of layout: concat have a fixed length."""
+    if stream.pack:
+        return packed_columns(tokenizer, has_targets=False)
+    tokens = f"ndarray:{tokenizer.dtype}"
+    row = recipe.max_seq_len
+    is_concat = stream.layout == "concat"
+    if recipe.has_plain_rows:
+        return {"tokens": f"{tokens}:{row}" if is_concat else tokens}
+    if is_concat:
+        return {"input_ids": f"{tokens}:1", "labels": f"{tokens}:{row - 1}"}
+    return {"input_ids": tokens, "labels": tokens}

@@ -25,7 +25,7 @@ from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.errors import Unreachable
-from mdsmix.kinds.encodings import kind_of
+from mdsmix.kinds.resolved_stream import kind_of
 from mdsmix.processor.server import ask_processor
 from mdsmix.record import Conversation
 from mdsmix.shapes.image_parts import PLACEHOLDER, place_images

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mdsmix.kinds.encodings import KINDS
+from mdsmix.kinds.kind_table import KINDS
 from mdsmix.record import BAD
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.functions import FUNCTION_REASONS

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import mdsmix.kinds  # noqa: F401 - a kind of stream registers the loader that it brings
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, LOADER_DEFAULTS, TARGET_KEYS
 from mdsmix.foundry_yaml.rules import refuse_broken_rules

@@ -7,7 +7,6 @@ same on every machine.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -73,32 +72,3 @@ def with_unit(written: str) -> str:
 
 def _number(text: str) -> Fraction:
     return Fraction(re.sub("[_,]", "", text))
-
-
-STEPS = (10, 12, 15, 18, 22, 27, 33, 39, 47, 56, 68, 82, 100)
-MARGIN = 0.1
-"""The least margin above an estimate, as a part of it: an estimate comes from the beginnings of a
-few splits.
-"""
-DEVIATIONS = 2
-"""Standard deviations that are added to the margin: of the estimate, and of the tokens that a
-random sample happens to hold.
-"""
-
-
-def taken(part: float, records: float, error: float, spread: float) -> tuple[Fraction, float]:
-    """The share of records to take for a `part` of the source's tokens, 1 at most, and the margin
-    in that share: 0.1 is a tenth more. `records`: the number of the source's records. `error`: the
-    relative standard error of the estimate of the source's tokens. `spread`: the standard deviation
-    of a record's tokens, divided by their mean.
-    """
-    happen = max(1.0, records * part)
-    margin = MARGIN + DEVIATIONS * (error + math.sqrt((1 + spread**2) / happen))
-    return min(Fraction(1), step_above(part * (1 + margin))), margin
-
-
-def step_above(share: float) -> Fraction:
-    """A share above 0, rounded up to the next step: 0.0123 to 0.015."""
-    decade = math.floor(math.log10(share)) - 1
-    steps = (step * Fraction(10) ** place for place in (decade - 1, decade) for step in STEPS)
-    return next(step for step in steps if step >= Fraction(share))

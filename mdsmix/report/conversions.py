@@ -12,11 +12,11 @@ from itertools import chain
 from typing import Any
 
 from mdsmix.conversion.bad_records import ARRAY
-from mdsmix.conversion.budget_share import BudgetShare, said_of_mean
 from mdsmix.conversion.planning import ArrayPart
 from mdsmix.conversion.run import Outcome, PartOutcome
 from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.encode.forms import describe_possible_marks
+from mdsmix.estimate.budget_share import BudgetShare
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.messages import format_percent, join_counts, join_names, plural
@@ -29,6 +29,8 @@ from mdsmix.shards.counts import BAD_SHARE, NO_MATCH, NOT_SAMPLED, Records
 from mdsmix.shards.manifest import Manifest
 from mdsmix.table import UNKNOWN, Column, Row, Table, Tree, table_to_json
 
+FAR_FROM_EXPECTED = 0.05
+"A mean that differs by more than 5 % from the recipe's expected_mean_tokens is reported."
 FILTERED_SHARE = 0.05
 "A warning is given if rules filter a larger share of the records."
 CHOSEN_BY_RECIPE = (HELD_OUT, NOT_HELD_OUT, NOT_SAMPLED, DUPLICATE, NO_MATCH)
@@ -301,16 +303,17 @@ def _notes_on_budget(outcome: Outcome) -> Iterator[str]:
     if outcome.budget_share:
         yield _budget_note(outcome.budget_share, manifest)
     mean = (totals.tokens + totals.lost_tokens) / max(1, manifest.records.written)
-    difference = said_of_mean(mean, outcome.expected_mean)
-    if difference:
+    expected = outcome.expected_mean
+    if expected and mean and abs(mean / expected - 1) > FAR_FROM_EXPECTED:
         yield (
             f"mean of {plural(manifest.records.written, 'record')}: {mean:,.1f} tokens, "
-            f"{difference}"
+            f"{mean / expected - 1:+.1%} of the expected_mean_tokens of {expected:,g}: another "
+            "tokenizer, other records, or others among them"
         )
 
 
 def _budget_note(budget: BudgetShare, manifest: Manifest) -> str:
-    note = f"budget: {budget.said}: got {manifest.totals.seen_tokens:,}"
+    note = f"budget: {budget.explanation}: got {manifest.totals.seen_tokens:,}"
     missing = budget.missing(manifest)
     if not missing:
         return note

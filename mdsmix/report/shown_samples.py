@@ -23,7 +23,7 @@ import numpy as np
 
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import Piece, kind_of, stored_pieces
-from mdsmix.kinds.kind import runs
+from mdsmix.kinds.kind import trained_runs
 from mdsmix.messages import WRITTEN, make_printable, plural
 from mdsmix.report.show import Run
 from mdsmix.shards.manifest import Manifest
@@ -87,7 +87,7 @@ def cut_into_segments(sample: Sample, manifest: Manifest | None) -> Shown:
     if names == PACKED_COLUMNS:
         segments = list[Segment]()
         for number, document in enumerate(split_documents(sample)):
-            for segment in make_segments(runs(*document)):
+            for segment in make_segments(trained_runs(*document)):
                 segments.append(replace(segment, document=number))
         return segments
     if manifest is None:  # by LLM-Foundry's default policies

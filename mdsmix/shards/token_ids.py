@@ -31,6 +31,8 @@ IMAGE_COLUMNS = ("images", "sizes")
 height and width of each.
 """
 SIDES = ("input_ids", "labels")
+PREFERENCE_COLUMNS = ("prompt", "chosen", "rejected")
+"Columns of a preference: int64 ids (little endian) as plain bytes. Answers are without the prompt."
 IGNORED_LABEL = -100
 "The label that gives no loss, in torch, in LLM-Foundry and in Hugging Face's collators."
 Ids = NDArray[np.int64]
@@ -101,6 +103,16 @@ def _decode_stored_turns(sample: Sample, _: str) -> list[Turn]:
         raise MixRefused("a turn lacks input_ids or labels; convert the data again.") from None
 
 
+def decode_preference(sample: Sample) -> list[Ids]:
+    """Return the ids of a preference's prompt, chosen answer and rejected answer."""
+    return [decode_ids(sample[name], "<i8") for name in PREFERENCE_COLUMNS]
+
+
+def _preference_turns(sample: Sample, _: str) -> list[Turn]:
+    prompt, chosen, rejected = decode_preference(sample)
+    return [Turn(prompt, chosen), Turn(NO_IDS, rejected)]
+
+
 NO_IDS: Ids = np.empty(0, np.int64)
 LAYOUTS: dict[tuple[str, ...], Callable[[Sample, str], list[Turn]]] = {
     ("turns",): _decode_stored_turns,
@@ -109,6 +121,7 @@ LAYOUTS: dict[tuple[str, ...], Callable[[Sample, str], list[Turn]]] = {
     PACKED_COLUMNS: lambda sample, _: [
         Turn(NO_IDS, document.ids) for document in split_documents(sample)
     ],
+    PREFERENCE_COLUMNS: _preference_turns,
 }
 """Columns with a sample's ids, in the order in which a loader looks for them -> function (sample,
 dtype of plain bytes) -> turns.

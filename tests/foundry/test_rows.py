@@ -21,7 +21,7 @@ from mdsmix.encode.chat import format_today
 from mdsmix.encode.encoded import Encoded
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import Pairs
-from mdsmix.kinds.read_records import Reading
+from mdsmix.kinds.read_records import RecordReader
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.record import FILTERED
 from mdsmix.shapes import SHAPES
@@ -105,13 +105,15 @@ REFUSALS = {
 "What mdsmix calls a bad record -> the errors of Foundry."
 
 
-def reading(tokenizer: Tokenizer, columns: str, **settings: Any) -> Reading:
+def reading(tokenizer: Tokenizer, columns: str, **settings: Any) -> RecordReader:
     kind = Conversations if columns else Pairs
     settings |= {"special_tokens_in_text": "allow", "columns": columns}
     made = opened(kind, tokenizer, backend=open_backend(tokenizer), **settings)
     if columns:
-        return Reading(SHAPES["messages"], {"messages": "messages"}, made)
-    return Reading(SHAPES["prompt_response"], {"prompt": "prompt", "response": "response"}, made)
+        return RecordReader(SHAPES["messages"], {"messages": "messages"}, made)
+    return RecordReader(
+        SHAPES["prompt_response"], {"prompt": "prompt", "response": "response"}, made
+    )
 
 
 def stored(encoded: Encoded) -> list[list[dict[str, list[int]]]]:

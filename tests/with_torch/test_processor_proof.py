@@ -20,7 +20,7 @@ import transformers
 from mdsmix.engines.memory import measure_pss
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
-from mdsmix.kinds.encodings import make_encoding
+from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.kinds.prove_processor import find_difference
 from mdsmix.load import build_loader
 from mdsmix.load.vision import load_processor
@@ -74,7 +74,7 @@ def test_it_is_equal_or_refused(tmp_path: Path, tokenizer_folder: Path, family: 
     def found(*overrides: str) -> str | None:
         recipe = open_recipe(path, overrides)
         tokenizer = open_tokenizer(recipe.tokenizer)
-        encoding = make_encoding(recipe, recipe.streams["see"], tokenizer)
+        encoding = resolve_stream(recipe, recipe.streams["see"], tokenizer).encoding
         return find_difference(of[1], encoding, tokenizer, [])
 
     if family == "paligemma" and not IS_TRANSFORMERS_4:

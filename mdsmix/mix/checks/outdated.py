@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from mdsmix.errors import Damaged
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
-from mdsmix.kinds.encodings import rules_of
+from mdsmix.kinds.encodings import find_raised_rules
 from mdsmix.kinds.rules import raised_extras, raised_formats, rule_changes
 from mdsmix.mix.checks.tokenizers import tokenizer_that_made
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
@@ -28,7 +28,7 @@ def rows_outdated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         return
     tokenizer = tokenizer_that_made(mix, stream, manifest)
     encoding = manifest.encoding
-    now = rules_of(encoding, tokenizer) | _formats_of(stream, manifest)
+    now = find_raised_rules(encoding, tokenizer) | _formats_of(stream, manifest)
     now |= raised_extras(manifest, find_shape(encoding.shape, encoding.fields))
     for change in rule_changes(manifest.rules, now):
         note = ""

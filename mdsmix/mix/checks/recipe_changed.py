@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from mdsmix.errors import Damaged, MdsmixError, RecipeError
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
-from mdsmix.kinds.encodings import make_encoding
+from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.kinds.recipe_changes import SAMPLE, KeyChange, encoding_changes, source_changes
 from mdsmix.mix.checks.tokenizers import published_tokenizer
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
@@ -114,7 +114,7 @@ def _settings(mix: Mix, stream: StreamInMix, spec: StreamSpec, manifest: Manifes
     if tokenizer is None:
         raise _Unseen("the tokenizer is not at hand")
     try:
-        now = make_encoding(mix.recipe_spec, spec, tokenizer)
+        now = resolve_stream(mix.recipe_spec, spec, tokenizer).encoding
     except RecipeError as error:
         if spec.source and is_function(spec.source.shape):
             raise _Unseen(_sentence(error)) from None

@@ -9,10 +9,11 @@ from contextlib import suppress
 
 from mdsmix.errors import MdsmixError
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
-from mdsmix.foundry_yaml.loader_keys import EXTRA_LOADERS, as_whole_number
+from mdsmix.foundry_yaml.loader_keys import as_whole_number
 from mdsmix.foundry_yaml.section_values import SEPARATORS
 from mdsmix.foundry_yaml.section_values import separator_differs as _separator_differs
 from mdsmix.kinds import kind_of
+from mdsmix.kinds.kind_table import EXTRA_LOADERS
 from mdsmix.mix.checks.columns import is_plain
 from mdsmix.mix.streams.mix import (
     Loader,

@@ -20,7 +20,7 @@ from mdsmix.foundry_yaml.findings import Finding
 from mdsmix.foundry_yaml.rules import RULES
 from mdsmix.foundry_yaml.training_yaml import Settings
 from mdsmix.kinds import kind_of
-from mdsmix.kinds.encodings import rules_of
+from mdsmix.kinds.encodings import find_raised_rules
 from mdsmix.mix.check import run_checks
 from mdsmix.mix.epoch.draws import count_loader_draws
 from mdsmix.mix.streams.mix import Mix, StreamInMix
@@ -244,8 +244,8 @@ def _oldest_rules(joined: Encoding, encodings: Sequence[Encoding]) -> dict[str, 
     """
     versions = dict[str, int]()
     for encoding in encodings:
-        for rule in rules_of(encoding, None):
+        for rule in find_raised_rules(encoding, None):
             made = encoding.rules.get(rule, 1)
             versions[rule] = min(made, versions.get(rule, made))
-    found = rules_of(joined, None) | versions
+    found = find_raised_rules(joined, None) | versions
     return {rule: version for rule, version in found.items() if version > 1}

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.estimate.forecast import forecast_stream
 from mdsmix.foundry_yaml.findings import Finding
 from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, COUNT_UNITS, is_number, parse_quantity
 from mdsmix.messages import join_names
@@ -32,7 +33,6 @@ from mdsmix.mix.epoch.draws import (
     make_run_machines,
 )
 from mdsmix.mix.epoch.figures import StreamInEpoch, measure_epoch, measure_stream
-from mdsmix.mix.plan.forecast import forecast_stream
 from mdsmix.mix.plan.nodes import NodePlan, Setting, advise_settings, plan_node
 from mdsmix.mix.plan.steps import (
     EpochPlan,

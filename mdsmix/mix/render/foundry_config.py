@@ -14,8 +14,9 @@ from contextlib import suppress
 from typing import Any
 
 from mdsmix.errors import MdsmixError
-from mdsmix.foundry_yaml.loader_keys import DATASETS, MDSMIX_LOADER, TARGET_KEYS
+from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER, TARGET_KEYS
 from mdsmix.foundry_yaml.training_yaml import TRAIN, Settings, StreamSection
+from mdsmix.kinds.kind_table import DATASET_KEYS_OF
 from mdsmix.mix.render.set_into import LENGTH, LINK
 from mdsmix.recipe import Recipe, StreamSpec, WeightSpec
 from mdsmix.shards.index import Index
@@ -192,7 +193,7 @@ def make_loader_section(
         # ask for both.
         settings |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
     # The text loader would drop target policies without a word.
-    targets = sorted(TARGET_KEYS.intersection(DATASETS.get(recipe.loader, ())))
+    targets = sorted(TARGET_KEYS.intersection(DATASET_KEYS_OF.get(recipe.loader, ())))
     shared = {"max_seq_len": VARIABLE} | {key: getattr(recipe, key) for key in targets}
     if recipe.processor and recipe.loader == MDSMIX_LOADER:
         home = find_fetch_folder(recipe, recipe.processor)

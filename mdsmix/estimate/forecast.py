@@ -1,0 +1,241 @@
+"""Forecasts of the index and manifest that an unconverted stream will have once it is published.
+
+A forecast follows from a survey of the stream's source. A source of less than 2 MiB is read whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from itertools import chain
+
+from mdsmix import sources
+from mdsmix.encode.backends import open_backend
+from mdsmix.errors import RecipeError
+from mdsmix.estimate.budget_share import SourceEstimate, choose_sampling_share
+from mdsmix.estimate.survey import SplitSample, Survey, estimate_rates
+from mdsmix.kinds.assemble import Assembled
+from mdsmix.kinds.encodings import resolve_stream
+from mdsmix.kinds.kind import Kind
+from mdsmix.kinds.resolved_stream import ResolvedStream
+from mdsmix.messages import join_counts, plural
+from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.recipe.rules import tokens_wanted
+from mdsmix.recipe.stream_spec import BY_BUDGET
+from mdsmix.shapes.functions import is_function
+from mdsmix.shards.counts import Records, Totals
+from mdsmix.shards.index import Index, StoredFile, make_index
+from mdsmix.shards.manifest import FORMAT_VERSION, Manifest, TokenizerCard
+from mdsmix.shards.published import PublishedStream
+from mdsmix.shards.shard_files import (
+    SHARD_BYTES,
+    SHARD_ROWS,
+    ShardLayout,
+    compress_zstd,
+    make_shard,
+)
+from mdsmix.sources import SourceFile
+from mdsmix.storage import Location, locate
+from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
+
+LEAST_WINDOW = 1 << 16
+"Bytes of a split of a small source, 64 KiB: 32 splits are the whole of 2 MiB."
+BYTES = 1 << 22
+"Bytes of records that are decoded: 4 MiB."
+BYTES_WITH_IMAGES = 1 << 18
+"The same if records name images, which are read too: 256 KiB, some 1,000 records."
+SCALED = (
+    *("tokens", "loss_tokens", "cut_rows", "cut_tokens", "truncated_rows", "truncated_tokens"),
+    *("given_eos", "images", "image_tokens"),
+)
+"Fields of Totals that grow with the size of the stream."
+OFFSET_BYTES = 4
+"Bytes of each sample in a shard's table of offsets."
+
+
+def forecast_stream(recipe: Recipe, spec: StreamSpec) -> tuple[PublishedStream, str]:
+    """Forecast a stream as it will be published, and return a sentence on how much of its source
+    was read.
+
+    Raises RecipeError if no record becomes a sample, or the recipe is wrong.
+    """
+    source = spec.source
+    assert source is not None
+    if is_function(source.shape):
+        raise RecipeError(
+            f"{spec.name} is not converted, and the function {source.shape} reads its records, "
+            f"which only a conversion runs: `mdsmix convert --only {spec.name} --limit 1000` shows "
+            "what they come to."
+        )
+    # Survey the source.
+    tokenizer = open_tokenizer(recipe.tokenizer)
+    stream = resolve_stream(recipe, spec, tokenizer)
+    files = sources.find_files(source.path, recipe.folder, sources.ReadAs.of(source))
+    size = sources.estimate_size(files)
+    if not size:
+        raise RecipeError(f"the source of {spec.name} is empty, so there is nothing to plan with.")
+    samples = _survey(recipe, spec, stream, tokenizer, files)
+    note = f"{spec.name} is not converted yet: {_describe_survey(samples, size)}"
+    rates = estimate_rates(samples)
+    if rates is None:
+        raise RecipeError(
+            f"{note}, so there is nothing to plan with: `mdsmix convert --only {spec.name} --limit "
+            "100` shows them."
+        )
+    # Find the sample of a budget.
+    if spec.sample == BY_BUDGET:
+        tokens = tokens_wanted(recipe, spec)
+        sampling = choose_sampling_share(SourceEstimate.of(rates, files), tokens)
+        stream = stream.with_settings(sample=sampling.setting)
+    # Scale the surveyed part to the whole stream.
+    scale = float(Fraction(stream.encoding.sample or 1))
+    scale *= max(1.0, size / sum(sample.weight for sample in samples))
+    folder = locate(recipe.published(spec)) / spec.split
+    return _scale_up(folder, stream, tokenizer, samples, scale, size), note
+
+
+def _survey(
+    recipe: Recipe,
+    spec: StreamSpec,
+    stream: ResolvedStream,
+    tokenizer: Tokenizer,
+    files: Sequence[SourceFile],
+) -> list[SplitSample]:
+    """Read splits of the source. A stream's `sample` is ignored here, since a small sample of few
+    records may be empty. A stream by budget is read at the same splits as by its conversion, so
+    that both take the same share.
+    """
+    stream = stream.with_settings(sample=None)
+    root = spec.images.root if spec.images else None
+    is_by_budget = spec.sample == BY_BUDGET
+    has_images = stream.kind.has_images
+    reads_images = "processor" in stream.encoding.images if is_by_budget else has_images
+    survey = Survey(
+        stream=stream,
+        tokenizer=tokenizer,
+        open_backend=partial(open_backend, tokenizer),
+        backend=recipe.tokenizer.backend,
+        images_root=locate(root) if root else None,
+        reads_images=reads_images,
+    )
+    if is_by_budget:
+        return survey.read(survey.choose_units(files))
+    units = survey.choose_units(files, LEAST_WINDOW)
+    decoded = BYTES_WITH_IMAGES if has_images else BYTES
+    return survey.read(units, decoded // len(units))
+
+
+def _describe_survey(samples: Sequence[SplitSample], size: int) -> str:
+    """Return a sentence on how many records were read, and how many become no sample.
+
+    Args:
+        samples: the surveyed splits.
+        size: bytes of all files.
+    """
+    left_out = sum((sample.left_out for sample in samples), Counter[str]())
+    records = sum(len(sample.by_record) for sample in samples) + left_out.total()
+    is_whole = sum(sample.weight for sample in samples) >= size * (1 - 1e-9)
+    sentence = f"{plural(records, 'record')} at {plural(len(samples), 'place')} looked at"
+    if is_whole:
+        sentence += ", which are all"
+    if left_out:
+        reasons = join_counts(left_out)
+        sentence += f"; {left_out.total():,} of these records become no sample ({reasons})"
+    return sentence
+
+
+def _scale_up(
+    folder: Location,
+    stream: ResolvedStream,
+    tokenizer: Tokenizer,
+    samples: Sequence[SplitSample],
+    scale: float,
+    size: int,
+) -> PublishedStream:
+    """Return the stream of a source of `size` bytes, in equal shards.
+
+    Args:
+        folder: where the stream will be published.
+        stream: its settings.
+        tokenizer: its tokenizer.
+        samples: the surveyed splits.
+        scale: the stream's size as a multiple of the surveyed part.
+        size: bytes of the whole source.
+    """
+    kind = stream.kind
+    layout = ShardLayout(stream.encoding.columns, stream.encoding.compression)
+    # Lay out the surveyed rows as a work unit does.
+    assembler = kind.open_rows(layout, tokenizer.dtype)
+    full_shards = [rows for sample in samples for rows in assembler.add(sample.encoded)]
+    assembled = assembler.finish()
+    arrays = [*chain.from_iterable(rows.arrays for rows in (*full_shards, assembled.rows))]
+    body = b"".join(array.tobytes() for array in (*arrays, assembled.leftover))
+    # Scale them.
+    index = _scale_index(kind, layout, assembled, body, scale, size)
+    totals = _scale_totals(kind, assembled.totals, index, scale)
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        tool_version="",
+        encoding=stream.encoding,
+        tokenizer=TokenizerCard.from_tokenizer(tokenizer),
+        backend="",
+        totals=totals,
+        records=Records(),
+        sources=[],
+        parts=[],
+        index_hash=index.hash,
+        complete=True,
+    )
+    return PublishedStream(folder=folder, index=index, manifest=manifest)
+
+
+def _scale_index(
+    kind: Kind,
+    layout: ShardLayout,
+    assembled: Assembled,
+    body: bytes,
+    scale: float,
+    size: int,
+) -> Index:
+    """Return the index of the whole stream: equal shards, as many as its bytes, samples and work
+    units ask for.
+
+    Args:
+        kind: the stream's kind.
+        layout: its columns.
+        assembled: the surveyed rows.
+        body: their bytes as they are stored.
+        scale: the stream's size as a multiple of the surveyed part.
+        size: bytes of the whole source.
+    """
+    # The rest of a unit that fills no row joins the next unit's.
+    part_rows = len(assembled.leftover) / kind.encoding.max_seq_len
+    samples = max(1, round(scale * (assembled.totals.samples + part_rows)))
+    raw_bytes = scale * len(body) + OFFSET_BYTES * samples
+    least_shards = (size / kind.window_bytes, raw_bytes / SHARD_BYTES, samples / SHARD_ROWS)
+    shards = min(samples, max(math.ceil(least) for least in least_shards))
+    stored = StoredFile(basename="not-yet.mds", bytes=round(raw_bytes / shards))
+    packed = None
+    if layout.compression:
+        ratio = len(compress_zstd(body, layout.compression)) / max(1, len(body))
+        packed = StoredFile(basename="not-yet.mds.zstd", bytes=round(ratio * stored.bytes))
+    return make_index([make_shard(layout, samples // shards, stored, packed)] * shards)
+
+
+def _scale_totals(kind: Kind, totals: Totals, index: Index, scale: float) -> Totals:
+    """Return the counts of the whole stream."""
+    counts = {key: round(scale * getattr(totals, key)) for key in SCALED}
+    counts["samples"] = index.samples
+    if kind.gets_eos:
+        counts["given_eos"] = min(counts["given_eos"], index.samples)
+        counts["not_given_eos"] = index.samples - counts["given_eos"]
+    if kind.joins_units:
+        width = kind.encoding.max_seq_len
+        counts["tokens"] = index.samples * width
+        counts["loss_tokens"] = index.samples * (width - 1)
+        totals = replace(totals, longest=width, lengths={})
+    return replace(totals, **counts)

@@ -1,0 +1,31 @@
+"""The table of all kinds of stream, and the loaders that they bring. A new kind is one more file
+and one more class in `KINDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mdsmix.foundry_yaml.loader_keys import DATASETS, ExtraLoader, Types
+from mdsmix.kinds.conversations import Conversations
+from mdsmix.kinds.finetuning import Pairs
+from mdsmix.kinds.kind import Kind
+from mdsmix.kinds.pictured import ConversationsWithImages
+from mdsmix.kinds.preferences import Preferences
+from mdsmix.kinds.pretraining import Pretraining
+
+KINDS: list[type[Kind]] = [Pretraining, Pairs, Conversations, ConversationsWithImages, Preferences]
+EXTRA_LOADERS: Mapping[str, ExtraLoader] = {
+    kind.loader.name: kind.loader for kind in KINDS if kind.loader
+}
+"Name -> loader of neither LLM-Foundry nor mdsmix, which a kind brings."
+DATASET_KEYS_OF: Mapping[str, Types] = {
+    **DATASETS,
+    **{name: loader.keys for name, loader in EXTRA_LOADERS.items()},
+}
+"Name of a loader, of all that mdsmix knows -> the keys of its `dataset` that have an effect."
+
+
+def find_kinds(word: str | None) -> list[type[Kind]]:
+    """Return the kinds that a value of the recipe's `kind:` may mean."""
+    return [kind for kind in KINDS if kind.word == word]

@@ -1,0 +1,107 @@
+"""ComposeRL's loader of preferences: the rows of its PairwisePreferenceStreamingDataset and the
+batches of its collator.
+
+The dataset puts the prompt before each answer, and cuts both sides to max_seq_len. The collator
+joins the two sides to one sequence. If they have more than max_seq_len tokens together, it takes
+equally many tokens off each (`cut_per_answer`). `tests/with_torch/test_preferences.py` compares
+batches with those recorded from ComposeRL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdsmix.errors import MixRefused
+from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, ExtraLoader
+from mdsmix.shapes.preference import REWARDS
+from mdsmix.shards.shard_samples import Sample
+from mdsmix.shards.token_ids import PREFERENCE_COLUMNS, decode_preference
+
+
+def cut_per_answer(length: Any, max_seq_len: int) -> NDArray[np.int64]:
+    """Return how many tokens ComposeRL's collator takes off each answer.
+
+    Args:
+        length: tokens of both answers together, each with its prompt; an int or an array.
+        max_seq_len: tokens of a row.
+
+    >>> cut_per_answer([96, 97, 98, 99], 96).tolist()
+    [0, 2, 2, 3]
+    """
+    beyond = np.asarray(length, np.int64) - max_seq_len
+    return np.where(beyond > 0, (beyond + 1) // 2 + 1, 0)
+
+
+def make_row(sample: Sample, max_seq_len: int) -> dict[str, Any]:
+    """Return a stored sample as `answers` (two int64 arrays, chosen and rejected, each with the
+    prompt before it, as many tokens as a batch contains of them), `prompt_len`, and its rewards.
+
+    Raises MixRefused if nothing of an answer and its prompt is left.
+    """
+    prompt, *answers = decode_preference(sample)
+    prompt = prompt[:max_seq_len]
+    sides = [np.concatenate([prompt, answer])[:max_seq_len] for answer in answers]
+    cut = int(cut_per_answer(sum(map(len, sides)), max_seq_len))
+    if min(map(len, sides)) <= cut:
+        raise MixRefused(
+            f"max_seq_len: {max_seq_len} leaves nothing of an answer: convert the stream for this "
+            "max_seq_len, which leaves such records out."
+        )
+    rewards = {key: sample[key] for key in REWARDS if key in sample}
+    answers = [side[: len(side) - cut] for side in sides]
+    return {"prompt_len": len(prompt), **rewards, "answers": answers}
+
+
+def make_batch(
+    rows: Sequence[Mapping[str, Any]], max_seq_len: int, eos: int, fill: int
+) -> dict[str, NDArray[Any]]:
+    """Return the batch of rows as ComposeRL's collator makes it: the chosen answer, then the
+    rejected answer, each with its prompt before it and EOS as its last token.
+
+    Returns: `input_ids` and `sequence_id` (0 chosen, 1 rejected, -1 padding), int64 [rows,
+    max_seq_len]; `attention_mask`, bool [rows, max_seq_len], false at every token equal to `fill`,
+    which may be EOS; `prompt_len`, `chosen_len`, `rejected_len`, int64 [rows]; rewards, float32
+    [rows, 1].
+
+    Raises MixRefused if only some rows have rewards.
+    """
+    if any(row.keys() != rows[0].keys() for row in rows):
+        raise MixRefused(
+            "a batch contains preferences with rewards and others without: convert all streams of "
+            "the run with them, or none."
+        )
+    input_ids = np.full((len(rows), max_seq_len), fill, np.int64)
+    sequence_ids = np.full_like(input_ids, -1)
+    lengths = np.zeros((2, len(rows)), int)
+    for number, row in enumerate(rows):
+        lengths[:, number] = [*map(len, row["answers"])]
+        ends = lengths[:, number].cumsum()
+        input_ids[number, : ends[1]] = np.concatenate(row["answers"])
+        input_ids[number, ends - 1] = eos
+        sequence_ids[number, : ends[1]] = np.repeat([0, 1], lengths[:, number])
+    batch: dict[str, NDArray[Any]] = {
+        "input_ids": input_ids,
+        "attention_mask": input_ids != fill,
+        "chosen_len": lengths[0],
+        "rejected_len": lengths[1],
+        "sequence_id": sequence_ids,
+        "prompt_len": np.array([row["prompt_len"] for row in rows]),
+    }
+    for key in rows[0].keys() & {*REWARDS}:
+        batch[key] = np.array([[row[key]] for row in rows], np.float32)
+    return batch
+
+
+PREFERENCE_LOADER = ExtraLoader(
+    name="pairwise_preference",
+    whose="ComposeRL",
+    keys=DATASET_KEYS,
+    columns=dict.fromkeys(PREFERENCE_COLUMNS, "bytes"),
+    row=make_row,
+    batch=make_batch,
+    multiple=2,
+)

@@ -1,0 +1,199 @@
+"""Conversations rendered by a stream's chat template, cut into the turns that Foundry's converter
+makes, and tokenized.
+
+The tokenizer is called once a batch, with the texts of all turns in one list. All later steps are
+arithmetic on lengths.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from mdsmix.encode import forms
+from mdsmix.encode.backends import Backend, make_token_search
+from mdsmix.encode.chat import (
+    ChatTemplate,
+    Turn,
+    add_variables,
+    find_trained_answers,
+    open_tokenizer_template,
+    render_rows,
+)
+from mdsmix.encode.control_words import ControlWords, open_control_words
+from mdsmix.encode.labels import Turns
+from mdsmix.kinds.turn_rows import PLACEHOLDERS, TurnRows, count_placeholders
+from mdsmix.record import Conversation, RecordRefused, RichConversation
+from mdsmix.shapes.extras import VARIABLES
+from mdsmix.shards.manifest import Encoding
+from mdsmix.tokenizer.card import Tokenizer
+
+TEMPLATE_REASONS = {
+    "template_error": "The chat template fails on the conversation.",
+    "split_token": (
+        "A prompt or an answer would end inside a control token of the tokenizer; the detail shows "
+        "both sides."
+    ),
+    "not_prefix_stable": (
+        "The chat template changes earlier messages once there are more; the detail shows both "
+        "texts where they differ."
+    ),
+    "untrained_in_prompt": (
+        "An answer that is not trained is in a prompt, and target_prompts trains prompts."
+    ),
+    "tools_not_printed": "The chat template prints no tool, call or result of the conversation.",
+    "image_not_printed": "The chat template prints no image token for an image.",
+}
+"""Reason code -> explanation, of conversations that a chat template does not render."""
+
+
+class Prepared(NamedTuple):
+    """A conversation in the form that its template prints."""
+
+    template: ChatTemplate
+    conversation: Conversation
+
+
+def open_stream_template(encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:
+    """Return the chat template of a stream, with the variables and the date that the stream
+    sets.
+    """
+    variables = tokenizer.template_variables | encoding.template
+    return open_tokenizer_template(tokenizer, variables, encoding.date_string)
+
+
+class TurnRenderer:
+    """Renders the conversations of a stream and tokenizes their turns. Kinds that need other rows
+    of a conversation override `rows_of`.
+    """
+
+    def __init__(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> None:
+        self.encoding = encoding
+        self.tokenizer = tokenizer
+        self.backend = backend
+
+    @cached_property
+    def chat(self) -> ChatTemplate:
+        return open_stream_template(self.encoding, self.tokenizer)
+
+    @property
+    def controls(self) -> Sequence[str]:
+        """The strings that the tokenizer takes for tokens of its own."""
+        return self.tokenizer.special_tokens
+
+    @cached_property
+    def has_control(self) -> Callable[[str], bool]:
+        return make_token_search(self.controls)
+
+    @cached_property
+    def words(self) -> ControlWords:
+        """The tokens that a text may not be cut inside of."""
+        return open_control_words((*self.controls, *self.tokenizer.added_tokens))
+
+    @cached_property
+    def suspicious_characters(self) -> set[str]:
+        """The first characters of control tokens and placeholders."""
+        return {token[0] for token in (*self.controls, *PLACEHOLDERS) if token}
+
+    def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
+        template = self.chat.for_tools(conversation.tools)
+        return forms.prints_null(add_variables(template, conversation.variables), role, key)
+
+    def render(self, conversations: Sequence[Conversation]) -> TurnRows:
+        """Return the rows of the conversations, rendered and tokenized."""
+        # Find special tokens in the texts. Few texts contain the first character of any, which is
+        # found in a tenth of the time of a token.
+        texts = [*chain.from_iterable([conversation.texts for conversation in conversations])]
+        suspicious = "\n".join(
+            dict.fromkeys(
+                text
+                for character in self.suspicious_characters
+                for text in texts
+                if character in text
+            )
+        )
+        with_specials = set[int]()
+        if self.has_control(suspicious):
+            with_specials = {
+                position
+                for position, conversation in enumerate(conversations)
+                if self.has_control(conversation.all_text)
+            }
+        # Render each conversation.
+        rendered = list[list[Turn]]()
+        positions = list[int]()
+        rejected = dict[int, str]()
+        unread = Counter[str]()
+        allows_specials = self.encoding.special_tokens_in_text == "allow"
+        for position, conversation in enumerate(conversations):
+            try:
+                if position in with_specials and not allows_specials:
+                    raise RecordRefused("special_token_in_text")
+                rows = self.rows_of(conversation, unread)
+                for row in rows:
+                    self.words.refuse_split([*chain.from_iterable(row)])
+            except RecordRefused as refused:
+                rejected[position] = refused.why
+            else:
+                rendered += rows
+                positions += [position] * len(rows)
+        # Tokenize the prompts and responses of all turns together.
+        turns_of_all = chain.from_iterable(rendered)
+        ids = self.backend.encode([*chain.from_iterable(turns_of_all)], match_special=True)
+        whole_texts = (conversation.all_text for conversation in conversations)
+        return TurnRows(
+            turns=Turns(ids, np.array([len(row) for row in rendered], np.int64)),
+            positions=positions,
+            rejected=rejected,
+            with_specials=with_specials,
+            placeholders=count_placeholders([suspicious], whole_texts),
+            unread=unread,
+            images=[conversations[position].images for position in positions],
+        )
+
+    def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
+        """Return the rows of a conversation, each a list of turns. Count the fields that the
+        template does not print in `unread`.
+
+        Raises RecordRefused if the conversation gives no row.
+        """
+        if conversation.trained is not None:
+            trained = find_trained_answers(conversation)
+            if not trained:
+                raise RecordRefused("nothing_trained")
+            all_answers = find_trained_answers(conversation._replace(trained=None))
+            trains_prompts = self.encoding.target_prompts != "none"
+            if trains_prompts and all_answers[: len(trained)] != trained:
+                raise RecordRefused("untrained_in_prompt")
+        template, conversation = self.prepare(conversation, unread)
+        rule = self.encoding.rewritten_history
+        return render_rows(template, conversation, rule, self.words)
+
+    def prepare(self, conversation: Conversation, unread: Counter[str]) -> Prepared:
+        """Return a conversation in the form that its template prints, and the template. Count the
+        fields that the template does not print in `unread`.
+        """
+        if isinstance(conversation, RichConversation):
+            conversation = forms.lift_system_tools(self.chat, conversation)
+        chosen = self.chat.for_tools(conversation.tools)
+        if conversation.tools == [] and chosen is self.chat:
+            conversation = conversation._replace(tools=None)
+        template = add_variables(chosen, conversation.variables)
+        if isinstance(conversation, RichConversation):
+            conversation = forms.fit_tools(chosen, conversation)
+            unread.update(set(forms.find_unread_keys(template, conversation)))
+        unread.update(self.unread_variables(conversation))
+        return Prepared(template, conversation)
+
+    def unread_variables(self, conversation: Conversation) -> Iterator[str]:
+        """Yield the variables of the conversation that the chat template does not read, such as
+        `chat_template_kwargs.enable_thinking`.
+        """
+        for name in conversation.variables or ():
+            if name not in self.chat.reads:
+                yield f"{VARIABLES}.{name}"
