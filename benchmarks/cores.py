@@ -81,7 +81,7 @@ def _look(workers: int) -> float:
             os._exit(0)
         pids.append(pid)
     try:
-        return timeit(lambda: MemoryBudget(1 << 40).look(pids, at_once=True), number=5) / 5
+        return timeit(lambda: MemoryBudget(1 << 40).update(pids, at_once=True), number=5) / 5
     finally:
         for pid in pids:
             os.kill(pid, 9)

@@ -54,7 +54,7 @@ def test_pieces_are_all_records_in_order_once() -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang, "SILENT_SECONDS", 1.5)
-    monkeypatch.setattr(hang, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(hang, "CHECK_SECONDS", 0.05)
 
 
 def refused(attempt: Attempt, at: Any, end: WorkerEnd, set_aside: bool = False) -> str:
@@ -71,7 +71,7 @@ def test_a_record_is_blamed_when_it_kills_or_hangs_alone_and_twice() -> None:
         )
         assert (once.deaths, once.halvings, once.died_at) == (2, ALONE, at)
         assert plan_next_attempt(once, place(8), end, False, "a").died_at == place(8)
-        over = "over the work unit of a.jsonl, the record at byte 7 of a (9 bytes)"
+        over = "on the work unit of a.jsonl, the record at byte 7 of a (9 bytes)"
         assert f"{verb} ({end.how}) {over}" in refused(once, at, end)
         assert "--quarantine-crashes" in refused(once, at, end)
         aside = plan_next_attempt(once, at, end, True, "a")
@@ -95,7 +95,7 @@ def test_several_records_are_not_blamed_however_often_they_kill() -> None:
             halvings = ALONE if end.hung or deaths > 1 else 4
             assert attempt == Attempt(deaths=deaths, halvings=halvings, died_at=at)
         refusal = refused(attempt, at, end, True)
-        assert f"({end.how}) over the work unit of a.jsonl, {said}" in refusal
+        assert f"({end.how}) on the work unit of a.jsonl, {said}" in refusal
 
 
 def test_batches_of_any_size_give_the_same_bytes(web: Web, corpus_folder: Path) -> None:
@@ -133,7 +133,7 @@ def test_records_that_kill_or_hang_are_set_aside(web: Web, monkeypatch: pytest.M
     assert "quarantined: 2 crashed_worker" in answer.out
     said = [line for line in answer.err.splitlines() if "hung" in line]
     assert said[0].startswith("web: a worker process hung (")
-    assert "over the work unit of a.jsonl and 1 files more, the record" in said[0]
+    assert "on the work unit of a.jsonl and 1 files more, the record" in said[0]
     places = [(bad["file"], bad["line"], bad["raw"][9:25]) for bad in web.bad]
     assert places == [("a.jsonl", 41, kills), ("b.jsonl", 8, hangs)]
     assert "up to date" in web.convert().out
@@ -185,7 +185,7 @@ def test_a_worker_without_a_sign_of_life_is_told_of_and_replaced_and_others_go_o
     for sentence in said:
         assert "a worker process hung (no sign of life for " in sentence
         assert "it was stopped, or waits for a mount, and uses no processor time" in sentence
-        assert "over the work unit of a.jsonl, while no record was in work" in sentence
+        assert "on the work unit of a.jsonl, while no record was in work" in sentence
 
 
 @pytest.mark.usefixtures("impatient")
@@ -225,7 +225,7 @@ def test_a_record_that_kills_is_named_where_none_is_set_aside() -> None:
 
 
 def test_no_record_is_blamed_where_none_or_that_of_another_task_was_in_work() -> None:
-    said = r"die \(exit code 3\) over the work unit number 1, while"
+    said = r"die \(exit code 3\) on the work unit number 1, while"
     with pytest.raises(MdsmixError, match=said):
         list(run([call(leave_a_place, True)], settings(1, set_aside=True)))
     dying = call(first, partial(os._exit, 3), 1)
@@ -258,7 +258,7 @@ def test_who_works_or_waits_is_left_alone_and_a_run_that_stood_still_blames_nobo
     ]
     for used, size, waits, expected in rows:
         pulse, began = HangDetector(), clock.now
-        while clock.now - began < day and not pulse.look(used, size, waits):
+        while clock.now - began < day and not pulse.check(used, size, waits):
             clock.sleep(1)
         assert abs(clock.now - began - expected) <= 2, (used(), size, waits)
     pulse = HangDetector()
@@ -269,18 +269,18 @@ def test_who_works_or_waits_is_left_alone_and_a_run_that_stood_still_blames_nobo
         7200,
     ):  # Ctrl-Z, and hours later `fg`: what passed in between was not waited
         clock.sleep(seconds)
-        assert pulse.look(lambda: 7, 10, False) is None
+        assert pulse.check(lambda: 7, 10, False) is None
     assert 3 < pulse.unheard < 6
 
 
 def test_a_message_and_a_task_are_signs_of_life_and_so_is_processor_time() -> None:
     ours, its = multiprocessing.Pipe()
-    worker = Worker(process=None, pipe=ours, most=0)
+    worker = Worker(process=None, pipe=ours, limit=0)
     its.send(("records", place(0)))
-    for act in (worker.receive, partial(worker.give, QueuedTask(1, Attempt(), call(int)))):
-        worker.pulse.silent = worker.pulse.unheard = 9.0
+    for act in (worker.receive, partial(worker.assign, QueuedTask(1, Attempt(), call(int)))):
+        worker.hang_detector.silent = worker.hang_detector.unheard = 9.0
         act()
-        assert worker.pulse.silent == worker.pulse.unheard == 0
+        assert worker.hang_detector.silent == worker.hang_detector.unheard == 0
     before, end = read_cpu_ticks(os.getpid()), time.process_time() + 0.05
     while time.process_time() < end:
         pass

@@ -243,7 +243,7 @@ def test_where_memory_is_tight_workers_take_turns(monkeypatch: pytest.MonkeyPatc
     told = list[bool]()
     engine.workers = [SimpleNamespace(pause=told.append)] * 3  # type: ignore[list-item]
     monkeypatch.setattr(MemoryBudget, "allowed_workers", lambda budget, workers: 2)
-    engine._fill()
+    engine._assign_tasks()
     assert told == [False, False, True]
 
 

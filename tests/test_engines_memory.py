@@ -30,7 +30,7 @@ def test_sizes_are_what_they_say_and_what_is_none_or_too_little_is_one_sentence(
     sizes |= {"256MiB": 256 * MIB, "300000 k": 300_000 << 10, "1TB": 10**12, f"{2 * GIB}": 2 * GIB}
     assert {text: parse_memory_option(text) for text in sizes} == sizes
     for text in ("", "much", "-2GiB", "2XB", "GiB", "2GiB of it", "9" * 400):
-        with pytest.raises(RecipeError, match="is no size: write for example 2GiB"):
+        with pytest.raises(RecipeError, match="is not a size: write for example 2GiB"):
             parse_memory_option(text)
     for text in ("0", "12", "100MiB"):
         with pytest.raises(RecipeError, match="at least 256MiB"):
@@ -44,7 +44,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """
     monkeypatch.setattr(memory, "_GROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(memory, "_MEMBER", tmp_path / "self")
-    monkeypatch.setattr(memory, "_machine", lambda: 64 * GIB)
+    monkeypatch.setattr(memory, "_machine_memory", lambda: 64 * GIB)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(128)), raising=False)
 
     def limits(member: str, files: dict[str, object]) -> tuple[int, int]:
@@ -84,18 +84,17 @@ def test_the_least_limit_counts(group: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert group("", {})[0] == 10, "as on macOS"
 
 
-def test_a_process_that_is_no_worker_has_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget, alone = MemoryBudget(3 * GIB, aside=GIB), MemoryBudget(3 * GIB)
+def test_memory_is_reserved_for_a_process_that_is_not_a_worker() -> None:
+    budget, alone = MemoryBudget(3 * GIB, reserved=GIB), MemoryBudget(3 * GIB)
     assert alone.share(1) - budget.share(1) == GIB
     assert (alone.allowed_workers(3), budget.allowed_workers(3)) == (3, 1), "before any has worked"
     for each in (alone, budget):
         each.on_finished_unit([], False)
     assert alone.allowed_workers(64) - budget.allowed_workers(64) in (3, 4), "of 320 MiB each"
-    monkeypatch.setattr(memory, "server_pids", lambda: [os.getpid()])  # any that is there
-    seeing = MemoryBudget(3 * GIB)
+    seeing = MemoryBudget(3 * GIB, side_pids=lambda: [os.getpid()])
     seeing.on_finished_unit([], False)
     assert seeing.peak > 1.9 * memory.measure_pss(os.getpid())
-    assert 0 < seeing.aside < seeing.peak
+    assert 0 < seeing.reserved < seeing.peak
 
 
 @pytest.mark.usefixtures("processes")
@@ -104,7 +103,7 @@ def test_a_system_that_tells_nothing_is_told_of(web: Web, monkeypatch: pytest.Mo
     that it is.
     """
     assert memory.can_measure_memory()
-    monkeypatch.setattr(memory, "_field", lambda path, name: 0)
+    monkeypatch.setattr(memory, "_read_field", lambda path, name: 0)
     web.holds(["a text " * 9])
     answer = web.convert()
     assert answer.code == 0
@@ -127,15 +126,15 @@ def test_as_many_workers_go_on_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     budget.on_finished_unit([1], False)
     assert (budget.allowed_workers(3), budget.allowed_workers(8)) == (3, 4)
     budget._next = 0
-    budget.look([1, 2])
+    budget.update([1, 2])
     assert (budget.allowed_workers(8), budget.peak) == (1, 950)
     sizes[1] = 900
-    budget.look([1, 2])
+    budget.update([1, 2])
     assert budget.peak == 950, "not looked at again yet"
     budget.on_finished_unit([1, 2], True)
     assert budget.peak == 1700, "but before a worn worker ends"
     sizes[1], sizes[2] = 150, 300
-    budget.look([1, 2], at_once=True)
+    budget.update([1, 2], at_once=True)
     assert budget.allowed_workers(8) == 1, "one has taken 900"
 
 
@@ -155,11 +154,11 @@ def test_large_documents_stay_within_a_small_cap(web: Web) -> None:
 def test_a_cap_that_would_hold_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And again only where even that was not enough."""
     said, held = list[str](), [200_000_000, 300_000_000, 310_000_000, 900_000_000]
-    monkeypatch.setattr(MemoryBudget, "look", lambda budget, *_, **more: None)
+    monkeypatch.setattr(MemoryBudget, "update", lambda budget, *_, **more: None)
     with closing(LocalEngine(replace(settings(1), memory=256 << 20))) as engine:
         for _ in engine.run([call(silent)] * 5, silent, said.append):
             engine.budget.peak = held.pop(0) if held else 0
     warning, again = said
     found = re.search(r"pass --memory (\d+MiB), or split the largest records$", warning)
     assert 300_000_000 < parse_memory_option(found[1]) < 360_000_000
-    assert "900 MB of memory were held, more than --memory allows (268 MB)" in again
+    assert "the run used 900 MB of memory, more than --memory allows (268 MB)" in again

@@ -43,7 +43,7 @@ def test_where_the_cluster_is_and_what_is_no_engine(monkeypatch: pytest.MonkeyPa
         found = [parse_engine(said) for said in ("local", "ray", "ray://auto", "ray://h:6379")]
         assert found == [None, own, "auto", "h:6379"]
     for said in ("", "Ray", "ray://", "ray:10.0.0.5", "slurm", "dask://h:1"):
-        with pytest.raises(RecipeError, match=f"^--engine {said} is none: `local` is "):
+        with pytest.raises(RecipeError, match=f"^--engine {said} is not an engine: write `local`"):
             parse_engine(said)
 
 
@@ -67,7 +67,7 @@ def test_a_cluster_that_wants_a_token_is_not_joined(monkeypatch: pytest.MonkeyPa
     for error in (refused, rays_own("Token authentication is enabled, no token found")):
         ray = mock.Mock(init=mock.Mock(side_effect=error), is_initialized=bool)
         monkeypatch.setitem(sys.modules, "ray", ray)
-        said = r"\(it asks for a token: .*RAY_AUTH_MODE=token"
+        said = r"\(it requires a token: .*RAY_AUTH_MODE=token"
         with pytest.raises(Unreachable, match=said), ray_cluster.connect_to_cluster("auto", None):
             pass
         assert ray.shutdown.called
@@ -87,12 +87,12 @@ def test_clusters_of_one_process_have_one_token(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
     for _ in range(2):
-        ray_cluster._start("a", 1)
+        ray_cluster._start_cluster("a", 1)
     assert len(set(tokens)) == 1
     assert tokens[0]
     late = r"could not be started on this machine \(The current node"
     with pytest.raises(Unreachable, match=late):
-        ray_cluster._start("a", 1)
+        ray_cluster._start_cluster("a", 1)
 
 
 def works(given: Units) -> Any:
@@ -240,7 +240,7 @@ def test_an_error_of_a_unit_is_raised_with_its_node_where_there_are_several(ray:
 
 
 def test_paths_of_one_machine_are_refused_where_there_are_more_nodes(ray: FakeRay) -> None:
-    said = r"nodes beside this one \(host-m\), and /here is of this machine alone"
+    said = r"has further nodes \(host-m\), and only this machine has /here"
     with closing(RayEngine("", settings(0), {}, ["/here"])) as engine:
         for _ in range(2):
             with pytest.raises(RecipeError, match=said):
@@ -289,7 +289,7 @@ def test_a_supervisor_does_units_and_tells_what_they_say(monkeypatch: pytest.Mon
         supervisor.end()
     assert (supervisor.engine.workers, supervisor.engine.idle) == ([], [])
     ((_, error),) = Supervisor("0.0.7", settings(2), {}).exchange([(3, call(print))], 0.0)
-    assert f"has mdsmix {__version__}, and this run is of mdsmix 0.0.7: install" in str(error)
+    assert f"has mdsmix {__version__}, and this run uses mdsmix 0.0.7: install" in str(error)
 
 
 def test_a_supervisor_that_nobody_asks_ends() -> None:

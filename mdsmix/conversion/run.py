@@ -47,13 +47,13 @@ from mdsmix.conversion.target import make_source_entries
 from mdsmix.conversion.unit_files import BlobRef
 from mdsmix.conversion.work import Work, do_units, publish_bad
 from mdsmix.encode.backends import find_known_difference
-from mdsmix.engines.local_engine import LocalEngine, PoolSettings
+from mdsmix.engines.local_engine import LocalEngine, PoolSettings, SideProcess
 from mdsmix.engines.memory import can_measure_memory, choose_memory_cap, count_cpus
 from mdsmix.engines.ray_cluster import parse_engine
 from mdsmix.engines.tasks import Engine
 from mdsmix.errors import MdsmixError, join_errors
 from mdsmix.estimate.budget_share import BudgetShare
-from mdsmix.processor.server import SERVER_BYTES, share_server
+from mdsmix.processor.server import SERVER_BYTES, server_pids, share_server
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Records
 from mdsmix.shards.index import Index
@@ -353,6 +353,10 @@ def _make_outcome(
     )
 
 
+IMAGE_COUNTER = SideProcess(memory=SERVER_BYTES, start=share_server, pids=server_pids)
+"The process that counts the tokens of images for all workers."
+
+
 def make_engine(
     recipe: Recipe, plans: Sequence[StreamPlan], options: Options, watcher: Watcher
 ) -> Engine:
@@ -365,7 +369,7 @@ def make_engine(
     pool = PoolSettings(
         workers=options.workers or 0,
         memory=options.memory or 0,
-        aside=SERVER_BYTES if has_processor else 0,
+        side=IMAGE_COUNTER if has_processor else None,
         set_aside=options.quarantine_crashes,
     )
     folders = set[Location]()

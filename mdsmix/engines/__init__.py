@@ -1,3 +1,3 @@
-"""Engines, which run the work units: processes of this machine, nodes of a Ray cluster, or any
-other class that follows `tasks.Engine`.
+"""Engines, which do the work units: processes of this machine, nodes of a Ray cluster, or any other
+class that follows `tasks.Engine`.
 """

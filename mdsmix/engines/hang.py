@@ -3,15 +3,14 @@
 A worker hangs by either of two rules:
 - It has sent no message and used no processor time for SILENT_SECONDS: it was stopped, or waits for
   a mount or pipe that does not answer.
-- It has records in work and has sent no message for SILENT_SECONDS plus the time of the slowest
-  tokenizer over their bytes: an endless
-  loop uses processor time too. Without records in work processor time is a sign of life: hashing a
-  compressed file of 500 GB takes half
-  an hour without a message.
+- It has active records and has sent no message for SILENT_SECONDS plus the time of the slowest
+  tokenizer over their bytes: an endless loop uses processor time too. Without active records
+  processor time is a sign of life: hashing a compressed file of 500 GB takes half an hour without a
+  message.
 
 Time in which the worker waits for memory does not count, nor time in which the engine's own process
-stood still (Ctrl-Z, a laptop that slept). Processor time is read from /proc; on a system without it
-only the second rule holds.
+was stopped (Ctrl-Z, a laptop that slept). Processor time is read from /proc; on a system without it
+only the second rule applies.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ SLOWEST = 100_000
 over texts of MBs without a space (base64, one letter, Chinese) on a busy machine: up to 4 minutes
 for a record of 256 MB, for which 48 minutes are waited.
 """
-LOOK_SECONDS = 1.0
-"Seconds between two looks. A look adds 2 s at most, however much time has passed."
+CHECK_SECONDS = 1.0
+"Seconds between two checks. A check adds 2 s at most, however much time has passed."
 
 
 @dataclass(slots=True)
@@ -42,41 +41,52 @@ class HangDetector:
     "Seconds without a message and without processor time."
     unheard: float = 0.0
     "Seconds since the worker's last message."
-    _used: int = 0
-    _looked: float = field(default_factory=lambda: time.monotonic())
+    _ticks: int = 0
+    "Processor time at the last check."
+    _checked: float = field(default_factory=lambda: time.monotonic())
+    "When the last check was."
 
-    def beat(self) -> None:
-        """Starts both counts anew: the worker has sent a message, or was given a task."""
-        self.silent = self.unheard = 0.0
+    def reset(self) -> None:
+        """Set both counts to zero: the worker has sent a message, or was given a task."""
+        self.silent = 0.0
+        self.unheard = 0.0
 
-    def look(self, used: Callable[[], int], size: int | None, waits: bool) -> str | None:
-        """A sentence on why the worker is hung; None where it is not.
+    def check(self, read_ticks: Callable[[], int], size: int | None, waits: bool) -> str | None:
+        """Return why the worker is hung, for a message; None if it is not.
 
         Args:
-            used: gives the processor time of the worker, in ticks; -1 where the system does not
-            tell.
-            size: bytes of the records in work; None without any.
-            waits: the worker waits for memory.
+            read_ticks: gives the processor time of the worker, in ticks; -1 if the system does not
+            give it.
+            size: bytes of the active records; None without any.
+            waits: whether the worker waits for memory.
         """
         now = time.monotonic()
-        passed = now - self._looked
-        if passed < LOOK_SECONDS:
+        passed = now - self._checked
+        if passed < CHECK_SECONDS:
             return None
-        self._looked, passed = now, min(passed, 2 * LOOK_SECONDS)
+        self._checked = now
+        passed = min(passed, 2 * CHECK_SECONDS)
         if waits:
-            self.beat()
-        before, self._used = self._used, used()
+            self.reset()
+        last_ticks = self._ticks
+        self._ticks = read_ticks()
         self.unheard += passed
-        self.silent = self.silent + passed if 0 <= self._used == before else 0.0
+        is_idle = 0 <= self._ticks == last_ticks
+        self.silent = self.silent + passed if is_idle else 0.0
         if self.silent > SILENT_SECONDS:
-            return f"no sign of life for {self.silent:.0f} s: it was stopped, or waits for a mount, and uses no processor time"
+            return (
+                f"no sign of life for {self.silent:.0f} s: it was stopped, or waits for a mount, "
+                "and uses no processor time"
+            )
         if size is not None and self.unheard > SILENT_SECONDS + size / SLOWEST:
             return f"not done with {size:,} bytes after {self.unheard:.0f} s"
         return None
 
 
 def read_cpu_ticks(pid: int) -> int:
-    """The processor time of all threads of a process, in ticks; -1 where /proc does not tell."""
+    """Return the processor time of all threads of a process, in ticks; -1 if /proc does not give
+    it.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import wait
@@ -28,14 +29,28 @@ from mdsmix.messages import Say
 
 
 @dataclass(frozen=True, kw_only=True)
+class SideProcess:
+    """A process that all workers ask and that is not a worker itself: it counts the tokens of
+    images. It can be pickled.
+    """
+
+    memory: int
+    "Bytes that it takes."
+    start: Callable[[], AbstractContextManager[None]]
+    "Starts the process, and ends it with the block."
+    pids: Callable[[], Sequence[int]]
+    "Gives the ids of the processes that were started."
+
+
+@dataclass(frozen=True, kw_only=True)
 class PoolSettings:
     """How many workers may work, and within how much memory."""
 
     workers: int
     memory: int
-    "Bytes that this process and its workers may hold together."
-    aside: int = 0
-    "Bytes of `memory` that are kept free for a process that counts the tokens of images."
+    "Bytes that this process and its workers may use together."
+    side: SideProcess | None = None
+    "Part of `memory` is kept free for this process."
     set_aside: bool = False
     """A record that kills or hangs its worker is set aside (--quarantine-crashes). False: the first
     one ends the run.
@@ -43,20 +58,27 @@ class PoolSettings:
 
 
 class LocalEngine:
-    """Worker processes of this machine. `begin` opens a run, `step` goes on with it, `stop` ends
-    it. Workers that have finished a task wait in `idle`, also between two runs.
+    """Worker processes of this machine. `begin` opens a run, `step` continues it, `stop` ends it.
+    Workers that have finished a task wait in `idle`, also between two runs.
     """
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
-        self.budget = MemoryBudget(settings.memory, settings.aside)
+        self.budget = MemoryBudget(settings.memory)
+        if settings.side:
+            self.budget = MemoryBudget(
+                settings.memory, reserved=settings.side.memory, side_pids=settings.side.pids
+            )
         self.workers: list[Worker] = []
-        "Workers that have a task, in work or being stored."
+        "Workers that have a task: they do it, or store it."
         self.idle: list[Worker] = []
         "Workers without a task."
         self.queue = deque[QueuedTask]()
         "Waiting tasks. A task whose worker died is put before all others."
-        self._size, self._told = 0, settings.memory
+        self._size = 0
+        "Workers of the current run."
+        self._warn_above = settings.memory
+        "Bytes above which the next warning of too little memory is due."
 
     @property
     def peak(self) -> int:
@@ -73,59 +95,67 @@ class LocalEngine:
             self.stop()
 
     def begin(self, on_progress: OnProgress, say: Say, most: int = sys.maxsize) -> None:
-        """Opens a run. `most`: how many workers have something to do. Idle workers are used again
-        where this run has as many workers as the last one, since that number set their threads, and
-        all of them live; else new ones are started.
+        """Open a run. Idle workers are reused if they are all alive and this run has as many
+        workers as the last one, since that number set their threads; otherwise new ones are
+        started.
+
+        Args:
+            most: how many workers have something to do.
         """
         size = min(self.settings.workers, most)
         if size != self._size or not all(worker.process.is_alive() for worker in self.idle):
             self.close()
-        self._on_progress, self._say, self._say_once = on_progress, say, cache(say)
+        self._on_progress = on_progress
+        self._say = say
+        self._say_once = cache(say)
         self._size = size
         self.queue.clear()
 
     def add(self, number: int, task: Task[Any]) -> None:
+        """Put a task at the end of the queue."""
         self.queue.append(QueuedTask(number, Attempt(), task))
 
     def step(self) -> Iterator[tuple[int, Any]]:
-        """Gives workers tasks, and yields (number, result) of tasks that have ended. Returns after
-        PERIOD where nothing happens.
+        """Give tasks to workers, and yield (number, result) of tasks that have ended. Return after
+        PERIOD if nothing happens.
         """
-        self._fill()
+        self._assign_tasks()
         ready = wait([worker.pipe for worker in self.workers], PERIOD)
         for worker in [worker for worker in self.workers if worker.pipe in ready]:
-            yield from self._heed(worker)
-        self.budget.look(self._pids)
-        self._end_hung()
+            yield from self._handle_message(worker)
+        self.budget.update(self._pids)
+        self._replace_hung()
 
     def stop(self) -> None:
-        """Stops the workers that have a task, and returns when their processes have ended."""
-        self.budget.look(self._pids, at_once=True)
-        stopped, self.workers = self.workers, []
+        """Stop the workers that have a task, and return when their processes have ended."""
+        self.budget.update(self._pids, at_once=True)
+        stopped = self.workers
+        self.workers = []
         stop_workers(stopped)
 
     def close(self) -> None:
-        """Ends the idle workers; the next run starts new ones."""
-        idle, self.idle = self.idle, []
+        """End the idle workers; the next run starts new ones."""
+        idle = self.idle
+        self.idle = []
         stop_workers(idle)
 
-    def _fill(self) -> None:
-        """Gives tasks to as many workers as memory allows. Workers beyond that number wait before
+    def _assign_tasks(self) -> None:
+        """Give tasks to as many workers as memory allows. Workers beyond that number wait before
         their next records.
         """
         allowed = self.budget.allowed_workers(self._size)
         for worker in self.workers[:allowed]:
-            if self.queue and not worker.in_work and not worker.is_worn:
-                worker.give(self.queue.popleft())
+            if self.queue and not worker.current and not worker.needs_restart:
+                worker.assign(self.queue.popleft())
         while self.queue and len(self.workers) < allowed:
             worker = self.idle.pop() if self.idle else start_worker(self._size, self.budget)
-            worker.give(self.queue.popleft())
+            worker.assign(self.queue.popleft())
             self.workers.append(worker)
         for position, worker in enumerate(self.workers):
             worker.pause(position >= allowed)
 
-    def _heed(self, worker: Worker) -> Iterator[tuple[int, Any]]:
-        """Takes one message of a worker; yields the task's number and result where the task has
+    def _handle_message(self, worker: Worker) -> Iterator[tuple[int, Any]]:
+        """Receive one message of a worker, and yield the task's number and result if the task has
         ended.
         """
         match worker.receive():
@@ -133,61 +163,68 @@ class LocalEngine:
                 self._on_progress(size, tokens)
             case "say", sentence:
                 self._say_once(sentence)
-            case "records", place:
-                worker.place = place
+            case "records", records:
+                worker.records = records
             case "failed", error:
                 raise error
             case ("storing",):
-                worker.storing, worker.in_work = worker.in_work, None
+                worker.storing = worker.current
+                worker.current = None
             case "done", result:
-                number = worker.stored()
-                self._go_on(worker)
+                number = worker.finish_storing()
+                self._after_task(worker)
                 yield number, result
             case _:
-                self._replace(worker, WorkerEnd(how=worker.end()))
+                self._replace(worker, WorkerEnd(how=worker.join()))
 
-    def _go_on(self, worker: Worker) -> None:
-        """After a task: a worker without another one becomes idle, or, where it has grown too much
-        (`is_worn`), ends, which takes 30 ms. Warns where the run held more memory than the cap.
+    def _after_task(self, worker: Worker) -> None:
+        """Make a worker without another task idle, or, if it has grown too much (`needs_restart`),
+        end it, which takes 30 ms. Warn if the run used more memory than the cap.
         """
-        self.budget.on_finished_unit(self._pids, worker.is_worn)
-        if not worker.in_work:
+        self.budget.on_finished_unit(self._pids, worker.needs_restart)
+        if not worker.current:
             self.workers.remove(worker)
-            if worker.is_worn:
+            if worker.needs_restart:
                 stop_workers([worker])
             else:
-                # A large one is told to wait: it returns freed memory, since the end of a run takes
+                # A pause makes a large worker return freed memory, since the end of a run takes
                 # some itself. A small one keeps it for the next stream: 4 ms a stream.
                 worker.pause(measure_rss(worker.pid) > LEAST_BYTES)
                 self.idle.append(worker)
-        if self.budget.peak > self._told:
-            self._told = self.budget.holding
+        if self.budget.peak > self._warn_above:
+            self._warn_above = self.budget.sufficient_cap
             self._say(
-                f"WARNING: {self.budget.peak / 1e6:,.0f} MB of memory were held, more than --memory allows "
-                f"({self.budget.cap / 1e6:,.0f} MB): one worker at one record and the rows of its unit takes so much; pass --memory "
-                f"{self._told >> 20}MiB, or split the largest records"
+                f"WARNING: the run used {self.budget.peak / 1e6:,.0f} MB of memory, more than "
+                f"--memory allows ({self.budget.cap / 1e6:,.0f} MB): one worker needs that much "
+                f"for one record and the rows of its unit; pass --memory "
+                f"{self._warn_above >> 20}MiB, or split the largest records"
             )
 
-    def _end_hung(self) -> None:
+    def _replace_hung(self) -> None:
         for worker in list(self.workers):
-            if why := worker.hangs():
+            reason = worker.find_hang()
+            if reason:
                 worker.process.kill()
-                worker.end()
+                worker.join()
                 self._say(
-                    f"a worker process hung ({why}) over the work unit {worker.tasks[0].task.name}, "
-                    f"{worker.place or NO_ACTIVE_RECORDS}; it was ended, and another one does the unit"
+                    f"a worker process hung ({reason}) on the work unit "
+                    f"{worker.tasks[0].task.name}, {worker.records or NO_ACTIVE_RECORDS}; "
+                    "it was ended, and another one does the unit"
                 )
-                self._replace(worker, WorkerEnd(how=why, hung=True))
+                self._replace(worker, WorkerEnd(how=reason, hung=True))
 
     def _replace(self, worker: Worker, end: WorkerEnd) -> None:
-        """Puts the tasks of a dead worker first in the queue. The one in work, or else the one
-        being stored, gets its next attempt; MdsmixError where it is given up (`after_death`).
+        """Put the tasks of a dead worker first in the queue. The one that it did, or otherwise the
+        one that it stored, gets its next attempt.
+
+        Raises MdsmixError if the unit is given up.
         """
         self.workers.remove(worker)
-        blamed, *others = worker.tasks
-        set_aside, name = self.settings.set_aside, blamed.task.name
-        again = plan_next_attempt(blamed.attempt, worker.place, end, set_aside, name)
-        self.queue.extendleft([*others, blamed._replace(attempt=again)])
+        blamed, *innocent = worker.tasks
+        attempt = plan_next_attempt(
+            blamed.attempt, worker.records, end, self.settings.set_aside, blamed.task.name
+        )
+        self.queue.extendleft([*innocent, blamed._replace(attempt=attempt)])
 
     @property
     def _pids(self) -> list[int]:

@@ -2,10 +2,10 @@
 with the local engine.
 
 A supervisor has a unit for each of its workers, for an eighth of them a second one, since a worker
-stores a unit beside the next one for a tenth of its time, and one more, so a faster node takes more
-units. A supervisor that is lost, with its node or without, loses nothing: its units go to other
-supervisors. Its workers may write on for a moment, which does no harm: files are named by their
-content, late answers are not taken, and only the driver publishes.
+spends a tenth of its time storing one unit while it does the next, and one more, so a faster node
+takes more units. A supervisor that is lost, with its node or without, loses nothing: its units go
+to other supervisors. Its workers may continue to write for a moment, which does no harm: files are
+named by their content, late answers are ignored, and only the driver publishes.
 """
 
 from __future__ import annotations
@@ -20,27 +20,33 @@ from typing import Any
 
 from mdsmix import __version__
 from mdsmix.engines.local_engine import PoolSettings
-from mdsmix.engines.ray_cluster import Supervisor, connect_to_cluster, delay_sigterm, error_line
+from mdsmix.engines.ray_cluster import (
+    Message,
+    Supervisor,
+    connect_to_cluster,
+    delay_sigterm,
+    error_line,
+)
 from mdsmix.engines.tasks import OnProgress, R, Task, TaskResults
 from mdsmix.engines.workers import GRACE_SECONDS
 from mdsmix.errors import Denied, MdsmixError, RecipeError, Unreachable
 from mdsmix.messages import Say, join_names
 
 ANSWER_SECONDS = 1.0
-"A supervisor answers within this time, also where it has no result."
+"A supervisor answers within this time, also if it has no result."
 PERIOD = 0.2
-"Seconds that a look at the supervisors' answers waits for one."
+"Seconds to wait for an answer of any supervisor."
 NODES_SECONDS = 2.0
-"Seconds between two looks at the cluster's nodes."
+"Seconds between two checks of the cluster's nodes."
 MOST_LOSSES = 5
 """How many supervisors may be lost over one unit, and how many before they have answered, until a
 unit is done. One more ends the run.
 """
 NO_UNIT = -1
 "In place of a unit's position, for supervisors lost before they have answered."
-NODELESS = (
-    "Ray's node on this machine has ended, and without it this run can reach no other: finished units are kept; start the node again "
-    "(ray start --address HEAD) and run the same command."
+DRIVER_NODE_ENDED = (
+    "Ray's node on this machine has ended, and without it this run can reach no other: finished "
+    "units are kept; start the node again (ray start --address HEAD) and run the same command."
 )
 
 
@@ -56,8 +62,8 @@ class Node:
     "Ray's reference to the supervisor's next answer."
     units: set[int] = field(default_factory=set)
     "Positions of the units that the supervisor has."
-    works: bool = False
-    "The supervisor has answered. Until then it may wait for processors that other jobs use."
+    has_answered: bool = False
+    "Until the supervisor has answered it may wait for processors that other jobs use."
 
 
 class RayEngine:
@@ -92,26 +98,32 @@ class RayEngine:
         self._local = local
         self.nodes: dict[str, Node] = {}
         "Ray's id of a node -> the node."
-        self._ends, self._looked = ExitStack(), 0.0
+        self._exits = ExitStack()
+        self._nodes_checked = 0.0
+        "When the cluster's nodes were checked last."
         self._tasks: Sequence[Task[Any]] = ()
         self._waiting: list[int] = []
+        "Positions of units that no node has, the next one last."
         self._losses = Counter[int]()
         "Position of a unit, or NO_UNIT -> how many supervisors were lost over it."
 
     def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> TaskResults[R]:
         if not tasks:  # most runs have nothing to do, and a cluster takes seconds to start
             return
-        self._tasks, self._waiting = tasks, list(range(len(tasks)))[::-1]
-        self._on_progress, self._say, self._say_once = on_progress, say, cache(say)
+        self._tasks = tasks
+        self._waiting = list(reversed(range(len(tasks))))
+        self._on_progress = on_progress
+        self._say = say
+        self._say_once = cache(say)
         self._losses.clear()
         try:
             with delay_sigterm():
-                self._ends.enter_context(connect_to_cluster(self._address, self._pool.workers))
+                self._exits.enter_context(connect_to_cluster(self._address, self._pool.workers))
             while self._waiting or any(node.units for node in self.nodes.values()):
                 with delay_sigterm():
-                    self._look()
-                    found = list(self._exchange())
-                yield from found
+                    self._update_nodes()
+                    results = list(self._exchange())
+                yield from results
         except BaseException:
             with delay_sigterm():
                 self._stop()
@@ -120,130 +132,147 @@ class RayEngine:
     def close(self) -> None:
         with delay_sigterm():
             self._stop()
-            self._ends.close()
+            self._exits.close()
 
-    def _look(self) -> None:
-        """Starts supervisors on nodes that have none, and gives up supervisors whose node is gone:
+    def _update_nodes(self) -> None:
+        """Start supervisors on nodes that have none, and give up supervisors whose node is gone:
         they may live, and answer, for minutes longer than their node.
         """
-        if time.monotonic() - self._looked < NODES_SECONDS:
+        if time.monotonic() - self._nodes_checked < NODES_SECONDS:
             return
-        self._looked, found = time.monotonic(), self._current_nodes()
-        for id in [id for id in self.nodes if id not in found]:
+        self._nodes_checked = time.monotonic()
+        current = self._current_nodes()
+        for id in [id for id in self.nodes if id not in current]:
             self._lose(self.nodes[id], "was lost")
-        for id in [id for id in found if id not in self.nodes]:
-            self._start(id, found[id])
-        if not found:
+        for id in [id for id in current if id not in self.nodes]:
+            self._start(id, current[id])
+        if not current:
             self._say_once("no node of the cluster has a processor to offer yet; waiting for one")
 
     def _current_nodes(self) -> dict[str, dict[str, Any]]:
-        """Id -> Ray's description of each living node that has a processor. Unreachable where Ray's
-        node of this machine has ended, without which this process can start nothing. RecipeError
-        where units on other nodes would need folders of this machine.
+        """Return id -> Ray's description of each living node that has a processor.
+
+        Raises Unreachable if Ray's node of this machine has ended, without which this process can
+        start nothing; RecipeError if units on other nodes would need folders of this machine.
         """
         import ray
 
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-        here = ray.get_runtime_context().get_node_id()
-        if here not in alive:
-            raise Unreachable(NODELESS)
-        found = {id: node for id, node in alive.items() if node["Resources"].get("CPU", 0) >= 1}
-        others = sorted(node["NodeManagerHostname"] for id, node in found.items() if id != here)
-        if others and self._local:
+        own_id = ray.get_runtime_context().get_node_id()
+        if own_id not in alive:
+            raise Unreachable(DRIVER_NODE_ENDED)
+        nodes = {id: node for id, node in alive.items() if node["Resources"].get("CPU", 0) >= 1}
+        names = sorted(node["NodeManagerHostname"] for id, node in nodes.items() if id != own_id)
+        if names and self._local:
             raise RecipeError(
-                f"the cluster has nodes beside this one ({join_names(others)}), and {join_names(self._local)} is of this machine alone: publish to and "
-                "read from s3://, or, where every node mounts the same folders under the same names, say shared: true in the recipe."
+                f"the cluster has further nodes ({join_names(names)}), and only this machine has "
+                f"{join_names(self._local)}: publish to and read from s3://, or, if every node "
+                "mounts the same folders under the same names, write shared: true in the recipe."
             )
-        return found
+        return nodes
 
-    def _start(self, id: str, said: dict[str, Any]) -> None:
-        """Starts a supervisor on a node. It asks Ray for a processor for each of its workers, so it
+    def _start(self, id: str, description: dict[str, Any]) -> None:
+        """Start a supervisor on a node. It asks Ray for a processor for each of its workers, so it
         may wait until other jobs free them.
         """
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        processors = int(said["Resources"]["CPU"])
+        processors = int(description["Resources"]["CPU"])
         pool = replace(self._pool, workers=self._pool.workers or processors)
-        actor: Any = ray.remote(
+        actor_class: Any = ray.remote(
             num_cpus=min(pool.workers, processors),
             scheduling_strategy=NodeAffinitySchedulingStrategy(id, soft=False),
         )(Supervisor)
-        actor = actor.remote(__version__, pool, self._environment)
+        actor = actor_class.remote(__version__, pool, self._environment)
         self.nodes[id] = Node(
-            id, said["NodeManagerHostname"], pool.workers, actor, actor.exchange.remote([], 0.0)
+            id=id,
+            name=description["NodeManagerHostname"],
+            workers=pool.workers,
+            actor=actor,
+            answer=actor.exchange.remote([], 0.0),
         )
 
     def _exchange(self) -> Iterator[tuple[int, Any]]:
-        """Takes the answers of nodes, yields (position, result) of ended units, and gives each node
+        """Receive the answers of nodes, yield (position, result) of ended units, and give each node
         as many units as it has room for.
         """
         import ray
 
-        answers = {node.answer: node for node in self.nodes.values()}
-        if not answers:
+        nodes = {node.answer: node for node in self.nodes.values()}
+        if not nodes:
             time.sleep(PERIOD)
             return
-        ready, _ = ray.wait(list(answers), num_returns=1, timeout=PERIOD)
-        for node in map(answers.__getitem__, ready):
+        ready, _ = ray.wait(list(nodes), num_returns=1, timeout=PERIOD)
+        for answer in ready:
+            node = nodes[answer]
             try:
-                messages = ray.get(node.answer)
+                messages = ray.get(answer)
             except ray.exceptions.RayError as error:
                 self._lose(node, f"was lost ({error_line(error, -1)})")
                 continue
             for message in messages:
-                yield from self._take(node, *message)
-            self._give(node)
+                yield from self._handle_message(node, message)
+            self._assign_units(node)
 
-    def _take(self, node: Node, what: str, *said: Any) -> Iterator[tuple[int, Any]]:
-        """Takes one message of a node. Its name is added to an Unreachable or Denied, since other
-        nodes may reach the same place.
+    def _handle_message(self, node: Node, message: Message) -> Iterator[tuple[int, Any]]:
+        """Handle one message of a node, and yield (position, result) if a unit has ended.
+
+        Raises the error of a unit. The node's name is added to an Unreachable or Denied, since
+        other nodes may reach the same location.
         """
-        if what == "failed":
-            (error,) = said
-            if len(self.nodes) > 1 and type(error) in (Unreachable, Denied):
-                error = type(error)(f"on the node {node.name}: {error}")
-            raise error
-        if what == "say":
-            self._say_once(*said)
-        elif what == "progress":
-            self._on_progress(*said)
-        elif said[0] in node.units:
-            node.units.remove(said[0])
-            self._losses.pop(NO_UNIT, None)
-            yield said[0], said[1]
+        match message:
+            case "failed", error:
+                if len(self.nodes) > 1 and type(error) in (Unreachable, Denied):
+                    error = type(error)(f"on the node {node.name}: {error}")
+                raise error
+            case "say", sentence:
+                self._say_once(sentence)
+            case "progress", size, tokens:
+                self._on_progress(size, tokens)
+            case "done", unit, result if unit in node.units:
+                node.units.remove(unit)
+                self._losses.pop(NO_UNIT, None)
+                yield unit, result
 
-    def _give(self, node: Node) -> None:
-        """Gives a node that has answered as many units as it has room for, and asks for its next
+    def _assign_units(self, node: Node) -> None:
+        """Give a node that has answered as many units as it has room for, and ask for its next
         answer.
         """
-        node.works = True
+        node.has_answered = True
         room = min(node.workers * 9 // 8 + 1 - len(node.units), len(self._waiting))
-        given = [self._waiting.pop() for _ in range(room)]
-        node.units |= set(given)
-        units = [(number, self._tasks[number]) for number in given]
+        positions = [self._waiting.pop() for _ in range(room)]
+        node.units |= set(positions)
+        units = [(position, self._tasks[position]) for position in positions]
         node.answer = node.actor.exchange.remote(units, ANSWER_SECONDS)
 
-    def _lose(self, node: Node, why: str) -> None:
-        """Gives up a lost node: its units wait for other nodes, and a node that lives gets a new
-        supervisor at the next look. MdsmixError after more than MOST_LOSSES losses over one unit,
-        or of supervisors that had not answered.
+    def _lose(self, node: Node, reason: str) -> None:
+        """Give up a lost node: its units wait for other nodes, and a node that lives gets a new
+        supervisor at the next check.
+
+        Raises MdsmixError after more than MOST_LOSSES losses over one unit, or of supervisors that
+        had not answered.
         """
         self._drop(node)
         units = sorted(node.units, reverse=True)
         self._waiting += units
-        self._losses.update(lost := units if node.works else [NO_UNIT])
-        if often := [each for each in lost if self._losses[each] > MOST_LOSSES]:
-            over = f" over the work unit {self._tasks[often[0]].name}" if units else ""
+        lost = units if node.has_answered else [NO_UNIT]
+        self._losses.update(lost)
+        too_often = [unit for unit in lost if self._losses[unit] > MOST_LOSSES]
+        if too_often:
+            unit_name = f" over the work unit {self._tasks[too_often[0]].name}" if units else ""
             raise MdsmixError(
-                f"{MOST_LOSSES + 1} nodes were lost one after the other{over}, the last one {node.name}, which {why}; finished "
-                "units are kept: give the nodes more memory, or mend that, and run the same command again."
+                f"{MOST_LOSSES + 1} nodes were lost one after the other{unit_name}, the last one "
+                f"{node.name}, which {reason}; finished units are kept: give the nodes more "
+                "memory, or fix the cause, and run the same command again."
             )
         if units:
-            self._say(f"the node {node.name} {why}; its work units ({len(units)}) are done again")
+            self._say(
+                f"the node {node.name} {reason}; its work units ({len(units)}) are done again"
+            )
 
     def _drop(self, node: Node) -> None:
-        """Forgets a node and kills its supervisor, which may be gone already."""
+        """Forget a node and kill its supervisor, which may be gone already."""
         import ray
 
         del self.nodes[node.id]
@@ -251,12 +280,13 @@ class RayEngine:
             ray.kill(node.actor)
 
     def _stop(self) -> None:
-        """Ends all supervisors. Their workers have GRACE_SECONDS to remove half-written files."""
+        """End all supervisors. Their workers have GRACE_SECONDS to remove half-written files."""
         if not self.nodes:
             return
         import ray
 
-        if ends := [node.actor.end.remote() for node in self.nodes.values() if node.works]:
+        ends = [node.actor.end.remote() for node in self.nodes.values() if node.has_answered]
+        if ends:
             ray.wait(ends, num_returns=len(ends), timeout=GRACE_SECONDS + 1)
         for node in list(self.nodes.values()):
             self._drop(node)

@@ -1,18 +1,19 @@
 """Both sides of a local worker process. The worker takes tasks from a pipe, does them, and reports
 through the same pipe.
 
-A thread stores what a task has made, so that the worker does the next task while a disk or a store
+A thread stores the output of a task, so that the worker does the next task while a disk or a store
 is waited for: a tenth of a conversion to a disk that takes 600 MB/s.
 
-Messages to the worker: (task, attempt); True or False: wait before the next records, or go on.
-SIGTERM ends the worker. Messages from the worker: ("progress", bytes, tokens), ("records", place),
-("say", sentence), ("storing",): it takes another task, ("done", result): of the task that was being
-stored, ("failed", exception).
+Messages to the worker: (task, attempt); True or False: wait before the next records, or continue.
+SIGTERM ends the worker. Messages from the worker: ("progress", bytes, tokens), ("records", active
+records), ("say", sentence), ("storing",): it takes another task, ("done", result): of the task that
+was being stored, ("failed", exception).
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import os
 import pickle
@@ -52,28 +53,35 @@ class WorkerChannel:
     """The Reporter of a local worker."""
 
     def __init__(self, pipe: Connection, parent: int, memory: int, share: int) -> None:
-        """`parent`: the process id of the engine; `memory`: bytes for the whole run; `share`: bytes
-        for this worker.
+        """Store the settings.
+
+        Args:
+            pipe: the connection to the engine.
+            parent: the process id of the engine.
+            memory: bytes for the whole run.
+            share: bytes for this worker.
         """
-        self._pipe, self._parent, self._share = pipe, parent, share
+        self._pipe = pipe
+        self._parent = parent
+        self._share = share
         self.memory = memory
-        self._waits = False
-        self._sending = threading.Lock()
-        "A lock on the pipe: threads that read ahead send sentences too."
+        self._is_paused = False
+        self._send_lock = threading.Lock()
+        "Threads that read ahead send sentences too."
 
     def on_progress(self, size: int, tokens: int) -> None:
         self.send("progress", size, tokens)
 
-    def on_records(self, place: ActiveRecords | None) -> None:
-        self.send("records", place)
+    def on_records(self, records: ActiveRecords | None) -> None:
+        self.send("records", records)
 
     def wait_for_room(self) -> None:
-        while self._waits or self._pipe.poll():
+        while self._is_paused or self._pipe.poll():
             self._receive()
 
     def is_tight(self) -> bool:
-        """Whether this worker holds more than its share. Freed memory is returned to the system
-        first, so only memory in use counts.
+        """Return whether this worker has more than its share. Freed memory is returned to the
+        system first, so only memory in use counts.
         """
         if measure_rss(os.getpid()) <= self._share:
             return False
@@ -81,71 +89,74 @@ class WorkerChannel:
         return measure_rss(os.getpid()) > self._share
 
     def next_task(self) -> Any:
-        """Waits for the next task; returns (task, attempt)."""
-        while isinstance(message := self._receive(), bool):
-            pass
-        return message
+        """Wait for the next task; return (task, attempt)."""
+        while True:
+            message = self._receive()
+            if not isinstance(message, bool):
+                return message
 
     def _receive(self) -> Any:
-        """Waits for a message; obeys a bool (wait or go on) at once."""
+        """Wait for a message and return it. A bool (wait or continue) takes effect at once."""
         while not self._pipe.poll(1):
             self._end_with_parent()
         message = self._pipe.recv()
         if isinstance(message, bool):
-            self._waits = message
+            self._is_paused = message
             release_freed_memory()
         return message
 
     def send(self, *message: Any) -> None:
-        """Sends a message; any thread may call it."""
+        """Send a message; any thread may call it."""
         self._end_with_parent()
-        with self._sending:
+        with self._send_lock:
             self._pipe.send(message)
 
     def _end_with_parent(self) -> None:
-        """Ends this process when its parent id has changed, as it does when the parent is killed.
-        The pipe would not show that, because workers that were forked later hold the parent's end
-        open.
+        """End this process if its parent id has changed, as it does when the parent is killed. The
+        pipe would not show that, because workers that were forked later keep the parent's end open.
         """
         if os.getppid() != self._parent:
             os._exit(1)
 
 
 def run_worker(pipe: Connection, workers: int, parent: int, memory: int, share: int) -> None:
-    """The main function of a worker process: does tasks until the process is stopped, or its parent
-    is gone. Arguments as WorkerChannel's; `workers`: how many share the processors.
+    """Do tasks until the process is stopped, or its parent has ended. This is the main function of
+    a worker process; its arguments are those of WorkerChannel.
+
+    Args:
+        workers: how many share the processors.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, _raise_stopped)
+    threads = max(1, math.ceil(count_cpus() / workers))
     for name in THREADS:
-        os.environ.setdefault(name, str(max(1, -(-count_cpus() // workers))))
-    beside = ThreadPoolExecutor(1)
+        os.environ.setdefault(name, str(threads))
+    storing_thread = ThreadPoolExecutor(1)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        _do_tasks(WorkerChannel(pipe, parent, memory, share), beside)
+        _do_tasks(WorkerChannel(pipe, parent, memory, share), storing_thread)
     except _Stopped:
-        # no half-written file stays, unless storing takes more than GRACE_SECONDS
-        beside.shutdown()
+        # Leave no half-written file, unless storing takes more than GRACE_SECONDS.
+        storing_thread.shutdown()
         os._exit(128 + signal.SIGTERM)
     # No exit handlers: thread pools and open files that came from the parent by fork are not this
     # process's to close.
     os._exit(0)
 
 
-def _do_tasks(channel: WorkerChannel, beside: ThreadPoolExecutor) -> None:
-    """Does tasks. A task is stored by the one thread of `beside`; the next one but one waits for
-    that, so only one is ever stored.
+def _do_tasks(channel: WorkerChannel, storing_thread: ThreadPoolExecutor) -> None:
+    """Do tasks. The one background thread stores a task's output while the next task runs; at most
+    one store is in progress.
     """
-    finish, storing = (
-        partial(_finish, channel, measure_rss(os.getpid()) + LIFE_BYTES),
-        Future[None](),
-    )
+    finish = partial(_finish, channel, measure_rss(os.getpid()) + LIFE_BYTES)
+    storing = Future[None]()
     storing.set_result(None)
     keep_freed_blocks()
-    # the parent's imports are no garbage; searching them took 15 % of the time of chats
+    # the parent's imports are not garbage; searching them took 15 % of the time of chats
     gc.freeze()
     gc.set_threshold(1_000_000)  # nor are a batch's records: 12 % of the time of texts of 100 bytes
-    with suppress(BrokenPipeError, EOFError), redirect_notices(partial(channel.send, "say")):
+    say = partial(channel.send, "say")
+    with suppress(BrokenPipeError, EOFError), redirect_notices(say):
         while True:
             task, attempt = channel.next_task()
             try:
@@ -155,36 +166,35 @@ def _do_tasks(channel: WorkerChannel, beside: ThreadPoolExecutor) -> None:
                 continue
             storing.result()
             channel.send("storing")
-            storing = beside.submit(finish, store)
-            del store  # it holds the unit's rows, which would lie beside those of the next unit
+            storing = storing_thread.submit(finish, store)
+            del store  # it keeps the unit's rows in memory, next to those of the next unit
 
 
-def _finish(channel: WorkerChannel, most: int, store: Callable[[], Any]) -> None:
-    """Stores the last task, and sends its result. Above `most` bytes freed memory is returned to
-    the system, so that `is_worn` sees memory in use; at less, tasks would fault pages in anew.
+def _finish(channel: WorkerChannel, limit: int, store: Callable[[], Any]) -> None:
+    """Store the last task, and send its result. Above `limit` bytes freed memory is returned to the
+    system, so that `needs_restart` sees memory in use; at less, tasks would fault pages in again.
     """
-    what, said = "done", None
     try:
-        said = store()
+        message = ("done", store())
     except Exception as error:
-        what, said = "failed", make_picklable(error)
-    if measure_rss(os.getpid()) > most:
+        message = ("failed", make_picklable(error))
+    if measure_rss(os.getpid()) > limit:
         release_freed_memory()
-    channel.send(what, said)
+    channel.send(*message)
 
 
 class _Stopped(BaseException):
     """SIGTERM as an exception, so that code that writes a file removes the half-written one."""
 
 
-def _stop(*_: Any) -> None:
+def _raise_stopped(*_: Any) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise _Stopped
 
 
 def make_picklable(error: Exception) -> Exception:
-    """The error itself where it can be pickled and unpickled, else a RuntimeError with the same
-    words.
+    """Return the error itself if it can be pickled and unpickled, otherwise a RuntimeError with its
+    message.
     """
     try:
         pickle.loads(pickle.dumps(error))
@@ -198,7 +208,7 @@ GRACE_SECONDS = 5
 
 
 class QueuedTask(NamedTuple):
-    """A task of a run, as it waits, is in work or is stored."""
+    """A task of a run that is not done: it waits, or a worker does or stores it."""
 
     number: int
     attempt: Attempt
@@ -211,17 +221,19 @@ class Worker:
 
     process: Any
     pipe: Connection
-    most: int
-    "Resident bytes that the process may hold when a task is stored."
-    in_work: QueuedTask | None = None
+    limit: int
+    "Resident bytes above which the process needs a restart when a task is stored."
+    current: QueuedTask | None = None
+    "The task that it does."
     storing: QueuedTask | None = None
-    place: ActiveRecords | None = None
-    "The records in work."
-    waits: bool = False
-    "The worker was told to wait before its next records."
-    is_worn: bool = False
+    "The task whose output it stores."
+    records: ActiveRecords | None = None
+    "The records that it is converting."
+    is_paused: bool = False
+    "The worker has the message to wait before its next records."
+    needs_restart: bool = False
     "The process has grown so much that a new one should replace it."
-    pulse: HangDetector = field(default_factory=HangDetector)
+    hang_detector: HangDetector = field(default_factory=HangDetector)
 
     @property
     def pid(self) -> int:
@@ -229,45 +241,48 @@ class Worker:
 
     @property
     def tasks(self) -> list[QueuedTask]:
-        """The tasks that are not done: the one in work, then the one that is stored."""
-        return [given for given in (self.in_work, self.storing) if given]
+        """The tasks that are not done: the current one, then the one that is stored."""
+        return [queued for queued in (self.current, self.storing) if queued]
 
-    def give(self, given: QueuedTask) -> None:
-        self.in_work, self.place = given, None
-        self.pulse.beat()
-        with suppress(ConnectionError):  # the worker has died; `receive` will tell
-            self.pipe.send((given.task, given.attempt))
+    def assign(self, queued: QueuedTask) -> None:
+        """Send a task to the worker."""
+        self.current = queued
+        self.records = None
+        self.hang_detector.reset()
+        with suppress(ConnectionError):  # the worker has died; `receive` will notice
+            self.pipe.send((queued.task, queued.attempt))
 
-    def stored(self) -> int:
-        """Takes away the task that was stored; returns its number."""
-        assert self.storing is not None, "a worker says that it stores"
-        number, self.storing = self.storing.number, None
-        self.is_worn = measure_rss(self.pid) > self.most
+    def finish_storing(self) -> int:
+        """Forget the task that was stored, and return its number."""
+        assert self.storing is not None, "the worker has sent that it stores"
+        number = self.storing.number
+        self.storing = None
+        self.needs_restart = measure_rss(self.pid) > self.limit
         return number
 
     def receive(self) -> tuple[Any, ...]:
-        """The next message of the worker; ("died",) where its end of the pipe is closed."""
-        self.pulse.beat()
+        """Return the next message of the worker; ("died",) if its end of the pipe is closed."""
+        self.hang_detector.reset()
         try:
             return tuple(self.pipe.recv())
         except (EOFError, ConnectionError):
             return ("died",)
 
-    def pause(self, waits: bool) -> None:
-        """Makes the worker wait before its next records, or go on."""
-        if waits != self.waits:
-            self.waits = waits
+    def pause(self, is_paused: bool) -> None:
+        """Make the worker wait before its next records, or continue."""
+        if is_paused != self.is_paused:
+            self.is_paused = is_paused
             with suppress(ConnectionError):
-                self.pipe.send(waits)
+                self.pipe.send(is_paused)
 
-    def hangs(self) -> str | None:
-        """A sentence on why the worker is taken for hung; None where it is not."""
-        size = self.place.size if self.place else None
-        return self.pulse.look(partial(read_cpu_ticks, self.pid), size, self.waits)
+    def find_hang(self) -> str | None:
+        """Return why the worker is taken for hung, for a message; None if it is not."""
+        size = self.records.size if self.records else None
+        return self.hang_detector.check(partial(read_cpu_ticks, self.pid), size, self.is_paused)
 
-    def end(self, seconds: float = GRACE_SECONDS) -> str:
-        """Waits for the process to end, and kills it after `seconds`. Returns how it ended: `exit
-        code 1`, `signal SIGKILL ...`.
+    def join(self, seconds: float = GRACE_SECONDS) -> str:
+        """Wait for the process to end, and kill it after `seconds`. Return how it ended: `exit code
+        1`, `signal SIGKILL ...`.
         """
         self.process.join(seconds)
         self.process.kill()
@@ -282,36 +297,38 @@ class Worker:
 
 
 def stop_workers(workers: Sequence[Worker]) -> None:
-    """Stops these workers, and returns when all have ended. Together they have GRACE_SECONDS; then
-    they are killed.
+    """Stop these workers, and return when all have ended. They share GRACE_SECONDS; then they are
+    killed.
     """
     for worker in workers:
         worker.process.terminate()
     deadline = time.monotonic() + GRACE_SECONDS
     for worker in workers:
-        worker.end(max(0, deadline - time.monotonic()))
+        worker.join(max(0, deadline - time.monotonic()))
 
 
 def choose_start_method() -> str:
-    """How workers are started: `fork` on Linux without Ray, else `spawn`. Libraries of macOS may
-    crash in a forked process, and Ray's threads would not survive a fork.
+    """Return how workers are started: `fork` on Linux without Ray, otherwise `spawn`. Libraries of
+    macOS may crash in a forked process, and Ray's threads would not survive a fork.
     """
     return "fork" if sys.platform.startswith("linux") and "ray" not in sys.modules else "spawn"
 
 
 def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:
+    """Start a worker process of a pool of `pool_size`."""
     context: Any = multiprocessing.get_context(choose_start_method())
-    ours, its = context.Pipe()
+    engine_end, worker_end = context.Pipe()
     share = budget.share(budget.allowed_workers(pool_size))
-    arguments = (its, pool_size, os.getpid(), budget.cap, share)
+    arguments = (worker_end, pool_size, os.getpid(), budget.cap, share)
     process = context.Process(target=run_worker, args=arguments, daemon=True)
-    release_freed_memory()  # a fork takes along what its parent has freed: 20 MB where a tokenizer was opened
+    # A fork copies the memory that its parent has freed: 20 MB if a tokenizer was opened.
+    release_freed_memory()
     # A forked worker must not run its parent's signal handlers, which clean up after the parent.
-    # `work` unblocks the signals once it has set the worker's own handlers.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    # `run_worker` unblocks the signals once it has set the worker's own handlers.
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         process.start()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    its.close()
-    return Worker(process, ours, min(share, measure_rss(os.getpid()) + LIFE_BYTES))
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
+    worker_end.close()
+    return Worker(process, engine_end, min(share, measure_rss(os.getpid()) + LIFE_BYTES))

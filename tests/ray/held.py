@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mdsmix.engines.local_engine import PoolSettings
+from mdsmix.engines.ray_cluster import Message
 from mdsmix.engines.ray_engine import RayEngine
 from mdsmix.engines.tasks import Attempt, OnProgress, Reporter
 from mdsmix.messages import Say
@@ -68,14 +69,14 @@ def end_after_the_first_answer(number: int) -> None:
     """This process, a driver, gives itself a signal once it has taken the answer of its
     first unit.
     """
-    take = RayEngine._take
+    handle_message = RayEngine._handle_message
 
-    def taking(run: RayEngine, node: Any, what: str, *said: Any) -> Any:
-        yield from take(run, node, what, *said)
-        if what == "done":
+    def handle_and_end(run: RayEngine, node: Any, message: Message) -> Any:
+        yield from handle_message(run, node, message)
+        if message[0] == "done":
             os.kill(os.getpid(), number)
 
-    RayEngine._take = taking  # type: ignore[method-assign]
+    RayEngine._handle_message = handle_and_end  # type: ignore[method-assign]
 
 
 class HoldingEngine(RayEngine):
