@@ -30,7 +30,7 @@ from mdsmix.storage import s3_client
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
 from tests import in_process
-from tests.converting import Web
+from tests.converting import Project
 from tests.corpus import train_tokenizer, write_corpus
 from tests.faults import Proxy, failing
 from tests.minio import running_minio
@@ -149,9 +149,15 @@ def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def web(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Web:
-    """A stream of the documents in `*.jsonl`, whose source is to be written."""
-    return Web(tmp_path, tokenizer_folder, monkeypatch).says()
+def project(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project with a stream of the documents in `*.jsonl`, whose source the test writes."""
+    return Project(tmp_path, tokenizer_folder, monkeypatch).configure()
+
+
+@pytest.fixture
+def web(project: Project) -> Project:
+    """The same under the name that other tests still use."""
+    return project
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
-"""Small conversions for tests: a recipe written, run in this process or by the command line, and
-its stream read back.
+"""Small conversions for tests: write a recipe, run it in this process or by the command line, and
+read its stream back.
 
-Work units are windows of 16 or 96 MiB; `windows` makes them a few KB, so that a few KB of text are
-many units.
+Work units are windows of 16 or 96 MiB. `set_window_size` makes them a few KB, so that a few KB of
+text are many units.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ from mdsmix.storage import locate
 
 Record = Mapping[str, Any]
 _PLAN = sources.plan_units
-"As it is outside of tests: one that has set windows may set others."
+"The real function, since a test may set the window size twice."
 
 
 @dataclass
-class Told:
-    """A watcher that keeps what it is told."""
+class RecordingWatcher:
+    """A watcher that records all events."""
 
     began: list[tuple[str, int]] = field(default_factory=list)
+    "Stream and source bytes of each conversion that began."
     sizes: int = 0
     tokens: int = 0
     bad: int = 0
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     def expect(self, sizes: Mapping[str, int]) -> None:
         assert all(size >= 0 for size in sizes.values())
@@ -68,13 +69,13 @@ class Told:
         self.bad += records
 
     def say(self, sentence: str) -> None:
-        self.said.append(sentence)
+        self.messages.append(sentence)
 
     on_step = say
 
 
 class Answer(NamedTuple):
-    """What a command printed and how it ended."""
+    """The output and exit code of a command."""
 
     code: int
     out: str
@@ -88,8 +89,8 @@ def write_jsonl(path: Path, records: Sequence[Any]) -> Path:
 
 
 def write_recipe(folder: Path, tokenizer: Path, **settings: Any) -> Path:
-    """A recipe in `folder` that publishes below `folder`/out, reads rows of 16 tokens and allows
-    any number of bad records, unless `settings` say otherwise; None leaves a key out.
+    """Write a recipe into `folder`. It publishes below `folder`/out, has rows of 16 tokens and
+    allows any number of bad records, unless `settings` override this; None leaves a key out.
     """
     tree = {
         "tokenizer": {"name": str(tokenizer)},
@@ -103,12 +104,12 @@ def write_recipe(folder: Path, tokenizer: Path, **settings: Any) -> Path:
 
 
 def documents(path: object, **settings: Any) -> dict[str, Any]:
-    """A pretraining stream."""
+    """Return the recipe of a pretraining stream."""
     return {"kind": "pretraining", "source": {"path": _spelled(path), "text": "text"}, **settings}
 
 
 def pairs(path: object, *fields: str, **settings: Any) -> dict[str, Any]:
-    """A finetuning stream, whose source has these fields."""
+    """Return the recipe of a finetuning stream whose source has these fields."""
     named = {name: name for name in fields or ("prompt", "response")}
     return {"kind": "finetuning", "source": {"path": _spelled(path), **named}, **settings}
 
@@ -122,27 +123,31 @@ def _spelled(path: object) -> Any:
 
 
 def run_recipe(recipe: Path, *overrides: str, **settings: Any) -> list[Outcome]:
-    """One worker and a silent watcher unless `settings` say otherwise."""
-    watcher = settings.pop("watcher", None) or Told()
+    """Convert with one worker and a silent watcher, unless `settings` override them."""
+    watcher = settings.pop("watcher", None) or RecordingWatcher()
     options = Options(**{"workers": 1} | settings)
     return list(convert(open_recipe(recipe, overrides), options, watcher))
 
 
-def windows(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Work units of `size` uncompressed bytes."""
-    own = {"window_bytes": size, "line_window": None}
-    monkeypatch.setattr(sources, "plan_units", lambda files, **given: _PLAN(files, **given | own))
+def set_window_size(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Make work units of `size` uncompressed bytes."""
+    settings = {"window_bytes": size, "line_window": None}
+    monkeypatch.setattr(
+        sources, "plan_units", lambda files, **arguments: _PLAN(files, **arguments | settings)
+    )
 
 
 def list_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than one source is listed in parts, of two names on average."""
+    """List more than one source file in parts, of two names on average."""
     monkeypatch.setattr(publish, "MOST_LISTED", 1)
     monkeypatch.setattr(side_files, "FILES_PER_LIST", 2)
 
 
 def mdsmix(*arguments: object, together: bool = False) -> Answer:
-    """The console script, in this process; `together`: stderr within stdout, as a terminal shows
-    them.
+    """Run the console script in this process.
+
+    Args:
+        together: write stderr into stdout, as a terminal shows them.
     """
     out, code = io.StringIO(), None
     err = out if together else io.StringIO()
@@ -155,18 +160,20 @@ def mdsmix(*arguments: object, together: bool = False) -> Answer:
     return Answer(int(code or 0), out.getvalue(), "" if together else err.getvalue())
 
 
-def done(*arguments: object) -> Answer:
-    """The same of a command that does what it is asked for."""
+def run_ok(*arguments: object) -> Answer:
+    """Run the console script, and assert that it succeeds."""
     answer = mdsmix(*arguments)
     assert answer.code == 0, answer.err
     return answer
 
 
-def refused(answer: Answer, code: int, *words: str) -> None:
-    """One sentence on stderr that starts with `error:`, nothing on stdout, no traceback."""
+def assert_refused(answer: Answer, code: int, *words: str) -> None:
+    """Assert one sentence with these words on stderr that starts with `error:`, nothing on stdout,
+    and no traceback.
+    """
     assert (answer.code, answer.out) == (code, ""), answer
-    said = answer.err.splitlines()
-    (line,) = [line for line in said if not line.startswith("reading the tokenizer ")]
+    lines = answer.err.splitlines()
+    (line,) = [line for line in lines if not line.startswith("reading the tokenizer ")]
     assert line.startswith("error: ")
     assert all(word in line for word in words), line
 
@@ -177,60 +184,65 @@ def manifest_of(url: object) -> Manifest:
     return manifest
 
 
-def samples(url: object) -> list[dict[str, Any]]:
-    """Every sample of the stream in this folder, by the shards that its index names, in order."""
+def read_samples(url: object) -> list[dict[str, Any]]:
+    """Return all samples of the stream in this folder, from the shards of its index, in order."""
     folder = locate(str(url))
     rows = []
     for shard in read_index(folder).shards:
         head = read_first_samples(folder, shard, shard.samples)
-        assert len(head) == shard.samples, "the tests' shards are to be below what a head may hold"
+        assert len(head) == shard.samples, "a shard of a test must fit into a head"
         rows += head
     return rows
 
 
 def tokens(sample: Mapping[str, Any]) -> list[int]:
-    """All ids of a sample, in order, in whatever columns."""
+    """Return all ids of a sample in order, whatever its columns are."""
     if "turns" in sample:
         return [t for turn in sample["turns"] for t in (*turn["input_ids"], *turn["labels"])]
     names = [name for name in ("tokens", "input_ids", "labels") if name in sample]
     return [int(t) for name in names for t in np.asarray(sample[name])]
 
 
-def token_rows(url: object) -> list[list[int]]:
-    return [tokens(sample) for sample in samples(url)]
+def read_token_rows(url: object) -> list[list[int]]:
+    return [tokens(sample) for sample in read_samples(url)]
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    """Relative path -> content of every file below."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return relative path -> content of every file below a folder."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def lying_at(place: object) -> dict[str, bytes]:
-    """The same of a folder or a bucket."""
-    folder = locate(str(place))
+def read_location(url: object) -> dict[str, bytes]:
+    """Return relative path -> content of every file below a folder or in a bucket."""
+    folder = locate(str(url))
     return {name: (folder / name).read() for name, _ in folder.list(recursive=True)}
 
 
-def public(folder: Path) -> dict[str, bytes]:
-    """All that a reader may see: not the files of units."""
-    return {name: data for name, data in files(folder).items() if ".mdsmix/" not in name}
+def read_public_files(folder: Path) -> dict[str, bytes]:
+    """Return the files of a stream that a reader may use: all but those of units."""
+    return {name: data for name, data in read_files(folder).items() if ".mdsmix/" not in name}
 
 
-def times(folder: Path) -> dict[str, int]:
+def read_times(folder: Path) -> dict[str, int]:
+    """Return path -> modification time in ns of every file below a folder."""
     return {str(p): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
 
 
-def quarantined(folder: Path) -> list[dict[str, Any]]:
-    """All records of the stream's quarantine."""
-    unpack = zstandard.ZstdDecompressor
-    packed = sorted((folder / "quarantine").glob("*.jsonl.zst"))
-    texts = (unpack().decompressobj().decompress(path.read_bytes()) for path in packed)
-    return [orjson.loads(line) for text in texts for line in text.splitlines()]
+def read_quarantined(folder: Path) -> list[dict[str, Any]]:
+    """Return all records of the stream's quarantine."""
+    records = list[dict[str, Any]]()
+    for path in sorted((folder / "quarantine").glob("*.jsonl.zst")):
+        decompressor = zstandard.ZstdDecompressor().decompressobj()
+        lines = decompressor.decompress(path.read_bytes()).splitlines()
+        records += [orjson.loads(line) for line in lines]
+    return records
 
 
-def encoder(tokenizer: Path) -> Any:
-    """text -> ids, straight from Hugging Face tokenizers: what every stream is compared with."""
+def make_encoder(tokenizer: Path) -> Any:
+    """Return a function from a text to its ids, by Hugging Face tokenizers alone. Every stream is
+    compared with it.
+    """
     from tokenizers import Tokenizer
 
     model = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
@@ -238,64 +250,71 @@ def encoder(tokenizer: Path) -> Any:
     return lambda text: model.encode(text, add_special_tokens=False).ids
 
 
-class Web:
-    """A recipe with the stream `web` in a folder of its own: its source is written, it is run, and
-    what it publishes is read.
+class Project:
+    """A folder with a recipe that has the stream `web`: write its source, convert it, and read the
+    published stream.
     """
 
     replaced = 0
-    "Shards that a second conversion replaced, where a test counts them."
+    "Shards that a second conversion replaced, if a test counts them."
 
     def __init__(
         self, folder: Path, tokenizer: Path, patch: pytest.MonkeyPatch, out: str = "out"
     ) -> None:
-        self.folder, self.tokenizer, self.patch = folder, tokenizer, patch
-        self.recipe, self.out = folder / "recipe.yaml", folder / out
+        self.folder = folder
+        self.tokenizer = tokenizer
+        self.patch = patch
+        self.recipe = folder / "recipe.yaml"
+        self.out = folder / out
         self.train = self.out / "web" / "train"
 
-    def says(self, stream: Mapping[str, Any] | None = None, **settings: Any) -> Web:
-        """Writes the recipe. The source is every `*.jsonl` of the folder unless the stream says
-        otherwise.
+    def configure(self, stream: Mapping[str, Any] | None = None, **settings: Any) -> Project:
+        """Write the recipe. Its source is every `*.jsonl` of the folder, unless the stream has
+        another one.
         """
         streams = {"web": stream or documents("*.jsonl")}
         write_recipe(self.folder, self.tokenizer, **{"streams": streams} | settings)
         return self
 
-    def holds(self, records: Iterable[Any], name: str = "a.jsonl") -> Path:
-        """Writes a source; a string is a record with this text."""
-        return write_jsonl(
-            self.folder / name, [{"text": r} if isinstance(r, str) else r for r in records]
-        )
+    def write_source(self, records: Iterable[Any], name: str = "a.jsonl") -> Path:
+        """Write a source file. A string is a record with this text."""
+        objects = [{"text": item} if isinstance(item, str) else item for item in records]
+        return write_jsonl(self.folder / name, objects)
 
-    def runs(self, *overrides: str, **options: Any) -> dict[str, Outcome]:
-        """What becomes of each stream of the recipe."""
-        return {each.stream: each for each in run_recipe(self.recipe, *overrides, **options)}
+    def run_all(self, *overrides: str, **options: Any) -> dict[str, Outcome]:
+        """Convert in this process, and return the outcome of each stream of the recipe."""
+        outcomes = run_recipe(self.recipe, *overrides, **options)
+        return {outcome.stream: outcome for outcome in outcomes}
 
     def run(self, *overrides: str, **options: Any) -> Outcome:
-        return self.runs(*overrides, **options)["web"]
+        """Convert in this process, and return the outcome of the stream `web`."""
+        return self.run_all(*overrides, **options)["web"]
 
     def convert(self, *arguments: object) -> Answer:
+        """Run `mdsmix convert`."""
         return mdsmix("convert", self.recipe, *arguments)
 
-    def done(self, *arguments: object) -> Answer:
-        return done("convert", self.recipe, *arguments)
+    def convert_ok(self, *arguments: object) -> Answer:
+        """Run `mdsmix convert`, and assert that it succeeds."""
+        return run_ok("convert", self.recipe, *arguments)
 
-    def anew(self, *overrides: str, name: str = "anew") -> Web:
-        """The same recipe, published into another folder."""
-        other = Web(self.folder, self.tokenizer, self.patch, name)
+    def convert_into(self, *overrides: str, name: str = "anew") -> Project:
+        """Convert the same recipe into another folder, and return the project of that folder."""
+        other = Project(self.folder, self.tokenizer, self.patch, name)
         run_recipe(self.recipe, *overrides, f"local={other.out}")
         return other
 
-    def windows(self, size: int) -> None:
-        windows(self.patch, size)
+    def set_window_size(self, size: int) -> None:
+        set_window_size(self.patch, size)
 
-    def elsewhere(self, name: str) -> Path:
-        """From now on as on another machine, which knows the tokenizers and no source: its
-        cache.
+    def switch_machine(self, name: str) -> Path:
+        """From now on, run as on another machine: with a cache of its own, which has the tokenizers
+        but no source. Return the cache folder.
         """
-        known, cache = Path(os.environ["MDSMIX_CACHE"]) / "tokenizers", self.folder / name
-        if known.exists():
-            shutil.copytree(known, cache / "tokenizers")
+        tokenizers = Path(os.environ["MDSMIX_CACHE"]) / "tokenizers"
+        cache = self.folder / name
+        if tokenizers.exists():
+            shutil.copytree(tokenizers, cache / "tokenizers")
         self.patch.setenv("MDSMIX_CACHE", str(cache))
         return cache
 
@@ -305,46 +324,75 @@ class Web:
 
     @property
     def keys(self) -> list[str]:
-        """Of the published units."""
+        """The keys of the published units."""
         return [part.key for part in self.manifest.parts]
 
     @property
     def rows(self) -> list[list[int]]:
-        return token_rows(self.train)
+        return read_token_rows(self.train)
 
     @property
     def bad(self) -> list[dict[str, Any]]:
-        return quarantined(self.train)
+        """The records of the quarantine."""
+        return read_quarantined(self.train)
 
     @property
     def files(self) -> dict[str, bytes]:
-        return files(self.train)
+        return read_files(self.train)
 
     @property
     def shards(self) -> list[Path]:
-        """In the order of the index, of the version that is published."""
-        place = find_current(locate(self.train))
-        assert place is not None
-        return [Path(place.url) / s.stored.basename for s in read_index(place).shards]
+        """The shards of the published version, in the order of its index."""
+        folder = find_current(locate(self.train))
+        assert folder is not None
+        return [Path(folder.url) / shard.stored.basename for shard in read_index(folder).shards]
+
+    # Names that other tests still use.
+    says = configure
+    holds = write_source
+    runs = run_all
+    done = convert_ok
+    anew = convert_into
+    windows = set_window_size
+    elsewhere = switch_machine
 
 
-def flip(path: Path, at: int = -1) -> None:
-    """Damages a file at equal size. A shard of a version shares its bytes on disk with no other
-    name then.
+def flip_byte(path: Path, offset: int = -1) -> None:
+    """Damage a file without changing its size. It is written to a new file, since a shard of a
+    version is a hard link: the other name keeps the whole bytes.
     """
     data = bytearray(path.read_bytes())
-    data[at] ^= 0x55
+    data[offset] ^= 0x55
     path.unlink()
     path.write_bytes(data)
 
 
-def age(folder: Path, days: float, names: Iterable[str] | None = None) -> None:
-    """Makes files as old as if they had been written so long ago."""
-    then = time.time() - days * 86_400
-    for name in names or files(folder):
-        os.utime(folder / name, (then, then))
+def set_age(folder: Path, days: float, names: Iterable[str] | None = None) -> None:
+    """Set the modification times of files to so many days ago."""
+    seconds = time.time() - days * 86_400
+    for name in names or read_files(folder):
+        os.utime(folder / name, (seconds, seconds))
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether every shard, index and manifest is what it is said to be."""
-    return not verify(locate(folder), Told()).faults
+def is_intact(folder: Path) -> bool:
+    """Return whether `verify` finds no fault in a stream."""
+    return not verify(locate(folder), RecordingWatcher()).faults
+
+
+# Names that other tests still use.
+Told = RecordingWatcher
+Web = Project
+windows = set_window_size
+done = run_ok
+refused = assert_refused
+samples = read_samples
+token_rows = read_token_rows
+files = read_files
+lying_at = read_location
+public = read_public_files
+times = read_times
+quarantined = read_quarantined
+encoder = make_encoder
+flip = flip_byte
+age = set_age
+is_whole = is_intact

@@ -1,9 +1,9 @@
-"""`mdsmix convert` in a process group of its own, to be killed as a machine that fails would end
-it: workers included.
+"""`mdsmix convert` in a process group of its own, which a test kills as a failing machine would:
+workers included.
 
-Forked, because starting Python and importing boto3 takes longer than these conversions. Every write
-is told in a file, a line each, so that a test knows how far the run is; and the run may kill its
-own group at a write that is named.
+The run is forked, because starting Python and importing boto3 takes longer than these conversions.
+It logs every write to a file, a line each, so that a test knows how far it is. It can also kill its
+own group at a given write.
 """
 
 from __future__ import annotations
@@ -23,40 +23,49 @@ from mdsmix.cli.main import run
 from mdsmix.storage.local import LocalPath
 from mdsmix.storage.s3 import S3Path
 from tests.alarm import SECONDS
-from tests.converting import windows
+from tests.converting import set_window_size
 
 ENDINGS = (".mds", ".bad", ".index", ".replaced", "mdsmix.manifest", "index.json", ".jsonl.zst")
 KINDS = {".unit": "record"} | {ending: ending for ending in ENDINGS}
-"""How the name of a file ends -> what is written. A record is the last file of a work unit: with it
-the unit is finished.
+"""The end of a file's name -> the kind of the write. A record is the last file of a work unit: once
+it is written, the unit is finished.
 """
 
 
 @dataclass(frozen=True)
 class Write:
-    """A moment: before or after so many writes of this kind by the main process or a worker.
-    `stall`: no kill, but this write and the later ones are not done; so a run that is to be ended
-    from outside is never done before.
+    """A moment of a run: before or after the `count`-th write of this kind by the main process or
+    by a worker.
     """
 
-    who: str
-    what: str
+    process: str
+    "`main` or `worker`."
+    kind: str
+    "A value of KINDS."
     side: str
+    """`before` or `after`, to kill the run then; or `stall`, to kill nothing and hang this write
+    and the later ones, so that the run cannot end before the test ends it.
+    """
     count: int = 1
 
 
 class Run:
-    """A conversion that is under way."""
+    """A running conversion."""
 
     def __init__(self, arguments: list[str], window: int, log: Path, end: Write | None) -> None:
         log.write_text("")
-        self._log, self._said = log, log.with_suffix(".said")
+        self._log = log
+        self._output = log.with_suffix(".output")
         process: Any = multiprocessing.get_context("fork").Process
         self._process = process(target=self._convert, args=(arguments, window, end))
         self._process.start()
 
     def await_write(self, write: str = "", count: int = 1) -> float:
-        """Waits until so many writes of this kind, or any, have begun, and says when it was."""
+        """Wait until so many writes have begun, and return the time.
+
+        Args:
+            write: process and kind, such as `worker record`; empty: any.
+        """
         while self._log.read_text().count(f"{write}\n") < count and self._process.is_alive():
             time.sleep(0.002)
         return time.monotonic()
@@ -65,72 +74,74 @@ class Run:
         if self._process.is_alive():
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def terminated(self, group: bool) -> tuple[int, str]:
-        """Tells the main process, or all of its group, that the machine goes away; the exit code
-        and what was said.
-        """
-        (os.killpg if group else os.kill)(self._process.pid, signal.SIGTERM)
+    def terminate(self, group: bool) -> tuple[int, str]:
+        """Send SIGTERM to the main process, or to all of its group. Return exit code and output."""
+        send = os.killpg if group else os.kill
+        send(self._process.pid, signal.SIGTERM)
         self._process.join(SECONDS)
-        return self._process.exitcode, self._said.read_text()
+        return self._process.exitcode, self._output.read_text()
 
-    def left(self) -> list[int]:
-        """Its group, while processes of it run."""
+    def has_processes(self) -> bool:
+        """Return whether a process of its group still runs."""
         try:
             os.killpg(self._process.pid, 0)
         except ProcessLookupError:
-            return []
-        return [self._process.pid]
+            return False
+        return True
 
     def was_killed(self) -> bool:
-        """Waits for the end. A run that was not killed has done its work."""
+        """Wait for the end. A run that was not killed must have succeeded."""
         self._process.join(SECONDS)
         code = self._process.exitcode
-        assert code in (0, -signal.SIGKILL), f"exit code {code}: {self._said.read_text()}"
+        assert code in (0, -signal.SIGKILL), f"exit code {code}: {self._output.read_text()}"
         return code != 0
 
     def _convert(self, arguments: list[str], window: int, end: Write | None) -> None:
-        """As a shell starts it, in a group of its own; with small work units."""
+        """Run the command in a process group of its own, as a shell does, with small work units."""
         os.setsid()
-        with self._said.open("w") as file:
+        with self._output.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        for kind in (LocalPath, S3Path):
-            _watch(kind, self._log, end)
-        windows(pytest.MonkeyPatch(), window)
+        sys.stdout = os.fdopen(1, "w")
+        sys.stderr = os.fdopen(2, "w")
+        for location_type in (LocalPath, S3Path):
+            _patch_writes(location_type, self._log, end)
+        set_window_size(pytest.MonkeyPatch(), window)
         sys.argv = ["mdsmix", "convert", *arguments]
         run()
 
 
-def _watch(kind: Any, log: Path, end: Write | None) -> None:
-    times = multiprocessing.Value("i", 0)
+def _patch_writes(location_type: Any, log: Path, end: Write | None) -> None:
+    counter = multiprocessing.Value("i", 0)
     for name in ("write", "create", "replace"):
-        setattr(kind, name, _watched(getattr(kind, name), log, end, times))
+        write = getattr(location_type, name)
+        setattr(location_type, name, _wrap_write(write, log, end, counter))
 
 
-def _watched(write: Any, log: Path, end: Write | None, times: Any) -> Any:
+def _wrap_write(write: Any, log: Path, end: Write | None, counter: Any) -> Any:
     main_process = os.getpid()
 
-    def writing(self: Any, *given: Any) -> Any:
+    def logged_write(self: Any, *arguments: Any) -> Any:
         if self.name == "lease":
-            return write(self, *given)
-        who = "main" if os.getpid() == main_process else "worker"
-        what = next((kind for end, kind in KINDS.items() if self.name.endswith(end)), "other")
-        number = 0
+            return write(self, *arguments)
+        process = "main" if os.getpid() == main_process else "worker"
+        matching = (kind for ending, kind in KINDS.items() if self.name.endswith(ending))
+        kind = next(matching, "other")
         with log.open("a") as file:
-            file.write(f"{who} {what}\n")
-        if end and (who, what) == (end.who, end.what):
-            with times.get_lock():
-                times.value += 1
-                number = times.value
+            file.write(f"{process} {kind}\n")
+        number = 0
+        if end and (process, kind) == (end.process, end.kind):
+            with counter.get_lock():
+                counter.value += 1
+                number = counter.value
             if end.side == "stall" and number >= end.count:
                 time.sleep(SECONDS)
         is_last = end and number == end.count
         if is_last and end.side == "before":
             os.killpg(0, signal.SIGKILL)
-        answer = write(self, *given)
+        result = write(self, *arguments)
         if is_last:
             os.killpg(0, signal.SIGKILL)
-        return answer
+        return result
 
-    return writing
+    return logged_write

@@ -1,9 +1,10 @@
-"""Whatever lies at a target while a run is at work may be what a reader finds or a killed run
-leaves: no step may add a fault to it.
+"""Check the order of a run's writes: a reader, or a run that continues after a kill, must be able
+to use the target at any moment.
 
-And the rules of the order that no single state tells. Where steps overlap, what must be there
-before a step counts only if it was done before the step began, and what must be gone only if it was
-gone by then (`tests/recording.py` notes the steps of a run).
+No step may add a fault to the state of the target (`find_faults`). The rules below cover what no
+single state shows. Steps may overlap: what must exist before a step counts only if it was finished
+before the step began, and what must be gone only if it was gone by then. `tests/recording.py`
+records the steps of a run.
 """
 
 from __future__ import annotations
@@ -30,288 +31,341 @@ SHARD = re.compile(r"([0-9a-f]{32})(-\d+)?\.mds(\.zstd)?")
 RECORD = re.compile(r"(.+)/\.mdsmix/([0-9a-f]{32})-[0-9a-f]{8}\.unit")
 VERSION = re.compile(r"(.+)-([0-9a-f]{8})")
 INDEX, MANIFEST, LEASE = "index.json", "mdsmix.manifest", ".mdsmix/lease"
-BESIDE = re.compile(r"([0-9a-f]{32})\.(sources\.zst|[a-z0-9-]+\.side)")
+SIDE_FILE = re.compile(r"([0-9a-f]{32})\.(sources\.zst|[a-z0-9-]+\.side)")
 TOKENIZER, TOKENIZER_CARD = re.compile(r"(.*/)?tokenizer-[0-9a-f]{8}"), "mdsmix.tokenizer"
 
 
-def digest(content: bytes) -> str:
+def hash_content(content: bytes) -> str:
     return xxhash.xxh128_hexdigest(content)
 
 
 def index_in(state: State, name: str) -> Index | None:
-    """None where there is none that can be read."""
+    """Return the index in a file. None if it is missing or damaged."""
     with suppress(Unreachable):
         return parse_index(state[name], name) if name in state else None
 
 
 def manifest_in(state: State, folder: str) -> Manifest | None:
+    """Return the manifest in a folder. None if it is missing or damaged."""
     name = f"{folder}/{MANIFEST}"
     with suppress(Unreachable):
         return parse_manifest(state[name], name) if name in state else None
 
 
 def record_in(state: State, name: str) -> UnitRecord | None:
-    return next(map(parse_record, parse_unit_file(state[name]).records.values()), None)
+    lines = parse_unit_file(state[name]).records.values()
+    return next(map(parse_record, lines), None)
 
 
 def is_shard(state: State, name: str) -> bool:
-    """Whether the shard is there and its bytes are those that it is named for."""
-    return bool(SHARD.fullmatch(PurePosixPath(name).name)) and bears_its_hash(state, name)
+    """Return whether a file is a shard with the bytes that its name gives the hash of."""
+    return bool(SHARD.fullmatch(PurePosixPath(name).name)) and has_hash_of_name(state, name)
 
 
-def bears_its_hash(state: State, name: str) -> bool:
-    return name in state and PurePosixPath(name).name.startswith(digest(state[name]))
+def has_hash_of_name(state: State, name: str) -> bool:
+    return name in state and PurePosixPath(name).name.startswith(hash_content(state[name]))
 
 
-def lost_of(state: State, name: str) -> list[str]:
-    """What the unit record with this name speaks of and is nowhere: not in its split, nor in a
-    version of it.
-    """
-    record = record_in(state, name)
-    split = RECORD.fullmatch(name)[1]
-    return [
-        shard.stored.basename
-        for shard in (record.shards if record else [])
-        if not any(is_shard(state, f"{f}/{shard.stored.basename}") for f in folders(state, split))
-    ]
+def find_missing_shards(state: State, record_name: str) -> list[str]:
+    """Return the shards of a unit record that are neither in its split nor in a version of it."""
+    record = record_in(state, record_name)
+    split = RECORD.fullmatch(record_name)[1]
+    missing = list[str]()
+    for shard in record.shards if record else []:
+        name = shard.stored.basename
+        if not any(is_shard(state, f"{folder}/{name}") for folder in list_folders(state, split)):
+            missing.append(name)
+    return missing
 
 
-def folders(state: State, split: str) -> set[str]:
-    """The split's folder and its versions'."""
-    homes = {str(PurePosixPath(name).parent) for name in state}
-    return {split, *(home for home in homes if split_of(home) == split)}
+def list_folders(state: State, split: str) -> set[str]:
+    """Return the split's folder and those of its versions."""
+    folders = {str(PurePosixPath(name).parent) for name in state}
+    return {split, *(folder for folder in folders if split_of(folder) == split)}
 
 
 def split_of(folder: str) -> str:
-    """The folder of the split that a file or folder belongs to."""
+    """Return the folder of the split to which a file or folder belongs."""
     home = re.sub(r"/(\.mdsmix|quarantine)$", "", folder)
     version = VERSION.fullmatch(home)
     return version[1] if version else home
 
 
 @dataclass(frozen=True)
-class Story:
-    """What lay there, and what was done then."""
+class RecordedRun:
+    """The files at a target before a run, and the steps of the run."""
 
     before: State
     steps: Sequence[Step]
 
-    def _state(self, is_made: Callable[[Step], Any], is_gone: Callable[[Step], Any]) -> State:
-        """What is there when these steps that make something are done, and these that delete."""
+    def _state(self, is_written: Callable[[Step], Any], is_deleted: Callable[[Step], Any]) -> State:
+        """Return the files after all steps that `is_written` or `is_deleted` says are finished."""
         state = dict(self.before)
         for step in sorted(self.steps, key=lambda step: step.ended):
-            if step.content is None and is_gone(step):
+            if step.content is None and is_deleted(step):
                 state.pop(step.name, None)
-            elif step.content is not None and is_made(step):
+            elif step.content is not None and is_written(step):
                 state[step.name] = step.content
         return state
 
-    def surely(self, at: Step) -> State:
-        """What is there when the step begins, whatever goes on beside it."""
-        return self._state(lambda s: s.ended <= at.began, lambda s: s.began < at.ended and s != at)
-
-    def maybe(self, at: Step) -> State:
-        """What may be there when the step ends, if all beside it that makes something is done and
-        all that deletes is not.
+    def least_before(self, step: Step) -> State:
+        """Return the files that certainly exist when the step begins, whatever overlapping steps
+        have done.
         """
-        return self._state(lambda s: s.began < at.ended, lambda s: s.ended <= at.began)
+        return self._state(
+            lambda other: other.ended <= step.began,
+            lambda other: other.began < step.ended and other != step,
+        )
+
+    def most_after(self, step: Step) -> State:
+        """Return the files that may exist when the step ends: all overlapping writes are done, and
+        no overlapping deletion.
+        """
+        return self._state(
+            lambda other: other.began < step.ended,
+            lambda other: other.ended <= step.began,
+        )
 
     @property
     def after(self) -> State:
+        """The files after the run."""
         return self._state(bool, bool)
 
 
-def faults(state: State) -> set[str]:
-    """What misleads whoever reads this state, or goes on from it."""
-    found = set[str]()
-    for name in state:
-        home, base = str(PurePosixPath(name).parent), PurePosixPath(name).name
-        if base == INDEX or name.endswith(".index"):
-            index, folder = index_in(state, name), home.removesuffix("/.mdsmix")
-            names = [shard.stored.basename for shard in index.shards] if index else ["all"]
-            lost = [each for each in names if not is_shard(state, f"{folder}/{each}")]
-        elif RECORD.fullmatch(name):
-            lost = lost_of(state, name)
-        elif base == MANIFEST:
-            lost = [*_lost_of_manifest(state, home)]
-        elif base == TOKENIZER_CARD:
-            lost = [] if is_whole_tokenizer(state, home) else ["a file"]
-        else:
-            bears_one = SHARD.fullmatch(base) or BESIDE.fullmatch(base)
-            lost = ["its bytes"] if bears_one and not bears_its_hash(state, name) else []
-        found |= {f"{name} lacks {each}" for each in lost}
-    return found
-
-
-def _lost_of_manifest(state: State, home: str) -> Iterator[str]:
-    """What it names and is not there: files beside it, bad records, and with its index the
-    tokenizer of a recipe.
+def find_faults(state: State) -> set[str]:
+    """Return what would mislead a reader of this state, or a run that continues from it: sentences
+    `<file> lacks <name>`.
     """
-    manifest, split = manifest_in(state, home), split_of(home)
+    faults = set[str]()
+    for name in state:
+        faults |= {f"{name} lacks {missing}" for missing in _find_missing(state, name)}
+    return faults
+
+
+def _find_missing(state: State, name: str) -> list[str]:
+    """Return what a file refers to, and what does not exist."""
+    folder, base = str(PurePosixPath(name).parent), PurePosixPath(name).name
+    if base == INDEX or name.endswith(".index"):
+        index = index_in(state, name)
+        if not index:
+            return ["all"]
+        shard_folder = folder.removesuffix("/.mdsmix")
+        shards = [shard.stored.basename for shard in index.shards]
+        return [shard for shard in shards if not is_shard(state, f"{shard_folder}/{shard}")]
+    if RECORD.fullmatch(name):
+        return find_missing_shards(state, name)
+    if base == MANIFEST:
+        return [*_find_missing_of_manifest(state, folder)]
+    if base == TOKENIZER_CARD:
+        return [] if is_complete_tokenizer(state, folder) else ["a file"]
+    is_named_by_hash = SHARD.fullmatch(base) or SIDE_FILE.fullmatch(base)
+    if is_named_by_hash and not has_hash_of_name(state, name):
+        return ["its bytes"]
+    return []
+
+
+def _find_missing_of_manifest(state: State, folder: str) -> Iterator[str]:
+    """Yield what a manifest refers to and what does not exist: files next to it, bad records, and,
+    if it has its index, the tokenizer of a recipe.
+    """
+    manifest = manifest_in(state, folder)
+    split = split_of(folder)
     if not manifest:
         yield "all"
         return
-    is_going = home != split and f"{home}/{INDEX}" not in state
+    is_being_deleted = folder != split and f"{folder}/{INDEX}" not in state
     for file in manifest.named_files:
-        if not is_going and not bears_its_hash(state, f"{home}/{file.name}"):
+        if not is_being_deleted and not has_hash_of_name(state, f"{folder}/{file.name}"):
             yield file.name
     keys = {part.key for part in manifest.parts}
-    for name in state if home == split else ():
+    for name in state if folder == split else ():
         unit = RECORD.fullmatch(name)
         if not unit or unit[1] != split or unit[2] not in keys:
             continue
-        is_public = any(n.startswith(f"{split}/quarantine/{unit[2]}-") for n in state)
+        quarantine_file = f"{split}/quarantine/{unit[2]}-"
+        is_published = any(other.startswith(quarantine_file) for other in state)
         record = record_in(state, name)
-        if record and record.records.bad and not is_public:
+        if record and record.records.bad and not is_published:
             yield f"bad records of {unit[2]}"
-    tokenizer = PurePosixPath(home).parent.parent / manifest.tokenizer.folder_name
-    is_of_recipe = f"{home}/{INDEX}" in state and not manifest.mixed
-    if is_of_recipe and not is_whole_tokenizer(state, str(tokenizer)):
+    tokenizer = PurePosixPath(folder).parent.parent / manifest.tokenizer.folder_name
+    is_of_recipe = f"{folder}/{INDEX}" in state and not manifest.mixed
+    if is_of_recipe and not is_complete_tokenizer(state, str(tokenizer)):
         yield "the tokenizer"
 
 
-def current_of(state: State, split: str) -> str:
-    """The index that a reader of the stream is sent to; none while there is none."""
+def find_current_index(state: State, split: str) -> str:
+    """Return the name of the index that a reader of the stream uses; empty if there is none."""
     manifest = manifest_in(state, split)
     version = f"{split}-{manifest.index_hash[:8]}" if manifest else ""
-    return next((name for f in (split, version) if (name := f"{f}/{INDEX}") in state), "")
+    for folder in (split, version):
+        if f"{folder}/{INDEX}" in state:
+            return f"{folder}/{INDEX}"
+    return ""
 
 
-def is_whole_tokenizer(state: State, folder: str) -> bool:
+def is_complete_tokenizer(state: State, folder: str) -> bool:
     card = f"{folder}/{TOKENIZER_CARD}"
     files = orjson.loads(state[card])["files"] if card in state else ()
     return bool(files) and all(f"{folder}/{name}" in state for name in files)
 
 
-Rule = Callable[[Story, Step], bool | None]
-"Whether a step kept it; None of a step that it does not speak of."
+Rule = Callable[[RecordedRun, Step], bool | None]
+"Returns whether a step obeys the rule. None if the rule does not apply to the step."
 RULES: list[Rule] = []
 
 
-def rule(name: str | re.Pattern[str] = ".*", goes: bool | None = False) -> Callable[[Rule], Rule]:
-    """A rule of steps that make a file of such a name, that delete one (`goes`), or of
-    both (None).
+def rule(
+    name: str | re.Pattern[str] = ".*", deletes: bool | None = False
+) -> Callable[[Rule], Rule]:
+    """Register a rule for steps on files of this name: for those that write a file, for those that
+    delete one (`deletes`), or for both (None).
     """
 
-    def add(is_kept: Rule) -> Rule:
-        @functools.wraps(is_kept)
-        def asked(story: Story, step: Step) -> bool | None:
-            is_meant = goes in (None, step.content is None) and re.fullmatch(name, step.base)
-            return is_kept(story, step) if is_meant else None
+    def register(is_obeyed: Rule) -> Rule:
+        @functools.wraps(is_obeyed)
+        def check(run: RecordedRun, step: Step) -> bool | None:
+            has_action = deletes in (None, step.content is None)
+            applies = has_action and re.fullmatch(name, step.base)
+            return is_obeyed(run, step) if applies else None
 
-        RULES.append(asked)
-        return asked
+        RULES.append(check)
+        return check
 
-    return add
+    return register
 
 
 @rule(INDEX)
-def the_manifest_before_its_index(story: Story, step: Step) -> bool | None:
-    if not manifest_in(story.after, step.home):
+def the_manifest_is_written_before_its_index(run: RecordedRun, step: Step) -> bool | None:
+    if not manifest_in(run.after, step.home):
         return None
-    manifest = manifest_in(story.surely(step), step.home)
-    return bool(manifest) and manifest.index_hash == digest(step.content)
+    manifest = manifest_in(run.least_before(step), step.home)
+    return bool(manifest) and manifest.index_hash == hash_content(step.content)
 
 
-@rule(INDEX, goes=None)
-def an_index_is_kept_before_it_goes(story: Story, step: Step) -> bool | None:
-    """For jobs that read by it, and for `gc`. That of a version is read under its own name as long
-    as it is there.
+@rule(INDEX, deletes=None)
+def an_index_is_copied_before_it_is_replaced(run: RecordedRun, step: Step) -> bool | None:
+    """The copy is for jobs that read it, and for `gc`. The index of a version is read under its own
+    name as long as it exists.
     """
-    old = story.before.get(step.name)
+    old = run.before.get(step.name)
     if split_of(step.home) != step.home or old == step.content:
         return None
-    if not index_in(story.before, step.name):
+    if not index_in(run.before, step.name):
         return None
-    return story.surely(step).get(f"{step.home}/.mdsmix/{digest(old)}.index") == old
+    copy = f"{step.home}/.mdsmix/{hash_content(old)}.index"
+    return run.least_before(step).get(copy) == old
 
 
 @rule(MANIFEST)
-def a_version_is_marked_before_another_is_named(story: Story, step: Step) -> bool | None:
-    folder, in_place = step.home, f"{step.home}/{INDEX}"
-    state, manifest = story.surely(step), parse_manifest(step.content, step.name)
-    old = None if in_place in state or split_of(folder) != folder else manifest_in(state, folder)
+def a_version_is_marked_before_another_is_named(run: RecordedRun, step: Step) -> bool | None:
+    folder = step.home
+    in_place = f"{folder}/{INDEX}"
+    state = run.least_before(step)
+    manifest = parse_manifest(step.content, step.name)
+    if in_place in state or split_of(folder) != folder:
+        return None
+    old = manifest_in(state, folder)
     if not old or f"{folder}-{old.index_hash[:8]}/{INDEX}" not in state:
         return None
-    if old.index_hash == manifest.index_hash and in_place not in story.after:
+    if old.index_hash == manifest.index_hash and in_place not in run.after:
         return None
     return f"{folder}/.mdsmix/{old.index_hash[:8]}.replaced" in state
 
 
 @rule()
-def a_version_never_changes(story: Story, step: Step) -> bool | None:
-    """But for what was lost or damaged and is brought back."""
-    there, before = story.surely(step), story.before
-    if not VERSION.fullmatch(step.home) or f"{step.home}/{INDEX}" not in there:
+def a_version_never_changes(run: RecordedRun, step: Step) -> bool | None:
+    """Missing or damaged files may be written again."""
+    state = run.least_before(step)
+    if not VERSION.fullmatch(step.home) or f"{step.home}/{INDEX}" not in state:
         return None
-    damaged = not is_shard(before, step.name) and not manifest_in(before, step.home)
-    is_lost_index = step.base == INDEX and not index_in(story.maybe(step), step.name)
-    return step.name not in there or damaged or is_lost_index
+    is_damaged = not is_shard(run.before, step.name) and not manifest_in(run.before, step.home)
+    is_lost_index = step.base == INDEX and not index_in(run.most_after(step), step.name)
+    return step.name not in state or is_damaged or is_lost_index
 
 
-@rule(goes=True)
-def the_index_goes_first_of_a_version(story: Story, step: Step) -> bool | None:
+@rule(deletes=True)
+def the_index_of_a_version_is_deleted_first(run: RecordedRun, step: Step) -> bool | None:
     if not VERSION.fullmatch(step.home) or step.base == INDEX:
         return None
-    state = story.maybe(step)
-    is_hashed = SHARD.fullmatch(step.base) or BESIDE.fullmatch(step.base)
-    is_damaged = is_hashed and not bears_its_hash(state, step.name)
+    state = run.most_after(step)
+    is_named_by_hash = SHARD.fullmatch(step.base) or SIDE_FILE.fullmatch(step.base)
+    is_damaged = is_named_by_hash and not has_hash_of_name(state, step.name)
     return bool(is_damaged) or f"{step.home}/{INDEX}" not in state
 
 
-@rule(goes=None)
-def all_is_done_under_the_lease(story: Story, step: Step) -> bool | None:
-    """But for the trial of whether the store keeps conditions, which is made before a lease means
-    anything, and for the tokenizer, which belongs to no stream.
+@rule(deletes=None)
+def all_is_done_under_the_lease(run: RecordedRun, step: Step) -> bool | None:
+    """Exceptions are the test whether the store supports conditions, which is made before a lease
+    means anything, and the tokenizer, which belongs to no stream.
     """
     if TOKENIZER.fullmatch(step.home) or re.search(rf"/{LEASE}(-trial-\w+)?$", step.name):
         return None
-    return f"{split_of(step.home)}/{LEASE}" in story.surely(step)
+    return f"{split_of(step.home)}/{LEASE}" in run.least_before(step)
 
 
 @rule(f"{INDEX}|{MANIFEST}")
-def the_lease_is_confirmed_before_the_index(story: Story, step: Step) -> bool | None:
-    """After the last unit record, or the last shard of a mix; of versions before the manifest that
-    names one.
+def the_lease_is_confirmed_before_the_index(run: RecordedRun, step: Step) -> bool | None:
+    """It is confirmed after the last unit record, or the last shard of a mix. Of versions, it is
+    confirmed before the manifest that names one.
     """
     split = split_of(step.home)
     if step.home != split:
         return None
-    is_mix = f"{split}/.mdsmix/mixed" in story.after
-    mine = [s for s in story.steps if split_of(s.home) == split and s.ended <= step.began]
-    work = [s for s in mine if (SHARD.fullmatch(s.base) if is_mix else RECORD.fullmatch(s.name))]
-    beats = [s for s in mine if s.name == f"{split}/{LEASE}" and s.content is not None]
-    return max(s.began for s in beats) > max((s.ended for s in work), default=0)
+    is_mix = f"{split}/.mdsmix/mixed" in run.after
+    work = list[float]()
+    beats = list[float]()
+    for other in run.steps:
+        if split_of(other.home) != split or other.ended > step.began:
+            continue
+        if SHARD.fullmatch(other.base) if is_mix else RECORD.fullmatch(other.name):
+            work.append(other.ended)
+        if other.name == f"{split}/{LEASE}" and other.content is not None:
+            beats.append(other.began)
+    return max(beats) > max(work, default=0)
 
 
-def held_against(story: Story) -> Counter[str]:
-    """How often each rule spoke; AssertionError names the step that broke one, or behind which a
-    state has a fault more.
+def check_order(run: RecordedRun) -> Counter[str]:
+    """Return how often each rule applied to a step.
+
+    Raises AssertionError with the step that broke a rule, or after which the state has a new fault.
     """
-    spoke: Counter[str] = Counter()
-    known, served = faults(story.before), _served(story)
-    for number, step in enumerate(story.steps):
-        state = story.maybe(step) if step.content is None else story.surely(step)
-        state = {name: content for name, content in state.items() if name != step.name}
-        state |= {step.name: step.content} if step.content is not None else {}
-        assert faults(state) <= known, f"{step}, step {number}: {faults(state) - known}"
+    applied: Counter[str] = Counter()
+    known_faults = find_faults(run.before)
+    served = _list_served_indexes(run)
+    for number, step in enumerate(run.steps):
+        state = _state_after(run, step)
+        faults = find_faults(state)
+        assert faults <= known_faults, f"{step}, step {number}: {faults - known_faults}"
         for split, indexes in served.items():
-            assert state.get(current_of(state, split)) in indexes, f"{step}, step {number}"
+            assert state.get(find_current_index(state, split)) in indexes, f"{step}, step {number}"
         for rule in RULES:
-            is_kept = rule(story, step)
-            assert is_kept is not False, f"{rule.__name__}: {step}, step {number}"
-            spoke[rule.__name__] += is_kept is not None
-    return +spoke
+            is_obeyed = rule(run, step)
+            assert is_obeyed is not False, f"{rule.__name__}: {step}, step {number}"
+            if is_obeyed is not None:
+                applied[rule.__name__] += 1
+    return applied
 
 
-def _served(story: Story) -> dict[str, set[bytes | None]]:
-    """The indexes that readers of each split may be sent to: the old one or the new one. Only on
-    the way from versions into place is there none for a moment.
+def _state_after(run: RecordedRun, step: Step) -> State:
+    """Return the files after a step in the worst case: after a write, the fewest other files; after
+    a deletion, the most.
+    """
+    state = run.most_after(step) if step.content is None else run.least_before(step)
+    state = {name: content for name, content in state.items() if name != step.name}
+    if step.content is not None:
+        state[step.name] = step.content
+    return state
+
+
+def _list_served_indexes(run: RecordedRun) -> dict[str, set[bytes | None]]:
+    """Return the indexes that readers of each split may use during the run: the old one or the new
+    one. There may be none for a moment only when a stream changes from versions to in place.
     """
     served = {}
-    for split in {split_of(step.home) for step in story.steps if step.base == INDEX}:
-        was, will = current_of(story.before, split), current_of(story.after, split)
-        served[split] = {story.before.get(was), story.after.get(will)}
-        if will == f"{split}/{INDEX}" != was:
+    for split in {split_of(step.home) for step in run.steps if step.base == INDEX}:
+        old = find_current_index(run.before, split)
+        new = find_current_index(run.after, split)
+        served[split] = {run.before.get(old), run.after.get(new)}
+        if new == f"{split}/{INDEX}" != old:
             served[split].add(None)
     return served

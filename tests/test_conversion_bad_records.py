@@ -27,7 +27,7 @@ from mdsmix.kinds import open_recipe
 from mdsmix.shards.counts import Records
 from mdsmix.sources.format import Item
 from mdsmix.tokenizer.card import open_tokenizer
-from tests.converting import Answer, Web, chats, documents, files, pairs
+from tests.converting import Answer, Project, chats, documents, pairs, read_files
 
 GOOD = [f"a document, number {n}" for n in range(20)]
 LINES = [json.dumps({"text": f"document {n}"}) for n in range(20)]
@@ -36,34 +36,34 @@ TABLE = '1,hello\n"[{""role"": ""user"", ""content"": ""a""}, {""role"": ""who""
 
 
 @pytest.fixture
-def two(web: Web) -> Web:
+def two(project: Project) -> Project:
     """Two files with a bad record each, in small units."""
-    web.windows(100)
+    project.set_window_size(100)
     for name in "ab":
-        web.holds([*GOOD[:10], {"name": name}, *GOOD[10:]], f"{name}.jsonl")
-    return web
+        project.write_source([*GOOD[:10], {"name": name}, *GOOD[10:]], f"{name}.jsonl")
+    return project
 
 
-def where(web: Web) -> list[tuple[str, int]]:
-    return sorted((record["file"], record["line"]) for record in web.bad)
+def where(project: Project) -> list[tuple[str, int]]:
+    return sorted((record["file"], record["line"]) for record in project.bad)
 
 
-def test_a_record_that_was_mended_is_no_longer_there(two: Web) -> None:
+def test_a_record_that_was_mended_is_no_longer_there(two: Project) -> None:
     two.run()
     assert where(two) == [("a.jsonl", 11), ("b.jsonl", 11)]
-    two.holds([*GOOD[:10], {"text": "a"}, *GOOD[10:]])
+    two.write_source([*GOOD[:10], {"text": "a"}, *GOOD[10:]])
     two.run()
     assert where(two) == [("b.jsonl", 11)]
     assert two.manifest.records.bad == 1
-    two.holds(GOOD, "b.jsonl")
+    two.write_source(GOOD, "b.jsonl")
     two.run()
-    assert not [name for name in files(two.out) if "quarantine" in name]
+    assert not [name for name in read_files(two.out) if "quarantine" in name]
 
 
 @pytest.mark.parametrize("window", [100, 1 << 20])
-def test_equal_files_or_files_of_one_unit_have_bad_records_each(two: Web, window: int) -> None:
+def test_equal_files_or_files_of_one_unit_have_bad_records_each(two: Project, window: int) -> None:
     """They are named as their files are named now."""
-    two.windows(window)
+    two.set_window_size(window)
     shutil.copy(two.folder / "a.jsonl", two.folder / "b.jsonl")
     assert (two.run().units == 1) == (window > 100)
     assert two.manifest.records.bad == 2
@@ -73,7 +73,7 @@ def test_equal_files_or_files_of_one_unit_have_bad_records_each(two: Web, window
         two.run()
 
 
-def test_lines_above_shift_the_number_of_a_record_that_is_not_done_again(two: Web) -> None:
+def test_lines_above_shift_the_number_of_a_record_that_is_not_done_again(two: Project) -> None:
     """Its unit is reused; what it is told by is the line that an editor shows now."""
     two.run()
     path = two.folder / "a.jsonl"
@@ -87,9 +87,9 @@ def test_lines_above_shift_the_number_of_a_record_that_is_not_done_again(two: We
     assert path.read_bytes()[record["offset"] :].startswith(b'{"name":"a"}')
 
 
-def test_lost_bad_records_are_found_again_and_damaged_ones_are_named(two: Web) -> None:
+def test_lost_bad_records_are_found_again_and_damaged_ones_are_named(two: Project) -> None:
     two.run()
-    whole, first = files(two.out), min((two.train / "quarantine").iterdir())
+    whole, first = read_files(two.out), min((two.train / "quarantine").iterdir())
     kept = two.train / ".mdsmix" / f"{first.name.partition('.')[0]}.unit"
     (two.train / "index.json").unlink()
     kept.write_bytes(kept.read_bytes()[:-9] + b"no frame.")
@@ -99,7 +99,7 @@ def test_lost_bad_records_are_found_again_and_damaged_ones_are_named(two: Web) -
     for lost in (kept, two.train / "index.json"):
         lost.unlink()
     assert two.run().done == 1
-    assert files(two.out) == whole
+    assert read_files(two.out) == whole
 
 
 def say(raw: bytes, detail: Any = None, has_images: bool = False) -> dict[str, Any]:
@@ -140,19 +140,19 @@ def test_of_images_in_a_bad_record_the_bytes_are_left_out_and_of_words_none() ->
 
 
 @pytest.fixture
-def strict(web: Web) -> Web:
+def strict(project: Project) -> Project:
     """A file of ten records is a unit, and a tenth may be bad."""
-    web.windows(600)
-    return web.says(max_bad=None)
+    project.set_window_size(600)
+    return project.configure(max_bad=None)
 
 
-def holds(web: Web, shares: Sequence[float], folder: object = ".") -> None:
+def holds(project: Project, shares: Sequence[float], folder: object = ".") -> None:
     """A file for each share of bad records, which come first: a work unit each, of 10 records."""
     for file, share in enumerate(shares):
         names = ["body" if n < round(10 * share) else "text" for n in range(10)]
         texts = [f"text {n:03} of file {file:03}, some words" for n in range(10)]
         records = [{name: text} for name, text in zip(names, texts, strict=True)]
-        web.holds(records, f"{folder}/{file:02}.jsonl")
+        project.write_source(records, f"{folder}/{file:02}.jsonl")
 
 
 def said(answer: Answer) -> str:
@@ -160,7 +160,7 @@ def said(answer: Answer) -> str:
     return error
 
 
-def test_a_source_that_is_bad_from_the_beginning_is_not_gone_through(strict: Web) -> None:
+def test_a_source_that_is_bad_from_the_beginning_is_not_gone_through(strict: Project) -> None:
     """The same sentence whoever works and however often, and nothing more is done for it; what it
     names can be read.
     """
@@ -197,7 +197,9 @@ of the published stream.
 """
 
 
-def test_else_the_stream_is_gone_through_for_as_long_as_it_may_be_published(strict: Web) -> None:
+def test_else_the_stream_is_gone_through_for_as_long_as_it_may_be_published(
+    strict: Project,
+) -> None:
     """90 % of the first three units is not nearly all, and the beginning of a file is not
     the file.
     """
@@ -214,7 +216,9 @@ def test_else_the_stream_is_gone_through_for_as_long_as_it_may_be_published(stri
         assert not (strict.train / "index.json").exists()
 
 
-def test_a_share_of_exactly_max_bad_is_not_more_and_is_between_none_and_all(strict: Web) -> None:
+def test_a_share_of_exactly_max_bad_is_not_more_and_is_between_none_and_all(
+    strict: Project,
+) -> None:
     """As floats 0.29 * 100 is less than 29, and seven more are."""
     recipe = open_recipe(strict.recipe)
     job = make_job(recipe, recipe.sourced[0], open_tokenizer(recipe.tokenizer), None)
@@ -252,51 +256,55 @@ ARRAYS: list[tuple[str, str | None, int, tuple[str, ...], list[str] | None]] = [
 ]
 
 
-def test_a_file_that_is_one_array_is_named_as_that_and_no_other_is(web: Web) -> None:
+def test_a_file_that_is_one_array_is_named_as_that_and_no_other_is(project: Project) -> None:
     for content, most, code, said, reasons in ARRAYS:
-        shutil.rmtree(web.out, ignore_errors=True)
-        (web.folder / "docs.jsonl").write_text(content)
-        answer = web.says(documents("docs.jsonl", layout="document"), max_bad=most).convert()
+        shutil.rmtree(project.out, ignore_errors=True)
+        (project.folder / "docs.jsonl").write_text(content)
+        answer = project.configure(
+            documents("docs.jsonl", layout="document"), max_bad=most
+        ).convert()
         assert answer.code == code, content
         assert all(words in answer.out + answer.err for words in said), content
         assert said or "JSON array" not in answer.out
-        found = [record["reason"] for record in web.bad]
+        found = [record["reason"] for record in project.bad]
         assert "json_array" in found if reasons is None else found == reasons, content
 
 
-def test_fields_that_are_not_there_are_shown_beside_those_that_are(web: Web) -> None:
+def test_fields_that_are_not_there_are_shown_beside_those_that_are(project: Project) -> None:
     """And a run that is refused shows its own bad records alone. Rows that are no JSON are no
     reason to fail.
     """
-    web.says(chats("chat.jsonl"), max_bad=None)
+    project.configure(chats("chat.jsonl"), max_bad=None)
     for name in ("conversations", "talk"):
-        web.holds([{"id": 1, name: []}] * 3, "chat.jsonl")
+        project.write_source([{"id": 1, name: []}] * 3, "chat.jsonl")
         for override in ((), ("max_bad=1.0",)):
-            answer = web.convert(*override)
+            answer = project.convert(*override)
             first = f"""The first missing_field, of chat.jsonl: missing: messages in {{"id":1,"{name}":[]}}."""
             assert (answer.code, first in answer.err) == (5, True)
-            assert f"{web.train / 'quarantine'}" in answer.err
-            assert len(web.bad) == 3
-    (web.folder / "it.csv").write_text(TABLE)
+            assert f"{project.train / 'quarantine'}" in answer.err
+            assert len(project.bad) == 3
+    (project.folder / "it.csv").write_text(TABLE)
     first = "The first missing_field, of it.csv: missing: text in 1, hello."
-    assert first in web.says(documents("it.csv")).convert().err
+    assert first in project.configure(documents("it.csv")).convert().err
     for source in ({"messages": "1"}, {"conversations": "1", "tags": {"role_tag": "role"}}):
-        answer = web.says({"kind": "finetuning", "source": {"path": "it.csv", **source}}).convert()
+        answer = project.configure(
+            {"kind": "finetuning", "source": {"path": "it.csv", **source}}
+        ).convert()
         assert answer.code == 5, answer.err
         assert "its source gives no sample" in answer.err
 
 
-def test_of_a_field_that_is_missing_the_nearest_one_is_named(web: Web) -> None:
+def test_of_a_field_that_is_missing_the_nearest_one_is_named(project: Project) -> None:
     """Of lines and of tables, whose records are kept by their fields; a path into a field is none
     of it.
     """
     rows = [{"prompts": "a", "response": "b", "meta": {"id": "1"}}] * 3
-    web.holds(rows)
-    parquet.write_table(pa.Table.from_pylist(rows), web.folder / "a.parquet")
+    project.write_source(rows)
+    parquet.write_table(pa.Table.from_pylist(rows), project.folder / "a.parquet")
     for path in ("a.jsonl", "a.parquet"):
-        said = web.says(pairs(path)).convert().err
+        said = project.configure(pairs(path)).convert().err
         assert "The recipe names prompt: did you mean prompts?" in said
     fields = {"path": "a.jsonl", "prompt": "meta.text", "response": "response"}
-    said = web.says({"kind": "finetuning", "source": fields}).convert().err
+    said = project.configure({"kind": "finetuning", "source": fields}).convert().err
     assert "missing_field" in said
     assert "did you mean" not in said

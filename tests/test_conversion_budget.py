@@ -35,7 +35,15 @@ from mdsmix.recipe.rules import tokens_wanted, with_budget
 from mdsmix.sources import unit_plan
 from mdsmix.storage import Stat, locate
 from mdsmix.tokenizer.card import open_tokenizer
-from tests.converting import Web, documents, done, files, manifest_of, mdsmix, refused
+from tests.converting import (
+    Project,
+    assert_refused,
+    documents,
+    manifest_of,
+    mdsmix,
+    read_files,
+    run_ok,
+)
 from tests.formats import write
 
 SHARES = {"commoncrawl": "52.2%", "c4": "26.7%", "book": "4.2%", "wiki": "3.8%"}
@@ -49,24 +57,24 @@ def texts(name: str, count: int, words: int = 30) -> list[str]:
 
 
 @pytest.fixture
-def mix(web: Web) -> Web:
+def mix(project: Project) -> Project:
     """Sources, and the shares of the whole budget that a mixture file gives them."""
     for name, count in zip(SHARES, (900, 400, 40, 60), strict=True):
-        web.holds(texts(name, count), f"data/{name}.jsonl")
-    return says(web)
+        project.write_source(texts(name, count), f"data/{name}.jsonl")
+    return says(project)
 
 
-def says(web: Web, *names: str, **top: Any) -> Web:
+def says(project: Project, *names: str, **top: Any) -> Project:
     """Of some of the sources, or of all."""
     of = {n: documents(f"data/{n}.jsonl", sample="budget") for n in names or SHARES}
     mix = {name: {"share": SHARES[name]} for name in of}
     top = {"streams": of, "mix": mix, "absolute": True, "budget": "10k tokens"} | top
-    return web.says(**top)
+    return project.configure(**top)
 
 
-def chosen(web: Web, *overrides: str) -> dict[str, int]:
+def chosen(project: Project, *overrides: str) -> dict[str, int]:
     """Samples of each stream in an epoch, as they are rendered."""
-    rendered = yaml.safe_load(done("render-yaml", web.recipe, *overrides).out)
+    rendered = yaml.safe_load(run_ok("render-yaml", project.recipe, *overrides).out)
     streams = rendered["train_loader"]["dataset"]["streams"]
     return {name: stream["choose"] for name, stream in streams.items()}
 
@@ -93,11 +101,13 @@ def test_the_margin_is_wider_the_fewer_records_happen_to_be_in_the_sample() -> N
         assert share == round_up_share(0.01 * (1 + margin))
 
 
-def test_each_stream_holds_its_share_and_not_much_more_however_they_are_planned(mix: Web) -> None:
+def test_each_stream_holds_its_share_and_not_much_more_however_they_are_planned(
+    mix: Project,
+) -> None:
     """Alone or together, in one stage or two the bytes are the same. A source that grows a little
     takes the same step.
     """
-    outcomes = mix.runs()
+    outcomes = mix.run_all()
     for name, share in SHARES.items():
         manifest, wanted = outcomes[name].manifest, outcomes[name].budget_share
         assert wanted.tokens == 10_000 * Fraction(share[:-1]) / 100
@@ -105,37 +115,37 @@ def test_each_stream_holds_its_share_and_not_much_more_however_they_are_planned(
         assert manifest.totals.seen_tokens < 1.6 * wanted.tokens * (1 + wanted.margin) * 1.2
         assert Fraction(manifest.encoding.sample or 1) == wanted.share
     assert outcomes["commoncrawl"].budget_share.share < Fraction(1, 2)
-    together, counts = files(mix.out), chosen(mix)
+    together, counts = read_files(mix.out), chosen(mix)
     stages, some = mix.folder / "stages", ("c4", "wiki")
     for names in (["commoncrawl", "book"], ["c4", "wiki"]):
-        mix.runs(f"local={stages}", only=names)
-    assert files(stages) == together
+        mix.run_all(f"local={stages}", only=names)
+    assert read_files(stages) == together
     says(mix, *some)
-    mix.runs(f"local={mix.folder / 'alone'}")
+    mix.run_all(f"local={mix.folder / 'alone'}")
     for name in some:
-        assert files(mix.folder / "alone" / name) == files(mix.out / name)
+        assert read_files(mix.folder / "alone" / name) == read_files(mix.out / name)
     assert chosen(mix).items() < counts.items()
     with (mix.folder / "data/c4.jsonl").open("ab") as file:
         file.write(orjson.dumps({"text": "one record more"}) + b"\n")
-    grown = mix.runs(only=["c4"])["c4"].manifest.encoding.sample
+    grown = mix.run_all(only=["c4"])["c4"].manifest.encoding.sample
     assert grown == outcomes["c4"].manifest.encoding.sample
 
 
-def test_a_larger_budget_takes_more_and_the_same_again_does_nothing(mix: Web) -> None:
+def test_a_larger_budget_takes_more_and_the_same_again_does_nothing(mix: Project) -> None:
     settings = [f"streams.{name}.layout=document" for name in SHARES]
-    written = mix.runs(*settings)["commoncrawl"].manifest.records.written
-    assert not any(outcome.done for outcome in mix.runs(*settings).values())
-    mix.done(*settings, "--budget", "20k")
-    again = mix.runs(*settings, "budget=20k tokens")["commoncrawl"]
+    written = mix.run_all(*settings)["commoncrawl"].manifest.records.written
+    assert not any(outcome.done for outcome in mix.run_all(*settings).values())
+    mix.convert_ok(*settings, "--budget", "20k")
+    again = mix.run_all(*settings, "budget=20k tokens")["commoncrawl"]
     assert again.done == 0
     assert again.manifest.records.written > 1.5 * written
 
 
-def test_the_flag_says_tokens_and_what_it_leaves_as_it_is(mix: Web) -> None:
+def test_the_flag_says_tokens_and_what_it_leaves_as_it_is(mix: Project) -> None:
     streams = {name: documents(f"data/{name}.jsonl") for name in SHARES}
     streams["c4"]["sample"] = "50%"
     streams["heldout"] = documents("data/wiki.jsonl", split="val")
-    answer = says(mix, streams=streams, budget=None).done("--budget", "8k", "--json")
+    answer = says(mix, streams=streams, budget=None).convert_ok("--budget", "8k", "--json")
     assert "c4: not sampled by --budget; the recipe says sample: 50%" in answer.err
     assert "heldout: not sampled by --budget; the recipe says all of it" in answer.err
     rows = {row["stream"]: row for row in orjson.loads(answer.out)["rows"]}
@@ -146,57 +156,57 @@ def test_the_flag_says_tokens_and_what_it_leaves_as_it_is(mix: Web) -> None:
     assert "and is not set" in left_out, "all of it is taken"
 
 
-def test_too_small_a_source_says_so_with_the_number(mix: Web) -> None:
-    said = mix.done("--only", "book", "--budget", "1M").out
+def test_too_small_a_source_says_so_with_the_number(mix: Project) -> None:
+    said = mix.convert_ok("--only", "book", "--budget", "1M").out
     held = manifest_of(mix.out / "book/train").totals.tokens
     few = f"got {held:,}, {42_000 - held:,} ({1 - held / 42_000:.1%}) too few for its share"
     for words in ("so all records are taken", few, "the source has no more"):
         assert words in said
 
 
-def test_an_estimate_that_was_wrong_says_what_would_be_enough(mix: Web) -> None:
+def test_an_estimate_that_was_wrong_says_what_would_be_enough(mix: Project) -> None:
     """The places that are looked at are the beginnings of splits; here they alone hold
     long words.
     """
     rich, poor = texts("rich", 600, 40), [" ".join(["a" * 60] * 40)] * 2_500
-    mix.holds([*rich, *poor, *rich[:10]], "data/c4.jsonl")
+    mix.write_source([*rich, *poor, *rich[:10]], "data/c4.jsonl")
     command = ("--only", "c4", "--budget", "200k")
-    said = mix.done(*command).out
+    said = mix.convert_ok(*command).out
     assert "WARNING: budget" in said
     share = said.partition("set sample: ")[2].partition(" ")[0]
     rows = [orjson.loads(mix.convert(*command, *more, "--json").out)["rows"][0] for more in ([], [f"streams.c4.sample={share}"])]  # fmt: skip
     assert rows[0]["tokens"] < 53_400 <= rows[1]["tokens"]
 
 
-def test_a_holdout_takes_nothing_of_the_share(mix: Web) -> None:
+def test_a_holdout_takes_nothing_of_the_share(mix: Project) -> None:
     says(mix, "c4", streams={"c4": documents("data/c4.jsonl", sample="budget", holdout="50%")})
-    train, held = mix.runs().values()
+    train, held = mix.run_all().values()
     assert not train.budget_share.missing(train.manifest)
     assert held.budget_share is None
     assert held.manifest.encoding.sample == train.manifest.encoding.sample
     assert held.manifest.records.sampled == train.manifest.records.sampled
 
 
-def test_a_repair_a_dry_run_and_a_limit_need_no_flag(mix: Web) -> None:
+def test_a_repair_a_dry_run_and_a_limit_need_no_flag(mix: Project) -> None:
     """A first look takes all of the first records: of twenty a small share is none."""
     planned = mix.convert("--dry-run", "--only", "commoncrawl").out
     assert "its share of 10,000 tokens is 5,220; estimated from 1 place of its source" in planned
-    look = mix.runs(only=["commoncrawl"], limit=20)["commoncrawl"].manifest
+    look = mix.run_all(only=["commoncrawl"], limit=20)["commoncrawl"].manifest
     assert (look.records.written, look.encoding.sample) == (20, None)
     plain = {"c4": documents("data/c4.jsonl")}
     says(mix, streams=plain, mix=None, absolute=None, budget=None)
-    mix.done("--budget", "4k")
+    mix.convert_ok("--budget", "4k")
     published = mix.out / "c4/train"
-    before, sample = files(published), manifest_of(published).encoding.sample
+    before, sample = read_files(published), manifest_of(published).encoding.sample
     (shard,) = published.glob("*.mds")
     shard.write_bytes(b"nothing")
     command = ("repair", published, "--recipe", mix.recipe)
     assert f"changed since (sample was {sample})" in mdsmix(*command).err
-    done(*command, f"streams.c4.sample={sample}")
-    assert files(published) == before
+    run_ok(*command, f"streams.c4.sample={sample}")
+    assert read_files(published) == before
 
 
-def test_shares_are_of_the_whole_budget_or_normalised(web: Web) -> None:
+def test_shares_are_of_the_whole_budget_or_normalised(project: Project) -> None:
     streams = {name: documents(f"data/{name}.jsonl") for name in ("c4", "wiki")}
     percents = ["mix.c4.share=75%", "mix.wiki.share=25%"]
     parts = ["mix.c4.share=30%", "mix.wiki.share=10%", "absolute=true"]
@@ -208,12 +218,12 @@ def test_shares_are_of_the_whole_budget_or_normalised(web: Web) -> None:
         (given, parts, (3_000, 1_000)),
         ({"c4": {"share": 0.6}}, [], (6_000, 4_000)),
     ):
-        says(web, streams=streams, mix=mix, absolute=None)
-        opened = with_budget(open_recipe(web.recipe, overrides))
+        says(project, streams=streams, mix=mix, absolute=None)
+        opened = with_budget(open_recipe(project.recipe, overrides))
         assert tuple(tokens_wanted(opened, s) for s in opened.sourced) == wanted
-    answer = says(web, streams=streams, mix=None, absolute=None).convert("--budget", "2k")
+    answer = says(project, streams=streams, mix=None, absolute=None).convert("--budget", "2k")
     none = "it has no share above 0 that is known before a conversion: write mix.c4.share"
-    refused(answer, 2, none)
+    assert_refused(answer, 2, none)
 
 
 REFUSED = {
@@ -228,16 +238,20 @@ REFUSED = {
 }  # fmt: skip
 
 
-def test_what_no_budget_can_be_worked_out_from_is_one_sentence(mix: Web) -> None:
+def test_what_no_budget_can_be_worked_out_from_is_one_sentence(mix: Project) -> None:
     for command, sentence in REFUSED.items():
-        refused(mix.convert(*(word.replace("~", " ") for word in command.split())), 2, sentence)
+        assert_refused(
+            mix.convert(*(word.replace("~", " ") for word in command.split())), 2, sentence
+        )
 
 
-def test_the_expected_mean_is_held_against_what_is_found(web: Web) -> None:
-    web.holds(f"a b {n}" for n in range(8))
-    totals = web.says(documents("a.jsonl", layout="document")).run().manifest.totals
+def test_the_expected_mean_is_held_against_what_is_found(project: Project) -> None:
+    project.write_source(f"a b {n}" for n in range(8))
+    totals = project.configure(documents("a.jsonl", layout="document")).run().manifest.totals
     mean = totals.tokens / 8
-    near, far = (web.convert(f"streams.web.expected_mean_tokens={mean * f}").out for f in (1.04, 2))
+    near, far = (
+        project.convert(f"streams.web.expected_mean_tokens={mean * f}").out for f in (1.04, 2)
+    )
     assert "expected_mean_tokens" not in near
     assert f"mean of 8 records: {mean:,.1f} tokens, -50.0% of the expected" in far
     assert "up to date" in far
@@ -250,26 +264,26 @@ def various(count: int, seed: int = 0) -> list[dict[str, Any]]:
     return [{"text": " ".join(rng.choices(WORDS, k=n)), "id": n} for n in lengths]
 
 
-def estimated(web: Web, **stream: Any) -> SourceEstimate | None:
-    path = "data/mds" if (web.folder / "data/mds").exists() else "data/*"
-    opened = open_recipe(web.says(documents(path, **stream)).recipe)
+def estimated(project: Project, **stream: Any) -> SourceEstimate | None:
+    path = "data/mds" if (project.folder / "data/mds").exists() else "data/*"
+    opened = open_recipe(project.configure(documents(path, **stream)).recipe)
     job = make_job(opened, opened.streams["web"], open_tokenizer(opened.tokenizer), None)
-    return estimate_source(job, sources.find_files([path], web.folder))
+    return estimate_source(job, sources.find_files([path], project.folder))
 
 
-def test_files_of_any_format(web: Web) -> None:
+def test_files_of_any_format(project: Project) -> None:
     """Packed and columnar ones too, whose bytes on the disk say nothing, and of which a third is
     decoded.
     """
-    web.patch.setattr(unit_plan, "BYTES", 150_000)
+    project.patch.setattr(unit_plan, "BYTES", 150_000)
     expected = dict[int, int]()
     for suffix in ("jsonl", "jsonl.bz2", "parquet", "arrow", "tar.gz", "mds"):
         count = 300 if suffix == "mds" else 900
-        shutil.rmtree(web.folder / "data", ignore_errors=True)
-        write(web.folder / "data", suffix, various(count))
-        found = estimated(web).tokens
+        shutil.rmtree(project.folder / "data", ignore_errors=True)
+        write(project.folder / "data", suffix, various(count))
+        found = estimated(project).tokens
         if count not in expected:  # whatever the format
-            totals = web.run(reencode=True).manifest.totals
+            totals = project.run(reencode=True).manifest.totals
             expected[count] = totals.tokens + totals.lost_tokens
         assert found == pytest.approx(expected[count], rel=0.12), suffix
 
@@ -286,13 +300,13 @@ def test_one_file_more_changes_what_is_seen_of_one_at_most() -> None:
     assert [name[2:] for name in seen] == [u.name[4:] for u in sources.choose_splits(moved)]
 
 
-def test_what_was_seen_is_remembered_until_it_changes(web: Web) -> None:
-    web.holds(various(50), "data/a.jsonl")
-    first = estimated(web)
-    with web.patch.context() as patched:
+def test_what_was_seen_is_remembered_until_it_changes(project: Project) -> None:
+    project.write_source(various(50), "data/a.jsonl")
+    first = estimated(project)
+    with project.patch.context() as patched:
         patched.setattr(Survey, "read", None)
-        assert estimated(web) == estimated(web, holdout="10%", sample="3%") == first
-    web.holds(various(80, 1), "data/a.jsonl")
-    assert estimated(web) != first
-    web.holds([{"body": "nothing"}], "data/a.jsonl")
-    assert estimated(web) is None
+        assert estimated(project) == estimated(project, holdout="10%", sample="3%") == first
+    project.write_source(various(80, 1), "data/a.jsonl")
+    assert estimated(project) != first
+    project.write_source([{"body": "nothing"}], "data/a.jsonl")
+    assert estimated(project) is None

@@ -17,7 +17,16 @@ from mdsmix import sources
 from mdsmix.conversion.planning import Options, describe_plans
 from mdsmix.errors import RecipeError, TooManyBadRecords
 from mdsmix.kinds import open_recipe
-from tests.converting import Web, chats, documents, files, list_in_parts, pairs, refused, times
+from tests.converting import (
+    Project,
+    assert_refused,
+    chats,
+    documents,
+    list_in_parts,
+    pairs,
+    read_files,
+    read_times,
+)
 from tests.published import CONCAT, TOKEN_ROW, publish
 
 ALL = {"web", "docs", "faq", "chat"}
@@ -38,60 +47,62 @@ EDITED = "edited or incomplete: units of "
 
 
 @pytest.fixture
-def web(web: Web) -> Web:
+def project(project: Project) -> Project:
     """Two files of 50 documents each, of other sizes; the first one is the source."""
     for name, end in (("a", ""), ("b", "!")):
-        web.holds((f"{name} {n} a text of some words{end}" for n in range(50)), f"{name}.jsonl")
-    return web.says(documents("a.jsonl"))
+        project.write_source(
+            (f"{name} {n} a text of some words{end}" for n in range(50)), f"{name}.jsonl"
+        )
+    return project.configure(documents("a.jsonl"))
 
 
 @pytest.fixture
-def mixed(web: Web, corpus_folder: Path) -> Web:
+def mixed(project: Project, corpus_folder: Path) -> Project:
     """A stream of each kind, for the finetuning loader, twenty records each."""
     for name in ("docs", "faq", "chat"):
         lines = (corpus_folder / f"{name}.jsonl").read_bytes().splitlines(keepends=True)
-        (web.folder / f"{name}.jsonl").write_bytes(b"".join(lines[:20]))
+        (project.folder / f"{name}.jsonl").write_bytes(b"".join(lines[:20]))
     streams = {
         "web": documents("docs.jsonl"),
         "docs": documents("docs.jsonl", layout="document"),
         "faq": pairs("faq.jsonl"),
         "chat": chats("chat.jsonl"),
     }
-    return web.says(streams=streams, max_seq_len=48)
+    return project.configure(streams=streams, max_seq_len=48)
 
 
-def rebuilt(web: Web, *changes: str) -> set[str]:
-    return {name for name, outcome in web.runs(*changes).items() if outcome.done}
+def rebuilt(project: Project, *changes: str) -> set[str]:
+    return {name for name, outcome in project.run_all(*changes).items() if outcome.done}
 
 
-def previewed(web: Web, *changes: str) -> dict[str, str]:
+def previewed(project: Project, *changes: str) -> dict[str, str]:
     """The streams of which a dry run says that units would be converted, and all that it says of
     each.
     """
-    said = web.done(*changes, "--dry-run").out
+    said = project.convert_ok(*changes, "--dry-run").out
     parts = re.split(r"^(\w+): (\d+) of \d+ work units would", said, flags=re.MULTILINE)
     each = zip(*(parts[i::3] for i in (1, 2, 3)), strict=True)
     return {name: text for name, units, text in each if int(units)}
 
 
-def test_a_setting_rebuilds_the_streams_that_it_shapes_and_no_other(mixed: Web) -> None:
+def test_a_setting_rebuilds_the_streams_that_it_shapes_and_no_other(mixed: Project) -> None:
     """A dry run names them and says why, and does nothing; what was made before is still there when
     one goes back.
     """
     assert rebuilt(mixed) == ALL
-    first, before = files(mixed.out), times(mixed.out)
+    first, before = read_files(mixed.out), read_times(mixed.out)
     for changes, shaped, why in CHANGES:
         said = previewed(mixed, *changes)
         assert said.keys() == shaped, changes
         assert all(why in text for text in said.values())
-        assert times(mixed.out) == before
+        assert read_times(mixed.out) == before
     assert rebuilt(mixed, *CHANGES[4][0], *CHANGES[5][0]) == {"web", "docs"}
     assert rebuilt(mixed) == set(), "and back again"
-    assert first.items() <= files(mixed.out).items()
+    assert first.items() <= read_files(mixed.out).items()
 
 
-def test_another_tokenizer_rebuilds_all_another_template_conversations(mixed: Web) -> None:
-    mixed.runs()
+def test_another_tokenizer_rebuilds_all_another_template_conversations(mixed: Project) -> None:
+    mixed.run_all()
     other = shutil.copytree(mixed.tokenizer, mixed.folder / "other")
     same, path = f"tokenizer.name={other}", other / "tokenizer_config.json"
     assert previewed(mixed, same) == {}, "the same files"
@@ -108,22 +119,22 @@ def test_another_tokenizer_rebuilds_all_another_template_conversations(mixed: We
 
 
 @pytest.fixture
-def two(web: Web) -> Web:
-    return web.says(max_bad=None)
+def two(project: Project) -> Project:
+    return project.configure(max_bad=None)
 
 
-def said(web: Web, *overrides: str, **options: Any) -> str:
-    return "\n".join(describe_plans(open_recipe(web.recipe, overrides), Options(**options)))
+def said(project: Project, *overrides: str, **options: Any) -> str:
+    return "\n".join(describe_plans(open_recipe(project.recipe, overrides), Options(**options)))
 
 
-def test_a_dry_run_says_why_and_touches_nothing(two: Web) -> None:
+def test_a_dry_run_says_why_and_touches_nothing(two: Project) -> None:
     assert "1 of 1 work units would be converted" in said(two)
     assert "nothing is published there yet" in said(two)
     assert not two.out.exists()
     two.run()
     assert "0 of 1 work units" in said(two)
     for n in range(7):
-        two.holds(["another text of other words"], f"b-{n}.jsonl")
+        two.write_source(["another text of other words"], f"b-{n}.jsonl")
     names = ", ".join(["a.jsonl", *(f"b-{n}.jsonl" for n in range(4))])
     assert said(two).endswith(f"{EDITED}{names} and 4 more")
     for name in ("b", *(f"b-{n}" for n in range(7))):
@@ -133,14 +144,14 @@ def test_a_dry_run_says_why_and_touches_nothing(two: Web) -> None:
     assert "the first 7 records would be converted" in said(two, limit=7), "no source is read"
 
 
-def test_a_stream_that_is_published_is_refused_where_less_may_be_bad_now(two: Web) -> None:
+def test_a_stream_that_is_published_is_refused_where_less_may_be_bad_now(two: Project) -> None:
     (two.folder / "b.jsonl").write_text("no record\n")
     two.run()
     with pytest.raises(TooManyBadRecords):
         two.run("max_bad=0.001")
 
 
-def test_a_dry_run_says_what_is_lost_unpublished_or_no_longer_trusted(two: Web) -> None:
+def test_a_dry_run_says_what_is_lost_unpublished_or_no_longer_trusted(two: Project) -> None:
     two.run()
     place = f"not all of them are, at {two.train}"
     assert f"{place}-" in said(two, "publish=versioned")
@@ -156,76 +167,80 @@ def test_a_dry_run_says_what_is_lost_unpublished_or_no_longer_trusted(two: Web) 
     assert said(two).endswith(f"{EDITED}a.jsonl, b.jsonl")
 
 
-def replaced(web: Web, match: str, *overrides: str) -> None:
+def replaced(project: Project, match: str, *overrides: str) -> None:
     """The run is refused in a sentence, changes nothing, and `--reencode` does it all the same."""
-    before = web.files
+    before = project.files
     with pytest.raises(RecipeError, match=match):
-        web.run(*overrides)
-    assert web.files == before
-    web.run(*overrides, reencode=True)
-    assert web.files["index.json"] != before["index.json"]
-    assert web.run(*overrides).state == "up to date"
+        project.run(*overrides)
+    assert project.files == before
+    project.run(*overrides, reencode=True)
+    assert project.files["index.json"] != before["index.json"]
+    assert project.run(*overrides).state == "up to date"
 
 
-def test_what_is_another_stream_is_refused(web: Web) -> None:
+def test_what_is_another_stream_is_refused(project: Project) -> None:
     """One that mdsmix did not make; other columns, with how much is to be done again; none of the
     sources of before.
     """
-    publish(web.train.parent, CONCAT, [TOKEN_ROW])
-    replaced(web, "stream web: .*/web/train has a stream without an mdsmix manifest")
+    publish(project.train.parent, CONCAT, [TOKEN_ROW])
+    replaced(project, "stream web: .*/web/train has a stream without an mdsmix manifest")
     columns = (
         r"for the text loader with the columns tokens, but the recipe asks for input_ids, labels "
-        rf"for the finetuning loader. All 50 records, {web.manifest.totals.tokens} tokens, .* pass --reencode"
+        rf"for the finetuning loader. All 50 records, {project.manifest.totals.tokens} tokens, .* pass --reencode"
     )
     finetuning = "train_loader.name=finetuning"
-    replaced(web, columns, finetuning)
+    replaced(project, columns, finetuning)
     none = r"a\.jsonl is no longer among its sources: about 50 of the 50 records published, 100\.0% of their bytes; bring the missing"
-    replaced(web, none, finetuning, "streams.web.source.path=b.jsonl")
+    replaced(project, none, finetuning, "streams.web.source.path=b.jsonl")
 
 
-def test_the_quarantine_is_no_source(web: Web) -> None:
+def test_the_quarantine_is_no_source(project: Project) -> None:
     """It would grow with every run: what is set aside there is no document."""
-    web.holds(["a text", {"body": 1}])
+    project.write_source(["a text", {"body": 1}])
     everything = "streams.web.source.path=./**/*.jsonl*"
-    web.run(everything)
+    project.run(everything)
     for settings in ({}, {"limit": 3}, {"reencode": True}):
         match = r"includes files in .*/web/train/quarantine, .*narrow the pattern"
         with pytest.raises(RecipeError, match=match):
-            web.run(everything, **settings)
+            project.run(everything, **settings)
 
 
-def vanishing(web: Web, kept: int, gone: int) -> None:
+def vanishing(project: Project, kept: int, gone: int) -> None:
     """The second of two files of records of one length vanishes after it was published."""
     for name, count in (("a", kept), ("b", gone)):
-        web.holds((f"{name} {n:04} a text of some words" for n in range(count)), f"g/{name}.jsonl")
-    web.says(documents("g/*.jsonl")).run(reencode=True)
-    (web.folder / "g/b.jsonl").rename(web.folder / "b.jsonl")
+        project.write_source(
+            (f"{name} {n:04} a text of some words" for n in range(count)), f"g/{name}.jsonl"
+        )
+    project.configure(documents("g/*.jsonl")).run(reencode=True)
+    (project.folder / "g/b.jsonl").rename(project.folder / "b.jsonl")
 
 
-def test_a_source_file_that_has_vanished_is_told_and_more_than_a_tenth_refused(web: Web) -> None:
+def test_a_source_file_that_has_vanished_is_told_and_more_than_a_tenth_refused(
+    project: Project,
+) -> None:
     """What was moved has not vanished. A file of the size of one that stays has not been moved."""
     words = "g/b.jsonl is no longer among its sources: about 5 of the 100 records published, 5.0% of their bytes"
-    vanishing(web, kept=95, gone=5)
-    assert words in web.done("--dry-run").out
-    assert f"WARNING: {words}" in web.done().out
-    assert web.manifest.records.read == 95
-    assert "no longer" not in web.done().out
-    vanishing(web, kept=9, gone=9)
+    vanishing(project, kept=95, gone=5)
+    assert words in project.convert_ok("--dry-run").out
+    assert f"WARNING: {words}" in project.convert_ok().out
+    assert project.manifest.records.read == 95
+    assert "no longer" not in project.convert_ok().out
+    vanishing(project, kept=9, gone=9)
     with pytest.raises(RecipeError, match=r"about 9 of the 18 records published, 50\.0%"):
-        web.run()
-    list_in_parts(web.patch)
-    vanishing(web, kept=30, gone=300)
-    before = web.files
-    refused(
-        web.convert(),
+        project.run()
+    list_in_parts(project.patch)
+    vanishing(project, kept=30, gone=300)
+    before = project.files
+    assert_refused(
+        project.convert(),
         2,
         "stream web: g/b.jsonl is no longer among its sources: about 300 of the 330 records published, 90.9% of their bytes; "
-        f"bring the missing files back, publish to another place, or pass --reencode to replace {web.train} by a stream without them",
+        f"bring the missing files back, publish to another place, or pass --reencode to replace {project.train} by a stream without them",
     )
-    assert web.files == before
-    (web.folder / "b.jsonl").rename(web.folder / "g/c.jsonl")
-    outcome = web.run()
+    assert project.files == before
+    (project.folder / "b.jsonl").rename(project.folder / "g/c.jsonl")
+    outcome = project.run()
     assert outcome.manifest.records.read == 330
     assert not any("no longer" in note for note in outcome.notes)
-    (web.folder / "g/c.jsonl").unlink()
-    assert web.run(reencode=True).manifest.records.read == 30
+    (project.folder / "g/c.jsonl").unlink()
+    assert project.run(reencode=True).manifest.records.read == 30

@@ -21,16 +21,16 @@ from mdsmix.shards.token_ids import decode_tokens
 from mdsmix.shards.verification import decode_and_count
 from mdsmix.storage import locate
 from tests.converting import (
-    Web,
+    Project,
+    assert_refused,
     chats,
     documents,
-    done,
-    encoder,
+    make_encoder,
     manifest_of,
     mdsmix,
     pairs,
-    refused,
-    samples,
+    read_samples,
+    run_ok,
 )
 from tests.published import PACKED, PACKED_ROW, publish
 from tests.styles import QWEN_3, train_style
@@ -49,12 +49,12 @@ def styles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: train_style(folder / name, "plain", text) for name, text in templates.items()}
 
 
-def says(web: Web, tokenizer: Path, **source: Any) -> Web:
-    web.tokenizer = tokenizer
+def says(project: Project, tokenizer: Path, **source: Any) -> Project:
+    project.tokenizer = tokenizer
     stream = chats("a.jsonl")
     stream["source"] |= source
     policies = {"target_responses": "all", "special_tokens_in_text": "allow"}
-    return web.says(stream, max_seq_len=1024, **policies)
+    return project.configure(stream, max_seq_len=1024, **policies)
 
 
 def talk(*roles: str) -> dict[str, Any]:
@@ -69,19 +69,21 @@ def weighed(*weights: int) -> dict[str, Any]:
     return {"messages": messages}
 
 
-def test_what_is_not_to_be_trained_is_not_marked(web: Web, styles: dict[str, Path]) -> None:
-    web.holds([weighed(0, 1, 0, 1), weighed(0, 0, 0, 0), weighed(1, 0)])
-    says(web, styles["tools"], shape="openai").run()
-    assert web.manifest.records.filtered == {"nothing_trained": 1}
-    shown = done("inspect", web.train).out
+def test_what_is_not_to_be_trained_is_not_marked(project: Project, styles: dict[str, Path]) -> None:
+    project.write_source([weighed(0, 1, 0, 1), weighed(0, 0, 0, 0), weighed(1, 0)])
+    says(project, styles["tools"], shape="openai").run()
+    assert project.manifest.records.filtered == {"nothing_trained": 1}
+    shown = run_ok("inspect", project.train).out
     assert re.findall(r"⟦(answer \d)", shown) == ["answer 1", "answer 3", "answer 0"]
     # Where prompts are trained, so would be an answer in one; the last ends before its own.
-    web.run("target_prompts=all")
-    assert web.manifest.records.written == 1
-    assert {bad["reason"] for bad in web.bad} == {"untrained_in_prompt"}
+    project.run("target_prompts=all")
+    assert project.manifest.records.written == 1
+    assert {bad["reason"] for bad in project.bad} == {"untrained_in_prompt"}
 
 
-def test_nulls_of_arrow_are_told_and_dropped_where_asked(web: Web, styles: dict[str, Path]) -> None:
+def test_nulls_of_arrow_are_told_and_dropped_where_asked(
+    project: Project, styles: dict[str, Path]
+) -> None:
     """A parquet file fills what one object lacks and another has; its calls are rendered
     with that.
     """
@@ -90,12 +92,12 @@ def test_nulls_of_arrow_are_told_and_dropped_where_asked(web: Web, styles: dict[
         call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
         asked, calling, told, said = talk("user", "assistant", "tool", "assistant")["messages"]
         rows.append({"messages": [asked, calling | {"tool_calls": [call]}, told, said]})
-    parquet.write_table(pa.Table.from_pylist(rows), web.folder / "a.parquet")
+    parquet.write_table(pa.Table.from_pylist(rows), project.folder / "a.parquet")
     for nulls, printed in (("keep", '{"city": "Köln", "n": null}'), ("drop", '{"city": "Köln"}')):
-        web = says(web, styles["tools"], nulls=nulls, path="a.parquet", shape="openai")
-        said = web.done("--reencode").out
+        project = says(project, styles["tools"], nulls=nulls, path="a.parquet", shape="openai")
+        said = project.convert_ok("--reencode").out
         assert ("2 records have null entries inside messages" in said) == (nulls == "keep")
-        assert printed in done("inspect", web.train).out
+        assert printed in run_ok("inspect", project.train).out
 
 
 TAGGED = (
@@ -105,7 +107,7 @@ TAGGED += "{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant{
 
 
 def test_nulls_of_openai_s_sdk_are_told_only_if_they_are_printed(
-    web: Web, styles: dict[str, Path], tmp_path: Path
+    project: Project, styles: dict[str, Path], tmp_path: Path
 ) -> None:
     dumped = {"refusal": None, "audio": None, "function_call": None, "tool_calls": None}
     asked, answered = talk("user", "assistant")["messages"]
@@ -120,14 +122,14 @@ def test_nulls_of_openai_s_sdk_are_told_only_if_they_are_printed(
         (styles["tools"], deep, "1 record has null entries inside messages"),
         (printing, plain, "1 record has null entries inside messages"),
     ):
-        web.holds([record])
-        out = says(web, tokenizer, shape="openai").done("--reencode").out
+        project.write_source([record])
+        out = says(project, tokenizer, shape="openai").convert_ok("--reencode").out
         assert ("null entries" in out) == bool(warning), out
         assert warning in out
-    assert "assistantNone: a" in done("inspect", web.train).out.replace("⟦", "")
+    assert "assistantNone: a" in run_ok("inspect", project.train).out.replace("⟦", "")
 
 
-def test_of_records_of_another_shape_it_is_said_what_to_do(web: Web) -> None:
+def test_of_records_of_another_shape_it_is_said_what_to_do(project: Project) -> None:
     alpaca = {"instruction": "Name a colour.", "output": "Red."}
     rounds = {"messages": [{"human": "Hi", "assistant": "Hello."}]}
     for record, said in (
@@ -140,23 +142,27 @@ def test_of_records_of_another_shape_it_is_said_what_to_do(web: Web) -> None:
         (rounds, "mdsmix init SOURCE shows which shape and settings"),
         (talk("user", "bot"), "shape: sharegpt accepts any role that its tags name"),
     ):
-        web.holds([record])
-        refused(web.says(chats("a.jsonl")).convert(), 5, said)
+        project.write_source([record])
+        assert_refused(project.configure(chats("a.jsonl")).convert(), 5, said)
 
 
-def test_variables_of_the_template_shape_the_stream(web: Web, styles: dict[str, Path]) -> None:
+def test_variables_of_the_template_shape_the_stream(
+    project: Project, styles: dict[str, Path]
+) -> None:
     said = {"user": "a", "assistant": "<think>\n\n</think>\n\nb"}
-    web.holds([{"messages": [{"role": role, "content": text} for role, text in said.items()]}])
+    project.write_source(
+        [{"messages": [{"role": role, "content": text} for role, text in said.items()]}]
+    )
     sizes = []
-    says(web, styles["forgetful"])
+    says(project, styles["forgetful"])
     for override in ("max_bad=100%", WITHOUT):
-        web.run(override)
-        ((turn,),) = (sample["turns"] for sample in samples(web.train))
+        project.run(override)
+        ((turn,),) = (sample["turns"] for sample in read_samples(project.train))
         sizes.append((len(turn["input_ids"]), len(turn["labels"])))
     (asked, answered), (asked_without, answered_without) = sizes
     assert answered - answered_without == asked_without - asked > 0
-    done("check", web.recipe, WITHOUT)
-    why = web.done("--dry-run").out
+    run_ok("check", project.recipe, WITHOUT)
+    why = project.convert_ok("--dry-run").out
     assert "tokenizer.template.enable_thinking was false and is not set" in why
 
 
@@ -169,21 +175,26 @@ REFUSED = {
 }  # fmt: skip
 
 
-def test_what_nothing_reads_is_refused(web: Web, styles: dict[str, Path]) -> None:
-    web.holds([])
-    says(web, styles["forgetful"])
+def test_what_nothing_reads_is_refused(project: Project, styles: dict[str, Path]) -> None:
+    project.write_source([])
+    says(project, styles["forgetful"])
     for override, sentence in REFUSED.items():
-        refused(web.convert(*override.split()), 2, sentence)
+        assert_refused(project.convert(*override.split()), 2, sentence)
 
 
-def test_template_variables_need_messages_and_a_template_is_missed_by_them_alone(web: Web) -> None:
-    web.holds([talk("user", "assistant")])
+def test_template_variables_need_messages_and_a_template_is_missed_by_them_alone(
+    project: Project,
+) -> None:
+    project.write_source([talk("user", "assistant")])
     warning = "WARNING: the tokenizer has no chat template, so conversations are rendered as ChatML"
-    assert warning in says(web, train_style(web.folder / "bare", "no_template")).done().out
-    web.holds(["a"], "docs.jsonl")
-    web.says(documents("docs.jsonl", layout="document"))
-    assert "chat template" not in web.done("--reencode").out
-    refused(web.convert(WITHOUT), 2, "no stream has messages")
+    assert (
+        warning
+        in says(project, train_style(project.folder / "bare", "no_template")).convert_ok().out
+    )
+    project.write_source(["a"], "docs.jsonl")
+    project.configure(documents("docs.jsonl", layout="document"))
+    assert "chat template" not in project.convert_ok("--reencode").out
+    assert_refused(project.convert(WITHOUT), 2, "no stream has messages")
 
 
 def text(number: int, most: int = 12) -> str:
@@ -196,32 +207,34 @@ def records() -> list[dict[str, Any]]:
     return [each | {"prompt": text(n, 5), "response": text(n, 7)} for n, each in enumerate(rounds)]
 
 
-def test_each_document_of_a_row_is_named_and_duplicates_leave(web: Web) -> None:
+def test_each_document_of_a_row_is_named_and_duplicates_leave(project: Project) -> None:
     unique = [{"id": f"r{n}", "prompt": f"number {n}?", "response": text(n)} for n in range(40)]
-    web.holds([*unique, *unique[:5]])
+    project.write_source([*unique, *unique[:5]])
     stream = pairs("a.jsonl", pack=True, duplicates="drop")
     stream["source"]["id"] = "id"
-    web.says(stream, max_seq_len=64).run()
-    command = ("inspect", web.train, "--tokenizer", web.tokenizer, "-n")
-    shown = json.loads(done(*command, 1000, "--json").out)["shown"]
+    project.configure(stream, max_seq_len=64).run()
+    command = ("inspect", project.train, "--tokenizer", project.tokenizer, "-n")
+    shown = json.loads(run_ok(*command, 1000, "--json").out)["shown"]
     names = [row["ids"] for row in shown]
-    assert web.manifest.records.filtered == {"duplicate": 5}
+    assert project.manifest.records.filtered == {"duplicate": 5}
     assert sorted(n for row in names for n in row) == sorted(f"r{n}" for n in range(40))
-    assert [len(row) for row in names] == [len(row["starts"]) for row in samples(web.train)]
+    assert [len(row) for row in names] == [
+        len(row["starts"]) for row in read_samples(project.train)
+    ]
     for row in shown:
         for number, name in enumerate(row["ids"]):
             said = "".join(s["text"] for s in row["sample"] if s["document"] == number)
             assert said.startswith(f"number {name[1:]}?")
-    first = done(*command, 1).out
+    first = run_ok(*command, 1).out
     assert f"ids {', '.join(names[0])}" in first
     assert first.count("⟪document ") == len(names[0])
-    assert web.manifest.totals.documents == 40
+    assert project.manifest.totals.documents == 40
 
 
-def test_verify_sees_a_document_that_begins_nowhere(web: Web) -> None:
-    web.holds(records())
-    web.says(chats("a.jsonl", pack=True), max_seq_len=256).run()
-    folder = locate(web.train)
+def test_verify_sees_a_document_that_begins_nowhere(project: Project) -> None:
+    project.write_source(records())
+    project.configure(chats("a.jsonl", pack=True), max_seq_len=256).run()
+    folder = locate(project.train)
     (shard,) = read_index(folder).shards
     whole = read_all_samples(folder, shard)
     assert decode_and_count(shard, whole) is not None
@@ -240,16 +253,16 @@ def test_the_first_token_of_a_document_counts_as_trained_for_nobody(tmp_path: Pa
     assert found.responses.tolist() == [4, 2] * 3
 
 
-def test_the_offline_mix_of_two_packed_streams_is_packed(web: Web) -> None:
-    source = web.holds(records())
+def test_the_offline_mix_of_two_packed_streams_is_packed(project: Project) -> None:
+    source = project.write_source(records())
     both = {"pairs": pairs(source, pack=True), "chat": chats(source, pack=True)}
-    outcomes = web.says(streams=both, max_seq_len=64).runs().values()
+    outcomes = project.configure(streams=both, max_seq_len=64).run_all().values()
     parts = [outcome.manifest.totals for outcome in outcomes]
-    done("mix", web.recipe, "--out", web.folder / "one")
-    mixed = manifest_of(web.folder / "one/train").totals
+    run_ok("mix", project.recipe, "--out", project.folder / "one")
+    mixed = manifest_of(project.folder / "one/train").totals
     assert mixed.documents == sum(of.documents for of in parts)
     assert mixed.loss_tokens == sum(of.loss_tokens for of in parts)
-    done("verify", web.folder / "one")
+    run_ok("verify", project.folder / "one")
 
 
 PACK, BY = "streams.web: pack: true", "train_loader.name: mdsmix"
@@ -263,16 +276,16 @@ UNPACKABLE: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
 ]
 
 
-def test_what_cannot_be_packed_is_one_sentence(web: Web) -> None:
-    web.holds(records())
+def test_what_cannot_be_packed_is_one_sentence(project: Project) -> None:
+    project.write_source(records())
     for stream, more, said in UNPACKABLE:
-        refused(web.says(stream | {"pack": True}, **more).convert(), 2, *said)
+        assert_refused(project.configure(stream | {"pack": True}, **more).convert(), 2, *said)
 
 
 LONG = " ".join(f"word{n}" for n in range(400))
 
 
-def test_cut_tokens_are_told_with_their_rows_whatever_the_kind(web: Web) -> None:
+def test_cut_tokens_are_told_with_their_rows_whatever_the_kind(project: Project) -> None:
     """10 of 20 answers are longer than a row; the tokens that are cut off are counted by Hugging
     Face's tokenizer.
     """
@@ -282,20 +295,20 @@ def test_cut_tokens_are_told_with_their_rows_whatever_the_kind(web: Web) -> None
         {"messages": [{"role": r, "content": t} for r, t in zip(("user", "assistant"), each.values(), strict=True)]}
         for each in asked
     ]  # fmt: skip
-    web.holds(asked, "asked.json")
-    web.holds(talked, "talked.json")
-    encode = encoder(web.tokenizer)
+    project.write_source(asked, "asked.json")
+    project.write_source(talked, "talked.json")
+    encode = make_encoder(project.tokenizer)
     sizes = [len(encode(each["prompt"])) + len(encode(each["response"])) for each in asked]
     cut = sum(max(0, size - 128) for size in sizes)
     whole = {"pairs": pairs("asked.json"), "packed": pairs("asked.json", pack=True)}
     for name, stream in (*whole.items(), ("chats", chats("talked.json"))):
         loader = {"name": "mdsmix", "dataset": {"shuffle": True, "eos_token_id": 0}}
-        web.says(streams={name: stream}, max_seq_len=128, train_loader=loader)
-        told = web.done().out
+        project.configure(streams={name: stream}, max_seq_len=128, train_loader=loader)
+        told = project.convert_ok().out
         (line,) = [line for line in told.splitlines() if "max_seq_len)" in line or "longer" in line]
         assert "WARNING: " in line
         assert f"10 of 20 {'documents' if name == 'packed' else 'rows'}" in line
-        checked, plan = mdsmix("check", web.recipe).out, done("plan", web.recipe, "--batch", 1, "--gpus", 1).out  # fmt: skip
+        checked, plan = mdsmix("check", project.recipe).out, run_ok("plan", project.recipe, "--batch", 1, "--gpus", 1).out  # fmt: skip
         assert f"rows-cut [{name}]: 10 of 20 samples" in checked
         assert "tokens an epoch are cut off at max_seq_len" in plan
         if name in whole:
@@ -307,31 +320,35 @@ def test_cut_tokens_are_told_with_their_rows_whatever_the_kind(web: Web) -> None
         assert "partial" not in told
 
 
-def test_tokens_of_a_last_partial_row_are_not_cut_off(web: Web) -> None:
+def test_tokens_of_a_last_partial_row_are_not_cut_off(project: Project) -> None:
     texts = [LONG, f"{LONG} and more", "short"]
-    web.holds(texts)
-    web.says(documents("*.jsonl"), max_seq_len=128)
-    told = web.done().out
-    lost = sum(len(encoder(web.tokenizer)(text)) + 1 for text in texts) % 128
+    project.write_source(texts)
+    project.configure(documents("*.jsonl"), max_seq_len=128)
+    told = project.convert_ok().out
+    lost = sum(len(make_encoder(project.tokenizer)(text)) + 1 for text in texts) % 128
     assert lost
     assert f"  {lost} tokens dropped (last partial row)\n" in told
     assert "truncated" not in told
-    assert "rows-cut" not in mdsmix("check", web.recipe).out
+    assert "rows-cut" not in mdsmix("check", project.recipe).out
 
 
-def test_left_out_turns_and_cut_preferences_are_told_with_their_rows(web: Web) -> None:
+def test_left_out_turns_and_cut_preferences_are_told_with_their_rows(project: Project) -> None:
     turns = [("user", "Which?"), ("assistant", "This."), ("user", "And?"), ("assistant", LONG)]
     messages = [{"role": role, "content": text} for role, text in turns]
-    web.holds([{"messages": messages}] * 3 + [{"messages": messages[:2]}] * 2, "talked.json")
-    web.says(chats("talked.json", too_long="first_turns"), max_seq_len=128)
-    told = web.done().out
+    project.write_source(
+        [{"messages": messages}] * 3 + [{"messages": messages[:2]}] * 2, "talked.json"
+    )
+    project.configure(chats("talked.json", too_long="first_turns"), max_seq_len=128)
+    told = project.convert_ok().out
     assert re.search(r"[\d,]+ tokens truncated in 3 of 5 rows \(too_long: first_turns\)", told)
-    assert "rows-cut" not in mdsmix("check", web.recipe).out, "as the recipe asks for"
+    assert "rows-cut" not in mdsmix("check", project.recipe).out, "as the recipe asks for"
     long, longer = LONG[:300], LONG[:700]
-    web.holds([{"prompt": "Which?", "chosen": long, "rejected": longer}] * 3, "preferred.json")
+    project.write_source(
+        [{"prompt": "Which?", "chosen": long, "rejected": longer}] * 3, "preferred.json"
+    )
     source = {"path": "preferred.json", **{key: key for key in ("prompt", "chosen", "rejected")}}
     preferred = {"kind": "preference", "source": source}
-    web.says(preferred, max_seq_len=256, train_loader={"name": "pairwise_preference"})
-    told = web.done(f"local={web.folder / 'preferred'}").out
+    project.configure(preferred, max_seq_len=256, train_loader={"name": "pairwise_preference"})
+    told = project.convert_ok(f"local={project.folder / 'preferred'}").out
     assert "3 of 3 rows are longer than max_seq_len" in told
     assert "tokens truncated in" in told

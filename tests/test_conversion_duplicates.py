@@ -25,127 +25,135 @@ from mdsmix.conversion.duplicates import Fingerprints, count_repeats, find_repea
 from mdsmix.errors import Unreachable
 from mdsmix.sources import record_batches
 from mdsmix.storage import locate
-from tests.converting import Web, documents, done, mdsmix, pairs, refused, token_rows
+from tests.converting import (
+    Project,
+    assert_refused,
+    documents,
+    mdsmix,
+    pairs,
+    read_token_rows,
+    run_ok,
+)
 
 POOL = [f"text {n}, the same wherever it stands" for n in range(12)]
 KEEP, DROP = "streams.web.duplicates=keep", "streams.web.duplicates=drop"
 
 
 @pytest.fixture
-def web(web: Web) -> Web:
-    web.windows(400)
-    return says(web)
+def project(project: Project) -> Project:
+    project.set_window_size(400)
+    return says(project)
 
 
-def says(web: Web, **stream: Any) -> Web:
-    return web.says(documents("*.jsonl*", layout="document", **stream))
+def says(project: Project, **stream: Any) -> Project:
+    return project.configure(documents("*.jsonl*", layout="document", **stream))
 
 
-def write(web: Web, *contents: Sequence[int], **named: Sequence[int]) -> None:
+def write(project: Project, *contents: Sequence[int], **named: Sequence[int]) -> None:
     """Records of the pool; a number beyond it is one that stands nowhere else, -1 a bad one."""
     pool: dict[int, Any] = {-1: {"text": 5}} | dict(enumerate(POOL))
     for name, numbers in [*enumerate(contents), *named.items()]:
-        web.holds([pool.get(n, f"only number {n}") for n in numbers], f"{name}.jsonl")
+        project.write_source([pool.get(n, f"only number {n}") for n in numbers], f"{name}.jsonl")
 
 
 def unique(rows: list[list[int]]) -> list[list[int]]:
     return [list(row) for row in dict.fromkeys(map(tuple, rows))]
 
 
-def test_the_first_of_equal_records_stays(web: Web) -> None:
+def test_the_first_of_equal_records_stays(project: Project) -> None:
     """Files of any length, none among them, whose records stand in one another, in themselves, or
     nowhere else. A window of several small ones has a batch for each.
     """
-    web.patch.setattr(record_batches, "BLOCK_BYTES", 1)
+    project.patch.setattr(record_batches, "BLOCK_BYTES", 1)
     rng, pool = random.Random(0), range(-1, 2 * len(POOL))
-    write(web, *(rng.choices(pool, k=n) for n in (12, 0, 3, 3, 2, 40, 1, 3, 40)), [0, 99, 0])
-    web.run()
-    kept, all_in = web.rows, web.manifest.records
+    write(project, *(rng.choices(pool, k=n) for n in (12, 0, 3, 3, 2, 40, 1, 3, 40)), [0, 99, 0])
+    project.run()
+    kept, all_in = project.rows, project.manifest.records
     assert all_in.duplicates == len(kept) - len(unique(kept))
-    dropped = web.anew(DROP)
+    dropped = project.convert_into(DROP)
     assert dropped.rows == unique(kept)
     records = dropped.manifest.records
     assert records.filtered.get("duplicate", 0) == all_in.duplicates
     assert records.adds_up
     assert (records.read, records.quarantined) == (all_in.read, all_in.quarantined)
     assert records.duplicates == 0
-    web.run(DROP)  # over what was kept: only what loses records is done
-    assert web.rows == unique(kept)
-    assert web.manifest == dropped.manifest
+    project.run(DROP)  # over what was kept: only what loses records is done
+    assert project.rows == unique(kept)
+    assert project.manifest == dropped.manifest
 
 
-def test_an_edit_elsewhere_redoes_only_units_that_lose_other_records(web: Web) -> None:
+def test_an_edit_elsewhere_redoes_only_units_that_lose_other_records(project: Project) -> None:
     """`b` has a record of `a`, `d` has one of `c`: when it is edited away from `a`, `b` has it
     again.
     """
-    write(web, a=[1, *range(20, 28)], b=[1, *range(30, 38)], c=[2, *range(40, 48)])
-    write(web, d=[2, *range(50, 58)], e=range(60, 68))
-    says(web, duplicates="drop").run()
-    assert web.manifest.records.filtered == {"duplicate": 2}
-    before = web.keys
-    write(web, a=[3, *range(20, 28)])
-    assert web.run().done == 2
-    assert web.manifest.records.filtered == {"duplicate": 1}
-    assert sum(old != new for old, new in zip(before, web.keys, strict=True)) == 2
-    write(web, **{"0": [4, *range(70, 78)]})  # new, and nobody's double
-    assert web.run().done == 1
-    assert web.anew().manifest == web.manifest
-    with web.patch.context() as patch:  # nothing is read or joined where nothing changed
+    write(project, a=[1, *range(20, 28)], b=[1, *range(30, 38)], c=[2, *range(40, 48)])
+    write(project, d=[2, *range(50, 58)], e=range(60, 68))
+    says(project, duplicates="drop").run()
+    assert project.manifest.records.filtered == {"duplicate": 2}
+    before = project.keys
+    write(project, a=[3, *range(20, 28)])
+    assert project.run().done == 2
+    assert project.manifest.records.filtered == {"duplicate": 1}
+    assert sum(old != new for old, new in zip(before, project.keys, strict=True)) == 2
+    write(project, **{"0": [4, *range(70, 78)]})  # new, and nobody's double
+    assert project.run().done == 1
+    assert project.convert_into().manifest == project.manifest
+    with project.patch.context() as patch:  # nothing is read or joined where nothing changed
         patch.setattr(finished_units, "read_blobs", None)
-        assert web.run().done == 0
-        assert "0 of " in web.convert("--dry-run").out
+        assert project.run().done == 0
+        assert "0 of " in project.convert("--dry-run").out
 
 
-def test_fingerprints_are_of_what_the_record_says(web: Web) -> None:
+def test_fingerprints_are_of_what_the_record_says(project: Project) -> None:
     """Not of spaces, fields that are not read, or how characters are escaped;
     test_kinds_sampling.py tells it of conversations.
     """
     same = ['{"text": "a é"}', '{"id": 7, "text":"a \\u00e9"}', ' {"text":"a é","id":8 } ']
-    (web.folder / "a.jsonl").write_text("\n".join([*same, '{"text":"a e"}']))
+    (project.folder / "a.jsonl").write_text("\n".join([*same, '{"text":"a e"}']))
     asked = [("ab", "c"), ("a", "bc"), ("ab", "c")]
-    web.holds([{"prompt": p, "response": r} for p, r in asked], "pairs.json")
+    project.write_source([{"prompt": p, "response": r} for p, r in asked], "pairs.json")
     streams = {"web": documents("a.jsonl", layout="document"), "faq": pairs("pairs.json")}
-    outcomes = web.says(streams=streams, max_seq_len=64).runs()
+    outcomes = project.configure(streams=streams, max_seq_len=64).run_all()
     assert [each.manifest.records.duplicates for each in outcomes.values()] == [2, 1]
 
 
-def test_a_first_look_drops_nothing_and_counts(web: Web) -> None:
-    write(web, [1, 1, -1, 2, 30], [2, 31, 1, 32], range(40, 80))
+def test_a_first_look_drops_nothing_and_counts(project: Project) -> None:
+    write(project, [1, 1, -1, 2, 30], [2, 31, 1, 32], range(40, 80))
     for setting in (DROP, KEEP):
-        records = web.run(setting, limit=8).manifest.records
+        records = project.run(setting, limit=8).manifest.records
         assert (records.read, records.bad, records.duplicates) == (8, 1, 3)
         assert not records.filtered
 
 
-def test_gc_keeps_fingerprints_in_use_and_a_repair_makes_the_same_shards(web: Web) -> None:
-    write(web, range(20), range(10, 30))
-    says(web, duplicates="drop").run()
-    before = web.files
-    for shard in web.shards[-2:]:
+def test_gc_keeps_fingerprints_in_use_and_a_repair_makes_the_same_shards(project: Project) -> None:
+    write(project, range(20), range(10, 30))
+    says(project, duplicates="drop").run()
+    before = project.files
+    for shard in project.shards[-2:]:
         shard.write_bytes(b"damaged")
-    done("repair", web.train, "--recipe", web.recipe)
-    assert web.files == before
-    (web.folder / "1.jsonl").unlink()
-    web.run(reencode=True)
-    gone = {item.kind for item in gc.delete_garbage(locate(web.train), 0, print)}
+    run_ok("repair", project.train, "--recipe", project.recipe)
+    assert project.files == before
+    (project.folder / "1.jsonl").unlink()
+    project.run(reencode=True)
+    gone = {item.kind for item in gc.delete_garbage(locate(project.train), 0, print)}
     assert "fingerprints" in gone
-    assert sum(name.endswith(".hashes") for name in web.files) == len(web.keys)
+    assert sum(name.endswith(".hashes") for name in project.files) == len(project.keys)
 
 
-def test_a_share_above_one_percent_is_said_with_the_way_out(web: Web) -> None:
-    write(web, range(100), [5])
-    assert "duplicate" not in web.done().out
-    write(web, range(100), [5, 5])
-    (row,) = json.loads(web.done("--json").out)["rows"]
+def test_a_share_above_one_percent_is_said_with_the_way_out(project: Project) -> None:
+    write(project, range(100), [5])
+    assert "duplicate" not in project.convert_ok().out
+    write(project, range(100), [5, 5])
+    (row,) = json.loads(project.convert_ok("--json").out)["rows"]
     assert row["duplicates"] == 2
-    said = web.done(f"local={web.folder / 'new'}").out
+    said = project.convert_ok(f"local={project.folder / 'new'}").out
     assert "WARNING: 2 of 102 records (2.0%) are exact duplicates" in said
-    said = web.done(DROP).out
+    said = project.convert_ok(DROP).out
     assert "filtered: 2 duplicate" in said
     assert "WARNING" not in said
-    web.says(streams={"old": {"local": str(web.folder), "duplicates": "drop"}})
+    project.configure(streams={"old": {"local": str(project.folder), "duplicates": "drop"}})
     sentence = "streams.old: duplicates is for streams with a source"
-    refused(mdsmix("check", web.recipe), 2, sentence)
+    assert_refused(mdsmix("check", project.recipe), 2, sentence)
 
 
 KEPT_RULES: list[dict[str, Any]] = [
@@ -155,21 +163,21 @@ KEPT_RULES: list[dict[str, Any]] = [
 ]
 
 
-def test_the_share_of_repeats_is_of_the_records_kept(web: Web) -> None:
+def test_the_share_of_repeats_is_of_the_records_kept(project: Project) -> None:
     """Among 900 other records, of which the rule keeps few or none: each split is judged by the
     rows that it holds.
     """
     short = [{"text": letter, "of": 0} for letter in "xyz" * 300]
     equal = [{"text": f"one of {n}, kept", "of": 1} for n in range(12) for _ in range(3)]
-    web.holds([*short, *equal])
+    project.write_source([*short, *equal])
     for number, rule in enumerate(KEPT_RULES):
         source = {"path": "*.jsonl", "text": "text"} | {k: rule[k] for k in ("where",) if k in rule}
         stream = {k: v for k, v in rule.items() if k != "where"}
-        says(web, source=source, **stream)
-        told = web.done(f"local={web.folder / str(number)}").out
+        says(project, source=source, **stream)
+        told = project.convert_ok(f"local={project.folder / str(number)}").out
         for split in ("train", "eval") if "holdout" in rule else ("train",):
-            folder = web.folder / str(number) / "web" / split
-            rows = token_rows(folder)
+            folder = project.folder / str(number) / "web" / split
+            rows = read_token_rows(folder)
             repeats = len(rows) - len(unique(rows))
             assert repeats > 0.01 * len(rows)
             share = f"({repeats / len(rows):.1%}) are exact duplicates"
@@ -182,32 +190,34 @@ def test_the_share_of_repeats_is_of_the_records_kept(web: Web) -> None:
             assert (of_stream in checked, exact in checked) == (True, True), rule
 
 
-def test_bad_and_filtered_records_are_shares_of_those_that_the_recipe_asks_for(web: Web) -> None:
+def test_bad_and_filtered_records_are_shares_of_those_that_the_recipe_asks_for(
+    project: Project,
+) -> None:
     """3 of 10 records that the condition keeps are bad, and 2 are too short, in a source
     of 1,000.
     """
     texts: list[Any] = ["a text that is kept"] * 5 + ["x"] * 2 + [5] * 3
     asked = [{"text": text, "of": 1} for text in texts]
-    web.holds([*asked, *({"text": f"number {n}", "of": 0} for n in range(990))])
+    project.write_source([*asked, *({"text": f"number {n}", "of": 0} for n in range(990))])
     source = {"path": "*.jsonl", "text": "text", "where": "of == 1"}
-    told = says(web, source=source, min_tokens=3).done().out
+    told = says(project, source=source, min_tokens=3).convert_ok().out
     assert "WARNING: 20.0% of the records are filtered: 2 min_tokens, 990 where" in told
     assert "WARNING: 30.0% of the records are quarantined: 3 field_not_text" in told
-    assert "3 of 10 records of web (30.0%) were bad" in mdsmix("check", web.recipe).out
+    assert "3 of 10 records of web (30.0%) were bad" in mdsmix("check", project.recipe).out
 
 
-def test_a_source_changed_behind_its_stamp_is_refused_and_read_when_asked(web: Web) -> None:
+def test_a_source_changed_behind_its_stamp_is_refused_and_read_when_asked(project: Project) -> None:
     """Its fingerprints lie in a segment, from a run that dropped nothing."""
-    web.patch.setattr(finished_units, "FEWEST", 1)
-    write(web, range(10, 30), range(10, 20))
-    web.run()
-    path = web.folder / "1.jsonl"
+    project.patch.setattr(finished_units, "FEWEST", 1)
+    write(project, range(10, 30), range(10, 20))
+    project.run()
+    path = project.folder / "1.jsonl"
     stat = path.stat()
     path.write_bytes(path.read_bytes().replace(b"number 19", b"number 77"))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    refused(web.convert(DROP), 4, "run the same command with --verify-source")
-    web.done(DROP, "--verify-source")
-    assert web.manifest.records.filtered == {"duplicate": 9}
+    assert_refused(project.convert(DROP), 4, "run the same command with --verify-source")
+    project.convert_ok(DROP, "--verify-source")
+    assert project.manifest.records.filtered == {"duplicate": 9}
 
 
 Pairs = list[tuple[int, int]]

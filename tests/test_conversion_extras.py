@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests.converting import Web, chats, done, pairs, samples
+from tests.converting import Project, chats, pairs, read_samples, run_ok
 from tests.pictures import drawing, seeing_tokenizer
 from tests.styles import train_style
 from tests.test_conversion_chats import says, talk
@@ -50,20 +50,20 @@ def styles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: train_style(folder / name, "plain", text) for name, text in templates.items()}
 
 
-def texts(web: Web) -> list[str]:
+def texts(project: Project) -> list[str]:
     """The text of each row, prompts and answers."""
     from tokenizers import Tokenizer
 
-    decode = Tokenizer.from_file(str(web.tokenizer / "tokenizer.json")).decode
-    rows = samples(web.train)
+    decode = Tokenizer.from_file(str(project.tokenizer / "tokenizer.json")).decode
+    rows = read_samples(project.train)
     parts = [[part for turn in row["turns"] for part in turn.values()] for row in rows]
     return [decode([id for part in row for id in part], skip_special_tokens=False) for row in parts]
 
 
-def write(web: Web, form: str, records: list[dict[str, Any]]) -> str:
-    path = web.folder / f"a.{form}"
+def write(project: Project, form: str, records: list[dict[str, Any]]) -> str:
+    path = project.folder / f"a.{form}"
     if form == "jsonl":
-        web.holds(records)
+        project.write_source(records)
     elif form == "parquet":
         parquet.write_table(pa.Table.from_pylist(records), path)
     else:
@@ -77,31 +77,33 @@ def write(web: Web, form: str, records: list[dict[str, Any]]) -> str:
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "csv"])
 @pytest.mark.parametrize("shape", ["messages", "openai"])
 def test_a_record_is_rendered_with_its_own_variables(
-    web: Web, styles: dict[str, Path], form: str, shape: str
+    project: Project, styles: dict[str, Path], form: str, shape: str
 ) -> None:
     """Parquet fills the variables that another record has by nulls, which transformers
     would print.
     """
     records = [talk("user", "assistant") | {"chat_template_kwargs": given} for given in GIVEN]
-    says(web, styles["modes"], path=write(web, form, records), shape=shape).run()
+    says(project, styles["modes"], path=write(project, form, records), shape=shape).run()
     given = [each["chat_template_kwargs"] or {} for each in records]
     wanted = [theirs(MODES, records[0]["messages"], False, **each) for each in given]
-    assert texts(web) == wanted
+    assert texts(project) == wanted
     assert len({*wanted}) == 4
-    assert "fields not read" not in web.done("--reencode").out
+    assert "fields not read" not in project.convert_ok("--reencode").out
 
 
 def test_a_variable_of_a_record_wins_and_one_that_nothing_reads_is_told(
-    web: Web, styles: dict[str, Path]
+    project: Project, styles: dict[str, Path]
 ) -> None:
     """As arguments of apply_chat_template win over a tokenizer's own; and plain records keep the
     recipe's.
     """
     given = [{"reasoning_effort": "low"}, {}, {"effort": "low", "enable_thinking": False}]
-    web.holds(talk("user", "assistant") | {"chat_template_kwargs": each} for each in given)
-    says(web, styles["modes"])
-    said = web.done("tokenizer.template.reasoning_effort=high").out
-    assert [text.partition("|")[0] for text in texts(web)] == [
+    project.write_source(
+        talk("user", "assistant") | {"chat_template_kwargs": each} for each in given
+    )
+    says(project, styles["modes"])
+    said = project.convert_ok("tokenizer.template.reasoning_effort=high").out
+    assert [text.partition("|")[0] for text in texts(project)] == [
         "<low><",
         "<high><",
         "<high>/no_think<",
@@ -110,26 +112,26 @@ def test_a_variable_of_a_record_wins_and_one_that_nothing_reads_is_told(
     assert "WARNING: the field chat_template_kwargs.effort of 1 record is not read" in said
     preferred = talk("user", "assistant")["messages"]
     sides = {"chosen": preferred, "rejected": preferred, "chat_template_kwargs": given[2]}
-    web.holds([sides])
-    web.says({"kind": "preference", "source": {"path": "a.jsonl", "chosen": "chosen", "rejected": "rejected"}}, max_seq_len=1024, train_loader={"name": "pairwise_preference"})  # fmt: skip
-    said = web.done("--reencode").out
+    project.write_source([sides])
+    project.configure({"kind": "preference", "source": {"path": "a.jsonl", "chosen": "chosen", "rejected": "rejected"}}, max_seq_len=1024, train_loader={"name": "pairwise_preference"})  # fmt: skip
+    said = project.convert_ok("--reencode").out
     assert "WARNING: the field chat_template_kwargs.effort of 1 record is not read" in said
-    assert "/no_think" in done("inspect", web.train).out
+    assert "/no_think" in run_ok("inspect", project.train).out
 
 
 def test_a_special_token_in_a_variable_is_that_of_a_record(
-    web: Web, styles: dict[str, Path]
+    project: Project, styles: dict[str, Path]
 ) -> None:
     given = {"reasoning_effort": "<|im_end|>"}
     plain = talk("user", "assistant")
-    web.holds([plain | {"chat_template_kwargs": given}, plain])
-    says(web, styles["modes"]).run("special_tokens_in_text=escape")
-    assert web.manifest.records.quarantined == {"special_token_in_text": 1}
+    project.write_source([plain | {"chat_template_kwargs": given}, plain])
+    says(project, styles["modes"]).run("special_tokens_in_text=escape")
+    assert project.manifest.records.quarantined == {"special_token_in_text": 1}
 
 
 @pytest.mark.parametrize("style", ["tools", "glm"])
 def test_tools_of_the_system_message_are_printed_as_the_record_has_them(
-    web: Web, styles: dict[str, Path], style: str
+    project: Project, styles: dict[str, Path], style: str
 ) -> None:
     """Where the template prints them there, as GLM-4's does, they stay; else they are the record's
     tools, as in OpenAI's form.
@@ -139,33 +141,33 @@ def test_tools_of_the_system_message_are_printed_as_the_record_has_them(
     source = {"tools": QWEN_2_5, "glm": GLM_4}[style]
     inside = [system | {"tools": TOOLS}, asked, answer]
     bare = [system | {"tools": [tool["function"] for tool in TOOLS]}, asked, answer]
-    web.holds({"messages": messages} for messages in (inside, bare))
-    says(web, styles[style], shape="openai").run()
+    project.write_source({"messages": messages} for messages in (inside, bare))
+    says(project, styles[style], shape="openai").run()
     if style == "glm":
         wanted = theirs(source, inside, False)
     else:
         wanted = theirs(source, [system, asked, answer], False, tools=TOOLS)
     assert TOOLS[0]["function"]["name"] in wanted
-    assert texts(web) == [wanted] * 2
+    assert texts(project) == [wanted] * 2
     other = {"messages": inside, "tools": TOOLS[:1]}
-    web.holds(
+    project.write_source(
         [other, {"messages": [{**system, "tools": "none"}, asked, answer]}, {"messages": inside}]
     )
-    says(web, styles[style], shape="openai", tools="tools").done("--reencode")
+    says(project, styles[style], shape="openai", tools="tools").convert_ok("--reencode")
     expected = {"bad_tools": 2} if style == "tools" else {"bad_tools": 1, "tools_not_printed": 1}
-    assert web.manifest.records.quarantined == expected
+    assert project.manifest.records.quarantined == expected
 
 
 def test_keys_that_may_be_marks_and_reasoning_that_is_not_printed_are_told(
-    web: Web, styles: dict[str, Path]
+    project: Project, styles: dict[str, Path]
 ) -> None:
     asked, answer = talk("user", "assistant")["messages"]
     keep = [{"messages": [asked | {"keep": 0}, answer | {"keep": n}]} for n in (0, 1, True, False)]
     thought = {"messages": [asked, answer | {"reasoning": "Hm.", "score": 1}]}
     scored = {"messages": [asked, answer | {"score": 0.5}]}
     beside = {"messages": [asked, answer], "rejected_response": "no"}
-    web.holds([*keep, thought, scored, beside])
-    said = says(web, styles["tools"], shape="openai").done().out
+    project.write_source([*keep, thought, scored, beside])
+    said = says(project, styles["tools"], shape="openai").convert_ok().out
     assert (
         "WARNING: keep of messages is 0 or 1, or false or true, in all 4 records that have it"
         in said
@@ -174,27 +176,31 @@ def test_keys_that_may_be_marks_and_reasoning_that_is_not_printed_are_told(
     assert "score of messages" not in said
     assert "WARNING: the field messages.reasoning of 1 record is not read" in said
     assert "WARNING: the field rejected_response of 1 record is not read" in said
-    drafted = done("init", web.folder / "a.jsonl", "--tokenizer", web.tokenizer)
+    drafted = run_ok("init", project.folder / "a.jsonl", "--tokenizer", project.tokenizer)
     assert "WARNING: a: keep of messages is 0 or 1" in drafted.err
-    named = says(web, styles["tools"], shape="openai", train_mark="keep").done("--reencode")
+    named = says(project, styles["tools"], shape="openai", train_mark="keep").convert_ok(
+        "--reencode"
+    )
     assert "keep of messages" not in named.out
-    assert web.manifest.records.filtered == {"nothing_trained": 2}
+    assert project.manifest.records.filtered == {"nothing_trained": 2}
 
 
-def test_init_says_that_records_mark_their_answers(web: Web, styles: dict[str, Path]) -> None:
+def test_init_says_that_records_mark_their_answers(
+    project: Project, styles: dict[str, Path]
+) -> None:
     asked, answer = talk("user", "assistant")["messages"]
     said = [asked, answer | {"loss_mask": 0}, asked, answer | {"loss_mask": 1}]
-    web.holds([{"messages": said}] * 3)
-    recipe = web.folder / "drafted.yaml"
-    done("init", web.folder / "a.jsonl", "--tokenizer", styles["tools"], "-o", recipe)
+    project.write_source([{"messages": said}] * 3)
+    recipe = project.folder / "drafted.yaml"
+    run_ok("init", project.folder / "a.jsonl", "--tokenizer", styles["tools"], "-o", recipe)
     assert "# 3 records of these say which answers are trained" in recipe.read_text()
     assert "loss_mask" not in recipe.read_text()
 
 
-def test_an_image_of_a_message_is_read_as_a_part_is(web: Web, tmp_path: Path) -> None:
-    web.tokenizer = seeing_tokenizer(web.tokenizer, tmp_path / "seeing")
+def test_an_image_of_a_message_is_read_as_a_part_is(project: Project, tmp_path: Path) -> None:
+    project.tokenizer = seeing_tokenizer(project.tokenizer, tmp_path / "seeing")
     for number in range(2):
-        (web.folder / f"{number}.jpg").write_bytes(drawing(seed=number))
+        (project.folder / f"{number}.jpg").write_bytes(drawing(seed=number))
     asked, answer = talk("user", "assistant")["messages"]
     parts = [{"type": "image", "image": "0.jpg"}, {"type": "text", "text": "u"}]
     in_parts = [asked | {"content": parts}, answer]
@@ -204,49 +210,58 @@ def test_an_image_of_a_message_is_read_as_a_part_is(web: Web, tmp_path: Path) ->
     shared = [{"from": "human", "value": "u", "image": "0.jpg"}, {"from": "gpt", "value": "a"}]
     bad = [asked | {"images": ["0.jpg", "1.jpg"], "content": "<image>u"}, answer]
     empty = [asked | {"image": None}, answer]
-    web.holds({"messages": each} for each in (in_parts, inside, placed, later, bad, empty))
+    project.write_source(
+        {"messages": each} for each in (in_parts, inside, placed, later, bad, empty)
+    )
     for shape in ("openai", "messages"):
-        web.says(
+        project.configure(
             chats("a.jsonl", images={}) | {"source": {"path": "a.jsonl", "shape": shape}},
             max_seq_len=400,
         )
-        web.done("--reencode")
-        rows = samples(web.train)
+        project.convert_ok("--reencode")
+        rows = read_samples(project.train)
         first = {key: rows[0][key] for key in ("turns", "images")}
         assert all({key: row[key] for key in first} == first for row in rows[1:3])
         assert [len(row["images"]) for row in rows] == [1, 1, 1, 2, 0]
         assert rows[3]["images"][1] == drawing(seed=1)
-        assert web.manifest.records.quarantined == {"image_count": 1}
-    web.holds([{"conversations": shared}])
-    web.says(
+        assert project.manifest.records.quarantined == {"image_count": 1}
+    project.write_source([{"conversations": shared}])
+    project.configure(
         chats("a.jsonl", images={}) | {"source": {"path": "a.jsonl", "shape": "llava"}},
         max_seq_len=400,
     )
-    web.done("--reencode")
-    assert {key: samples(web.train)[0][key] for key in first} == first
-    web.holds([{"messages": inside}])
-    web.says(chats("a.jsonl") | {"source": {"path": "a.jsonl", "shape": "openai"}}, max_seq_len=400)
-    assert "WARNING: the field messages.image of 1 record is not read" in web.done("--reencode").out
-    drafted = done("init", web.folder / "a.jsonl", "--tokenizer", web.tokenizer).out
+    project.convert_ok("--reencode")
+    assert {key: read_samples(project.train)[0][key] for key in first} == first
+    project.write_source([{"messages": inside}])
+    project.configure(
+        chats("a.jsonl") | {"source": {"path": "a.jsonl", "shape": "openai"}}, max_seq_len=400
+    )
+    assert (
+        "WARNING: the field messages.image of 1 record is not read"
+        in project.convert_ok("--reencode").out
+    )
+    drafted = run_ok("init", project.folder / "a.jsonl", "--tokenizer", project.tokenizer).out
     assert "images: {}" in drafted
 
 
-def test_placeholders_in_preferences_are_told(web: Web, styles: dict[str, Path]) -> None:
-    web.tokenizer = styles["tools"]
+def test_placeholders_in_preferences_are_told(project: Project, styles: dict[str, Path]) -> None:
+    project.tokenizer = styles["tools"]
     asked, answer = talk("user", "assistant")["messages"]
     texts_ = {"prompt": "<ref-object>?", "chosen": "<bbox>", "rejected": "no"}
     said = [{"role": "user", "content": "<video>"}, answer]
-    web.holds([texts_, {"prompt": None, "chosen": said, "rejected": [said[0], asked | answer]}])
-    web.says({"kind": "preference", "source": {"path": "a.jsonl", "prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}}, max_seq_len=1024, train_loader={"name": "pairwise_preference"})  # fmt: skip
-    told = web.done().out
+    project.write_source(
+        [texts_, {"prompt": None, "chosen": said, "rejected": [said[0], asked | answer]}]
+    )
+    project.configure({"kind": "preference", "source": {"path": "a.jsonl", "prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}}, max_seq_len=1024, train_loader={"name": "pairwise_preference"})  # fmt: skip
+    told = project.convert_ok().out
     for word in ("<ref-object>", "<bbox>", "<video>"):
         assert f"WARNING: {word} of 1 record is trained as text" in told
-    web.holds([{"prompt": "<ref-object>?", "response": "<bbox>"}])
-    told = web.says(pairs("a.jsonl")).done("--reencode").out
+    project.write_source([{"prompt": "<ref-object>?", "response": "<bbox>"}])
+    told = project.configure(pairs("a.jsonl")).convert_ok("--reencode").out
     assert "WARNING: <ref-object> of 1 record is trained as text" in told
 
 
-def test_trl_s_completion_alone_is_trained(web: Web, styles: dict[str, Path]) -> None:
+def test_trl_s_completion_alone_is_trained(project: Project, styles: dict[str, Path]) -> None:
     """What transformers renders for prompt and completion, less what it renders for the prompt."""
     said = talk("user", "assistant", "user", "assistant")["messages"]
     calls = [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}]
@@ -256,12 +271,14 @@ def test_trl_s_completion_alone_is_trained(web: Web, styles: dict[str, Path]) ->
         {"prompt": said[:3], "completion": said[3:], "tools": []},
         {"prompt": said[:1], "completion": long, "tools": TOOLS},
     ]
-    web.holds(records)
+    project.write_source(records)
     stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "shape": "prompt_completion"}}
-    web.tokenizer = styles["tools"]
-    web.says(stream, max_seq_len=1024, target_responses="all", special_tokens_in_text="allow").run()
-    shown = re.sub("[⟨⟩]", "", done("inspect", web.train).out)
-    for record, row in zip(records, texts(web), strict=True):
+    project.tokenizer = styles["tools"]
+    project.configure(
+        stream, max_seq_len=1024, target_responses="all", special_tokens_in_text="allow"
+    ).run()
+    shown = re.sub("[⟨⟩]", "", run_ok("inspect", project.train).out)
+    for record, row in zip(records, texts(project), strict=True):
         tools = record["tools"] or None
         assert row == theirs(
             QWEN_2_5, [*record["prompt"], *record["completion"]], False, tools=tools
@@ -271,23 +288,25 @@ def test_trl_s_completion_alone_is_trained(web: Web, styles: dict[str, Path]) ->
     before = theirs(QWEN_2_5, said[:3], True)
     assert trained[0] == theirs(QWEN_2_5, said, False).removeprefix(before)
     assert len(trained) == 3, "one answer of the first record, a call and an answer of the other"
-    web.holds(
+    project.write_source(
         [{"prompt": [said[0], said[1] | {"train": 1}, said[2]], "completion": said[3:]}, records[0]]
     )
-    web.done("--reencode")
-    assert web.manifest.records.quarantined == {}
+    project.convert_ok("--reencode")
+    assert project.manifest.records.quarantined == {}
 
 
-def test_finevision_s_images_come_before_its_first_question(web: Web, tmp_path: Path) -> None:
+def test_finevision_s_images_come_before_its_first_question(
+    project: Project, tmp_path: Path
+) -> None:
     """The same rows as those of OpenAI's parts."""
-    web.tokenizer = seeing_tokenizer(web.tokenizer, tmp_path / "seeing")
+    project.tokenizer = seeing_tokenizer(project.tokenizer, tmp_path / "seeing")
     content = [drawing(seed=number) for number in range(2)]
     for number in range(2):
-        (web.folder / f"{number}.jpg").write_bytes(content[number])
+        (project.folder / f"{number}.jpg").write_bytes(content[number])
     asked, answer = talk("user", "assistant")["messages"]
     parts = [{"type": "image", "image": f"{n}.jpg"} for n in range(2)]
     more = [asked | {"content": "v"}, answer]
-    web.holds(
+    project.write_source(
         [
             {
                 "messages": [
@@ -298,26 +317,26 @@ def test_finevision_s_images_come_before_its_first_question(web: Web, tmp_path: 
             }
         ]
     )
-    web.says(
+    project.configure(
         chats("a.jsonl", images={}) | {"source": {"path": "a.jsonl", "shape": "openai"}},
         max_seq_len=400,
     ).run()
-    (wanted,) = samples(web.train)
+    (wanted,) = read_samples(project.train)
     rounds = [{"user": said, "assistant": "a", "source": "x"} for said in "uv"]
     held = [{"bytes": each, "path": None} for each in content]
     parquet.write_table(
-        pa.Table.from_pylist([{"images": held, "texts": rounds}]), web.folder / "b.parquet"
+        pa.Table.from_pylist([{"images": held, "texts": rounds}]), project.folder / "b.parquet"
     )
-    web.says(
+    project.configure(
         chats("b.parquet", images={}) | {"source": {"path": "b.parquet", "texts": "texts"}},
         max_seq_len=400,
     )
-    said = web.done("--reencode").out
-    (row,) = samples(web.train)
+    said = project.convert_ok("--reencode").out
+    (row,) = read_samples(project.train)
     assert {key: row[key] for key in ("turns", "images")} == {
         key: wanted[key] for key in ("turns", "images")
     }
     assert "fields not read: messages.source (1 of 1 not empty)" in said
-    drafted = done("init", web.folder / "b.parquet", "--tokenizer", web.tokenizer).out
+    drafted = run_ok("init", project.folder / "b.parquet", "--tokenizer", project.tokenizer).out
     assert "texts: texts" in drafted
     assert "images: {}" in drafted

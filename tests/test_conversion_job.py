@@ -17,7 +17,7 @@ from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, TokenizerSpec
 from mdsmix.shards.manifest import Encoding
 from mdsmix.sources import find_files
 from mdsmix.tokenizer.card import Tokenizer
-from tests.converting import Web, documents, done, encoder, mdsmix, refused
+from tests.converting import Project, assert_refused, documents, make_encoder, mdsmix, run_ok
 from tests.corpus import CHATML
 from tests.styles import DATED, letters
 
@@ -115,23 +115,25 @@ RECORDS: list[Any] = [
 ]
 
 
-def says(web: Web, **source: Any) -> Web:
-    stream = documents(web.holds(RECORDS), layout="document")
+def says(project: Project, **source: Any) -> Project:
+    stream = documents(project.write_source(RECORDS), layout="document")
     stream["source"] |= source
-    return web.says(stream, max_seq_len=64)
+    return project.configure(stream, max_seq_len=64)
 
 
-def test_a_template_a_condition_and_a_name_make_rows_counts_and_a_quarantine(web: Web) -> None:
-    says(web, text="{title}\n\n{body}", where="meta.lang >= 'en'", id="meta.id")
+def test_a_template_a_condition_and_a_name_make_rows_counts_and_a_quarantine(
+    project: Project,
+) -> None:
+    says(project, text="{title}\n\n{body}", where="meta.lang >= 'en'", id="meta.id")
     warned = "WARNING: 33.3% of the records are filtered"
-    assert warned in web.done().out, "a false one is asked for"
-    records = web.manifest.records
+    assert warned in project.convert_ok().out, "a false one is asked for"
+    records = project.manifest.records
     assert (records.adds_up, records.read) == (True, len(RECORDS))
     assert records.filtered == {"where": 1, "where_missing_field": 1, "where_not_comparable": 1}
     assert records.quarantined == {"missing_field": 1, "not_an_object": 1}
     assert records.unread == {"lost": 1}, "what a path, a template or a condition reads is read"
-    assert [bad.get("detail") for bad in web.bad] == [{"id": "c", "missing": "body"}, None]
-    shown = done("quarantine", web.train).out
+    assert [bad.get("detail") for bad in project.bad] == [{"id": "c", "missing": "body"}, None]
+    shown = run_ok("quarantine", project.train).out
     assert "id: c" in shown
     assert "missing: body" in shown
 
@@ -141,47 +143,47 @@ def named(stream: Path, *numbers: int) -> list[Any]:
     is given.
     """
     each = [("--sample", number) for number in numbers] or [("-n", 1000)]
-    answers = (json.loads(done("inspect", stream, *of, "--json").out) for of in each)
+    answers = (json.loads(run_ok("inspect", stream, *of, "--json").out) for of in each)
     return [next(iter(row["ids"]), None) for answer in answers for row in answer["shown"]]
 
 
-def test_inspect_says_which_record_a_sample_is_of(web: Web) -> None:
+def test_inspect_says_which_record_a_sample_is_of(project: Project) -> None:
     """Rows of long documents have the name of theirs, over several units and shards; rows of
     several documents have none.
     """
-    web.windows(600)
-    web.patch.setattr("mdsmix.shards.shard_files.SHARD_ROWS", 3)
+    project.set_window_size(600)
+    project.patch.setattr("mdsmix.shards.shard_files.SHARD_ROWS", 3)
     records = [{"id": f"n{n}", "text": "some words " * n} for n in range(40)]
     records[7]["id"] = ["none"]
-    stream = documents(web.holds(records), layout="document")
+    stream = documents(project.write_source(records), layout="document")
     stream["source"]["id"] = "id"
-    outcome = web.says(stream, publish="versioned").run()
+    outcome = project.configure(stream, publish="versioned").run()
     assert outcome.units > 3
-    ids, expected = encoder(web.tokenizer), list[Any]()
+    ids, expected = make_encoder(project.tokenizer), list[Any]()
     for record in records:
         length = len(ids(record["text"])) + 1
         rows = sum(min(16, length - start) > 1 for start in range(0, length, 16))
         expected += [record["id"] if isinstance(record["id"], str) else None] * rows
-    folder = web.out / "web"
+    folder = project.out / "web"
     assert len(expected) == outcome.manifest.totals.samples > 60
     assert named(folder, *range(3, len(expected), 17)) == expected[3::17]
-    assert ", id n39 " in done("inspect", folder, "--sample", len(expected) - 1).out
-    again = web.run()
+    assert ", id n39 " in run_ok("inspect", folder, "--sample", len(expected) - 1).out
+    again = project.run()
     assert (again.done, again.manifest) == (0, outcome.manifest)
-    joined = web.says(stream | {"layout": "concat"}).anew()
+    joined = project.configure(stream | {"layout": "concat"}).convert_into()
     assert not list(joined.train.glob("*.ids.side"))
     assert {*named(joined.train)} == {None}
 
 
-def test_a_lost_or_damaged_file_of_names_is_made_anew(web: Web) -> None:
-    first = says(web, text="title", id="meta.id").run()
-    (side,) = web.train.glob("*.ids.side")
+def test_a_lost_or_damaged_file_of_names_is_made_anew(project: Project) -> None:
+    first = says(project, text="title", id="meta.id").run()
+    (side,) = project.train.glob("*.ids.side")
     content = side.read_bytes()
-    assert named(web.train) == list("abcdef")
+    assert named(project.train) == list("abcdef")
     side.write_bytes(b"x" * len(content))
-    refused(mdsmix("inspect", web.train), 3, side.name)
-    done("repair", web.train, "--recipe", web.recipe)
+    assert_refused(mdsmix("inspect", project.train), 3, side.name)
+    run_ok("repair", project.train, "--recipe", project.recipe)
     assert side.read_bytes() == content
     side.unlink()
-    assert web.run().manifest == first.manifest
+    assert project.run().manifest == first.manifest
     assert side.read_bytes() == content

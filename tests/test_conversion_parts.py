@@ -23,7 +23,15 @@ from mdsmix.conversion.source_cache import PART
 from mdsmix.conversion.unit import UnitTask
 from mdsmix.errors import RecipeError
 from tests.alarm import SECONDS
-from tests.converting import Answer, Web, chats, documents, files, public, refused
+from tests.converting import (
+    Answer,
+    Project,
+    assert_refused,
+    chats,
+    documents,
+    read_files,
+    read_public_files,
+)
 from tests.processes import MDSMIX, UNITS
 
 RECORDS = [f"Document {n} tells about {n * n}. " * (n % 5 + 1) for n in range(240)]
@@ -39,65 +47,69 @@ DROP = "streams.web.duplicates=drop"
 
 
 @pytest.fixture
-def web(web: Web) -> Web:
-    web.windows(900)
-    web.holds([*RECORDS[:120], {"text": 5}, *RECORDS[120:]])
-    web.holds(TALKS, "b.jsonl")
-    return web.says(streams={"web": documents("a.jsonl"), "chat": chats("b.jsonl")})
+def project(project: Project) -> Project:
+    project.set_window_size(900)
+    project.write_source([*RECORDS[:120], {"text": 5}, *RECORDS[120:]])
+    project.write_source(TALKS, "b.jsonl")
+    return project.configure(streams={"web": documents("a.jsonl"), "chat": chats("b.jsonl")})
 
 
-def assert_finished(web: Web, *options: str) -> Answer:
+def assert_finished(project: Project, *options: str) -> Answer:
     """What is finished now has the bytes of one run, and no note is left."""
-    answer = web.done(*options, "--finish")
-    assert public(web.out) == public(web.anew(*options).out)
-    assert not [name for name in files(web.out) if PART.fullmatch(name.rpartition("/")[2])]
+    answer = project.convert_ok(*options, "--finish")
+    assert read_public_files(project.out) == read_public_files(project.convert_into(*options).out)
+    assert not [name for name in read_files(project.out) if PART.fullmatch(name.rpartition("/")[2])]
     return answer
 
 
 @pytest.mark.parametrize("option", ["max_bad=100%", DROP])
-def test_parts_in_any_order_one_twice_one_missing_are_one_run(web: Web, option: str) -> None:
+def test_parts_in_any_order_one_twice_one_missing_are_one_run(
+    project: Project, option: str
+) -> None:
     if option == DROP:
-        web.holds(RECORDS[:60] + RECORDS[:60] + RECORDS[60:90])
+        project.write_source(RECORDS[:60] + RECORDS[:60] + RECORDS[60:90])
     for machine, number in enumerate((4, 2, 1, 2)):
-        web.elsewhere(f"machine {machine}")
-        assert f"web: part {number}/4: " in web.done(option, "--part", f"{number}/4").out
-        assert not list(web.out.rglob("index.json"))
-    web.elsewhere("another")
-    dry = web.done(option, "--finish", "--dry-run").out
+        project.switch_machine(f"machine {machine}")
+        assert f"web: part {number}/4: " in project.convert_ok(option, "--part", f"{number}/4").out
+        assert not list(project.out.rglob("index.json"))
+    project.switch_machine("another")
+    dry = project.convert_ok(option, "--finish", "--dry-run").out
     assert "web: 3 parts have finished; the remaining work is done now" in dry
-    assert "web: 3 parts have finished" in assert_finished(web, option).err
+    assert "web: 3 parts have finished" in assert_finished(project, option).err
 
 
-def test_what_all_parts_have_done_is_joined_without_reading_a_source(web: Web) -> None:
+def test_what_all_parts_have_done_is_joined_without_reading_a_source(project: Project) -> None:
     """But a damaged note is none: a digit that turned in the hash of a source file is a hash too,
     and would be published.
     """
     for number in (1, 2):
-        web.done("--part", f"{number}/2")
-    web.elsewhere("another")
-    note = web.train / ".mdsmix/part-1-of-2"
+        project.convert_ok("--part", f"{number}/2")
+    project.switch_machine("another")
+    note = project.train / ".mdsmix/part-1-of-2"
     whole = note.read_bytes()
     said = bytearray(whole)
     said[len(said) // 2] ^= 1
     note.write_bytes(said)
-    assert "web: 1 part has finished" in web.done("--finish", "--dry-run").out
+    assert "web: 1 part has finished" in project.convert_ok("--finish", "--dry-run").out
     note.write_bytes(whole)
-    web.patch.setattr(UnitTask, "do", None)
-    web.done("--finish")
+    project.patch.setattr(UnitTask, "do", None)
+    project.convert_ok("--finish")
 
 
-def test_a_part_judges_no_share_of_bad_records_and_one_beyond_the_units_has_none(web: Web) -> None:
+def test_a_part_judges_no_share_of_bad_records_and_one_beyond_the_units_has_none(
+    project: Project,
+) -> None:
     """That share is one of all parts: where this one's units are all bad, others may bring
     it down.
     """
-    web.holds([{"messages": n} for n in range(300)], "b.jsonl")
-    assert "quarantined: 300 " in web.done("--part", "1/1", "max_bad=0.001").out
-    empty = json.loads(web.done("--part", "99/99", "--json").out)
+    project.write_source([{"messages": n} for n in range(300)], "b.jsonl")
+    assert "quarantined: 300 " in project.convert_ok("--part", "1/1", "max_bad=0.001").out
+    empty = json.loads(project.convert_ok("--part", "99/99", "--json").out)
     assert [stream["units"] for stream in empty["streams"]] == [0, 0]
-    assert web.convert("--finish").code == 5
+    assert project.convert("--finish").code == 5
 
 
-def test_parts_have_each_unit_once_and_what_is_none_is_told(web: Web) -> None:
+def test_parts_have_each_unit_once_and_what_is_none_is_told(project: Project) -> None:
     """An empty one, as of a variable that is not set, too: each job of the array would do all and
     publish.
     """
@@ -107,29 +119,33 @@ def test_parts_have_each_unit_once_and_what_is_none_is_told(web: Web) -> None:
     for text in ("0/4", "5/4", "1", "a/b", "1/0", "-1/4", "1/4/2", ""):
         with pytest.raises(RecipeError, match="is not K/N"):
             parse_part(text)
-    refused(web.convert("--part", ""), 2, "--part '' is not K/N")
+    assert_refused(project.convert("--part", ""), 2, "--part '' is not K/N")
     for option in ("--finish", "--dry-run", "--verify-target", "--limit=5"):
-        refused(web.convert("--part", "1/2", option), 2, "publishes nothing")
-    assert not web.out.exists()
+        assert_refused(project.convert("--part", "1/2", option), 2, "publishes nothing")
+    assert not project.out.exists()
 
 
-def test_the_slurm_script_of_the_docs_as_an_array_runs_it_and_kills_a_task(web: Web) -> None:
+def test_the_slurm_script_of_the_docs_as_an_array_runs_it_and_kills_a_task(
+    project: Project,
+) -> None:
     """Two tasks write into one target that was not there, at the same time."""
     (script,) = re.findall(r"```sbatch\n(.*?)```", PAGE, re.DOTALL)
-    (web.folder / "job.sh").write_text(script)
-    command = web.folder / "bin/mdsmix"
+    (project.folder / "job.sh").write_text(script)
+    command = project.folder / "bin/mdsmix"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{AS_COMMAND}" "$@" --workers 1\n')
     command.chmod(0o755)
     path = f"{command.parent}:{os.environ['PATH']}"
     env = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "SLURM_ARRAY_TASK_MAX": "2"}
-    start = partial(subprocess.Popen, ["bash", "job.sh"], cwd=web.folder, start_new_session=True)
+    start = partial(
+        subprocess.Popen, ["bash", "job.sh"], cwd=project.folder, start_new_session=True
+    )
     tasks = [start(env=env | {"SLURM_ARRAY_TASK_ID": number}) for number in "12"]
-    while not (web.train / ".mdsmix").exists() and tasks[1].poll() is None:
+    while not (project.train / ".mdsmix").exists() and tasks[1].poll() is None:
         time.sleep(0.01)
     os.killpg(tasks[1].pid, signal.SIGKILL)
     assert tasks[0].wait(SECONDS) == 0
-    assert re.search("[12] parts? ha(s|ve) finished", assert_finished(web).err)
+    assert re.search("[12] parts? ha(s|ve) finished", assert_finished(project).err)
 
 
 def test_the_kubernetes_job_of_the_docs_is_one() -> None:

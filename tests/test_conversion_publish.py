@@ -1,10 +1,10 @@
-"""A run may end anywhere, killed or by a power cut: the old stream is there or the new one, whole,
-and the same command again makes what it would have made. What was lost or damaged of a publication
-is completed so too, and what must not be published is refused.
+"""Publication: wherever a run ends, by a kill or a power failure, the old or the new stream is
+complete, and the same command again publishes what the first would have. Lost or damaged files are
+completed in the same way, and what must not be published is refused.
 
-Every state that a run leaves behind one of its system calls is looked at. From some the run is
-started again: its last six, and as many before and power cuts as `MDSMIX_TEST_ENDS` says (2);
-`MDSMIX_TEST_SEED` says which.
+Every state after one of the run's system calls is checked. From some of them the run is started
+again: from the last six, and from `MDSMIX_TEST_ENDS` (2) earlier ones and power failures, chosen by
+`MDSMIX_TEST_SEED`.
 """
 
 from __future__ import annotations
@@ -22,53 +22,51 @@ from mdsmix.conversion.unit import UnitTask
 from mdsmix.engines.tasks import Attempt
 from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.kinds.pretraining import Pretraining
-from tests.converting import Web, documents, done, files, lying_at
-from tests.crash_states import ends
+from tests.converting import Project, documents, read_files, read_location, run_ok
+from tests.crash_states import list_ends
 from tests.in_process import Here
-from tests.publish_order import VERSION, current_of, faults
+from tests.publish_order import VERSION, find_current_index, find_faults
 from tests.recording import TEMPORARY, Disk
 
 ENDS = int(os.environ.get("MDSMIX_TEST_ENDS", "2"))
 SEED = int(os.environ.get("MDSMIX_TEST_SEED", "0"))
-CARD = {"index.json", "mdsmix.manifest"}
+DESCRIPTION = {"index.json", "mdsmix.manifest"}
 TEXTS = [f"Document {n} is about the number {n}. " for n in range(30)]
 
 
 @pytest.fixture
-def published(web: Web) -> Web:
-    web.windows(300)
-    web.holds(TEXTS)
-    web.run()
-    return web
+def published(project: Project) -> Project:
+    project.set_window_size(300)
+    project.write_source(TEXTS)
+    project.run()
+    return project
 
 
-def test_a_lost_half_of_a_publication_is_completed(published: Web) -> None:
+def test_a_lost_index_or_manifest_is_written_again(published: Project) -> None:
     before = published.files
-    for lost in sorted(CARD):
+    for lost in sorted(DESCRIPTION):
         (published.train / lost).unlink()
-        is_ours = lost == "index.json"
-        if not is_ours:  # nothing says that the index is ours
+        has_manifest = lost == "index.json"
+        if not has_manifest:  # so the index may be another tool's
             with pytest.raises(MdsmixError, match=r"without an mdsmix manifest.* --reencode"):
                 published.run()
-        assert published.run(reencode=not is_ours).done == 0, "units that are done stay done"
+        assert published.run(reencode=not has_manifest).done == 0, "no unit is converted again"
         assert published.files == before
 
 
-def test_what_a_manifest_says_of_its_making_is_brought_up_to_date(published: Web) -> None:
-    """Where neither another version of mdsmix nor another treatment of duplicates changes
-    a shard.
-    """
+def test_the_manifest_is_updated_when_no_shard_changes(published: Project) -> None:
+    """Here by another version of mdsmix, and by another treatment of duplicates."""
     shards = published.shards
     published.patch.setattr(publish, "__version__", "99")
     published.run()
     assert published.manifest.tool_version == "99"
-    for way in ("drop", "keep"):
-        published.run(f"streams.web.duplicates={way}")
-        assert published.manifest.encoding.duplicates == way
+    for duplicates in ("drop", "keep"):
+        published.run(f"streams.web.duplicates={duplicates}")
+        assert published.manifest.encoding.duplicates == duplicates
     assert sorted(published.train.glob("*.mds")) == sorted(shards)
 
 
-def test_a_stream_without_a_sample_is_refused_and_nothing_is_published(web: Web) -> None:
+def test_a_stream_without_a_sample_is_refused_and_nothing_is_published(project: Project) -> None:
     for records, layout, sentence in (
         ([], "concat", r"\(0 records: none\)"),
         (
@@ -78,15 +76,15 @@ def test_a_stream_without_a_sample_is_refused_and_nothing_is_published(web: Web)
         ),
         (["", {"x": 1}], "document", r"\(2 records: 1 empty, 1 missing_field\)"),
     ):
-        web.holds(records)
-        web.says(documents("a.jsonl", layout=layout), max_seq_len=512)
+        project.write_source(records)
+        project.configure(documents("a.jsonl", layout=layout), max_seq_len=512)
         with pytest.raises(TooManyBadRecords, match=sentence):
-            web.run()
-        assert not CARD & set(web.files)
+            project.run()
+        assert not DESCRIPTION & set(project.files)
 
 
-def test_a_damaged_unit_record_is_done_again(published: Web) -> None:
-    """What it says would be published without a look at the shards."""
+def test_a_unit_with_a_damaged_record_is_converted_again(published: Project) -> None:
+    """Its record would otherwise be published without reading the shards."""
     before = published.files
     record, another, *_ = sorted((published.train / ".mdsmix").iterdir())
     content = record.read_bytes()
@@ -98,126 +96,138 @@ def test_a_damaged_unit_record_is_done_again(published: Web) -> None:
         assert published.files == before
 
 
-@pytest.mark.parametrize(("way", "was_published"), [("replace", True), ("versioned", False)])
-def test_a_cut_shard_is_made_again(published: Web, way: str, was_published: bool) -> None:
-    published.says(publish=way).run()
-    before = files(published.out)
+@pytest.mark.parametrize(("publish", "is_published"), [("replace", True), ("versioned", False)])
+def test_a_truncated_shard_is_made_again(
+    published: Project, publish: str, is_published: bool
+) -> None:
+    published.configure(publish=publish).run()
+    before = read_files(published.out)
     for number in (-1, 0):
         shard = published.shards[number]
         os.truncate(shard, shard.stat().st_size - 1)
-        if not was_published:
+        if not is_published:
             (shard.parent / "index.json").unlink()
         assert published.run().done == (number == 0)
-        assert files(published.out) == before
+        assert read_files(published.out) == before
 
 
-def test_counts_that_do_not_add_up_are_never_published(web: Web) -> None:
-    """An encoder that loses a record, or writes it twice, without a word."""
+def test_counts_that_do_not_add_up_are_never_published(project: Project) -> None:
+    """Here an encoder loses a record, or writes it twice, without an error."""
     encode = Pretraining.encode
-    web.holds(TEXTS)
-    for layout, start, twice in (("concat", 1, 0), ("concat", 0, 1), ("document", 1, 0)):
+    project.write_source(TEXTS)
+    for layout, start, repeated in (("concat", 1, 0), ("concat", 0, 1), ("document", 1, 0)):
 
-        def wrong(self: Any, records: list[Any], start: int = start, twice: int = twice) -> Any:
-            return encode(self, [*records[:twice], *records[start:]])
+        def encode_wrongly(
+            self: Any, records: list[Any], start: int = start, repeated: int = repeated
+        ) -> Any:
+            return encode(self, [*records[:repeated], *records[start:]])
 
-        web.patch.setattr(Pretraining, "encode", wrong)
+        project.patch.setattr(Pretraining, "encode", encode_wrongly)
         with pytest.raises(MdsmixError, match=r"30 records read, but \d+ written, 0 filtered"):
-            web.run(f"streams.web.layout={layout}")
-        assert not CARD & set(web.files)
+            project.run(f"streams.web.layout={layout}")
+        assert not DESCRIPTION & set(project.files)
 
 
 SPLIT = "web/train"
 REPLACE, VERSIONED = "publish=replace", "publish=versioned"
-WAYS = {
+PUBLISH_SETTINGS = {
     "first": (None, REPLACE),
     "in place": (REPLACE, REPLACE),
     "versions": (VERSIONED, VERSIONED),
     "to versions": (REPLACE, VERSIONED),
     "from versions": (VERSIONED, REPLACE),
 }
-"How the stream was published, and how it is when the run ends."
+"The setting by which the stream was published before, and the setting of the recorded run."
 
 
-def convert(web: Web, way: str, version: int = 0) -> None:
-    """Writes the sources of a version first, where one is given. One record is bad; b.jsonl stays
-    as it is.
+def convert(project: Project, override: str, version: int = 0) -> None:
+    """Convert. With a version, write its sources first: one record is bad, and b.jsonl is the same
+    in all versions.
     """
-    web.windows(400)
+    project.set_window_size(400)
     if version:
-        web.holds([{"text": version}, *(f"{text}{version}" for text in TEXTS)])
-        web.holds(TEXTS[:20], "b.jsonl")
-    web.done(way, "--workers", "1")
+        project.write_source([{"text": version}, *(f"{text}{version}" for text in TEXTS)])
+        project.write_source(TEXTS[:20], "b.jsonl")
+    project.convert_ok(override, "--workers", "1")
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_wherever_a_conversion_ends_the_old_or_the_new_stream_is_there(web: Web, way: str) -> None:
-    (before, after), out = WAYS[way], web.out
+@pytest.mark.parametrize("name", PUBLISH_SETTINGS)
+def test_wherever_a_conversion_ends_the_old_or_the_new_stream_is_complete(
+    project: Project, name: str
+) -> None:
+    before, after = PUBLISH_SETTINGS[name]
+    out = project.out
     if before:
-        convert(web, before, 1)
-    old, disk = lying_at(out), Disk(out, web.folder / "recorded")
+        convert(project, before, 1)
+    old = read_location(out)
+    disk = Disk(out, project.folder / "recorded")
     with disk.recording():
-        convert(web, after, 2)
-    new = lying_at(out)
-    killed, cut = ends(disk, old, SEED, each=8)
+        convert(project, after, 2)
+    new = read_location(out)
+    killed, power_failed = list_ends(disk, old, SEED, cuts_per_call=8)
     assert len(killed) > 20
-    assert len(cut) > 20
-    for end in (*killed, *cut):
-        assert not faults(end.state), end.call
-        reads = current_of(end.state, SPLIT)
-        assert not reads or end.state[reads] in (*old.values(), *new.values())
-        # A stream in place has its card before its index, and the card names no version.
-        assert reads or not before or way == "from versions", end.call
-        versions = {name for name in old if VERSION.match(name.rpartition("/")[0])}
-        assert all(end.state.get(name) == old[name] for name in versions), end.call
+    assert len(power_failed) > 20
+    for end in (*killed, *power_failed):
+        assert not find_faults(end.state), end.call
+        index = find_current_index(end.state, SPLIT)
+        assert not index or end.state[index] in (*old.values(), *new.values())
+        # A stream in place has its manifest before its index, and that manifest names no version.
+        assert index or not before or name == "from versions", end.call
+        versions = {file for file in old if VERSION.match(file.rpartition("/")[0])}
+        assert all(end.state.get(file) == old[file] for file in versions), end.call
 
-    rng, changes = random.Random(SEED), ("rename", "link", "unlink")
-    named = [end for end in killed if end.call.what in changes]
-    chosen = [*named[-6:], *rng.sample(named[:-6], ENDS), *rng.sample(cut, ENDS)]
+    rng = random.Random(SEED)
+    changed = [end for end in killed if end.call.what in ("rename", "link", "unlink")]
+    chosen = [*changed[-6:], *rng.sample(changed[:-6], ENDS), *rng.sample(power_failed, ENDS)]
     for end in chosen:
         shutil.rmtree(out)
-        for name, content in end.state.items():
-            if not name.endswith("/lease"):
-                (out / name).parent.mkdir(parents=True, exist_ok=True)
-                (out / name).write_bytes(content)
-        convert(web, after)
-        left = {name: of for name, of in lying_at(out).items() if not TEMPORARY.search(name)}
-        assert left == new, end.call
+        for file, content in end.state.items():
+            if not file.endswith("/lease"):
+                (out / file).parent.mkdir(parents=True, exist_ok=True)
+                (out / file).write_bytes(content)
+        convert(project, after)
+        files = read_location(out)
+        assert {file: files[file] for file in files if not TEMPORARY.search(file)} == new, end.call
 
 
-def test_wherever_gc_ends_nothing_that_is_left_lacks_a_shard(web: Web) -> None:
-    for way, version in ((REPLACE, 1), (REPLACE, 2), (VERSIONED, 3), (VERSIONED, 4)):
-        convert(web, way, version)
-    before, disk = lying_at(web.out), Disk(web.out, web.folder / "recorded")
+def test_wherever_gc_ends_no_remaining_file_lacks_a_shard(project: Project) -> None:
+    for override, version in ((REPLACE, 1), (REPLACE, 2), (VERSIONED, 3), (VERSIONED, 4)):
+        convert(project, override, version)
+    before = read_location(project.out)
+    disk = Disk(project.out, project.folder / "recorded")
     with disk.recording():
-        done("gc", web.out / "web", "--older-than", "0s", "--delete", "--keep", "1")
-    killed, cut = ends(disk, before, SEED, each=16)
+        run_ok("gc", project.out / "web", "--older-than", "0s", "--delete", "--keep", "1")
+    killed, power_failed = list_ends(disk, before, SEED, cuts_per_call=16)
     assert len(killed) > 5
-    assert len(cut) > 2
-    for end in (*killed, *cut):
-        assert not faults(end.state), end.call
-        assert current_of(end.state, SPLIT) == current_of(before, SPLIT)
+    assert len(power_failed) > 2
+    for end in (*killed, *power_failed):
+        assert not find_faults(end.state), end.call
+        assert find_current_index(end.state, SPLIT) == find_current_index(before, SPLIT)
 
 
-def test_after_a_death_a_unit_takes_over_windows_whose_shards_lie_there(web: Web) -> None:
-    """Every second unit has lost a shard by then."""
-    encode_window, counts, done = UnitTask._encode, list[int](), list[int]()
+def test_after_a_death_a_unit_reuses_windows_whose_shards_exist(project: Project) -> None:
+    """Every second unit has lost a shard."""
+    encode_window = UnitTask._encode
+    counts = list[int]()  # windows that each unit encoded after the death
+    encoded = list[int]()
 
-    def counted(task: UnitTask, number: int, *rest: Any) -> Any:
-        done.append(number)
-        return encode_window(task, number, *rest)
+    def encode_and_note(task: UnitTask, number: int, *arguments: Any) -> Any:
+        encoded.append(number)
+        return encode_window(task, number, *arguments)
 
-    def twice(engine: Here, task: UnitTask) -> UnitResult:
+    def do_twice(engine: Here, task: UnitTask) -> UnitResult:
         first = task.do(Attempt(), engine)()
-        if is_lost := len(counts) % 2:
+        loses_shard = len(counts) % 2
+        if loses_shard:
             (task.job.folder / first.records[0].shards[0].stored.basename).delete()
-        done.clear()
+        encoded.clear()
         again = task.do(Attempt(deaths=1), engine)()
         assert again.records == first.records
-        counts.append(len(done))
-        assert len(done) == is_lost
+        counts.append(len(encoded))
+        assert len(encoded) == loses_shard
         return again
 
-    web.patch.setattr(UnitTask, "_encode", counted)
-    web.patch.setattr(Here, "do", twice)
-    convert(web, REPLACE, 1)
+    project.patch.setattr(UnitTask, "_encode", encode_and_note)
+    project.patch.setattr(Here, "do", do_twice)
+    convert(project, REPLACE, 1)
     assert set(counts) == {0, 1}

@@ -17,7 +17,7 @@ from mdsmix.conversion.source_cache import NOTE, KnownSources, unit_stamp
 from mdsmix.conversion.unit_files import FOLDER
 from mdsmix.sources import Content, ReadAs, SourceFile, Unit, Window
 from mdsmix.storage import Location, Stat, locate
-from tests.converting import Web, documents, files
+from tests.converting import Project, documents, read_files
 
 WINDOWS = tuple(Window(number=n, digest=f"{n}" * 32, place="p") for n in (0, 2))
 CONTENT = Content(windows=WINDOWS, files=("f" * 32,))
@@ -154,15 +154,15 @@ Opened = Callable[[], list[str]]
 
 
 @pytest.fixture
-def web(web: Web) -> Web:
+def project(project: Project) -> Project:
     """Four units, the third of several windows."""
-    web.windows(2_500)
+    project.set_window_size(2_500)
     for name in NAMES:
         texts = (f"{name} holds the text number {n} of some words" for n in range(40))
-        path = web.holds(texts, f"data/{name}")
+        path = project.write_source(texts, f"data/{name}")
         if name.endswith(".zst"):
             path.write_bytes(zstandard.compress(path.read_bytes() * 3))
-    return web.says(documents("data/*", layout="document"))
+    return project.configure(documents("data/*", layout="document"))
 
 
 @pytest.fixture
@@ -184,28 +184,30 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
     return asked
 
 
-def test_a_first_conversion_reads_each_source_once_a_second_none(web: Web, opened: Opened) -> None:
+def test_a_first_conversion_reads_each_source_once_a_second_none(
+    project: Project, opened: Opened
+) -> None:
     """Without the cache sources are read to know them, and nothing is encoded."""
-    web.run(workers=2)
+    project.run(workers=2)
     assert sorted(opened()) == NAMES
-    assert web.run().state == "up to date"
-    web.done("--dry-run")
+    assert project.run().state == "up to date"
+    project.convert_ok("--dry-run")
     assert opened() == []
-    before = files(web.out)
-    web.elsewhere("another")
+    before = read_files(project.out)
+    project.switch_machine("another")
     for verify_source in (False, True):
-        assert (web.run(verify_source=verify_source).done, opened()) == (0, NAMES)
-    assert files(web.out) == before
+        assert (project.run(verify_source=verify_source).done, opened()) == (0, NAMES)
+    assert read_files(project.out) == before
 
 
-def test_moved_renamed_and_packed_sources_are_the_same_stream(web: Web) -> None:
-    units, moved = web.run().units, web.folder / "moved"
-    (web.folder / "data").rename(moved)
+def test_moved_renamed_and_packed_sources_are_the_same_stream(project: Project) -> None:
+    units, moved = project.run().units, project.folder / "moved"
+    (project.folder / "data").rename(moved)
     for name in NAMES:
         (moved / name).rename(moved / f"z{name}")
-    again = web.run("streams.web.source.path=moved/*")
+    again = project.run("streams.web.source.path=moved/*")
     assert (again.done, again.units) == (0, units)
     path = moved / "zb.jsonl"
     path.with_suffix(".jsonl.zst").write_bytes(zstandard.compress(path.read_bytes()))
     path.unlink()
-    assert web.run("streams.web.source.path=moved/*").done == 0
+    assert project.run("streams.web.source.path=moved/*").done == 0

@@ -230,7 +230,7 @@ def test_a_lie_redoes_the_whole_stream(units: Web, monkeypatch: pytest.MonkeyPat
     assert outcome.manifest.backend.startswith("tokenizers ")
     assert (outcome.done, outcome.reused) == (3, 0)
     assert units.rows == true.rows
-    assert [LIE in sentence for sentence in watcher.said] == [True]
+    assert [LIE in sentence for sentence in watcher.messages] == [True]
     assert [LIE in note for note in outcome.notes] == [True]
     again = units.convert().out
     assert "up to date" in again

@@ -21,7 +21,7 @@ from mdsmix.storage import Stat, locate
 from mdsmix.storage.local import LocalPath
 from tests.alarm import SECONDS
 from tests.converting import Web, windows
-from tests.paused_run import COMMITS, stalled_everywhere
+from tests.paused_run import COMMITS, assert_paused_run_publishes_nothing
 from tests.published import CONCAT, TOKEN_ROW, publish
 
 SEEDS = (*range(60), 3369)
@@ -195,4 +195,4 @@ def test_a_run_that_is_paused_at_any_step_publishes_nothing_over_a_newer_publica
     web: Web, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     windows(monkeypatch, 1500)
-    stalled_everywhere(web.recipe, locate(web.train), way)
+    assert_paused_run_publishes_nothing(web.recipe, locate(web.train), way)

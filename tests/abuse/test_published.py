@@ -29,7 +29,7 @@ from mdsmix.shards.manifest import read_manifest
 from mdsmix.shards.shard_samples import read_all_samples, read_first_samples
 from mdsmix.storage import locate
 from tests.abuse.conftest import Arena
-from tests.converting import files
+from tests.converting import read_files
 from tests.published import CONCAT, TOKEN_ROW, TURNS, TURNS_ROW, edit, publish
 from tests.test_mix_cli import changed, places_in
 
@@ -232,7 +232,7 @@ def judge(found: Any) -> None:
 def test_what_is_wrong_in_any_file_is_read_or_refused(
     streams: list[Path], tmp_path: Path, data: st.DataObject
 ) -> None:
-    contents = files(data.draw(st.sampled_from(streams)))
+    contents = read_files(data.draw(st.sampled_from(streams)))
     name = data.draw(st.sampled_from(["index.json", *contents]))
     if ".mds" not in name and data.draw(st.booleans()):
         contents[name] = json.dumps(edited(json.loads(contents[name]), data)).encode()

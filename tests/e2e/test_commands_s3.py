@@ -19,7 +19,17 @@ from mdsmix.conversion import source_cache
 from mdsmix.errors import Unreachable
 from mdsmix.mix.plan.plan import PlanOptions, make_plan, resolve_for_plan
 from mdsmix.storage import locate, s3_conditions
-from tests.converting import Answer, Web, chats, documents, done, lying_at, mdsmix, pairs, samples
+from tests.converting import (
+    Answer,
+    Project,
+    chats,
+    documents,
+    mdsmix,
+    pairs,
+    read_location,
+    read_samples,
+    run_ok,
+)
 from tests.counting import counted
 from tests.faults import IGNORES, Proxy, Rule
 from tests.pages import Page
@@ -46,16 +56,18 @@ def streams(corpus_folder: Path, bucket: str) -> dict[str, Any]:
 
 
 def test_a_bucket_gets_the_bytes_of_a_disk_and_every_command_says_the_same_of_both(
-    web: Web, bucket: str, streams: Any, proxy: Proxy
+    project: Project, bucket: str, streams: Any, proxy: Proxy
 ) -> None:
-    web.windows(60_000)
-    far, near = f"s3://{bucket}/mix", str(web.out)
-    recipe = web.says(streams=streams, max_seq_len=64, compression="zstd", local=None).recipe
-    web.run(f"local={near}")
-    web.run(f"remote={far}", workers=2)
-    assert lying_at(far) == lying_at(near)
-    done("check", recipe, f"remote={far}")
-    before = lying_at(f"s3://{bucket}")
+    project.set_window_size(60_000)
+    far, near = f"s3://{bucket}/mix", str(project.out)
+    recipe = project.configure(
+        streams=streams, max_seq_len=64, compression="zstd", local=None
+    ).recipe
+    project.run(f"local={near}")
+    project.run(f"remote={far}", workers=2)
+    assert read_location(far) == read_location(near)
+    run_ok("check", recipe, f"remote={far}")
+    before = read_location(f"s3://{bucket}")
 
     def both(*arguments: object) -> Answer:
         """What the command says of the bucket, once its bucket is called what the folder is."""
@@ -76,7 +88,7 @@ def test_a_bucket_gets_the_bytes_of_a_disk_and_every_command_says_the_same_of_bo
     asked_for, places = PlanOptions(nodes=1, gpus=1, batch=4), (f"local={near}", f"remote={far}")
     plans = [make_plan(resolve_for_plan([str(recipe), place]), asked_for) for place in places]
     assert plans[0].epoch.tokens == plans[1].epoch.tokens
-    stored = {name: data for name, data in lying_at(far).items() if "quiz/" not in name}
+    stored = {name: data for name, data in read_location(far).items() if "quiz/" not in name}
     fetched = [data for name, data in stored.items() if name.endswith((".zstd", "index.json"))]
     assert plans[1].node.run_bytes == sum(map(len, fetched))
     with counted(proxy) as asked:
@@ -87,45 +99,45 @@ def test_a_bucket_gets_the_bytes_of_a_disk_and_every_command_says_the_same_of_bo
     assert len(shards) == len(set(shards)), "each is fetched once"
     pages = []
     for place in places:
-        page = web.folder / "page.html"
-        done("report", recipe, "--no-preview", "-n", 4, "-o", page, place)
+        page = project.folder / "page.html"
+        run_ok("report", recipe, "--no-preview", "-n", 4, "-o", page, place)
         pages.append(Page(page.read_text("utf-8")))
     assert pages[0].figures == pages[1].figures
     assert [s.tokens for s in pages[0].samples] == [s.tokens for s in pages[1].samples]
-    assert lying_at(f"s3://{bucket}") == before, "nothing is written by who only looks"
+    assert read_location(f"s3://{bucket}") == before, "nothing is written by who only looks"
 
 
 def test_a_mix_in_a_bucket_has_the_bytes_of_one_on_a_disk_and_its_lock_is_held_against_it(
-    web: Web, bucket: str
+    project: Project, bucket: str
 ) -> None:
     """The training node's names of tokenizer and caches change nothing of the lock."""
-    root, home = f"s3://{bucket}", web.folder
+    root, home = f"s3://{bucket}", project.folder
     remote, local = f"remote={root}/mix", f"local={home}/node"
-    source = web.holds([f"{n} one two three" for n in range(40)])
-    recipe = web.says(streams={name: documents(source) for name in "ab"}).recipe
+    source = project.write_source([f"{n} one two three" for n in range(40)])
+    recipe = project.configure(streams={name: documents(source) for name in "ab"}).recipe
 
     for out, place in ((f"{root}/all", [remote]), (home / "all", [])):
-        done("convert", recipe, local, *place)
-        done("mix", recipe, "--out", out, "--seed", 3, "mix.a.repeat=1.5", local, *place)
-    assert lying_at(f"{root}/all/train") == lying_at(home / "all/train")
+        run_ok("convert", recipe, local, *place)
+        run_ok("mix", recipe, "--out", out, "--seed", 3, "mix.a.repeat=1.5", local, *place)
+    assert read_location(f"{root}/all/train") == read_location(home / "all/train")
     configs = (home / "train.yaml", f"{root}/train.yaml")
     for config in configs:
-        done("render-yaml", recipe, "-o", config, local, remote)
+        run_ok("render-yaml", recipe, "-o", config, local, remote)
     locks = [locate(f"{config}.mix.lock").read() for config in configs]
     assert locks[0] == locks[1]
     check = mdsmix("check", "--lock", configs[0])
     assert (check.code, check.err) == (0, "")
     assert re.search(r"train_loader +a +as planned", check.out)
-    web.holds(["another one of the others"] * 40)
-    done("convert", recipe, local, remote, "--reencode")
+    project.write_source(["another one of the others"] * 40)
+    run_ok("convert", recipe, local, remote, "--reencode")
     check = mdsmix("check", "--lock", configs[0])
     assert (check.code, "error lock-differs [a" in check.out) == (3, True)
 
 
 @pytest.fixture
-def recipe(web: Web, bucket: str) -> Path:
-    web.holds(["one"])
-    return web.says(remote=f"s3://{bucket}/mix", local=None).recipe
+def recipe(project: Project, bucket: str) -> Path:
+    project.write_source(["one"])
+    return project.configure(remote=f"s3://{bucket}/mix", local=None).recipe
 
 
 def said(recipe: Path) -> tuple[int, list[str]]:
@@ -144,7 +156,7 @@ def test_rights_clock_and_conditions_are_looked_at_one_by_one(
     assert code == 0
     for words in ("credentials from env", "ok target", "ok clock"):
         assert any(words in line for line in found)
-    assert lying_at(f"s3://{bucket}") == {}
+    assert read_location(f"s3://{bucket}") == {}
     for operation, right in RIGHTS.items():
         proxy.rules = [Rule("403 AccessDenied", operation, times=100)]
         code, found = said(recipe)
@@ -169,18 +181,18 @@ def test_wrong_keys_and_a_missing_bucket(recipe: Path, monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def see(web: Web, seeing: Path) -> Web:
-    web.tokenizer = seeing
-    return web
+def see(project: Project, seeing: Path) -> Project:
+    project.tokenizer = seeing
+    return project
 
 
-def says(see: Web, root: str, *records: Any) -> None:
+def says(see: Project, root: str, *records: Any) -> None:
     """Converts these records, whose images' paths begin at `root`."""
-    see.holds(records)
-    see.says(stream("a.jsonl", images={"root": root}), max_seq_len=200)
+    see.write_source(records)
+    see.configure(stream("a.jsonl", images={"root": root}), max_seq_len=200)
 
 
-def test_images_in_a_bucket_are_asked_for_once(bucket: str, proxy: Proxy, see: Web) -> None:
+def test_images_in_a_bucket_are_asked_for_once(bucket: str, proxy: Proxy, see: Project) -> None:
     see.patch.setattr(source_cache, "FEW", 5)
     root, names = f"s3://{bucket}/pictures", [f"{number % 3}/{number}.jpg" for number in range(12)]
     for number, name in enumerate(names):
@@ -190,7 +202,7 @@ def test_images_in_a_bucket_are_asked_for_once(bucket: str, proxy: Proxy, see: W
         see.run()
     assert first.by_operation == {"GET": 13}, str(first)
     expected = [[drawing(seed=n)] for n in range(12)]
-    assert [sample["images"] for sample in samples(see.train)] == expected
+    assert [sample["images"] for sample in read_samples(see.train)] == expected
     (bad,) = see.bad
     assert (bad["reason"], bad["detail"]["image"]) == ("image_not_found", "../gone.jpg")
     with counted(proxy) as second:
@@ -198,11 +210,13 @@ def test_images_in_a_bucket_are_asked_for_once(bucket: str, proxy: Proxy, see: W
     assert second.by_operation == {"GET list": 1, "HEAD": 1}, str(second)
     locate(f"{root}/0/3.jpg").write(drawing(seed=99))
     see.run()
-    assert samples(see.train)[3]["images"] == [drawing(seed=99)]
+    assert read_samples(see.train)[3]["images"] == [drawing(seed=99)]
     assert see.manifest.totals.images == 12
 
 
-def test_a_bucket_that_is_not_there_costs_one_record_that_names_it(bucket: str, see: Web) -> None:
+def test_a_bucket_that_is_not_there_costs_one_record_that_names_it(
+    bucket: str, see: Project
+) -> None:
     """Whether it is what a path begins at, or what a record of somebody else names."""
     locate(f"s3://{bucket}/0.jpg").write(drawing())
     gone = [f"s3://{bucket}-gone/0.jpg", f"s3://{bucket}/../x.jpg", f"s3://{'B' * 9}/0.jpg"]
@@ -217,7 +231,7 @@ def test_a_bucket_that_is_not_there_costs_one_record_that_names_it(bucket: str, 
     assert see.run().units == 0
 
 
-def test_a_store_that_does_not_answer_ends_the_run(see: Web) -> None:
+def test_a_store_that_does_not_answer_ends_the_run(see: Project) -> None:
     see.patch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
     says(see, "s3://bucket", record("0.jpg"))
     with pytest.raises(Unreachable, match=r"cannot reach s3://bucket/0\.jpg"):

@@ -18,7 +18,7 @@ import pytest
 from mdsmix.conversion.gc import find_garbage
 from mdsmix.storage import locate, s3_client
 from tests.alarm import SECONDS
-from tests.converting import Web, documents, lying_at, mdsmix
+from tests.converting import Project, documents, mdsmix, read_location
 from tests.faults import Proxy, Rule, failing
 from tests.minio import own_minio
 
@@ -46,26 +46,26 @@ TRIED = ["500", "503", "400 RequestTimeout", "429", "reset", "reset in the reque
 class Far:
     """A stream of sources in the bucket, published there too."""
 
-    web: Web
+    project: Project
     bucket: str
     undisturbed: dict[str, bytes]
     "What a run writes on a disk."
 
     @property
     def published(self) -> dict[str, bytes]:
-        return lying_at(f"s3://{self.bucket}/mix/web")
+        return read_location(f"s3://{self.bucket}/mix/web")
 
 
 @pytest.fixture
-def far(bucket: str, web: Web) -> Far:
+def far(bucket: str, project: Project) -> Far:
     """The second source holds what the first does, so shards are copied."""
-    web.windows(6000)
-    raw = web.holds([*TEXTS, {"text": 5}]).read_bytes()
+    project.set_window_size(6000)
+    raw = project.write_source([*TEXTS, {"text": 5}]).read_bytes()
     for name in ("a", "b"):
         locate(f"s3://{bucket}/raw/{name}.jsonl").write(raw)
-    web.says(documents(f"s3://{bucket}/raw/*.jsonl"), remote=f"s3://{bucket}/mix")
-    web.run("remote=null")
-    return Far(web, bucket, lying_at(web.out / "web"))
+    project.configure(documents(f"s3://{bucket}/raw/*.jsonl"), remote=f"s3://{bucket}/mix")
+    project.run("remote=null")
+    return Far(project, bucket, read_location(project.out / "web"))
 
 
 def read_by_streaming(found: dict[str, bytes]) -> dict[str, bytes]:
@@ -202,7 +202,7 @@ def test_a_store_that_has_answered_and_is_away_for_a_while_is_waited_for(
     long as a store is waited for that never answered.
     """
     monkeypatch.setattr(s3_client, "_FIRST_SECONDS", 1)
-    sources, stopped = lying_at(f"s3://{far.bucket}/raw"), threading.Event()
+    sources, stopped = read_location(f"s3://{far.bucket}/raw"), threading.Event()
     with own_minio(tmp_path / "own") as server, ThreadPoolExecutor(1) as pool:
         endpoint = server.settings["S3_ENDPOINT_URL"]
         monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
@@ -226,5 +226,5 @@ def test_a_store_that_has_answered_and_is_away_for_a_while_is_waited_for(
             run.result(SECONDS)
             assert len(proxy.requests) > 60
         monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
-        found = lying_at("s3://away/mix/web")
+        found = read_location("s3://away/mix/web")
     assert read_by_streaming(found) == read_by_streaming(far.undisturbed)

@@ -1,5 +1,5 @@
-"""Whatever is done to a stream, on a disk or in a store, is done in an order that a reader and a
-killed process can live with.
+"""Every command writes in an order that is safe for readers and for a run that continues after a
+kill, on a disk and in a store (`tests/publish_order.py` has the rules).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from mdsmix.shards.published import find_current
 from mdsmix.storage import Location, locate
 from mdsmix.storage.local import LocalPath
 from mdsmix.storage.s3 import S3Path
-from tests.converting import Web, documents, done, list_in_parts, lying_at, write_jsonl
+from tests.converting import Project, documents, list_in_parts, read_location, run_ok, write_jsonl
 from tests.faults import Proxy
-from tests.publish_order import RECORD, RULES, Story, held_against
+from tests.publish_order import RECORD, RULES, RecordedRun, check_order
 from tests.recording import Disk, steps_in_a_store
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. "} for n in range(40)]
@@ -26,9 +26,7 @@ TEXTS = [{"text": f"Document {n} is about the number {n}. "} for n in range(40)]
 
 @dataclass
 class Place:
-    """A recipe that publishes into a folder or a bucket, and what its publications are seen to
-    change.
-    """
+    """A recipe that publishes into a folder or a bucket."""
 
     recipe: Path
     url: str
@@ -39,37 +37,38 @@ class Place:
     def split(self) -> Location:
         return locate(self.url) / "web/train"
 
-    def recorded(self, work: Callable[[Place], object]) -> Story:
-        before = lying_at(self.url)
+    def record(self, command: Callable[[Place], object]) -> RecordedRun:
+        """Run a command, and return the steps in which it changed the target."""
+        before = read_location(self.url)
         if self.proxy:
             self.proxy.requests.clear()
-            work(self)
+            command(self)
             steps = steps_in_a_store(self.proxy, self.url.removeprefix("s3://"), before)
         else:
             disk = Disk(Path(self.url), self.recipe.parent / f"recorded {time.monotonic_ns()}")
             with disk.recording():
-                work(self)
+                command(self)
             steps = disk.steps
-        story = Story(before, steps)
-        assert story.after == lying_at(self.url), "nothing was changed unseen"
-        return story
+        run = RecordedRun(before, steps)
+        assert run.after == read_location(self.url), "every change was recorded"
+        return run
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, web: Web) -> Place:
-    web.windows(500)
-    list_in_parts(web.patch)
-    write_sources(web.folder, 1)
-    web.says(documents(web.folder / "*.jsonl"))
+def place(request: pytest.FixtureRequest, project: Project) -> Place:
+    project.set_window_size(500)
+    list_in_parts(project.patch)
+    write_sources(project.folder, 1)
+    project.configure(documents(project.folder / "*.jsonl"))
     if request.param == "disk":
-        return Place(web.recipe, str(web.out), (), None)
+        return Place(project.recipe, str(project.out), (), None)
     url = f"s3://{request.getfixturevalue('bucket')}/out"
-    return Place(web.recipe, url, (f"remote={url}",), request.getfixturevalue("proxy"))
+    return Place(project.recipe, url, (f"remote={url}",), request.getfixturevalue("proxy"))
 
 
 def write_sources(folder: Path, version: int) -> None:
-    """Equal files give equal shards; of a.jsonl one line is bad, and the others are of this
-    version.
+    """Write three files. b.jsonl and c.jsonl are equal, so their shards are too. a.jsonl has a bad
+    record and one that differs between versions.
     """
     write_jsonl(folder / "a.jsonl", [{"text": version}, {"text": str(version)}, *TEXTS])
     for name in ("b", "c"):
@@ -77,97 +76,120 @@ def write_sources(folder: Path, version: int) -> None:
 
 
 def command(name: str, *arguments: str) -> Callable[[Place], None]:
-    def work(place: Place) -> None:
-        split = (place.split, "--recipe") if name == "repair" else ()
-        workers = () if name == "mix" else ("--workers", 2)
-        out = ("--out", f"{place.url}/mixed", "--replace") if name == "mix" else ()
-        done(name, *split, place.recipe, *place.settings, *out, *workers, *arguments)
+    """Return a function that runs `mdsmix NAME` on a place."""
 
-    return work
+    def run(place: Place) -> None:
+        options = list[object]()
+        if name == "repair":
+            options = [place.split, "--recipe", place.recipe, *place.settings, "--workers", 2]
+        elif name == "mix":
+            out = f"{place.url}/mixed"
+            options = [place.recipe, *place.settings, "--out", out, "--replace"]
+        else:
+            options = [place.recipe, *place.settings, "--workers", 2]
+        run_ok(name, *options, *arguments)
+
+    return run
 
 
 def edit(place: Place) -> None:
     write_sources(place.recipe.parent, 2)
 
 
-def mend(place: Place) -> None:
-    """No record is bad any more."""
+def fix_records(place: Place) -> None:
+    """Replace the bad record."""
     write_jsonl(place.recipe.parent / "a.jsonl", TEXTS)
 
 
 def damage(place: Place) -> None:
-    """One shard is flipped, and one is gone; one part of the list of sources is flipped, and any
-    other gone.
+    """Damage one shard and delete one; damage one part of the list of sources and delete the
+    others.
     """
     folder = find_current(place.split)
-    flipped, gone, *_ = (folder / shard.stored.basename for shard in read_index(folder).shards)
+    shards = [folder / shard.stored.basename for shard in read_index(folder).shards]
     parts = [folder / name for name, _ in folder.list() if name.endswith(".sources.zst")]
-    for at in (flipped, parts[0]):
-        content = at.read()
-        at.delete()
-        at.write(content[:-1] + bytes([content[-1] ^ 1]))
-    for at in (gone, *parts[1:]):
-        at.delete()
+    for file in (shards[0], parts[0]):
+        content = file.read()
+        file.delete()
+        file.write(content[:-1] + bytes([content[-1] ^ 1]))
+    for file in (shards[1], *parts[1:]):
+        file.delete()
 
 
 def gc(*options: str) -> Callable[[Place], None]:
-    """Unit records are slow to go, so whatever does not wait for them is seen to overtake them."""
+    """Return a function that runs `mdsmix gc`. It deletes unit records slowly, so that a deletion
+    that should wait for them but doesn't is recorded as earlier.
+    """
 
-    def work(place: Place) -> None:
+    def run(place: Place) -> None:
         with pytest.MonkeyPatch.context() as patch:
             for kind in (LocalPath, S3Path):
-                patch.setattr(kind, "delete", _slowly(kind.delete))
-            done("gc", place.split, "--older-than", "0s", "--delete", *options)
+                patch.setattr(kind, "delete", _delete_records_slowly(kind.delete))
+            run_ok("gc", place.split, "--older-than", "0s", "--delete", *options)
 
-    return work
+    return run
 
 
-def _slowly(delete: Callable[[Location], None]) -> Callable[[Location], None]:
-    def slow(place: Location) -> None:
-        if RECORD.fullmatch(place.url.removeprefix("s3:/")):
+def _delete_records_slowly(delete: Callable[[Location], None]) -> Callable[[Location], None]:
+    def delete_slowly(location: Location) -> None:
+        if RECORD.fullmatch(location.url.removeprefix("s3:/")):
             time.sleep(0.1)
-        delete(place)
+        delete(location)
 
-    return slow
+    return delete_slowly
 
 
-convert, versioned = command("convert"), command("convert", "publish=versioned")
-repair, repair_version = command("repair"), command("repair", "publish=versioned")
+convert = command("convert")
+convert_versioned = command("convert", "publish=versioned")
+repair = command("repair")
+repair_version = command("repair", "publish=versioned")
+CHANGES = (edit, fix_records, damage)
 LIVES: dict[str, tuple[Sequence[Callable[[Place], object]], str]] = {
     "in place": (
-        [convert, edit, convert, damage, repair, mend, convert, gc()],
-        "the_manifest_before_its_index an_index_is_kept_before_it_goes the_lease_is_confirmed_before_the_index",
+        [convert, edit, convert, damage, repair, fix_records, convert, gc()],
+        "the_manifest_is_written_before_its_index an_index_is_copied_before_it_is_replaced "
+        "the_lease_is_confirmed_before_the_index",
     ),
     "versions": (
-        [versioned, damage, repair_version, edit, versioned, gc("--keep", "1")],
-        "a_version_is_marked_before_another_is_named a_version_never_changes the_index_goes_first_of_a_version",
+        [
+            convert_versioned,
+            damage,
+            repair_version,
+            edit,
+            convert_versioned,
+            gc("--keep", "1"),
+        ],
+        "a_version_is_marked_before_another_is_named a_version_never_changes "
+        "the_index_of_a_version_is_deleted_first",
     ),
     "to versions and back": (
-        [convert, edit, versioned, mend, convert],
-        "an_index_is_kept_before_it_goes a_version_is_marked_before_another_is_named",
+        [convert, edit, convert_versioned, fix_records, convert],
+        "an_index_is_copied_before_it_is_replaced a_version_is_marked_before_another_is_named",
     ),
     "a mix, twice": (
         [convert, command("mix", "--seed", "1"), command("mix", "--seed", "2")],
-        "the_manifest_before_its_index an_index_is_kept_before_it_goes",
+        "the_manifest_is_written_before_its_index an_index_is_copied_before_it_is_replaced",
     ),
 }
-"What is done one after the other, and the rules of which at least that must give an example."
+"What is done to a stream one after the other, and the rules that must apply to some step of it."
 WHERE = [("disk", name) for name in LIVES] + [("store", name) for name in ("in place", "versions")]
-"Between them every request that changes something; the others are made of the same steps."
+"In a store, these two make every kind of request that writes; the others have the same steps."
 
 
 @pytest.mark.parametrize(("place", "life"), WHERE, indirect=["place"])
-def test_everything_is_done_in_an_order_that_can_end_anywhere(place: Place, life: str) -> None:
-    works, expected = LIVES[life]
-    spoke = set[str]()
-    for work in works:
-        if work in (edit, mend, damage):
-            work(place)
+def test_a_command_may_end_after_any_of_its_writes(place: Place, life: str) -> None:
+    actions, expected = LIVES[life]
+    applied = set[str]()
+    for action in actions:
+        if action in CHANGES:
+            action(place)
         else:
-            spoke |= held_against(place.recorded(work)).keys()
-    assert {*expected.split(), "all_is_done_under_the_lease"} <= spoke
+            applied |= check_order(place.record(action)).keys()
+    assert {*expected.split(), "all_is_done_under_the_lease"} <= applied
 
 
-def test_every_rule_has_its_example() -> None:
-    named = {name for _, expected in LIVES.values() for name in expected.split()}
+def test_every_rule_applies_to_some_step() -> None:
+    named = set[str]()
+    for _, expected in LIVES.values():
+        named.update(expected.split())
     assert {rule.__name__ for rule in RULES} - named == {"all_is_done_under_the_lease"}

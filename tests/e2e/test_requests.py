@@ -21,7 +21,7 @@ from mdsmix.recipe import load_recipe
 from mdsmix.shards import lease
 from mdsmix.shards.index import read_index
 from mdsmix.storage import locate
-from tests.converting import Web, chats, documents, done, run_recipe
+from tests.converting import Project, chats, documents, run_ok, run_recipe
 from tests.counting import Counted, counted
 from tests.faults import Proxy
 
@@ -35,16 +35,16 @@ def texts(*numbers: int) -> list[Any]:
 
 
 @pytest.fixture
-def work(bucket: str, web: Web) -> Any:
+def work(bucket: str, project: Project) -> Any:
     """Writes a recipe of streams of these records, into that bucket. No lease beats on its clock:
     on a busy machine it would be asked for more.
     """
-    web.windows(LINE)
-    web.patch.setattr(lease, "BEAT_SECONDS", 3600)
+    project.set_window_size(LINE)
+    project.patch.setattr(lease, "BEAT_SECONDS", 3600)
 
     def recipe(of: dict[str, list[Any]], kind: Any = documents, **settings: Any) -> Path:
-        streams = {name: kind(web.holds(of[name], f"{name}.jsonl")) for name in of}
-        return web.says(remote=f"s3://{bucket}/mix", streams=streams, **settings).recipe
+        streams = {name: kind(project.write_source(of[name], f"{name}.jsonl")) for name in of}
+        return project.configure(remote=f"s3://{bucket}/mix", streams=streams, **settings).recipe
 
     return recipe
 
@@ -96,7 +96,7 @@ def test_the_longest_sample_is_found_by_tables_and_never_by_reading_shards(
     assert index.samples > 16
     for choice, reads in ((["--longest"], 2 * len(index.shards) + 3 * 16), (["--sample", "7"], 3)):
         with counted(proxy) as found:
-            done("inspect", stream, *choice)
+            run_ok("inspect", stream, *choice)
         shards = [request for request in found.requests if request.key.endswith(".mds")]
         assert 0 < len(shards) <= reads, choice
         assert all("range" in {name.lower() for name in request.headers} for request in shards)

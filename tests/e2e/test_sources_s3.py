@@ -27,7 +27,7 @@ from mdsmix.sources import (
 )
 from mdsmix.sources.formats import format_of
 from mdsmix.storage import locate
-from tests.converting import Web, documents, manifest_of, run_recipe, token_rows
+from tests.converting import Project, documents, manifest_of, read_token_rows, run_recipe
 from tests.counting import counted
 from tests.faults import Proxy, Request, Rule
 from tests.formats import FORMATS, write
@@ -61,39 +61,41 @@ def span(request: Request) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def test_a_first_run_fetches_each_small_object_once(web: Web, raw: str, proxy: Proxy) -> None:
+def test_a_first_run_fetches_each_small_object_once(
+    project: Project, raw: str, proxy: Proxy
+) -> None:
     for n in range(60):
         data, suffix = (gzip.compress(text(n)), ".gz") if n % 3 == 0 else (text(n), "")
         put(raw, f"{n:03}.jsonl{suffix}", data)
-    web.says(documents(f"{raw}/*.jsonl*"))
+    project.configure(documents(f"{raw}/*.jsonl*"))
     with counted(proxy) as seen:
-        assert web.run(workers=2).manifest.records.read == 60
+        assert project.run(workers=2).manifest.records.read == 60
     fetched = [(r.method, r.key) for r in seen.requests if "/raw/" in r.key and "*" not in r.key]
     assert len(fetched) == len(set(fetched)) == 60, str(seen)
     assert {method for method, _ in fetched} == {"GET"}
     with counted(proxy) as seen:
-        assert web.run().state == "up to date"
+        assert project.run().state == "up to date"
     assert not [r for r in seen.requests if "/raw/0" in r.key], "known by the listing's ETags"
 
 
 @pytest.mark.parametrize("target", ["remote", "local"])
 def test_a_machine_that_never_saw_the_objects_reads_none_that_the_stream_was_made_of(
-    web: Web, raw: str, proxy: Proxy, target: str
+    project: Project, raw: str, proxy: Proxy, target: str
 ) -> None:
     """And each that is another: of the same size, or new; or all, where the user wants so."""
-    web.windows(60)
+    project.set_window_size(60)
     names = [f"{n}.jsonl" for n in range(4)]
     for n, name in enumerate(names):
         put(raw, name, text(n))
     remote = {"remote": raw.replace("raw", "mix")} if target == "remote" else {}
-    web.says(documents(f"{raw}/*.jsonl", layout="document"), **remote)
+    project.configure(documents(f"{raw}/*.jsonl", layout="document"), **remote)
     machines = iter(range(9))
 
     def run_elsewhere(**settings: Any) -> tuple[int, list[str]]:
         """Units that were converted, and the objects that were read."""
-        web.patch.setenv("MDSMIX_CACHE", str(web.folder / f"machine {next(machines)}"))
+        project.patch.setenv("MDSMIX_CACHE", str(project.folder / f"machine {next(machines)}"))
         with counted(proxy) as seen:
-            done = web.run(**settings).done
+            done = project.run(**settings).done
         gets = (r.key.partition("/raw/")[2] for r in seen.requests if r.operation == "GET")
         return done, sorted(set(filter(None, gets)))
 
@@ -104,19 +106,21 @@ def test_a_machine_that_never_saw_the_objects_reads_none_that_the_stream_was_mad
     put(raw, "4.jsonl", text(8))
     assert run_elsewhere() == (2, ["1.jsonl", "4.jsonl"])
     assert run_elsewhere() == (0, [])
-    notes = [*web.folder.rglob(NOTE)]
+    notes = [*project.folder.rglob(NOTE)]
     assert len(notes) == (target == "local")
     for note in notes:
         note.write_bytes(note.read_bytes()[:-3])
         assert run_elsewhere() == (0, [*names, "4.jsonl"]), "a damaged note says nothing"
 
 
-def test_a_large_object_is_one_range_request_a_window(web: Web, raw: str, proxy: Proxy) -> None:
+def test_a_large_object_is_one_range_request_a_window(
+    project: Project, raw: str, proxy: Proxy
+) -> None:
     data = b"".join(map(text, range(8000)))
-    web.windows(100_000)
-    web.says(documents(put(raw, "large.jsonl", data), layout="document"))
+    project.set_window_size(100_000)
+    project.configure(documents(put(raw, "large.jsonl", data), layout="document"))
     with counted(proxy) as seen:
-        outcome = web.run(workers=2)
+        outcome = project.run(workers=2)
     assert outcome.manifest.records.read == 8000
     asked = [r for r in seen.requests if r.key.endswith("large.jsonl") and r.method == "GET"]
     asked = [r for r in asked if span(r) != (0, 0)]  # which finds it
@@ -206,22 +210,24 @@ def test_wanted_columns_alone_are_fetched(tmp_path: Path, raw: str, proxy: Proxy
             list(read_batches(unit))
 
 
-def test_the_rows_are_the_same_from_every_format(raw: str, web: Web) -> None:
+def test_the_rows_are_the_same_from_every_format(raw: str, project: Project) -> None:
     """From files that are several units where the format knows how; a second run reads nothing."""
-    web.windows(900)
+    project.set_window_size(900)
     streams = {}
     for format in FORMATS:
-        path = write(web.folder / "in", format, RECORDS)
+        path = write(project.folder / "in", format, RECORDS)
         inner = path.iterdir() if path.is_dir() else [path]
         urls = [put(raw, f"{format}/{file.name}", file.read_bytes()) for file in inner]
         source = f"{raw}/{format}" if path.is_dir() else urls[0]
         streams[format.replace(".", "-")] = documents(source, layout="document")
-    run_recipe(web.says(max_seq_len=64, streams=streams).recipe)
-    first = token_rows(web.out / "jsonl/train")
+    run_recipe(project.configure(max_seq_len=64, streams=streams).recipe)
+    first = read_token_rows(project.out / "jsonl/train")
     assert len(first) == 20
     for name in streams:
-        assert token_rows(web.out / name / "train") == first, name
-    assert len(re.findall(r"\b0 of \d+ work units", web.done("--dry-run").out)) == len(FORMATS)
-    web.done("--limit", "3")
+        assert read_token_rows(project.out / name / "train") == first, name
+    assert len(re.findall(r"\b0 of \d+ work units", project.convert_ok("--dry-run").out)) == len(
+        FORMATS
+    )
+    project.convert_ok("--limit", "3")
     for name in streams:
-        assert manifest_of(web.out / name / "limit-3").records.read == 3
+        assert manifest_of(project.out / name / "limit-3").records.read == 3

@@ -168,7 +168,7 @@ def test_a_late_worker_of_a_lost_node_changes_nothing(cluster: Cluster, recipe: 
         list(convert(open_recipe(recipe), Options(only=["web"]), watcher, engine))
     late = striker.result()
     try:
-        (lost,) = [sentence for sentence in watcher.said if "was lost" in sentence]
+        (lost,) = [sentence for sentence in watcher.messages if "was lost" in sentence]
         assert "work unit" in lost
         assert published(out) == expected
         assert not ended.exists(), "it is to be late"
