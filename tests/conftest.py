@@ -197,7 +197,8 @@ def proxy(minio: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     are. An answer that is late on a busy machine is waited for, but by `impatient` tests of a
     silent one: a request that is sent again would count twice.
     """
-    monkeypatch.setattr(s3_client, "_PAUSE_SECONDS", (0.01, 0.1))
+    monkeypatch.setattr(s3_client, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(s3_client, "_LONGEST_PAUSE_SECONDS", 0.1)
     with failing(minio) as proxy:
         monkeypatch.setenv("S3_ENDPOINT_URL", proxy.endpoint)
         yield proxy

@@ -1,4 +1,4 @@
-"""Nothing that anything names is deleted, nothing younger than asked for, and nothing that mdsmix
+"""`gc` deletes no file that anything refers to, none younger than asked for, and none that mdsmix
 did not name.
 """
 
@@ -35,8 +35,9 @@ def project(project: Project) -> Project:
 
 @pytest.fixture
 def republished(project: Project, request: Any) -> Path:
-    """Its first and its last unit were edited, the bad record mended; no line in between begins
-    elsewhere. A parameter says how many units are packed together.
+    """A stream published twice: the first and the last unit were edited, and the bad record fixed.
+    The lines between have the same offsets. The parameter sets from how many units on files are
+    joined into segments.
     """
     project.patch.setattr(
         finished_units, "FEWEST", getattr(request, "param", finished_units.FEWEST)
@@ -50,110 +51,111 @@ def republished(project: Project, request: Any) -> Path:
     return project.train
 
 
-def garbage(folder: Path, seconds: float = WEEK) -> list[Garbage]:
+def list_garbage(folder: Path, seconds: float = WEEK) -> list[Garbage]:
     return find_garbage(locate(folder), seconds)
 
 
-def kinds(folder: Path) -> Counter[str]:
-    return Counter(item.kind for item in garbage(folder))
+def count_kinds(folder: Path) -> Counter[str]:
+    return Counter(item.kind for item in list_garbage(folder))
 
 
-def delete(folder: Path, seconds: float = WEEK) -> set[str]:
+def delete_garbage(folder: Path, seconds: float = WEEK) -> set[str]:
     return {item.name for item in gc.delete_garbage(locate(folder), seconds, lambda _: None)}
 
 
-def test_what_an_edit_left_behind_goes_after_seven_days(
-    republished: Path, project: Project
-) -> None:
+def test_replaced_files_are_deleted_after_seven_days(republished: Path, project: Project) -> None:
     set_age(republished, 6.9)
-    assert garbage(republished) == []
+    assert list_garbage(republished) == []
     set_age(republished, 7.1)
-    before, found = project.files, garbage(republished)
-    # Two units and the last part have other shards; their records, the bad ones of one, the
-    # stream's index before.
-    assert kinds(republished) == {"shard": project.replaced, "unit record": 2, "old index": 1}
+    before, items = project.files, list_garbage(republished)
+    # Two units and the leftovers have new shards; two units have new records; one index was
+    # replaced.
+    assert count_kinds(republished) == {"shard": project.replaced, "unit record": 2, "old index": 1}
     assert project.files == before, "finding deletes nothing"
-    names = {item.name for item in found}
-    assert delete(republished) == names == before.keys() - project.files.keys()
-    assert sum(item.bytes for item in found) == sum(len(before[name]) for name in names)
+    names = {item.name for item in items}
+    assert delete_garbage(republished) == names == before.keys() - project.files.keys()
+    assert sum(item.bytes for item in items) == sum(len(before[name]) for name in names)
     assert is_intact(republished)
     assert project.run().state == "up to date"
     set_age(republished, 100)
-    assert delete(republished, 0) == set(), "what was published once has no garbage"
+    assert delete_garbage(republished, 0) == set(), (
+        "a stream that was published once has no garbage"
+    )
     assert project.convert_into().files == project.files
 
 
-def test_shards_of_an_index_that_was_just_replaced_stay(
-    republished: Path, project: Project
-) -> None:
-    """They may be months old, and a job that opened the stream an hour ago still reads them."""
+def test_shards_of_a_recently_replaced_index_are_kept(republished: Path, project: Project) -> None:
+    """They may be months old, but a job that opened the stream an hour ago still reads them."""
     set_age(republished, 100)
     (old,) = [name for name in read_files(republished) if name.endswith(".index")]
     set_age(
         republished, 1, [name for name in read_files(republished) if name.startswith(".mdsmix/")]
     )
-    assert not kinds(republished)
+    assert not count_kinds(republished)
     set_age(republished, 100, [n for n in read_files(republished) if n != old])
-    assert kinds(republished) == {"unit record": 2}
-    delete(republished)
+    assert count_kinds(republished) == {"unit record": 2}
+    delete_garbage(republished)
     set_age(republished, 8, [old])
-    assert kinds(republished) == {"shard": project.replaced, "old index": 1}
+    assert count_kinds(republished) == {"shard": project.replaced, "old index": 1}
     (republished / old).write_bytes(b"{")
     set_age(republished, 1, [old])
-    assert kinds(republished) == {"shard": project.replaced}, "no reader can have a damaged index"
+    assert count_kinds(republished) == {"shard": project.replaced}, (
+        "no reader can use a damaged index"
+    )
 
 
 @pytest.mark.parametrize("republished", [100, 1], indirect=True)
-def test_a_record_that_stays_keeps_its_shards(republished: Path, project: Project) -> None:
-    """A record whose shards were gone would be believed by the next conversion. One that is packed
-    stays with those beside it.
+def test_a_record_that_is_kept_keeps_its_shards(republished: Path, project: Project) -> None:
+    """The next conversion would trust a record whose shards are gone. A record in a segment is kept
+    as long as the others in it.
     """
     set_age(republished, 100)
-    names = [name for name in project.files if name.endswith((".unit", ".segment"))]
-    held = {name: read_unit_file(locate(republished), name[8:]).records for name in names}
-    stale = {
-        name: of.keys() - {*project.keys}
-        for name, of in held.items()
-        if of.keys() - {*project.keys}
-    }
-    lines = [held[name][key] for name, keys in stale.items() for key in keys]
-    kept = {shard.stored.basename for line in lines for shard in parse_record(line).shards}
-    found = {item.name for item in garbage(republished)}
-    assert kept <= found
-    assert found & stale.keys() == (stale.keys() if finished_units.FEWEST > 1 else set())
-    set_age(republished, 1, stale)
-    assert delete(republished) == found - kept - stale.keys()
+    published = {*project.keys}
+    stale_files = set[str]()  # unit files and segments with a record that is not published
+    kept_shards = set[str]()
+    for name in project.files:
+        if name.endswith((".unit", ".segment")):
+            records = read_unit_file(locate(republished), name.removeprefix(".mdsmix/")).records
+            for key in records.keys() - published:
+                stale_files.add(name)
+                shards = parse_record(records[key]).shards
+                kept_shards |= {shard.stored.basename for shard in shards}
+    garbage = {item.name for item in list_garbage(republished)}
+    assert kept_shards <= garbage
+    assert garbage & stale_files == (stale_files if finished_units.FEWEST > 1 else set())
+    set_age(republished, 1, stale_files)
+    assert delete_garbage(republished) == garbage - kept_shards - stale_files
     assert is_intact(republished)
     set_age(republished, 100)
-    assert delete(republished) == found & (kept | stale.keys())
+    assert delete_garbage(republished) == garbage & (kept_shards | stale_files)
     assert project.run().state == "up to date"
-    project.write_source([*TEXTS, {"text": 5}])  # a packed record is there, and its shard is not
-    assert project.run().done == len(kept) == 2
+    project.write_source([*TEXTS, {"text": 5}])  # a segment has its record, but its shard is gone
+    assert project.run().done == len(kept_shards) == 2
     assert is_intact(republished)
 
 
-def test_only_names_that_mdsmix_gives_are_looked_at(project: Project) -> None:
+def test_only_files_with_names_of_mdsmix_are_deleted(project: Project) -> None:
     project.run()
     published = project.train
     value = "0123456789abcdef" * 2
     kinds = ("{0}.mds", "{0}-3.mds.zstd", ".mdsmix/{0}", ".mdsmix/{0}-01234567.bad", ".mdsmix/{0}-01234567.unit", ".mdsmix/part-3-of-64", "quarantine/{0}-01234567.jsonl.zst")  # fmt: skip
     ours = [name.format(value) for name in kinds]
-    left = (f"index.json.{value[:16]}.tmp", f".mdsmix/{value}.{value[16:]}.tmp")
-    theirs = ("README.md", "shard.00000.mds", f"{value}.mds.bak", f"sub/{value}.mds", f"{value.upper()}.mds", ".mdsmix/mixed", f"quarantine/{value}.txt", "notes.tmp")  # fmt: skip
+    unfinished = (f"index.json.{value[:16]}.tmp", f".mdsmix/{value}.{value[16:]}.tmp")
+    others = ("README.md", "shard.00000.mds", f"{value}.mds.bak", f"sub/{value}.mds", f"{value.upper()}.mds", ".mdsmix/mixed", f"quarantine/{value}.txt", "notes.tmp")  # fmt: skip
     outside, link = published.parent / f"{value}.mds", f"{'f' * 32}.mds"
-    for path in (outside, *(published / name for name in (*ours, *left, *theirs))):
+    for path in (outside, *(published / name for name in (*ours, *unfinished, *others))):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"1")
     (published / link).symlink_to(outside)
-    assert garbage(published) == [], "a write may be at work"
+    assert list_garbage(published) == [], "a write may be in progress"
     set_age(published, 8)
-    assert delete(published) == {*ours, *left, link}
-    assert theirs[-1] in read_files(published)
+    assert delete_garbage(published) == {*ours, *unfinished, link}
+    assert others[-1] in read_files(published)
     assert outside.exists()
     assert is_intact(published)
 
 
-def test_nothing_is_deleted_while_a_conversion_is_at_work(republished: Path) -> None:
+def test_nothing_is_deleted_while_a_conversion_runs(republished: Path) -> None:
     set_age(republished, 8)
     before = read_files(republished)
     with hold_lease(locate(republished), lambda _: None), ThreadPoolExecutor(1) as pool:
@@ -164,36 +166,37 @@ def test_nothing_is_deleted_while_a_conversion_is_at_work(republished: Path) -> 
     assert read_files(republished) == before
 
 
-def test_who_lost_the_lease_deletes_nothing_more(project: Project, republished: Path) -> None:
-    """It stood still for so long that another run took the stream over, and may name what was
-    garbage.
-    """
-    before, found = read_files(republished), gc.find_garbage
+def test_a_run_that_lost_the_lease_deletes_nothing_more(
+    project: Project, republished: Path
+) -> None:
+    """It paused for so long that another run took the stream over, which may use the files."""
+    before = read_files(republished)
+    find_real = gc.find_garbage
     other = Holder(host="another.host", pid=12, since="now", token="b")
 
-    def find(folder: Location, *settings: Any) -> list[Garbage]:
-        garbage = found(folder, *settings)
+    def find_and_lose_lease(folder: Location, *settings: Any) -> list[Garbage]:
+        garbage = find_real(folder, *settings)
         (republished / ".mdsmix" / "lease").write_bytes(orjson.dumps(asdict(other)))
         project.patch.setattr(lease_module, "BEAT_SECONDS", 0.001)
         return garbage
 
-    project.patch.setattr(gc, "find_garbage", find)
+    project.patch.setattr(gc, "find_garbage", find_and_lose_lease)
     answer = mdsmix("gc", republished, "--older-than", "0s", "--delete")
     assert (answer.code, "was taken over by another run" in answer.err) == (4, True)
     assert read_files(republished).items() >= before.items()
 
 
-def test_a_damaged_index_or_manifest_stops_it(republished: Path) -> None:
+def test_gc_stops_at_a_damaged_index_or_manifest(republished: Path) -> None:
     set_age(republished, 8)
     for name in ("index.json", "mdsmix.manifest"):
         content = (republished / name).read_bytes()
         (republished / name).write_bytes(content[:-9])
         assert_refused(mdsmix("gc", republished, "--delete"), 4, name)
         (republished / name).write_bytes(content)
-    assert garbage(republished)
+    assert list_garbage(republished)
 
 
-def test_ages() -> None:
+def test_ages_are_parsed() -> None:
     for text, seconds in {"7d": WEEK, "12h": 43_200, "30m": 1800, "0s": 0}.items():
         assert parse_age(text) == seconds
     for text in ("", "7", "d", "-1d", "1.5d", "7 days"):
@@ -201,10 +204,10 @@ def test_ages() -> None:
             parse_age(text)
 
 
-def test_the_command(republished: Path, project: Project) -> None:
-    """Dry unless asked; every file with its bytes and age, then the sum; a warning where seven days
-    are cut short.
-    """
+def test_the_command_lists_files_and_deletes_them_if_asked(
+    republished: Path, project: Project
+) -> None:
+    """It lists each file with bytes and age, then the sum, and warns of ages below seven days."""
     set_age(republished, 8)
     before = read_files(republished)
     answer = mdsmix("gc", republished.parent)
@@ -218,5 +221,5 @@ def test_the_command(republished: Path, project: Project) -> None:
     assert answer.out.endswith("bytes: deleted\n")
     assert "running jobs and caches" in answer.err
     assert len(read_files(republished)) == len(before) - 6
-    for wrong in (("--older-than", "soon"), ("--keep", 0)):
-        assert mdsmix("gc", republished, *wrong).code == 2
+    for options in (("--older-than", "soon"), ("--keep", 0)):
+        assert mdsmix("gc", republished, *options).code == 2

@@ -1,5 +1,5 @@
-"""An array of jobs makes the bytes of one run, whatever the order, the machines, and whoever was
-killed or came twice.
+"""An array of jobs publishes the same bytes as one run, on any machines and in any order, even if a
+job is killed or runs twice.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def project(project: Project) -> Project:
 
 
 def assert_finished(project: Project, *options: str) -> Answer:
-    """What is finished now has the bytes of one run, and no note is left."""
+    """Run `--finish`, and assert that the stream has the bytes of one run and no note remains."""
     answer = project.convert_ok(*options, "--finish")
     assert read_public_files(project.out) == read_public_files(project.convert_into(*options).out)
     assert not [name for name in read_files(project.out) if PART.fullmatch(name.rpartition("/")[2])]
@@ -63,7 +63,7 @@ def assert_finished(project: Project, *options: str) -> Answer:
 
 
 @pytest.mark.parametrize("option", ["max_bad=100%", DROP])
-def test_parts_in_any_order_one_twice_one_missing_are_one_run(
+def test_parts_in_any_order_one_twice_and_one_missing_are_finished(
     project: Project, option: str
 ) -> None:
     if option == DROP:
@@ -78,29 +78,27 @@ def test_parts_in_any_order_one_twice_one_missing_are_one_run(
     assert "web: 3 parts have finished" in assert_finished(project, option).err
 
 
-def test_what_all_parts_have_done_is_joined_without_reading_a_source(project: Project) -> None:
-    """But a damaged note is none: a digit that turned in the hash of a source file is a hash too,
+def test_finish_reads_no_source_if_all_parts_are_done(project: Project) -> None:
+    """A damaged note is ignored: a wrong digit in the hash of a source file gives a valid hash too,
     and would be published.
     """
     for number in (1, 2):
         project.convert_ok("--part", f"{number}/2")
     project.switch_machine("another")
     note = project.train / ".mdsmix/part-1-of-2"
-    whole = note.read_bytes()
-    said = bytearray(whole)
-    said[len(said) // 2] ^= 1
-    note.write_bytes(said)
+    content = note.read_bytes()
+    damaged = bytearray(content)
+    damaged[len(damaged) // 2] ^= 1
+    note.write_bytes(damaged)
     assert "web: 1 part has finished" in project.convert_ok("--finish", "--dry-run").out
-    note.write_bytes(whole)
+    note.write_bytes(content)
     project.patch.setattr(UnitTask, "do", None)
     project.convert_ok("--finish")
 
 
-def test_a_part_judges_no_share_of_bad_records_and_one_beyond_the_units_has_none(
-    project: Project,
-) -> None:
-    """That share is one of all parts: where this one's units are all bad, others may bring
-    it down.
+def test_a_part_ignores_max_bad_and_may_have_no_unit(project: Project) -> None:
+    """The share of bad records is that of all parts: if all units of this part are bad, others may
+    lower it.
     """
     project.write_source([{"messages": n} for n in range(300)], "b.jsonl")
     assert "quarantined: 300 " in project.convert_ok("--part", "1/1", "max_bad=0.001").out
@@ -109,13 +107,15 @@ def test_a_part_judges_no_share_of_bad_records_and_one_beyond_the_units_has_none
     assert project.convert("--finish").code == 5
 
 
-def test_parts_have_each_unit_once_and_what_is_none_is_told(project: Project) -> None:
-    """An empty one, as of a variable that is not set, too: each job of the array would do all and
-    publish.
+def test_each_unit_is_in_one_part_and_invalid_parts_are_refused(project: Project) -> None:
+    """An empty one is invalid too, as of an unset variable: otherwise each job of the array would
+    convert everything and publish.
     """
-    for of in (1, 4, 500):
-        parts = [ArrayPart(number, of) for number in range(1, of + 1)]
-        assert sorted(unit for part in parts for unit in range(97)[part.units]) == [*range(97)]
+    for count in (1, 4, 500):
+        units = list[int]()
+        for number in range(1, count + 1):
+            units += range(97)[ArrayPart(number, count).units]
+        assert sorted(units) == [*range(97)]
     for text in ("0/4", "5/4", "1", "a/b", "1/0", "-1/4", "1/4/2", ""):
         with pytest.raises(RecipeError, match="is not K/N"):
             parse_part(text)
@@ -125,10 +125,8 @@ def test_parts_have_each_unit_once_and_what_is_none_is_told(project: Project) ->
     assert not project.out.exists()
 
 
-def test_the_slurm_script_of_the_docs_as_an_array_runs_it_and_kills_a_task(
-    project: Project,
-) -> None:
-    """Two tasks write into one target that was not there, at the same time."""
+def test_the_slurm_script_of_the_docs_can_be_killed_and_finished(project: Project) -> None:
+    """Two tasks write into one new target at the same time, and one is killed."""
     (script,) = re.findall(r"```sbatch\n(.*?)```", PAGE, re.DOTALL)
     (project.folder / "job.sh").write_text(script)
     command = project.folder / "bin/mdsmix"
@@ -148,7 +146,7 @@ def test_the_slurm_script_of_the_docs_as_an_array_runs_it_and_kills_a_task(
     assert re.search("[12] parts? ha(s|ve) finished", assert_finished(project).err)
 
 
-def test_the_kubernetes_job_of_the_docs_is_one() -> None:
+def test_the_kubernetes_job_of_the_docs_is_valid() -> None:
     text, _ray = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     job, newest = yaml.safe_load(text), kubernetes_validate.latest_version()
     assert kubernetes_validate.validate(job, newest, strict=True)

@@ -1,6 +1,6 @@
-"""Versions never change, share what is unchanged, and are found by whoever asks for the stream.
-They go only when asked for, the oldest first, never the current one and never one that was replaced
-a moment ago.
+"""Streams published as versions: a version never changes, versions share unchanged shards, and
+every command finds the current one. Versions are deleted only on request, the oldest first, but
+never the current one or one that was replaced recently.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.converting import (
 
 TEXTS = [f"Document {n} is about the number {n}." for n in range(30)]
 OTHER = [f"{TEXTS[0][:-4]} (2).", *TEXTS[1:]]
-"Its first work unit is another one."
+"Texts that differ from TEXTS in the first work unit."
 DAY = 86_400.0
 
 
@@ -43,46 +43,48 @@ def project(project: Project) -> Project:
 
 
 def publish(project: Project, texts: list[str]) -> tuple[Outcome, Path]:
-    """The outcome, and the folder that the stream is read in then."""
+    """Write a source and convert it. Return the outcome and the folder of the current version."""
     project.write_source(texts)
     return project.run(), project.shards[0].parent
 
 
 @pytest.fixture
 def second(project: Project) -> Path:
-    """The current version, beside the first one."""
+    """The folder of the second of two versions."""
     publish(project, TEXTS)
     return publish(project, OTHER)[1]
 
 
-def names(project: Project) -> set[str]:
+def shard_names(project: Project) -> set[str]:
     return {path.name for path in project.shards}
 
 
 def test_a_version_never_changes_and_shares_its_unchanged_shards(project: Project) -> None:
     _, first = publish(project, TEXTS)
     assert first.name == f"train-{project.manifest.index_hash[:8]}"
-    before, stamps, of_first = read_files(first), read_times(first), names(project)
-    assert before.keys() == {*of_first, "index.json", "mdsmix.manifest"}
+    before = read_files(first)
+    times = read_times(first)
+    shards_of_first = shard_names(project)
+    assert before.keys() == {*shards_of_first, "index.json", "mdsmix.manifest"}
     in_place = project.convert_into("publish=replace")
     assert {**before, **project.files}.items() <= in_place.files.items(), "the same bytes"
     outcome, second = publish(project, OTHER)
     assert (outcome.done, outcome.reused) == (1, outcome.units - 1)
-    shared = of_first & names(project)
-    assert len(shared) == len(of_first) - 1
+    shared = shards_of_first & shard_names(project)
+    assert len(shared) == len(shards_of_first) - 1
     assert all(os.path.samefile(first / name, second / name) for name in shared)
-    assert not {"index.json", *names(project)} & project.files.keys(), "nothing is kept twice"
-    again = read_times(project.out)
+    assert not {"index.json", *shard_names(project)} & project.files.keys(), (
+        "the target has no copies"
+    )
+    times_of_all = read_times(project.out)
     assert project.run().state == "up to date"
-    assert read_times(project.out) == again
+    assert read_times(project.out) == times_of_all
     outcome, third = publish(project, TEXTS)
-    assert (third, outcome.done) == (first, 0), "one that comes back is the one that is there"
-    assert (read_files(first), read_times(first)) == (before, stamps)
+    assert (third, outcome.done) == (first, 0), "the existing version is current again"
+    assert (read_files(first), read_times(first)) == (before, times)
 
 
-def test_everything_that_reads_a_stream_finds_the_current_version(
-    project: Project, second: Path
-) -> None:
+def test_every_command_finds_the_current_version(project: Project, second: Path) -> None:
     train = project.train
     for place in (train.parent, train, second):
         assert find_published(locate(place)) == locate(second)
@@ -93,64 +95,68 @@ def test_everything_that_reads_a_stream_finds_the_current_version(
         assert run_ok("gc", place).out.startswith(f"{train}: 0 files")
         assert run_ok("inspect", place).code == run_ok("check", place).code
     for place in (train.parent, train):
-        mixing = project.folder / f"of {place.name}"
-        mixing.mkdir()
-        loader, streams = {"name": "text"}, {"old": {"local": str(place)}}
-        recipe = write_recipe(mixing, project.tokenizer, streams=streams, train_loader=loader)
-        (read,) = resolve_mix([str(recipe)]).streams
-        assert read.settings == {"local": str(train.parent), "split": second.name}
+        folder = project.folder / f"of {place.name}"
+        folder.mkdir()
+        loader = {"name": "text"}
+        streams = {"old": {"local": str(place)}}
+        recipe = write_recipe(folder, project.tokenizer, streams=streams, train_loader=loader)
+        (resolved,) = resolve_mix([str(recipe)]).streams
+        assert resolved.settings == {"local": str(train.parent), "split": second.name}
 
 
-def test_what_is_rendered_reads_the_version(project: Project) -> None:
+def test_a_rendered_yaml_names_the_version(project: Project) -> None:
     _, first = publish(project, TEXTS)
     stream = project.train.parent
     local = {"local": str(stream), "split": first.name}
     cached = {"local": f"/cache/web-{first.name[-8:]}", "remote": str(stream), "split": first.name}
-    elsewhere = [f"remote={project.out}", "local=/cache"]
-    for given, settings in (([], local), (elsewhere, cached)):
-        assert resolve_mix([str(project.recipe), *given]).streams[0].settings == settings
+    overrides_for_cache = [f"remote={project.out}", "local=/cache"]
+    for overrides, settings in (([], local), (overrides_for_cache, cached)):
+        assert resolve_mix([str(project.recipe), *overrides]).streams[0].settings == settings
     rendered = project.folder / "train.yaml"
     run_ok("render-yaml", project.recipe, "-o", rendered)
     publish(project, OTHER)
-    (read,) = resolve_mix([str(rendered)]).streams
-    assert read.folder == locate(first), "what was rendered before stays what it was"
+    (resolved,) = resolve_mix([str(rendered)]).streams
+    assert resolved.folder == locate(first), "a YAML keeps its version"
     rendered.write_text(rendered.read_text().replace(first.name, "train"))
-    with pytest.raises(Unreachable, match=r"no index\.json; correct its split, train-[0-9a-f]{8}"):
+    with pytest.raises(Unreachable, match=r"no index\.json; correct its split, which is train-[0-9a-f]{8}"):
         resolve_mix([str(rendered)])
 
 
-def test_the_current_version_is_repaired_and_an_older_one_refused(
-    project: Project, second: Path
-) -> None:
+def test_only_the_current_version_can_be_repaired(project: Project, second: Path) -> None:
     (first,) = {Path(v.url) for v in list_versions(locate(project.train))} - {second}
-    before, damaged = read_files(project.out), sorted(project.shards)[:2]
+    before = read_files(project.out)
+    damaged = sorted(project.shards)[:2]
     for shard in damaged:
         flip_byte(shard)
-    # A run that was killed when it had filled the version leaves what it filled it with.
+    # A run that was killed after filling the version leaves its shards in the target too.
     shutil.copy(damaged[-1], project.train)
     (second / "mdsmix.manifest").unlink()
     assert mdsmix("verify", second).code == 3
-    recipe, place = ("--recipe", project.recipe), project.train.parent
+    recipe = ("--recipe", project.recipe)
+    stream = project.train.parent
     answer = mdsmix("repair", second, *recipe, "publish=replace")
     assert_refused(
         answer, 2, f"with its current `publish` the recipe would not publish it at {second} again"
     )
-    answer = run_ok("repair", place, *recipe, "--workers", 1)
+    answer = run_ok("repair", stream, *recipe, "--workers", 1)
     assert f"fault {damaged[0].name}: " in answer.out
     assert "repaired, 0 of 5 work units made again" in answer.out
     assert read_files(project.out) == before
-    assert run_ok("repair", place, *recipe).out == f"{second}: whole, nothing to repair\n"
+    assert run_ok("repair", stream, *recipe).out == f"{second}: whole, nothing to repair\n"
     (first / "index.json").write_bytes(b"{}")
     answer = mdsmix("repair", first, *recipe)
     assert_refused(answer, 2, f"only the current one, {second}, can be made again")
 
 
-def test_damage_shared_by_hard_links_is_deleted_in_all_and_mended_in_one(project: Project) -> None:
-    """A copy that is as large and as damaged must not take the place of the deleted one."""
+def test_damage_in_hard_links_is_deleted_in_all_versions_and_repaired_in_one(
+    project: Project,
+) -> None:
+    """The deleted shard must not be replaced by another version's link to the damaged file."""
     _, first = publish(project, TEXTS)
-    of_first = names(project)
+    shards_of_first = shard_names(project)
     _, second = publish(project, OTHER)
-    before, name = read_files(second), min(of_first & names(project))
+    before = read_files(second)
+    name = min(shards_of_first & shard_names(project))
     with (second / name).open("r+b") as shard:
         shard.write(bytes([before[name][0] ^ 1]))
     assert mdsmix("verify", first).code == mdsmix("verify", second).code == 3
@@ -159,88 +165,96 @@ def test_damage_shared_by_hard_links_is_deleted_in_all_and_mended_in_one(project
     assert not (first / name).exists()
 
 
-def age(project: Project, days: float) -> None:
-    """Makes everything as old as if it had been done so much longer ago."""
+def make_older(project: Project, days: float) -> None:
+    """Subtract so many days from the modification times of all published files."""
     for path in project.out.rglob("*"):
-        then = path.stat().st_mtime - days * DAY
-        os.utime(path, (then, then))
+        seconds = path.stat().st_mtime - days * DAY
+        os.utime(path, (seconds, seconds))
 
 
 @pytest.fixture
 def four(project: Project) -> list[Path]:
-    """Versions, a day apart, the last one now."""
-    made = []
+    """Four versions, published a day apart, the last one now."""
+    versions = []
     for number in range(4):
-        age(project, 1)
-        made.append(publish(project, [f"Version {number}."])[1])
-    return made
+        make_older(project, 1)
+        versions.append(publish(project, [f"Version {number}."])[1])
+    return versions
 
 
-def found(project: Project, keep: int | None, days: float = 0) -> list[str]:
+def list_garbage(project: Project, keep: int | None, days: float = 0) -> list[str]:
+    """Return the names of versions that `gc` would delete."""
     garbage = find_garbage(locate(project.train), days * DAY, keep)
     return [item.name for item in garbage if item.kind.endswith("version")]
 
 
-def listed(project: Project) -> set[Path]:
+def find_versions(project: Project) -> set[Path]:
     return {Path(version.url) for version in list_versions(locate(project.train))}
 
 
-def test_versions_stay_unless_told_and_a_while_after_replaced(
+def test_versions_are_kept_unless_asked_and_for_a_while_after_they_are_replaced(
     four: list[Path], project: Project
 ) -> None:
-    """One may be months old, and a job that opened it yesterday still reads it. One that was
-    current again is as new as that.
+    """A version may be months old, and a job that opened it yesterday still reads it. The age of a
+    version that was current again counts from then.
     """
     first, second, third, _ = (path.name for path in four)
-    kept = [(None, []), (1, [third, second, first]), (2, [second, first]), (3, [first]), (4, [])]
-    for keep, names in kept:
-        assert found(project, keep) == names
+    expected = [
+        (None, []),
+        (1, [third, second, first]),
+        (2, [second, first]),
+        (3, [first]),
+        (4, []),
+    ]
+    for keep, names in expected:
+        assert list_garbage(project, keep) == names
     for path in four[2].iterdir():
         os.utime(path, (0, 0))
     ages = [(0, 0.5, [second, first]), (0, 1.5, [first]), (0, 7, []), (5.5, 7, [first])]
-    for days, least, names in [*ages, (2, 7, [third, second, first])]:
-        age(project, days)
-        assert found(project, 1, least) == names
+    for days, older_than, names in [*ages, (2, 7, [third, second, first])]:
+        make_older(project, days)
+        assert list_garbage(project, 1, older_than) == names
     for number in (0, 3):
-        age(project, 1)
+        make_older(project, 1)
         assert publish(project, [f"Version {number}."])[1] == four[number]
-    assert found(project, 2) == [third, second]
-    assert found(project, 2, 9.9) == [second]
+    assert list_garbage(project, 2) == [third, second]
+    assert list_garbage(project, 2, 9.9) == [second]
 
 
-def test_what_is_deleted_and_what_is_not(four: list[Path], project: Project) -> None:
-    half = four[0] / f"mdsmix.manifest.{'0' * 16}.tmp"
-    half.write_bytes(b"half of it")
-    (left,) = (g for g in find_garbage(locate(project.train), 0) if g.kind == "unfinished write")
-    assert left.name == f"{half.parent.name}/{half.name}"
-    left.discard()
-    assert not half.exists()
+def test_gc_deletes_old_versions_but_no_file_of_others(four: list[Path], project: Project) -> None:
+    unfinished = four[0] / f"mdsmix.manifest.{'0' * 16}.tmp"
+    unfinished.write_bytes(b"half of it")
+    garbage = find_garbage(locate(project.train), 0)
+    (item,) = (item for item in garbage if item.kind == "unfinished write")
+    assert item.name == f"{unfinished.parent.name}/{unfinished.name}"
+    item.discard()
+    assert not unfinished.exists()
     stream = project.train.parent
     before = read_files(stream)
     assert run_ok("gc", project.train, "--keep", 2).out.endswith("0 bytes: all files are in use\n")
-    age(project, 8)
-    strange = four[0] / "notes.txt"
-    strange.write_text("not ours")
+    make_older(project, 8)
+    notes = four[0] / "notes.txt"
+    notes.write_text("not a file of mdsmix")
     command = ("gc", four[1], "--keep", 2)
     assert f"days  {four[1].name}\n" in run_ok(*command).out
-    assert listed(project) == set(four)
+    assert find_versions(project) == set(four)
     run_ok(*command, "--delete")
-    assert listed(project) == {four[0], *four[2:]}
-    assert list(four[0].iterdir()) == [strange]
+    assert find_versions(project) == {four[0], *four[2:]}
+    assert list(four[0].iterdir()) == [notes]
     kept = (four[2].name, four[3].name)
-    left_of, had = (
-        {n for n in each if n.startswith(kept)} for each in (read_files(stream), before)
-    )
-    assert left_of == had
+    files_before = {name for name in before if name.startswith(kept)}
+    assert {name for name in read_files(stream) if name.startswith(kept)} == files_before
     assert run_ok("verify", four[2]).code == run_ok("verify", four[3]).code
     assert len(list((project.train / ".mdsmix").glob("*.replaced"))) == 1
     assert project.run().state == "up to date"
-    assert found(project, 2) == []
+    assert list_garbage(project, 2) == []
 
 
-def test_half_a_version_goes_and_the_current_one_stays(four: list[Path], project: Project) -> None:
-    for half in (four[0], four[3]):
-        (half / "index.json").unlink()
-    assert found(project, None) == [four[0].name]
-    assert found(project, 2) == [four[1].name, four[0].name]
-    assert found(project, 1, time.time()) == []
+def test_an_unfinished_version_is_deleted_unless_it_is_current(
+    four: list[Path], project: Project
+) -> None:
+    for version in (four[0], four[3]):
+        (version / "index.json").unlink()
+    assert list_garbage(project, None) == [four[0].name]
+    assert list_garbage(project, 2) == [four[1].name, four[0].name]
+    assert list_garbage(project, 1, time.time()) == []

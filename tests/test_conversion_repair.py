@@ -1,5 +1,5 @@
-"""A damaged stream is mended to the bytes it had, by `repair` or by `convert --verify-target`: only
-units that fail are converted again, and what cannot be mended is left alone.
+"""`repair` and `convert --verify-target` restore the bytes of a damaged stream. Only damaged units
+are converted again, and a stream that cannot be repaired is left as it is.
 """
 
 from __future__ import annotations
@@ -46,34 +46,38 @@ def published(project: Project) -> Project:
     return project
 
 
-def mend(project: Project, *overrides: str, folder: Path | None = None) -> Repaired:
+def repair_stream(project: Project, *overrides: str, folder: Path | None = None) -> Repaired:
     recipe = open_recipe(project.recipe, overrides)
     return repair(recipe, locate(folder or project.train), Options(workers=1), RecordingWatcher())
 
 
 def test_only_the_units_of_damaged_shards_are_made_again(published: Project) -> None:
     before, stamps, keys = published.files, read_times(published.train), published.keys
-    assert mend(published).faults == ()
-    assert read_times(published.train) == stamps, "a whole stream is left as it is"
-    bad = [published.shards[0], published.shards[2]]
-    flip_byte(bad[0])
-    os.truncate(bad[1], 9)
-    made = mend(published)
+    assert repair_stream(published).faults == ()
+    assert read_times(published.train) == stamps, "an intact stream is not changed"
+    damaged = [published.shards[0], published.shards[2]]
+    flip_byte(damaged[0])
+    os.truncate(damaged[1], 9)
+    repaired = repair_stream(published)
     assert published.files == before
-    assert (made.units, made.of, len(made.faults)) == (2, len(keys) - 1, 2), "the last is no unit"
-    assert {fault.file for fault in made.faults} == {path.name for path in bad}
+    counts = (repaired.units, repaired.of, len(repaired.faults))
+    assert counts == (2, len(keys) - 1, 2), "the last key is not one of a unit"
+    assert {fault.file for fault in repaired.faults} == {path.name for path in damaged}
     written = {name for name, stamp in read_times(published.train).items() if stamp != stamps[name]}
-    records = [p for k in (keys[0], keys[2]) for p in published.train.glob(f".mdsmix/{k}*")]
-    assert written == {str(path) for path in [*bad, *records]}
+    records = list[Path]()
+    for key in (keys[0], keys[2]):
+        records += published.train.glob(f".mdsmix/{key}*")
+    assert written == {str(path) for path in [*damaged, *records]}
 
 
 def damages(project: Project) -> Iterator[tuple[str, int]]:
-    """One after the other: how the name of a file ends that is faulty then, and how many units are
-    done again for it.
+    """Do one damage after the other. Yield the end of the faulty file's name, and the number of
+    units that are converted again.
     """
-    index, manifest = project.train / "index.json", project.train / "mdsmix.manifest"
+    index = project.train / "index.json"
+    manifest = project.train / "mdsmix.manifest"
     flip_byte(project.shards[-1])
-    yield ".mds", 0  # it was made of the units' leftovers
+    yield ".mds", 0  # it contains the units' leftovers
     project.shards[0].unlink()
     yield ".mds", 1
     for path in (project.train / ".mdsmix").iterdir():
@@ -90,17 +94,18 @@ def damages(project: Project) -> Iterator[tuple[str, int]]:
     yield "index.json", 1
 
 
-def test_what_else_lies_there_is_made_again(published: Project) -> None:
+def test_other_damaged_files_are_made_again(published: Project) -> None:
     before = published.files
     for number, (file, units) in enumerate(damages(published)):
-        made = mend(published)
-        assert any(fault.file.endswith(file) for fault in made.faults), (number, made.faults)
+        repaired = repair_stream(published)
+        faults = repaired.faults
+        assert any(fault.file.endswith(file) for fault in faults), (number, faults)
         assert before.items() <= published.files.items(), number
-        assert made.units == units, number
+        assert repaired.units == units, number
 
 
 def changes(project: Project) -> Iterator[tuple[list[str], type[MdsmixError], str]]:
-    """One after the other: overrides that are then given, and the refusal."""
+    """Make one change after the other. Yield the overrides for the repair, and its error."""
     other = train_tokenizer(project.folder / "other", vocab_size=300, documents_n=2)
     for override in ("max_seq_len=32", "special_tokens_in_text=allow", f"tokenizer.name={other}"):
         yield [override], RecipeError, "the recipe or its tokenizer was changed since"
@@ -112,18 +117,18 @@ def changes(project: Project) -> Iterator[tuple[list[str], type[MdsmixError], st
     yield [], Unreachable, "--reencode"
 
 
-def test_what_would_give_another_stream_is_refused_untouched(published: Project) -> None:
+def test_a_repair_that_would_make_another_stream_is_refused(published: Project) -> None:
     flip_byte(published.shards[0])
     for overrides, kind, match in changes(published):
         before = published.files
         with pytest.raises(kind, match=match):
-            mend(published, *overrides)
+            repair_stream(published, *overrides)
         assert published.files == before, match
     with pytest.raises(RecipeError, match=r"does not publish .+; name a stream that it makes"):
-        mend(published, folder=published.folder / "elsewhere")
+        repair_stream(published, folder=published.folder / "elsewhere")
 
 
-def test_the_day_that_a_template_prints_is_that_of_the_stream(project: Project) -> None:
+def test_a_template_prints_the_date_of_the_published_stream(project: Project) -> None:
     project.write_source([{"messages": CHAT}])
     project.tokenizer = train_style(project.folder / "dated", "dated")
     project.configure(chats("a.jsonl"), max_seq_len=512)
@@ -132,46 +137,45 @@ def test_the_day_that_a_template_prints_is_that_of_the_stream(project: Project) 
     before = project.files
     flip_byte(project.shards[0])
     project.patch.setattr(chat, "format_today", lambda: "02 Jan 2026")
-    assert len(mend(project).faults) == 1
+    assert len(repair_stream(project).faults) == 1
     assert project.files == before
 
 
-def test_a_source_changed_in_secret_is_told(published: Project) -> None:
-    """Of the same size, so that only reading it tells: what comes out is whole, but it is another
-    version.
-    """
+def test_a_source_changed_at_equal_size_is_an_error(published: Project) -> None:
+    """Only reading it shows the change. The result is intact, but another version."""
     flip_byte(published.shards[0])
     source = published.folder / "a.jsonl"
     source.write_bytes(source.read_bytes().replace(b"Document 0", b"Abstract 0"))
     with pytest.raises(MdsmixError, match="made again, but as a new version"):
-        mend(published)
+        repair_stream(published)
     run_ok("verify", published.train)
 
 
-WAYS = [(TEXTS, {"compression": "zstd", "publish": "versioned"}), (SAME, {})]
-"Compressed versions, and twins in place."
+CASES = [(TEXTS, {"compression": "zstd", "publish": "versioned"}), (SAME, {})]
+"Texts and settings: compressed versions; and equal shards, in place."
 
 
-@pytest.mark.parametrize(("texts", "settings"), WAYS)
-def test_verifying_makes_damaged_shards_anew(
+@pytest.mark.parametrize(("texts", "settings"), CASES)
+def test_verify_target_makes_damaged_shards_again(
     project: Project, texts: list[str], settings: Any
 ) -> None:
     project.set_window_size(1500 if texts == TEXTS else 500)
     project.configure(documents("a.jsonl", layout="document"), **settings).write_source(texts)
     project.run()
     target = project.train.parent
-    before, found = read_location(target), project.shards
-    assert len({*found}) == len(found), "twins are files of their own"
-    said = project.convert_ok("--verify-target", "--workers", 1).out
-    assert "at the target read and hashed: none damaged\n" in said
-    assert "web: up to date, " in said
+    before = read_location(target)
+    shards = project.shards
+    assert len({*shards}) == len(shards), "equal shards are separate files"
+    output = project.convert_ok("--verify-target", "--workers", 1).out
+    assert "at the target read and hashed: none damaged\n" in output
+    assert "web: up to date, " in output
     assert read_location(target) == before
-    for place in (found[1], found[-1]):
-        flip_byte(place)
-    assert project.run().done == 0, "a run sees names and sizes"
-    told = RecordingWatcher()
-    outcome = project.run(verify_target=True, watcher=told)
+    for shard in (shards[1], shards[-1]):
+        flip_byte(shard)
+    assert project.run().done == 0, "a run checks only names and sizes"
+    watcher = RecordingWatcher()
+    outcome = project.run(verify_target=True, watcher=watcher)
     assert 0 < outcome.done < outcome.units
-    assert [found[1].name in sentence for sentence in told.messages].count(True) == 1
+    assert [shards[1].name in sentence for sentence in watcher.messages].count(True) == 1
     assert outcome.notes[-1].endswith("files at the target read and hashed: 2 damaged, made again")
     assert read_location(target) == before

@@ -1,6 +1,6 @@
-"""Same input and recipe, same bytes; a second run does nothing; a stream that fails ends no other.
-Full and read-only disks, clocks that jump, files that change while they are read: a sentence, or
-the right bytes.
+"""The same input and recipe give the same bytes, a second run does nothing, and a stream that fails
+does not end the others. Full and read-only disks, jumping clocks, and files that change while they
+are read lead to an error in one sentence, or to the right bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def project(project: Project) -> Project:
 
 @pytest.fixture
 def three(project: Project) -> Project:
-    """Files of documents, which are one unit."""
+    """Three files of documents, which are one unit together."""
     project.set_window_size(1 << 20)
     for n in range(3):
         project.write_source(TEXTS[n::3], f"three/{n}.jsonl")
@@ -56,59 +56,61 @@ def three(project: Project) -> Project:
 
 
 def test_a_second_run_converts_nothing_and_touches_no_file(three: Project) -> None:
-    """Sources that were touched cost a hash and nothing else."""
+    """Sources with a new modification time are hashed and nothing else."""
     three.set_window_size(300)
     three.write_source([{"text": 1}, "good"], "three/bad.jsonl")
-    told = RecordingWatcher()
-    first = three.run(watcher=told)
+    watcher = RecordingWatcher()
+    first = three.run(watcher=watcher)
     assert first.reused == 0
     assert first.done == first.units > 5
     size = sum(path.stat().st_size for path in (three.folder / "three").iterdir())
-    assert (told.began, told.sizes, told.bad) == ([("web", size)], size, 1)
-    before, told = read_times(three.train), RecordingWatcher()
-    second = three.run(watcher=told)
+    assert (watcher.began, watcher.sizes, watcher.bad) == ([("web", size)], size, 1)
+    before = read_times(three.train)
+    watcher = RecordingWatcher()
+    second = three.run(watcher=watcher)
     assert (second.done, second.new_tokens, second.state) == (0, 0, "up to date")
-    assert (second.manifest, told) == (first.manifest, RecordingWatcher())
+    assert (second.manifest, watcher) == (first.manifest, RecordingWatcher())
     for path in (three.folder / "three").iterdir():
         os.utime(path)
-    assert (three.run(watcher=told).done, told.tokens) == (0, 0)
+    assert (three.run(watcher=watcher).done, watcher.tokens) == (0, 0)
     assert three.run().state == "up to date"
     assert read_times(three.train) == before
 
 
-def test_a_first_look_reads_the_first_records_and_leaves_the_stream_alone(three: Project) -> None:
-    """How much of the second file is read follows from how much the first one held."""
+def test_limit_reads_the_first_records_and_leaves_the_stream_alone(three: Project) -> None:
+    """How much of the second file is read depends on how many records the first one has."""
     three.run()
-    before, whole = read_times(three.out), three.rows
-    look = three.run(limit=15)
-    assert look.target == str(three.out / "web" / "limit-15")
-    assert look.manifest.records.read == 15
+    before = read_times(three.out)
+    rows = three.rows
+    limited = three.run(limit=15)
+    assert limited.target == str(three.out / "web" / "limit-15")
+    assert limited.manifest.records.read == 15
     assert before.items() <= read_times(three.out).items()
-    assert read_token_rows(look.target) == whole[: look.manifest.totals.samples]
+    assert read_token_rows(limited.target) == rows[: limited.manifest.totals.samples]
     three.set_window_size(200)
     lines = (three.folder / "three/0.jsonl").read_bytes().splitlines(keepends=True)
-    for kept in (lines, lines[:3]):
-        (three.folder / "three/0.jsonl").write_bytes(b"".join(kept))
+    for first_lines in (lines, lines[:3]):
+        (three.folder / "three/0.jsonl").write_bytes(b"".join(first_lines))
         assert three.run(limit=15).manifest.records.read == 15
 
 
 @pytest.mark.usefixtures("processes")
-def test_streams_are_done_by_the_same_workers(three: Project) -> None:
-    """A worker costs 0.2 s until its tokenizer is warm: each of 200 small streams forked one."""
+def test_streams_share_workers(three: Project) -> None:
+    """A worker takes 0.2 s until its tokenizer is warm. Once, 200 small streams forked 200."""
     three.configure(streams={name: documents(f"three/{name}.jsonl") for name in "012"})
     with mock.patch.object(local_engine, "start_worker", wraps=local_engine.start_worker) as start:
         for units in (1, 0):
-            assert [each.done for each in three.run_all(workers=2).values()] == [units] * 3
+            assert [outcome.done for outcome in three.run_all(workers=2).values()] == [units] * 3
             assert start.call_count == 1
 
 
-def test_a_stream_that_fails_ends_no_other(project: Project) -> None:
-    """All have their turn, each failure is a sentence, and the exit code is the gravest one's."""
+def test_a_stream_that_fails_does_not_end_the_others(project: Project) -> None:
+    """All are converted in turn, each error is a sentence, and the exit code is the gravest."""
     (project.folder / "damaged.jsonl.gz").write_bytes(b"\x1f\x8b\x08 no gzip")
-    of = {"bad": project.write_source([{"body": 1}], "bad.jsonl"), "damaged": "damaged.jsonl.gz"}
-    of["good"] = project.write_source(["a document"], "good.jsonl")
+    paths = {"bad": project.write_source([{"body": 1}], "bad.jsonl"), "damaged": "damaged.jsonl.gz"}
+    paths["good"] = project.write_source(["a document"], "good.jsonl")
     project.configure(
-        streams={name: documents(path, layout="document") for name, path in of.items()}
+        streams={name: documents(path, layout="document") for name, path in paths.items()}
     )
     answer = project.convert()
     first, second = answer.err.strip().splitlines()[-2:]
@@ -125,51 +127,54 @@ def test_a_stream_that_fails_ends_no_other(project: Project) -> None:
 
 
 @pytest.fixture
-def whole(project: Project) -> dict[str, bytes]:
-    """What an undisturbed run publishes."""
+def expected(project: Project) -> dict[str, bytes]:
+    """The files that an undisturbed run publishes."""
     return read_files(project.convert_into(name="whole").out)
 
 
 @pytest.mark.parametrize("mounted", [True, False])
-def test_a_disk_that_is_full_at_any_time(
-    project: Project, whole: dict[str, bytes], mounted: bool
+def test_a_disk_may_be_full_at_any_time(
+    project: Project, expected: dict[str, bytes], mounted: bool
 ) -> None:
-    """One sentence, nothing half; with room again the same command finishes with the same bytes."""
-    # One file of each kind, named after what it is and not by its hash; the tokenizer is the
-    # largest, and comes first.
-    kinds = {re.sub("[0-9a-f]{32,}", "", name): len(content) for name, content in whole.items()}
+    """The error is one sentence and no file is partial. With space again, the same command finishes
+    with the same bytes.
+    """
+    # One file of each kind; names without their hashes. The tokenizer is the largest file and is
+    # written first.
+    kinds = {re.sub("[0-9a-f]{32,}", "", name): len(content) for name, content in expected.items()}
     sizes = {size for name, size in kinds.items() if not name.startswith("tokenizer-")}
     limits = [*(size - 1 for size in sorted(sizes)[::3]), 1 << 20]
-    first = sum(len(content) for name, content in whole.items() if name.startswith("tokenizer-"))
-    rooms = range(first - 8_000, 1 << 30, 40_000) if mounted else limits
+    first = sum(len(content) for name, content in expected.items() if name.startswith("tokenizer-"))
+    free_sizes = range(first - 8_000, 1 << 30, 40_000) if mounted else limits
 
     def fill() -> None:
-        for number, room in enumerate(rooms):
+        for number, free_size in enumerate(free_sizes):
             out = project.folder / f"{number}"
             if not mounted:
-                (ready,) = (project.folder / "whole").glob("tokenizer-*")
-                shutil.copytree(ready, out / ready.name)
-            disk = SmallDisk(out, room, mounted=mounted)
+                (tokenizer,) = (project.folder / "whole").glob("tokenizer-*")
+                shutil.copytree(tokenizer, out / tokenizer.name)
+            disk = SmallDisk(out, free_size, mounted=mounted)
             command = (f"local={out}", "--workers", number % 2 + 1)
             answer = project.convert(*command)
             assert not [name for name in read_files(out) if name.endswith((".tmp", "lease"))]
             if not answer.code:
                 break
-            full = "the disk is full" if disk.is_mounted else "a file may not be this large here"
-            assert_refused(answer, 4, full)
+            message = "the disk is full" if disk.is_mounted else "a file may not be this large here"
+            assert_refused(answer, 4, message)
             if (out / "web/train/index.json").exists():
                 assert_readable(locate(out / "web/train"))
             disk.grow()
-            assert project.convert_ok(*command).err == "", "no lease is waited for"
-            assert read_files(out) == whole
-        assert read_files(out) == whole
+            assert project.convert_ok(*command).err == "", "it waits for no lease"
+            assert read_files(out) == expected
+        assert read_files(out) == expected
         assert number > 2
 
     in_a_process(fill)
 
 
-def test_an_output_that_is_read_only(project: Project, whole: dict[str, bytes]) -> None:
-
+def test_a_read_only_output_can_be_used_until_something_is_written(
+    project: Project, expected: dict[str, bytes]
+) -> None:
     def publish_and_refuse() -> None:
         disk = SmallDisk(project.out, 64 << 20)
         project.convert_ok()
@@ -180,20 +185,21 @@ def test_an_output_that_is_read_only(project: Project, whole: dict[str, bytes]) 
         assert_refused(
             project.convert(), 4, "is read-only" if disk.is_mounted else "permission denied"
         )
-        assert read_files(project.out) == whole
+        assert read_files(project.out) == expected
 
     in_a_process(publish_and_refuse)
 
 
-def test_a_cache_that_is_full_costs_a_reading(project: Project, whole: dict[str, bytes]) -> None:
-    """What mdsmix remembers of sources and backends is disposable; of the tokenizer it has a
-    snapshot already.
-    """
-    known, cache = Path(os.environ["MDSMIX_CACHE"]) / "tokenizers", project.folder / "cache"
+def test_with_a_full_cache_sources_are_read_again(
+    project: Project, expected: dict[str, bytes]
+) -> None:
+    """The cache of sources and backends is not needed. The tokenizer is in the cache already."""
+    tokenizers = Path(os.environ["MDSMIX_CACHE"]) / "tokenizers"
+    cache = project.folder / "cache"
 
     def convert() -> None:
         is_mounted = SmallDisk(cache, 8 << 20).is_mounted
-        shutil.copytree(known, cache / "tokenizers")
+        shutil.copytree(tokenizers, cache / "tokenizers")
         if is_mounted:
             with pytest.raises(OSError, match="No space"):
                 (cache / "filler").write_bytes(bytes(8 << 20))
@@ -204,32 +210,34 @@ def test_a_cache_that_is_full_costs_a_reading(project: Project, whole: dict[str,
         for _ in range(2):
             answer = project.convert_ok()
             assert answer.err == ""
-            assert read_files(project.out) == whole
+            assert read_files(project.out) == expected
         assert "up to date" in answer.out
-        kept = [path for path in (cache / "seen").glob("*") if path.is_file()]
-        assert sum(path.stat().st_size for path in kept) == 0
+        stored = [path for path in (cache / "seen").glob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in stored) == 0
 
     in_a_process(convert)
 
 
-def test_a_clock_that_jumps_moves_nothing(project: Project, whole: dict[str, bytes]) -> None:
+def test_a_jumping_clock_changes_nothing(project: Project, expected: dict[str, bytes]) -> None:
     jumps, now = count(1), time.time()
     project.patch.setattr(time, "time", lambda: now + (-1) ** next(jumps) * 1e9)
     assert 0 <= project.run().seconds < 1e6
-    assert read_files(project.out) == whole
+    assert read_files(project.out) == expected
     project.patch.setattr(time, "time", lambda: now - 1e9)
     assert find_garbage(locate(project.train), KEEP_SECONDS) == []
 
 
 @pytest.mark.parametrize("change", ["append", "edit", "cut", "replace"])
-def test_what_changes_when_read_is_not_kept(
-    project: Project, whole: dict[str, bytes], change: str
+def test_a_source_that_changes_while_it_is_read_is_not_published(
+    project: Project, expected: dict[str, bytes], change: str
 ) -> None:
-    """Not even for its first windows, which are finished before the last one is read: the old
-    content may come back.
+    """Its first windows are finished before the last one is read, but are not reused either: the
+    old content may come back.
     """
-    name, really = "a.jsonl" if change in ("append", "edit") else "b.jsonl.zst", unit.read_batches
-    path, other = project.folder / "data" / name, project.folder / "other"
+    name = "a.jsonl" if change in ("append", "edit") else "b.jsonl.zst"
+    read_batches = unit.read_batches
+    path = project.folder / "data" / name
+    other = project.folder / "other"
     before = path.read_bytes()
     after = {
         "append": before + b'{"text": "a line that came late"}\n',
@@ -238,10 +246,10 @@ def test_what_changes_when_read_is_not_kept(
         "replace": zstandard.compress(b'{"text": "another text"}\n' * 30),
     }
 
-    def read_and_change(part: Any, *settings: Any) -> Any:
-        for number, batch in enumerate(really(part, *settings)):
+    def read_and_change(work_unit: Any, *settings: Any) -> Any:
+        for number, batch in enumerate(read_batches(work_unit, *settings)):
             yield batch
-            if part.name.endswith(name) and not number:
+            if work_unit.name.endswith(name) and not number:
                 other.write_bytes(after[change])
                 if change == "replace":
                     other.replace(path)
@@ -254,4 +262,4 @@ def test_what_changes_when_read_is_not_kept(
     assert not (project.train / "index.json").exists()
     path.write_bytes(before)
     project.run()
-    assert read_files(project.out) == whole
+    assert read_files(project.out) == expected
