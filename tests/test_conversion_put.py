@@ -118,7 +118,9 @@ def test_a_rendered_yaml_names_the_version(project: Project) -> None:
     (resolved,) = resolve_mix([str(rendered)]).streams
     assert resolved.folder == locate(first), "a YAML keeps its version"
     rendered.write_text(rendered.read_text().replace(first.name, "train"))
-    with pytest.raises(Unreachable, match=r"no index\.json; correct its split, which is train-[0-9a-f]{8}"):
+    with pytest.raises(
+        Unreachable, match=r"no index\.json; correct its split, which is train-[0-9a-f]{8}"
+    ):
         resolve_mix([str(rendered)])
 
 
