@@ -229,7 +229,7 @@ CASES: dict[str, tuple[Make, Make]] = {
     "weights-number": (text(WEB | {"repeat": "0.5"}), text(WEB | {"repeat": 0.5})),
     "weights-epoch-size": (text(REPEATED, epoch_size=10), text(PART, epoch_size="1k")),
 }
-NAMED = "set train_loader.name: {}, which reads all of these streams, or convert it again for this loader with --reencode"
+NAMED = "set train_loader.name: {}, which reads all of these streams, or convert the stream again for this loader with --reencode"
 AS_INT16 = "the bytes of old are uint16, and train_loader reads all bytes columns as int16."
 OWN_LOADER: dict[str, Any] = {"eos_token_id": 0}
 PADDED = tokenized(own(WEB, CHUNKS("split"), **OWN_LOADER), pad_id=0)
@@ -285,7 +285,7 @@ MORE: list[tuple[Make, str, str]] = [
     (
         text(WEB | {"repeat": 0}, DOCS, batching_method="per_stream", **BATCH_OF_8),
         "batching-infeasible resume-devices weights-off",
-        "draws too few samples of web for their part",
+        "draws too few samples of web for their share",
     ),
     (text(WEB | {"repeat": 0}, DOCS | {"choose": 0}), "weights-none weights-off", "no sample"),
     (evals("held", "held"), "eval-label", "entry 1 of eval_loader has the label held."),

@@ -315,7 +315,7 @@ def test_nothing_else_is_mixed_with_it(likes: Path, tmp_path: Path, tokenizer_fo
     mixed["chat"] = {"local": str(tmp_path / "out/chat"), "split": "train"}
     (tmp_path / "both.yaml").write_text(yaml.safe_dump(config))
     alone = "set train_loader.name: pairwise_preference, for this stream in a run of its own"
-    others = "chat: columns turns, and the pairwise_preference loader reads others"
+    others = "chat: the pairwise_preference loader does not read the columns turns"
     both = (likes / "out/likes", tmp_path / "out/chat")
     for targets, told in ((both, alone), ((tmp_path / "both.yaml",), others)):
         refused = mdsmix("check", *targets)

@@ -24,4 +24,4 @@ CHECKS: tuple[Check, ...] = (
     *batches.CHECKS,
     *publication.CHECKS,
 )
-"In the order in which findings are printed."
+"All checks of a mix; findings are printed in this order."

@@ -1,9 +1,8 @@
-"""Checks that weights draw the samples that they seem to draw, and that batches can be built."""
+"""Checks that weights draw the intended samples, and that batches can be built."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
@@ -22,36 +21,43 @@ from mdsmix.table import is_known
 
 CHECKS = CheckList()
 
-SKEW = 2.0
-"A note is given if the shares in tokens and in samples differ by more than this factor."
-OFTEN = 4
-"Passes over the same data that train about as well as new data (arXiv 2305.16264)."
+MAX_SKEW = 2.0
+"A note is given if a stream's shares of tokens and of samples differ by more than this factor."
+USEFUL_PASSES = 4
+"Up to this many passes over the same data train about as well as new data (arXiv 2305.16264)."
 
 
 @CHECKS.loader("warning", "The stream is in the mix and never used.", "weights-off")
 @CHECKS.loader("error", "Streaming silently rounds down: the stream is never used.", "weights-zero")
 def weights_unused(mix: Mix, loader: Loader) -> Findings:
     for stream, drawn in zip(loader.streams, count_loader_draws(loader) or [], strict=False):
-        is_off = not any(stream.weight.values() or [1])
-        is_meant = is_off and mix.shares is not None  # `share: 0` leaves a stream out
-        if stream.index.samples and not drawn and not is_meant:
+        is_off = _is_off(stream)
+        is_intended = is_off and mix.shares is not None  # `share: 0` leaves a stream out
+        if stream.index.samples and not drawn and not is_intended:
             yield Finding(
                 f"{stream.name} has {stream.index.samples} samples, and its weight "
-                f"{stream.weight_text} draws 0 of them an epoch.",
-                "raise its weight, or take the stream out.",
+                f"{stream.weight_text} draws none of them in an epoch.",
+                "raise its weight, or remove the stream.",
                 [stream.name],
                 "weights-off" if is_off else "weights-zero",
             )
 
 
-@CHECKS.mix("note", "Samples seen more than about four times teach less each time.")
+def _is_off(stream: StreamInMix) -> bool:
+    """Check whether the stream's weight is 0."""
+    weights = stream.weight.values()
+    return bool(weights) and not any(weights)
+
+
+@CHECKS.mix("note", "After about four passes, a sample teaches less each time.")
 def weights_repeated(mix: Mix) -> Findings:
-    for each in _epoch(mix):
-        if each.drawn > OFTEN * each.samples > 0:
+    for stream in _measure_epoch(mix):
+        if stream.drawn > USEFUL_PASSES * stream.samples > 0:
             yield Finding(
-                f"an epoch draws {each.drawn} samples of the {each.samples} of {each.stream}.",
+                f"an epoch draws {stream.drawn} samples of {stream.stream}, which has "
+                f"{stream.samples}.",
                 "OK if intended. Otherwise lower its weight or epoch_size.",
-                [each.stream],
+                [stream.stream],
             )
 
 
@@ -59,7 +65,7 @@ def weights_repeated(mix: Mix) -> Findings:
 def weights_tokens(mix: Mix) -> Findings:
     if mix.shares is not None:
         return
-    epoch = _epoch(mix)
+    epoch = _measure_epoch(mix)
     samples = sum(stream.delivered for stream in epoch)
     tokens = sum(stream.tokens for stream in epoch)
     for stream in epoch:
@@ -67,18 +73,18 @@ def weights_tokens(mix: Mix) -> Findings:
         of_tokens = compute_share(stream.tokens, tokens)
         if not of_samples or of_tokens is None:
             continue
-        if not 1 / SKEW <= of_tokens / of_samples <= SKEW:
+        if not 1 / MAX_SKEW <= of_tokens / of_samples <= MAX_SKEW:
             yield Finding(
                 f"{stream.stream} is {of_samples:.1%} of an epoch's samples and {of_tokens:.1%} of "
                 "its tokens.",
-                "OK if intended. Use share in a recipe to weight by tokens.",
+                "OK if intended. To weight by tokens, use share in a recipe.",
                 [stream.stream],
             )
 
 
 @CHECKS.mix(
     "warning",
-    "Without shuffling the streams are read one after the other: the model remembers the last one.",
+    "Without shuffling, streams are read one after another: the model remembers the last one.",
 )
 def shuffle_off(mix: Mix) -> Findings:
     if len(mix.train.streams) > 1 and mix.train.dataset.get("shuffle") is not True:
@@ -93,7 +99,7 @@ def shuffle_off(mix: Mix) -> Findings:
     "warning", "Streaming draws other samples each time, so two evaluations cannot be compared."
 )
 def evaluation_varies(mix: Mix, loader: Loader) -> Findings:
-    """Find an evaluation that reads a part of its samples, drawn again at each pass."""
+    """Find an evaluation that draws only some of its samples, and others at each pass."""
     if loader.trains or loader.dataset.get("sampling_method") == "fixed":
         return
     drawn = count_loader_draws(loader) or []
@@ -104,8 +110,9 @@ def evaluation_varies(mix: Mix, loader: Loader) -> Findings:
     ]
     if varied:
         yield Finding(
-            "{loader} draws a part of the samples of {streams}, by epoch_size or a weight.",
-            "leave epoch_size and the weight out, or set sampling_method: fixed.",
+            "{loader} draws only some of the samples of {streams}, because of epoch_size or a "
+            "weight.",
+            "remove epoch_size and the weight, or set sampling_method: fixed.",
             stream_names(varied),
         )
 
@@ -113,16 +120,16 @@ def evaluation_varies(mix: Mix, loader: Loader) -> Findings:
 @CHECKS.mix("error", "The loader gives no batch at all, or LLM-Foundry refuses it.")
 def epoch_too_small(mix: Mix) -> Findings:
     batch = mix.yaml.batch_size
-    epoch = _epoch(mix)
-    drawn = sum(each.drawn for each in epoch)
+    epoch = _measure_epoch(mix)
+    drawn = sum(stream.drawn for stream in epoch)
     ratio = mix.train.dataset.get("packing_ratio")
     packing = float(ratio or 1) if mix.train.reads_turns and is_number(ratio) else 1.0
     needed = int((batch or 0) * packing)
-    # A rule of sections, weights-none, reports weights that are all 0.
-    has_weight = any(any(stream.weight.values() or [1]) for stream in mix.train.streams)
-    if has_weight and any(each.samples for each in epoch) and not drawn:
+    # The rule weights-none reports weights that are all 0.
+    has_weight = not all(_is_off(stream) for stream in mix.train.streams)
+    if has_weight and any(stream.samples for stream in epoch) and not drawn:
         yield Finding(
-            "the weights draw no sample of any stream.",
+            "the weights draw no samples from any stream.",
             "give at least one stream a weight above 0.",
         )
     elif 0 < drawn < needed and mix.train.section.get("drop_last"):
@@ -130,7 +137,7 @@ def epoch_too_small(mix: Mix) -> Findings:
         yield Finding(
             f"an epoch has {drawn} samples, and global_train_batch_size is {batch}{packed} with "
             "drop_last: true.",
-            "raise the weights, add data or train with smaller batches.",
+            "raise the weights, add data, or train with smaller batches.",
         )
 
 
@@ -161,41 +168,47 @@ def canonical_nodes(mix: Mix, loader: Loader) -> Findings:
 def resume_devices(mix: Mix) -> Findings:
     if get_batching_method(mix.train) in METHODS and not mix.train.is_mdsmix:
         yield Finding(
-            f"train_loader sets batching_method: {get_batching_method(mix.train)}, with which a "
-            "checkpoint can be resumed exactly only on the same nodes and devices with the same "
-            "batch of a device.",
+            f"train_loader sets batching_method: {get_batching_method(mix.train)}, so a checkpoint "
+            "can be resumed exactly only on as many nodes and devices, with the same batch for "
+            "each device.",
             "resume on the devices of the checkpoint, or use batching_method: random; "
-            f"name: {MDSMIX_LOADER} refuses other devices.",
+            f"name: {MDSMIX_LOADER} refuses to resume on other devices.",
         )
 
 
 @CHECKS.mix(
     "warning",
-    "Samples that fit into no row wait for a later batch, and those that wait when the epoch ends are "
-    "never trained.",
+    "Samples that do not fit into a row wait for a later batch, and those that still wait when the "
+    "epoch ends are never trained.",
 )
 def packing_high(mix: Mix) -> Findings:
-    """Compare packing_ratio with the most samples that fit into a row: by the mean length, and by
-    the samples longer than half a row, since no two of those share one.
+    """Compare packing_ratio with the most samples that can fit into a row on average. Two bounds
+    are computed: by the mean length, and by the samples longer than half a row, since no two of
+    those fit into one.
     """
     loader = mix.train
-    epoch = _epoch(mix)
+    epoch = _measure_epoch(mix)
     ratio: Any = loader.dataset.get("packing_ratio")
     limit = loader.max_seq_len
-    samples = float(sum(each.delivered for each in epoch))
-    tokens = sum(each.tokens for each in epoch)
+    samples = float(sum(stream.delivered for stream in epoch))
+    tokens = sum(stream.tokens for stream in epoch)
     if not (loader.reads_turns and is_number(ratio) and limit and samples and is_known(tokens)):
         return
-    streams = {stream.name: stream for stream in loader.streams}
-    long = sum(_share_above(streams[s.stream], limit / 2) * float(s.delivered) for s in epoch)
-    most = min(limit * samples / max(1.0, float(tokens)), samples / max(1.0, long))
-    if ratio > max(1.0, most):
-        untrained = int(samples * (1 - max(1.0, most) / ratio))
+    in_mix = {stream.name: stream for stream in loader.streams}
+    long_samples = 0.0
+    for stream in epoch:
+        long_samples += _share_above(in_mix[stream.stream], limit / 2) * float(stream.delivered)
+    by_mean_length = limit * samples / max(1.0, float(tokens))
+    by_long_samples = samples / max(1.0, long_samples)
+    max_ratio = min(by_mean_length, by_long_samples)
+    if ratio > max(1.0, max_ratio):
+        untrained = int(samples * (1 - max(1.0, max_ratio) / ratio))
+        rounded_down = max(1.0, math.floor(10 * max_ratio) / 10)
         yield Finding(
-            f"packing_ratio of train_loader is {ratio:g}, and a row of {plural(limit, 'token')} has "
-            f"room for at most {most:.2f} samples on average: at least {untrained:,} of "
+            f"packing_ratio of train_loader is {ratio:g}, and a row of {plural(limit, 'token')} "
+            f"has room for at most {max_ratio:.2f} samples on average: at least {untrained:,} of "
             f"{samples:,.0f} samples of an epoch are not trained.",
-            f"set packing_ratio to at most {max(1.0, math.floor(10 * most) / 10):g}, or to auto.",
+            f"set packing_ratio to at most {rounded_down:g}, or to auto.",
         )
 
 
@@ -212,24 +225,19 @@ def _share_above(stream: StreamInMix, length: float) -> float:
     return sum(count for power, count in counts if 2 ** int(power[2:]) > length) / samples
 
 
-def _undelivered(epoch: Sequence[StreamInEpoch]) -> list[str]:
-    """List the streams of which the epoch delivers no sample."""
-    return [each.stream for each in epoch if each.samples and not each.delivered]
-
-
-def _epoch(mix: Mix) -> list[StreamInEpoch]:
+def _measure_epoch(mix: Mix) -> list[StreamInEpoch]:
     return measure_epoch(mix.train, mix.yaml.batch_size)
 
 
 @CHECKS.mix(
     "warning",
-    "This batching method drops samples that fill no batch, and their number depends on the batch.",
+    "This batching method drops samples that fill no batch, and how many depends on the batch.",
     "batching-unknown",
 )
 @CHECKS.mix(
     "warning",
-    "Samples that fill no batch are dropped in every epoch, under stratified all that remain when the "
-    "scarcest stream ends, and the loader's length still counts them.",
+    "Samples that fill no batch are dropped in every epoch (under stratified, all that remain when "
+    "the scarcest stream ends), and the loader's length still counts them.",
     "batching-drops",
 )
 @CHECKS.mix(
@@ -239,26 +247,27 @@ def _epoch(mix: Mix) -> list[StreamInEpoch]:
 )
 def batching_method(mix: Mix) -> Findings:
     batch = mix.yaml.batch_size
-    epoch = _epoch(mix)
+    epoch = _measure_epoch(mix)
     drawn = sum(stream.drawn for stream in epoch)
     delivered = sum(stream.delivered for stream in epoch)
     method = get_batching_method(mix.train)
-    undelivered = _undelivered(epoch)
+    undelivered = [s.stream for s in epoch if s.samples and not s.delivered]
     problem = f"train_loader sets batching_method: {method}"
     fix = "use batching_method: random."
     if drawn and count_loader_delivered(mix.train, batch) is None:
         yield Finding(
             f"{problem}, and {mix.yaml.origin} has global_train_batch_size: {batch or 'none'} and "
             f"packing_ratio: {mix.train.dataset.get('packing_ratio')}.",
-            "check the whole training YAML (render-yaml --into), which sets both as numbers, or "
+            "check a complete training YAML that sets both as numbers (render-yaml --into), or "
             f"{fix}",
             id="batching-unknown",
         )
     elif drawn and method in METHODS and undelivered:
         yield Finding(
             f"{problem}, and an epoch draws too few samples of {', '.join(undelivered)} for their "
-            f"part of a batch of {batch}.",
-            f"raise the weight, take a stream of weight 0 out of the mix, change the batch, or {fix}",
+            f"share of a batch of {batch}.",
+            "raise the weight, remove a stream of weight 0 from the mix, change the batch, or "
+            f"{fix}",
             undelivered,
             "batching-infeasible",
         )
@@ -266,7 +275,7 @@ def batching_method(mix: Mix) -> Findings:
         yield Finding(
             f"{problem}, which delivers {delivered} of the epoch's {drawn} samples in batches of "
             f"{batch} (counted for one device): {(drawn - delivered) / drawn:.1%} are dropped.",
-            f"take weights that divide the batch evenly, or {fix}",
+            f"set weights that divide the batch evenly, or {fix}",
             [stream.stream for stream in epoch if stream.delivered < stream.drawn],
             "batching-drops",
         )

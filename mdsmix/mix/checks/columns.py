@@ -1,16 +1,15 @@
-"""Checks of columns and token ids: the loader must be able to read those of every stream. Columns
-are listed in index.json.
+"""Checks of columns and token ids: the loader must be able to read those of every stream.
 
 The two loaders of LLM-Foundry read different columns. Neither notices a wrong sample before its
-batch comes up: with 3 % of wrong samples, after about ten batches. Ids are judged by the manifest.
-Without one, the first samples of the first shard are judged, which can show that a stream is wrong
-but not that it is right.
+batch comes up: with 3 % of wrong samples, after about ten batches. Columns are listed in
+index.json, and ids are counted in the manifest. Without a manifest, the checks read the first
+samples of the first shard, which can show that a stream is wrong but not that it is right.
 """
 
 from __future__ import annotations
 
 import re
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -25,72 +24,79 @@ from mdsmix.shards.token_ids import IGNORED_LABEL, PACKED_COLUMNS, decode_turns,
 
 CHECKS = CheckList()
 
-SAMPLE_LAYOUTS: dict[str, tuple[tuple[str, set[str]], ...]] = {
-    "text": (("text", {"text"}), ("tokens", {"tokens"})),
+
+class SampleLayout(NamedTuple):
+    """A form of samples that a loader can read."""
+
+    name: str
+    columns: set[str]
+    "A stream has this layout if it has all of these columns."
+
+
+SAMPLE_LAYOUTS: dict[str, tuple[SampleLayout, ...]] = {
+    "text": (SampleLayout("text", {"text"}), SampleLayout("tokens", {"tokens"})),
     "finetuning": (
-        ("turns", {"turns"}),
-        ("input_ids", {"input_ids", "labels"}),
-        ("messages", {"messages"}),
-        ("prompt/response", {"prompt", "response"}),
-        ("prompt/response", {"prompt", "completion"}),
+        SampleLayout("turns", {"turns"}),
+        SampleLayout("input_ids", {"input_ids", "labels"}),
+        SampleLayout("messages", {"messages"}),
+        SampleLayout("prompt/response", {"prompt", "response"}),
+        SampleLayout("prompt/response", {"prompt", "completion"}),
     ),
     MDSMIX_LOADER: (
-        ("turns", {"turns"}),
-        ("input_ids", {"input_ids", "labels"}),
-        ("tokens", {"tokens"}),
-        ("packed", set(PACKED_COLUMNS)),
+        SampleLayout("turns", {"turns"}),
+        SampleLayout("input_ids", {"input_ids", "labels"}),
+        SampleLayout("tokens", {"tokens"}),
+        SampleLayout("packed", set(PACKED_COLUMNS)),
     ),
 }
-"""Loader -> the sample layouts that it reads, each with the columns that identify it, in the order
-in which the loader tries them.
-"""
-IDS = r"bytes|ndarray(:u?int(8|16|32|64)(:\d+)?)?"
+"Loader -> the layouts that it reads, in the order that it tries them."
+ID_ENCODINGS = r"bytes|ndarray(:u?int(8|16|32|64)(:\d+)?)?"
 ENCODINGS = (
-    dict.fromkeys(("tokens", "input_ids", "labels"), IDS)
+    dict.fromkeys(("tokens", "input_ids", "labels"), ID_ENCODINGS)
     | dict.fromkeys(("text", "prompt", "response", "completion"), "str")
     | dict.fromkeys(("turns", "messages"), "json")
 )
-"""Column -> a pattern of the encodings that loaders can decode, such as `ndarray:<int>` with or
-without a length.
+"""Column -> a pattern of the encodings that loaders can decode, such as `ndarray:int32` or
+`ndarray:int32:2048`.
 """
-RAW = {"messages": 1, "prompt/response": 2}
-"Layouts of text that the finetuning loader tokenizes -> the number of columns that each must have."
+TEXT_LAYOUTS = {"messages": 1, "prompt/response": 2}
+"Layouts of text that the finetuning loader tokenizes -> the number of columns that they must have."
 
 
 def find_layout(stream: StreamInMix, loader: str) -> str | None:
-    """Return the layout that the loader reads the stream's samples as: the first that fits; None if
-    none fits.
+    """Return the name of the first layout of the loader that the stream has; None if it has none of
+    them.
     """
     extra_loader = EXTRA_LOADERS.get(loader)
     if extra_loader:
         has_columns = dict(stream.columns).items() >= extra_loader.columns.items()
         return extra_loader.name if has_columns else None
     columns = set(stream.columns)
-    for name, required in SAMPLE_LAYOUTS.get(loader, ()):
-        if columns >= required:
-            return name
+    for layout in SAMPLE_LAYOUTS.get(loader, ()):
+        if columns >= layout.columns:
+            return layout.name
     return None
 
 
 def is_plain(loader: Loader, stream: StreamInMix) -> bool:
-    """Check whether the loader reads the stream as plain tokens. It then masks padding from the
-    loss by the padding id.
+    """Check whether the loader reads the stream as plain tokens. It then removes every padding
+    token from the loss.
     """
     return loader.is_text or (loader.is_mdsmix and find_layout(stream, MDSMIX_LOADER) == "tokens")
 
 
 @CHECKS.stream(
     "error",
-    "Neither loader reads the other's columns, and training fails only at the batch in which such a "
-    "sample comes up.",
+    "Neither loader reads the other's columns, and training fails only at the first batch with "
+    "such a sample.",
 )
 def columns_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     is_known = loader.name in EXTRA_LOADERS or loader.name in SAMPLE_LAYOUTS
     is_read = not is_known or not stream.shards or find_layout(stream, loader.name)
     if not is_read and not has_images(stream.columns):  # images-loader reports images
         yield Finding(
-            f"{{streams}}: columns {', '.join(sorted(stream.columns))}, and the {loader.name} loader "
-            "reads others.",
+            f"{{streams}}: the {loader.name} loader does not read the columns "
+            f"{', '.join(sorted(stream.columns))}.",
             _fix_of_unread_columns(mix, stream),
         )
 
@@ -100,17 +106,17 @@ def _fix_of_unread_columns(mix: Mix, stream: StreamInMix) -> str:
     names = (*EXTRA_LOADERS, "text", "finetuning", MDSMIX_LOADER)
     readers = [name for name in names if find_layout(stream, name)]
     if not readers:
-        return "convert it to tokens with `mdsmix convert`, or take it out of the mix."
+        return "convert it to tokens with `mdsmix convert`, or remove it from the mix."
     for name in readers:
-        if all(find_layout(each, name) for each in mix.streams):
+        if all(find_layout(other_stream, name) for other_stream in mix.streams):
             return _loader_fix(name, "which reads all of these streams")
     return _loader_fix(readers[0], "for this stream in a run of its own")
 
 
 def _loader_fix(name: str, reason: str) -> str:
     return (
-        f"set train_loader.name: {name}, {reason}, or convert it again for this loader with "
-        "--reencode (docs/loading.md)."
+        f"set train_loader.name: {name}, {reason}, or convert the stream again for this loader "
+        "with --reencode (docs/loading.md)."
     )
 
 
@@ -131,13 +137,13 @@ def text_and_tokens(mix: Mix, loader: Loader) -> Findings:
     tokens = list[StreamInMix]()
     for stream in loader.streams:
         layout = find_layout(stream, loader.name)
-        if layout in {"text", *RAW}:
+        if layout in {"text", *TEXT_LAYOUTS}:
             texts.append(stream)
         elif layout:
             tokens.append(stream)
     if texts and tokens:
         yield Finding(
-            "{loader} must tokenize the text of {streams}, and its other streams are tokens.",
+            "{loader} must tokenize the text of {streams}, and its other streams contain tokens.",
             "convert the text streams to tokens with `mdsmix convert`.",
             stream_names(texts),
             "columns-text-and-tokens" if loader.is_text else "columns-raw-and-tokenized",
@@ -150,8 +156,8 @@ def text_and_tokens(mix: Mix, loader: Loader) -> Findings:
     "built, and fails in mid-training.",
 )
 def columns_unlike(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find streams with other columns than the first, for loaders that a kind of stream defines.
-    Other loaders read each sample by its own columns.
+    """Find streams whose columns differ from the first stream's. Only loaders that a kind of stream
+    defines need equal columns.
     """
     first = loader.streams[0]
     name = loader.name
@@ -160,8 +166,8 @@ def columns_unlike(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         yield Finding(
             f"{first.name} has the columns {', '.join(sorted(first.columns))}, and {{streams}}: "
             f"{', '.join(sorted(stream.columns))}.",
-            "name the same fields in the sources of both and convert again with --reencode, or train "
-            "each in a run of its own.",
+            "name the same fields in the sources of both and convert again with --reencode, or "
+            "train each in a run of its own.",
         )
 
 
@@ -174,17 +180,18 @@ def columns_exact(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if loader.name != "finetuning":
         return
     layout = find_layout(stream, "finetuning")
-    if layout in RAW and len(stream.columns) != RAW[layout]:
+    if layout in TEXT_LAYOUTS and len(stream.columns) != TEXT_LAYOUTS[layout]:
         yield Finding(
-            f"{{streams}}: columns {', '.join(sorted(stream.columns))}, and {{loader}} takes no "
-            f"columns in addition to {layout}.",
+            f"{{streams}}: the columns are {', '.join(sorted(stream.columns))}, and {{loader}} "
+            f"accepts only {layout}.",
             f"write the stream again with only {layout}, or as turns with `mdsmix convert`.",
         )
 
 
 @CHECKS.stream(
     "error",
-    "The loader cannot decode such a column and fails at the first sample, or reads wrong ids from it.",
+    "The loader cannot decode such a column and fails at the first sample, or reads wrong ids from "
+    "it.",
 )
 def columns_encoding(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if loader.name in EXTRA_LOADERS:
@@ -199,17 +206,17 @@ def columns_encoding(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 @CHECKS.stream(
     "error",
-    "Streaming expects the same columns in all shards of a stream; a sample with others fails when "
-    "it comes up.",
+    "Streaming expects the same columns in all shards of a stream; a sample with other columns "
+    "fails when it comes up.",
 )
 def columns_shards(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    other = [shard for shard in stream.shards if shard.columns != stream.columns]
-    if other:
+    unlike = [shard for shard in stream.shards if shard.columns != stream.columns]
+    if unlike:
         yield Finding(
             f"the first shard of {{streams}} has the columns {dict(stream.columns)}, and "
-            f"{other[0].stored.basename} has {other[0].columns}.",
+            f"{unlike[0].stored.basename} has {unlike[0].columns}.",
             "publish the two sets of shards as two streams; merge_index joins indexes without "
-            "comparing them.",
+            "comparing their columns.",
         )
 
 
@@ -218,7 +225,7 @@ def columns_shards(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "A pickle runs code when it is read; Streaming refuses it unless allow_unsafe_types is set.",
 )
 def columns_unsafe(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    pickled = [c for c, e in stream.columns.items() if e == "pkl"]
+    pickled = [column for column, encoding in stream.columns.items() if encoding == "pkl"]
     if pickled and not loader.dataset.get("allow_unsafe_types"):
         yield Finding(
             f"{{streams}}: pickles in {', '.join(pickled)}, and {{loader}} does not set "
@@ -229,19 +236,21 @@ def columns_unsafe(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 @CHECKS.stream(
     "error",
-    "LLM-Foundry's loader and that of mdsmix append labels to input_ids, so each row is trained "
+    "The loaders of LLM-Foundry and mdsmix append labels to input_ids, so each row is trained "
     "twice, with -100 among its ids.",
 )
 def labels_repeated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find rows as Hugging Face's collators want them: labels are input_ids, masked by -100."""
+    """Find rows for the collators of Hugging Face: labels are a copy of input_ids, with -100 at
+    positions that are not trained.
+    """
     if stream.trusted_manifest or find_layout(stream, loader.name) != "input_ids":
         return
     dtype = str(loader.dataset.get("token_encoding_type", "int64"))
     samples = stream.head.samples
     if samples and all(_has_masked_labels(sample, dtype) for sample in samples):
         yield Finding(
-            "labels of {streams} equal its input_ids except for -100, as Hugging Face's collators want "
-            "them.",
+            "labels of {streams} equal its input_ids except for -100, as the collators of Hugging "
+            "Face expect.",
             "write the prompt as input_ids and the answer as labels, or convert the source with "
             "`mdsmix convert`.",
         )
@@ -266,8 +275,8 @@ DTYPES = ("int64", "int32", "uint16", "uint8")
 
 @CHECKS.stream(
     "error",
-    "A column of bytes is read with one dtype for the whole loader (token_encoding_type); the wrong "
-    "one gives meaningless ids.",
+    "A column of bytes is read with one dtype for the whole loader (token_encoding_type); the "
+    "wrong one gives meaningless ids.",
 )
 def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     expected = str(loader.dataset.get("token_encoding_type", "int64"))
@@ -282,20 +291,24 @@ def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         yield Finding(
             f"the bytes of {{streams}} are {actual}, and {{loader}} reads all bytes columns as "
             f"{expected}.",
-            f"set token_encoding_type: {actual}; if streams differ in it, convert them again: "
-            "ndarray columns name their dtype.",
+            f"set token_encoding_type: {actual}; if streams have different dtypes, convert them "
+            "again to ndarray columns, which name their dtype.",
         )
 
 
 def _find_dtype(stream: StreamInMix, limit: int) -> str | None:
-    """Return the widest dtype under which the first samples contain ids of a vocabulary of `limit`;
-    None without columns of bytes.
+    """Return the widest dtype that decodes the first samples to ids below `limit`; None without
+    columns of bytes.
     """
     columns = [name for name in TOKEN_COLUMNS if stream.columns.get(name) == "bytes"]
     if not columns:
-        return None  # without reading a shard
-    cells = [sample.get(column) for sample in stream.head.samples for column in columns]
-    data = [cell for cell in cells if isinstance(cell, bytes)]
+        return None  # decided before `stream.head` reads a shard
+    data = list[bytes]()
+    for sample in stream.head.samples:
+        for column in columns:
+            cell = sample.get(column)
+            if isinstance(cell, bytes):
+                data.append(cell)
     for dtype in DTYPES:
         if data and all(_fits(cell, dtype, limit) for cell in data):
             return dtype
@@ -311,40 +324,33 @@ def _fits(data: bytes, dtype: str, limit: int) -> bool:
 
 @CHECKS.stream(
     "error",
-    "The loader passes such an id on, and the embedding fails on it; on a GPU it is a CUDA assert "
-    "without a name.",
+    "The loader passes such an id on, and the model's embedding fails on it; on a GPU that is a "
+    "CUDA assert without a name.",
 )
 def id_vocabulary(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     manifest = stream.trusted_manifest
     if manifest:
-        top = manifest.totals.largest_id
+        largest = manifest.totals.largest_id
     else:
         ids = read_head_turns(stream, loader).ids.values
-        top = int(ids.max(initial=-1))
-        least = int(ids.min(initial=0))
-        if least < 0:
+        largest = int(ids.max(initial=-1))
+        smallest = int(ids.min(initial=0))
+        if smallest < 0:
             yield Finding(
-                f"the first samples of {{streams}} contain the id {least}, and ids begin at 0.",
-                "write only token ids; a token that is not trained belongs into a prompt, not into "
+                f"the first samples of {{streams}} contain the id {smallest}, and ids begin at 0.",
+                "write only token ids; put a token that is not trained into a prompt, not into "
                 "labels as -100.",
             )
-    vocabularies = [
-        (
-            "the tokenizer",
-            mix.tokenizer and mix.tokenizer.vocab_size,
+    problem = f"the largest id of {{streams}} is {largest}, and the vocabulary of"
+    if mix.tokenizer and largest >= mix.tokenizer.vocab_size:
+        yield Finding(
+            f"{problem} the tokenizer ends at {mix.tokenizer.vocab_size - 1}.",
             "name the tokenizer of the conversion, or convert again.",
-        ),
-        (
-            "the model",
-            mix.yaml.value_at("model", "vocab_size"),
-            f"set model.vocab_size to at least {top + 1}, or convert again with the model's "
+        )
+    model_size = mix.yaml.value_at("model", "vocab_size")
+    if isinstance(model_size, int) and largest >= model_size:
+        yield Finding(
+            f"{problem} the model ends at {model_size - 1}.",
+            f"set model.vocab_size to at least {largest + 1}, or convert again with the model's "
             "tokenizer.",
-        ),
-    ]
-    for owner, size, fix in vocabularies:
-        if isinstance(size, int) and top >= size:
-            yield Finding(
-                f"the largest id of {{streams}} is {top}, and the vocabulary of {owner} ends at "
-                f"{size - 1}.",
-                fix,
-            )
+        )

@@ -1,5 +1,5 @@
-"""Checks that streams are trained as they were converted: under the same policies, and images by a
-loader and a processor that read them.
+"""Checks that streams are trained as they were converted: with the same target policies, and images
+with a loader and a processor that can read them.
 
 A stored sample has one token for each image.
 """
@@ -36,7 +36,7 @@ have no such key.
 
 @CHECKS.stream(
     "error",
-    "The encoder would see one token of every pretraining sample, and the loss would mean nothing.",
+    "The encoder would see one token of each pretraining sample, and the loss would mean nothing.",
     "format-pretraining",
 )
 @CHECKS.stream(
@@ -53,10 +53,10 @@ def decoder_only(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     converted = encoding.decoder_only_format if stream.has_targets else True
     if format != converted:
         yield Finding(
-            f"{{streams}}: converted under decoder_only_format: {format_yaml_value(converted)}, and {{loader}} "
-            f"sets {format_yaml_value(format)}.",
-            "convert again, or train in the format of the conversion; pretraining data with the text "
-            "loader.",
+            f"{{streams}}: converted with decoder_only_format: {format_yaml_value(converted)}, and "
+            f"{{loader}} sets {format_yaml_value(format)}.",
+            "convert again, or train in the format of the conversion; train pretraining data with "
+            "the text loader.",
             id="format-differs" if stream.has_targets else "format-pretraining",
         )
 
@@ -93,8 +93,8 @@ def targets_differ(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if check:
         converted = f"{encoding.target_prompts}/{encoding.target_responses}"
         yield Finding(
-            f"{{streams}}: converted for the targets {converted}, and {{loader}} trains "
-            f"{'/'.join(loader.targets)}.",
+            f"{{streams}}: converted for the targets {converted} (prompts/responses), and "
+            f"{{loader}} trains {'/'.join(loader.targets)}.",
             "convert again with the targets of the run, or set target_prompts and target_responses "
             "to those of the conversion.",
             id=check,
@@ -102,25 +102,30 @@ def targets_differ(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _compare_targets(encoding: Encoding, policies: Targets) -> str | None:
-    """Return the id of the check that fails for a stream under these policies; None if they agree
-    with the conversion.
+    """Return the id of the check that fails for a stream under these policies; None if they are
+    those of the conversion.
     """
     converted = targets_of(encoding)
-    # No prompt is empty, so `all` is length>=1.
-    more = max(1, policies.least_trained_prompt) - max(1, converted.least_trained_prompt)
+    # No prompt is empty, so `all` is the same as length>=1.
+    least_now = max(1, policies.least_trained_prompt)
+    least_converted = max(1, converted.least_trained_prompt)
     is_same = converted.target_responses == policies.target_responses
-    if not more and is_same:
+    if least_now == least_converted and is_same:
         return None
-    if encoding.pack or encoding.compact:
-        return "targets-packed" if encoding.pack else "targets-compact"
-    is_narrower = more > 0 or (not is_same and policies.target_responses == "last")
-    return "targets-narrower" if is_narrower else "targets-wider"
+    if encoding.pack:
+        return "targets-packed"
+    if encoding.compact:
+        return "targets-compact"
+    trains_fewer_responses = not is_same and policies.target_responses == "last"
+    if least_now > least_converted or trains_fewer_responses:
+        return "targets-narrower"
+    return "targets-wider"
 
 
 @CHECKS.stream(
     "note",
-    "Without eos_token_id or bos_token_id the loader of mdsmix cannot see where a document of a full "
-    "row ends, so they attend to each other.",
+    "Without eos_token_id or bos_token_id the loader of mdsmix cannot find the ends of documents "
+    "in a full row, so documents attend to each other.",
     "documents-unmarked",
 )
 @CHECKS.stream(
@@ -130,62 +135,64 @@ def _compare_targets(encoding: Encoding, policies: Targets) -> str | None:
     "documents-unseparated",
 )
 def documents_joined(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find pretraining text in full rows whose documents the loader cannot tell apart."""
-    layout = None
-    if not loader.is_text and not stream.has_targets:
-        layout = find_layout(stream, loader.name)
-    is_marked = any(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos"))
+    """Find pretraining data in full rows whose documents the loader does not separate."""
+    if loader.is_text or stream.has_targets:
+        return
+    if stream.encoding is None or stream.encoding.layout != "concat":
+        return
+    layout = find_layout(stream, loader.name)
+    separators = ("eos_token_id", "bos_token_id")
+    is_marked = any(loader.dataset.get(key) is not None for key in separators)
     is_unmarked = layout == "tokens" and not is_marked
-    if (
-        stream.encoding
-        and stream.encoding.layout == "concat"
-        and (layout == "input_ids" or is_unmarked)
-    ):
+    if layout == "input_ids" or is_unmarked:
         yield Finding(
             "{streams}: pretraining text in full rows (layout: concat).",
-            "OK if intended. To keep documents apart, use name: mdsmix with dataset.eos_token_id, or "
-            "layout: document with packing_ratio.",
+            "OK if intended. To keep documents apart, use name: mdsmix with dataset.eos_token_id, "
+            "or layout: document with packing_ratio.",
             id="documents-unmarked" if is_unmarked else "documents-unseparated",
         )
 
 
 @CHECKS.mix(
     "warning",
-    "The batches mark where the documents of a packed row begin, and this model ignores it: its "
-    "attention crosses from one to the next.",
+    "The batches mark where the documents of a packed row begin, but this model ignores that: its "
+    "attention crosses from one document to the next.",
 )
 def documents_unmasked(mix: Mix) -> Findings:
-    packed = [s for s in mix.train.streams if find_id_columns(s.columns) == PACKED_COLUMNS]
+    packed = [
+        stream for stream in mix.train.streams if find_id_columns(stream.columns) == PACKED_COLUMNS
+    ]
     model = mix.yaml.value_at("model", "name")
     key = ".".join(USES_SEQUENCE_ID)
     masks = model == "mpt_causal_lm" and mix.yaml.value_at(*USES_SEQUENCE_ID)
     if packed and model in ("mpt_causal_lm", "hf_causal_lm") and not masks:
         yield Finding(
             f"{{streams}}: packed rows, and the model is {model} without {key}.",
-            f"OK if intended. Otherwise set {key}: true for an mpt_causal_lm; for other models only a "
-            "training loop of your own can mask documents (mdsmix.load.document_mask).",
+            f"OK if intended. Otherwise set {key}: true for an mpt_causal_lm; for other models "
+            "only a training loop of your own can mask documents (mdsmix.load.document_mask).",
             stream_names(packed),
         )
 
 
 @CHECKS.stream(
     "error",
-    "LLM-Foundry's loaders read only the turns and silently train on one placeholder token for each "
-    "image.",
+    "LLM-Foundry's loaders read only the turns and silently train on one placeholder token for "
+    "each image.",
 )
 def images_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if has_images(stream.columns) and not loader.is_mdsmix:
         yield Finding(
-            f"{{streams}}: images, which the {loader.name} loader of {{loader}} does not read.",
+            f"{{streams}}: the samples have images, and {{loader}} (name: {loader.name}) does not "
+            "read images.",
             "set train_loader.name: mdsmix, with mdsmix installed in LLM-Foundry's environment "
-            "(docs/loading.md), or read it with mdsmix.load in a training loop of your own; or take "
-            "the stream out.",
+            "(docs/loading.md), or read the stream with mdsmix.load in a training loop of your "
+            "own; or remove the stream.",
         )
 
 
-def planned_processor(stream: StreamInMix) -> str | None:
-    """Return the hash of the processor whose token counts decided which rows fit; None if
-    unknown.
+def planned_processor_hash(stream: StreamInMix) -> str | None:
+    """Return the hash of the processor whose token counts decided which rows fit; None if the
+    stream was converted without one.
     """
     return stream.encoding.images.get("processor") if stream.encoding else None
 
@@ -221,21 +228,21 @@ def find_processor(mix: Mix, loader: Loader, stream: StreamInMix) -> FoundProces
 
 @CHECKS.stream(
     "warning",
-    "Whether every row fits max_seq_len with its images is not known before the loader reads it; one "
+    "Whether a row fits max_seq_len with its images is known only when the loader reads it; a row "
     "that does not fit ends training.",
     "images-unplanned",
 )
 @CHECKS.stream(
     "error",
-    "Rows for another processor do not fit and end training, or give a model other tokens, masks or "
-    "pixels than transformers does; without a processor training ends at once.",
+    "Rows for another processor do not fit and end training, or give a model other tokens, masks "
+    "or pixels than transformers does; without a processor training ends at once.",
     "images-processor",
 )
 def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if not (loader.is_mdsmix and has_images(stream.columns)):
         return
     name = loader.dataset.get("processor")
-    planned = planned_processor(stream)
+    planned = planned_processor_hash(stream)
     processor = find_processor(mix, loader, stream)
     hash = processor.hash if processor else None
     check = _judge_processor(loader, planned, hash)
@@ -243,18 +250,18 @@ def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         converted = f"for the processor {planned}" if planned else "without a processor"
         again = mix.republish_fix(f" processor={name}" if name else "")
         yield Finding(
-            f"{{streams}}: images, converted {converted}, and that of {{loader}} is "
+            f"{{streams}}: images were converted {converted}, and the processor of {{loader}} is "
             f"{name or 'not named'} ({hash or 'not found here'}).",
             "name the model's processor (processor: at the top of the recipe, dataset.processor in "
-            f"a YAML of your own), check where it can be loaded, and {again}, which publishes it "
-            "next to the streams.",
+            f"a YAML of your own), run the check where it can be loaded, and {again}, which "
+            "publishes it next to the streams.",
             id=check,
         )
     longest = loader.max_seq_len or 0
     if planned and stream.encoding and stream.encoding.max_seq_len > longest:
         yield Finding(
-            f"{{streams}}: converted for rows longer than the {longest:,} tokens of {{loader}}, and "
-            "a row that does not fit with its images is not cut.",
+            f"{{streams}}: converted for rows longer than the {longest:,} tokens of {{loader}}, "
+            "and rows with images are not cut.",
             f"{mix.republish_fix(f' max_seq_len={longest}')}.",
             id="images-processor",
         )
@@ -274,13 +281,14 @@ def _judge_processor(loader: Loader, planned: str | None, hash: str | None) -> s
     """
     name = loader.dataset.get("processor")
     if name:
-        # A folder that `convert` published would be found next to the stream.
+        # A folder that `convert` published would be found next to the streams. If it is not found,
+        # the streams have another processor.
         is_published = PROCESSOR_FOLDER.fullmatch(os.path.basename(str(name)))
         if planned and (hash or is_published) and planned != hash:
             return "images-processor"
         return None if planned and hash else "images-unplanned"
     # Without a name, all streams must share the one processor that is published next to them.
-    processors = {planned_processor(stream) for stream in loader.streams} - {None}
+    processors = {planned_processor_hash(stream) for stream in loader.streams} - {None}
     if len(processors) != 1 or planned != hash:
         return "images-processor"
     return None if planned else "images-unplanned"

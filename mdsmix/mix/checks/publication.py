@@ -1,5 +1,5 @@
-"""Checks that each stream is one complete publication, by the rules of `verify`, and that training
-nodes can find and cache it.
+"""Checks that each stream is published completely, by the rules of `mdsmix verify`, and that
+training nodes can find and cache it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from mdsmix.storage import locate
 CHECKS = CheckList()
 
 DEVICES_OF_A_NODE = 8
-"The most devices that a node is assumed to have, if a YAML gives the number of a run."
-SMALLER = "or set a smaller predownload or fewer num_workers."
+"The most devices that a node is assumed to have. A YAML gives only the number of a run."
+READ_LESS_AHEAD = "or set a smaller predownload or fewer num_workers."
 
 
 @CHECKS.stream("error", "Samples of this shard cannot be decoded.")
@@ -50,18 +50,18 @@ def validate_hash(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         return
     for shard in stream.shards:
         if str(algorithm) not in shard.stored.hashes:
-            known = ", ".join(sorted(shard.stored.hashes)) or "null"
+            available = ", ".join(sorted(shard.stored.hashes)) or "null"
             yield Finding(
                 f"{{loader}} sets validate_hash: {algorithm}, and the hashes in the index of "
-                f"{{streams}} are {known}.",
-                f"set validate_hash to one of them: {known}.",
+                f"{{streams}} are {available}.",
+                f"set validate_hash to one of them: {available}.",
             )
             return
 
 
 @CHECKS.stream(
     "error",
-    "Streaming trusts a cached index for ever: it reads the old stream, or shards that are gone.",
+    "Streaming never checks a cached index: it reads the old stream, or shards that are gone.",
 )
 def index_stale(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     cached = locate(stream.cache_folder or "") / INDEX
@@ -70,20 +70,20 @@ def index_stale(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     cached_hash = xxhash.xxh128_hexdigest(cached.read())
     if cached_hash != stream.index.hash:
         yield Finding(
-            f"the index cached in {cached.parent} is {cached_hash[:8]}, and the one at "
-            f"{stream.folder} is {stream.index.hash[:8]}.",
-            "name a new local folder (`mdsmix render-yaml` names one after the index), or delete "
+            f"the index cached in {cached.parent} has the hash {cached_hash[:8]}, and the index at "
+            f"{stream.folder} has {stream.index.hash[:8]}.",
+            "set local to a new folder (`mdsmix render-yaml` names one after the index), or delete "
             "this one.",
         )
 
 
-EVICTED = (
+EVICTS_SHARDS = (
     "Streaming evicts shards that a worker still waits for, and may wait for ever; it refuses far "
     "smaller limits (ValueError)."
 )
 
 
-@CHECKS.loader("error", EVICTED)
+@CHECKS.loader("error", EVICTS_SHARDS)
 def cache_limit_small(mix: Mix, loader: Loader) -> Findings:
     rows = _device_rows(mix, loader)
     gpus = _devices(mix, loader)
@@ -97,13 +97,15 @@ def cache_limit_small(mix: Mix, loader: Loader) -> Findings:
     if lack:
         yield Finding(
             f"{{loader}}, on {node}: {lack.need.describe_lack(lack.written, lack.limit, prefix)}.",
-            f"set cache_limit to {lack.need.bytes} or, better, much more; {SMALLER}",
+            f"set cache_limit to {lack.need.bytes} or, better, much more; {READ_LESS_AHEAD}",
         )
 
 
-@CHECKS.loader("warning", EVICTED)
+@CHECKS.loader("warning", EVICTS_SHARDS)
 def cache_limit_tight(mix: Mix, loader: Loader) -> Findings:
-    """Judge the limit for one node that draws the whole batch, if the devices are not known."""
+    """Compare the limit with the need of one node that draws the whole batch, if the number of
+    devices is unknown.
+    """
     batch = mix.yaml.batch_size or 0
     if loader is not mix.train or batch < 1 or _devices(mix, loader):
         return
@@ -114,24 +116,28 @@ def cache_limit_tight(mix: Mix, loader: Loader) -> Findings:
         yield Finding(
             f"{{loader}}, if one node draws the whole batch of {batch:,}: "
             f"{lack.need.describe_lack(lack.written, lack.limit)}.",
-            "run `mdsmix plan` with --nodes and --gpus to see what a node of the run needs, and set "
-            f"cache_limit to that or more; {SMALLER}",
+            "run `mdsmix plan` with --nodes and --gpus to compute the need of a node of the run, "
+            f"and set cache_limit to that or more; {READ_LESS_AHEAD}",
         )
 
 
 class Lack(NamedTuple):
-    """A limit that is too small."""
+    """A cache_limit that is too small."""
 
     need: CacheNeed
     limit: int
-    "Bytes."
+    "In bytes."
     written: object
     "The limit as it is written in the YAML."
 
 
 def _find_lack(loader: Loader, rows: int, gpus: int) -> Lack | None:
-    """Return what the loader's limit lacks on a node of these devices, of so many rows each; None
-    if it is enough.
+    """Compare the loader's cache_limit with the need of a node. None if it is not set or large
+    enough.
+
+    Args:
+        rows: rows of each device in a step.
+        gpus: devices of the node.
     """
     written = loader.dataset.get("cache_limit")
     limit = parse_quantity(written, BYTE_UNITS) if written else None
@@ -142,7 +148,7 @@ def _find_lack(loader: Loader, rows: int, gpus: int) -> Lack | None:
     workers = max(0, as_whole_number(loader.section.get("num_workers")) or 0)
     replication = as_whole_number(loader.dataset.get("replication"))
     machines = Machines(batch=rows * gpus, gpus=gpus, workers=workers, packing=packing)
-    with suppress(RecipeError):  # other checks report canonical nodes that fit no such node
+    with suppress(RecipeError):  # other checks report canonical nodes that such a run cannot have
         machines = make_machines(
             loader, batch=rows * gpus, gpus=gpus, workers=workers, packing=packing
         )
@@ -161,8 +167,8 @@ def _device_rows(mix: Mix, loader: Loader) -> int:
 
 
 def _devices(mix: Mix, loader: Loader) -> int | None:
-    """Return the devices of a node: those of the run, but at most 8. None if the YAML does not
-    determine them.
+    """Return the devices of a node: those of the run, but at most 8. None if the YAML does not set
+    the batch of the run and of a device.
     """
     batch = mix.yaml.batch_size
     rows = as_whole_number(mix.yaml.value_at("device_train_batch_size"))
@@ -175,79 +181,93 @@ def _devices(mix: Mix, loader: Loader) -> int | None:
     return min(DEVICES_OF_A_NODE, batch // rows)
 
 
-AGAIN = "{again}; or copy the files again."
-REPAIR = "`mdsmix repair {folder} --recipe {recipe}` makes it again."
-FAULTS: dict[str, tuple[Severity, str, str]] = {
-    SHARD_MISSING: (
+class FaultCheck(NamedTuple):
+    """The check that reports a rule of `mdsmix verify`."""
+
+    severity: Severity
+    why: str
+    "The consequence for training."
+    fix: str
+    "With `{again}`, `{folder}` and `{recipe}` as placeholders."
+
+
+COPY_AGAIN = "{again}; or copy the files again."
+REPAIR = "run `mdsmix repair {folder} --recipe {recipe}`, which makes it again."
+FAULT_CHECKS: dict[str, FaultCheck] = {
+    SHARD_MISSING: FaultCheck(
         "error",
-        "Streaming does not raise: without workers the epoch ends early, with workers training hangs.",
-        AGAIN,
+        "Streaming does not raise: without workers the epoch ends early, with workers training "
+        "hangs.",
+        COPY_AGAIN,
     ),
-    SHARD_SIZE: (
+    SHARD_SIZE: FaultCheck(
         "error",
-        "A shard that was cut off or replaced gives wrong samples, or fails its checksum and silently "
-        "ends the epoch.",
-        AGAIN,
+        "A shard that was cut off or replaced gives wrong samples, or fails its checksum and "
+        "silently ends the epoch.",
+        COPY_AGAIN,
     ),
-    SHARD_CONTENTS: (
+    SHARD_CONTENTS: FaultCheck(
         "error",
         "A shard that was changed in place gives wrong samples, or fails its checksum and silently "
         "ends the epoch.",
         REPAIR,
     ),
-    SHARD_BASENAMES: (
+    SHARD_BASENAMES: FaultCheck(
         "error",
-        "Two entries of the index name one file, so one of the two shards is read twice and the other "
-        "never.",
-        "publish the stream again; merge_index does this to folders of one name.",
+        "Two entries of the index name one file, so one of the two shards is read twice and the "
+        "other never.",
+        "publish the stream again; merge_index makes such an index of folders with one name.",
     ),
-    PUBLICATION_INTERRUPTED: (
+    PUBLICATION_INTERRUPTED: FaultCheck(
         "error",
-        "The index is the previous one, or was replaced by hand: the manifest's tokens and tokenizer "
-        "are not those of these shards.",
-        "run `mdsmix convert` again, which completes the publication; if shards were changed by hand, "
-        "delete mdsmix.manifest.",
+        "The index is the previous one, or was replaced by hand: the manifest's tokens and "
+        "tokenizer are not those of these shards.",
+        "run `mdsmix convert` again, which completes the publication; if shards were changed by "
+        "hand, delete mdsmix.manifest.",
     ),
-    MANIFEST_CONTRADICTS: (
+    MANIFEST_CONTRADICTS: FaultCheck(
         "error",
-        "The manifest counts other data than the shards contain, so it cannot be trusted.",
+        "The manifest's counts differ from the shards, so it cannot be trusted.",
         "convert the stream again.",
     ),
-    SIDE_FILES: (
+    SIDE_FILES: FaultCheck(
         "warning",
-        "Training does not read them; without them `inspect` cannot name records, and a conversion is "
-        "refused.",
+        "Training does not read them; without them `inspect` cannot name records, and a conversion "
+        "is refused.",
         REPAIR,
     ),
-    QUARANTINE_RULE: (
+    QUARANTINE_RULE: FaultCheck(
         "warning",
         "Training does not read them; the records that were set aside can no longer be shown.",
         REPAIR,
     ),
 }
-"""Rule of a fault -> severity, consequence and fix. Some faults show in names and sizes, others
-only if the shards are read.
+"""Rule of a fault -> its check. Some faults are found by names and sizes, others only if the shards
+are read.
 """
 
 
-def faults(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+def find_faults(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find all faults of a stream; each finding has the id of its check."""
     report = mix.verified.get(stream.folder.url)
-    every = report.faults if report else stream.contradictions
-    again = mix.republish_fix()
+    all_faults = report.faults if report else stream.contradictions
     recipe = mix.recipe_path or "RECIPE"
-    for rule, (_, _, fix) in FAULTS.items():
-        files = [fault for fault in every if fault.rule == rule]
-        if files:
-            more = f" (and {plural(len(files) - 1, 'more file')})" if len(files) > 1 else ""
+    for rule, check in FAULT_CHECKS.items():
+        faults = [fault for fault in all_faults if fault.rule == rule]
+        if faults:
+            first = faults[0]
+            further = ""
+            if len(faults) > 1:
+                further = f" (and {plural(len(faults) - 1, 'more file')})"
             yield Finding(
-                f"{files[0].file} of {{streams}}: {files[0].problem.rstrip('.')}{more}.",
-                fix.format(again=again, folder=stream.folder, recipe=recipe),
+                f"{first.file} of {{streams}}: {first.problem.rstrip('.')}{further}.",
+                check.fix.format(again=mix.republish_fix(), folder=stream.folder, recipe=recipe),
                 id=rule,
             )
 
 
-for rule, (severity, why, _) in FAULTS.items():
-    CHECKS.stream(severity, why, rule)(faults)
+for rule, check in FAULT_CHECKS.items():
+    CHECKS.stream(check.severity, check.why, rule)(find_faults)
 
 
 @CHECKS.stream(
@@ -259,13 +279,14 @@ def damage_in_transit(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings
     for damage in report.in_transit if report else ():
         yield Finding(
             f"{damage.file} of {{streams}}: {damage.problem}.",
-            "check the network, its caches and this machine's memory; the stored file needs no repair.",
+            "check the network, its caches and this machine's memory; the stored file needs no "
+            "repair.",
         )
 
 
 @CHECKS.stream(
     "warning",
-    "A record that is in a stream twice counts twice: in training, and in the result of an "
+    "A record that is in a stream twice counts twice, both in training and in the result of an "
     "evaluation.",
     "records-duplicate",
 )
@@ -281,9 +302,9 @@ def check_records(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if records.bad > BAD_SHARE * records.selected:
         share = records.bad / max(1, records.selected)
         yield Finding(
-            f"{records.bad:,} of {plural(records.selected, 'record')} of {{streams}} ({share:.1%}) were "
-            "bad and set aside.",
-            f"look at them with `mdsmix quarantine {stream.folder}`, and fix the source or the "
+            f"{records.bad:,} of {plural(records.selected, 'record')} of {{streams}} ({share:.1%}) "
+            "were bad and set aside.",
+            f"show them with `mdsmix quarantine {stream.folder}`, and fix the source or the "
             "recipe.",
             id="records-bad",
         )
@@ -303,10 +324,10 @@ def check_records(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 def remote_unseen(mix: Mix, loader: Loader) -> Findings:
     for stream in loader.unopened:
         yield Finding(
-            f"{stream.name} is at {stream.url}, which Streaming can read and mdsmix cannot: not "
-            "checked.",
-            "OK if the stream is known to fit. Otherwise copy it to a folder or an s3:// URL and check "
-            "it there.",
+            f"{stream.name} is at {stream.url}, which Streaming can read and mdsmix cannot, so it "
+            "was not checked.",
+            "OK if you know that the stream fits. Otherwise copy it to a folder or an s3:// URL "
+            "and check it there.",
             [stream.name],
         )
 
@@ -316,7 +337,8 @@ def index_empty(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if not stream.index.samples:
         yield Finding(
             f"the index of {{streams}} lists {plural(len(stream.shards), 'shard')} and 0 samples.",
-            "look at what was filtered or quarantined when converting, or take the stream out.",
+            "check which records were filtered or quarantined when converting, or remove the "
+            "stream.",
         )
 
 

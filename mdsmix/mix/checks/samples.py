@@ -1,8 +1,8 @@
 """Checks of samples: their lengths must fit, documents must be kept apart, and each sample must
 have something to train on.
 
-The manifest is judged if there is one. Without one, the first samples of the first shard are
-judged, which can show that a stream is wrong but not that it is right.
+The checks read the manifest's counts. Without a manifest, they read the first samples of the first
+shard, which can show that a stream is wrong but not that it is right.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from mdsmix.messages import plural
 from mdsmix.mix.checks.columns import find_layout, is_plain
 from mdsmix.mix.epoch.stream_counts import fixed_row_length, has_policies_of, read_head_turns
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
+from mdsmix.shards.manifest import Manifest
 
 CHECKS = CheckList()
 
 
 @CHECKS.stream(
     "warning",
-    "The loader cuts an encoder's context and its target at max_seq_len each, and only their sum was "
-    "counted.",
+    "The loader cuts an encoder's context and its target at max_seq_len each, and only the length "
+    "of both together was counted.",
     "sides-unseen",
 )
 @CHECKS.stream(
     "warning",
-    "The loader cuts off what is longer than a row, and never trains on it.",
+    "The loader cuts off tokens that do not fit into a row, and never trains on them.",
     "rows-cut",
 )
 @CHECKS.stream(
@@ -56,59 +57,74 @@ class Excess(NamedTuple):
     """Samples that are longer than a row of the loader."""
 
     check: str
+    "The id of the check that reports them."
     message: str
     "How many they are, or how long."
 
 
 def _find_excess(loader: Loader, stream: StreamInMix) -> Excess | None:
-    is_kept = _is_kept_by_rule(loader, stream)
+    """Find samples of a stream that the loader cuts, or that were cut when converting."""
+    is_kept = _keeps_long_samples(loader, stream)
     if is_kept and loader.is_text:
         return None  # the text loader reads no conversation: columns-loader reports that
     manifest = stream.trusted_manifest
+    cut = _find_counted_cuts(manifest, loader, is_kept) if manifest else None
+    if cut:
+        return cut
     longest = _find_longest(loader, stream)
-    if manifest:
-        counts = manifest.totals
-        longer = loader.row_limit - manifest.encoding.max_seq_len
-        if is_kept and not longer and counts.cut_rows:
-            return Excess(
-                "rows-cut",
-                f"{counts.cut_rows:,} of {plural(counts.samples, 'sample')} of {{streams}} are cut, "
-                f"by {counts.cut_tokens:,} of {plural(counts.tokens, 'token')} "
-                f"({counts.cut_tokens / counts.tokens:.1%})",
-            )
-        if counts.truncated_rows and manifest.encoding.too_long == "cut":
-            tokens = counts.tokens + counts.truncated_tokens
-            samples = plural(counts.documents or counts.samples, "sample")
-            return Excess(
-                "rows-cut",
-                f"{counts.truncated_rows:,} of {samples} of {{streams}} were cut when converting, "
-                f"by {counts.truncated_tokens:,} of {plural(tokens, 'token')} "
-                f"({counts.truncated_tokens / tokens:.1%})",
-            )
     if longest <= loader.row_limit:
         return None
     message = f"the longest sample of {{streams}} has {longest:,} tokens"
     has_sides = (stream.encoding or loader).decoder_only_format is False
     if not has_sides:
         return Excess("rows-cut" if is_kept else "rows-too-long", message)
-    # Tokens that are cut at the conversion's length were counted. If none were, none are cut at a
-    # larger length either.
-    if manifest and (not longer or (longer > 0 and not counts.cut_rows)):
-        return None
+    if manifest:
+        # Tokens that are cut at the conversion's length were counted. If none were, none are cut
+        # at a larger length either.
+        converted_length = manifest.encoding.max_seq_len
+        is_longer = loader.row_limit > converted_length
+        if loader.row_limit == converted_length or (is_longer and not manifest.totals.cut_rows):
+            return None
     return Excess("sides-unseen", f"{message}, context and target together")
 
 
+def _find_counted_cuts(manifest: Manifest, loader: Loader, is_kept: bool) -> Excess | None:
+    """Find cut samples that the manifest counts.
+
+    Args:
+        is_kept: whether conversion kept long samples for the loader to cut.
+    """
+    counts = manifest.totals
+    if is_kept and loader.row_limit == manifest.encoding.max_seq_len and counts.cut_rows:
+        return Excess(
+            "rows-cut",
+            f"{counts.cut_rows:,} of {plural(counts.samples, 'sample')} of {{streams}} are cut, by "
+            f"{counts.cut_tokens:,} of {plural(counts.tokens, 'token')} "
+            f"({counts.cut_tokens / counts.tokens:.1%})",
+        )
+    if counts.truncated_rows and manifest.encoding.too_long == "cut":
+        tokens = counts.tokens + counts.truncated_tokens
+        samples = plural(counts.documents or counts.samples, "sample")
+        return Excess(
+            "rows-cut",
+            f"{counts.truncated_rows:,} of {samples} of {{streams}} were cut when converting, by "
+            f"{counts.truncated_tokens:,} of {plural(tokens, 'token')} "
+            f"({counts.truncated_tokens / tokens:.1%})",
+        )
+    return None
+
+
 def _find_longest(loader: Loader, stream: StreamInMix) -> int:
-    """Return the tokens of the longest sample: by the manifest, or of the first samples."""
+    """Return the tokens of the longest sample: as the manifest counts, or of the first samples."""
     if stream.trusted_manifest:
         return stream.trusted_manifest.totals.longest
     lengths = read_head_turns(stream, loader).samples.lengths
     return fixed_row_length(stream) or int(lengths.max(initial=0))
 
 
-def _is_kept_by_rule(loader: Loader, stream: StreamInMix) -> bool:
-    """Check whether conversion kept long conversations because the loader's length leaves them
-    something to train on.
+def _keeps_long_samples(loader: Loader, stream: StreamInMix) -> bool:
+    """Check whether conversion kept conversations that are longer than a row. It keeps those that
+    still have something to train on when the loader has cut them.
     """
     encoding = stream.encoding
     if encoding is None:
@@ -146,26 +162,46 @@ def rows_short(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "rows-uneven",
 )
 def rows_of_different_lengths(mix: Mix, loader: Loader) -> Findings:
-    tokens = [s for s in loader.streams if loader.is_text and find_layout(s, "text") == "tokens"]
-    uneven = [s for s in tokens if fixed_row_length(s) is None and not _looks_even(s, loader)]
-    if not uneven and len({fixed_row_length(s) for s in tokens} - {None, 0}) > 1:
-        uneven = tokens
-    if uneven:
-        told = "samples of {streams} have different lengths under {loader}"
-        fix = "use layout: concat, or the finetuning loader with packing, whose rows are masked."
-        yield Finding(f"{told}.", fix, stream_names(uneven), "rows-uneven")
-        if mix.tokenizer and mix.tokenizer.pad_id is None:
-            yield Finding(
-                f"{told}, and the tokenizer has no padding token.",
-                "add pad_token to tokenizer.kwargs, a token of its own and not EOS, or use layout: concat.",
-                stream_names(uneven),
-                "pad-missing",
-            )
+    if not loader.is_text:
+        return
+    uneven = _find_uneven(loader)
+    if not uneven:
+        return
+    problem = "samples of {streams} have different lengths under {loader}"
+    yield Finding(
+        f"{problem}.",
+        "use layout: concat, or the finetuning loader with packing, which masks padding.",
+        stream_names(uneven),
+        "rows-uneven",
+    )
+    if mix.tokenizer and mix.tokenizer.pad_id is None:
+        yield Finding(
+            f"{problem}, and the tokenizer has no padding token.",
+            "add a pad_token other than EOS to tokenizer.kwargs, or use layout: concat.",
+            stream_names(uneven),
+            "pad-missing",
+        )
+
+
+def _find_uneven(loader: Loader) -> list[StreamInMix]:
+    """Return the streams of a text loader whose samples have different lengths: in one stream, or
+    all streams if each has a length of its own.
+    """
+    streams = [stream for stream in loader.streams if find_layout(stream, "text") == "tokens"]
+    lengths = {stream.name: fixed_row_length(stream) for stream in streams}
+    uneven = [
+        stream
+        for stream in streams
+        if lengths[stream.name] is None and not _looks_even(stream, loader)
+    ]
+    if not uneven and len(set(lengths.values()) - {None, 0}) > 1:
+        return streams
+    return uneven
 
 
 def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
-    """Whether samples seem to have one length though their columns do not fix it, as from
-    LLM-Foundry's own converters.
+    """Check whether samples seem to have one length although their columns do not fix it.
+    LLM-Foundry's own converters write such samples.
     """
     if stream.encoding:
         return stream.encoding.layout == "concat"
@@ -174,19 +210,23 @@ def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
 
 @CHECKS.stream(
     "error",
-    "sequence_id is worked out from this token; where no sample holds it, all documents of a row attend to each other.",
+    "The loader computes sequence_id from this token; without it, all documents of a row attend to "
+    "each other.",
 )
 def separator_absent(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    for word in ("eos", "bos") if is_plain(loader, stream) else ():
-        token = loader.dataset.get(f"{word}_token_id")
-        encoding = stream.encoding
-        is_promised = encoding is not None and getattr(encoding, f"add_{word}") is not False
-        if not isinstance(token, int) or is_promised or not (encoding or stream.head.samples):
+    if not is_plain(loader, stream):
+        return
+    encoding = stream.encoding
+    for name in ("eos", "bos"):
+        token = loader.dataset.get(f"{name}_token_id")
+        was_added = encoding is not None and getattr(encoding, f"add_{name}") is not False
+        if not isinstance(token, int) or was_added or not (encoding or stream.head.samples):
             continue
         if token not in read_head_turns(stream, loader).ids.values:
             yield Finding(
-                f"{{loader}} sets {word}_token_id: {token}, but {{streams}}: written without it.",
-                f"convert again with add_{word}: true, or leave {word}_token_id out.",
+                f"{{streams}}: written without the token {token}, which {{loader}} sets as "
+                f"{name}_token_id.",
+                f"convert again with add_{name}: true, or leave {name}_token_id out.",
             )
 
 
@@ -196,9 +236,9 @@ def separator_absent(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "ValueError).",
 )
 def sample_unusable(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    if loader.is_text or _was_judged(stream, loader):
+    if loader.is_text or _was_checked_by_conversion(stream, loader):
         return
-    reasons = {*_list_unusable(stream, loader)}
+    reasons = set(_list_unusable(stream, loader))
     if reasons:
         yield Finding(
             f"some of the first samples of {{streams}} cannot be trained on under max_seq_len "
@@ -207,8 +247,8 @@ def sample_unusable(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         )
 
 
-def _was_judged(stream: StreamInMix, loader: Loader) -> bool:
-    """Check whether conversion judged every sample by this loader's rule, so that no shard need be
+def _was_checked_by_conversion(stream: StreamInMix, loader: Loader) -> bool:
+    """Check whether conversion checked every sample for this loader, so that no shard need be
     read.
     """
     encoding = stream.encoding
@@ -221,8 +261,8 @@ def _was_judged(stream: StreamInMix, loader: Loader) -> bool:
 
 
 def _list_unusable(stream: StreamInMix, loader: Loader) -> Iterator[str]:
-    """Yield why some of the first samples give nothing to train on, such as `empty_response`. Token
-    ids are judged by the encoder's own rule.
+    """Yield the reasons why some of the first samples have nothing to train on, such as
+    `empty_response`. The encoder's own code decides this for token ids.
     """
     for column in ("prompt", "response", "completion"):
         if any(sample.get(column) == "" for sample in stream.head.samples):

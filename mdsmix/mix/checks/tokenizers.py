@@ -1,5 +1,5 @@
-"""Checks that streams, run and model share one tokenizer and one length of rows, and of the effect
-of special ids on the loss.
+"""Checks that the streams, the run and the model have the same tokenizer and the same length of
+rows, and that special ids affect the loss as intended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mdsmix.tokenizer.published import (
 CHECKS = CheckList()
 
 
-def _reference(mix: Mix) -> TokenizerCard | None:
+def _find_reference(mix: Mix) -> TokenizerCard | None:
     """Return the run's tokenizer, or the first stream's if the run's is unknown."""
     if mix.tokenizer:
         return mix.tokenizer
@@ -48,7 +48,7 @@ def _reference(mix: Mix) -> TokenizerCard | None:
 
 @CHECKS.stream(
     "error",
-    "Chats of two templates teach the model two ways to speak, and generation uses only one of them.",
+    "Chats in two templates teach the model two formats, and generation uses only one of them.",
     "template-differs",
 )
 @CHECKS.stream(
@@ -57,77 +57,88 @@ def _reference(mix: Mix) -> TokenizerCard | None:
     "tokenizer-differs",
 )
 def tokenizer_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    other = _reference(mix)
+    reference = _find_reference(mix)
     manifest = stream.trusted_manifest
-    if not other or not manifest:
+    if not reference or not manifest:
         return
-    own = manifest.tokenizer
-    whose = "run's" if mix.tokenizer else "first stream's"
-    is_same = own.hash == other.hash or _is_same_today(mix, stream, other)
-    has_template = kind_of(manifest.encoding).has_template
-    part = "chat_template_hash" if is_same and has_template else "hash"
-    if is_same and has_template and own.chat_template_hash == other.chat_template_hash:
-        # Streams of older versions, and those without tools, were made without the other template.
-        is_used = own.tool_template_hash and "tools" in manifest.encoding.fields
-        part = "tool_template_hash" if is_used else part
-    own_hash = getattr(own, part)
-    other_hash = getattr(other, part)
-    if own_hash != other_hash:
+    card = manifest.tokenizer
+    is_same = card.hash == reference.hash or _has_same_hash_today(mix, stream, reference)
+    field = _field_to_compare(card, reference, manifest) if is_same else "hash"
+    stream_hash = getattr(card, field)
+    reference_hash = getattr(reference, field)
+    if stream_hash != reference_hash:
+        whose = "run's" if mix.tokenizer else "first stream's"
         yield Finding(
-            f"{{streams}}: converted with the tokenizer {own.name} ({part} {own_hash}), and the "
-            f"{whose} is {other.name} ({other_hash}).",
-            "convert again with the run's tokenizer folder, or name that of the conversion.",
+            f"{{streams}}: converted with the tokenizer {card.name} ({field} {stream_hash}), and "
+            f"the {whose} is {reference.name} ({reference_hash}).",
+            "convert again with the run's tokenizer folder, or name the tokenizer of the "
+            "conversion.",
             id="template-differs" if is_same else "tokenizer-differs",
         )
 
 
-def _is_same_today(mix: Mix, stream: StreamInMix, other: TokenizerCard) -> bool:
-    """Check whether two hashes are of one tokenizer, one or both by the rule of an earlier mdsmix.
-
-    `other` is the run's tokenizer, or that of the first stream with a manifest.
+def _field_to_compare(card: TokenizerCard, reference: TokenizerCard, manifest: Manifest) -> str:
+    """Return the hash of a TokenizerCard that must agree too if two tokenizers are the same: the
+    hash of the template that the stream uses, or `hash` if it uses no template.
     """
-    [own] = published_tokenizers([stream])
-    other_hash = other.hash
+    if not kind_of(manifest.encoding).has_template:
+        return "hash"
+    # Streams of older versions, and those without tools, do not use the template for tools.
+    uses_tools = card.tool_template_hash and "tools" in manifest.encoding.fields
+    if uses_tools and card.chat_template_hash == reference.chat_template_hash:
+        return "tool_template_hash"
+    return "chat_template_hash"
+
+
+def _has_same_hash_today(mix: Mix, stream: StreamInMix, reference: TokenizerCard) -> bool:
+    """Check whether the stream's tokenizer is the reference, although one or both were hashed by
+    the rule of an earlier mdsmix.
+    """
+    [stream_tokenizer] = published_tokenizers([stream])
+    reference_hash = reference.hash
     for published in published_tokenizers(mix.streams):
-        if published.card.hash == other.hash:
-            other_hash = find_current_hash(published)
+        if published.card.hash == reference.hash:
+            reference_hash = find_current_hash(published)
             break
-    return find_current_hash(own) == other_hash
+    return find_current_hash(stream_tokenizer) == reference_hash
 
 
 @CHECKS.stream(
     "note",
-    "Only a manifest names the tokenizer; of these streams only the range of the first ids could be "
-    "compared.",
+    "Only a manifest names the tokenizer; without one, only the range of the first ids can be "
+    "checked.",
 )
 def tokenizer_unknown(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if stream.manifest is None and {"tokens", "input_ids", "turns"} & set(stream.columns):
         yield Finding(
             "{streams}: no manifest, so the tokenizer is unknown.",
-            "check it yourself, or convert again with `mdsmix convert`.",
+            "make sure that it is the run's tokenizer, or convert again with `mdsmix convert`.",
         )
 
 
 @CHECKS.mix(
     "warning",
-    "Streams were compared only with each other, and padding and vocabulary not at all.",
+    "Streams were compared only with each other, and padding and vocabulary were not checked.",
 )
 def tokenizer_unseen(mix: Mix) -> Findings:
     if mix.tokenizer_problem:
         yield Finding(
             f"the run's tokenizer could not be opened: {mix.tokenizer_problem.rstrip('.')}.",
-            "check where the tokenizer can be loaded, for example on the machine that converts.",
+            "run the check where the tokenizer can be loaded, for example on the machine that "
+            "converts.",
         )
 
 
 @CHECKS.mix(
     "note",
-    "Other programs may not open this folder, or read it in another way; mdsmix publishes one that they open.",
+    "Other programs may not open this folder, or read it in another way; mdsmix publishes a folder "
+    "that they can open.",
     "tokenizer-read",
 )
 @CHECKS.mix(
     "warning",
-    "Another version of transformers, or another program, may take the file's ids: a model trained on one reads and writes other words with the other.",
+    "Another version of transformers, or another program, may use the ids of tokenizer.json: then "
+    "the trained model reads and writes other words.",
     "tokenizer-class",
 )
 def tokenizer_class(mix: Mix) -> Findings:
@@ -135,28 +146,29 @@ def tokenizer_class(mix: Mix) -> Findings:
     if opened and opened.class_changes:
         yield Finding(
             f"the tokenizer {opened.name}: {opened.class_changes}.",
-            f"{TRAIN_BY_FILE}; else leave it, if this version is that of training.",
+            f"OK if training uses this version of transformers. Otherwise, {TRAIN_BY_FILE}.",
             id="tokenizer-class",
         )
     if opened and opened.note:
         yield Finding(
             f"{opened.note}.",
-            "OK if intended. A folder that transformers 4 and 5 open is published with the streams.",
+            "OK if intended. A folder that transformers 4 and 5 open is published with the "
+            "streams.",
             id="tokenizer-read",
         )
 
 
 @CHECKS.mix(
     "error",
-    "LLM-Foundry loads tokenizers with AutoTokenizer, which needs a folder or a hub name.",
+    "LLM-Foundry loads tokenizers with AutoTokenizer, which needs a folder or a name on the hub.",
 )
 def tokenizer_lone_file(mix: Mix) -> Findings:
     name = mix.yaml.value_at("tokenizer", "name")
     if isinstance(name, str) and name.endswith(".json"):
         yield Finding(
             f"tokenizer.name is the file {name}.",
-            "put the file into a folder with a tokenizer_config.json that names its special tokens, "
-            "and name the folder.",
+            "put the file into a folder with a tokenizer_config.json that names its special "
+            "tokens, and set tokenizer.name to the folder.",
         )
 
 
@@ -175,7 +187,7 @@ def tokenizer_unpublished(mix: Mix) -> Findings:
 
 @CHECKS.mix(
     "error",
-    "LLM-Foundry refuses a tokenizer without one, and the model would never learn where to stop.",
+    "LLM-Foundry refuses a tokenizer without EOS, and the model would never learn when to stop.",
 )
 def eos_missing(mix: Mix) -> Findings:
     if mix.tokenizer and mix.tokenizer.eos_id is None:
@@ -187,11 +199,12 @@ def eos_missing(mix: Mix) -> Findings:
 
 @CHECKS.loader(
     "error",
-    "The text loader then masks tokens, and fails without a mask token (ValueError).",
+    "With mlm_probability the text loader masks tokens, and fails without a mask token "
+    "(ValueError).",
 )
 def mask_missing(mix: Mix, loader: Loader) -> Findings:
-    """Find mlm_probability under a tokenizer without a mask token, as those of causal
-    models are.
+    """Find mlm_probability with a tokenizer that has no mask token, such as that of a causal
+    model.
     """
     probability = loader.dataset.get("mlm_probability")
     if not loader.is_text or probability is None or mix.run_tokenizer is None:
@@ -200,14 +213,14 @@ def mask_missing(mix: Mix, loader: Loader) -> Findings:
         yield Finding(
             f"dataset of {{loader}} has mlm_probability: {probability}, and the tokenizer has no "
             "mask token.",
-            "leave mlm_probability out to train a causal model.",
+            "to train a causal model, remove mlm_probability.",
         )
 
 
 @CHECKS.stream(
     "note",
-    "The finetuning loader masks by length, so EOS is trained: the loss differs a little from that of "
-    "the text loader, which leaves EOS out.",
+    "The finetuning loader masks by length, so EOS is trained: its loss differs slightly from that "
+    "of the text loader, which does not train EOS.",
     "pad-eos-finetuning",
 )
 @CHECKS.stream(
@@ -218,25 +231,26 @@ def mask_missing(mix: Mix, loader: Loader) -> Findings:
 )
 @CHECKS.stream(
     "warning",
-    "The collator removes every padding token from the attention, and so the EOS at the end of each "
-    "answer.",
+    "The collator removes every padding token from the attention, and with it the EOS at the end "
+    "of each answer.",
     "pad-eos-preference",
 )
 def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    card = _reference(mix)
+    card = _find_reference(mix)
+    if card is None or card.pad_id not in (None, card.eos_id):
+        return
     is_text = is_plain(loader, stream)
-    is_one = card and card.pad_id is not None and card.pad_id == card.eos_id
-    if card and loader.name in EXTRA_LOADERS and card.pad_id in (None, card.eos_id):
+    if loader.name in EXTRA_LOADERS:
         yield Finding(
             f"the tokenizer's padding token is its EOS, {card.eos_id}.",
             "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token).",
             id="pad-eos-preference",
         )
-    elif card and is_one and loader.trains and (is_text or stream.has_targets is False):
+    elif card.pad_id is not None and loader.trains and (is_text or stream.has_targets is False):
         yield Finding(
             f"the tokenizer's padding token and its EOS are both {card.pad_id}.",
-            "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token); or train with "
-            "the finetuning loader, and do not compare its losses with those of name: text.",
+            "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token); or train "
+            "with the finetuning loader, and do not compare its losses with those of name: text.",
             id="pad-eos-text" if is_text else "pad-eos-finetuning",
         )
 
@@ -250,7 +264,7 @@ def separator_differs(mix: Mix, loader: Loader) -> Findings:
 
 @CHECKS.stream(
     "note",
-    "Whether a model stops at the end of an answer depends on its stop tokens, which are unknown "
+    "Whether the model stops at the end of an answer depends on its stop tokens, which are unknown "
     "here.",
     "answer-end-unknown",
 )
@@ -262,31 +276,35 @@ def separator_differs(mix: Mix, loader: Loader) -> Findings:
 )
 def answer_ends(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     manifest = stream.trusted_manifest
-    tokenizer = tokenizer_that_made(mix, stream, manifest) if manifest else None
+    tokenizer = find_conversion_tokenizer(mix, stream, manifest) if manifest else None
     if manifest is None or tokenizer is None:
         return
     for note in kind_of(manifest.encoding).end_notes(tokenizer):
         if note.level != "fact":
-            rule = "answer-end-untrained" if note.level == "warning" else "answer-end-unknown"
-            yield Finding(f"{{streams}}: {note.sentence}.", f"{note.fix}.", id=rule)
+            id = "answer-end-untrained" if note.level == "warning" else "answer-end-unknown"
+            yield Finding(f"{{streams}}: {note.sentence}.", f"{note.fix}.", id=id)
 
 
-def tokenizer_that_made(mix: Mix, stream: StreamInMix, manifest: Manifest) -> Tokenizer | None:
-    """Return the tokenizer that made a stream of conversations, if it is at hand."""
+def find_conversion_tokenizer(
+    mix: Mix, stream: StreamInMix, manifest: Manifest
+) -> Tokenizer | None:
+    """Return the tokenizer that a stream of conversations was converted with. None if it cannot be
+    opened here, and for streams of other kinds.
+    """
     card = manifest.tokenizer
     if not kind_of(manifest.encoding).has_template:
         return None
     run_tokenizer = mix.run_tokenizer
-    if run_tokenizer and _key(run_tokenizer) == _key(card):
+    if run_tokenizer and _hashes(run_tokenizer) == _hashes(card):
         return run_tokenizer
-    published = published_tokenizer(stream, manifest)
-    if published and _key(published) == _key(card):
+    published = open_published_tokenizer(stream, manifest)
+    if published and _hashes(published) == _hashes(card):
         return published
     return None
 
 
-def published_tokenizer(stream: StreamInMix, manifest: Manifest) -> Tokenizer | None:
-    """Return the tokenizer that is published next to the stream; None if it cannot be opened."""
+def open_published_tokenizer(stream: StreamInMix, manifest: Manifest) -> Tokenizer | None:
+    """Open the tokenizer that is published next to the stream; None if it cannot be opened."""
     with suppress(MdsmixError):
         folder = fetch_folder(stream.folder.parent.parent / manifest.tokenizer.folder_name)
         if folder is None:
@@ -296,17 +314,17 @@ def published_tokenizer(stream: StreamInMix, manifest: Manifest) -> Tokenizer | 
     return None
 
 
-def _key(tokenizer: Tokenizer | TokenizerCard) -> tuple[str, str | None]:
+def _hashes(tokenizer: Tokenizer | TokenizerCard) -> tuple[str, str | None]:
     return tokenizer.hash, tokenizer.chat_template_hash
 
 
-LENGTHS = ("max_seq_len", "model.max_seq_len", "tokenizer.kwargs.model_max_length")
+LENGTH_KEYS = ("max_seq_len", "model.max_seq_len", "tokenizer.kwargs.model_max_length")
 
 
 @CHECKS.loader(
     "warning",
-    "Lengths that differ within one config are rarely intended: the model or the tokenizer is set for "
-    "other rows than it gets.",
+    "Different lengths in one config are rarely intended: the model or the tokenizer is set for "
+    "rows of another length than it gets.",
     "length-differs",
 )
 @CHECKS.loader(
@@ -315,7 +333,7 @@ LENGTHS = ("max_seq_len", "model.max_seq_len", "tokenizer.kwargs.model_max_lengt
     "length-model",
 )
 def lengths_differ(mix: Mix, loader: Loader) -> Findings:
-    for key in LENGTHS:
+    for key in LENGTH_KEYS:
         value = mix.yaml.value_at(*key.split("."))
         length = loader.max_seq_len
         if value is None or length is None or as_whole_number(value) == length:
@@ -331,8 +349,8 @@ def lengths_differ(mix: Mix, loader: Loader) -> Findings:
 
 @CHECKS.loader(
     "error",
-    "LLM-Foundry refuses an encoder-decoder model with the text loader, and in decoder-only batches "
-    "its encoder sees the answer.",
+    "LLM-Foundry refuses an encoder-decoder model with the text loader, and in decoder-only "
+    "batches the encoder sees the answer.",
 )
 def model_encoder(mix: Mix, loader: Loader) -> Findings:
     is_decoder_only = loader.is_text or loader.decoder_only_format is True
@@ -340,20 +358,20 @@ def model_encoder(mix: Mix, loader: Loader) -> Findings:
         again = mix.republish_fix(" decoder_only_format=false")
         yield Finding(
             "model.name is hf_t5, and {loader} makes decoder-only batches.",
-            f"train it with name: finetuning and decoder_only_format: false ({again}; only finetuning "
-            "data), or train a decoder-only model.",
+            "train it with name: finetuning and decoder_only_format: false, only on finetuning "
+            f"data ({again}), or train a decoder-only model.",
         )
 
 
 @CHECKS.mix(
     "warning",
-    "Pretrained weights know only the ids of their own tokenizer, and the two could not be compared "
-    "here.",
+    "Pretrained weights fit only the ids of their own tokenizer, and the two tokenizers could not "
+    "be compared here.",
     "model-tokenizer-unseen",
 )
 @CHECKS.mix(
     "error",
-    "Pretrained weights know only the ids of their own tokenizer: with another one they read and "
+    "Pretrained weights fit only the ids of their own tokenizer: with another one they read and "
     "write other words, and nothing fails.",
     "model-tokenizer",
 )
@@ -366,15 +384,15 @@ def model_tokenizer(mix: Mix) -> Findings:
     if not mix.run_tokenizer or not mix.model_tokenizer:
         yield Finding(
             f"{problem}.",
-            "make sure that the two are the same, or check where the model's folder or hub can be "
-            "reached.",
+            "make sure that the two tokenizers are the same, or run the check where the model's "
+            "folder or hub can be reached.",
             id="model-tokenizer-unseen",
         )
         return
     remapped = count_remapped_ids(mix.model_tokenizer, mix.run_tokenizer.path)
     if remapped:
         yield Finding(
-            f"{problem}: {remapped:,} tokens of the model's own have another id.",
+            f"{problem}: {remapped:,} tokens of the model's tokenizer have another id in it.",
             f"set tokenizer: {model} in the recipe and convert again, or train a model for this "
             "tokenizer.",
             id="model-tokenizer",
@@ -387,11 +405,12 @@ def model_tokenizer(mix: Mix) -> Findings:
 )
 def eval_label(mix: Mix) -> Findings:
     entries = mix.yaml.value_at("eval_loader")
-    every = entries if isinstance(entries, list) else []
-    labels = [e.get("label") for e in every if isinstance(e, Mapping)]
+    if not isinstance(entries, list):
+        return
+    labels = [entry.get("label") for entry in entries if isinstance(entry, Mapping)]
     for number, label in enumerate(labels):
         if label is None or label in labels[:number]:
             yield Finding(
                 f"entry {number} of eval_loader has the label {label}.",
-                "give every entry a label of its own.",
+                "give each entry a label of its own.",
             )
