@@ -1,5 +1,5 @@
-"""`mdsmix report`: the page says what the commands say, holds what samples hold as text, and
-reaches nothing.
+"""`mdsmix report`: the page agrees with the other commands, shows samples as text, and loads
+nothing from outside.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.report.page.sample_browser import BROKEN, spans, thumbnail
+from mdsmix.report.page.sample_browser import BROKEN, cut_into_spans, make_thumbnail
 from mdsmix.report.shown_samples import Picture, Segment
 from mdsmix.tokenizer.card import open_tokenizer
 from mdsmix.tokenizer.decoder import open_decoder
@@ -37,26 +37,27 @@ NUMBERS = ("--batch", 8, "--gpus", 2)
 
 
 def report(*arguments: object, out: Path, code: int = 0) -> tuple[Page, Answer]:
-    """The page that the command writes, without what Streaming says."""
+    """Run the command without the first batches, and return its page and output."""
     answer = mdsmix("report", *arguments, "--no-preview", "-o", out)
     assert answer.code == code, answer.err
     return Page(out.read_text("utf-8")), answer
 
 
-def told(*arguments: object) -> Any:
+def as_json(*arguments: object) -> Any:
     return json.loads(mdsmix(*arguments, "--json").out)
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    """Hostile documents, pairs of which some are bad, chats of which some are too long, drawn by
-    shares.
+    """Convert hostile documents, pairs with bad ones among them, and chats with long ones among
+    them, mixed by shares.
     """
     web = Web(tmp_path_factory.mktemp("page"), tokenizer_folder, pytest.MonkeyPatch())
     texts: list[Any] = [f"{HOSTILE[n % len(HOSTILE)]} number {n}" for n in range(60)]
     docs = web.holds([*texts, {"text": 7}, {"other": "<b onclick=alert(1)>"}], "docs.jsonl")
     asked = [{"prompt": f"What is {n}?", "response": f"{n} </mark> it is."} for n in range(60)]
-    says = [[{"role": "user", "content": "Say it."}, {"role": "assistant", "content": said}] for said in ("It.", "It, " * 60)]  # fmt: skip
+    question = {"role": "user", "content": "Say it."}
+    says = [[question, {"role": "assistant", "content": text}] for text in ("It.", "It, " * 60)]
     chat = web.holds([{"messages": says[n % 9 == 0]} for n in range(60)], "chat.jsonl")
     streams = {"docs": documents(docs, layout="document"), "chat": chats(chat)}
     streams["faq"] = pairs(web.holds(asked, "faq.jsonl"))
@@ -76,30 +77,33 @@ def page(recipe: Path) -> Page:
 
 
 def test_the_page_says_what_the_commands_say(recipe: Path, page: Page) -> None:
-    plan = told("plan", recipe, *NUMBERS)
+    plan = as_json("plan", recipe, *NUMBERS)
     assert len(page.figures) == 5
     assert {"epoch.tokens", "step.padding"} <= page.figures.keys()
     for name, (value, text) in page.figures.items():
         part, key = name.split(".")
         assert (float(value) if value else None) == plan[part][key], name
         assert text.startswith("~") == (name in plan["estimated"]), name
-    check = told("check", recipe)
+    check = as_json("check", recipe)
     said = [finding[key] for finding in check["findings"] for key in ("id", "message")]
     assert said, "a test without a finding shows none"
     said += [f"{row[key]:.2%}" for row in check["shares"]["rows"] for key in ("asked", "reached")]
     last = mdsmix("check", recipe).out.splitlines()[-1]
     assert last.startswith("shard contents not read")
-    manifests = [found["manifest"] for found in told("inspect", recipe)["streams"]]
+    manifests = [found["manifest"] for found in as_json("inspect", recipe)["streams"]]
     for records in (manifest["records"] for manifest in manifests):
         dropped, bad = (sum(records[of].values()) for of in ("filtered", "quarantined"))
-        said += [f"{records['read']:,} read = {records['written']:,} written + {dropped:,} filtered + {bad:,} quarantined"]  # fmt: skip
-    for code, reason in told("quarantine", recipe)["streams"][0]["reasons"].items():
+        said.append(
+            f"{records['read']:,} read = {records['written']:,} written + {dropped:,} filtered + "
+            f"{bad:,} quarantined"
+        )
+    for code, reason in as_json("quarantine", recipe)["streams"][0]["reasons"].items():
         said += [f"{code}: {reason['count']}", f"line {reason['records'][0]['line']}"]
     assert [text for text in (*said, last) if text not in page.text] == []
 
 
 def test_samples_are_those_of_inspect_by_token_and_stay_text(recipe: Path, page: Page) -> None:
-    found = told("inspect", recipe, "--random", "--seed", 0, "-n", 5)["streams"]
+    found = as_json("inspect", recipe, "--random", "--seed", 0, "-n", 5)["streams"]
     expected = [(s["stream"].split("/")[-2], each) for s in found for each in s["shown"]]
     assert [s.stream for s in page.samples] == [name for name, _ in expected]
     for sample, (_, each) in zip(page.samples, expected, strict=True):
@@ -126,7 +130,7 @@ def decoder(tokenizer_folder: Path) -> Any:
 @given(st.text(max_size=40).filter(lambda text: BROKEN not in text))
 def test_spans_are_the_text_and_all_its_tokens(decoder: Any, text: str) -> None:
     ids = decoder.model.encode(text, add_special_tokens=False).ids
-    found = list(spans(Segment(ids, False), decoder))
+    found = list(cut_into_spans(Segment(ids, False), decoder))
     assert [token for span in found for token in span.ids] == ids
     if not any(token in decoder.control for token in ids):
         assert all(span.form != "bytes" for span in found), "every character of a text is whole"
@@ -146,20 +150,20 @@ def test_images_are_thumbnails_and_damaged_ones_a_sentence(web: Web, seeing: Pat
     assert all(url.startswith("data:image/webp;base64,") for s in page.samples for url in s.images)
     assert "600 x 400 JPEG" in page.text
     data = drawing("JPEG", (600, 400), seed=3)
-    small = thumbnail(Picture(400, 600, data))
+    small = make_thumbnail(Picture(400, 600, data))
     with Image.open(io.BytesIO(base64.b64decode(small.data.partition(",")[2]))) as image:
         assert (small.width, small.height) == image.size == (144, 96)
         pixel: Any = image.convert("RGB").getpixel((130, 90))
     asked = (3 * 37 % 256, 3 * 91 % 256, 128)
     assert max(abs(a - b) for a, b in zip(pixel, asked, strict=True)) < 12, "its own colours"
     for damaged in (data[: len(data) // 2], b"<svg onload=alert(1)>", b""):
-        made = thumbnail(Picture(400, 600, damaged))
-        assert (made.data, "; not shown: " in made.said) == ("", True)
+        made = make_thumbnail(Picture(400, 600, damaged))
+        assert (made.data, "; not shown: " in made.caption) == ("", True)
     web.patch.setattr("mdsmix.report.page.sample_browser.MOST_PIXELS", 600 * 400 - 1)
-    assert "image_too_large" in thumbnail(Picture(400, 600, data)).said
+    assert "image_too_large" in make_thumbnail(Picture(400, 600, data)).caption
 
 
-def test_names_of_streams_and_texts_steer_nothing_either(tmp_path: Path) -> None:
+def test_markup_in_stream_names_and_text_columns_stays_text(tmp_path: Path) -> None:
     name = 'we\u202eb\x1b[2J"><script>'
     publish(tmp_path / name, CONCAT, [TOKEN_ROW] * 5, card={"totals": {"lengths": {"2^3": 5}}})
     text = f"</pre><script>alert(1)</script> \x00{'x' * 1_000_000}"
@@ -175,18 +179,18 @@ def test_names_of_streams_and_texts_steer_nothing_either(tmp_path: Path) -> None
     assert (tmp_path / "r.html").stat().st_size < 60_000
 
 
-def test_what_is_missing_or_damaged_is_said_and_the_rest_is_there(tmp_path: Path) -> None:
+def test_missing_and_damaged_streams_are_reported_and_the_rest_is_shown(tmp_path: Path) -> None:
     web, hurt, out = tmp_path / "web", tmp_path / "hurt", tmp_path / "r.html"
     publish(web, CONCAT, [TOKEN_ROW] * 5)
     (shard,) = publish(hurt, CONCAT, [TOKEN_ROW] * 5, card={}).rglob("*.mds")
     shard.write_bytes(bytes(shard.stat().st_size))
     page, answer = report(web, hurt, out=out, code=4)
     assert ("is damaged" in answer.err, "is damaged" in page.text) == (True, True)
-    assert answer.out.endswith(", without what could not be looked at\n")
+    assert answer.out.endswith(", without data that could not be read\n")
     assert page.samples
     page, answer = report(web, tmp_path / "gone", out=out, code=4)
     assert page.text.count("gone contains no published stream") == 1, "once, and referred to"
-    assert page.text.count("what could not be looked at is said at the top") >= 4
+    assert page.text.count("see the problem at the top of the page") >= 4
     assert answer.err.count("\n") == 1
 
 
@@ -196,9 +200,12 @@ def test_a_recipe_is_planned_however_much_of_it_is_converted(web: Web) -> None:
     made = {name: documents("a.jsonl", layout="document") for name in "ab"}
     recipe, out = web.says(streams=made).recipe, web.folder / "r.html"
     page, answer = report(recipe, *NUMBERS, out=out, code=4)
-    tokens = told("plan", recipe, *NUMBERS)["epoch"]["tokens"]
+    tokens = as_json("plan", recipe, *NUMBERS)["epoch"]["tokens"]
     assert float(page.figures["epoch.tokens"][0]) == tokens
-    said = f"error: not published: a at {web.out}/a/train; b at {web.out}/b/train: run `mdsmix convert` on this recipe first."
+    said = (
+        f"error: not published: a at {web.out}/a/train; b at {web.out}/b/train: run `mdsmix "
+        "convert` on this recipe first."
+    )
     assert answer.err.startswith(said)
     for command in ("check", "render-yaml"):
         assert mdsmix(command, recipe) == Answer(4, "", f"{said}\n")
@@ -229,11 +236,11 @@ def test_the_page_of_another_mix_stays(tmp_path: Path, monkeypatch: pytest.Monke
         assert "2 nodes of 8 devices, 128 rows" in Path("report.html").read_text()
     page, _ = report("a", "b", "-n", 1, out=tmp_path / "r.html")
     assert page.text.count("2 streams may not be mixed") == 1
-    assert "so it cannot be trained and nothing was planned" in page.text
+    assert "so it cannot be trained or planned" in page.text
 
 
-def test_where_there_is_no_page_one_sentence_says_why(tmp_path: Path) -> None:
-    """A place that cannot be written is told before streams are read."""
+def test_one_sentence_says_why_there_is_no_page(tmp_path: Path) -> None:
+    """An output that cannot be written is refused before streams are read."""
     web, page = publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5, card={}), tmp_path / "r.html"
     for arguments, out, code, said in (
         ([tmp_path / "gone"], page, 4, "contains no published stream"),

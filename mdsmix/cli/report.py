@@ -58,7 +58,7 @@ def report(
     """Write one self-contained HTML page: the mix, its check, lengths, records, plan, first
     batches, and samples to browse.
 
-    The page opens anywhere and reaches no network. It names data that could not be looked at; the
+    The page opens anywhere and reaches no network. It names data that could not be read; the
     exit code is then not 0.
     """
     from mdsmix.errors import join_errors
@@ -86,7 +86,7 @@ def report(
     write_yaml(out, text)
     size = format_size(len(text.encode()))
     if page.problems:
-        echo(f"wrote {out}, {size}, without what could not be looked at")
+        echo(f"wrote {out}, {size}, without data that could not be read")
     else:
         echo(f"wrote {out}, {size}")
     if page.problems:

@@ -1,3 +1,1 @@
-"""A mix as one HTML page: what there is to know of it, gathered, drawn and written. README.md
-beside this file says how.
-"""
+"""The page of `mdsmix report`: a whole mix in one HTML file. README.md here has the design."""

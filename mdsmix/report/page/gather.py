@@ -1,8 +1,8 @@
-"""Collects all data of a page by the functions of the commands: no figure is computed here.
+"""The data of a page, collected by the functions of the other commands: no figure is computed here.
 
-A part that fails does not affect other parts. Data that could not be looked at is a failure, which
-sets the command's exit code. A part that does not apply, such as a plan of streams without a
-length, is a note on the page.
+A part that fails does not affect other parts. Data that could not be read is a problem, which sets
+the command's exit code. A part that does not apply, such as the plan of streams without a length,
+is a note on the page.
 """
 
 from __future__ import annotations
@@ -38,36 +38,39 @@ if TYPE_CHECKING:
     from mdsmix.preview.epoch_windows import Preview
 
 ROWS = 8
-"Rows of one device in a step, where neither --batch nor the YAML says."
+"Rows of one device in a step, if neither --batch nor the YAML sets them."
 EXAMPLES = 3
-"Bad records shown of each reason."
+"Bad records to show of each reason."
 MOST_BAD = 200_000
-"The most records that are read of a quarantine, which takes some seconds."
+"Records of a quarantine to read at most, which takes some seconds."
 READ = 64 << 20
-"The most bytes of shards that a preview reads."
+"Bytes of shards that the preview reads at most."
 STEPS, WINDOWS = 3, 12
 COLOURS = 10
-"Colours of streams. The eleventh stream has the first colour again, and its name beside it."
-UNSEEN = "Not known: what could not be looked at is said at the top."
-"A failure is told once, at the top of the page. This sentence stands in all other places."
-NO_PREVIEW = "the first batches need published streams that may be mixed, and the loader's section of a recipe or a training YAML"
-CANNOT = (RecipeError, MixRefused, Unreachable, Damaged)
-"Errors that would end a command, and here end one part of the page."
+"Colours of streams. The eleventh has the first colour again; names tell them apart."
+UNKNOWN = "Unknown: see the problem at the top of the page."
+"A problem is described once, at the top. The parts that it affects show this sentence."
+NO_PREVIEW = (
+    "the first batches need published streams that can be mixed, and the loader's section of a "
+    "recipe or a training YAML"
+)
+ERRORS_OF_A_PART = (RecipeError, MixRefused, Unreachable, Damaged)
+"Errors that would end a command. Here they end one part of the page."
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOnPage:
-    """The parts of a stream that were read, and the errors of the parts that were not."""
+    """A stream: the parts that could be read, and the errors of the others."""
 
     named: NamedStream
-    found: Inspection | None
+    inspection: Inspection | None
     bad: Tree | None
-    "Bad records, as `find_bad_records` gives them."
-    failed: Sequence[MdsmixError]
+    "Bad records, as returned by `find_bad_records`."
+    errors: Sequence[MdsmixError]
 
     @property
     def manifest(self) -> Manifest | None:
-        return self.found.stream.trusted_manifest if self.found else None
+        return self.inspection.stream.trusted_manifest if self.inspection else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,7 +81,7 @@ class Gathered:
     choice: Choice
     streams: Sequence[StreamOnPage] = ()
     mix: Mix | None = None
-    "None where it could not be looked at; then it has no findings either."
+    "None if it could not be read; then there are no findings either."
     findings: Sequence[Finding] = ()
     plan: Plan | None = None
     is_batch_guessed: bool = False
@@ -86,15 +89,13 @@ class Gathered:
     decoder: Decoder | None = None
     "The decoder of the run's tokenizer."
     notes: dict[str, str] = field(default_factory=dict)
-    "Name of a part -> why the page lacks the part."
+    "A part of the page -> why it has no data."
     problems: dict[str, MdsmixError] = field(default_factory=dict)
-    "Sentence of an error -> the error, for data that could not be looked at."
+    "An error's message -> the error, for data that could not be read."
 
     @property
     def colours(self) -> dict[str, str]:
-        """Stream -> class of the style sheet. Streams of the mix come first, in the order of the
-        mix.
-        """
+        """Map each stream to a class of the style sheet, streams of the mix first, in its order."""
         mixed = [stream.stream for stream in self.plan.streams] if self.plan else []
         names = dict.fromkeys([*mixed, *(stream.named.name for stream in self.streams)])
         return {name: f"s{number % COLOURS}" for number, name in enumerate(names)}
@@ -103,28 +104,30 @@ class Gathered:
 def gather(
     targets: Sequence[str],
     choice: Choice,
-    asked: PlanOptions,
+    options: PlanOptions,
     tokenizer: str | None,
     say: Say | None,
 ) -> Gathered:
-    """All data of the page of these targets.
+    """Collect the data of a page.
 
     Args:
-        choice: the samples of each stream.
-        asked: the machines of the run. Without a batch, the YAML's batch is taken, else 8 rows a
-        device.
-        tokenizer: decodes streams whose own tokenizer this machine does not know.
-        say: gets a line before slow work; None: the first batches are left out.
+        targets: a recipe with overrides, a training YAML, or streams.
+        choice: the samples to show of each stream.
+        options: the machines of the run. Without a batch, the YAML's is used, or 8 rows a device.
+        tokenizer: decodes streams whose own tokenizer is not on this machine.
+        say: gets a line before slow work; if None, the first batches are not shown.
 
     Raises:
         RecipeError: the recipe, the YAML or the command line is wrong.
         MdsmixError: there is nothing to show.
     """
-    if asked.batch:
-        Machines(
-            batch=asked.batch, nodes=asked.nodes, gpus=asked.gpus
-        )  # refuses impossible batches
-    page, named = Gathered(targets=targets, choice=choice), named_streams(targets)
+    if options.batch:
+        # Refuses a batch that the devices cannot share.
+        Machines(batch=options.batch, nodes=options.nodes, gpus=options.gpus)
+    page = Gathered(targets=targets, choice=choice)
+    named = named_streams(targets)
+
+    # The mix and its findings.
     try:
         page.mix = resolve_mix(targets, may_estimate=True)
         page.findings = run_checks(page.mix)
@@ -134,72 +137,98 @@ def gather(
             for stream in loader.streams
         ]
     except (Unreachable, MixRefused, Damaged) as error:
-        page.mix, page.problems[str(error)] = None, error
-    once = {stream.url: stream for stream in reversed(named)}  # several loaders may read one stream
-    page.streams = map_threads(lambda stream: _stream(stream, choice, tokenizer), [*once.values()][::-1])  # fmt: skip
-    for stream in page.streams:
-        page.problems |= {str(error): error for error in stream.failed}
-    _plan(page, asked)
-    _preview(page, asked, tokenizer, say)
-    if page.problems and page.plan is None and not any(s.found or s.bad for s in page.streams):
+        page.mix = None
+        page.problems[str(error)] = error
+
+    # The streams. Several loaders may read one stream, which is shown once.
+    streams = dict[str, NamedStream]()
+    for stream in named:
+        streams.setdefault(stream.url, stream)
+    page.streams = map_threads(
+        lambda stream: _read_stream(stream, choice, tokenizer), streams.values()
+    )
+    for read_stream in page.streams:
+        page.problems |= {str(error): error for error in read_stream.errors}
+
+    # The plan and the first batches.
+    _add_plan(page, options)
+    _add_preview(page, options, tokenizer, say)
+    has_stream = any(stream.inspection or stream.bad for stream in page.streams)
+    if page.problems and page.plan is None and not has_stream:
         raise next(iter(page.problems.values()))
     return page
 
 
-def _stream(named: NamedStream, choice: Choice, tokenizer: str | None) -> StreamOnPage:
-    """Reads one stream. Where no sample can be read, its index still is. Bad records may come from
-    a conversion that published nothing.
+def _read_stream(named: NamedStream, choice: Choice, tokenizer: str | None) -> StreamOnPage:
+    """Read one stream. If its samples cannot be read, its index may still be. A conversion that
+    published nothing may have left bad records.
     """
-    failed, found, bad = list[MdsmixError](), None, None
+    errors = list[MdsmixError]()
+    inspection = None
     for samples in (choice, Choice(count=0)):
         try:
-            found = found or inspect(named.url, samples, tokenizer)
+            inspection = inspection or inspect(named.url, samples, tokenizer)
         except (Unreachable, Damaged) as error:
-            # The mix has reported all unpublished streams of a recipe already.
-            failed += [] if named.is_made and isinstance(error, NotPublished) else [error]
+            # The mix has already reported the recipe's streams that are not published.
+            if not (named.is_made and isinstance(error, NotPublished)):
+                errors.append(error)
+    bad = None
     try:
         bad = find_bad_records(named.url, EXAMPLES, limit=MOST_BAD)
     except (Unreachable, Damaged) as error:
-        failed += [error] if found else []
-    return StreamOnPage(named=named, found=found, bad=bad, failed=failed)
+        if inspection:
+            errors.append(error)
+    return StreamOnPage(named=named, inspection=inspection, bad=bad, errors=errors)
 
 
-def _plan(page: Gathered, asked: PlanOptions) -> None:
-    """Adds the plan, by the same steps as `mdsmix plan`. Errors that the check reports are notes,
-    and no failures.
+def _add_plan(page: Gathered, options: PlanOptions) -> None:
+    """Add the plan as `mdsmix plan` makes it. Errors that the check reports are notes here, because
+    the page shows them elsewhere.
     """
     try:
-        # Where the mix could not be resolved, the streams are surveyed as `mdsmix plan` does.
+        # If the mix could not be resolved, the streams are surveyed as `mdsmix plan` does.
         mix = replace(page.mix, evals=()) if page.mix else resolve_for_plan(page.targets)
-        if errors := find_plan_problems(mix):
+        errors = find_plan_problems(mix)
+        if errors:
             page.notes["plan"] = (
-                f"the mix has {plural(len(errors), 'error')}, so it cannot be trained and nothing was planned"
+                f"the mix has {plural(len(errors), 'error')}, so it cannot be trained or planned"
             )
             return
-        batch = asked.batch or mix.yaml.batch_size
+        batch = options.batch or mix.yaml.batch_size
         page.is_batch_guessed = batch is None
-        page.plan = make_plan(mix, replace(asked, batch=batch or ROWS * asked.nodes * asked.gpus))
-    except CANNOT as error:
-        page.notes["plan"] = UNSEEN if str(error) in page.problems else str(error)
+        if batch is None:
+            batch = ROWS * options.nodes * options.gpus
+        page.plan = make_plan(mix, replace(options, batch=batch))
+    except ERRORS_OF_A_PART as error:
+        page.notes["plan"] = UNKNOWN if str(error) in page.problems else str(error)
 
 
-def _preview(page: Gathered, asked: PlanOptions, tokenizer: str | None, say: Say | None) -> None:
-    mix, plan = page.mix, page.plan
+def _add_preview(
+    page: Gathered, options: PlanOptions, tokenizer: str | None, say: Say | None
+) -> None:
+    """Add the first batches, as `mdsmix preview` shows them."""
+    mix = page.mix
+    plan = page.plan
     if mix is None or plan is None or mix.is_bare:
         page.notes["preview"] = NO_PREVIEW
         return
     if say is None:
-        page.notes["preview"] = "left out by --no-preview"
+        page.notes["preview"] = "not shown because of --no-preview"
         return
     page.decoder = find_decoder(tokenizer, mix.tokenizer.hash if mix.tokenizer else None)
-    say("the first batches: streaming and torch are imported, some seconds")
+    say("importing streaming and torch for the first batches, which takes some seconds")
     try:
         from mdsmix.preview.options import PreviewOptions
         from mdsmix.preview.preview import preview
 
-        world = make_run_machines(mix, asked.nodes, asked.gpus, plan.step.global_batch)
-        page.preview = preview(mix, PreviewOptions(world=world, steps=STEPS, windows=WINDOWS, samples=2, read=READ))  # fmt: skip
-    except CANNOT as error:
+        world = make_run_machines(mix, options.nodes, options.gpus, plan.step.global_batch)
+        page.preview = preview(
+            mix,
+            PreviewOptions(world=world, steps=STEPS, windows=WINDOWS, samples=2, read=READ),
+        )
+    except ERRORS_OF_A_PART as error:
         page.notes["preview"] = str(error)
     except ImportError as error:
-        page.notes["preview"] = f"the first batches are Streaming's own, and it cannot be imported here ({error})"  # fmt: skip
+        page.notes["preview"] = (
+            f"the first batches come from Streaming, which cannot be imported here ({error})"
+        )

@@ -1,7 +1,6 @@
-"""Gathered -> the text of the page, by jinja2 with autoescape: a sample that holds markup stays
-text.
+"""The HTML of a page, made by jinja2 with autoescape, so that markup in a sample stays text.
 
-The page loads nothing from outside: its policy allows its own style and script, by their hashes,
+The page loads nothing from outside. Its policy allows its own style and script, by their hashes,
 and embedded images.
 """
 
@@ -22,9 +21,9 @@ from mdsmix import __version__
 from mdsmix.messages import WRITTEN, make_printable, plural
 from mdsmix.mix.check import describe_verdict, is_refused
 from mdsmix.recipe.read import parted
-from mdsmix.report.page.gather import UNSEEN, Gathered
+from mdsmix.report.page.gather import UNKNOWN, Gathered
 from mdsmix.report.page.page_sections import sections
-from mdsmix.report.page.sample_browser import samples_of
+from mdsmix.report.page.sample_browser import list_samples
 from mdsmix.report.planned_run import figure_text
 from mdsmix.storage import locate
 from mdsmix.table import format_cell, is_known
@@ -33,14 +32,15 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def mark_of(targets: Sequence[str]) -> Markup:
-    """The line of a page that names its recipe, YAML or streams, without overrides."""
+    """Return the tag of a page that names its recipe, YAML or streams, without overrides."""
     named = " ".join(make_printable(locate(name).url) for name in parted(targets)[0])
     return Markup('<meta name="mdsmix-of" content="{}">').format(named)
 
 
 def page_html(page: Gathered) -> str:
-    """The whole page as HTML."""
-    style, script = _own("page.css"), _own("page.js")
+    """Return the whole page as HTML."""
+    style = _read_template("page.css")
+    script = _read_template("page.js")
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -60,8 +60,8 @@ def page_html(page: Gathered) -> str:
             mark=mark_of(page.targets),
             title=plural(len(page.streams), "stream") if more else title,
             command=shlex.join(["mdsmix", *sys.argv[1:]]),
-            verdict=describe_verdict(page.mix, page.findings) if page.mix else UNSEEN,
-            samples=samples_of(page),
+            verdict=describe_verdict(page.mix, page.findings) if page.mix else UNKNOWN,
+            samples=list_samples(page),
             first=parts[:2],
             others=parts[2:],
             style=Markup(style),
@@ -71,7 +71,7 @@ def page_html(page: Gathered) -> str:
     )
 
 
-def _own(name: str) -> str:
+def _read_template(name: str) -> str:
     return (TEMPLATES / name).read_text("utf-8").strip()
 
 
@@ -80,7 +80,7 @@ def _hash(text: str) -> str:
 
 
 def _environment() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=FileSystemLoader(TEMPLATES, encoding="utf-8"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -88,18 +88,18 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_printable,
     )
-    made.filters |= {
+    environment.filters |= {
         "figure": figure,
         "kind": lambda item: type(item).__name__,
         "plural": plural,
-        "told": format_cell,
+        "cell": format_cell,
     }
-    return made
+    return environment
 
 
 def _printable(value: Any) -> Any:
-    """Escapes characters that change the direction of writing, and NUL. Markup comes from mdsmix
-    itself and stays.
+    """Escape characters that change the direction of writing, and NUL. Markup is mdsmix's own and
+    stays as it is.
     """
     if isinstance(value, str) and not isinstance(value, Markup):
         return make_printable(value, WRITTEN)
@@ -107,8 +107,8 @@ def _printable(value: Any) -> Any:
 
 
 def figure(value: float, form: str, name: str) -> Markup:
-    """A figure of the plan as `mdsmix plan` spells it, with attributes for programs: its value, and
-    its path in `plan --json`.
+    """Return a figure of the plan as `mdsmix plan` prints it, with attributes for programs: its
+    value, and its path in `plan --json`.
     """
     number = f"{float(value)!r}" if is_known(value) else ""
     return Markup('<data value="{}" data-figure="{}">{}</data>').format(

@@ -1,4 +1,4 @@
-"""The sections of a page: items that a terminal shows too, and drawings (ribbons, and bars as a
+"""The sections of a page: the items that a terminal shows too, and drawings (ribbons, and bars in a
 column of a table).
 """
 
@@ -19,14 +19,14 @@ from mdsmix.report.inspection import (
     trained_tokens,
 )
 from mdsmix.report.named_streams import TRAINED
-from mdsmix.report.page.gather import MOST_BAD, ROWS, UNSEEN, Gathered, StreamOnPage
+from mdsmix.report.page.gather import MOST_BAD, ROWS, UNKNOWN, Gathered, StreamOnPage
 from mdsmix.report.planned_run import show_plan
 from mdsmix.report.show import Item, SampleText, Title, group_findings
 from mdsmix.shards.counts import Records
 from mdsmix.table import Column, Table, format_cell, is_known
 
 MEASURES = (("delivered", "samples"), ("tokens", "tokens"), ("trained", "trained tokens"))
-"Fields of a StreamInEpoch, each with its words."
+"Fields of a StreamInEpoch, and how each is called."
 SHARDS = (
     Column("stream", "text"),
     Column("shards"),
@@ -37,20 +37,21 @@ SHARDS = (
 
 @dataclass(frozen=True)
 class Ribbon:
-    """A drawing of the shares of a whole, side by side."""
+    """A bar that is divided into the shares of a whole."""
 
     label: str
     parts: Sequence[tuple[str, str, float]]
-    "(words, class of the style sheet, count); the class is the same for a stream everywhere."
+    "(label, class of the style sheet, count). A stream has the same class everywhere."
 
     @property
     def rects(self) -> Iterator[tuple[str, str, float, float]]:
-        """(words, class, left edge in percent, width in percent)."""
-        left, whole = 0.0, sum(count for *_, count in self.parts) or 1
-        for words, css, count in self.parts:
-            share = count / whole
-            yield f"{words}: {share:.1%}", css, 100 * left, 100 * share
-            left += share
+        """Yield (label, class, left edge in percent, width in percent) of each share."""
+        total = sum(count for *_, count in self.parts) or 1
+        start = 0.0
+        for label, css, count in self.parts:
+            share = count / total
+            yield f"{label}: {share:.1%}", css, 100 * start, 100 * share
+            start += share
 
 
 PageItem = Item | Ribbon
@@ -67,71 +68,81 @@ class Section:
 
 
 def sections(page: Gathered) -> list[Section]:
-    """All sections but the samples. A section without data says why."""
-    plan = page.notes.get("plan")
-    every = (
-        ("mix", "The mix", plan, _mix(page)),
-        ("findings", "What the check says", None, _check(page)),
-        ("lengths", "How long samples are", None, _lengths(page)),
-        ("rows", "What a row holds", plan, _rows(page)),
-        ("records", "What became of the records", None, _records(page)),
-        ("shards", "Shards", None, _shards(page)),
-        ("plan", "The plan", plan, _plan(page)),
-        ("batches", "The first batches", page.notes.get("preview"), _batches(page)),
-    )
-    return [Section(id, title, [why] if why else list(items)) for id, title, why, items in every]
+    """Return all sections apart from the samples. A section without data gives the reason."""
+    no_plan = page.notes.get("plan")
+    no_preview = page.notes.get("preview")
+    return [
+        _section("mix", "The mix", no_plan, _mix(page)),
+        _section("findings", "Findings of the check", None, _check(page)),
+        _section("lengths", "Lengths of samples", None, _lengths(page)),
+        _section("rows", "Tokens in a row", no_plan, _rows(page)),
+        _section("records", "Records: written, filtered, quarantined", None, _records(page)),
+        _section("shards", "Shards", None, _shards(page)),
+        _section("plan", "The plan", no_plan, _plan(page)),
+        _section("batches", "The first batches", no_preview, _batches(page)),
+    ]
+
+
+def _section(id: str, title: str, reason: str | None, items: Items) -> Section:
+    """Make a section of the items, or of the reason why there are none."""
+    return Section(id, title, [reason] if reason else list(items))
 
 
 def _mix(page: Gathered) -> Items:
-    """The share of each stream in an epoch, in samples, tokens and trained tokens."""
+    """Yield each stream's share of an epoch, in samples, tokens and trained tokens."""
     assert page.plan
-    for key, what in MEASURES:
+    for key, label in MEASURES:
         parts = [(s.stream, page.colours[s.stream], getattr(s, key)) for s in page.plan.streams]
         total = sum(count for *_, count in parts)
         if is_known(total) and total:
-            yield Ribbon(f"{what} of an epoch", parts)
+            yield Ribbon(f"{label} of an epoch", parts)
     if page.mix and page.mix.shares:
-        yield Title("Asked and reached")
+        yield Title("Planned and reached shares")
         yield from (describe_shares(page.mix.shares), make_shares_table(page.mix.shares))
 
 
 def _check(page: Gathered) -> Items:
     yield from group_findings(page.findings)
     if page.mix and not page.findings:
-        yield "Nothing: no error, no warning, no note."
-    yield describe_coverage(page.mix) if page.mix else UNSEEN
+        yield "No error, no warning, no note."
+    yield describe_coverage(page.mix) if page.mix else UNKNOWN
 
 
-def _named(stream: StreamOnPage) -> Title:
+def _stream_title(stream: StreamOnPage) -> Title:
+    name = stream.named.name
     loader = stream.named.loader
-    return Title(stream.named.name + ("" if loader == TRAINED else f", {loader}"))
+    return Title(name if loader == TRAINED else f"{name}, {loader}")
 
 
 def _lengths(page: Gathered) -> Items:
-    """The samples of each stream, counted by powers of two of their length."""
+    """Yield the samples of each stream, counted by powers of two of their length."""
     for stream in page.streams:
-        yield _named(stream)
-        if (manifest := stream.manifest) is None:
-            yield "No manifest counts its lengths." if stream.found else UNSEEN
+        yield _stream_title(stream)
+        manifest = stream.manifest
+        if manifest is None:
+            yield "Unknown: it has no manifest." if stream.inspection else UNKNOWN
             continue
-        totals, css = manifest.totals, page.colours[stream.named.name]
-        yield f"{plural(totals.samples, 'sample')}, {format_cell(Column('tokens'), trained_tokens(manifest))} tokens, the longest {totals.longest:,}, max_seq_len {manifest.encoding.max_seq_len:,}"
-        yield from list_untrained_tokens(manifest)
-        most = max(totals.lengths.values(), default=0)
-        yield Table(
-            columns=(LENGTHS[0], Column("bar", "bar"), *LENGTHS[1:]),
-            rows=[
-                (of, (count / most, css), count, share) for of, count, share in length_rows(totals)
-            ],
+        totals = manifest.totals
+        tokens = format_cell(Column("tokens"), trained_tokens(manifest))
+        yield (
+            f"{plural(totals.samples, 'sample')}, {tokens} tokens, the longest {totals.longest:,}, "
+            f"max_seq_len {manifest.encoding.max_seq_len:,}"
         )
+        yield from list_untrained_tokens(manifest)
+        css = page.colours[stream.named.name]
+        largest = max(totals.lengths.values(), default=0)
+        rows = []
+        for bounds, count, share in length_rows(totals):
+            rows.append((bounds, (count / largest, css), count, share))
+        yield Table(columns=(LENGTHS[0], Column("bar", "bar"), *LENGTHS[1:]), rows=rows)
 
 
 def _rows(page: Gathered) -> Items:
-    """The shares of trained tokens, other tokens and padding in a step."""
+    """Yield the shares of trained tokens, other tokens and padding in a step."""
     assert page.plan
     step = page.plan.step
     yield f"{step.how_padded}; a step has {step.positions:,.0f} positions."
-    if is_known(step.trained) and step.positions:  # unknown shares are not drawn
+    if is_known(step.trained) and step.positions:  # an unknown share is not drawn
         tokens = min(step.tokens, step.positions)
         trained = min(step.trained, tokens)
         parts = (
@@ -143,47 +154,58 @@ def _rows(page: Gathered) -> Items:
 
 
 def _records(page: Gathered) -> Items:
-    """How many records were written, filtered and quarantined, and the first bad ones."""
+    """Yield the numbers of written, filtered and quarantined records, and the first bad records."""
     for stream in page.streams:
-        yield _named(stream)
-        if (manifest := stream.manifest) is None:
-            yield "No manifest counts its records." if stream.found else UNSEEN
+        yield _stream_title(stream)
+        manifest = stream.manifest
+        if manifest is None:
+            yield "Unknown: it has no manifest." if stream.inspection else UNKNOWN
         elif manifest.mixed:
-            names = ", ".join(part.name for part in manifest.mixed)
-            yield f"Drawn by mdsmix mix from {names}: it has no records of its own."
+            names = ", ".join(mixed.name for mixed in manifest.mixed)
+            yield f"Drawn by `mdsmix mix` from {names}: it has no records of its own."
         else:
-            yield from _fate(manifest.records, page.colours[stream.named.name])
+            yield from _record_counts(manifest.records, page.colours[stream.named.name])
         if stream.bad and stream.bad["bad"]:
             yield SampleText([("\n".join(show_bad_records(stream.bad)), "text")])
             if stream.bad["bad"] >= MOST_BAD:
-                yield f"Of the quarantine the first {MOST_BAD:,} records were read: the counts of the reasons are of these."
+                yield (
+                    f"Only the first {MOST_BAD:,} records of the quarantine were read, so the "
+                    "reasons of these are counted."
+                )
 
 
-def _fate(records: Records, css: str) -> Items:
-    counts = [("written", css, records.written)]
-    counts += [(f"filtered, {reason}", "filtered", n) for reason, n in records.filtered.items()]
-    counts += [(f"quarantined, {reason}", "bad", n) for reason, n in records.quarantined.items()]
-    yield from (
-        sum_in_words(records),
-        Ribbon("records", [(f"{words}, {n:,}", of, n) for words, of, n in counts]),
-    )
+def _record_counts(records: Records, css: str) -> Items:
+    yield sum_in_words(records)
+    parts = [(f"written, {records.written:,}", css, records.written)]
+    for reason, count in records.filtered.items():
+        parts.append((f"filtered, {reason}, {count:,}", "filtered", count))
+    for reason, count in records.quarantined.items():
+        parts.append((f"quarantined, {reason}, {count:,}", "bad", count))
+    yield Ribbon("records", parts)
 
 
 def _shards(page: Gathered) -> Items:
-    found = [(each.named.name, each.found.stream) for each in page.streams if each.found]
-    rows = [(name, len(s.index.shards), s.index.bytes, s.folder.url) for name, s in found]
-    yield Table(columns=SHARDS, rows=rows) if rows else "Nothing is published yet."
+    rows = []
+    for stream in page.streams:
+        if stream.inspection:
+            published = stream.inspection.stream
+            index = published.index
+            rows.append((stream.named.name, len(index.shards), index.bytes, published.folder.url))
+    if rows:
+        yield Table(columns=SHARDS, rows=rows)
+    else:
+        yield "Nothing is published yet."
 
 
 def _plan(page: Gathered) -> Items:
     assert page.plan
     if page.is_batch_guessed:
-        yield f"Nothing says how large a batch is, so {ROWS} rows a device are taken (--batch says others)."
+        yield f"The batch size is unknown, so {ROWS} rows a device are assumed (--batch sets it)."
     yield from show_plan(page.plan)
 
 
 def _batches(page: Gathered) -> Items:
-    """The epoch in windows of steps, and what `mdsmix preview` shows."""
+    """Yield the epoch in windows of steps, then the output of `mdsmix preview`."""
     assert page.preview
     from mdsmix.report.previewed_batches import show_preview, windows_table  # imports streaming
 

@@ -1,12 +1,12 @@
-"""The samples of a page, token by token, with small images. `mdsmix inspect --random` shows the
-same samples.
+"""The samples of a page, token by token, with small images. They are the samples that
+`mdsmix inspect --random` shows.
 
-Most tokens are whole characters. Where several tokens make up one character, they are one span,
-which is marked so. The joined spans equal the text of the whole sample.
+Most tokens consist of whole characters. Several tokens that make up one character are one span,
+marked as such. Joined together the spans are the text of the sample.
 
-Long samples are cut, and images are at most 144 pixels a side, so that a page stays below 2 MB: it
-opens at once and can be sent. Images come from anyone's data, so they are opened as `convert` opens
-them. A sentence stands in place of an image that cannot be shown.
+Long samples are shortened, and images are at most 144 pixels wide and high, so that a page stays
+below 2 MB: it opens at once and can be sent. Anyone may have made the images, so they are opened
+with the same care as by `convert`. An image that cannot be shown is replaced by a sentence.
 """
 
 from __future__ import annotations
@@ -29,18 +29,16 @@ ALL_TOKENS, MOST_TOKENS, LEAST_TOKENS = 30_000, 640, 64
 "Tokens of the page, and the most and fewest of a sample. A token takes about 40 bytes of markup."
 ALL_IMAGES, MOST_IMAGES = 240, 12
 MOST_TEXT = 4000
-"The most characters of a column without tokens."
+"Characters of a column without tokens to show at most."
 MOST_NAMES = 4
 BROKEN = "\ufffd"
-"The character that a decoder writes for bytes that are no character."
-MOST_PARTS = 8
-"""The most tokens that are joined to make up one character. A character has up to 4 bytes, and a
-token at least one.
-"""
+"The character that a decoder writes for bytes that are not a whole character."
+MOST_JOINED = 8
+"Tokens to join into one character at most. A character has up to 4 bytes, a token at least one."
 SIDE, QUALITY = 144, 70
 MOST_PIXELS = 1 << 25
-"The most pixels of an image that is decoded for a page: more would take over 100 MB."
-NO_TOKENIZER = "; ids alone, since no tokenizer of it is known here: --tokenizer names one"
+"An image with more pixels is not decoded for a page: it would take over 100 MB."
+NO_TOKENIZER = "; only ids, because its tokenizer is not on this machine: name one with --tokenizer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,77 +48,85 @@ class TokenSpan:
     text: str
     ids: tuple[int, ...]
     form: str
-    """`text`; `line`: ends a line; `control`: a special token, by its id; `split`: several tokens,
-    one character; `bytes`: a part of a character whose rest is not there; `id`: no tokenizer is
-    known here.
+    """`text`; `line`: it ends a line; `control`: a special token, recognised by its id; `split`:
+    several tokens of one character; `bytes`: bytes of an incomplete character; `id`: only the id,
+    because there is no tokenizer.
     """
 
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A small image, or a sentence in place of it."""
+    """A small image, or a sentence instead of it."""
 
-    said: str
-    "The image's size and bytes, and where it is not shown, the reason."
+    caption: str
+    "The image's size and bytes, and the reason if it is not shown."
     data: str = ""
-    "The image as a data: URI; empty where it is not shown."
+    "The image as a data: URI; empty if it is not shown."
     width: int = 0
     height: int = 0
 
 
-def samples_of(page: Gathered) -> list[Tree]:
-    """The samples of all streams in turn, for the template. The more samples there are, the less of
-    each is shown.
+def list_samples(page: Gathered) -> list[Tree]:
+    """Return the samples of all streams, as the template needs them. The more samples there are,
+    the less is shown of each.
     """
-    streams = [(each.named.name, each.found) for each in page.streams if each.found]
-    count = max(1, sum(len(found.samples) for _, found in streams))
+    chosen = []
+    for stream in page.streams:
+        if stream.inspection:
+            for sample in stream.inspection.samples:
+                chosen.append((stream.named.name, sample, stream.inspection.decoder))
+    count = max(1, len(chosen))
     tokens = min(MOST_TOKENS, LEAST_TOKENS + ALL_TOKENS // count)
     images = min(MOST_IMAGES, 1 + ALL_IMAGES // count)
     return [
         {
             "stream": name,
             "css": page.colours[name],
-            "number": chosen.number,
-            "name": join_names([*map(str, chosen.ids)], MOST_NAMES),
-            "images": list(map(thumbnail, chosen.pictures[:images])),
-            "more_images": max(0, len(chosen.pictures) - images),
-            **_text(chosen, found.decoder, tokens),
+            "number": sample.number,
+            "name": join_names([str(id) for id in sample.ids], MOST_NAMES),
+            "images": [make_thumbnail(picture) for picture in sample.pictures[:images]],
+            "more_images": max(0, len(sample.pictures) - images),
+            **_describe_sample(sample, decoder, tokens),
         }
-        for name, found in streams
-        for chosen in found.samples
+        for name, sample, decoder in chosen
     ]
 
 
-def _text(chosen: Chosen, decoder: Decoder | None, most: int) -> Tree:
-    """A sample's columns, or the spans of at most `most` of its tokens, with a line above."""
+def _describe_sample(chosen: Chosen, decoder: Decoder | None, max_tokens: int) -> Tree:
+    """Return a sample's caption, and its columns or the spans of at most `max_tokens` tokens."""
     if isinstance(chosen.sample, Mapping):
         columns = {
             name: cut_text(value, MOST_TEXT, WRITTEN) for name, value in chosen.sample.items()
         }
-        return {"said": "holds no tokens: the loader reads it", "columns": columns}
-    count = sum(len(part.ids) for part in chosen.sample)
-    trained = sum(len(part.ids) for part in chosen.sample if part.is_trained)
-    said = f"{plural(count, 'token')}, {trained:,} trained" + ("" if decoder else NO_TOKENIZER)
-    said += f", {plural(len(chosen.pictures), 'image')}" * bool(chosen.pictures)
-    runs = [(part, list(spans(part, decoder))) for part in shorten(chosen.sample, most)]
-    return {"said": said, "columns": None, "runs": runs}
-
-
-def spans(part: Segment, decoder: Decoder | None) -> Iterator[TokenSpan]:
-    """The spans of the tokens of a segment."""
+        return {"caption": "has no token ids: the loader tokenizes it", "columns": columns}
+    count = sum(len(segment.ids) for segment in chosen.sample)
+    trained = sum(len(segment.ids) for segment in chosen.sample if segment.is_trained)
+    caption = f"{plural(count, 'token')}, {trained:,} trained"
     if decoder is None:
-        yield from (TokenSpan(str(token), (token,), "id") for token in part.ids)
+        caption += NO_TOKENIZER
+    if chosen.pictures:
+        caption += f", {plural(len(chosen.pictures), 'image')}"
+    segments = shorten(chosen.sample, max_tokens)
+    runs = [(segment, list(cut_into_spans(segment, decoder))) for segment in segments]
+    return {"caption": caption, "columns": None, "runs": runs}
+
+
+def cut_into_spans(segment: Segment, decoder: Decoder | None) -> Iterator[TokenSpan]:
+    """Yield the tokens of a segment as spans."""
+    if decoder is None:
+        yield from (TokenSpan(str(token), (token,), "id") for token in segment.ids)
         return
-    at, before = 0, part.before
-    while at < len(part.ids):
-        span = _span(part.ids[at : at + MOST_PARTS], before, decoder)
+    start = 0
+    before = segment.before
+    while start < len(segment.ids):
+        span = _first_span(segment.ids[start : start + MOST_JOINED], before, decoder)
         yield span
-        at += len(span.ids)
+        start += len(span.ids)
         before = span.ids[-1]
 
 
-def _span(ids: Sequence[int], before: int | None, decoder: Decoder) -> TokenSpan:
-    """The span of the first token, with the tokens behind it that complete its character."""
+def _first_span(ids: Sequence[int], before: int | None, decoder: Decoder) -> TokenSpan:
+    """Return the span of the first token, together with the tokens that complete its character."""
     first = decoder.text(ids[:1], before)
     if ids[0] in decoder.control:
         return TokenSpan(make_printable(first), (ids[0],), "control")
@@ -128,28 +134,28 @@ def _span(ids: Sequence[int], before: int | None, decoder: Decoder) -> TokenSpan
         form = "line" if first.endswith("\n") else "text"
         return TokenSpan(make_printable(first, WRITTEN), (ids[0],), form)
     for stop in range(2, len(ids) + 1):
-        whole = decoder.text(ids[:stop], before)
+        text = decoder.text(ids[:stop], before)
         if ids[stop - 1] in decoder.control:
             break
-        if BROKEN not in whole:
-            return TokenSpan(make_printable(whole, WRITTEN), tuple(ids[:stop]), "split")
+        if BROKEN not in text:
+            return TokenSpan(make_printable(text, WRITTEN), tuple(ids[:stop]), "split")
     return TokenSpan(first, (ids[0],), "bytes")
 
 
-def thumbnail(picture: Picture) -> Thumbnail:
-    """The small image of a picture. No content of an image raises an error."""
-    said = str(picture)
+def make_thumbnail(picture: Picture) -> Thumbnail:
+    """Return a small image of a picture. No content of an image raises an error."""
+    caption = str(picture)
     try:
         require_pillow()
         judge_image(picture.data, Rules(decode="header", max_pixels=MOST_PIXELS))
-        return _small(picture, said)
+        return _shrink(picture, caption)
     except RecipeError:
-        return Thumbnail(f"{said}; not shown: {WITHOUT}")
+        return Thumbnail(f"{caption}; not shown: {WITHOUT}")
     except Bad as bad:
-        return Thumbnail(f"{said}; not shown: {bad.reason}, {bad.why}")
+        return Thumbnail(f"{caption}; not shown: {bad.reason}, {bad.why}")
 
 
-def _small(picture: Picture, said: str) -> Thumbnail:
+def _shrink(picture: Picture, caption: str) -> Thumbnail:
     from PIL import ImageOps
 
     with open_image(picture.data) as image:
@@ -160,4 +166,4 @@ def _small(picture: Picture, said: str) -> Thumbnail:
         small.save(out, "WEBP", quality=QUALITY)
         width, height = small.size
     data = base64.b64encode(out.getvalue()).decode()
-    return Thumbnail(said, f"data:image/webp;base64,{data}", width, height)
+    return Thumbnail(caption, f"data:image/webp;base64,{data}", width, height)
