@@ -1,8 +1,8 @@
 """The errors of mdsmix, each class with its exit code.
 
 A message is one sentence that says what is wrong, where, why it matters and what to do. It is
-printed as it stands, so it must never hold a credential. An exception of any other class is a
-defect of mdsmix and exits with 1.
+printed unchanged, so it must never contain a credential. An exception of any other class is a bug
+of mdsmix and exits with 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MixRefused(MdsmixError):
 
 
 class Damaged(MdsmixError):
-    """Published files differ from what their manifest says."""
+    """Published files differ from their manifest."""
 
     exit_code = 3
 
@@ -43,11 +43,11 @@ class EarlierFormat(Unreachable):
 
 
 class NotPublished(Unreachable):
-    """No stream is published yet at this place."""
+    """No stream is published yet at this location."""
 
 
 class Denied(Unreachable):
-    """A right is missing for this file or bucket. Other files may be readable."""
+    """A permission is missing for this file or bucket. Other files may be readable."""
 
 
 class NoSuchPlace(Unreachable):
@@ -70,7 +70,7 @@ GRAVEST = (1, 2, 4, 5, 3)
 
 
 def join_errors(errors: list[MdsmixError]) -> MdsmixError:
-    """A single error as it is; several errors joined in one SeveralFailed."""
+    """Return a single error as it is, several errors joined in one SeveralFailed."""
     return errors[0] if len(errors) == 1 else SeveralFailed(errors)
 
 

@@ -13,31 +13,35 @@ from mdsmix.errors import RecipeError
 
 @cache
 def find_entry_point(group: str, name: str) -> EntryPoint | None:
-    """The entry point of this name; the first one where several packages register it, None without
-    one.
+    """Return the entry point of this name, the first one if several packages register it; None if
+    there is none.
     """
     return next(iter(entry_points(group=group, name=name)), None)
 
 
 @cache
 def load_extension(group: str, name: str) -> Any:
-    """The object that a package registers under this name; None without such a package. RecipeError
-    where its import fails.
+    """Return the object that a package registers under this name; None without such a package.
+
+    Raises RecipeError if its import fails.
     """
-    found = find_entry_point(group, name)
-    if found is None:
+    entry_point = find_entry_point(group, name)
+    if entry_point is None:
         return None
     try:
-        return found.load()
+        return entry_point.load()
     except Exception as error:
         raise RecipeError(
-            f"{name} of {describe_package(group, name)} cannot be imported ({type(error).__name__}: {error}): mend that package, or uninstall it."
+            f"{name} of {describe_package(group, name)} cannot be imported "
+            f"({type(error).__name__}: {error}): fix that package, or uninstall it."
         ) from None
 
 
 def describe_package(group: str, name: str) -> str:
-    """Name and version of the package that registers this name: `shapes-of-mine 1.2`; empty without
-    such a package.
+    """Return name and version of the package that registers this name: `shapes-of-mine 1.2`; blank
+    without such a package.
     """
-    found = find_entry_point(group, name)
-    return f"{found.dist.name} {found.dist.version}" if found and found.dist else ""
+    entry_point = find_entry_point(group, name)
+    if entry_point is None or entry_point.dist is None:
+        return ""
+    return f"{entry_point.dist.name} {entry_point.dist.version}"

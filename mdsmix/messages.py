@@ -12,66 +12,73 @@ from itertools import islice
 
 WRITTEN = "\n\t\xa0\u3000\u200c\u200d"
 """Characters that ordinary texts need though Python calls them unprintable: line breaks and tabs;
-the spaces of French and Chinese; the joiners that hold Persian and Hindi words, and families of
-emoji, together. None steers a terminal or changes a text's direction.
+the spaces of French and Chinese; the joiners inside Persian and Hindi words and in families of
+emoji. None of them controls a terminal or changes a text's direction.
 """
 Say = Callable[[str], None]
 "Takes a sentence that the user should read now."
 
 
 def plural(count: int, word: str) -> str:
-    """`1 sample`, `2,000 samples`."""
+    """Return a count with its noun: `1 sample`, `2,000 samples`."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def join_counts(counts: Mapping[str, int]) -> str:
-    """`2 empty, 1,000 not_json`."""
+    """Return counts with their names: `2 empty, 1,000 not_json`."""
     return ", ".join(f"{count:,} {word}" for word, count in counts.items())
 
 
 def format_percent(share: Fraction | str) -> str:
-    """A fraction, or its text in a manifest (`41/500`), in percent: `8.2%`."""
+    """Return a fraction, or its form in a manifest (`41/500`), in percent: `8.2%`."""
     number = Decimal(f"{float(100 * Fraction(share)):.6g}")
     return f"{number:f}%"  # plain digits, never 8e-05%
 
 
 def join_names(names: Collection[str], most: int = 3) -> str:
-    """The first `most` names and the number of the rest: `a, b, c and 4 more`."""
-    more = len(names) - most
-    return ", ".join(islice(names, most)) + (f" and {more} more" if more > 0 else "")
+    """Return the first `most` names and how many follow: `a, b, c and 4 more`."""
+    shown = ", ".join(islice(names, most))
+    hidden = len(names) - most
+    return f"{shown} and {hidden} more" if hidden > 0 else shown
 
 
-def choose_verb(things: Sized, one: str, more: str) -> str:
-    """The verb that agrees with the number of things: `one` for one thing, else `more`."""
-    return one if len(things) == 1 else more
+def choose_verb(things: Sized, singular: str, plural: str) -> str:
+    """Return the verb that agrees with the number of things."""
+    return singular if len(things) == 1 else plural
 
 
 def make_printable(text: str, keep: str = "") -> str:
-    """The text with characters that steer a terminal (escape codes, line breaks, changes of
-    direction) written as `\\x1b`: names and samples may come from anyone. `keep`: unprintable
-    characters that stay.
+    """Return the text with characters that control a terminal (escape codes, line breaks, changes
+    of direction) written as `\\x1b`: names and samples may come from anyone.
+
+    Args:
+        keep: unprintable characters that stay.
     """
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
 def flatten_error(error: Exception) -> str:
-    """The words of another library's error as a part of one of our sentences."""
+    """Return the message of another library's error as a part of one of our sentences."""
     return " ".join(str(error).split()).rstrip(".")
 
 
 def format_yaml_value(value: object) -> str:
-    """The value as YAML writes it."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
+    """Return a value as YAML writes it: `null`, `true`, `7`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(value)
 
 
-def find_nearest(key: str, known: Collection[str]) -> str | None:
-    """The known key that was probably meant; None where no key is near."""
-    return next(iter(difflib.get_close_matches(key, sorted(known), 1, 0.5)), None)
+def find_nearest(key: str, known_keys: Collection[str]) -> str | None:
+    """Return the known key that was probably meant; None if no key is similar."""
+    return next(iter(difflib.get_close_matches(key, sorted(known_keys), 1, 0.5)), None)
 
 
-def suggest_key(key: str, known: Collection[str], are: str = "the keys are") -> str:
-    """The end of a sentence on an unknown key: the nearest known key, else all known keys."""
-    near = find_nearest(key, known)
-    return f"did you mean {near}?" if near else f"{are} {', '.join(known)}."
+def suggest_key(key: str, known_keys: Collection[str], intro: str = "the keys are") -> str:
+    """Return the end of a sentence on an unknown key: the most similar known key, otherwise all
+    known keys.
+    """
+    similar = find_nearest(key, known_keys)
+    return f"did you mean {similar}?" if similar else f"{intro} {', '.join(known_keys)}."

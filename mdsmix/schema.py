@@ -1,4 +1,4 @@
-"""A mapping -> a dataclass, by the dataclass's own annotations.
+"""From a mapping to a dataclass, by the dataclass's own annotations.
 
 The recipe, the manifest and the unit records are all read by this one reader, so a new key is one
 line in its dataclass. Only the annotations that these dataclasses use are known: builtin types,
@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import orjson
 
@@ -21,11 +21,12 @@ from mdsmix.messages import suggest_key
 
 T = TypeVar("T")
 
-
 Bound = tuple[str, Callable[[Any], object]]
-"""A bound on a field's value, kept in the field's metadata (`must`): the words that follow "it must
-be", and a test of the value. The test returns false or raises ValueError for a value out of bounds.
+"""A bound on a field's value, in the field's metadata (`must`): the words that follow "it must be",
+and a test of the value. The test returns false or raises ValueError for a value out of bounds.
 """
+MOST_SHOWN = 60
+"Characters of a value or a key in a message."
 
 
 class Misfit(Exception):
@@ -33,61 +34,86 @@ class Misfit(Exception):
 
 
 def parse_mapping(cls: type[T], values: Any, where: str = "") -> T:
-    """The dataclass `cls` from a mapping; Misfit names an unknown key (and the nearest), a missing
-    key, or a wrong type or value. `where`: the keys that lead to the mapping, such as
-    `streams.web`.
+    """Return an instance of the dataclass `cls` from a mapping.
+
+    Raises Misfit for an unknown key (with the nearest known one), a missing key, or a wrong type or
+    value.
+
+    Args:
+        where: the keys that lead to the mapping, such as `streams.web`.
     """
     if not isinstance(values, Mapping):
-        raise Misfit(
-            f"{where or 'the top level'} must hold keys and values, not {shorten(values)}."
-        )
-    readers, needed, bounds = _known(typing.cast(Any, cls))
-    found = {}
+        name = where or "the top level"
+        raise Misfit(f"{name} must contain keys and values, not {shorten(values)}.")
+    schema = _make_schema(typing.cast(Any, cls))
+    fields = {}
     for key, value in values.items():
-        if (reader := readers.get(key)) is None:
-            meant = _meant(cls, where, str(key))
-            raise Misfit(f"{_at(where, key)} is not a known key; {meant}")
-        is_plain = type(value) in reader.plain
-        found[key] = value if is_plain else reader.read(value, _at(where, key))
-    if not found.keys() >= needed:
-        raise Misfit(f"{_at(where, min(needed - found.keys()))} is missing.")
-    for name, (wanted, holds) in bounds.items():
-        if (value := found.get(name)) is not None:
-            with suppress(ValueError):
-                if holds(value):
-                    continue
-            raise Misfit(f"{_at(where, name)} is {shorten(value)}; it must be {wanted}.")
-    return cls(**found)
+        reader = schema.readers.get(key)
+        if reader is None:
+            remedy = _suggest_field(cls, where, str(key))
+            raise Misfit(f"{_join_keys(where, key)} is not a known key; {remedy}")
+        if type(value) not in reader.plain:
+            value = reader.read(value, _join_keys(where, key))
+        fields[key] = value
+    missing = schema.required - fields.keys()
+    if missing:
+        raise Misfit(f"{_join_keys(where, min(missing))} is missing.")
+    for name, (words, is_within) in schema.bounds.items():
+        value = fields.get(name)
+        if value is not None and not _passes(is_within, value):
+            path = _join_keys(where, name)
+            raise Misfit(f"{path} is {shorten(value)}; it must be {words}.")
+    return cls(**fields)
+
+
+def _passes(is_within: Callable[[Any], object], value: Any) -> bool:
+    try:
+        return bool(is_within(value))
+    except ValueError:
+        return False
+
+
+class _Schema(NamedTuple):
+    """The fields of a dataclass, by name."""
+
+    readers: dict[str, Reader]
+    required: set[str]
+    "Fields without a default."
+    bounds: dict[str, Bound]
 
 
 @functools.cache
-def _known(cls: Any) -> tuple[dict[str, Reader], set[str], dict[str, Bound]]:
-    """The readers of a dataclass's fields, the names of required fields, and the bounds of values,
-    by field.
-    """
-    fields, hints = list_fields(cls), typing.get_type_hints(cls)
+def _make_schema(cls: Any) -> _Schema:
+    fields = list_fields(cls)
+    hints = typing.get_type_hints(cls)
+    return _Schema(
+        readers={field.name: _reader(hints[field.name]) for field in fields},
+        required={field.name for field in fields if not _has_default(field)},
+        bounds={f.name: f.metadata["must"] for f in fields if "must" in f.metadata},
+    )
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
     missing = dataclasses.MISSING
-    needed = {f.name for f in fields if f.default is missing and f.default_factory is missing}
-    bounds = {f.name: f.metadata["must"] for f in fields if "must" in f.metadata}
-    return {f.name: _reader(hints[f.name]) for f in fields}, needed, bounds
+    return field.default is not missing or field.default_factory is not missing
 
 
 def list_fields(cls: Any) -> list[dataclasses.Field[Any]]:
-    """The fields that a file may hold: all but those that the reader sets itself (metadata `set
-    by`).
+    """Return the fields that a file may contain: all except those that the reader sets itself
+    (metadata `set by`).
     """
     return [f for f in dataclasses.fields(cls) if f.init and "set by" not in f.metadata]
 
 
-def _meant(cls: Any, where: str, key: str) -> str:
-    """The end of a sentence on an unknown key: the key with this word as a synonym (`also called`),
-    else the key spelled most like it.
+def _suggest_field(cls: Any, where: str, key: str) -> str:
+    """Return the end of a sentence on an unknown key: the field that has it as a synonym (`also
+    called`), otherwise the field with the most similar name.
     """
     fields = list_fields(cls)
-    called = [f.name for f in fields if key in f.metadata.get("also called", ())]
-    return (
-        f"write {_at(where, called[0])}." if called else suggest_key(key, [f.name for f in fields])
-    )
+    for field in fields:
+        if key in field.metadata.get("also called", ()):
+            return f"write {_join_keys(where, field.name)}."
+    return suggest_key(key, [field.name for field in fields])
 
 
 class Reader:
@@ -100,72 +126,84 @@ class Reader:
         """Classes whose values stay as they are. Most values in an index of a hundred thousand
         shards are of these.
         """
-        self.others = [
-            (object if o is Any else typing.get_origin(o) or o, typing.get_args(o))
-            for o in options
-            if o not in self.plain
-        ]
+        self._containers = [_split_annotation(o) for o in options if o not in self.plain]
 
     def read(self, value: Any, where: str) -> Any:
-        """The value as the annotation wants it; Misfit where it does not fit. Sections become
-        dataclasses, also in lists and mappings. A single text becomes a list of one where the
-        annotation is a list of texts.
+        """Return the value as the annotation requires it. Sections become dataclasses, also in
+        lists and mappings. A single string becomes a list of one if the annotation is a list of
+        strings.
+
+        Raises Misfit if it does not fit.
         """
         if type(value) in self.plain:
             return value
-        for outer, args in self.others:
+        for outer, args in self._containers:
             if outer is Literal:
                 if value in args:
                     return value
             elif isinstance(value, outer):
-                return _inside(value, args, where)
+                return _read_elements(value, args, where)
             elif isinstance(value, dict) and dataclasses.is_dataclass(outer):
                 return parse_mapping(typing.cast(Any, outer), value, where)
             elif outer is list and args == (str,) and isinstance(value, str):
                 return [value]
-        raise Misfit(f"{where} is {shorten(value)}; it must be {_said(self.hint)}.")
+        raise Misfit(f"{where} is {shorten(value)}; it must be {_describe_type(self.hint)}.")
 
 
 _reader = functools.cache(Reader)
 
 
-def _inside(value: Any, args: Sequence[Any], where: str) -> Any:
-    """The elements of a list or a mapping, read by its annotation."""
+def _split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the class of a value and the annotations inside: `list[str]` -> (list, (str,))."""
+    if annotation is Any:
+        return object, ()
+    return typing.get_origin(annotation) or annotation, typing.get_args(annotation)
+
+
+def _read_elements(value: Any, args: Sequence[Any], where: str) -> Any:
+    """Return the elements of a list or a mapping as its annotation requires them."""
     if not args:
         return value
-    each, is_list = _reader(args[-1]), isinstance(value, list)
-    if each.plain.issuperset(map(type, value if is_list else value.values())):
+    reader = _reader(args[-1])
+    is_list = isinstance(value, list)
+    elements = value if is_list else value.values()
+    if reader.plain.issuperset(map(type, elements)):
         return value
     if is_list:
-        return [each.read(v, f"{where}[{i}]") for i, v in enumerate(value)]
-    return {key: each.read(v, _at(where, key)) for key, v in value.items()}
+        return [reader.read(element, f"{where}[{i}]") for i, element in enumerate(value)]
+    return {key: reader.read(element, _join_keys(where, key)) for key, element in value.items()}
 
 
 def parse_json(cls: type[T], content: bytes) -> T:
-    """The dataclass `cls` from JSON bytes; Misfit as for `read`, or where the bytes are no JSON."""
+    """Return an instance of the dataclass `cls` from JSON bytes.
+
+    Raises Misfit as `parse_mapping` does, and if the bytes are not JSON.
+    """
     try:
         return parse_mapping(cls, orjson.loads(content))
     except orjson.JSONDecodeError as error:
-        raise Misfit(f"it is no JSON: {error}.") from None
+        raise Misfit(f"it is not valid JSON: {error}.") from None
 
 
 def parse_json_if_fit(cls: type[T], content: bytes) -> T | None:
-    """As `load`; None where the content does not fit."""
+    """Return an instance as `parse_json` does; None if the content does not fit."""
     with suppress(Misfit):
         return parse_json(cls, content)
     return None
 
 
 def shorten(value: Any) -> str:
-    """The value as Python writes it, cut to 60 characters: a message must not hold a whole file
-    that was read by mistake.
+    """Return the value as Python writes it, cut to 60 characters: a message must not contain a
+    whole file that was read by mistake.
     """
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
-def _at(where: str, key: Any) -> str:
-    return f"{where}.{str(key)[:60]}" if where else str(key)[:60]
+def _join_keys(where: str, key: Any) -> str:
+    """Return the path of a key: `streams.web`."""
+    name = str(key)[:MOST_SHOWN]
+    return f"{where}.{name}" if where else name
 
 
 def _is_union(hint: Any) -> bool:
@@ -182,10 +220,13 @@ _NAMES: dict[Any, str] = {
 }
 
 
-def _said(hint: Any) -> str:
-    """A type as a user would say it."""
+def _describe_type(hint: Any) -> str:
+    """Return a type in the words of a user: `a number or null`."""
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(str, typing.get_args(hint)))
     if _is_union(hint):
-        return " or ".join(map(_said, typing.get_args(hint)))
+        options = typing.get_args(hint)
+        if float in options:  # every whole number is a number
+            options = tuple(option for option in options if option is not int)
+        return " or ".join(map(_describe_type, options))
     return _NAMES.get(typing.get_origin(hint) or hint, "keys and values")

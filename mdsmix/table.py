@@ -1,7 +1,7 @@
-"""A table as data: raw values under headings. Values are formatted only where a table is shown, so
+"""A table as data: raw values under headings. Values are formatted only when a table is shown, so
 every reader gets the same figures.
 
-A terminal (`mdsmix.report.show`), JSON and the comment at the head of a rendered YAML show the same
+A terminal (`mdsmix.report.show`), JSON and the comment at the top of a rendered YAML show the same
 object.
 """
 
@@ -20,7 +20,7 @@ from mdsmix.messages import make_printable
 
 Row = tuple[Any, ...]
 Tree = dict[str, Any]
-"A result for programs: keys and values as JSON holds them."
+"A result for programs: keys and values as JSON has them."
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of raw values; None stands for an unknown value."""
+    """Rows of raw values; None is an unknown value."""
 
     columns: Sequence[Column]
     rows: Sequence[Row]
@@ -57,9 +57,9 @@ class Estimate(float):
     __add__ = __radd__ = _estimated(operator.add)
     __mul__ = __rmul__ = _estimated(operator.mul)
     __sub__ = _estimated(operator.sub)
-    __rsub__ = _estimated(lambda one, other: other - one)
+    __rsub__ = _estimated(lambda own, other: other - own)
     __truediv__ = _estimated(operator.truediv)
-    __rtruediv__ = _estimated(lambda one, other: other / one)
+    __rtruediv__ = _estimated(lambda own, other: other / own)
 
 
 UNKNOWN = Estimate("nan")
@@ -70,23 +70,25 @@ def is_known(figure: float) -> bool:
 
 
 def mark_estimate(figure: float, is_exact: bool) -> float:
-    """The figure as an Estimate, unless it is exact."""
+    """Return the figure as an Estimate, unless it is exact."""
     return figure if is_exact else Estimate(figure)
 
 
 def format_grouped(value: Any) -> str:
-    """A value as text: a number as `1,234,567`, a list as `1, 2`, a mapping as `web: 1,
+    """Return a value as text: a number as `1,234,567`, a list as `1, 2`, a mapping as `web: 1,
     chat: 2`.
     """
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {format_grouped(each)}" for name, each in value.items())
+        return ", ".join(f"{name}: {format_grouped(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(format_grouped, value))
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
 
 
 def format_size(count: float) -> str:
-    """A number of bytes for a person, in units of 1,000: `812 bytes`, `1.3 GB`."""
+    """Return a number of bytes for a person, in units of 1,000: `812 bytes`, `1.3 GB`."""
     return decimal(int(count))
 
 
@@ -98,50 +100,57 @@ NUMBERS = {
     "times": ",.2f",
     "seconds": ".1f",
 }
+"Form -> how Python formats its numbers."
 FORMS: dict[str, Callable[[Any], str]] = {
     "text": format_grouped,
     "size": format_size,
     "weight": lambda value: ", ".join(f"{word} {n}" for word, n in value.items()) or "all",
 }
+"Form -> the function that writes its values."
 
 
 def format_cell(column: Column, value: Any) -> str:
-    """The value as one line of text for a person. A text in a column of numbers, such as `up to
-    date`, stays as it is.
+    """Return the value as one line for a person. A string in a column of numbers, such as `up to
+    date`, is not changed.
     """
-    is_guess = isinstance(value, Estimate)
-    if value is None or (is_guess and not is_known(value)):
+    is_estimate = isinstance(value, Estimate)
+    if value is None or (is_estimate and not is_known(value)):
         return "?"
     if isinstance(value, str):
         return make_printable(value)
-    number = NUMBERS.get(column.form)
-    text = format(value, number) if number else FORMS[column.form](value)
-    return make_printable(f"{'~' * is_guess}{text}")
+    number_format = NUMBERS.get(column.form)
+    text = format(value, number_format) if number_format else FORMS[column.form](value)
+    return make_printable(f"~{text}" if is_estimate else text)
 
 
 def table_to_json(table: Table) -> Tree:
-    """The table for JSON: one mapping for each row."""
+    """Return the table for JSON: one mapping for each row."""
     keys = [column.key or column.heading for column in table.columns]
-
-    found: Tree = {"rows": [dict(zip(keys, row, strict=True)) for row in table.rows]}
+    tree: Tree = {"rows": [dict(zip(keys, row, strict=True)) for row in table.rows]}
     if table.total:
-        found["total"] = dict(zip(keys, table.total, strict=True))
-    return found | ({"notes": list(table.notes)} if table.notes else {})
+        tree["total"] = dict(zip(keys, table.total, strict=True))
+    if table.notes:
+        tree["notes"] = list(table.notes)
+    return tree
 
 
 def align_columns(table: Table) -> Iterator[list[str]]:
-    """The cells of each column, its heading first, padded to one width on a terminal: texts to the
-    left, numbers to the right.
+    """Yield the cells of each column, its heading first, padded to one width on a terminal: text to
+    the left, numbers to the right.
     """
     rows = [*table.rows, *([table.total] if table.total else [])]
-    for i, column in enumerate(table.columns):
-        texts = [column.heading, *(format_cell(column, row[i]) for row in rows)]
-        wide = [cell_len(text) for text in texts]
-        filled = zip(texts, (" " * (max(wide) - each) for each in wide), strict=True)
-        yield [text + blank if column.form == "text" else blank + text for text, blank in filled]
+    for number, column in enumerate(table.columns):
+        cells = [column.heading, *(format_cell(column, row[number]) for row in rows)]
+        width = max(map(cell_len, cells))
+        yield [_pad(cell, width, to_left=column.form == "text") for cell in cells]
+
+
+def _pad(cell: str, width: int, to_left: bool) -> str:
+    blanks = " " * (width - cell_len(cell))
+    return cell + blanks if to_left else blanks + cell
 
 
 def format_lines(table: Table) -> Iterator[str]:
-    """The table as plain text."""
+    """Yield the lines of the table as plain text."""
     for row in zip(*align_columns(table), strict=True):
         yield "  ".join(row).rstrip()
