@@ -1,8 +1,8 @@
 """A record in the form that every encoder takes: a document, a pair, or a conversation.
 
-Shapes make records and encoders take them, so neither knows of the other: a further way to write a
-conversation is one more shape, and no encoder changes. Records are named tuples, since one is made
-for each raw record: 0.2 us each.
+Shapes make records and encoders take them, so neither depends on the other: another way to write a
+conversation needs another shape, and no change to an encoder. Records are named tuples, since one
+is made for each raw record: 0.2 us each.
 
 Reason codes of records that become no sample are here if they have no single owner. A format, a
 shape or a kind declares its own (`Format.reasons`, `Shape.reasons`, `Kind.reasons`), and `make
@@ -22,17 +22,16 @@ import orjson
 import xxhash
 
 Message = dict[str, Any]
-"""`role` and `content` as a chat template takes them, and further keys that the template reads
-(`tool_calls`, ...).
+"""`role` and `content` as a chat template takes them, and further keys that it reads, such as
+`tool_calls`.
 """
 
 
 class NoRecord(str):
-    """The reason code of a raw value that is no record. Its `detail` explains it, and is kept
-    beside the bad record.
-    """
+    """The reason code of a raw value that is not a record."""
 
     detail: dict[str, str | int]
+    "Values that explain the reason; the quarantine stores them with the record."
 
     def __new__(cls, reason: str, **detail: str | int) -> NoRecord:
         self = super().__new__(cls, reason)
@@ -41,7 +40,7 @@ class NoRecord(str):
 
 
 def detail_of(reason: str) -> dict[str, str | int]:
-    """The detail of a reason code; empty where it has none."""
+    """Return the detail of a reason code; empty if it has none."""
     return reason.detail if isinstance(reason, NoRecord) else {}
 
 
@@ -54,13 +53,13 @@ class RecordRefused(Exception):
 
 
 class Document(NamedTuple):
-    """A text to be trained on as it is."""
+    """A text that is trained as it is."""
 
     text: str
 
 
 class Pair(NamedTuple):
-    """A prompt and the response to it, rendered by no template."""
+    """A prompt and the response to it, without a template."""
 
     prompt: str
     response: str
@@ -71,21 +70,19 @@ class Conversation(NamedTuple):
 
     messages: list[Message]
     trained: Sequence[bool] | None = None
-    """One flag for each message. An untrained answer becomes part of the next prompt. None: the
-    recipe's policies alone decide.
+    """One flag for each message; None: the recipe's policies decide alone. An untrained answer
+    becomes part of the next prompt.
     """
     tools: list[Any] | None = None
     """The tools that the assistant may call, as the template takes them; [] if the record has an
     empty list.
     """
     images: Sequence[Any] = ()
-    """One image for each part `{"type": "image"}` of the messages, in their order: a path or URL
-    from the record, or bytes. Once it is read, each is a `mdsmix.images.reader.Image`.
+    """One image for each part `{"type": "image"}` of the messages, in order: a path or URL from the
+    record, or bytes; once they are read, a `mdsmix.images.reader.Image` each.
     """
     variables: Mapping[str, Any] | None = None
-    """The variables that the record gives to the chat template (`chat_template_kwargs`); None
-    without any.
-    """
+    """The record's variables for the chat template (`chat_template_kwargs`); None without any."""
 
     @property
     def texts(self) -> list[str]:
@@ -100,16 +97,14 @@ class Conversation(NamedTuple):
 
 
 class RichConversation(Conversation):
-    """A conversation with tools, with tool calls, or with content that is null or a list
-    of parts.
-    """
+    """A conversation with tools, tool calls, or content that is null or a list of parts."""
 
     __slots__ = ()
 
     @property
     def texts(self) -> list[str]:
-        """All texts in messages, tools and variables, keys too: a template may print any
-        of them.
+        """All strings in messages, tools and variables, also keys: a template may print any of
+        them.
         """
         return [*_texts([self.messages, self.tools, self.variables])]
 
@@ -129,30 +124,31 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def canonical(record: Record) -> bytes:
-    """The record's content as bytes. Equal records give equal bytes, in whatever order their keys
-    stand.
-    """
-    said: Any = list(record) if isinstance(record, tuple) else record
+    """Return the record's content as bytes. The order of keys does not matter."""
+    content: Any = list(record) if isinstance(record, tuple) else record
     if isinstance(record, Conversation):
-        said[2] = record.tools or None
+        # An empty list of tools counts as None; unused fields at the end are left out.
+        content[2] = record.tools or None
         if not record.variables:
-            del said[4 if record.images else 3 :]
+            first_unused = 4 if record.images else 3
+            del content[first_unused:]
     try:
-        return orjson.dumps(said, _digest, orjson.OPT_SORT_KEYS)
+        return orjson.dumps(content, _image_hash, orjson.OPT_SORT_KEYS)
     except TypeError:
-        # Tools may hold integers beyond 64 bits, or values of Arrow for which JSON has no type.
-        return json.dumps(said, sort_keys=True, ensure_ascii=False, default=_said).encode()
+        # Tools may contain integers beyond 64 bits, or values of Arrow for which JSON has no type.
+        text = json.dumps(content, sort_keys=True, ensure_ascii=False, default=_hash_or_text)
+        return text.encode()
 
 
-def _digest(value: Any) -> str:
-    """The hash that stands for an image's bytes; TypeError for any other value."""
+def _image_hash(value: Any) -> str:
+    """Return the hash of an image's bytes. Raises TypeError for any other value."""
     if isinstance(value, bytes):
         return xxhash.xxh3_128_hexdigest(value)
     raise TypeError
 
 
-def _said(value: Any) -> str:
-    return _digest(value) if isinstance(value, bytes) else str(value)
+def _hash_or_text(value: Any) -> str:
+    return _image_hash(value) if isinstance(value, bytes) else str(value)
 
 
 _keep_utf8 = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
@@ -161,11 +157,12 @@ _keep_utf8 = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_void_
 
 
 def is_encodable(text: str) -> bool:
-    """False for a text with a lone surrogate: it has no UTF-8 form, and no tokenizer takes it.
+    """Check whether a string has a UTF-8 form. One with a lone surrogate has none, and no tokenizer
+    accepts it.
 
-    Python keeps the UTF-8 form that its C API gives. The fingerprint and the tokenizer then need
-    none of their own: with `encode` here, a text was encoded three times, a tenth of a conversion
-    of many scripts.
+    Python caches the UTF-8 form that its C API returns, and the fingerprint and the tokenizer then
+    use it: with `encode` here, a text was encoded three times, a tenth of a conversion of many
+    scripts.
     """
     try:
         return text.isascii() or bool(_keep_utf8(text, None))
@@ -174,35 +171,52 @@ def is_encodable(text: str) -> bool:
 
 
 BAD = {
-    "not_json": "The line, or the text in a column of JSON, is no JSON value.",
+    "not_json": "The line, or the string in a column of JSON, is not valid JSON.",
     "json_array": "The record is a list of objects, or opens one: the file is one array.",
-    "invalid_utf8": "The bytes are no valid UTF-8.",
+    "invalid_utf8": "The bytes are not valid UTF-8.",
     "lone_surrogate": "A text has half of a character, such as \\ud800, which has no UTF-8 form.",
-    "too_deep": "JSON is nested deeper than 1,024 levels, or messages or tools deeper than 200, which templates do not follow.",
-    "record_too_long": "The element, row or document has more than 256 MiB, or a table's cell more than 16 million characters.",
-    "unreadable_value": "A value has no form in Python, such as a date in the year 75,000, or the number 1e400.",
-    "crashed_worker": "Worker processes died of the record, and --quarantine-crashes was given.",
-    "not_an_object": "The record is no JSON object.",
-    "missing_field": "A field that the recipe names is not there.",
-    "field_not_text": "A text field holds something else.",
-    "special_token_in_text": "The text holds a special token, and special_tokens_in_text is reject.",
+    "too_deep": (
+        "JSON is nested deeper than 1,024 levels, or messages or tools deeper than 200, beyond "
+        "which templates fail."
+    ),
+    "record_too_long": (
+        "The element, row or document has more than 256 MiB, or a table's cell more than 16 "
+        "million characters."
+    ),
+    "unreadable_value": (
+        "A value has no form in Python, such as a date in the year 75,000, or the number 1e400."
+    ),
+    "crashed_worker": "The record crashed worker processes, and --quarantine-crashes was set.",
+    "not_an_object": "The record is not a JSON object.",
+    "missing_field": "A field that the recipe names is missing.",
+    "field_not_text": "The value of a text field is not a string.",
+    "special_token_in_text": (
+        "The text contains a special token, and special_tokens_in_text is reject."
+    ),
 }
+"Reason codes of bad records that have no single owner -> their explanations."
 FILTERED = {
-    "where": "The source's condition `where` is false of the record.",
-    "where_missing_field": "A field that `where` needs is not there.",
+    "where": "The source's condition `where` is false for the record.",
+    "where_missing_field": "A field that `where` needs is missing.",
     "where_not_comparable": "The two values that `where` compares are of different types.",
-    "not_sampled": "The record is not in the sample that the stream is made of.",
+    "not_sampled": "The record is not in the sample that the stream is made from.",
     "held_out": "The record is held out for evaluation.",
     "not_held_out": "The record is not held out for evaluation.",
-    "duplicate": "An earlier record of the stream says the same, and duplicates is drop.",
+    "duplicate": "The record equals an earlier one of the stream, and duplicates is drop.",
     "nothing_trained": "No answer of the conversation is to be trained.",
-    "images_too_long": "The row does not fit max_seq_len once the processor has expanded its images.",
+    "images_too_long": (
+        "The row does not fit max_seq_len once the processor has expanded its images."
+    ),
     "empty": "The document has no tokens.",
     "min_tokens": "The document has fewer tokens than min_tokens.",
     "max_tokens": "The document has more tokens than max_tokens.",
-    "one_token": "The document has one token, which has nothing to predict.",
+    "one_token": "The document has one token, so there is nothing to predict.",
     "empty_prompt": "A prompt has no tokens, in any turn.",
     "empty_response": "A response has no tokens, in any turn.",
-    "too_long": "The record has more than max_seq_len tokens, and too_long is filter; or its first answer does not end within them.",
-    "no_loss_tokens": "Nothing that is trained is left within max_seq_len.",
+    "too_long": (
+        "The record has more than max_seq_len tokens, and too_long is filter; or its first answer "
+        "does not end within them."
+    ),
+    "no_loss_tokens": "Within max_seq_len there is no token to train.",
 }
+"Reason codes of filtered records -> their explanations."

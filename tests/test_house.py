@@ -123,7 +123,7 @@ def test_classes_and_constants_that_a_room_names_are_there() -> None:
 
 
 REASONS = list_bad_reasons()
-GIVES = re.compile(r"\b(?:Bad|NoRecord|RecordRefused)\(")
+GIVES = re.compile(r"\b(?:BadImage|NoRecord|RecordRefused)\(")
 
 
 def test_every_reason_that_is_given_is_in_the_table_and_every_one_of_the_table_is_given() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from mdsmix.images import fetching as http
 from mdsmix.images.fetching import fetch_url
-from mdsmix.images.judge import Bad
+from mdsmix.images.judge import BadImage
 from tests.alarm import at_most
 from tests.pictures import drawing
 
@@ -143,13 +143,13 @@ FAILS: list[tuple[str, str, str, dict[str, float], int]] = [
 
 
 def test_what_does_not_pass_is_a_bad_image_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Bad, match="Connection refused"):
+    with pytest.raises(BadImage, match="Connection refused"):
         fetch_url("http://127.0.0.1:9/x")
     for path, reason, why, limit, asked in FAILS:
         with serving() as server, monkeypatch.context() as patch, at_most(IN_TIME):
             for name, value in limit.items():
                 patch.setattr(http, name, value)
-            with pytest.raises(Bad) as bad:
+            with pytest.raises(BadImage) as bad:
                 fetch_url(f"{server.url}/{path}")
             assert (bad.value.reason, bad.value.why[: len(why)]) == (reason, why), path
             assert server.was_asked(asked), (path, server.asked)

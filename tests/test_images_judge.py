@@ -22,7 +22,7 @@ import pytest
 from PIL import Image, ImageOps, features
 
 from mdsmix.images import judge
-from mdsmix.images.judge import Bad, Rewriting, Rules, judge_image, require_pillow
+from mdsmix.images.judge import BadImage, Rewriting, Rules, judge_image, require_pillow
 from mdsmix.shapes.image_parts import read_image
 from tests.pictures import drawing, saved
 
@@ -49,7 +49,7 @@ class Looked(NamedTuple):
 def look(data: bytes, rules: Rules) -> Looked:
     try:
         return Looked(*judge_image(data, rules))
-    except Bad as bad:
+    except BadImage as bad:
         return Looked(reason=bad.reason, why=bad.why)
 
 
@@ -127,16 +127,16 @@ def test_what_is_no_image_is_told_without_a_byte_of_it() -> None:
     for data, why in (
         (
             b"root:x:0:0:root:/root:/bin/sh",
-            "it begins as none of JPEG, PNG, WebP, GIF, BMP, TIFF and",
+            "it is not JPEG, PNG, WebP, GIF, BMP, TIFF or",
         ),
-        (b"%PDF-1.7", "it begins as none of JPEG"),
+        (b"%PDF-1.7", "it is not JPEG"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         (b"\n<!DOCTYPE html><html>404</html>", "it is HTML, "),
         (b'<?xml version="1.0"?>\n<!-- x -->\n<svg>', "it is HTML, SVG or XML"),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "it is HEIC or a video: "),
         (b"\xff\xd8\xff", "or its header cannot be read"),
         (b'<?xml version="1.0"?><Error><Code>NoSuchKey', "as servers send without an image"),
-        (bytes(99), "it holds zeros"),
+        (bytes(99), "it contains only zeros"),
     ):
         found = look(data, FULL)
         assert found.reason == "not_an_image"
@@ -282,7 +282,7 @@ def test_every_kind_of_jpeg_and_damage_is_judged_as_by_a_whole_decode(
     for data in (*good.values(), *tried):
         ours = look(data, rules)
         with monkeypatch.context() as patch:
-            patch.setattr(judge, "_is_whole", lambda image: False)
+            patch.setattr(judge, "_decodes_small", lambda image: False)
             assert ours == look(data, rules), data.hex()
         found[ours.reason] += 1
     assert min(found[""] - len(good), found["image_damaged"], found["image_truncated"]) > 40

@@ -15,7 +15,7 @@ import pytest
 from mdsmix.errors import Unreachable
 from mdsmix.images import fetching, reader
 from mdsmix.images.fetching import locate_image
-from mdsmix.images.judge import Bad
+from mdsmix.images.judge import BadImage
 from mdsmix.images.reader import ImageReader, WindowImages
 from mdsmix.record import RichConversation
 from mdsmix.storage import Stat, locate
@@ -44,10 +44,10 @@ def test_a_path_begins_at_its_folder_or_stands_for_itself_or_is_bad() -> None:
         ("s3://bucket/a", "../../0.jpg", "it leads out of the bucket bucket"),
         ("s3://bucket", "../0.jpg", "it leads out of the bucket bucket"),
         (HUB, "../../x/0.jpg", "it leads out of the data set datasets/org/name@v2"),
-        ("/data", "a\0.jpg", "no path holds a NUL character"),
+        ("/data", "a\0.jpg", "a path cannot contain a NUL character"),
         ("/data", "a\ud800.jpg", "surrogates not allowed"),
     ):
-        with pytest.raises(Bad, match=why):
+        with pytest.raises(BadImage, match=why):
             locate_image(path, locate(base))
 
 
@@ -68,7 +68,7 @@ def test_where_nothing_may_be_outside_what_leads_out_is_bad(tmp_path: Path) -> N
     out = ["../secret.jpg", "link.jpg", "up/secret.jpg", f"{real}2.jpg", "/etc/passwd", "file:///etc/passwd", "s3://bucket/0.jpg", "hf://datasets/a/b/c"]  # fmt: skip
     for path in out:
         assert locate_image(path, locate(folder))
-        with pytest.raises(Bad, match=r"images\.outside is refuse") as bad:
+        with pytest.raises(BadImage, match=r"images\.outside is refuse") as bad:
             locate_image(path, locate(folder), inside=True)
         assert bad.value.reason == "bad_image_path"
 
@@ -159,7 +159,7 @@ def test_large_images_are_read_ahead_within_bounds(monkeypatch: pytest.MonkeyPat
         asked.clear()
         place = SimpleNamespace(is_store=True, fetch=partial(fetch, size))
         most = 0
-        for number, _ in enumerate(images._ahead([(place, None)] * count)):  # type: ignore
+        for number, _ in enumerate(images._read_ahead([(place, None)] * count)):  # type: ignore
             time.sleep(0.01)
             most = max(most, len(asked) - number)
         return most

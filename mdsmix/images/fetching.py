@@ -1,12 +1,12 @@
-"""The path of an image, as a record says it -> where the image is, and its bytes.
+"""The place of an image, from its path in a record, and its bytes.
 
 Records may come from strangers, and a path may name any file or object that the user of mdsmix may
-read, as with every tool that trains on such records. `inside` refuses paths that do not lie below
-the folder at which paths begin.
+read, as with every tool that trains on such records. `inside` refuses paths that lead out of the
+folder at which paths begin.
 
-An http(s) URL is asked only where a recipe says `http: fetch`, within limits of time and size. A
-URL may give another image tomorrow, so each is asked once: its work unit records the content's
-hash, and later runs do not ask again unless they are told to read the sources again.
+An http(s) URL is requested only if a recipe sets `http: fetch`, within limits of time and size. A
+URL may return another image tomorrow, so each is requested once: its work unit records the
+content's hash, and later runs do not request it again unless they read the sources again.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from functools import lru_cache
 from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 from string import punctuation
+from typing import NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, build_opener
 
 from mdsmix.errors import Denied, NoSuchPlace, RecipeError, Unreachable
-from mdsmix.images.judge import Bad
+from mdsmix.images.judge import BadImage
 from mdsmix.storage import Location, locate
 
 MOST_BYTES = 256 << 20
 "The largest image file that is read, in bytes."
 MISSING = (-1, "")
-"""In place of the size and stamp where there is no file: it is missing, or the image is in its
-record or at a URL.
+"""Instead of size and stamp if there is no file: it is missing, or the image is in its record or at
+a URL.
 """
 HTTP_BYTES = 64 << 20
 "The most bytes that are taken from a server for one image."
@@ -43,38 +44,51 @@ PAUSE_SECONDS = 0.5
 TRIES = 3
 AT_ONCE = 8
 "Requests that one worker has in flight."
-_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+_RETRIED_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 
 
 ImagePlace = Location | str | bytes
-"The place of an image: a file or object, an http URL, or the bytes that the record itself holds."
+"The place of an image: a file or object, an http URL, or the bytes that the record itself has."
 NOWHERE = b""
 "The place of an image whose path names none."
 
 
+class ImageFile(NamedTuple):
+    """The bytes of an image."""
+
+    data: bytes
+    stamp: tuple[int, str]
+    "Size and stamp of its file; MISSING if it has none."
+
+
 def locate_image(path: str | bytes, base: Location, inside: bool = False) -> ImagePlace:
-    """The place of an image. `path`: relative to `base`, absolute, or a URL; bytes are the image
-    itself. Bad (bad_image_path) where the path names no place, or, under `inside`, a place that is
-    not below `base`.
+    """Return the place of an image.
+
+    Args:
+        path: relative to `base`, absolute, or a URL; bytes are the image itself.
+        inside: whether the place must be below `base`.
+
+    Raises BadImage (bad_image_path) if the path names no place, or one that is not below `base`.
     """
     if isinstance(path, bytes) or is_http(path):
         return path
     try:
         path.encode()
-        place = _placed(path, base)
+        place = _locate_path(path, base)
     except (RecipeError, ValueError) as error:
-        raise Bad("bad_image_path", str(error)) from None
+        raise BadImage("bad_image_path", str(error)) from None
     if inside and not _is_below(place, base):
-        raise Bad(
+        raise BadImage(
             "bad_image_path",
-            "it does not lie below the folder of the images, and images.outside is refuse",
+            "it is not below the folder of the images, and images.outside is refuse",
         )
     return place
 
 
-def _placed(path: str, base: Location) -> Location:
+def _locate_path(path: str, base: Location) -> Location:
+    """Return the location of a path or URL; ValueError or RecipeError if it names none."""
     if "\0" in path:  # the message leaves out the folder, which differs between machines
-        raise ValueError("no path holds a NUL character")
+        raise ValueError("a path cannot contain a NUL character")
     if "://" in path:
         return locate(path)
     if not base.is_store or path.startswith("/"):
@@ -89,46 +103,51 @@ def _is_below(place: Location, base: Location) -> bool:
     if place.is_store or base.is_store:
         # `..` is an ordinary name in S3, but a step up in stores that are folders or HTTP servers.
         return place.url.startswith(f"{base.url.rstrip('/')}/") and ".." not in place.url.split("/")
-    return Path(place.url).resolve().is_relative_to(_real(base.url))
+    return Path(place.url).resolve().is_relative_to(_resolve(base.url))
 
 
 @lru_cache(maxsize=64)
-def _real(path: str) -> Path:
+def _resolve(path: str) -> Path:
     return Path(path).resolve()
 
 
-def content_at(at: ImagePlace, fetches: bool) -> tuple[bytes, tuple[int, str]]:
-    """The image's bytes, with size and stamp of its file, MISSING where it has no file. `fetches`:
-    whether http URLs are asked.
+def read_image_file(place: ImagePlace, fetches: bool) -> ImageFile:
+    """Return the image's bytes, with size and stamp of its file.
 
-    Raises:
-        Unreachable: a store does not answer.
-        Bad: this image alone is missing, refused or too large.
+    Args:
+        fetches: whether http URLs are requested.
+
+    Raises Unreachable if a store does not answer, and BadImage if only this image is missing,
+    refused or too large.
     """
-    if isinstance(at, bytes):
-        return at, MISSING
-    if isinstance(at, str):
+    if isinstance(place, bytes):
+        return ImageFile(place, MISSING)
+    if isinstance(place, str):
         if not fetches:
-            raise Bad("remote_image", "it is at an http URL: images.http: fetch asks for it")
-        return fetch_url(at), MISSING
+            raise BadImage(
+                "remote_image", "it is at an http URL: set images.http: fetch to fetch it"
+            )
+        return ImageFile(fetch_url(place), MISSING)
     try:
-        found = at.fetch(MOST_BYTES)
+        fetched = place.fetch(MOST_BYTES)
     except Unreachable as error:
-        if at.is_store and not isinstance(error, Denied | NoSuchPlace):
+        if place.is_store and not isinstance(error, Denied | NoSuchPlace):
             raise
         reason = "image_not_found" if isinstance(error, NoSuchPlace) else "image_unreadable"
-        raise Bad(reason, str(error).partition(": ")[2]) from None  # paths differ between machines
-    if found is None:
-        raise Bad("image_not_found", "there is no such file")
-    stat, data = found
+        raise BadImage(
+            reason, str(error).partition(": ")[2]
+        ) from None  # paths differ between machines
+    if fetched is None:
+        raise BadImage("image_not_found", "there is no such file")
+    stat, data = fetched
     stamp = stat.size, stat.stamp
     if stat.size > MOST_BYTES:
-        raise Bad(
+        raise BadImage(
             "image_file_too_large",
-            f"the file has {stat.size} bytes, and {MOST_BYTES} are the most that are read",
+            f"the file has {stat.size} bytes, and at most {MOST_BYTES} are read",
             stamp,
         )
-    return data, stamp
+    return ImageFile(data, stamp)
 
 
 def is_http(path: str) -> bool:
@@ -136,39 +155,47 @@ def is_http(path: str) -> bool:
 
 
 def fetch_url(url: str) -> bytes:
-    """The bytes at a URL, asked through the proxies of the environment. Bad (image_not_found,
-    image_not_fetched, image_file_too_large) where they do not come whole.
+    """Return the bytes at a URL, requested through the proxies of the environment.
+
+    Raises BadImage (image_not_found, image_not_fetched, image_file_too_large) if they do not arrive
+    completely.
     """
-    until, why = time.monotonic() + SECONDS, ""
+    deadline = time.monotonic() + SECONDS
+    fault = ""
     for number in range(TRIES):
         time.sleep(PAUSE_SECONDS * number)
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             break
         try:
-            return _asked(url, until)
+            return _request(url, deadline)
         except HTTPError as error:
-            error.close()  # a body that nobody wants may have no end
-            why = f"the server answers {error.code}"
-            if error.code not in _AGAIN:
-                raise Bad("image_not_found", why) from None
-        except ValueError as error:  # the URL, or one that it redirects to, is none
-            raise Bad("image_not_found", str(error)) from None
+            error.close()  # the body is not read and may have no end
+            fault = f"the server answers {error.code}"
+            if error.code not in _RETRIED_STATUSES:
+                raise BadImage("image_not_found", fault) from None
+        except ValueError as error:  # the URL, or one that it redirects to, is not valid
+            raise BadImage("image_not_found", str(error)) from None
         except (OSError, HTTPException) as error:
-            why = str(getattr(error, "reason", None) or error)
-    raise Bad("image_not_fetched", why)
+            fault = str(getattr(error, "reason", None) or error)
+    raise BadImage("image_not_fetched", fault)
 
 
-def _asked(url: str, until: float) -> bytes:
+def _request(url: str, deadline: float) -> bytes:
+    """Request a URL once. `deadline`: of `time.monotonic`."""
     headers = {"User-Agent": "mdsmix", "Accept": "image/*"}
-    wanted = Request(quote(url, safe=punctuation), headers=headers)  # a space is %20
+    request = Request(quote(url, safe=punctuation), headers=headers)  # a space is %20
     content = bytearray()
-    with build_opener().open(wanted, timeout=QUIET_SECONDS) as answer:
+    with build_opener().open(request, timeout=QUIET_SECONDS) as answer:
         while piece := answer.read1(1 << 16):  # `read` would wait for the whole piece
             content += piece
             if len(content) > HTTP_BYTES:
-                raise Bad("image_file_too_large", f"the server sends more than {HTTP_BYTES} bytes")
-            if time.monotonic() > until:
-                raise Bad("image_not_fetched", f"it was not there whole after {SECONDS:g} s")
+                raise BadImage(
+                    "image_file_too_large", f"the server sends more than {HTTP_BYTES} bytes"
+                )
+            if time.monotonic() > deadline:
+                raise BadImage(
+                    "image_not_fetched", f"it did not arrive completely in {SECONDS:g} s"
+                )
         if answer.length:
             raise IncompleteRead(bytes(content), answer.length)
     return bytes(content)

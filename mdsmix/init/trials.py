@@ -22,7 +22,7 @@ from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.errors import MdsmixError
 from mdsmix.images.fetching import is_http, locate_image
-from mdsmix.images.judge import Bad
+from mdsmix.images.judge import BadImage
 from mdsmix.init.data_files import Said
 from mdsmix.init.drafts import Draft, text_of
 from mdsmix.kinds import open_recipe
@@ -211,5 +211,5 @@ def _is_there(path: str, base: Location) -> bool:
     try:
         place = locate_image(path, base)
         return isinstance(place, Location) and place.stat() is not None
-    except (Bad, MdsmixError):
+    except (BadImage, MdsmixError):
         return False

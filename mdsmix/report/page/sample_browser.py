@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mdsmix.errors import RecipeError
-from mdsmix.images.judge import WITHOUT, Bad, Rules, judge_image, open_image, require_pillow
+from mdsmix.images.judge import NO_PILLOW, BadImage, Rules, judge_image, open_image, require_pillow
 from mdsmix.messages import WRITTEN, join_names, make_printable, plural
 from mdsmix.report.inspection import cut_text
 from mdsmix.report.page.gather import Gathered
@@ -150,8 +150,8 @@ def make_thumbnail(picture: Picture) -> Thumbnail:
         judge_image(picture.data, Rules(decode="header", max_pixels=MOST_PIXELS))
         return _shrink(picture, caption)
     except RecipeError:
-        return Thumbnail(f"{caption}; not shown: {WITHOUT}")
-    except Bad as bad:
+        return Thumbnail(f"{caption}; not shown: {NO_PILLOW}")
+    except BadImage as bad:
         return Thumbnail(f"{caption}; not shown: {bad.reason}, {bad.why}")
 
 
