@@ -245,11 +245,11 @@ def bucket(into: Path, count: int) -> Iterator[str]:
     import boto3
 
     from mdsmix.storage import locate, map_threads
-    from tests.minio import own_minio
+    from tests.minio import start_own_minio
 
     paths = photographs(into / "small", count, side=96, quality=80)
     os.environ["MINIO_PROMETHEUS_AUTH_TYPE"] = "public"
-    with own_minio(into / "minio") as server:
+    with start_own_minio(into / "minio") as server:
         os.environ.update(server.settings)
         endpoint = server.settings["S3_ENDPOINT_URL"]
         store = boto3.client("s3", endpoint_url=endpoint)
@@ -285,9 +285,9 @@ def _bucket_recipe(into: Path, name: str, paths: list[Path], root: str) -> Path:
 
 def _in_flight(into: Path, paths: list[Path], root: str, endpoint: str) -> Iterator[str]:
     """How many images are asked for at one moment of a store that takes 20 ms for each."""
-    from tests.faults import Rule, failing
+    from tests.faults import Rule, make_failing_proxy
 
-    with failing(endpoint) as proxy:
+    with make_failing_proxy(endpoint) as proxy:
         proxy.rules = [Rule("", "GET", times=10**9, then=partial(time.sleep, 0.02))]
         os.environ["S3_ENDPOINT_URL"] = proxy.endpoint
         run = convert(into, _bucket_recipe(into, "in-flight", paths, root))

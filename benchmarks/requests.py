@@ -32,9 +32,9 @@ from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.storage import locate
 from tests.converting import documents, run_recipe, windows, write_jsonl, write_recipe
 from tests.corpus import train_tokenizer
-from tests.counting import Counted, counted
-from tests.faults import Proxy, failing
-from tests.minio import own_minio
+from tests.counting import RequestCount, count_requests
+from tests.faults import Proxy, make_failing_proxy
+from tests.minio import start_own_minio
 
 
 @dataclass(frozen=True)
@@ -67,58 +67,58 @@ LINE = len(b'{"text":""}\n') + 8 * len("Document 00000000 of many. ")
 "Bytes of a document: windows of so many make each a unit."
 
 
-def check(bench: Bench, n: int) -> Counted:
+def check(bench: Bench, n: int) -> RequestCount:
     recipe = bench.recipe(bench.streams(n))
     run_recipe(recipe)
-    with counted(bench.proxy) as found:
+    with count_requests(bench.proxy) as found:
         run_checks(resolve_mix([str(recipe)]))
     return found
 
 
-def check_versioned(bench: Bench, n: int) -> Counted:
+def check_versioned(bench: Bench, n: int) -> RequestCount:
     recipe = bench.recipe(bench.streams(n), publish="versioned")
     run_recipe(recipe)
-    with counted(bench.proxy) as found:
+    with count_requests(bench.proxy) as found:
         run_checks(resolve_mix([str(recipe)]))
     return found
 
 
-def second_convert(bench: Bench, n: int) -> Counted:
+def second_convert(bench: Bench, n: int) -> RequestCount:
     recipe = bench.recipe(bench.streams(n))
     run_recipe(recipe)
-    with counted(bench.proxy) as found:
+    with count_requests(bench.proxy) as found:
         run_recipe(recipe)
     return found
 
 
-def first_convert(bench: Bench, n: int) -> Counted:
+def first_convert(bench: Bench, n: int) -> RequestCount:
     recipe = bench.recipe(bench.streams(n))
-    with counted(bench.proxy) as found:
+    with count_requests(bench.proxy) as found:
         run_recipe(recipe)
     return found
 
 
-def many_shards(bench: Bench, n: int) -> Counted:
+def many_shards(bench: Bench, n: int) -> RequestCount:
     recipe = bench.recipe(bench.units(n))
-    with counted(bench.proxy) as found:
+    with count_requests(bench.proxy) as found:
         run_recipe(recipe, workers=2)
     return found
 
 
-def one_more(bench: Bench, n: int, **settings: Any) -> Counted:
+def one_more(bench: Bench, n: int, **settings: Any) -> RequestCount:
     recipe = bench.recipe(bench.units(n), **settings)
     run_recipe(recipe, workers=2)
     recipe = bench.recipe(bench.units(n + 1), **settings)
-    with counted(bench.proxy) as found:
+    with count_requests(bench.proxy) as found:
         run_recipe(recipe)
     return found
 
 
-def one_more_version(bench: Bench, n: int) -> Counted:
+def one_more_version(bench: Bench, n: int) -> RequestCount:
     return one_more(bench, n, publish="versioned")
 
 
-def one_new_file(bench: Bench, n: int) -> Counted:
+def one_new_file(bench: Bench, n: int) -> RequestCount:
     """Beside units that are finished, published and known on this machine, a file of one
     unit more.
     """
@@ -128,13 +128,13 @@ def one_new_file(bench: Bench, n: int) -> Counted:
     new = bench._file("new", [n])
     path = streams["web"]["source"]["path"]
     recipe = bench.recipe({"web": documents([path, str(new)], layout="document")})
-    with counted(bench.proxy) as found:
+    with count_requests(bench.proxy) as found:
         (outcome,) = run_recipe(recipe)
     assert (outcome.units, outcome.reused) == (n + 1, n)
     return found
 
 
-def fresh_machine(bench: Bench, n: int, **options: Any) -> Counted:
+def fresh_machine(bench: Bench, n: int, **options: Any) -> RequestCount:
     """What was converted elsewhere is up to date: sources that lie in the bucket too, a
     unit each.
     """
@@ -146,21 +146,21 @@ def fresh_machine(bench: Bench, n: int, **options: Any) -> Counted:
     run_recipe(recipe)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MDSMIX_CACHE", str(bench.folder / "another machine"))
-        with counted(bench.proxy) as found:
+        with count_requests(bench.proxy) as found:
             (outcome,) = run_recipe(recipe, **options)
     assert not outcome.done
     return found
 
 
-def verified_source(bench: Bench, n: int) -> Counted:
+def verified_source(bench: Bench, n: int) -> RequestCount:
     found = fresh_machine(bench, n, verify_source=True)
     assert found.at(".jsonl")["GET"] == n
     return found
 
 
-def missing(bench: Bench, n: int) -> Counted:
+def missing(bench: Bench, n: int) -> RequestCount:
     places = [locate(f"s3://{bench.bucket}/none/{number}") for number in range(n)]
-    with counted(bench.proxy) as found:
+    with count_requests(bench.proxy) as found:
         assert not any(place.stat() or place.fetch() for place in places)
     return found
 
@@ -170,7 +170,7 @@ class Case:
     """A command, how often it is multiplied, and what it may cost."""
 
     what: str
-    run: Callable[[Bench, int], Counted]
+    run: Callable[[Bench, int], RequestCount]
     n: int
     before: int
     "Requests before anybody counted them."
@@ -222,14 +222,14 @@ def main() -> None:
 @contextmanager
 def _surroundings(work: Path) -> Iterator[tuple[Path, Proxy]]:
     """A tokenizer, and a proxy before a MinIO that the environment names."""
-    with pytest.MonkeyPatch.context() as patch, own_minio(work) as server:
+    with pytest.MonkeyPatch.context() as patch, start_own_minio(work) as server:
         patch.setenv("MDSMIX_CACHE", str(work / "cache"))
         for name, value in server.settings.items():
             patch.setenv(name, value)
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
             patch.delenv(name, raising=False)
         windows(patch, LINE)
-        with failing(os.environ["S3_ENDPOINT_URL"]) as proxy:
+        with make_failing_proxy(os.environ["S3_ENDPOINT_URL"]) as proxy:
             patch.setenv("S3_ENDPOINT_URL", proxy.endpoint)
             yield train_tokenizer(work / "tokenizer", documents_n=30), proxy
 

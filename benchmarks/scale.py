@@ -95,7 +95,7 @@ def _listings(patch: pytest.MonkeyPatch, each: int, size: int) -> list[str]:
         more = {"IsTruncated": end < each, "NextContinuationToken": str(end)}
         return {"Contents": found, **more}
 
-    patch.setattr(s3, "_page", page)
+    patch.setattr(s3, "_list_page", page)
     patch.setattr(s3, "ask", lambda url, request: request(None))
     return asked
 

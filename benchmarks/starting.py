@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.contenders import HERE
 from benchmarks.synthetic import WIDTH, stream
-from tests.minio import own_minio
+from tests.minio import start_own_minio
 
 BATCH = 8
 MB = 1_000_000
@@ -76,7 +76,9 @@ def main() -> None:
     print(f"load {os.getloadavg()[0]:.1f}, {len(os.sched_getaffinity(0))} cores", flush=True)
     print(f"| {' | '.join(HEAD)} |\n|{' --- |' * len(HEAD)}", flush=True)
     with (
-        own_minio(_empty(arguments.work / "minio")) if arguments.minio else nullcontext() as server
+        start_own_minio(_empty(arguments.work / "minio"))
+        if arguments.minio
+        else nullcontext() as server
     ):
         for samples in arguments.samples:
             folder = stream(

@@ -24,9 +24,9 @@ from benchmarks.contenders import HERE, Place, write_recipe
 from benchmarks.figures import Figure
 from benchmarks.measure import measure
 from benchmarks.rounds import MB, environment
-from tests.counting import counted
-from tests.faults import failing
-from tests.minio import Server, own_minio
+from tests.counting import count_requests
+from tests.faults import make_failing_proxy
+from tests.minio import Server, start_own_minio
 
 BUCKET = "bench"
 
@@ -34,7 +34,10 @@ BUCKET = "bench"
 def store_figures(place: Place, size: int, rounds: int) -> Iterator[Figure]:
     """What a store costs beside the disk, and requests a unit."""
     source = corpus.source(place.work, "words", size)
-    with tempfile.TemporaryDirectory(dir=place.work) as folder, own_minio(Path(folder)) as server:
+    with (
+        tempfile.TemporaryDirectory(dir=place.work) as folder,
+        start_own_minio(Path(folder)) as server,
+    ):
         client = boto3.client("s3", **_keys(server))
         client.create_bucket(Bucket=BUCKET)
         client.upload_file(str(source / "0.jsonl"), BUCKET, f"{source.name}/0.jsonl")
@@ -65,7 +68,10 @@ def _remote(place: Place, source: Path) -> list[str | Path]:
 
 def _requests(place: Place, source: Path, server: Server) -> float:
     _empty(server)
-    with failing(server.settings["S3_ENDPOINT_URL"]) as proxy, counted(proxy) as found:
+    with (
+        make_failing_proxy(server.settings["S3_ENDPOINT_URL"]) as proxy,
+        count_requests(proxy) as found,
+    ):
         settings = server.settings | {"S3_ENDPOINT_URL": proxy.endpoint}
         log = place.work / "log"
         measure([*_remote(place, source), "--json"], _told(place, settings), log)

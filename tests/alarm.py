@@ -7,25 +7,27 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-SECONDS = 600
+WAIT_SECONDS = 600
 """What is waited for longer hangs, on however busy a machine: nothing that tests wait for takes a
 hundredth of it on an idle one.
 """
 
 
 @contextlib.contextmanager
-def at_most(seconds: int) -> Iterator[None]:
+def fail_after(seconds: int) -> Iterator[None]:
     """Fails a test that hangs: Streaming does when a worker loses a shard, a reader does on an
     endless file. `seconds`: of the processor, much more than it takes on any; what waits has
-    SECONDS, since it is no hang that is slow.
+    WAIT_SECONDS, since it is no hang that is slow.
     """
     seconds *= 5
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        raise AssertionError(f"no answer within {seconds} s of work and {SECONDS} s of waiting")
+        raise AssertionError(
+            f"no answer within {seconds} s of work and {WAIT_SECONDS} s of waiting"
+        )
 
     before = [signal.signal(number, stop) for number in (signal.SIGALRM, signal.SIGPROF)]
-    signal.alarm(SECONDS)
+    signal.alarm(WAIT_SECONDS)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield

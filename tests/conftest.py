@@ -32,8 +32,8 @@ from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
 from tests import in_process
 from tests.converting import Project
 from tests.corpus import train_tokenizer, write_corpus
-from tests.faults import Proxy, failing
-from tests.minio import running_minio
+from tests.faults import Proxy, make_failing_proxy
+from tests.minio import provide_minio
 from tests.pictures import seeing_tokenizer
 from tests.styles import letters
 
@@ -162,7 +162,7 @@ def web(project: Project) -> Project:
 
 @pytest.fixture(scope="session")
 def _minio_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    with running_minio(tmp_path_factory.mktemp("minio")) as settings:
+    with provide_minio(tmp_path_factory.mktemp("minio")) as settings:
         yield settings
 
 
@@ -199,6 +199,6 @@ def proxy(minio: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """
     monkeypatch.setattr(s3_client, "_FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(s3_client, "_LONGEST_PAUSE_SECONDS", 0.1)
-    with failing(minio) as proxy:
+    with make_failing_proxy(minio) as proxy:
         monkeypatch.setenv("S3_ENDPOINT_URL", proxy.endpoint)
         yield proxy

@@ -15,7 +15,7 @@ from tests.faults import Proxy, Request
 
 
 @dataclass
-class Counted:
+class RequestCount:
     """The requests of one piece of work, once it is done."""
 
     requests: Sequence[Request] = ()
@@ -48,9 +48,14 @@ class Counted:
 
 
 @contextmanager
-def counted(proxy: Proxy) -> Iterator[Counted]:
+def count_requests(proxy: Proxy) -> Iterator[RequestCount]:
     """Counts what goes through the proxy inside of the block, by whatever process."""
-    found, before, began, used = Counted(), len(proxy.requests), time.monotonic(), os.times()[:4]
+    found, before, began, used = (
+        RequestCount(),
+        len(proxy.requests),
+        time.monotonic(),
+        os.times()[:4],
+    )
     yield found
     found.processor = sum(os.times()[:4]) - sum(used)
     found.requests, found.seconds = proxy.requests[before:], time.monotonic() - began

@@ -22,7 +22,7 @@ from typing import BinaryIO
 from urllib.parse import unquote
 
 from mdsmix.storage.s3_conditions import WRITERS
-from tests.alarm import SECONDS
+from tests.alarm import WAIT_SECONDS
 
 XML = "<?xml version='1.0' encoding='UTF-8'?><Error><Code>{}</Code><Message>a fault of the tests</Message></Error>"
 
@@ -138,7 +138,7 @@ class Proxy:
         if fault == "reset":
             _reset(client)
         if fault == "silence":
-            self._ended.wait(SECONDS)
+            self._ended.wait(WAIT_SECONDS)
             raise Broken
         if fault == "a login page":
             return _send(client, request, 200, b"<html><p>Please log in", "text/html")
@@ -172,14 +172,14 @@ class Proxy:
         if "-trial-" in request.key:  # whose writers all look before the first one writes
             with self._lock:
                 looks = self._looks.setdefault(request.key, threading.Barrier(WRITERS))
-            looks.wait(SECONDS)
+            looks.wait(WAIT_SECONDS)
         else:
             time.sleep(0.1)
         wanted = request.headers.get("if-match", "").strip('"').encode()
         return wanted in head if wanted else head.startswith(b"HTTP/1.1 404")
 
     def _forward(self, request: Request) -> tuple[bytes, bytes]:
-        connection = http.client.HTTPConnection(*self._store, timeout=SECONDS)
+        connection = http.client.HTTPConnection(*self._store, timeout=WAIT_SECONDS)
         alone = {"skip_host": True, "skip_accept_encoding": True}
         try:
             connection.putrequest(request.method, request.path, **alone)
@@ -225,7 +225,7 @@ def _signed_anew(request: Request, method: str, body: bytes) -> Request:
     return Request(method, request.path, signed, body)
 
 
-def failing(endpoint: str) -> contextlib.closing[Proxy]:
+def make_failing_proxy(endpoint: str) -> contextlib.closing[Proxy]:
     """A proxy before this endpoint."""
     return contextlib.closing(Proxy(endpoint))
 

@@ -22,7 +22,7 @@ import pytest
 from mdsmix.cli.main import run
 from mdsmix.storage.local import LocalPath
 from mdsmix.storage.s3 import S3Path
-from tests.alarm import SECONDS
+from tests.alarm import WAIT_SECONDS
 from tests.converting import set_window_size
 
 ENDINGS = (".mds", ".bad", ".index", ".replaced", "mdsmix.manifest", "index.json", ".jsonl.zst")
@@ -78,7 +78,7 @@ class Run:
         """Send SIGTERM to the main process, or to all of its group. Return exit code and output."""
         send = os.killpg if group else os.kill
         send(self._process.pid, signal.SIGTERM)
-        self._process.join(SECONDS)
+        self._process.join(WAIT_SECONDS)
         return self._process.exitcode, self._output.read_text()
 
     def has_processes(self) -> bool:
@@ -91,7 +91,7 @@ class Run:
 
     def was_killed(self) -> bool:
         """Wait for the end. A run that was not killed must have succeeded."""
-        self._process.join(SECONDS)
+        self._process.join(WAIT_SECONDS)
         code = self._process.exitcode
         assert code in (0, -signal.SIGKILL), f"exit code {code}: {self._output.read_text()}"
         return code != 0
@@ -135,7 +135,7 @@ def _wrap_write(write: Any, log: Path, end: Write | None, counter: Any) -> Any:
                 counter.value += 1
                 number = counter.value
             if end.side == "stall" and number >= end.count:
-                time.sleep(SECONDS)
+                time.sleep(WAIT_SECONDS)
         is_last = end and number == end.count
         if is_last and end.side == "before":
             os.killpg(0, signal.SIGKILL)

@@ -21,14 +21,14 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.alarm import SECONDS
+from tests.alarm import WAIT_SECONDS
 
 KEYS = {
     "AWS_ACCESS_KEY_ID": "mdsmix-tests",
     "AWS_SECRET_ACCESS_KEY": "a-password-for-loopback",
     "AWS_DEFAULT_REGION": "us-east-1",
 }
-OF_MINIO = {
+MINIO_SETTINGS = {
     "MINIO_ROOT_USER": KEYS["AWS_ACCESS_KEY_ID"],
     "MINIO_ROOT_PASSWORD": KEYS["AWS_SECRET_ACCESS_KEY"],
     "MINIO_UPDATE": "off",
@@ -37,21 +37,23 @@ OF_MINIO = {
 
 
 @contextlib.contextmanager
-def running_minio(folder: Path) -> Iterator[dict[str, str]]:
+def provide_minio(folder: Path) -> Iterator[dict[str, str]]:
     """Yields the environment variables with which boto3, streaming and mdsmix reach the server."""
     if endpoint := os.environ.get("MDSMIX_TEST_S3_ENDPOINT"):
         yield {"S3_ENDPOINT_URL": endpoint}
         return
-    with own_minio(folder) as server:
+    with start_own_minio(folder) as server:
         yield server.settings
 
 
 @contextlib.contextmanager
-def own_minio(folder: Path) -> Iterator[Server]:
+def start_own_minio(folder: Path) -> Iterator[Server]:
     """A server of the test's own, even where another one is named."""
     address = ["--address", "127.0.0.1:{port}", "--console-address", "127.0.0.1:0"]
-    binary = binary_of("minio", "make minio (4.5 minutes the first time)")
-    with started([binary, "server", "--quiet", *address, str(folder / "data")], folder) as server:
+    binary = find_binary("minio", "make minio (4.5 minutes the first time)")
+    with run_server(
+        [binary, "server", "--quiet", *address, str(folder / "data")], folder
+    ) as server:
         yield server
 
 
@@ -67,12 +69,12 @@ class Server:
         """Returns once it answers."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, env=os.environ | OF_MINIO, stdout=log, stderr=subprocess.STDOUT
+                self._command, env=os.environ | MINIO_SETTINGS, stdout=log, stderr=subprocess.STDOUT
             )
         url = f"{self.settings['S3_ENDPOINT_URL']}/minio/health/live"
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + WAIT_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
-            if answers(url):
+            if is_answering(url):
                 return
             time.sleep(0.05)
         raise RuntimeError(f"nothing answers on {url}: {self._log.read_text(errors='replace')}")
@@ -80,11 +82,11 @@ class Server:
     def stop(self) -> None:
         if self._process:
             self._process.terminate()
-            self._process.wait(timeout=SECONDS)
+            self._process.wait(timeout=WAIT_SECONDS)
             self._process = None
 
 
-def answers(url: str) -> bool:
+def is_answering(url: str) -> bool:
     """Whether a server does. A refusal is an answer; that it is not ready yet is none."""
     try:
         urllib.request.urlopen(url, timeout=2)
@@ -96,7 +98,7 @@ def answers(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def started(command: Sequence[str], folder: Path) -> Iterator[Server]:
+def run_server(command: Sequence[str], folder: Path) -> Iterator[Server]:
     """A server of this command, until the block ends."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
     server = Server(command, folder, free_port())
@@ -107,7 +109,7 @@ def started(command: Sequence[str], folder: Path) -> Iterator[Server]:
         server.stop()
 
 
-def binary_of(name: str, made_by: str) -> str:
+def find_binary(name: str, made_by: str) -> str:
     """On PATH, or where `go install` puts binaries, with or without a Go on this machine."""
     places = [None, os.environ.get("GOBIN", ""), str(Path.home() / "go" / "bin")]
     if go := shutil.which("go"):

@@ -14,23 +14,23 @@ from pathlib import Path
 PROGRESS = re.compile(r"\S+: \d+%, ")
 "A line every ten seconds, where stderr is no terminal."
 MDSMIX = (sys.executable, "-c", "from mdsmix.cli.main import run; run()")
-UNITS = (
+SET_UNIT_SIZE = (
     "from mdsmix import sources; plan = sources.plan_units; "
     "sources.plan_units = lambda files, **settings: plan(files, **settings | {{'window_bytes': {}}})"
 )
 "What comes before, for work units of so many bytes."
 
 
-def watched(*arguments: object, seconds: float, window: int = 96 << 20) -> tuple[str, int]:
+def run_and_measure(*arguments: object, seconds: float, window: int = 96 << 20) -> tuple[str, int]:
     """Runs `mdsmix` with these arguments to its good end, without a complaint; returns what it
     printed and its most memory in bytes. `window`: bytes of a work unit.
     """
     python, option, program = MDSMIX
-    command = [python, option, f"{UNITS.format(window)}; {program}", *map(str, arguments)]
+    command = [python, option, f"{SET_UNIT_SIZE.format(window)}; {program}", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     peak, deadline = 0, time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < deadline:
-        peak = max(peak, memory_of(process.pid))
+        peak = max(peak, measure_tree(process.pid))
         time.sleep(0.02)
     process.kill()
     printed, said = process.communicate()
@@ -39,7 +39,7 @@ def watched(*arguments: object, seconds: float, window: int = 96 << 20) -> tuple
     return printed, peak
 
 
-def memory_of(pid: int) -> int:
+def measure_tree(pid: int) -> int:
     """Bytes that the tree of processes holds, a page that several share counted once; 0 where it is
     gone.
     """

@@ -167,7 +167,7 @@ def _steps(calls: Iterable[Call], content: Callable[[Call], bytes]) -> Iterator[
             yield Step(how, at, content(call), *times)
 
 
-def steps_in_a_store(proxy: Proxy, root: str, before: State) -> list[Step]:
+def list_store_steps(proxy: Proxy, root: str, before: State) -> list[Step]:
     """What the requests changed below `root`, a bucket with a prefix."""
     lying, steps = dict(before), list[Step]()
     for request in sorted(proxy.requests, key=lambda request: request.ended):

@@ -15,20 +15,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.alarm import SECONDS
+from tests.alarm import WAIT_SECONDS
 
 _NEWNS, _NEWUSER = 0x20000, 0x10000000
 _READ_ONLY, _REMOUNT, _PRIVATE = 1, 32, (1 << 18) | 16384
 _LIBC: Any = ctypes.CDLL(None, use_errno=True)
 
 
-def in_a_process(work: Callable[[], None]) -> None:
+def run_in_process(work: Callable[[], None]) -> None:
     """Runs `work` in a forked process, which takes its mounts and its limits with it. Where it
     fails, stderr says how.
     """
     process: Any = multiprocessing.get_context("fork").Process(target=work)
     process.start()
-    process.join(SECONDS)
+    process.join(WAIT_SECONDS)
     assert process.exitcode == 0
 
 

@@ -14,10 +14,10 @@ from typing import Any
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.tasks import ActiveRecords, Attempt, OnProgress, Reporter, Task, split_positions
 from mdsmix.messages import Say
-from tests.alarm import SECONDS
+from tests.alarm import WAIT_SECONDS
 
 
-def same(result: Any) -> Any:
+def return_result(result: Any) -> Any:
     return result
 
 
@@ -30,45 +30,47 @@ class Call:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     name: str = "number 1"
-    store: Callable[[Any], Any] = same
+    store: Callable[[Any], Any] = return_result
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Any]:
         return partial(self.store, self.function(*self.arguments, attempt, reporter))
 
 
-def call(function: Callable[..., Any], *arguments: Any) -> Call:
+def make_call(function: Callable[..., Any], *arguments: Any) -> Call:
     return Call(function, arguments)
 
 
-def place(at: int, records: int = 1, size: int = 0) -> ActiveRecords:
+def make_records(at: int, records: int = 1, size: int = 0) -> ActiveRecords:
     """So many records in work, of 9 bytes each, from this one on."""
     return ActiveRecords(
         file="a", ordinal=at, where=f"byte {at}", length=9, records=records, size=size
     )
 
 
-def in_work(records: int, attempt: Attempt, reporter: Reporter, size: int = 0) -> Iterator[range]:
+def report_records(
+    records: int, attempt: Attempt, reporter: Reporter, size: int = 0
+) -> Iterator[range]:
     """What an attempt has in work of a unit of so many records, piece by piece, as the reporter is
     told.
     """
     skipped = {ordinal for _, ordinal in attempt.skipped}
     for piece in split_positions(records, attempt.halvings, skipped):
-        reporter.on_records(place(piece.start, len(piece), size))
+        reporter.on_records(make_records(piece.start, len(piece), size))
         yield piece
 
 
-def settings(workers: int = 1, set_aside: bool = False) -> PoolSettings:
+def make_settings(workers: int = 1, set_aside: bool = False) -> PoolSettings:
     """More memory than any test takes."""
     return PoolSettings(workers=workers, memory=64 << 30, set_aside=set_aside)
 
 
-def silent(size: int, tokens: int) -> None: ...
+def ignore_progress(size: int, tokens: int) -> None: ...
 
 
-def run(
+def run_tasks(
     tasks: Sequence[Task[Any]],
     pool: PoolSettings,
-    on_progress: OnProgress = silent,
+    on_progress: OnProgress = ignore_progress,
     say: Say = print,
 ) -> Iterator[tuple[int, Any]]:
     """By an engine of its own, which is closed when the tasks have ended."""
@@ -76,7 +78,7 @@ def run(
         yield from engine.run(tasks, on_progress, say)
 
 
-def wait_for(folder: Path, name: str, *_: object) -> None:
+def wait_for_file(folder: Path, name: str, *_: object) -> None:
     """Until there is a file with such a name."""
     while not any(folder.glob(name)):
         time.sleep(0.01)
@@ -88,7 +90,7 @@ def write_slowly(path: Path, is_deaf: bool, *_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     path.touch()
     try:
-        time.sleep(SECONDS)
+        time.sleep(WAIT_SECONDS)
     except BaseException:
         path.unlink()
         raise

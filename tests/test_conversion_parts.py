@@ -22,7 +22,7 @@ from mdsmix.conversion.planning import ArrayPart, parse_part
 from mdsmix.conversion.source_cache import PART
 from mdsmix.conversion.unit import UnitTask
 from mdsmix.errors import RecipeError
-from tests.alarm import SECONDS
+from tests.alarm import WAIT_SECONDS
 from tests.converting import (
     Answer,
     Project,
@@ -32,7 +32,7 @@ from tests.converting import (
     read_files,
     read_public_files,
 )
-from tests.processes import MDSMIX, UNITS
+from tests.processes import MDSMIX, SET_UNIT_SIZE
 
 RECORDS = [f"Document {n} tells about {n * n}. " * (n % 5 + 1) for n in range(240)]
 TALKS = [
@@ -41,7 +41,7 @@ TALKS = [
 ]
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/many-machines.md").read_text("utf-8")
-AS_COMMAND = f"{UNITS.format(900)}; {MDSMIX[2]}"
+AS_COMMAND = f"{SET_UNIT_SIZE.format(900)}; {MDSMIX[2]}"
 "The console script, with the work units of these tests."
 DROP = "streams.web.duplicates=drop"
 
@@ -142,7 +142,7 @@ def test_the_slurm_script_of_the_docs_can_be_killed_and_finished(project: Projec
     while not (project.train / ".mdsmix").exists() and tasks[1].poll() is None:
         time.sleep(0.01)
     os.killpg(tasks[1].pid, signal.SIGKILL)
-    assert tasks[0].wait(SECONDS) == 0
+    assert tasks[0].wait(WAIT_SECONDS) == 0
     assert re.search("[12] parts? ha(s|ve) finished", assert_finished(project).err)
 
 

@@ -32,7 +32,7 @@ from tests.converting import (
     run_ok,
 )
 from tests.e2e.test_killed import assert_readable
-from tests.small_disk import SmallDisk, in_a_process
+from tests.small_disk import SmallDisk, run_in_process
 
 TEXTS = [f"Document {n}: " + "the quick brown fox " * (n % 7) for n in range(24)]
 
@@ -169,7 +169,7 @@ def test_a_disk_may_be_full_at_any_time(
         assert read_files(out) == expected
         assert number > 2
 
-    in_a_process(fill)
+    run_in_process(fill)
 
 
 def test_a_read_only_output_can_be_used_until_something_is_written(
@@ -187,7 +187,7 @@ def test_a_read_only_output_can_be_used_until_something_is_written(
         )
         assert read_files(project.out) == expected
 
-    in_a_process(publish_and_refuse)
+    run_in_process(publish_and_refuse)
 
 
 def test_with_a_full_cache_sources_are_read_again(
@@ -215,7 +215,7 @@ def test_with_a_full_cache_sources_are_read_again(
         stored = [path for path in (cache / "seen").glob("*") if path.is_file()]
         assert sum(path.stat().st_size for path in stored) == 0
 
-    in_a_process(convert)
+    run_in_process(convert)
 
 
 def test_a_jumping_clock_changes_nothing(project: Project, expected: dict[str, bytes]) -> None:

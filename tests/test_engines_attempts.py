@@ -32,10 +32,10 @@ from mdsmix.engines.tasks import (
 from mdsmix.engines.workers import QueuedTask, Worker
 from mdsmix.errors import MdsmixError
 from mdsmix.kinds.pretraining import Pretraining
-from tests.alarm import at_most
+from tests.alarm import fail_after
 from tests.clock import Clock
 from tests.converting import Web, chats, documents, files, pairs
-from tests.tasks import Call, call, in_work, place, run, settings
+from tests.tasks import Call, make_call, make_records, make_settings, report_records, run_tasks
 
 DIED, HUNG = WorkerEnd(how="signal SIGKILL"), WorkerEnd(how="no sign of life for 300 s", hung=True)
 
@@ -65,12 +65,12 @@ def refused(attempt: Attempt, at: Any, end: WorkerEnd, set_aside: bool = False) 
 
 def test_a_record_is_blamed_when_it_kills_or_hangs_alone_and_twice() -> None:
     for end, verb in ((DIED, "die"), (HUNG, "hang")):
-        at, skipped = place(7), frozenset({("a", 1)})
+        at, skipped = make_records(7), frozenset({("a", 1)})
         once = plan_next_attempt(
             Attempt(deaths=1, halvings=4, skipped=skipped), at, end, False, "a"
         )
         assert (once.deaths, once.halvings, once.died_at) == (2, ALONE, at)
-        assert plan_next_attempt(once, place(8), end, False, "a").died_at == place(8)
+        assert plan_next_attempt(once, make_records(8), end, False, "a").died_at == make_records(8)
         over = "on the work unit of a.jsonl, the record at byte 7 of a (9 bytes)"
         assert f"{verb} ({end.how}) {over}" in refused(once, at, end)
         assert "--quarantine-crashes" in refused(once, at, end)
@@ -82,7 +82,7 @@ def test_several_records_are_not_blamed_however_often_they_kill() -> None:
     """A hang takes minutes to notice: halving down to one record would take hours. Outside of
     records little is tried again.
     """
-    many = place(7, records=2)
+    many = make_records(7, records=2)
     for at, end, times, said in (
         (many, DIED, MOST_DEATHS, "the 2 records from byte 7 of a on"),
         (many, HUNG, MOST_DEATHS, "the 2 records from byte 7 of a on"),
@@ -127,7 +127,7 @@ def test_records_that_kill_or_hang_are_set_aside(web: Web, monkeypatch: pytest.M
     texts = [f"text number {n:04}" for n in range(100)]
     web.holds([*texts[:40], kills, *texts[41:]])
     web.holds([*texts[:7], hangs, *texts[8:]], "b.jsonl")
-    with at_most(120):
+    with fail_after(120):
         answer = web.convert("--quarantine-crashes")
     assert answer.code == 0
     assert "quarantined: 2 crashed_worker" in answer.out
@@ -165,7 +165,7 @@ def over(records: set[int], how: Any, attempt: Attempt, reporter: Reporter) -> l
     that were done.
     """
     done = list[int]()
-    for piece in in_work(100, attempt, reporter, size=72):
+    for piece in report_records(100, attempt, reporter, size=72):
         if records.intersection(piece):
             how()
         done += piece
@@ -176,9 +176,11 @@ def over(records: set[int], how: Any, attempt: Attempt, reporter: Reporter) -> l
 def test_a_worker_without_a_sign_of_life_is_told_of_and_replaced_and_others_go_on() -> None:
     said = list[str]()
     hanging = (partial(strike, signal.SIGSTOP), read_what_never_comes)
-    with at_most(60):
+    with fail_after(60):
         stuck = [Call(first, (how, 1), "of a.jsonl") for how in hanging]
-        found = dict(run([*stuck, *[call(first, int, 0)] * 20], settings(2), say=said.append))
+        found = dict(
+            run_tasks([*stuck, *[make_call(first, int, 0)] * 20], make_settings(2), say=said.append)
+        )
     tries = [(found[n].deaths, found[n].halvings) for n in range(22)]
     assert tries == [(1, 30)] * 2 + [(0, 0)] * 20
     assert len(said) == 2
@@ -191,8 +193,10 @@ def test_a_worker_without_a_sign_of_life_is_told_of_and_replaced_and_others_go_o
 @pytest.mark.usefixtures("impatient")
 def test_a_record_that_is_an_endless_loop_is_found_and_set_aside() -> None:
     said = list[str]()
-    with at_most(60):
-        ((_, done),) = run([call(over, {5}, loop)], settings(set_aside=True), say=said.append)
+    with fail_after(60):
+        ((_, done),) = run_tasks(
+            [make_call(over, {5}, loop)], make_settings(set_aside=True), say=said.append
+        )
     assert done == [*range(5), *range(6, 100)]
     many, one, again = said
     assert "the 100 records from byte 0 of a on" in many
@@ -203,7 +207,7 @@ def test_a_record_that_is_an_endless_loop_is_found_and_set_aside() -> None:
 
 def leave_a_place(dies: bool, attempt: Attempt, reporter: Reporter) -> None:
     """Its records are in work at the end; or it dies while it stores them."""
-    reporter.on_records(place(0))
+    reporter.on_records(make_records(0))
     if dies:
         reporter.on_records(None)
         os._exit(3)
@@ -212,14 +216,14 @@ def leave_a_place(dies: bool, attempt: Attempt, reporter: Reporter) -> None:
 def test_a_worker_that_dies_is_replaced_and_its_task_tried_with_fewer_records() -> None:
     kill, terminate = (partial(strike, n) for n in (signal.SIGKILL, signal.SIGTERM))
     ways = [(kill, 0), (kill, 1), (kill, 3), (terminate, 1), (partial(os._exit, 3), 1)]
-    found = sorted(run([call(first, *way) for way in ways], settings(2)))
+    found = sorted(run_tasks([make_call(first, *way) for way in ways], make_settings(2)))
     halvings = [(attempt.deaths, attempt.halvings) for _, attempt in found]
     assert halvings == [(0, 0), (1, 4), (3, 30), (1, 4), (1, 4)]
 
 
 def test_a_record_that_kills_is_named_where_none_is_set_aside() -> None:
     with pytest.raises(MdsmixError) as caught:
-        list(run([call(over, {7}, partial(strike, signal.SIGKILL))], settings(2)))
+        list(run_tasks([make_call(over, {7}, partial(strike, signal.SIGKILL))], make_settings(2)))
     assert "(signal SIGKILL, most likely for lack of memory)" in str(caught.value)
     assert "the record at byte 7 of a (9 bytes)" in str(caught.value)
 
@@ -227,9 +231,9 @@ def test_a_record_that_kills_is_named_where_none_is_set_aside() -> None:
 def test_no_record_is_blamed_where_none_or_that_of_another_task_was_in_work() -> None:
     said = r"die \(exit code 3\) on the work unit number 1, while"
     with pytest.raises(MdsmixError, match=said):
-        list(run([call(leave_a_place, True)], settings(1, set_aside=True)))
-    dying = call(first, partial(os._exit, 3), 1)
-    again = dict(run([call(leave_a_place, False), dying], settings(1)))[1]
+        list(run_tasks([make_call(leave_a_place, True)], make_settings(1, set_aside=True)))
+    dying = make_call(first, partial(os._exit, 3), 1)
+    again = dict(run_tasks([make_call(leave_a_place, False), dying], make_settings(1)))[1]
     assert (again.deaths, again.died_at) == (1, None)
 
 
@@ -276,8 +280,8 @@ def test_who_works_or_waits_is_left_alone_and_a_run_that_stood_still_blames_nobo
 def test_a_message_and_a_task_are_signs_of_life_and_so_is_processor_time() -> None:
     ours, its = multiprocessing.Pipe()
     worker = Worker(process=None, pipe=ours, limit=0)
-    its.send(("records", place(0)))
-    for act in (worker.receive, partial(worker.assign, QueuedTask(1, Attempt(), call(int)))):
+    its.send(("records", make_records(0)))
+    for act in (worker.receive, partial(worker.assign, QueuedTask(1, Attempt(), make_call(int)))):
         worker.hang_detector.silent = worker.hang_detector.unheard = 9.0
         act()
         assert worker.hang_detector.silent == worker.hang_detector.unheard == 0

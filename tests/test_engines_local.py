@@ -28,9 +28,17 @@ from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.engines.workers import WorkerChannel
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.storage import s3_client
-from tests.alarm import SECONDS, at_most
+from tests.alarm import WAIT_SECONDS, fail_after
 from tests.converting import run_recipe, windows, write_jsonl, write_recipe
-from tests.tasks import Call, call, run, settings, silent, wait_for, write_slowly
+from tests.tasks import (
+    Call,
+    ignore_progress,
+    make_call,
+    make_settings,
+    run_tasks,
+    wait_for_file,
+    write_slowly,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -123,11 +131,13 @@ class Untransportable(Exception):
 
 def test_every_task_is_done_once_and_what_several_wait_for_is_said_once() -> None:
     for crew in (1, 2, 9):
-        assert list(run([], settings(crew))) == []
+        assert list(run_tasks([], make_settings(crew))) == []
         said, heard = list[str](), list[tuple[int, int]]()
-        squares = [call(square, n, 0.05 if n % 3 == 0 else 0) for n in range(7)]
-        tasks = [*squares, *[call(wait_for_a_store)] * 4]
-        found = list(run(tasks, settings(crew), lambda *of, to=heard: to.append(of), said.append))
+        squares = [make_call(square, n, 0.05 if n % 3 == 0 else 0) for n in range(7)]
+        tasks = [*squares, *[make_call(wait_for_a_store)] * 4]
+        found = list(
+            run_tasks(tasks, make_settings(crew), lambda *of, to=heard: to.append(of), said.append)
+        )
         assert sorted(n for n, _ in found) == [*range(11)], crew
         assert {n: r[0] for n, r in found if n < 7} == {n: n * n for n in range(7)}
         assert os.getpid() not in {result[1] for n, result in found if n < 7}
@@ -143,10 +153,10 @@ def test_an_error_keeps_its_class_and_its_words_and_one_that_cannot_travel_its_w
         (KeyError, ["x"]),
     ):
         with pytest.raises(kind) as caught:
-            list(run([call(fail, kind, words)], settings()))
+            list(run_tasks([make_call(fail, kind, words)], make_settings()))
         assert str(caught.value) == str(kind(*words))
     with pytest.raises(RuntimeError, match="Untransportable: one, two"):
-        list(run([call(fail, Untransportable, ["one, ", "two"])], settings()))
+        list(run_tasks([make_call(fail, Untransportable, ["one, ", "two"])], make_settings()))
 
 
 def threads(attempt: Attempt, reporter: Reporter) -> tuple[int, int, set[str]]:
@@ -158,10 +168,13 @@ def test_workers_stay_for_later_runs(strangers: set[str], monkeypatch: pytest.Mo
     for name in workers.THREADS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(workers, "count_cpus", lambda: 4)
-    with closing(LocalEngine(settings(2))) as engine:
+    with closing(LocalEngine(make_settings(2))) as engine:
 
         def pids(tasks: int, each: str) -> set[int]:
-            found = [result for _, result in engine.run([call(threads)] * tasks, silent, print)]
+            found = [
+                result
+                for _, result in engine.run([make_call(threads)] * tasks, ignore_progress, print)
+            ]
             assert len(found) == tasks
             assert all((deaths, said) == (0, {each}) for _, deaths, said in found)
             return {pid for pid, *_ in found}
@@ -176,9 +189,9 @@ def test_workers_stay_for_later_runs(strangers: set[str], monkeypatch: pytest.Mo
 
 def test_a_large_worker_that_waits_for_a_later_run_holds_nothing_that_it_freed() -> None:
     """The end of a run takes memory itself, to count repeats."""
-    with closing(LocalEngine(settings(1))) as engine:
-        ((_, full),) = engine.run([call(free_blocks)], silent, print)
-        with at_most(20):
+    with closing(LocalEngine(make_settings(1))) as engine:
+        ((_, full),) = engine.run([make_call(free_blocks)], ignore_progress, print)
+        with fail_after(20):
             while full - measure_rss(engine.idle[0].pid) < 250_000_000:
                 time.sleep(0.01)
 
@@ -191,10 +204,12 @@ def test_a_task_is_done_while_another_is_stored_and_both_again_after_a_death(
         folder = tmp_path / str(dies)
         folder.mkdir()
         task = Call(begin_in, (folder,), store=partial(store_beside, dies))
-        assert sorted(run([task] * 2, settings(1))) == [*enumerate((True, n) for n in deaths)]
+        assert sorted(run_tasks([task] * 2, make_settings(1))) == [
+            *enumerate((True, n) for n in deaths)
+        ]
     full = partial(fail, Unreachable, ["the disk is full"])
     with pytest.raises(Unreachable, match="the disk is full"):
-        list(run([Call(square, (3, 0), store=full)], settings(1)))
+        list(run_tasks([Call(square, (3, 0), store=full)], make_settings(1)))
 
 
 def test_worn_workers_take_no_task_more_and_a_run_of_any_length_holds_no_more(
@@ -211,7 +226,7 @@ def test_worn_workers_take_no_task_more_and_a_run_of_any_length_holds_no_more(
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 24, limits[1]))
     most, pids = list[tuple[int, int]](), set[int]()
     try:
-        for _, (_, pid) in run([call(square, 3, 0)] * 24, settings(2)):
+        for _, (_, pid) in run_tasks([make_call(square, 3, 0)] * 24, make_settings(2)):
             pids.add(pid)
             most.append((len(opened()), len(children(strangers))))
     finally:
@@ -233,11 +248,14 @@ def test_where_memory_is_tight_workers_take_turns(monkeypatch: pytest.MonkeyPatc
     """200 MB fit once beside this process: the first worker shows it, and so no two are at work at
     once. Others that are at work already wait.
     """
-    engine = LocalEngine(settings(3))
+    engine = LocalEngine(make_settings(3))
     room = (measure_rss(os.getpid()) + 300_000_000) / HEADROOM
     engine.budget = MemoryBudget(int(room), _worst=1)
     with closing(engine):
-        spans = sorted(span for _, span in engine.run([call(hold, 200_000_000)] * 3, silent, print))
+        spans = sorted(
+            span
+            for _, span in engine.run([make_call(hold, 200_000_000)] * 3, ignore_progress, print)
+        )
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert engine.peak > 200_000_000
     told = list[bool]()
@@ -266,7 +284,9 @@ def test_a_worker_that_is_to_wait_waits_before_its_next_records() -> None:
 
 def stop(task: Call, begun: Path) -> None:
     """A run of it is stopped when this file is there."""
-    results = run([task, call(wait_for, begun.parent, begun.name)], settings(2))
+    results = run_tasks(
+        [task, make_call(wait_for_file, begun.parent, begun.name)], make_settings(2)
+    )
     next(results)
     results.close()  # type: ignore[attr-defined]
 
@@ -275,10 +295,10 @@ def test_what_a_run_that_is_stopped_leaves(tmp_path: Path, monkeypatch: pytest.M
     """What is half written is taken back; what is being stored is stored."""
     stop(Call(begin_in, (tmp_path,), store=store_slowly), tmp_path / "storing")
     assert (tmp_path / "stored").exists()
-    for is_deaf, grace in ((False, SECONDS), (True, 0.2)):
+    for is_deaf, grace in ((False, WAIT_SECONDS), (True, 0.2)):
         monkeypatch.setattr(workers, "GRACE_SECONDS", grace)
         begun = tmp_path / str(is_deaf)
-        stop(call(write_slowly, begun, is_deaf), begun)
+        stop(make_call(write_slowly, begun, is_deaf), begun)
         assert begun.exists() is is_deaf
 
 
@@ -290,7 +310,7 @@ def test_only_linux_forks_but_no_process_of_ray(monkeypatch: pytest.MonkeyPatch)
         patch.setitem(sys.modules, "ray", SimpleNamespace())
         assert workers.choose_start_method() == "spawn"
     monkeypatch.setattr(workers, "choose_start_method", lambda: "spawn")
-    ((_, (result, pid)),) = run([call(square, 3, 0)], settings(1))
+    ((_, (result, pid)),) = run_tasks([make_call(square, 3, 0)], make_settings(1))
     assert (result, pid == os.getpid()) == (9, False)
 
 

@@ -19,8 +19,8 @@ from mdsmix.engines.local_engine import LocalEngine
 from mdsmix.engines.memory import MemoryBudget, choose_memory_cap, count_cpus, parse_memory_option
 from mdsmix.errors import RecipeError
 from tests.converting import Web
-from tests.processes import watched
-from tests.tasks import call, settings, silent
+from tests.processes import run_and_measure
+from tests.tasks import ignore_progress, make_call, make_settings
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -146,7 +146,7 @@ def test_large_documents_stay_within_a_small_cap(web: Web) -> None:
     source = web.says(max_seq_len=2048).holds([words[: 8 << 20]] * 6)
     options = ("--memory", "400MiB", "--workers", 2)
     window = source.stat().st_size // 3
-    printed, peak = watched("convert", web.recipe, *options, seconds=300, window=window)
+    printed, peak = run_and_measure("convert", web.recipe, *options, seconds=300, window=window)
     assert "peak memory: " in printed
     assert 128 * MIB < peak < 400 * MIB
 
@@ -155,8 +155,8 @@ def test_a_cap_that_would_hold_is_named_once(monkeypatch: pytest.MonkeyPatch) ->
     """And again only where even that was not enough."""
     said, held = list[str](), [200_000_000, 300_000_000, 310_000_000, 900_000_000]
     monkeypatch.setattr(MemoryBudget, "update", lambda budget, *_, **more: None)
-    with closing(LocalEngine(replace(settings(1), memory=256 << 20))) as engine:
-        for _ in engine.run([call(silent)] * 5, silent, said.append):
+    with closing(LocalEngine(replace(make_settings(1), memory=256 << 20))) as engine:
+        for _ in engine.run([make_call(ignore_progress)] * 5, ignore_progress, said.append):
             engine.budget.peak = held.pop(0) if held else 0
     warning, again = said
     found = re.search(r"pass --memory (\d+MiB), or split the largest records$", warning)

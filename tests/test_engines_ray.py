@@ -24,9 +24,9 @@ from mdsmix.engines.ray_engine import MOST_LOSSES, RayEngine
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.storage import store_addresses
 from mdsmix.storage.s3 import S3Path
-from tests.alarm import SECONDS
+from tests.alarm import WAIT_SECONDS
 from tests.converting import Web
-from tests.tasks import call, settings, silent
+from tests.tasks import ignore_progress, make_call, make_settings
 
 Units = Sequence[tuple[int, Any]]
 Script = Callable[[Units], Any]
@@ -158,10 +158,12 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return fake
 
 
-def run(units: int, say: Any = print, heard: Any = silent, **more: Any) -> list[tuple[int, Any]]:
-    arguments = {"pool": settings(0), "environment": {}} | more
+def run(
+    units: int, say: Any = print, heard: Any = ignore_progress, **more: Any
+) -> list[tuple[int, Any]]:
+    arguments = {"pool": make_settings(0), "environment": {}} | more
     with closing(RayEngine("", **arguments)) as engine:
-        return sorted(engine.run([call(print, n) for n in range(units)], heard, say))
+        return sorted(engine.run([make_call(print, n) for n in range(units)], heard, say))
 
 
 TEN = [(n, n * 10) for n in range(10)]
@@ -241,10 +243,10 @@ def test_an_error_of_a_unit_is_raised_with_its_node_where_there_are_several(ray:
 
 def test_paths_of_one_machine_are_refused_where_there_are_more_nodes(ray: FakeRay) -> None:
     said = r"has further nodes \(host-m\), and only this machine has /here"
-    with closing(RayEngine("", settings(0), {}, ["/here"])) as engine:
+    with closing(RayEngine("", make_settings(0), {}, ["/here"])) as engine:
         for _ in range(2):
             with pytest.raises(RecipeError, match=said):
-                list(engine.run([call(print)], silent, print))
+                list(engine.run([make_call(print)], ignore_progress, print))
     del ray.alive["m"]
     assert run(10, local=["/here"]) == TEN
 
@@ -260,7 +262,7 @@ def test_what_a_node_is_told(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> N
     pool = PoolSettings(workers=3, memory=300 << 20)
     run(1, pool=pool, environment=store)
     run(1, environment=store)
-    told = [(2, __version__, each, store) for each in (pool, settings(2))]
+    told = [(2, __version__, each, store) for each in (pool, make_settings(2))]
     assert ray.begun[::2] == told, "processors that the node has"
 
 
@@ -278,24 +280,28 @@ def test_a_supervisor_does_units_and_tells_what_they_say(monkeypatch: pytest.Mon
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://node")
     monkeypatch.delenv("AWS_REGION", raising=False)
     driver = {"S3_ENDPOINT_URL": "http://driver", "AWS_REGION": "eu"}
-    supervisor = Supervisor(__version__, settings(2), driver)
+    supervisor = Supervisor(__version__, make_settings(2), driver)
     try:
         assert supervisor.exchange([], 0.0) == []
-        told = supervisor.exchange([(3, call(tells_or_fails, "S3_ENDPOINT_URL"))], SECONDS)
+        told = supervisor.exchange(
+            [(3, make_call(tells_or_fails, "S3_ENDPOINT_URL"))], WAIT_SECONDS
+        )
         assert told == [("progress", 7, 8), ("done", 3, ("http://node", "eu", os.getpid()))]
-        what, error = supervisor.exchange([(4, call(tells_or_fails, "no name"))], SECONDS)[-1]
+        what, error = supervisor.exchange(
+            [(4, make_call(tells_or_fails, "no name"))], WAIT_SECONDS
+        )[-1]
         assert (what, str(error)) == ("failed", "'no name'")
     finally:
         supervisor.end()
     assert (supervisor.engine.workers, supervisor.engine.idle) == ([], [])
-    ((_, error),) = Supervisor("0.0.7", settings(2), {}).exchange([(3, call(print))], 0.0)
+    ((_, error),) = Supervisor("0.0.7", make_settings(2), {}).exchange([(3, make_call(print))], 0.0)
     assert f"has mdsmix {__version__}, and this run uses mdsmix 0.0.7: install" in str(error)
 
 
 def test_a_supervisor_that_nobody_asks_ends() -> None:
     """Ray ends no actor whose node is lost."""
     program = (
-        "from mdsmix.engines import ray_cluster as node; from tests.tasks import settings; import time; "
-        "node.SILENT_SECONDS = 1; node.Supervisor(node.__version__, settings(), {}).exchange([], 0.0); time.sleep(600)"
+        "from mdsmix.engines import ray_cluster as node; from tests.tasks import make_settings; import time; "
+        "node.SILENT_SECONDS = 1; node.Supervisor(node.__version__, make_settings(), {}).exchange([], 0.0); time.sleep(600)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -14

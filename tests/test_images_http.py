@@ -16,7 +16,7 @@ import pytest
 from mdsmix.images import fetching as http
 from mdsmix.images.fetching import fetch_url
 from mdsmix.images.judge import BadImage
-from tests.alarm import at_most
+from tests.alarm import fail_after
 from tests.pictures import drawing
 
 DRAWING = drawing()
@@ -146,7 +146,7 @@ def test_what_does_not_pass_is_a_bad_image_and_says_why(monkeypatch: pytest.Monk
     with pytest.raises(BadImage, match="Connection refused"):
         fetch_url("http://127.0.0.1:9/x")
     for path, reason, why, limit, asked in FAILS:
-        with serving() as server, monkeypatch.context() as patch, at_most(IN_TIME):
+        with serving() as server, monkeypatch.context() as patch, fail_after(IN_TIME):
             for name, value in limit.items():
                 patch.setattr(http, name, value)
             with pytest.raises(BadImage) as bad:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from mdsmix.record import Conversation, RecordRefused, canonical
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.image_parts import read_image, read_images, with_images
-from tests.alarm import at_most
+from tests.alarm import fail_after
 from tests.converting import manifest_of, mdsmix, run_recipe, samples, write_jsonl, write_recipe
 from tests.corpus import CHATML
 from tests.pictures import LLAVA, TOKEN, drawing, record, seeing_tokenizer, stream, write_drawings
@@ -221,7 +221,7 @@ def test_an_image_that_stands_in_a_record_is_its_bytes_and_a_path_is_a_path() ->
         assert read_image(base64.b64encode(content).decode()) == content, format
     assert [*map(read_image, PATHS)] == [*PATHS]
     text = f"/9j/{' ' * 200_000}!"  # a megabyte of spaces took an hour
-    with at_most(2):
+    with fail_after(2):
         assert read_image(text) == text
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from mdsmix.leaks.audit import ScannedStream, _context, find_longest_shared, rank_leaks
 from mdsmix.leaks.evaluation_grams import LENGTH, EvalSamples, hash_grams
 from mdsmix.ragged import Ragged
-from tests.alarm import at_most
+from tests.alarm import fail_after
 from tests.converting import Web, chats, documents, done, mdsmix, samples, tokens
 from tests.published import edit
 from tests.styles import in_turn
@@ -92,7 +92,7 @@ def test_the_longest_run_of_two_long_rows_is_found_fast() -> None:
     mine[15_001], its[100_000] = 1, 2
     other = np.arange(len(its))
     other[7000:7100], other[9000:9200] = mine[:100], mine[15_000:15_200]
-    with at_most(8):
+    with fail_after(8):
         assert find_longest_shared(mine, its) == (0, 0, 15_001)
         assert find_longest_shared(mine, other) == (15_000, 9000, 200)
 

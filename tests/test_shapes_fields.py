@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mdsmix.record import RecordRefused
 from mdsmix.shapes.condition import BadCondition, parse_where
 from mdsmix.shapes.fields import BadField, find_value, make_deriver, parse_field
-from tests.alarm import at_most
+from tests.alarm import fail_after
 
 NAMES = st.text("ab é-", min_size=1, max_size=2)
 VALUES = st.recursive(
@@ -170,7 +170,7 @@ def test_what_python_has_no_word_for() -> None:
 
 def test_long_texts_and_deep_values_take_no_longer() -> None:
     where = parse_where("matches(a, '^(a+)+$')")
-    with at_most(60):  # by backtracking 2^200,000 steps
+    with fail_after(60):  # by backtracking 2^200,000 steps
         assert where.refusal({"a": "a" * 200_000 + "b"}) == "where"
     deep: Any = 1
     for _ in range(100_000):

@@ -21,7 +21,7 @@ from mdsmix.shards import lease as module
 from mdsmix.shards.lease import Holder, hold_lease
 from mdsmix.storage import Location, locate
 from mdsmix.storage.local import LocalPath
-from tests.alarm import SECONDS
+from tests.alarm import WAIT_SECONDS
 from tests.clock import Clock
 
 ANOTHER = Holder(host="another.host", pid=12, since="2031-01-01 00:00:00 UTC", token="another")
@@ -158,7 +158,7 @@ def test_a_fork_waits_until_a_beat_has_ended(
     def blocking_put(revision: module.Revision, content: bytes) -> Any:
         if revision.stamp:
             is_beating.set()
-            may_go_on.wait(SECONDS)
+            may_go_on.wait(WAIT_SECONDS)
         return real_put(revision, content)
 
     def check_in_child() -> None:
@@ -168,7 +168,7 @@ def test_a_fork_waits_until_a_beat_has_ended(
     monkeypatch.setattr(module.Revision, "put", blocking_put)
     monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
     with hold_lease(folder, ignore):
-        assert is_beating.wait(SECONDS)
+        assert is_beating.wait(WAIT_SECONDS)
         threading.Timer(0.2, may_go_on.set).start()
         child = get_context("fork").Process(target=check_in_child)
         child.start()

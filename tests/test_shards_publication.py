@@ -19,7 +19,7 @@ from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import Overtaken, Revision, publish_in_place, replace_unchanged
 from mdsmix.storage import Stat, locate
 from mdsmix.storage.local import LocalPath
-from tests.alarm import SECONDS
+from tests.alarm import WAIT_SECONDS
 from tests.converting import Web, windows
 from tests.paused_run import COMMITS, assert_paused_run_publishes_nothing
 from tests.published import CONCAT, TOKEN_ROW, publish
@@ -64,7 +64,7 @@ class Turns:
         with self.changed:
             self.waiting.append(me)
             self.end()
-            assert self.changed.wait_for(lambda: me not in self.waiting, SECONDS)
+            assert self.changed.wait_for(lambda: me not in self.waiting, WAIT_SECONDS)
 
     def end(self) -> None:
         with self.changed:

@@ -17,7 +17,7 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.storage import locate
 from mdsmix.storage.local import explained
 from mdsmix.storage.location import path_matches
-from tests.alarm import SECONDS
+from tests.alarm import WAIT_SECONDS
 from tests.converting import Web, done, files, mdsmix, refused
 
 
@@ -212,7 +212,7 @@ def test_of_many_that_replace_one_version_one_does(tmp_path: Path) -> None:
     place, together = locate(tmp_path) / "a", threading.Barrier(4)
 
     def replace(stamp: str, mine: bytes) -> bool:
-        together.wait(SECONDS)
+        together.wait(WAIT_SECONDS)
         return place.replace(stamp, mine) is not None
 
     for number in range(10):

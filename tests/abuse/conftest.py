@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mdsmix.recipe.read import SECRET_NAME
-from tests.alarm import at_most
+from tests.alarm import fail_after
 from tests.converting import Answer, documents, mdsmix, write_recipe
 
 MEMORY = 384 << 20
@@ -50,7 +50,7 @@ class Arena:
     def run(self, *arguments: object) -> Answer:
         """The command's answer, after a look at everything that no command may do."""
         before, memory = self._outside(), _peak()
-        with at_most(20):
+        with fail_after(20):
             answer = mdsmix(*arguments)
         assert self._outside() == before, "something outside of the output folder was changed"
         if sys.platform == "linux":

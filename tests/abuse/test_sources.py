@@ -20,9 +20,9 @@ import zstandard
 from mdsmix.errors import Unreachable
 from mdsmix.sources import find_files, inflate, plan_units
 from tests.abuse.conftest import Arena
-from tests.alarm import SECONDS
+from tests.alarm import WAIT_SECONDS
 from tests.converting import manifest_of, quarantined, write_jsonl
-from tests.processes import watched
+from tests.processes import run_and_measure
 
 RECORDS = [{"text": "one two three four five " * 9}] * 9
 REFUSED = {
@@ -229,7 +229,7 @@ def test_a_line_of_300_megabytes_is_set_aside_by_its_place_and_length(arena: Are
         file.write(GOOD * 9)
         file.seek(length, os.SEEK_CUR)  # a hole in the file, which is read as NULs
         file.write(b"\n" + GOOD * 9)
-    _, peak = watched("convert", arena.recipe(source), "--workers", 2, seconds=SECONDS)
+    _, peak = run_and_measure("convert", arena.recipe(source), "--workers", 2, seconds=WAIT_SECONDS)
     source.unlink()
     folder = arena.out / "web" / "train"
     assert manifest_of(folder).records.written == 18

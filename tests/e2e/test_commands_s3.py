@@ -30,7 +30,7 @@ from tests.converting import (
     read_samples,
     run_ok,
 )
-from tests.counting import counted
+from tests.counting import count_requests
 from tests.faults import IGNORES, Proxy, Rule
 from tests.pages import Page
 from tests.pictures import drawing, record, stream
@@ -91,7 +91,7 @@ def test_a_bucket_gets_the_bytes_of_a_disk_and_every_command_says_the_same_of_bo
     stored = {name: data for name, data in read_location(far).items() if "quiz/" not in name}
     fetched = [data for name, data in stored.items() if name.endswith((".zstd", "index.json"))]
     assert plans[1].node.run_bytes == sum(map(len, fetched))
-    with counted(proxy) as asked:
+    with count_requests(proxy) as asked:
         leaks = json.loads(both("leaks", recipe, "--json", "-n", 0).out)
     assert leaks["leaks"], "docs and quiz are made of one file"
     both("leaks", recipe, "-n", 1)
@@ -164,7 +164,7 @@ def test_rights_clock_and_conditions_are_looked_at_one_by_one(
         assert (code, any(f"(s3:{right})" in line for line in refused)) == (4, True), found
         assert all("may not" in line for line in refused)
     proxy.rules = [Rule(IGNORES, "PUT", times=100)]
-    monkeypatch.setattr(s3_conditions, "_kept", {})
+    monkeypatch.setattr(s3_conditions, "_keeps", {})
     monkeypatch.setattr(doctor, "MOST_SKEW", -1)
     code, found = said(recipe)
     assert code == 0
@@ -198,14 +198,14 @@ def test_images_in_a_bucket_are_asked_for_once(bucket: str, proxy: Proxy, see: P
     for number, name in enumerate(names):
         locate(f"{root}/{name}").write(drawing(seed=number))
     says(see, root, *map(record, names), record(names[0], "../gone.jpg"))
-    with counted(proxy) as first:
+    with count_requests(proxy) as first:
         see.run()
     assert first.by_operation == {"GET": 13}, str(first)
     expected = [[drawing(seed=n)] for n in range(12)]
     assert [sample["images"] for sample in read_samples(see.train)] == expected
     (bad,) = see.bad
     assert (bad["reason"], bad["detail"]["image"]) == ("image_not_found", "../gone.jpg")
-    with counted(proxy) as second:
+    with count_requests(proxy) as second:
         assert see.run().units == 0
     assert second.by_operation == {"GET list": 1, "HEAD": 1}, str(second)
     locate(f"{root}/0/3.jpg").write(drawing(seed=99))

@@ -17,10 +17,10 @@ import pytest
 
 from mdsmix.conversion.gc import find_garbage
 from mdsmix.storage import locate, s3_client
-from tests.alarm import SECONDS
+from tests.alarm import WAIT_SECONDS
 from tests.converting import Project, documents, mdsmix, read_location
-from tests.faults import Proxy, Rule, failing
-from tests.minio import own_minio
+from tests.faults import Proxy, Rule, make_failing_proxy
+from tests.minio import start_own_minio
 
 TEXTS = [f"Document {n} is about the number {n}. " * 3 for n in range(120)]
 HASH = "[0-9a-f]{32}"
@@ -203,7 +203,7 @@ def test_a_store_that_has_answered_and_is_away_for_a_while_is_waited_for(
     """
     monkeypatch.setattr(s3_client, "_FIRST_SECONDS", 1)
     sources, stopped = read_location(f"s3://{far.bucket}/raw"), threading.Event()
-    with own_minio(tmp_path / "own") as server, ThreadPoolExecutor(1) as pool:
+    with start_own_minio(tmp_path / "own") as server, ThreadPoolExecutor(1) as pool:
         endpoint = server.settings["S3_ENDPOINT_URL"]
         monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
         boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="away")
@@ -214,16 +214,16 @@ def test_a_store_that_has_answered_and_is_away_for_a_while_is_waited_for(
             server.stop()
             stopped.set()
 
-        with failing(endpoint) as proxy:
+        with make_failing_proxy(endpoint) as proxy:
             monkeypatch.setenv("S3_ENDPOINT_URL", proxy.endpoint)
             proxy.rules = [Rule("reset", *PLACES["a shard"], skip=2, then=stop)]
             source = "streams.web.source.path=s3://away/raw/*.jsonl"
             run = pool.submit(far.web.run, "remote=s3://away/mix", source)
-            assert stopped.wait(SECONDS)
+            assert stopped.wait(WAIT_SECONDS)
             time.sleep(2 * s3_client._FIRST_SECONDS)
             assert not run.done()
             server.start()
-            run.result(SECONDS)
+            run.result(WAIT_SECONDS)
             assert len(proxy.requests) > 60
         monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
         found = read_location("s3://away/mix/web")

@@ -19,7 +19,7 @@ from mdsmix.storage.s3 import S3Path
 from tests.converting import Project, documents, list_in_parts, read_location, run_ok, write_jsonl
 from tests.faults import Proxy
 from tests.publish_order import RECORD, RULES, RecordedRun, check_order
-from tests.recording import Disk, steps_in_a_store
+from tests.recording import Disk, list_store_steps
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. "} for n in range(40)]
 
@@ -43,7 +43,7 @@ class Place:
         if self.proxy:
             self.proxy.requests.clear()
             command(self)
-            steps = steps_in_a_store(self.proxy, self.url.removeprefix("s3://"), before)
+            steps = list_store_steps(self.proxy, self.url.removeprefix("s3://"), before)
         else:
             disk = Disk(Path(self.url), self.recipe.parent / f"recorded {time.monotonic_ns()}")
             with disk.recording():

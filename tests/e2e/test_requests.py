@@ -22,7 +22,7 @@ from mdsmix.shards import lease
 from mdsmix.shards.index import read_index
 from mdsmix.storage import locate
 from tests.converting import Project, chats, documents, run_ok, run_recipe
-from tests.counting import Counted, counted
+from tests.counting import RequestCount, count_requests
 from tests.faults import Proxy
 
 pytestmark = pytest.mark.usefixtures("processes")  # what workers ask for counts
@@ -49,7 +49,7 @@ def work(bucket: str, project: Project) -> Any:
     return recipe
 
 
-def beyond(counts: dict[int, Counted]) -> Counter[str]:
+def beyond(counts: dict[int, RequestCount]) -> Counter[str]:
     """What the larger work asks more."""
     return counts[7].by_operation - counts[2].by_operation
 
@@ -65,7 +65,7 @@ def test_a_check_lists_a_stream_and_reads_two_small_files_and_of_versions_which_
 ) -> None:
     recipe = work(THREE, publish=publish)
     run_recipe(recipe)
-    with counted(proxy) as found:
+    with count_requests(proxy) as found:
         assert not run_checks(resolve_mix([str(recipe)]))
     assert not found.at(".mds")
     # One of all streams: whether the tokenizer that the YAML will name is published beside them.
@@ -79,7 +79,7 @@ def test_a_check_of_finetuning_streams_reads_no_shard_whose_samples_were_judged_
     recipe = work({"chat": [{"messages": messages}] * 3}, chats, max_seq_len=64)
     run_recipe(recipe)
     for overrides, reads in ([], {}), (["target_prompts=all"], {"GET": 2}):
-        with counted(proxy) as found:
+        with count_requests(proxy) as found:
             run_checks(resolve_mix([str(recipe), *overrides]))
         assert found.at(".mds") == reads, overrides
 
@@ -95,7 +95,7 @@ def test_the_longest_sample_is_found_by_tables_and_never_by_reading_shards(
     index = read_index(locate(stream))
     assert index.samples > 16
     for choice, reads in ((["--longest"], 2 * len(index.shards) + 3 * 16), (["--sample", "7"], 3)):
-        with counted(proxy) as found:
+        with count_requests(proxy) as found:
             run_ok("inspect", stream, *choice)
         shards = [request for request in found.requests if request.key.endswith(".mds")]
         assert 0 < len(shards) <= reads, choice
@@ -108,11 +108,11 @@ def test_a_run_or_a_dry_run_of_what_is_up_to_date_costs_a_listing_and_two_reads_
     """Bad records of a stream cost one listing more."""
     recipe = work(THREE | {"s2": [*texts(2), {"text": 5}]})
     run_recipe(recipe)
-    with counted(proxy) as found:
+    with count_requests(proxy) as found:
         assert [outcome.done for outcome in run_recipe(recipe)] == [0, 0, 0]
     # And one for all streams: whether their tokenizer lies beside them.
     assert found.by_operation == {"GET": 2 * 3 + 1, "GET list": 3 + 1}, found
-    with counted(proxy) as found:
+    with count_requests(proxy) as found:
         said = list(describe_plans(load_recipe(recipe), Options()))
     units = [sentence.partition(" work units would")[0] for sentence in said]
     assert units == [f"s{n}: 0 of {1 + (n == 2)}" for n in range(3)]
@@ -126,7 +126,7 @@ def test_at_a_new_target_a_unit_is_two_writes_one_read_and_no_look(work: Any, pr
     counts = {}
     for count in (1, 2, 7):  # the first one finds out what the store can
         recipe = work({f"web{count}": texts(*range(count))}, document)
-        with counted(proxy) as counts[count]:
+        with count_requests(proxy) as counts[count]:
             run_recipe(recipe, workers=2)
     assert beyond(counts) == {"PUT": 2 * 5, "GET": 5}, (str(counts[2]), str(counts[7]))
     # The lease, the publication and the listings around them.
@@ -142,7 +142,7 @@ def test_one_new_unit_beside_known_ones_reads_each_record_and_its_fingerprints_o
     for count in (2, 7):
         for known in (count, count + 1):
             recipe = work({f"web{count}": texts(*range(known))}, document, publish=publish)
-            with counted(proxy) as counts[count]:
+            with count_requests(proxy) as counts[count]:
                 (outcome,) = run_recipe(recipe)
         assert outcome.reused == count
     assert beyond(counts) == {"GET": 2 * 5, **copies}, (str(counts[2]), str(counts[7]))

@@ -28,7 +28,7 @@ from mdsmix.sources import (
 from mdsmix.sources.formats import format_of
 from mdsmix.storage import locate
 from tests.converting import Project, documents, manifest_of, read_token_rows, run_recipe
-from tests.counting import counted
+from tests.counting import count_requests
 from tests.faults import Proxy, Request, Rule
 from tests.formats import FORMATS, write
 
@@ -68,12 +68,12 @@ def test_a_first_run_fetches_each_small_object_once(
         data, suffix = (gzip.compress(text(n)), ".gz") if n % 3 == 0 else (text(n), "")
         put(raw, f"{n:03}.jsonl{suffix}", data)
     project.configure(documents(f"{raw}/*.jsonl*"))
-    with counted(proxy) as seen:
+    with count_requests(proxy) as seen:
         assert project.run(workers=2).manifest.records.read == 60
     fetched = [(r.method, r.key) for r in seen.requests if "/raw/" in r.key and "*" not in r.key]
     assert len(fetched) == len(set(fetched)) == 60, str(seen)
     assert {method for method, _ in fetched} == {"GET"}
-    with counted(proxy) as seen:
+    with count_requests(proxy) as seen:
         assert project.run().state == "up to date"
     assert not [r for r in seen.requests if "/raw/0" in r.key], "known by the listing's ETags"
 
@@ -94,7 +94,7 @@ def test_a_machine_that_never_saw_the_objects_reads_none_that_the_stream_was_mad
     def run_elsewhere(**settings: Any) -> tuple[int, list[str]]:
         """Units that were converted, and the objects that were read."""
         project.patch.setenv("MDSMIX_CACHE", str(project.folder / f"machine {next(machines)}"))
-        with counted(proxy) as seen:
+        with count_requests(proxy) as seen:
             done = project.run(**settings).done
         gets = (r.key.partition("/raw/")[2] for r in seen.requests if r.operation == "GET")
         return done, sorted(set(filter(None, gets)))
@@ -119,7 +119,7 @@ def test_a_large_object_is_one_range_request_a_window(
     data = b"".join(map(text, range(8000)))
     project.set_window_size(100_000)
     project.configure(documents(put(raw, "large.jsonl", data), layout="document"))
-    with counted(proxy) as seen:
+    with count_requests(proxy) as seen:
         outcome = project.run(workers=2)
     assert outcome.manifest.records.read == 8000
     asked = [r for r in seen.requests if r.key.endswith("large.jsonl") and r.method == "GET"]
@@ -160,7 +160,7 @@ def test_small_objects_come_in_their_order_whichever_is_there_first(raw: str, pr
 def test_a_pattern_lists_only_what_begins_as_it_does(raw: str, proxy: Proxy) -> None:
     for name in ("crawl-2023/x", "crawl-2024-01/x", "crawl-2024-02/x", "crawl-2024-02/y", "z/x"):
         put(raw, f"{name}.jsonl", b"1\n")
-    with counted(proxy) as seen:
+    with count_requests(proxy) as seen:
         files = find_files([f"{raw}/crawl-2024-*/x.jsonl"], "/")
     assert [file.name for file in files] == [f"{raw}/crawl-2024-0{n}/x.jsonl" for n in (1, 2)]
     (listing,) = (r for r in seen.requests if r.operation == "GET list")
@@ -193,7 +193,7 @@ def test_wanted_columns_alone_are_fetched(tmp_path: Path, raw: str, proxy: Proxy
     """The footer once, and all of one object."""
     content, other = (wide(tmp_path / "a.parquet", group) for group in (1000, 1001))
     url = put(raw, "a.parquet", content)
-    with counted(proxy) as seen:
+    with count_requests(proxy) as seen:
         units = plan_units(find_files([url], tmp_path), 300_000, ("text",))
         texts = [record["text"] for record in found(units)]
     assert (len(units), texts) == (4, TEXTS)

@@ -17,7 +17,7 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Location, locate, s3, s3_client
-from tests.counting import counted
+from tests.counting import count_requests
 from tests.faults import CONDITIONS, IGNORES, RACES, Proxy, Rule
 
 DATA = os.urandom(11 << 20)
@@ -46,7 +46,7 @@ def test_missing_is_an_answer_of_one_request_and_an_error_to_read(
 ) -> None:
     (root / "a").write(b"abc")
     for name, size in (("a", 3), ("none", None)):
-        with counted(proxy) as found:
+        with count_requests(proxy) as found:
             assert getattr((root / name).stat(), "size", None) == size
         assert found.by_operation == {"HEAD": 1}
     (none := root / "none").delete()
@@ -59,8 +59,10 @@ def test_missing_is_an_answer_of_one_request_and_an_error_to_read(
 def test_list_and_expand_answer_as_on_a_disk_over_pages(
     root: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = s3._page
-    monkeypatch.setattr(s3, "_page", lambda wanted, client: page({**wanted, "MaxKeys": 2}, client))
+    page = s3._list_page
+    monkeypatch.setattr(
+        s3, "_list_page", lambda wanted, client: page({**wanted, "MaxKeys": 2}, client)
+    )
     for place in (root, locate(tmp_path)):
         for name in ("b.x", "a.x", "c/z.x", "c/y/x.x", "c-1", ".hidden.x"):
             (place / name).write(name.encode())
@@ -86,7 +88,7 @@ def test_many_objects_go_in_one_request_or_one_by_one(
         for name in "abcde":
             (root / name).write(b"1")
         proxy.rules = [Rule(fault, "POST", times=99)] if fault else []
-        with counted(proxy) as found:
+        with count_requests(proxy) as found:
             root.delete_all("abd")
             root.delete_all(())
         assert found.by_operation == asked
@@ -251,13 +253,13 @@ def test_nothing_is_asked_for_until_something_is_read(root: Location, proxy: Pro
     place.write(b"abc")
     empty.write()
     whole, none = place.stat(), empty.stat()
-    with counted(proxy) as seen:
+    with count_requests(proxy) as seen:
         with empty.open_random(none) as file:
             assert (file.read(), file.read(5), file.seek(0, io.SEEK_END)) == (b"", b"", 0)
         with place.open_random(whole) as file:
             assert (file.read(0), file.seek(7), file.read(1), file.tell()) == (b"", 7, b"", 7)
     assert seen.total == 0
-    with counted(proxy) as seen, place.open_random(whole, ahead=2) as file:
+    with count_requests(proxy) as seen, place.open_random(whole, ahead=2) as file:
         assert (file.read(1), file.read(9), file.read()) == (b"a", b"bc", b"")
     assert [r.headers["range"] for r in seen.requests] == ["bytes=0-1", "bytes=2-2"]
 
@@ -269,7 +271,7 @@ def test_small_reads_are_a_request_a_megabyte_and_one_that_fails_is_made_again(
     place.write(part)
     stat, faults = place.stat(), ("503", "cut short", "reset in the answer")
     proxy.rules = [Rule(fault, "GET", "archive") for fault in faults]
-    with counted(proxy) as seen, place.open_random(stat) as file:
+    with count_requests(proxy) as seen, place.open_random(stat) as file:
         assert b"".join(iter(lambda: file.read(10_000), b"")) == part
     assert seen.by_operation == {"GET": 5 + len(faults)}, str(seen)
     assert all(r.headers["if-match"] == f'"{stat.stamp}"' for r in seen.requests)

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.converting import chats, done, files, write_jsonl, write_recipe
-from tests.counting import counted
+from tests.counting import count_requests
 from tests.docs.homes import Homes
 from tests.docs.page import Page
 from tests.faults import Proxy
@@ -138,7 +138,7 @@ def test_two_ranks_train_from_minio_with_an_empty_disk(
     assert name.startswith(f"s3://{bucket}/mix/tokenizer-")
     monkeypatch.chdir(node)
     words = ("train", config, "max_duration=6ba", "device_train_microbatch_size=4")
-    with counted(proxy) as asked:
+    with count_requests(proxy) as asked:
         cache = {"MDSMIX_CACHE": str(node / "mdsmix")}
         ended = [each.wait() for each in ranks(programs, LLMFOUNDRY, *words, **cache)]
     assert [each.returncode for each in ended] == [0, 0], ended[0].stderr[-3000:]

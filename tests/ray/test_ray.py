@@ -34,11 +34,11 @@ from mdsmix.engines.local_engine import PoolSettings
 from mdsmix.engines.ray_engine import RayEngine
 from mdsmix.kinds import open_recipe
 from tests import converting
-from tests.alarm import SECONDS
+from tests.alarm import WAIT_SECONDS
 from tests.converting import documents, files, lying_at, mdsmix, pairs, write_jsonl, write_recipe
-from tests.processes import UNITS
-from tests.ray.held import Family, HoldingEngine, until
-from tests.tasks import call, silent, wait_for, write_slowly
+from tests.processes import SET_UNIT_SIZE
+from tests.ray.delayed_engine import DelayingEngine, ProcessTree, wait_until
+from tests.tasks import ignore_progress, make_call, wait_for_file, write_slowly
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 SMALL: dict[str, Any] = {"object_store_memory": 80 << 20, "memory": 4 << 30}
@@ -66,7 +66,7 @@ class Cluster:
     def add(self, nodes: int = 1) -> None:
         for _ in range(nodes):
             self.cluster.add_node(num_cpus=1, wait=False, **SMALL)
-        self.cluster.wait_for_nodes(SECONDS)
+        self.cluster.wait_for_nodes(WAIT_SECONDS)
 
     def replace(self, raylet: int) -> None:
         """Another node in the place of one whose raylet is dead."""
@@ -155,10 +155,10 @@ def test_a_late_worker_of_a_lost_node_changes_nothing(cluster: Cluster, recipe: 
     was done again and all is published. Then it goes on, in other pieces, to its end.
     """
     expected, out = by_one_process(recipe), recipe.parent / "out"
-    engine, watcher = HoldingEngine(recipe.parent / "told"), converting.Told()
+    engine, watcher = DelayingEngine(recipe.parent / "told"), converting.Told()
     ended = engine.folder / "ended"
 
-    def strike() -> Family:
+    def strike() -> ProcessTree:
         found = engine.holder()
         os.kill(found.raylet, signal.SIGKILL)
         return found
@@ -174,7 +174,7 @@ def test_a_late_worker_of_a_lost_node_changes_nothing(cluster: Cluster, recipe: 
         assert not ended.exists(), "it is to be late"
         os.kill(late.worker, 0)
         (engine.folder / "go").touch()
-        until(ended.exists)
+        wait_until(ended.exists)
         assert published(out) == expected
         assert mdsmix("verify", out / "web/train").code == 0
         assert "web: up to date" in mdsmix("convert", recipe, "--only", "web").out
@@ -188,10 +188,10 @@ def test_a_late_worker_of_a_lost_node_changes_nothing(cluster: Cluster, recipe: 
 def test_a_closed_run_leaves_nobody_at_work_and_nothing_half_written(
     tmp_path: Path,
 ) -> None:
-    halves = [call(write_slowly, tmp_path / f"half-{n}", False) for n in range(4)]
-    tasks = [call(wait_for, tmp_path, "half-*"), *halves]
+    halves = [make_call(write_slowly, tmp_path / f"half-{n}", False) for n in range(4)]
+    tasks = [make_call(wait_for_file, tmp_path, "half-*"), *halves]
     with closing(RayEngine("", POOL, {})) as engine:
-        run = engine.run(tasks, silent, print)
+        run = engine.run(tasks, ignore_progress, print)
         next(run)
         assert list(tmp_path.glob("half-*"))
         run.close()
@@ -202,7 +202,7 @@ def ended(recipe: Path, number: int, *arguments: str, **more: str) -> tuple[int,
     """`mdsmix convert` as a process of its own that ends by this signal in the middle: its exit
     code, and what it said.
     """
-    program = f"{UNITS.format(WINDOW)}; from tests.ray.held import end_after_the_first_answer as end; end({number}); from mdsmix.cli.main import run; run()"
+    program = f"{SET_UNIT_SIZE.format(WINDOW)}; from tests.ray.delayed_engine import end_after_first_answer as end; end({number}); from mdsmix.cli.main import run; run()"
     words = [sys.executable, "-c", program, "convert", str(recipe), "--only", "web", *arguments]
     driver = subprocess.run(words, env=os.environ | more, capture_output=True, text=True)
     return driver.returncode, driver.stderr
@@ -225,7 +225,7 @@ def test_a_cluster_of_its_own_ends_with_a_run_that_is_terminated(recipe: Path) -
         names = [path.name for path in (recipe.parent / "out").rglob("*")]
         assert any(name.endswith(".unit") for name in names)
         assert not [name for name in names if name.endswith((".tmp", "lease", "index.json"))]
-        until(lambda: not processes_with(folder))
+        wait_until(lambda: not processes_with(folder))
 
 
 def processes_with(word: str) -> list[str]:

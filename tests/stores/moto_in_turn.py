@@ -1,9 +1,9 @@
-"""moto as a server that does one request after the other; run by the Python of moto's own
-environment: `moto_in_turn.py PORT`.
+"""moto as a server that handles one request at a time; run by the Python of moto's own environment:
+`moto_in_turn.py PORT`.
 
-`moto_server` has a thread for each connection, looks for an object first and writes it then: under
-load, two of three writers that create an object at the same moment both succeeded in 10 of 300
-trials. Whether it keeps conditions was a matter of luck.
+`moto_server` has a thread for each connection, which first looks for an object and then writes it:
+under load, two of three writers that create an object at the same moment both succeeded in 10 of
+300 trials. So whether it keeps conditions was a matter of luck.
 """
 
 from __future__ import annotations

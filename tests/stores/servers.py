@@ -1,9 +1,9 @@
-"""Stores of other makers, each a real server on a free loopback port with a folder of its own.
+"""Stores of several makers, each a real server on a free loopback port with a folder of its own.
 
 `make stores` installs them: MinIO and versitygw as Go binaries, moto in an environment of its own.
 A missing one fails the tests, since a skipped store would look like one that passed.
 `MDSMIX_TEST_STORE` names an endpoint that runs already, used with the AWS_* credentials of the
-environment: so a store that cannot be started here is tried by hand.
+environment: so a store that cannot be started here can be tried by hand.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults import IGNORES, RACES, Rule, failing
-from tests.minio import KEYS, binary_of, own_minio, started
+from tests.faults import IGNORES, RACES, Rule, make_failing_proxy
+from tests.minio import KEYS, find_binary, run_server, start_own_minio
 
 PYTHON = Path(__file__).resolve().parents[2] / ".venv-stores" / "bin" / "python"
 NAMED = os.environ.get("MDSMIX_TEST_STORE")
@@ -25,38 +25,39 @@ STORES = [NAMED] if NAMED else ["MinIO", "versitygw", "moto", IGNORES, RACES]
 
 @dataclass(frozen=True)
 class Store:
-    """A server that runs."""
+    """A running server."""
 
     name: str
     settings: Mapping[str, str]
     "The environment variables with which boto3 and mdsmix reach it."
-    try_conditions: bool = True
+    keeps_conditions: bool = True
 
 
 @contextlib.contextmanager
-def running(name: str, folder: Path) -> Iterator[Store]:
-    """The store of this name, until the block ends."""
+def run_store(name: str, folder: Path) -> Iterator[Store]:
+    """Run the store of this name until the block ends."""
     if name == NAMED:
-        keeps = not os.environ.get("MDSMIX_TEST_STORE_IGNORES")
-        yield Store(name, {"S3_ENDPOINT_URL": name}, keeps)
+        keeps_conditions = not os.environ.get("MDSMIX_TEST_STORE_IGNORES")
+        yield Store(name, {"S3_ENDPOINT_URL": name}, keeps_conditions)
     elif name in COMMANDS:
-        with started(COMMANDS[name](folder), folder) as server:
+        with run_server(COMMANDS[name](folder), folder) as server:
             yield Store(name, server.settings)
     else:
-        with own_minio(folder) as server:
+        with start_own_minio(folder) as server:
             if name == "MinIO":
                 yield Store(name, server.settings)
                 return
-            with failing(server.settings["S3_ENDPOINT_URL"]) as proxy:
+            with make_failing_proxy(server.settings["S3_ENDPOINT_URL"]) as proxy:
                 proxy.rules = [Rule(name, "PUT", times=10**9)]
                 yield Store(name, {**server.settings, "S3_ENDPOINT_URL": proxy.endpoint}, False)
 
 
 def _versitygw(folder: Path) -> list[str]:
     (folder / "sidecar").mkdir()
-    who = ["--access", KEYS["AWS_ACCESS_KEY_ID"], "--secret", KEYS["AWS_SECRET_ACCESS_KEY"]]
-    served = ["posix", "--sidecar", str(folder / "sidecar"), str(folder / "data")]
-    return [binary_of("versitygw", "make stores"), *who, "--port", "127.0.0.1:{port}", *served]
+    credentials = ["--access", KEYS["AWS_ACCESS_KEY_ID"], "--secret", KEYS["AWS_SECRET_ACCESS_KEY"]]
+    backend = ["posix", "--sidecar", str(folder / "sidecar"), str(folder / "data")]
+    binary = find_binary("versitygw", "make stores")
+    return [binary, *credentials, "--port", "127.0.0.1:{port}", *backend]
 
 
 def _moto(folder: Path) -> list[str]:

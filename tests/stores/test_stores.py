@@ -1,5 +1,5 @@
-"""What mdsmix asks of a store, asked of each in turn: objects, conditions, and whole commands.
-Kills and stalls are tried on MinIO (`tests/e2e`).
+"""Each store meets the requirements of mdsmix: objects, conditions, and whole commands. Kills and
+stalls are tried on MinIO (`tests/e2e`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mdsmix.shards.index import read_index
 from mdsmix.storage import Location, locate, s3
 from tests.conftest import IDENTITIES
 from tests.converting import Web, done, lying_at, mdsmix
-from tests.stores.servers import NAMED, STORES, Store, running
+from tests.stores.servers import NAMED, STORES, Store, run_store
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
 CHANGED = [{"text": TEXTS[0]["text"].upper()}, *TEXTS[1:], {"text": 5}]
@@ -27,14 +27,14 @@ ODD = ["a b", "ü", "a+b", "50%", "x=1&y", "#", "中文", "it's", "(1)", "~", "a
 def _running(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Store]:
-    """It lives as long as the tests that use it."""
-    with running(request.param, tmp_path_factory.mktemp("store")) as store:
+    """Run a store for all tests that use it."""
+    with run_store(request.param, tmp_path_factory.mktemp("store")) as store:
         yield store
 
 
 @pytest.fixture
 def store(_running: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """The store, set for the test and for the processes that it starts."""
+    """Set the store in the environment of the test and of the processes that it starts."""
     for name in () if NAMED else IDENTITIES:
         monkeypatch.delenv(name, raising=False)
     for name, value in _running.settings.items():
@@ -44,7 +44,7 @@ def store(_running: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 @pytest.fixture
 def root(store: Store) -> Location:
-    """A fresh bucket."""
+    """Return a new bucket."""
     name = f"mdsmix-{uuid.uuid4().hex[:12]}"
     boto3.client("s3", endpoint_url=store.settings["S3_ENDPOINT_URL"]).create_bucket(Bucket=name)
     return locate(f"s3://{name}")
@@ -57,76 +57,82 @@ def test_objects_of_any_name_are_written_listed_read_and_deleted(root: Location)
     listed = dict(folder.list())
     assert sorted(listed) == list(listed) == sorted(ODD, key=lambda name: name.encode())
     for name in ODD:
-        place, size, found = folder / name, len(name.encode()) + 5, (folder / name).stat()
-        assert (place.read(), place.read(size - 3, 2)) == (name.encode() + b"-1234", b"23")
-        assert place.fetch() == (found, place.read())
-        assert (found.size, listed[name].size) == (size, size)
-        assert listed[name].stamp in ("", found.stamp)
-        assert (place / "below").stat() is None
-        place.delete()
-        place.delete()
-        assert (place.stat(), place.fetch()) == (None, None)
+        file = folder / name
+        content = name.encode() + b"-1234"
+        size = len(content)
+        stat = file.stat()
+        assert (file.read(), file.read(size - 3, 2)) == (content, b"23")
+        assert file.fetch() == (stat, content)
+        assert (stat.size, listed[name].size) == (size, size)
+        assert listed[name].stamp in ("", stat.stamp)
+        assert (file / "below").stat() is None
+        file.delete()
+        file.delete()
+        assert (file.stat(), file.fetch()) == (None, None)
         with pytest.raises(Unreachable, match="there is no such object"):
-            place.read()
-        place.write(b"again")
+            file.read()
+        file.write(b"again")
     folder.delete_all([*ODD, "not there"])
     assert list(folder.list()) == []
     large = bytes(range(256)) * 4 * 11_000
     (root / "large ü").write(large[:1000], large[1000:])
     (root / "large ü").copy_to(root / "copy")
     assert (root / "copy").read() == large
-    nowhere = locate("s3://no-such-bucket-of-ours/x")
-    for act in (lambda: nowhere.write(b"1"), lambda: list(nowhere.list())):
+    no_bucket = locate("s3://no-such-bucket-of-ours/x")
+    for act in (lambda: no_bucket.write(b"1"), lambda: list(no_bucket.list())):
         with pytest.raises(Unreachable, match="bucket"):
             act()
 
 
-def test_a_list_goes_on_over_pages_and_a_pattern_finds_sources_with_stamps_that_change(
+def test_a_listing_has_many_pages_and_patterns_find_files_with_stamps_that_change(
     root: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for i in range(5):
         (root / "f" / str(i)).write(b"x")
         (root / "f" / f"d{i}" / "below").write(b"x")
-    page = s3._page
-    monkeypatch.setattr(s3, "_page", lambda wanted, client: page({**wanted, "MaxKeys": 2}, client))
+    list_page = s3._list_page
+    monkeypatch.setattr(
+        s3, "_list_page", lambda request, client: list_page({**request, "MaxKeys": 2}, client)
+    )
     assert [name for name, _ in (root / "f").list()] == list("01234")
     assert list((root / "f").folders()) == [f"d{i}" for i in range(5)]
     assert len(list((root / "f").list(recursive=True))) == 10
     (root / "raw/a.jsonl").write(b"one")
-    ((place, before),) = (root / "raw/*.jsonl").expand()
-    assert before == place.stat()
-    assert before.stamp
+    ((file, stat),) = (root / "raw/*.jsonl").expand()
+    assert stat == file.stat()
+    assert stat.stamp
     (root / "raw/a.jsonl").write(b"two")
-    assert (root / "raw/*.jsonl").expand() != [(place, before)]
+    assert (root / "raw/*.jsonl").expand() != [(file, stat)]
 
 
-def test_conditions_are_kept_one_after_the_other(root: Location, store: Store) -> None:
-    """Of several at one moment one succeeds, where the store is said to keep them."""
-    assert (root / "x").try_conditions() is store.try_conditions
+def test_create_and_replace_keep_their_conditions(root: Location, store: Store) -> None:
+    """Writes at the same moment are tried first, since not every store keeps conditions then."""
+    assert (root / "x").try_conditions() is store.keeps_conditions
     assert list(root.list(recursive=True)) == [], "the trial leaves nothing"
-    place = root / "a"
-    first = place.create(b"one")
-    assert place.create(b"two") is None
-    second = place.replace(first.stamp, b"three")
-    assert second == place.stat()
-    assert place.replace(first.stamp, b"four") is None
-    assert place.read() == b"three"
-    place.delete()
-    assert place.replace(second.stamp, b"five") is None
-    assert place.stat() is None
+    file = root / "a"
+    first = file.create(b"one")
+    assert file.create(b"two") is None
+    second = file.replace(first.stamp, b"three")
+    assert second == file.stat()
+    assert file.replace(first.stamp, b"four") is None
+    assert file.read() == b"three"
+    file.delete()
+    assert file.replace(second.stamp, b"five") is None
+    assert file.stat() is None
 
 
 def test_a_stream_is_converted_mixed_repaired_changed_and_tidied(
     web: Web, store: Store, root: Location
 ) -> None:
-    """The bytes of a disk by two workers, and nothing twice."""
-    recipe, split = web.recipe, root / "mix ü/web/train"
+    """A bucket gets the bytes that a disk gets, from two workers, and nothing twice."""
+    recipe = web.recipe
+    split = root / "mix ü/web/train"
     web.windows(1500)
     web.says(remote=f"{root}/mix ü").holds([*TEXTS, {"text": 5}])
     web.run("remote=null")
     expected = lying_at(web.out / "web")
     answer = done("convert", recipe, "--workers", "2")
-    assert ("keeps no conditions" in answer.out + answer.err) is not store.try_conditions
+    assert ("keeps no conditions" in answer.out + answer.err) is not store.keeps_conditions
     assert lying_at(split.parent) == expected
     assert web.run().state == "up to date"
     for command in ("verify", "check", "inspect"):
@@ -138,9 +144,9 @@ def test_a_stream_is_converted_mixed_repaired_changed_and_tidied(
     assert "up to date" in done("mix", recipe, "--out", f"{root}/all").out
     assert lying_at(root / "all") == mixed
 
-    flipped, gone = [split / shard.stored.basename for shard in read_index(split).shards][:2]
-    flipped.write(flipped.read()[:-1] + b"\0")
-    gone.delete()
+    shards = [split / shard.stored.basename for shard in read_index(split).shards]
+    shards[0].write(shards[0].read()[:-1] + b"\0")
+    shards[1].delete()
     assert mdsmix("verify", split).code == 3
     done("repair", split.parent, "--recipe", recipe, "--workers", "1")
     assert lying_at(split.parent) == expected

@@ -24,7 +24,7 @@ from mdsmix.load.loader import MixLoader
 from mdsmix.load.loader_settings import read_settings
 from mdsmix.recipe import TokenizerSpec
 from tests.abuse.test_published import Trap
-from tests.alarm import at_most
+from tests.alarm import fail_after
 from tests.published import publish
 from tests.with_torch.load_streams import config, first_tokens, loaded, write_stream, write_tokens
 
@@ -64,7 +64,7 @@ def truncate(path: Path) -> None:
 def first_error(loader: MixLoader) -> tuple[list[int], str]:
     """The first tokens of the rows that came before the error, and its sentence."""
     seen: list[int] = []
-    with at_most(30), pytest.raises(MdsmixError) as caught:
+    with fail_after(30), pytest.raises(MdsmixError) as caught:
         seen.extend(token for batch in loader for token in first_tokens([batch]))
     return seen, str(caught.value)
 
@@ -135,7 +135,7 @@ def test_no_row_is_read_of_a_shard_that_another_worker_has_not_checked_yet(tmp_p
         dataset._shard_states[2] = _ShardState.LOCAL
 
     Timer(0.3, find_it_damaged).start()
-    with at_most(30), pytest.raises(Unreachable, match=SHARD):
+    with fail_after(30), pytest.raises(Unreachable, match=SHARD):
         dataset.get_item(int(dataset.sample_offset_per_shard[2]))
 
 
@@ -143,7 +143,7 @@ def test_no_row_is_read_of_a_shard_that_another_worker_has_not_checked_yet(tmp_p
 def test_a_damaged_copy_is_fetched_again(damage: Any, workers: int, tmp_path: Path) -> None:
     remote = shards_of(tmp_path / "remote")
     damage(shutil.copytree(remote, tmp_path / "local") / SHARD)
-    with at_most(30):
+    with fail_after(30):
         batches = list(loader_of(tmp_path / "local", workers, remote))
     rows = [row for batch in batches for row in batch["input_ids"].tolist()]
     assert sorted(rows) == [list(range(10 + 8 * i, 18 + 8 * i)) for i in range(ROWS)]
@@ -167,7 +167,7 @@ def test_an_error_ends_the_workers_and_the_next_pass_has_others(tmp_path: Path) 
     assert first_error(loader)[0] == BEFORE
     assert not multiprocessing.active_children()
     shard.write_bytes(whole)
-    with at_most(30):
+    with fail_after(30):
         assert len(first_tokens(loader)) == ROWS
     loader.end()
 
@@ -176,7 +176,7 @@ def test_pickled_rows_are_refused_before_one_is_unpickled(tmp_path: Path) -> Non
     rows = [{"tokens": pickle.dumps(Trap(tmp_path / "sprung"))}] * 9
     publish(tmp_path / "web", {"tokens": "pkl"}, rows)
     for setting in ({}, {"allow_unsafe_types": True}):
-        with at_most(60), pytest.raises(MdsmixError, match="unsafe"):
+        with fail_after(60), pytest.raises(MdsmixError, match="unsafe"):
             loader_of(tmp_path / "web/train", **setting)
     assert not (tmp_path / "sprung").exists()
 

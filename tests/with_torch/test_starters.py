@@ -14,7 +14,7 @@ import zstandard
 from mdsmix.load import build_loader
 from mdsmix.storage import locate
 from tests import drawings
-from tests.alarm import at_most
+from tests.alarm import fail_after
 from tests.converting import chats, done, run_recipe, write_recipe
 
 YAMLS = Path(__file__).parents[2] / "yamls"
@@ -77,7 +77,7 @@ def test_a_starter_goes_the_whole_way(
     done("render-yaml", recipe, "-o", rendered)
     tree = yaml.safe_load(rendered.read_text())
     tree["train_loader"] |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
-    with at_most(120):
+    with fail_after(120):
         batch = next(iter(build_loader(tree, 2)))
     assert batch["input_ids"].shape[1] in (LENGTH, 256)
     assert (batch["labels"] != -100).any()

@@ -13,7 +13,7 @@ from streaming import Stream, StreamingDataset
 from mdsmix.shards.index import read_index
 from mdsmix.shards.published import find_current, list_versions
 from mdsmix.storage import Location, locate
-from tests.alarm import at_most
+from tests.alarm import fail_after
 from tests.converting import Web, documents, done, manifest_of, token_rows, tokens
 from tests.with_torch.load_streams import first_tokens, loaded, write_tokens
 
@@ -138,5 +138,5 @@ def test_workers_have_a_client_each(bucket: str, tmp_path: Path) -> None:
     loader = loaded({"web": at}, num_workers=2)
     # Over the one connection that Streaming leaves open it takes 31 s.
     assert loader.dataset.streams[0]._downloader._s3_client is None
-    with at_most(20):
+    with fail_after(20):
         assert len(first_tokens(loader)) == 24

@@ -14,19 +14,19 @@ from mdsmix.engines.ray_cluster import Message
 from mdsmix.engines.ray_engine import RayEngine
 from mdsmix.engines.tasks import Attempt, OnProgress, Reporter
 from mdsmix.messages import Say
-from tests.alarm import SECONDS
+from tests.alarm import WAIT_SECONDS
 
 
-def until(condition: Callable[[], Any]) -> Any:
+def wait_until(condition: Callable[[], Any]) -> Any:
     """What it returns once that is true."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + WAIT_SECONDS
     while not (found := condition()):
         assert time.monotonic() < deadline, "nothing came of it"
         time.sleep(0.02)
     return found
 
 
-class Family(NamedTuple):
+class ProcessTree(NamedTuple):
     """A worker, and the processes that have started it."""
 
     raylet: int
@@ -34,7 +34,7 @@ class Family(NamedTuple):
     worker: int
 
 
-def family() -> str:
+def describe_process_tree() -> str:
     """The processes of this worker, from the raylet on, in one word."""
     pids = [os.getpid()]
     while b"raylet" not in Path(f"/proc/{pids[0]}/cmdline").read_bytes().split(b"\0")[0]:
@@ -44,7 +44,7 @@ def family() -> str:
 
 
 @dataclass(frozen=True)
-class Held:
+class DelayedTask:
     """A task whose first try waits, and does it in other pieces than whoever does it again."""
 
     task: Any
@@ -56,8 +56,8 @@ class Held:
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Any]:
         if is_first := not any(self.folder.glob("began*")):
-            (self.folder / f"began_{family()}").touch()
-            until((self.folder / "go").exists)
+            (self.folder / f"began_{describe_process_tree()}").touch()
+            wait_until((self.folder / "go").exists)
             attempt = replace(attempt, halvings=3)
         result = self.task.do(attempt, reporter)()
         if is_first:
@@ -65,7 +65,7 @@ class Held:
         return lambda: result
 
 
-def end_after_the_first_answer(number: int) -> None:
+def end_after_first_answer(number: int) -> None:
     """This process, a driver, gives itself a signal once it has taken the answer of its
     first unit.
     """
@@ -79,7 +79,7 @@ def end_after_the_first_answer(number: int) -> None:
     RayEngine._handle_message = handle_and_end  # type: ignore[method-assign]
 
 
-class HoldingEngine(RayEngine):
+class DelayingEngine(RayEngine):
     """Its first unit waits, and tells in a folder who has it and when it has ended."""
 
     def __init__(self, folder: Path) -> None:
@@ -87,12 +87,12 @@ class HoldingEngine(RayEngine):
         folder.mkdir()
         self.folder = folder
 
-    def holder(self) -> Family:
-        (began,) = until(lambda: [*self.folder.glob("began_*")])
-        return Family(*map(int, began.name.split("_")[1:]))
+    def holder(self) -> ProcessTree:
+        (began,) = wait_until(lambda: [*self.folder.glob("began_*")])
+        return ProcessTree(*map(int, began.name.split("_")[1:]))
 
     def run(
         self, tasks: Sequence[Any], on_progress: OnProgress, say: Say
     ) -> Generator[Any, None, None]:
-        held = [Held(task, self.folder) for task in tasks[:1]]
+        held = [DelayedTask(task, self.folder) for task in tasks[:1]]
         return super().run([*held, *tasks[1:]], on_progress, say)
