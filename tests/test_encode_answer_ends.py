@@ -264,7 +264,7 @@ UNSTOPPED = [
         "<|endoftext|>",
         None,
         ALL,
-        "nothing says whether a model stops there",
+        "it is not known whether a model stops there",
         "answer-end-unknown",
     ),
     (
@@ -272,7 +272,7 @@ UNSTOPPED = [
         "<|endoftext|>",
         ["<|endoftext|>"],
         ALL,
-        "ends in <|im_end|>, which is none of the tokens",
+        "ends in <|im_end|>, which is not among the tokens",
         "answer-end-untrained",
     ),
     (
@@ -280,7 +280,7 @@ UNSTOPPED = [
         "<|endoftext|>",
         None,
         ALL,
-        "prints <|user|> of that message behind it, which is not known to stop",
+        "prints <|user|> of that message after it, which is not known to stop",
         "answer-end-untrained",
     ),
     (
@@ -288,7 +288,7 @@ UNSTOPPED = [
         "<|endoftext|>",
         ["<|endoftext|>", "<|end|>"],
         ALL,
-        "prints <|user|> of that message behind it, which is none of those",
+        "prints <|user|> of that message after it, which is not among those",
         "answer-end-untrained",
     ),
     (
@@ -304,7 +304,7 @@ UNSTOPPED = [
         "<|endoftext|>",
         ["<|user|>"],
         {},
-        "ends in <|endoftext|>, the EOS that the loader appends, which is none",
+        "ends in <|endoftext|>, the EOS that the loader appends, which is not among",
         "answer-end-untrained",
     ),
 ]

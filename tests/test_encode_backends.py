@@ -140,7 +140,7 @@ def test_what_the_fast_one_refuses_is_the_references(lettered: Tokenizer, tmp_pa
         backend = open_backend(tokenizer)
         assert isinstance(backend, Reference)
         assert backend.encode(["a b", ""], False).lengths.tolist() == [2, 0]
-        with pytest.raises(RecipeError, match=f"does not take {kind} .* use auto or reference"):
+        with pytest.raises(RecipeError, match=f"does not support {kind} .* use auto or reference"):
             open_backend(tokenizer, "fastokens")
 
 

@@ -14,7 +14,7 @@ import pytest
 from jinja2 import TemplateError
 
 from mdsmix.encode.chat import format_today, layout_for_roles, open_template, parse_day
-from mdsmix.encode.template_code import KEY, PRINTED, make_template_sandbox
+from mdsmix.encode.template_code import KEY, PLACEHOLDER_PATTERN, make_template_sandbox
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, RecordRefused
 from mdsmix.shapes.messages import MESSAGES
@@ -120,7 +120,7 @@ def told(source: str) -> set[bool]:
     template prints by each prefix.
     """
     template, found = open_template(source, VARIABLES, "2026-01-01"), set[bool]()
-    marked = f"a{PRINTED.replace('[0-9]+', '1')}b"
+    marked = f"a{PLACEHOLDER_PATTERN.replace('[0-9]+', '1')}b"
     swapped, held = (
         [{"content": asked, "role": "user"}, {"content": answer, "role": "assistant"}]
         for asked, answer in (("a", ""), (marked, KEY))

@@ -47,7 +47,7 @@ def test_a_config_that_lacks_a_key_of_transformers_5_is_read(lost: str, tmp_path
     assert taken["hash"] == EXPECTED["hash"]["qwen"]
     if IS_TRANSFORMERS_4:
         own = config.get("tokenizer_class", "a tokenizer without a class")
-        words = f"saved by transformers 5 as {own}, and is read by its tokenizer.json alone"
+        words = f"saved by transformers 5 as {own}, and is read from its tokenizer.json only"
         assert taken["read_as"] == words
 
 
@@ -75,7 +75,7 @@ def test_it_is_said_and_the_yaml_names_the_published_folder(web: Web) -> None:
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
     web.holds([{"messages": turns}] * 20)
     web.says(streams={"web": chats("*.jsonl")}, local=str(web.out), max_seq_len=64)
-    said = "saved by transformers 5 as Qwen2Tokenizer, and is read by its tokenizer.json alone"
+    said = "saved by transformers 5 as Qwen2Tokenizer, and is read from its tokenizer.json only"
     assert said in done("convert", web.recipe, "--dry-run").out
     assert said in web.done().err
     assert "note tokenizer-read" in done("check", web.recipe).out

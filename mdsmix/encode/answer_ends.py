@@ -1,16 +1,15 @@
-"""How answers end: whether the last token that is trained of an answer is one at which the model
-stops.
+"""How answers end: whether the last trained token of an answer is one at which the model stops.
 
-Most templates print an end of turn behind an answer, such as `<|im_end|>`. GLM-4.5 and others print
-none: the token of the next role (`<|user|>`, `<|observation|>`) is what stops a generation. It is
-the first token of the next turn's prompt, so LLM-Foundry never trains it. Where it is known to
-stop, it becomes the end of the answer before (`labels.move_stop_tokens`); if nothing is
-known, the user gets a note.
+Most templates print an end of turn after an answer, such as `<|im_end|>`. GLM-4.5 and others print
+none: the token of the next role (`<|user|>`, `<|observation|>`) stops a generation. It is the first
+token of the next turn's prompt, so LLM-Foundry never trains it. If it is known to stop the model,
+it becomes the end of the answer before it (`labels.move_stop_tokens`). If it is not known whether
+it does, the user gets a note.
 
 A final answer has no next turn. The loader appends EOS to it, which is its stop.
 
-The template is asked with probes, once: what it prints behind an answer, and before the next
-message.
+The template is rendered with probes, once, to see the text that it prints after an answer and
+before the next message.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from mdsmix.encode.chat import ChatTemplate, open_tokenizer_template
 from mdsmix.encode.forms import make_call_probe, make_tool_probe
@@ -31,28 +30,29 @@ from mdsmix.tokenizer.transformers_five import GENERATION_CONFIG
 ANSWER = "probe_answer"
 PROBES: tuple[Any, ...] = (str, lambda text: [{"type": "text", "text": text}])
 "Forms of a content: a text, or parts, which the templates of some vision models want."
-MOST_STOPS = 6
+MAX_STOPS_SHOWN = 6
 STOP_RULE = "template.stop_tokens"
 "The rule of `ends_by_next_role`, among the rules of a stream."
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerEnd:
-    """What a template prints behind an answer or a call."""
+    """The text that a template prints after an answer or a call."""
 
     ending: str
-    "The text behind it that is the assistant's own: trained."
+    "The text after it that is the assistant's own, which is trained."
     following: str | None
-    """The text between it and what the next message says: the beginning of the next prompt. None if
-    the template prints the answer otherwise once a message follows, so that it is in no row with
-    one.
+    """The text between it and the content of the next message: the beginning of the next prompt.
+    None if the template prints the answer differently once a message follows, so that no row
+    contains it with one.
     """
-    what: str = "an answer"
+    subject: str = "an answer"
+    "For messages: `an answer` or `a call`."
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndNote:
-    """A sentence on how answers end, and what to do."""
+    """A sentence on how answers end, with a fix."""
 
     sentence: str
     fix: str = ""
@@ -60,46 +60,55 @@ class EndNote:
     "warning: an answer is trained without a stop; note: it is not known whether it has one."
 
     def __str__(self) -> str:
+        prefix = "WARNING: " if self.level == "warning" else ""
         fix = f": {self.fix}" if self.fix else ""
-        return ("WARNING: " if self.level == "warning" else "") + self.sentence + fix
+        return prefix + self.sentence + fix
 
 
 def find_answer_ends(template: ChatTemplate, has_tools: bool) -> list[AnswerEnd]:
-    """Return how the template ends an answer, and a call of tools if `has_tools`; [] if it cannot
-    be told by probes.
+    """Return how the template ends an answer, and a call of tools if `has_tools`; [] if probes do
+    not show it.
     """
-    calls = [_call_end(template.for_tools([]))] if has_tools else []
-    return [end for end in (_answer_end(template), *calls) if end]
+    ends = [_find_answer_end(template)]
+    if has_tools:
+        ends.append(_find_call_end(template.for_tools([])))
+    return [end for end in ends if end]
 
 
 @lru_cache(maxsize=16)
-def _answer_end(template: ChatTemplate) -> AnswerEnd | None:
-    for form in PROBES:
-        said = [("user", "probe_question"), ("assistant", ANSWER), ("user", "probe_next")]
-        messages: list[Message] = [{"role": role, "content": form(text)} for role, text in said]
-        if found := _end(template, messages, ANSWER, "probe_next", "an answer"):
-            return found
+def _find_answer_end(template: ChatTemplate) -> AnswerEnd | None:
+    texts = (("user", "probe_question"), ("assistant", ANSWER), ("user", "probe_next"))
+    for make_content in PROBES:
+        messages = [{"role": role, "content": make_content(text)} for role, text in texts]
+        end = _find_end(template, messages, ANSWER, "probe_next", "an answer")
+        if end:
+            return end
     return None
 
 
 @lru_cache(maxsize=16)
-def _call_end(template: ChatTemplate) -> AnswerEnd | None:
+def _find_call_end(template: ChatTemplate) -> AnswerEnd | None:
     messages = make_call_probe(template)
     if messages is None:
         return None
-    return _end(template, messages, "probe_value", "probe_result", "a call", [make_tool_probe()])
+    tools = [make_tool_probe()]
+    return _find_end(template, messages, "probe_value", "probe_result", "a call", tools)
 
 
-def _end(
+def _find_end(
     template: ChatTemplate,
     messages: list[Message],
     last_word: str,
     next_word: str,
-    what: str,
+    subject: str,
     tools: list[Any] | None = None,
 ) -> AnswerEnd | None:
-    """Return what stands behind the second message: alone, and before the third; None if the
-    template does not print the second.
+    """Return the text that is printed after the second message, alone and before the third; None if
+    the template does not print the second.
+
+    Args:
+        last_word: of the second message.
+        next_word: the first of the third message.
     """
     try:
         alone = template.render(messages[:2], False, tools)
@@ -109,72 +118,81 @@ def _end(
         return None
     ending = alone.rpartition(last_word)[2]
     try:
-        both = template.render(messages, False, tools)
+        with_next = template.render(messages, False, tools)
     except RecordRefused:
-        both = ""
+        with_next = ""
     following = None
-    if both.startswith(alone) and next_word in both[len(alone) :]:
-        following = both[len(alone) :].partition(next_word)[0]
-    return AnswerEnd(ending=ending, following=following, what=what)
+    if with_next.startswith(alone) and next_word in with_next[len(alone) :]:
+        following = with_next[len(alone) :].partition(next_word)[0]
+    return AnswerEnd(ending=ending, following=following, subject=subject)
 
 
 def find_stop_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids at which a model of this tokenizer is known to stop: EOS, if nothing names
-    others.
+    """Return the ids at which a model of this tokenizer is known to stop: EOS, if no others are
+    named.
     """
-    eos = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-    return tokenizer.stop_ids or eos
+    if tokenizer.stop_ids:
+        return tokenizer.stop_ids
+    return [] if tokenizer.eos_id is None else [tokenizer.eos_id]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stops:
-    """The tokens at which a model stops to generate."""
+    """The tokens at which a model stops generating."""
 
     tokens: tuple[str, ...]
     source: str
-    "What says so; empty if nothing does, and EOS alone is known."
+    "Where they are named; empty if they are not, and only EOS is known."
 
     def __str__(self) -> str:
-        names = join_names([*self.tokens], MOST_STOPS) or "none that this tokenizer has"
+        names = join_names([*self.tokens], MAX_STOPS_SHOWN) or "none that this tokenizer has"
         return f"{names}, by {self.source}"
 
-    def ends(self, text: str) -> bool:
-        """Tell whether a stop token is in the text."""
+    def are_in(self, text: str) -> bool:
+        """Return whether a stop token is in the text."""
         return any(token in text for token in self.tokens)
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, ids: Sequence[int] = ()) -> Stops:
-        """Return those of a tokenizer. `ids`: those by which a stream was converted, which come
-        first.
+    def for_stream(cls, tokenizer: Tokenizer, stream_ids: Sequence[int] = ()) -> Stops:
+        """Return the stop tokens of a stream.
+
+        Args:
+            tokenizer: its stop tokens are taken if the stream has none.
+            stream_ids: the stop ids that the stream was converted with.
         """
         names = {id: token for token, id in tokenizer.added_tokens.items()}
         eos = tokenizer.eos_id
         if eos is not None:
             names.setdefault(eos, str(tokenizer.template_variables.get("eos_token")))
-        known = ids or find_stop_ids(tokenizer)
-        source = "tokenizer.stop_tokens" if tokenizer.are_stops_named else GENERATION_CONFIG
-        if not tokenizer.stop_ids:
-            source = "the stream's manifest" if ids and [*ids] != [eos] else ""
-        return cls(tokens=tuple(names[id] for id in known if id in names), source=source)
+        if tokenizer.stop_ids:
+            source = "tokenizer.stop_tokens" if tokenizer.are_stops_named else GENERATION_CONFIG
+        elif stream_ids and [*stream_ids] != [eos]:
+            source = "the stream's manifest"
+        else:
+            source = ""
+        ids = stream_ids or find_stop_ids(tokenizer)
+        return cls(tokens=tuple(names[id] for id in ids if id in names), source=source)
 
 
 def trains_earlier_answers(encoding: Encoding) -> bool:
-    """Tell whether answers before the last one are trained, and prompts are not."""
+    """Return whether answers before the last one are trained, and prompts are not."""
     return encoding.target_responses == "all" and encoding.target_prompts != "all"
 
 
 def ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer) -> bool:
-    """Tell whether a stop token that the next message begins with is trained as the end of an
-    answer: the template prints no stop of its own, the stop tokens are known, and earlier answers
+    """Return whether a stop token that begins the next message is trained as the end of an answer.
+
+    It is if the template prints no stop of its own, the stop tokens are known, and earlier answers
     are trained, but prompts are not.
     """
     if not trains_earlier_answers(encoding):
         return False
-    stops = Stops.of(tokenizer, encoding.stop_ids)
+    stops = Stops.for_stream(tokenizer, encoding.stop_ids)
     return any(find_lead(end, stops) is not None for end in find_stream_ends(encoding, tokenizer))
 
 
 def find_stream_ends(encoding: Encoding, tokenizer: Tokenizer) -> list[AnswerEnd]:
+    """Return how the template of a stream ends its answers, and its calls if it may have any."""
     variables = tokenizer.template_variables | encoding.template
     template = open_tokenizer_template(tokenizer, variables, encoding.date_string)
     may_have_tools = "tools" in encoding.fields or encoding.shape is not None
@@ -182,109 +200,142 @@ def find_stream_ends(encoding: Encoding, tokenizer: Tokenizer) -> list[AnswerEnd
 
 
 def is_ended_by_next(encoding: Encoding) -> bool:
-    """Tell whether a stream was converted so (`ends_by_next_role`)."""
+    """Return whether a stream was converted by the rule of `ends_by_next_role`."""
     return STOP_RULE in encoding.rules
 
 
 def find_lead(end: AnswerEnd, stops: Stops) -> str | None:
-    """Return the white space before the stop token that the next message begins with, most often
-    none; None if it begins with no stop token, or the answer has one of its own.
+    """Return the white space, usually "", before the stop token that begins the next message. None
+    if it does not begin with a stop token, or the answer has one of its own.
     """
     following = end.following or ""
-    begin = following.lstrip()
-    if stops.ends(end.ending) or not begin.startswith(stops.tokens):
+    stripped = following.lstrip()
+    if stops.are_in(end.ending) or not stripped.startswith(stops.tokens):
         return None
-    return following[: len(following) - len(begin)]
+    return following[: len(following) - len(stripped)]
 
 
 def make_end_notes(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[EndNote]:
-    """Yield what a user of a stream of conversations should know of the ends of its answers."""
-    stops, ends = Stops.of(tokenizer, encoding.stop_ids), find_stream_ends(encoding, tokenizer)
+    """Yield the notes for a user on how the answers of a stream of conversations end."""
+    stops = Stops.for_stream(tokenizer, encoding.stop_ids)
+    ends = find_stream_ends(encoding, tokenizer)
     if encoding.target_responses == "all":
-        yield from _notes_before_a_message(ends, stops, encoding, tokenizer)
-    for end in ends[:1]:
-        yield from _notes_at_last(end, stops, tokenizer)
+        yield from _make_notes_before_message(ends, stops, encoding, tokenizer)
+    if ends:
+        yield from _make_note_at_last(ends[0], stops, tokenizer)
 
 
-def _notes_before_a_message(
+class OpenEnd(NamedTuple):
+    """An end of an answer, before another message, without a stop token."""
+
+    last_token: str
+    "The special token that ends the answer, or ''."
+    next_token: str
+    "The token that begins the next message, or ''."
+
+
+def _make_notes_before_message(
     ends: Sequence[AnswerEnd], stops: Stops, encoding: Encoding, tokenizer: Tokenizer
 ) -> Iterator[EndNote]:
-    """Yield a note for each token by which answers end that another message follows."""
-    open_ends = dict[tuple[str, str], AnswerEnd]()
+    """Yield a note for each token that ends answers before another message, unless it stops the
+    model.
+    """
+    open_ends = dict[OpenEnd, AnswerEnd]()
     for end in ends:
-        if end.following is not None and not stops.ends(end.ending):
-            ended = _last_token(end.ending, tokenizer.special_tokens)
-            following = _first_token(end.following.lstrip(), [*tokenizer.added_tokens])
-            open_ends.setdefault((ended, following), end)
-    unnamed = [ended or following for ended, following in open_ends if ended or following]
-    fix = (
-        f"name all tokens that stop it: tokenizer.stop_tokens: [{_quoted(*stops.tokens, *unnamed)}]"
-    )
-    for (ended, following), end in open_ends.items():
-        where = f"{end.what} before another message"
-        if following in stops.tokens:
-            if trains_earlier_answers(encoding):  # else it is trained as a part of the prompt
-                told = (
-                    f"{following} of the next message stops {end.what}, and is trained as its end"
+        if end.following is not None and not stops.are_in(end.ending):
+            last_token = _find_last_token(end.ending, tokenizer.special_tokens)
+            next_token = _find_first_token(end.following.lstrip(), [*tokenizer.added_tokens])
+            open_ends.setdefault(OpenEnd(last_token, next_token), end)
+    unnamed = [tokens.last_token or tokens.next_token for tokens in open_ends]
+    names = _quote(*stops.tokens, *filter(None, unnamed))
+    name_all = f"name all tokens that stop it: tokenizer.stop_tokens: [{names}]"
+    no_config = f"there is no {GENERATION_CONFIG} next to the tokenizer"
+    for (last_token, next_token), end in open_ends.items():
+        where = f"{end.subject} before another message"
+        if next_token in stops.tokens:
+            if trains_earlier_answers(encoding):  # otherwise it is trained as a part of the prompt
+                sentence = (
+                    f"{next_token} of the next message stops {end.subject}, and is trained as its "
+                    "end"
                 )
-                yield EndNote(sentence=told, level="fact")
-        elif ended and not stops.source:
-            told = f"{where} ends in {ended}, and nothing says whether a model stops there: no {GENERATION_CONFIG} is beside the tokenizer"
-            yield EndNote(sentence=told, fix=fix, level="note")
-        elif ended:
-            told = f"{where} ends in {ended}, which is none of the tokens that stop a generation ({stops})"
-            yield EndNote(sentence=told, fix=fix)
-        elif following and encoding.target_prompts == "all":
+                yield EndNote(sentence=sentence, level="fact")
+        elif last_token and not stops.source:
+            sentence = (
+                f"{where} ends in {last_token}, and it is not known whether a model stops there, "
+                f"since {no_config}"
+            )
+            yield EndNote(sentence=sentence, fix=name_all, level="note")
+        elif last_token:
+            sentence = (
+                f"{where} ends in {last_token}, which is not among the tokens that stop a "
+                f"generation ({stops})"
+            )
+            yield EndNote(sentence=sentence, fix=name_all)
+        elif next_token and encoding.target_prompts == "all":
             continue  # it is trained as a part of the prompt
-        elif following:
-            known = f"is none of those that stop a generation ({stops})"
+        elif next_token:
+            problem = f"is not among those that stop a generation ({stops})"
             if not stops.source:
-                known = f"is not known to stop a generation (no {GENERATION_CONFIG} is beside the tokenizer)"
-            told = f"no token ends {where}: the template prints {following} of that message behind it, which {known}, and is not trained there"
-            yield EndNote(sentence=told, fix=fix)
+                problem = f"is not known to stop a generation ({no_config})"
+            sentence = (
+                f"no token ends {where}: the template prints {next_token} of that message after "
+                f"it, which {problem}, and is not trained there"
+            )
+            yield EndNote(sentence=sentence, fix=name_all)
         else:
-            told = f"no token ends {where}, so the model learns no stop there: the text goes on with {(end.following or '')[:20]!r}"
-            way = "take a chat template that prints EOS, or another token that stops, behind an answer"
-            yield EndNote(sentence=told, fix=way)
+            sentence = (
+                f"no token ends {where}, so the model does not learn to stop there: the text goes "
+                f"on with {(end.following or '')[:20]!r}"
+            )
+            fix = (
+                "take a chat template that prints EOS, or another token that stops, after an answer"
+            )
+            yield EndNote(sentence=sentence, fix=fix)
 
 
-def _notes_at_last(end: AnswerEnd, stops: Stops, tokenizer: Tokenizer) -> Iterator[EndNote]:
-    """Yield a note on an answer at the end of a row, to which the loader appends EOS."""
+def _make_note_at_last(end: AnswerEnd, stops: Stops, tokenizer: Tokenizer) -> Iterator[EndNote]:
+    """Yield a note on an answer at the end of a row, to which the loader appends EOS, if EOS does
+    not stop the model.
+    """
     eos = tokenizer.template_variables.get("eos_token")
     if tokenizer.eos_id is None or not isinstance(eos, str):
         return
-    if eos not in stops.tokens and not stops.ends(end.ending):
+    if eos not in stops.tokens and not stops.are_in(end.ending):
         yield EndNote(
-            sentence=f"the last answer of a row ends in {eos}, the EOS that the loader appends, which is none of the tokens that stop "
-            f"a generation ({stops})",
-            fix=f"name it, if it does: tokenizer.stop_tokens: [{_quoted(*stops.tokens, eos)}]",
+            sentence=(
+                f"the last answer of a row ends in {eos}, the EOS that the loader appends, which "
+                f"is not among the tokens that stop a generation ({stops})"
+            ),
+            fix=f"name it, if it does: tokenizer.stop_tokens: [{_quote(*stops.tokens, eos)}]",
         )
 
 
 def describe_doubled_eos(encoding: Encoding, tokenizer: Tokenizer) -> str:
-    """Return a sentence if the template prints EOS and something behind it at the end of an answer,
-    so that the loader appends another; else "".
+    """Return a sentence if the template prints EOS and more text at the end of an answer, so that
+    the loader appends another EOS; otherwise "".
     """
     eos = tokenizer.template_variables.get("eos_token")
     for end in find_stream_ends(encoding, tokenizer):
         if isinstance(eos, str) and eos in end.ending and not end.ending.endswith(eos):
             return (
-                f"the template ends {end.what} in {end.ending!r}, which is not {eos} alone, so the loader appends {eos} to the last one "
-                "of a row: it is trained twice there, as LLM-Foundry does it"
+                f"the template ends {end.subject} in {end.ending!r}, which is not {eos} alone, so "
+                f"the loader appends {eos} to the last one of a row: it is trained twice there, as "
+                "in LLM-Foundry"
             )
     return ""
 
 
-def _first_token(text: str, tokens: Sequence[str]) -> str:
-    """Return the longest of the tokens that the text begins with; empty without one."""
+def _find_first_token(text: str, tokens: Sequence[str]) -> str:
+    """Return the longest of the tokens that the text begins with; "" if there is none."""
     return max((token for token in tokens if text.startswith(token)), key=len, default="")
 
 
-def _last_token(text: str, tokens: Sequence[str]) -> str:
-    """Return the token that ends last in the text; empty without one."""
+def _find_last_token(text: str, tokens: Sequence[str]) -> str:
+    """Return the token that ends last in the text; "" if there is none."""
     inside = [token for token in tokens if token and token in text]
     return max(inside, key=lambda token: text.rfind(token) + len(token), default="")
 
 
-def _quoted(*tokens: str) -> str:
+def _quote(*tokens: str) -> str:
+    """Return the tokens as the items of a list in YAML, each once."""
     return ", ".join(f'"{token}"' for token in dict.fromkeys(tokens))

@@ -1,16 +1,16 @@
-"""Conversations as text: the chat template rendered by jinja2 alone, and cut into the turns that
-are trained.
+"""Conversations as text: renders the chat template by jinja2 alone, and cuts the text into the
+turns that are trained.
 
-The text is what `apply_chat_template(tokenize=False)` of transformers 4.51 to 4.57 gives, without
-the seconds that importing transformers takes. The date that some templates print is fixed when a
-template is opened, and not read from the clock again: the same input gives the same bytes.
+The text is the same as from `apply_chat_template(tokenize=False)` of transformers 4.51 to 4.57,
+without the seconds that importing transformers takes. The date that some templates print is fixed
+when a template is opened, and not read from the clock again: the same input gives the same bytes.
 
 Templates of reasoning models drop the reasoning of earlier answers once later turns follow
 (DeepSeek-R1, Qwen3, gpt-oss), others move the system prompt or the tools to the last question
-(Mistral v3) or end every text with EOS (Phi-3). Then no single row can hold every turn as inference
-sees it, and LLM-Foundry refuses the conversation. A row of its own for an answer can: its prompt is
-the text that the template prints for all messages up to the answer, cut where the model begins to
-write.
+(Mistral v3) or end every text with EOS (Phi-3). Then no single row can contain every turn as the
+model sees it at inference, and LLM-Foundry refuses the conversation. A separate row for an answer
+can: its prompt is the text that the template prints for all messages up to the answer, cut where
+the model begins to write.
 """
 
 from __future__ import annotations
@@ -40,24 +40,29 @@ FOUNDRY_DATE = "%d %b %Y"
 "The format of the day that Foundry passes to templates as `date_string`: `01 Jan 2026`."
 
 DEFAULT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 "ChatML, Foundry's template for a tokenizer that has none."
 NO_TEMPLATE = (
-    "the tokenizer has no chat template, so conversations are rendered as ChatML, as LLM-Foundry does; its <|im_start|> and <|im_end|> "
-    "are ordinary text unless they are special tokens of this tokenizer: give it the template of the model (chat_template in its "
+    "the tokenizer has no chat template, so conversations are rendered as ChatML, as LLM-Foundry "
+    "does; its <|im_start|> and <|im_end|> are ordinary text unless they are special tokens of "
+    "this tokenizer: give it the template of the model (chat_template in its "
     "tokenizer_config.json)"
 )
 
 NO_DEFAULT = (
-    "the tokenizer has the chat templates {names}, and none is named default, which conversations without tools "
-    "take: name one of them default in its files, or give its text as tokenizer.kwargs.chat_template"
+    "the tokenizer has the chat templates {names}, and none is named default, which conversations "
+    "without tools take: name one of them default in its files, or give its text as "
+    "tokenizer.kwargs.chat_template"
 )
 
-SHOWN_BEFORE, SHOWN = 60, 240
-"""Lengths of the excerpts in a bad record's detail, in characters: 240 of an error message; of two
-texts that differ, 60 before their first difference and 240 from it on.
+SHOWN_ERROR = 240
+"Characters of an error message in a bad record's detail."
+SHOWN_BEFORE, SHOWN_AFTER = 60, 240
+"""Characters of two texts in a bad record's detail, before and after the beginning of their first
+difference.
 """
 
 Turn = tuple[str, str]
@@ -71,8 +76,8 @@ class ChatTemplate:
     """A compiled template with the variables that every rendering gets. Made by `open_template`."""
 
     template: Template
-    twin: Template | None
-    "The template as it renders stand-ins of contents, if it can."
+    placeholder_template: Template | None
+    "The same template, compiled to render placeholders of contents; None if that is not possible."
     variables: Mapping[str, Any]
     source: str
     reads: Set[str]
@@ -92,36 +97,36 @@ class ChatTemplate:
         return self if tools is None or self.tool_use is None else self.tool_use
 
     def turns(self, conversation: Conversation) -> list[Turn]:
-        """The (prompt, response) turns of a conversation, one for each answer that is trained.
+        """Return the turns of a conversation, one for each answer that is trained.
 
-        Raises:
-            RecordRefused: the template fails on the conversation (template_error), or prints the
-            first messages
-                otherwise once more follow (not_prefix_stable).
+        Raises RecordRefused if the template fails on the conversation (template_error), or prints
+        the first messages differently when more follow (not_prefix_stable).
         """
         messages = conversation.messages
         is_plain = conversation.trained is None and {*map(len, messages)} == {2}
         if is_plain and type(conversation) is Conversation and conversation.tools is None:
-            printed = layout_for_roles(self, tuple([message["role"] for message in messages]))
+            layout = layout_for_roles(self, tuple([message["role"] for message in messages]))
             contents = [message["content"] for message in messages]
             is_blank = not all(contents) or any(map(str.isspace, contents))
-            if printed and not is_blank:
-                return printed.turns(contents)
+            if layout and not is_blank:
+                return layout.turns(contents)
         return self.turns_by_prefix(conversation)
 
     def turns_by_prefix(self, conversation: Conversation) -> list[Turn]:
-        """The turns from two renderings for each answer, up to it and with it, as Foundry makes
-        them.
+        """Return the turns as Foundry makes them, from two renderings for each answer: up to it and
+        including it.
         """
-        messages, tools, turns, before = conversation.messages, conversation.tools, [], ""
-        for i in find_trained_answers(conversation):
-            prompt = self.render(messages[:i], True, tools)
-            full = self.render(messages[: i + 1], False, tools)
-            for printed, later in ((before, prompt), (prompt, full)):
-                if not later.startswith(printed):
-                    raise RecordRefused("not_prefix_stable", **show_difference(printed, later))
-            turns.append((prompt[len(before) :], full[len(prompt) :]))
-            before = full
+        messages = conversation.messages
+        tools = conversation.tools
+        turns = list[Turn]()
+        text_before = ""
+        for answer in find_trained_answers(conversation):
+            prompt = self.render(messages[:answer], True, tools)
+            full = self.render(messages[: answer + 1], False, tools)
+            _require_prefix(text_before, prompt)
+            _require_prefix(prompt, full)
+            turns.append((prompt[len(text_before) :], full[len(prompt) :]))
+            text_before = full
         return turns
 
     def render(
@@ -130,13 +135,14 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: list[Any] | None = None,
     ) -> str:
-        """The text of `messages`; RecordRefused (template_error) where the template fails.
+        """Return the text of `messages`.
 
         jinja2's own `Template.render` copies the globals twice and rewrites tracebacks: a twentieth
         of a conversion of chats.
+        Raises RecordRefused (template_error) if the template fails.
         """
         template = self.template
-        given = {
+        variables = {
             **template.globals,
             "documents": None,
             **self.variables,
@@ -145,87 +151,131 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         environment: Any = template.environment
-        context = environment.context_class(environment, given, template.name, template.blocks)
+        context = environment.context_class(environment, variables, template.name, template.blocks)
         try:
             return environment.concat(template.root_render_func(context))  # type: ignore[no-any-return]
         except MemoryError:  # a fault of the machine, not of the conversation
             raise
         except Exception as error:  # a template may raise anything, RecursionError too
-            raise RecordRefused("template_error", template=str(error)[:SHOWN]) from error
+            raise RecordRefused("template_error", template=str(error)[:SHOWN_ERROR]) from error
+
+
+def _require_prefix(printed: str, later: str) -> None:
+    """Raise RecordRefused (not_prefix_stable) if `later` does not begin with `printed`."""
+    if not later.startswith(printed):
+        raise RecordRefused("not_prefix_stable", **show_difference(printed, later))
+
+
+class SideLayout(NamedTuple):
+    """A prompt or a response without its contents."""
+
+    text: str
+    "With %s in place of each content."
+    contents: slice
+    "Those of the layout's contents that fill it."
+
+
+class PrintedContent(NamedTuple):
+    """A content as a template prints it."""
+
+    message: int
+    "The number of its message."
+    strip: Callable[[str], str]
+    "Makes the printed text from the content, such as `str.strip`."
 
 
 class TemplateLayout(NamedTuple):
-    """What a template prints of all conversations that have the same roles and no blank content."""
+    """The text that a template prints for all conversations with the same roles and without blank
+    contents.
+    """
 
-    texts: list[tuple[str, slice]]
-    """Of each turn the prompt and the response: with %s in place of each content, and which of the
-    contents it takes.
-    """
-    contents: list[tuple[int, Callable[[str], str]]]
-    """The contents in the order in which they are printed: of which message, and what makes the
-    printed text of it.
-    """
+    sides: list[SideLayout]
+    "The prompt and the response of each turn."
+    contents: list[PrintedContent]
+    "In the order in which they are printed."
 
     def turns(self, contents: Sequence[str]) -> list[Turn]:
-        """The turns of a conversation with these contents."""
-        said = tuple([strip(contents[at]) for at, strip in self.contents])
-        texts = iter([text % said[taken] for text, taken in self.texts])
-        return [*zip(texts, texts, strict=True)]
+        """Return the turns of a conversation with these contents, one for each message."""
+        printed = tuple([strip(contents[message]) for message, strip in self.contents])
+        sides = iter([text % printed[filling] for text, filling in self.sides])
+        return [*zip(sides, sides, strict=True)]
+
+
+_STRIPS: dict[tuple[bool, bool], Callable[[str], str]] = {
+    (False, False): str.strip,
+    (False, True): str.lstrip,
+    (True, False): str.rstrip,
+    (True, True): str,
+}
+"Whether the space before and after a placeholder was printed -> how a template strips a content."
 
 
 @lru_cache(maxsize=256)
 def layout_for_roles(template: ChatTemplate, roles: tuple[str, ...]) -> TemplateLayout | None:
-    """What a template prints of conversations with these roles; None where that cannot be told
-    without their contents.
+    """Return the layout of conversations with these roles; None if the template does more with
+    contents than strip and print them.
     """
     from mdsmix.encode import template_code as code
 
-    if not template.twin:
+    if not template.placeholder_template:
         return None
     try:
-        blind = replace(template, template=template.twin)
-        turns = blind.turns_by_prefix(Conversation(code.make_placeholders(roles)))
+        with_placeholders = replace(template, template=template.placeholder_template)
+        turns = with_placeholders.turns_by_prefix(Conversation(code.make_placeholders(roles)))
     except (RecordRefused, code.InspectedContent):
         return None
-    printed, strips = TemplateLayout([], []), (str.strip, str.lstrip, str.rstrip, str)
+    layout = TemplateLayout([], [])
     for text in chain.from_iterable(turns):
-        first, parts = len(printed.contents), re.split(code.PRINTED, text)
-        if any(code.SPACE in part for part in parts[::4]):  # a turn ends within a content's space
+        # Plain text, space, number, space, plain text, ...
+        pieces = re.split(code.PLACEHOLDER_PATTERN, text)
+        plain = pieces[::4]
+        if any(code.SPACE in piece for piece in plain):  # a turn ends within a content's space
             return None
-        for before, at, behind in zip(parts[1::4], parts[2::4], parts[3::4], strict=True):
-            strip = strips[2 * bool(before) + bool(behind)]
-            printed.contents.append((int(at), strip))
-        whole = "%s".join(part.replace("%", "%%") for part in parts[::4])
-        printed.texts.append((whole, slice(first, len(printed.contents))))
-    return printed
+        first = len(layout.contents)
+        placeholders = zip(pieces[1::4], pieces[2::4], pieces[3::4], strict=True)
+        for space_before, number, space_after in placeholders:
+            strip = _STRIPS[bool(space_before), bool(space_after)]
+            layout.contents.append(PrintedContent(int(number), strip))
+        side = "%s".join(piece.replace("%", "%%") for piece in plain)
+        layout.sides.append(SideLayout(side, slice(first, len(layout.contents))))
+    return layout
 
 
 def find_trained_answers(conversation: Conversation) -> list[int]:
-    """The positions of the answers that are trained."""
-    trained = conversation.trained or [True] * len(conversation.messages)
-    each = enumerate(zip(conversation.messages, trained, strict=True))
-    return [i for i, (message, flag) in each if flag and message["role"] == "assistant"]
+    """Return the positions of the messages that are answers and are trained."""
+    flags = conversation.trained or [True] * len(conversation.messages)
+    messages = enumerate(zip(conversation.messages, flags, strict=True))
+    return [
+        position
+        for position, (message, is_trained) in messages
+        if is_trained and message["role"] == "assistant"
+    ]
 
 
 def show_difference(printed: str, later: str) -> dict[str, Any]:
-    """Excerpts of both texts around their first difference."""
+    """Return excerpts of both texts around their first difference, for a bad record's detail."""
     around = slice_around_difference([printed, later])
     return {"printed": printed[around], "printed_later": later[around]}
 
 
 def slice_around_difference(texts: Sequence[str]) -> slice:
-    """Return the part of each text around the first difference of the texts, as a detail
-    shows it.
+    """Return the range of each text around the first difference of the texts, for a bad record's
+    detail.
     """
-    at = len(find_common_start(texts))
-    return slice(max(0, at - SHOWN_BEFORE), at + SHOWN)
+    start = len(find_common_start(texts))
+    return slice(max(0, start - SHOWN_BEFORE), start + SHOWN_AFTER)
 
 
 def find_common_start(texts: Sequence[str]) -> str:
-    """The longest text with which all of the texts begin."""
-    one, other = min(texts), max(texts)
-    end = bisect_left(range(len(one)), True, key=lambda at: one[: at + 1] != other[: at + 1])
-    return one[:end]
+    """Return the longest text with which all of the texts begin."""
+    smallest = min(texts)
+    largest = max(texts)
+    end = bisect_left(
+        range(len(smallest)),
+        True,
+        key=lambda last: smallest[: last + 1] != largest[: last + 1],
+    )
+    return smallest[:end]
 
 
 def open_tokenizer_template(
@@ -233,20 +283,17 @@ def open_tokenizer_template(
 ) -> ChatTemplate:
     """Compile a tokenizer's chat template, with its template for tools if it has one.
 
-    Without a template named `default`, conversations without tools fail with a sentence on that.
-
-    Raises:
-        RecipeError: if no conversation could be rendered, as for `open_template`; or if the
-        tokenizer
-            has named templates, and none of them is `default` or `tool_use`.
+    Without a template named `default`, conversations without tools fail with a message on that.
+    Raises RecipeError if no conversation could be rendered: as `open_template` does, or because the
+    tokenizer has named templates, and none of them is `default` or `tool_use`.
     """
     source = tokenizer.chat_template
     if source is None and tokenizer.named_templates:
         names = ", ".join(sorted(tokenizer.named_templates))
-        why = NO_DEFAULT.format(names=names)
+        reason = NO_DEFAULT.format(names=names)
         if tokenizer.tool_template is None:
-            raise RecipeError(f"{tokenizer.name}: {why}.")
-        source = f"{{{{ raise_exception({json.dumps(why)}) }}}}"
+            raise RecipeError(f"{tokenizer.name}: {reason}.")
+        source = f"{{{{ raise_exception({json.dumps(reason)}) }}}}"
     return open_template(source, variables, date_string, tokenizer.tool_template)
 
 
@@ -256,29 +303,27 @@ def open_template(
     date_string: str | None = None,
     tool_source: str | None = None,
 ) -> ChatTemplate:
-    """Compiles a tokenizer's template (None: ChatML) once per process.
+    """Compile a tokenizer's template, once in a process.
 
     Args:
-        variables: the variables that transformers passes to the template: bos_token, eos_token ...
+        source: the template; None: ChatML.
+        variables: those that transformers passes to the template: bos_token, eos_token ...
         date_string: the day that the template prints, as `2026-01-01` or `01 Jan 2026`; None is
-        today, as in
-            Foundry. A run that must give the same bytes after midnight calls `today()` once, and
-            passes that
-            day from then on.
+            today, as in Foundry. A run that must give the same bytes after midnight calls
+            `format_today()` once, and passes that day from then on.
         tool_source: the tokenizer's template named `tool_use`.
 
     Raises:
         RecipeError: the template is not valid Jinja or uses a function that mdsmix does not offer,
-        or the
-            date cannot be read.
+            or the date cannot be read.
     """
     day = parse_day(date_string or format_today())
     text = DEFAULT_TEMPLATE if source is None else source
-    return _open(text, json.dumps(dict(variables)), day, tool_source)
+    return _compile(text, json.dumps(dict(variables)), day, tool_source)
 
 
 @lru_cache(maxsize=16)
-def _open(
+def _compile(
     source: str, json_variables: str, day: datetime, tool_source: str | None = None
 ) -> ChatTemplate:
     from jinja2 import meta
@@ -286,64 +331,65 @@ def _open(
     from mdsmix.encode import template_code as code
 
     environment = code.make_template_sandbox()
-    dated = {"date_string": day.strftime(FOUNDRY_DATE), "strftime_now": day.strftime}
-    variables = json.loads(json_variables) | dated
+    dates = {"date_string": day.strftime(FOUNDRY_DATE), "strftime_now": day.strftime}
+    variables = json.loads(json_variables) | dates
     try:
         template = code.compile_template(environment, source)
-        twin = code.compile_placeholder_template(source)
+        placeholder_template = code.compile_placeholder_template(source)
         reads = meta.find_undeclared_variables(environment.parse(source))
-    except (
-        Exception
-    ) as error:  # not only jinja2's: Python's compiler has limits of depth and digits
+    # Not only jinja2's errors: Python's compiler has limits of depth and digits.
+    except Exception as error:
         raise RecipeError(
-            f"The chat template of the tokenizer cannot be compiled ({shorten(str(error))}), so that no conversation "
-            "can be rendered: correct its chat_template."
+            f"The chat template of the tokenizer cannot be compiled ({shorten(str(error))}), so no "
+            "conversation can be rendered: correct its chat_template."
         ) from error
     tool_use = None
     if tool_source is not None:
-        tool_use = _open(tool_source, json_variables, day)
+        tool_use = _compile(tool_source, json_variables, day)
         reads |= tool_use.reads
-    return ChatTemplate(template, twin, variables, source, reads, tool_use)
+    return ChatTemplate(template, placeholder_template, variables, source, reads, tool_use)
 
 
-def add_variables(template: ChatTemplate, given: Mapping[str, Any] | None) -> ChatTemplate:
-    """The template with the variables that a record gives, which win over the recipe's, as in
+def add_variables(template: ChatTemplate, variables: Mapping[str, Any] | None) -> ChatTemplate:
+    """Return the template with a record's own variables. They replace the recipe's, as in
     transformers.
     """
-    return _given(template, json.dumps(given, default=str)) if given else template
+    if not variables:
+        return template
+    return _add_json_variables(template, json.dumps(variables, default=str))
 
 
 @lru_cache(maxsize=64)
-def _given(template: ChatTemplate, json_variables: str) -> ChatTemplate:
-    """Return a template of its own for each set of variables, since what is known of one
-    (`layout_for_roles`) does not hold for another.
+def _add_json_variables(template: ChatTemplate, json_variables: str) -> ChatTemplate:
+    """Return a template of its own for each set of variables, since the layout of one
+    (`layout_for_roles`) is not that of another.
     """
     return replace(template, variables={**template.variables, **json.loads(json_variables)})
 
 
 def format_today() -> str:
-    """Today as Foundry passes it to templates: `01 Jan 2026`."""
+    """Return today as Foundry passes it to templates: `01 Jan 2026`."""
     return datetime.now().strftime(FOUNDRY_DATE)
 
 
 def parse_day(date_string: str) -> datetime:
-    """The day that `2026-01-01` or `01 Jan 2026` names; RecipeError for any other text."""
+    """Return the day of `2026-01-01` or `01 Jan 2026`. Raises RecipeError for any other text."""
     for form in ("%Y-%m-%d", FOUNDRY_DATE):
         with contextlib.suppress(ValueError):
             return datetime.strptime(date_string, form)
     raise RecipeError(
-        f"date_string is {date_string!r}, which is no day, so that chat templates cannot print it: "
+        f"date_string is {date_string!r}, which is not a day, so chat templates cannot print it: "
         "write it as 2026-01-01."
     )
 
 
 _OPEN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
 """An unfinished control word at the end of a text, such as the `<` that `<think>` and `</think>`
-share: the word is one token as a whole.
+share: the whole word is one token.
 """
 RewrittenHistory = Literal["reject", "last", "each"]
-"""The recipe's `rewritten_history`, for a conversation whose earlier text changes: quarantined, a
-row for its last answer, or for each.
+"""The recipe's `rewritten_history`, for a conversation whose earlier text changes: quarantine it,
+make a row for its last answer, or make a row for each answer.
 """
 
 
@@ -356,121 +402,136 @@ def render_rows(
     rule: RewrittenHistory,
     words: ControlWords = NO_WORDS,
 ) -> list[list[Turn]]:
-    """The rows of a conversation, each a list of turns: one row where earlier text never changes,
-    else the rows of `rule`.
+    """Return the rows of a conversation, each a list of turns: one row if earlier text never
+    changes, otherwise the rows of `rule`.
 
-    `words` are the tokenizer's control tokens, inside of which no prompt ends.
+    Args:
+        words: the tokenizer's control tokens. No prompt ends inside one.
 
     Raises:
-        RecordRefused: the template fails (template_error); or earlier text changes and the rule is
-        `reject`, or the messages before
-            an answer are printed otherwise with that answer and none of the cuts of `_turn` fits
-            (not_prefix_stable).
+        RecordRefused: the template fails (template_error). Or earlier text changes, and either the
+            rule is `reject`, or the messages before an answer are printed differently with that
+            answer and none of the cuts of `_render_turn` fits (not_prefix_stable).
     """
     try:
         return [template.turns(conversation)]
     except RecordRefused as fault:
         if rule == "reject" or fault.why != "not_prefix_stable":
             raise
-    wanted = find_trained_answers(conversation)
+    answers = find_trained_answers(conversation)
     if rule == "last":
-        wanted = wanted[-1:]
-    return [[_turn(template, conversation, i, words)] for i in wanted]
+        answers = answers[-1:]
+    return [[_render_turn(template, conversation, answer, words)] for answer in answers]
 
 
-def _turn(
+def _render_turn(
     template: ChatTemplate, conversation: Conversation, answer: int, words: ControlWords
 ) -> Turn:
-    """The turn of one answer: the prompt as inference sees it, and the answer's text.
+    """Return the turn of one answer: the prompt as the model sees it at inference, and the answer's
+    text.
 
-    Where the text with the answer does not begin with inference's prompt, the turn's prompt ends
-    where the two part: before a control word that they share in part only, and never inside the
-    answer. The text that the template prints before any answer may itself end in such a part: the
-    `<` of GLM-4.7's `</think>` and `<think>`. Where the answer changes how earlier messages are
-    printed (gpt-oss drops the reasoning before a call once a final answer follows), the prompt is
-    inference's. Mistral-Nemo prints the system prompt in the last message only, if that is the
-    user's, and has no generation prompt: there too the prompt is inference's, and the answer is
-    what follows that message.
+    If the text with the answer does not begin with inference's prompt, the turn's prompt ends where
+    the two first differ, but never inside a control word or inside the answer. The text that the
+    template prints before any answer may itself end inside a word: the `<` of GLM-4.7's `</think>`
+    and `<think>`.
     """
-    messages, tools = conversation.messages, conversation.tools
+    messages = conversation.messages
+    tools = conversation.tools
     prompt = template.render(messages[:answer], True, tools)
     full = template.render(messages[: answer + 1], False, tools)
     if full.startswith(prompt):
         return prompt, full[len(prompt) :]
+
+    # The text with the answer differs only after the earlier messages: cut at the difference.
     history = template.render(messages[:answer], False, tools)
-    head = _head(template, conversation, answer)
-    start = cut_open_word(find_common_start([prompt, full, head]), [prompt, full], words)
+    before_answer = _render_before_answer(template, conversation, answer)
+    common = find_common_start([prompt, full, before_answer])
+    start = cut_open_word(common, [prompt, full], words)
     if start.startswith(history):
         return start, full[len(start) :]
+
+    # The answer changes how earlier messages are printed (gpt-oss drops the reasoning before a call
+    # when a final answer follows): the prompt is inference's, and the answer begins after the
+    # generation prompt of the changed text.
+    generation_prompt = prompt.removeprefix(history)
+    # Text such as an opening tag may come between the generation prompt and every answer. The first
+    # answer shows it.
     first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    begins = template.render(messages[:first], True, tools)
-    between = _head(template, conversation, first).removeprefix(begins)
-    opening, end = prompt.removeprefix(history), len(head) - len(between)
-    if not opening:
-        end = _end_of_last(messages[answer - 1], prompt, head)
-        is_found = end > 0
+    first_prompt = template.render(messages[:first], True, tools)
+    before_first = _render_before_answer(template, conversation, first)
+    between = before_first.removeprefix(first_prompt)
+    if generation_prompt:
+        is_found = before_answer.endswith(generation_prompt + between)
+        end = len(before_answer) - len(between)
     else:
-        is_found = head.endswith(opening + between)
-    if is_found and full.startswith(head[:end]):
+        # Mistral-Nemo prints the system prompt in the last message only, if that is the user's, and
+        # has no generation prompt: the answer begins after that message.
+        end = _find_end_of_last(messages[answer - 1], prompt, before_answer)
+        is_found = end > 0
+    if is_found and full.startswith(before_answer[:end]):
         return prompt, full[end:]
     raise RecordRefused("not_prefix_stable", **show_difference(history, full))
 
 
 def cut_open_word(start: str, texts: Sequence[str], words: ControlWords) -> str:
-    """Return `start`, with which all of the texts begin, without the part of a control word at its
-    end that any of the texts goes on with.
+    """Return `start` without the beginning of a control word at its end that continues in one of
+    the texts.
+
+    Args:
+        texts: all begin with `start`.
     """
     start = _OPEN_TAG.sub("", start)
     return start[: min(words.start_of_split(start, text[len(start) :]) for text in texts)]
 
 
 def prints_system_last(template: ChatTemplate) -> bool:
-    """Tell whether the system prompt is printed before the last message only, and no generation
-    prompt follows, as under Mistral-Nemo's template.
+    """Return whether the system prompt is printed before the last message only, without a
+    generation prompt, as by Mistral-Nemo's template.
     """
-    asked = [{"role": "system", "content": "system"}, {"role": "user", "content": "question"}]
+    question = [{"role": "system", "content": "system"}, {"role": "user", "content": "question"}]
     try:
-        prompt = template.render(asked, True)
-        history = template.render(asked, False)
-        full = template.render([*asked, {"role": "assistant", "content": "answer"}], False)
+        prompt = template.render(question, True)
+        history = template.render(question, False)
+        full = template.render([*question, {"role": "assistant", "content": "answer"}], False)
     except RecordRefused:
         return False
     return prompt == history and not full.startswith(prompt)
 
 
-def _end_of_last(last: Message, prompt: str, head: str) -> int:
-    """Return where the text of the last message ends in `head`, printed there as `prompt` ends; 0
-    if it is not there.
+def _find_end_of_last(last: Message, prompt: str, before_answer: str) -> int:
+    """Return where the text of the last message ends in `before_answer`; 0 if it does not end there
+    as `prompt` does.
     """
     content = last.get("content")
     text = content.strip() if isinstance(content, str) else ""
-    if not text or text not in prompt or text not in head:
+    if not text or text not in prompt or text not in before_answer:
         return 0
     ending = prompt[prompt.rindex(text) :]
-    at = head.rindex(text)
-    return at + len(ending) if head[at:].startswith(ending) else 0
+    start = before_answer.rindex(text)
+    return start + len(ending) if before_answer[start:].startswith(ending) else 0
 
 
 def opens_control_word(template: ChatTemplate) -> bool:
-    """Tell whether the text that the template prints before every answer ends within a control
+    """Return whether the text that the template prints before every answer ends inside a control
     word, as that of GLM-4.7 does: `<`, since an answer begins with `<think>` or `</think>`.
     """
-    asked: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
+    roles = ("user", "assistant")
     for content in ("x", [{"type": "text", "text": "x"}]):
-        probe = Conversation([message | {"content": content} for message in asked])
+        probe = Conversation([{"role": role, "content": content} for role in roles])
         with contextlib.suppress(RecordRefused):
-            return _OPEN_TAG.search(_head(template, probe, 1)) is not None
+            return _OPEN_TAG.search(_render_before_answer(template, probe, 1)) is not None
     return False
 
 
-def _head(template: ChatTemplate, conversation: Conversation, answer: int) -> str:
-    """The text that the template prints before any answer in this place: the common beginning with
-    three probe answers, one a thought.
+def _render_before_answer(template: ChatTemplate, conversation: Conversation, answer: int) -> str:
+    """Return the text that the template prints before any answer at this position: the common
+    beginning with three probe answers, one of them with reasoning.
     """
-    before, tools = conversation.messages[:answer], conversation.tools
+    before = conversation.messages[:answer]
     in_parts = isinstance(conversation.messages[answer].get("content"), list)
-    answers: list[Any] = ["x", "y", "x</think>y"]
-    if in_parts:
-        answers = [[{"type": "text", "text": said}] for said in answers]
-    said = ([*before, {"role": "assistant", "content": content}] for content in answers)
-    return find_common_start([template.render(messages, False, tools) for messages in said])
+    texts = list[str]()
+    for probe in ("x", "y", "x</think>y"):
+        content: Any = [{"type": "text", "text": probe}] if in_parts else probe
+        messages = [*before, {"role": "assistant", "content": content}]
+        texts.append(template.render(messages, False, conversation.tools))
+    return find_common_start(texts)

@@ -1,9 +1,9 @@
-"""The control tokens of a tokenizer, as words of a text: a boundary between two texts of a row must
-not lie inside one.
+"""The control tokens of a tokenizer as words of a text: a boundary between two texts of a row must
+not be inside one.
 
-Prompt and response are tokenized apart. A prompt that ends in `<`, before a response that begins
-with `/think>`, has no token `</think>`: the model is trained on two words that it never meets at
-inference.
+Prompt and response are tokenized separately. A prompt that ends in `<`, before a response that
+begins with `/think>`, gives no token `</think>`: the model is trained on two tokens that it never
+meets at inference.
 """
 
 from __future__ import annotations
@@ -18,48 +18,50 @@ EXCERPT = 60
 
 
 class ControlWords:
-    """Tells whether a control word lies across the boundary of two texts. Opened once for each list
-    of tokens.
+    """Finds control words that the boundary of two texts splits. Made once for each list of
+    tokens (`open_control_words`).
     """
 
     def __init__(self, tokens: Sequence[str]) -> None:
-        """Keep the words among the tokens. Runs of white space, which some tokenizers list, are no
+        """Keep the words among the tokens. Runs of white space, which some tokenizers list, are not
         words.
         """
-        self._words = tuple(sorted({token for token in tokens if len(token) > 1 and token.strip()}))
-        begins = {word[:end] for word in self._words for end in range(1, len(word))}
-        self._begins = frozenset(begins)
-        self._ends_of_begins = frozenset(begin[-1] for begin in begins)
-        self._firsts = frozenset(word[0] for word in self._words)
-        self._longest = max(map(len, self._words), default=0)
+        words = {token for token in tokens if len(token) > 1 and token.strip()}
+        beginnings = {word[:end] for word in words for end in range(1, len(word))}
+        self._words = tuple(sorted(words))
+        self._beginnings = frozenset(beginnings)
+        self._last_letters = frozenset(beginning[-1] for beginning in beginnings)
+        self._first_letters = frozenset(word[0] for word in words)
+        self._longest = max(map(len, words), default=0)
 
     def start_of_split(self, left: str, right: str) -> int:
-        """Return the place in `left` of the first word that `right` goes on with; the length of
-        `left` without one.
+        """Return the offset in `left` of the first word that continues in `right`; the length of
+        `left` if there is none.
         """
         end = len(left)
         first = max(0, end - self._longest + 1)
-        if left[-1:] not in self._ends_of_begins or self._firsts.isdisjoint(left[first:]):
+        if left[-1:] not in self._last_letters or self._first_letters.isdisjoint(left[first:]):
             return end
-        for place in range(first, end):
-            begin = left[place:]
-            if begin[0] in self._firsts and begin in self._begins:
-                around = begin + right[: self._longest]
-                if any(len(word) > len(begin) and around.startswith(word) for word in self._words):
-                    return place
+        for start in range(first, end):
+            beginning = left[start:]
+            if beginning[0] in self._first_letters and beginning in self._beginnings:
+                text = beginning + right[: self._longest]
+                if any(
+                    len(word) > len(beginning) and text.startswith(word) for word in self._words
+                ):
+                    return start
         return end
 
     def refuse_split(self, texts: Sequence[str]) -> None:
-        """Raise RecordRefused (split_token) if a control word lies across a boundary of the texts
-        of a row.
+        """Raise RecordRefused (split_token) if a boundary of the texts of a row splits a control
+        word.
 
-        A boundary costs 0.2 us where the text before it ends in no letter of a control word.
+        A boundary costs 0.2 us if the text before it does not end in a letter of a control word.
         """
         before = ""
         for text in texts:
-            if before[-1:] in self._ends_of_begins and self.start_of_split(before, text) < len(
-                before
-            ):
+            may_split = before[-1:] in self._last_letters
+            if may_split and self.start_of_split(before, text) < len(before):
                 raise RecordRefused("split_token", before=before[-EXCERPT:], behind=text[:EXCERPT])
             before = text
 

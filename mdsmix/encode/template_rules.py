@@ -1,7 +1,7 @@
-"""The rules by which chat templates make rows, and their versions.
+"""The rules that make rows with chat templates, and their versions.
 
-A rule is raised when the text or the labels of a conversation change for the tokenizers and
-settings that it concerns. All other streams keep their rows.
+A rule's version is raised when the text or the labels of a conversation change for the tokenizers
+and settings that it concerns. All other streams keep their rows.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from mdsmix.tokenizer.card import Tokenizer
 
 
 class TemplateRule(NamedTuple):
-    """The version of a rule, and the streams whose rows follow from it."""
+    """The version of a rule, and the streams whose rows depend on it."""
 
     version: int
     concerns: Callable[[Encoding, Tokenizer | None], bool]
-    "Whether it shapes a stream with a chat template; without a tokenizer, whether it may."
+    """Whether the rows of a stream with a chat template depend on it. Without a tokenizer, whether
+    they may.
+    """
 
 
 def _is_any(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
@@ -38,7 +40,7 @@ def _rewrites_history(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
 
 
 def _may_have_tools(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    """A field of tools is read, or a function gives the records."""
+    """Return whether a field of tools is read, or a function gives the records."""
     return "tools" in encoding.fields or ":" in (encoding.shape or "")
 
 
@@ -55,23 +57,23 @@ def _takes_fewer_forms(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     takes_tools = _may_have_tools(encoding, tokenizer)
     if tokenizer is None or not takes_tools:
         return takes_tools
-    template = _opened(encoding, tokenizer)
-    either = [template, template.tool_use or template]
-    return any(find_forms(each).is_narrowed for each in either)
+    template = _open_template(encoding, tokenizer)
+    templates = [template, template.tool_use or template]
+    return any(find_forms(template).is_narrowed for template in templates)
 
 
 def _prints_system_last(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     rewrites = _rewrites_history(encoding, tokenizer)
     if tokenizer is None or not rewrites:
         return rewrites
-    return prints_system_last(_opened(encoding, tokenizer))
+    return prints_system_last(_open_template(encoding, tokenizer))
 
 
 def _splits_a_token(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     rewrites = _rewrites_history(encoding, tokenizer)
     if tokenizer is None or not rewrites:
         return rewrites
-    template = _opened(encoding, tokenizer)
+    template = _open_template(encoding, tokenizer)
     return opens_control_word(template) or opens_control_word(template.for_tools([]))
 
 
@@ -81,7 +83,7 @@ def _ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     return ends_by_next_role(encoding, tokenizer)
 
 
-def _opened(encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:
+def _open_template(encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:
     variables = tokenizer.template_variables | encoding.template
     return open_tokenizer_template(tokenizer, variables, encoding.date_string)
 
@@ -101,15 +103,17 @@ TEMPLATE_RULES = {
     "template.rewritten_history": TemplateRule(1, _rewrites_history),
     "template.tools": TemplateRule(2, _may_have_tools),
 }
-"A rule that is narrower than these, for example for one sort of template, is one more line."
+"""Name of a rule -> its version. A narrower rule, for example for one sort of template, is added as
+another line.
+"""
 
 
 def raised_template_rules(encoding: Encoding, tokenizer: Tokenizer | None) -> dict[str, int]:
-    """Return the rules above version 1 that shape a stream with a chat template: name -> version.
+    """Return name -> version of the rules above version 1 that the rows of a stream with a chat
+    template depend on.
 
     Args:
-        encoding: that of the stream.
-        tokenizer: None if it is not at hand; then rules that may concern it count too.
+        tokenizer: None if it cannot be opened here; then rules that may concern it count too.
     """
     return {
         name: rule.version

@@ -135,7 +135,7 @@ class Conversations(Finetuning):
     @cached_property
     def _space_before_stops(self) -> list[list[int]]:
         """The ids of the white space that the template may print before a stop token."""
-        stops = Stops.of(self.tokenizer, self.encoding.stop_ids)
+        stops = Stops.for_stream(self.tokenizer, self.encoding.stop_ids)
         ends = find_stream_ends(self.encoding, self.tokenizer)
         texts = {find_lead(end, stops) for end in ends}
         rows = self.backend.encode(sorted(text for text in texts if text), match_special=True)

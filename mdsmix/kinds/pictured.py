@@ -118,7 +118,7 @@ class ConversationsWithImages(Conversations):
                 for image in images[:count]
             ]
         )
-        offsets = turns.places(self.untrained)
+        offsets = turns.find(self.untrained)
         segments = np.searchsorted(turns.ids.offsets, offsets, "right") - 1
         added = np.bincount(segments, tokens - 1, len(turns.ids))
         return np.asarray(turns.ids.lengths + added, np.int64)

@@ -1,11 +1,10 @@
-"""Proof that a loader's batch of stored rows equals the batch that a processor makes of the whole
+"""Proves that a loader's batch of stored rows equals the batch that a processor makes of the whole
 conversations.
 
-Processors differ in the text that they print around an image, and a loader has only one token in
-its place. So a processor is used only where it is proved equal. The rows are those of a few made
-conversations and a few of the stream's own. transformers is given their whole text, the loader puts
-the stored rows together, and every key of both batches is compared. `docs/images.md` lists the
-families.
+Processors differ in the text that they print around an image, and a loader only has one token for
+it. So a processor is used only if it is proved equal, on the rows of a few made conversations and a
+few of the stream's own. transformers gets their whole text, a loader's batch is made of the stored
+rows, and every key of both batches is compared. `docs/images.md` lists the families of processors.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.resolved_stream import kind_of
+from mdsmix.processor.loaded import StoredRow
 from mdsmix.processor.server import ask_processor
-from mdsmix.record import Conversation
+from mdsmix.record import Conversation, Message
 from mdsmix.shapes.image_parts import PLACEHOLDER, place_images
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.shard_samples import Sample
@@ -36,17 +36,13 @@ from mdsmix.storage import locate
 from mdsmix.tokenizer.card import Tokenizer
 from mdsmix.tokenizer.snapshot import package_version
 
-StoredRow = tuple[str, list[int], Sequence[bytes]]
-"""A row by which a processor is tried: its name, for the sentence of a refusal; its ids, one for
-each image; the bytes of its images.
-"""
-LONGEST = 1 << 20
-"max_seq_len of the made rows, in tokens: none is cut."
+MADE_ROW_TOKENS = 1 << 20
+"max_seq_len of the made rows: none is cut."
 OWN_ROWS = 4
-"How many of the stream's own rows are compared, beside the made ones."
+"How many of the stream's own rows are compared, in addition to the made ones."
 FIX_UNEQUAL = (
-    "set images.max_images: 1 where only rows of several images differ, or name the processor of another model (docs/images.md lists those "
-    "that are equal)"
+    "set images.max_images: 1 if only rows of several images differ, or name the processor of "
+    "another model (docs/images.md lists those that are equal)"
 )
 CONVERSATIONS = {
     "one image": ["<image>\nWhat is it?"],
@@ -55,6 +51,9 @@ CONVERSATIONS = {
     "no image": ["What is it?"],
     "an image in a later turn": ["Hello.", "<image>What is it?"],
 }
+"Name of a made conversation -> its questions; each is answered `This.`."
+DRAWINGS = ((160, 96), (72, 144))
+"Width and height of a wide image and a high one."
 ODD_DRAWINGS = {
     "a low image": (600, 3),
     "a narrow image": (3, 600),
@@ -62,33 +61,34 @@ ODD_DRAWINGS = {
     "an image of four pixels": (2, 2),
 }
 """Name of a made row -> width and height of its image. The batch of all rows has them next to usual
-images. Sizes that the processor refuses are left out."""
-"Name of a made conversation -> its questions; each is answered `This.`."
-DRAWINGS = ((160, 96), (72, 144))
-"Width and height of a wide image and a high one."
+images. Sizes that the processor refuses are left out.
+"""
 
 
 def find_difference(
-    folder: Path, encoding: Encoding, tokenizer: Tokenizer, own: Iterable[StoredRow]
+    folder: Path, encoding: Encoding, tokenizer: Tokenizer, stream_rows: Iterable[StoredRow]
 ) -> str | None:
-    """A sentence on the first difference between a loader's rows and those that the processor makes
-    of whole conversations; None where all are equal, which the cache then remembers.
+    """Return a sentence on the first difference between a loader's rows and those that the
+    processor makes of whole conversations. If all are equal, remember that in the cache and return
+    None.
 
     Args:
         folder: the snapshot of the processor with its own tokenizer, which is not in the
-        processor's hash.
-        own: rows of the stream; the first OWN_ROWS with images are compared.
+            processor's hash.
+        stream_rows: rows of the stream; the first OWN_ROWS with images are compared.
     """
-    rows = [*make_rows(encoding, tokenizer), *islice((row for row in own if row[2]), OWN_ROWS)]
+    with_images = (row for row in stream_rows if row.images)
+    rows = [*make_rows(encoding, tokenizer), *islice(with_images, OWN_ROWS)]
     key = xxhash.xxh128(orjson.dumps([str(folder), package_version("transformers")]))
-    for _, ids, images in rows:
-        key.update(orjson.dumps([ids, list(map(len, images))]))
-        key.update(b"".join(images))
+    for row in rows:
+        key.update(orjson.dumps([row.ids, list(map(len, row.images))]))
+        key.update(b"".join(row.images))
     mark = cache_folder() / "processors" / "equal" / key.hexdigest()
     if mark.exists():
         return None
-    if found := ask_processor(folder, {"rows": rows}):
-        return str(found)
+    difference = ask_processor(folder, {"rows": rows})
+    if difference:
+        return str(difference)
     with suppress(Unreachable):  # without the mark the next run only asks again
         keep_in_cache(mark, b"")
     return None
@@ -98,43 +98,52 @@ def make_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
     """Yield the rows of CONVERSATIONS and of ODD_DRAWINGS, rendered by the stream's own template
     and encoded by the reference.
     """
-    from mdsmix.images.reader import ImageReader  # http and ssl come with it
+    from mdsmix.images.reader import ImageReader  # imports http and ssl
 
     images = {key: value for key, value in encoding.images.items() if key != "processor"}
-    kind = kind_of(replace(encoding, max_seq_len=LONGEST, images=images))
+    kind = kind_of(replace(encoding, max_seq_len=MADE_ROW_TOKENS, images=images))
     encoder = kind.open(tokenizer, open_backend(tokenizer, "reference"))
     reader = ImageReader(images, locate("."))
-    drawings = [_drawing(*size) for size in DRAWINGS]
-    made = [(name, questions, drawings) for name, questions in CONVERSATIONS.items()]
-    (asked,) = CONVERSATIONS["one image"]
-    made += [(name, [asked], [_drawing(*size)]) for name, size in ODD_DRAWINGS.items()]
-    for name, questions, shown in made:
-        answered = ((("user", question), ("assistant", "This.")) for question in questions)
-        messages = [{"role": role, "content": text} for turn in answered for role, text in turn]
-        shown = shown[: "".join(questions).count(PLACEHOLDER)]
-        read = reader.read([place_images(Conversation(messages), shown, PLACEHOLDER)])
-        yield from list_stored_rows(
-            name, encoder.encode([said for said in read if not isinstance(said, str)])
-        )
+
+    def encode(name: str, questions: Sequence[str], drawings: Sequence[bytes]) -> list[StoredRow]:
+        conversation = place_images(_make_conversation(questions), drawings, PLACEHOLDER)
+        usable = [read for read in reader.read([conversation]) if not isinstance(read, str)]
+        return [*list_stored_rows(name, encoder.encode(usable))]
+
+    drawings = [_draw(*size) for size in DRAWINGS]
+    for name, questions in CONVERSATIONS.items():
+        yield from encode(name, questions, drawings[: "".join(questions).count(PLACEHOLDER)])
+    for name, size in ODD_DRAWINGS.items():
+        yield from encode(name, CONVERSATIONS["one image"], [_draw(*size)])
+
+
+def _make_conversation(questions: Sequence[str]) -> Conversation:
+    messages = list[Message]()
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        messages.append({"role": "assistant", "content": "This."})
+    return Conversation(messages)
 
 
 def list_stored_rows(name: str, encoded: Encoded) -> Iterator[StoredRow]:
-    """Encoded samples as StoredRows. `name`: for all of them."""
+    """Yield encoded samples as StoredRows, all with this name."""
     for number, images in enumerate(encoded.images):
         turns = orjson.loads(encoded.columns["turns"][number].tobytes())
-        yield make_stored_row(name, {"images": [image.content for image in images], "turns": turns})
+        sample = {"images": [image.content for image in images], "turns": turns}
+        yield make_stored_row(name, sample)
 
 
 def make_stored_row(name: str, sample: Sample) -> StoredRow:
-    """A stored sample, its columns decoded, as a StoredRow."""
-    parts = [part for turn in decode_turns({"turns": sample["turns"]}) for part in turn]
-    return name, np.concatenate(parts).tolist(), sample["images"]
+    """Return a stored sample, with its columns decoded, as a StoredRow."""
+    sides = [side for turn in decode_turns({"turns": sample["turns"]}) for side in turn]
+    return StoredRow(name, np.concatenate(sides).tolist(), sample["images"])
 
 
-def _drawing(width: int, height: int) -> bytes:
-    """A PNG whose three channels are different gradients."""
+def _draw(width: int, height: int) -> bytes:
+    """Return a PNG whose three channels are different gradients."""
     from PIL import Image
 
-    out, grey = io.BytesIO(), Image.linear_gradient("L").resize((width, height))
-    Image.merge("RGB", [grey, grey.rotate(180), grey.rotate(90)]).save(out, "PNG")
-    return out.getvalue()
+    png = io.BytesIO()
+    grey = Image.linear_gradient("L").resize((width, height))
+    Image.merge("RGB", [grey, grey.rotate(180), grey.rotate(90)]).save(png, "PNG")
+    return png.getvalue()

@@ -158,12 +158,12 @@ class Vision:
 
     def dummy(self) -> tuple[Arrays, Arrays]:
         """The tokens of a blank image, and its pixels."""
-        (row,), pixels = self.processor.see([[make_blank_image(DUMMY_SIZE)]])
+        (row,), pixels = self.processor.process_images([[make_blank_image(DUMMY_SIZE)]])
         return row[0], pixels
 
     def _processed(self, images: Sequence[Sequence[Any]], where: str) -> Any:
         try:
-            return self.processor.see(images)
+            return self.processor.process_images(images)
         except Exception as error:
             raise MixRefused(
                 f"{where}: the processor {self.name} refuses a batch with its images ({describe_error(error)[:300]}); convert the stream for this processor."

@@ -1,16 +1,16 @@
 """The hash of a tokenizer: equal for two tokenizers that give the same ids for every text.
 
-transformers hands over a tokenizer.json, and each version writes the same tokenizer in another way:
-an empty TemplateProcessing for no post-processor, `""` for a missing prefix, other offsets. So not
-its bytes are hashed but what it says about ids, in one form (`normalized`).
+Each version of transformers writes the tokenizer.json of the same tokenizer differently: an empty
+TemplateProcessing for no post-processor, `""` for a missing prefix, other offsets. So the hash is
+not taken of the file's bytes, but of the settings that decide ids, in one form (`normalize_model`).
 
-Manifests of mdsmix 0.1 before transformers 5 have a hash of the bytes (`bytes_hash`). It is
+Manifests of mdsmix 0.1 before transformers 5 have a hash of the bytes (`hash_bytes`). It is
 accepted for streams whose published tokenizer has today's hash (`published.adopt_hash`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import orjson
@@ -21,9 +21,9 @@ Ids = Mapping[str, int | None]
 "The ids of a tokenizer's special tokens: `bos_id`, `eos_id` and `pad_id`."
 
 _OFFSETS = ("trim_offsets",)
-"Settings of a ByteLevel pre-tokenizer that change where a token lies in the text, not its id."
+"Settings of a ByteLevel pre-tokenizer that change a token's offset in the text, not its id."
 _SAME_AS_NULL = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
-'Settings of a model whose empty value (`""`, 0) does what null does.'
+'Settings of a model whose empty value (`""`, 0) has the same effect as null.'
 
 
 def hash_content(tree: Json, ids: Ids) -> str:
@@ -41,36 +41,42 @@ def _hash(tree: Any) -> str:
 
 
 def normalize_model(tree: Json) -> Json:
-    """Return what a tokenizer.json says about ids, in one form for all that say the same.
+    """Return the settings of a tokenizer.json that decide ids, in one form for all files with the
+    same effect.
 
-    The decoder is left out, as are truncation and padding, which mdsmix switches off.
+    The decoder is left out, and so are truncation and padding, which mdsmix switches off.
     """
     return {
         "added_tokens": tree.get("added_tokens") or [],
-        "normalizer": _steps(tree.get("normalizer"), "normalizers"),
+        "normalizer": _list_steps(tree.get("normalizer"), "normalizers"),
         "pre_tokenizer": [
             _without(step, _OFFSETS if step["type"] == "ByteLevel" else ())
-            for step in _steps(tree.get("pre_tokenizer"), "pretokenizers")
+            for step in _list_steps(tree.get("pre_tokenizer"), "pretokenizers")
         ],
-        "around": _around(_steps(tree.get("post_processor"), "processors")),
-        "model": _model(tree["model"]),
+        "around": _list_added_ids(_list_steps(tree.get("post_processor"), "processors")),
+        "model": _without_idle_settings(tree["model"]),
     }
 
 
-def _steps(component: Json | None, key: str) -> list[Json]:
-    """Return the steps of a component, without Sequences around them; [] for null."""
+def _list_steps(component: Json | None, key: str) -> list[Json]:
+    """Return the steps of a component, without Sequences around them; [] for null.
+
+    Args:
+        key: that a Sequence lists its steps under.
+    """
     if component is None:
         return []
     if component.get("type") != "Sequence":
         return [component]
-    return [step for part in component[key] for step in _steps(part, key)]
+    return [step for inner in component[key] for step in _list_steps(inner, key)]
 
 
-def _around(processors: list[Json]) -> list[Any]:
-    """Return how each post-processor puts ids around the text: its ids, `None` for the text.
+def _list_added_ids(processors: list[Json]) -> list[Any]:
+    """Return the ids that each post-processor puts around the text, with None for the text: `[[1],
+    None, [2]]`.
 
-    A ByteLevel post-processor moves offsets only. Pairs of texts are never tokenized together. What
-    is not known is kept as it is.
+    A ByteLevel post-processor only changes offsets. Templates for pairs of texts are ignored: they
+    are never tokenized together. A post-processor of an unknown type is returned unchanged.
     """
     rules = list[Any]()
     for processor in processors:
@@ -78,7 +84,7 @@ def _around(processors: list[Json]) -> list[Any]:
         if kind == "ByteLevel":
             continue
         if kind == "TemplateProcessing":
-            rule: Any = _template(processor)
+            rule: Any = _read_template(processor)
         elif kind in ("BertProcessing", "RobertaProcessing"):
             rule = [[processor["cls"][1]], None, [processor["sep"][1]]]
         else:
@@ -88,22 +94,21 @@ def _around(processors: list[Json]) -> list[Any]:
     return rules
 
 
-def _template(processor: Json) -> list[Any]:
-    """Return the parts of a text's template: `None` for the text, the ids for a special token."""
-    parts = list[Any]()
+def _read_template(processor: Json) -> list[Any]:
+    """Return the pieces of a template for one text: None for the text, ids for a special token."""
+    pieces = list[Any]()
     for piece in processor["single"]:
         special = piece.get("SpecialToken")
         if special is None:
-            parts.append(None)
+            pieces.append(None)
         else:
-            parts.append(processor["special_tokens"][special["id"]]["ids"])
-    return parts
+            pieces.append(processor["special_tokens"][special["id"]]["ids"])
+    return pieces
 
 
-def _model(model: Json) -> Json:
-    """Return the model without settings that do nothing."""
+def _without_idle_settings(model: Json) -> Json:
     return _without(model, [key for key in _SAME_AS_NULL if not model.get(key)])
 
 
-def _without(tree: Json, keys: Any) -> Json:
+def _without(tree: Json, keys: Collection[str]) -> Json:
     return {key: value for key, value in tree.items() if key not in keys}

@@ -16,7 +16,7 @@ import sys
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -50,90 +50,97 @@ RARE_PROBES = (
 
 
 def describe_tokenizer(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the tokenizer as plain data; only `wrong`, a sentence, if an argument changes nothing.
+    """Return the fields of `card.Tokenizer`, with the files as name -> text.
 
-    Raises ValueError, which says why, if mdsmix cannot use it.
+    If an argument of `kwargs` would change nothing, return only `wrong`, a message.
+    Raises ValueError with the reason if mdsmix cannot use the tokenizer.
     """
     tokenizer, note = _load(name, kwargs)
-    if unread := _unread(type(tokenizer), kwargs):
+    unread_names = _find_unread(type(tokenizer), kwargs)
+    if unread_names:
         wrong = (
-            f"tokenizer.kwargs: {', '.join(unread)} would change nothing, since {type(tokenizer).__name__} does not read it: "
-            "correct or remove it; a variable of the chat template belongs in tokenizer.template."
+            f"tokenizer.kwargs: {', '.join(unread_names)} would change nothing, since "
+            f"{type(tokenizer).__name__} does not read it: correct or remove it; a variable of "
+            "the chat template belongs in tokenizer.template."
         )
         return {"wrong": wrong}
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
-            f"its class {type(tokenizer).__name__} has no fast form (tokenizer.json), which mdsmix needs; "
-            "convert it once with transformers.convert_slow_tokenizer and save it"
+            f"its class {type(tokenizer).__name__} has no fast form (tokenizer.json), which "
+            "mdsmix needs; convert it once with transformers.convert_slow_tokenizer and save it"
         )
     _refuse_empty(tokenizer)
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
-    taken = _read_off(tokenizer)
+    fields = _read_fields(tokenizer)
     content = tokenizer.backend_tokenizer.to_str()
-    ids = {key: taken[key] for key in ("bos_id", "eos_id", "pad_id")}
     tree = orjson.loads(content)
-    files, stops = _files(tokenizer, taken, content), _stop_ids(name, kwargs)
-    if stops:
-        files[GENERATION_CONFIG] = json.dumps({"eos_token_id": stops})
-    return taken | {
-        "hash": hash_content(tree, ids),
+    files = _save_files(tokenizer, fields, content)
+    stop_ids = _read_stop_ids(name, kwargs)
+    if stop_ids:
+        files[GENERATION_CONFIG] = json.dumps({"eos_token_id": stop_ids})
+    special_ids = {key: fields[key] for key in ("bos_id", "eos_id", "pad_id")}
+    return fields | {
+        "hash": hash_content(tree, special_ids),
         "files": files,
-        "stop_ids": stops,
+        "stop_ids": stop_ids,
         "read_as": note,
-        "class_changes": "" if kwargs else _class_changes(name, tokenizer, tree),
+        "class_changes": "" if kwargs else _describe_class_changes(name, tokenizer, tree),
     }
 
 
 def _refuse_empty(tokenizer: Any) -> None:
-    """Raise ValueError if a tokenizer has no token but special ones.
+    """Raise ValueError if a tokenizer has only special tokens.
 
-    transformers 5 opens a folder with a config.json alone to such a tokenizer.
+    transformers 5 opens such a tokenizer from a folder with nothing but a config.json.
     """
     ordinary = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()
     if len(ordinary) <= 1:
         raise ValueError(
-            "it opens as an empty tokenizer, since it has no file with a vocabulary (tokenizer.json)"
+            "it opens as an empty tokenizer, since it has no file with a vocabulary "
+            "(tokenizer.json)"
         )
 
 
-def _class_changes(name: str, tokenizer: Any, tree: dict[str, Any]) -> str:
+def _describe_class_changes(name: str, tokenizer: Any, tree: dict[str, Any]) -> str:
     """Return a sentence with an example if the tokenizer's class gives other ids than its
-    tokenizer.json says; else, or without such a file, an empty string. `tree`: what the class made
-    of that file.
+    tokenizer.json. Otherwise, or if there is no such file, return "".
+
+    Args:
+        tree: the tokenizer.json as the class changed it.
     """
     if os.path.isfile(name):
         return ""
-    path = _file_beside(name, TOKENIZER_JSON, {})
+    path = _find_file(name, TOKENIZER_JSON, {})
     if path is None:
         return ""
-    own = Path(path).read_bytes()
+    content = Path(path).read_bytes()
     with suppress(ValueError, KeyError, TypeError):
-        if normalize_model(orjson.loads(own)) == normalize_model(tree):
+        if normalize_model(orjson.loads(content)) == normalize_model(tree):
             return ""
     from tokenizers import Tokenizer as Model
 
-    alone = Model.from_str(own.decode())
-    alone.no_truncation()
-    alone.no_padding()
+    model_of_file = Model.from_str(content.decode())
+    model_of_file.no_truncation()
+    model_of_file.no_padding()
     for text in (*PROBES, *RARE_PROBES):
-        ids = tokenizer.backend_tokenizer.encode(text).ids
-        others = alone.encode(text).ids
-        if ids != others:
+        class_ids = tokenizer.backend_tokenizer.encode(text).ids
+        file_ids = model_of_file.encode(text).ids
+        if class_ids != file_ids:
             return (
                 f"its class {type(tokenizer).__name__} gives other ids than its tokenizer.json: "
-                f"{text!r} is {ids[:8]} by the class and {others[:8]} by the file"
+                f"{text!r} is {class_ids[:8]} by the class and {file_ids[:8]} by the file"
             )
     return ""
 
 
-def _stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
-    """Return the `eos_token_id` of the generation_config.json of a tokenizer, in its folder or at
-    the hub; [] if there is none.
+def _read_stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
+    """Return the `eos_token_id` of a tokenizer's generation_config.json, in its folder or on the
+    hub; [] if there is none.
     """
     if os.path.isfile(name):
         return []
-    path = _file_beside(name, GENERATION_CONFIG, kwargs)
+    path = _find_file(name, GENERATION_CONFIG, kwargs)
     content = Path(path).read_bytes() if path else b"{}"
     with suppress(ValueError):
         config = orjson.loads(content)
@@ -143,54 +150,55 @@ def _stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
     return []
 
 
-def _file_beside(name: str, file: str, kwargs: dict[str, Any]) -> str | None:
-    """Return the path of a tokenizer's file, in its folder or in the hub's cache; None if it is not
+def _find_file(name: str, file: str, kwargs: dict[str, Any]) -> str | None:
+    """Return the path of a tokenizer's file, in its folder or in the hub cache; None if it is not
     there.
     """
     from transformers.utils.hub import cached_file
 
     keys = ("revision", "subfolder", "token", "cache_dir", "local_files_only")
-    place = {key: kwargs[key] for key in keys if key in kwargs}
+    options = {key: kwargs[key] for key in keys if key in kwargs}
     with suppress(OSError):  # the hub cannot be reached
         path = cached_file(
             name,
             file,
             _raise_exceptions_for_missing_entries=False,
             _raise_exceptions_for_connection_errors=False,
-            **place,
+            **options,
         )
         return None if path is None else str(path)
     return None
 
 
-def _read_off(tokenizer: Any) -> dict[str, Any]:
-    prefix, suffix = _added_around(tokenizer)
-    added = sorted(tokenizer.added_tokens_decoder.items())
-    special = {i: t.content for i, t in added if t.special}
+def _read_fields(tokenizer: Any) -> dict[str, Any]:
+    """Return the fields of `card.Tokenizer` that a loaded tokenizer gives by itself."""
+    added = _find_added_ids(tokenizer)
+    added_tokens = sorted(tokenizer.added_tokens_decoder.items())
+    special = {id: token.content for id, token in added_tokens if token.special}
     template = tokenizer.chat_template
-    named = dict(template) if isinstance(template, dict) else {}
+    named_templates = dict(template) if isinstance(template, dict) else {}
     return {
         "class_name": type(tokenizer).__name__,
-        "vocab_size": max(len(tokenizer), *(i + 1 for i in tokenizer.get_vocab().values())),
+        "vocab_size": max(len(tokenizer), *(id + 1 for id in tokenizer.get_vocab().values())),
         "bos_id": tokenizer.bos_token_id,
         "eos_id": tokenizer.eos_token_id,
         "pad_id": tokenizer.pad_token_id,
         "padding_side": tokenizer.padding_side,
-        "prefix_ids": prefix,
-        "suffix_ids": suffix,
+        "prefix_ids": added.prefix,
+        "suffix_ids": added.suffix,
         "special_tokens": list(special.values()),
         "special_ids": list(special),
-        "added_tokens": {token.content: id for id, token in added},
-        "chat_template": named.get("default") if named else template,
-        "named_templates": named,
-        "template_variables": _template_variables(tokenizer),
+        "added_tokens": {token.content: id for id, token in added_tokens},
+        "chat_template": named_templates.get("default") if named_templates else template,
+        "named_templates": named_templates,
+        "template_variables": _read_template_variables(tokenizer),
     }
 
 
-def _template_variables(tokenizer: Any) -> dict[str, Any]:
+def _read_template_variables(tokenizer: Any) -> dict[str, Any]:
     """Return the special tokens that a chat template may print, by the names of transformers 4.
 
-    transformers 5 has the list `additional_special_tokens` under another name, and not among them.
+    transformers 5 keeps the list `additional_special_tokens` separately, under another name.
     """
     variables = dict(tokenizer.special_tokens_map)
     listed = getattr(tokenizer, "extra_special_tokens", None)
@@ -199,29 +207,35 @@ def _template_variables(tokenizer: Any) -> dict[str, Any]:
     return variables
 
 
-def _files(tokenizer: Any, taken: dict[str, Any], content: str) -> dict[str, str]:
-    """Return name -> text of the files that AutoTokenizer opens to this same tokenizer,
+def _save_files(tokenizer: Any, fields: dict[str, Any], content: str) -> dict[str, str]:
+    """Return name -> text of files from which AutoTokenizer opens this same tokenizer,
     tokenizer.json among them.
 
-    transformers saves them, so the keyword arguments are in them, and no other file of the original
-    folder or hub is. Their class is PreTrainedTokenizerFast if possible, which follows
-    tokenizer.json alone, so that transformers 4 and 5 give the same ids: a class of its own may
-    change the tokenizer in one version and not in the other. Raises ValueError if neither this
-    class nor the tokenizer's own opens to the same tokenizer.
+    transformers saves them: they include the keyword arguments, and no other file of the original
+    folder or hub repository. Their class is PreTrainedTokenizerFast if possible. It only follows
+    tokenizer.json, so transformers 4 and 5 give the same ids, whereas a class of the tokenizer's
+    own may change it in one version and not in the other.
+    Raises ValueError if neither class opens to the same tokenizer.
+
+    Args:
+        fields: of `_read_fields`, to compare with.
+        content: the tokenizer.json.
     """
-    for make in (_plain, lambda own: own):
+    for convert in (_make_plain, lambda unchanged: unchanged):
         with TemporaryDirectory() as folder, suppress(Exception):
-            make(tokenizer).save_pretrained(folder, legacy_format=False)
+            convert(tokenizer).save_pretrained(folder, legacy_format=False)
             (Path(folder) / TOKENIZER_JSON).write_text(content)
             make_readable(Path(folder))
-            opened, _ = _load(folder, {"trust_remote_code": False})
-            is_same = opened.backend_tokenizer.to_str() == content
-            if is_same and _read_off(opened) | {"class_name": taken["class_name"]} == taken:
+            saved, _ = _load(folder, {"trust_remote_code": False})
+            is_same = saved.backend_tokenizer.to_str() == content
+            saved_fields = _read_fields(saved) | {"class_name": fields["class_name"]}
+            if is_same and saved_fields == fields:
                 return read_saved_texts(folder)
-    raise ValueError("what transformers saves of it does not open to the same tokenizer again")
+    raise ValueError("the files that transformers saves do not open to the same tokenizer again")
 
 
-def _plain(tokenizer: Any) -> Any:
+def _make_plain(tokenizer: Any) -> Any:
+    """Return the tokenizer as a PreTrainedTokenizerFast."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
@@ -229,19 +243,19 @@ def _plain(tokenizer: Any) -> Any:
         chat_template=tokenizer.chat_template,
         padding_side=tokenizer.padding_side,
         model_max_length=tokenizer.model_max_length,
-        **_special_tokens(tokenizer),
+        **_read_special_tokens(tokenizer),
     )
 
 
-def _special_tokens(tokenizer: Any) -> dict[str, Any]:
+def _read_special_tokens(tokenizer: Any) -> dict[str, Any]:
     """Return a tokenizer's special tokens as arguments of PreTrainedTokenizerFast.
 
-    Tokens with a name that only some models have, such as `image_token`, are an argument of their
-    own, which transformers 5 calls otherwise.
+    Tokens with a name that only some models have, such as `image_token`, are a separate argument,
+    which has another name in transformers 5.
     """
-    usual = {"additional_special_tokens", *tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
+    common_names = {"additional_special_tokens", *tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
     tokens = dict(tokenizer.special_tokens_map)
-    named = {key: tokens.pop(key) for key in tokens.keys() - usual}
+    named = {key: tokens.pop(key) for key in tokens.keys() - common_names}
     listed = getattr(tokenizer, "extra_special_tokens", None)
     if isinstance(listed, list):
         return tokens | {"extra_special_tokens": listed, "model_specific_special_tokens": named}
@@ -249,13 +263,13 @@ def _special_tokens(tokenizer: Any) -> dict[str, Any]:
 
 
 WITHOUT_FRAMEWORKS = {"USE_TORCH": "0", "USE_TF": "0", "USE_FLAX": "0"}
-"""Environment that keeps transformers from importing libraries no tokenizer needs: 2.7 s of CPU and
-79 MB, not 13.5 s and 1,014 MB.
+"""Environment that keeps transformers from importing libraries that no tokenizer needs: 2.7 s of
+CPU and 79 MB instead of 13.5 s and 1,014 MB.
 """
 
 
 def _load(name: str, kwargs: dict[str, Any]) -> tuple[Any, str]:
-    """Return a tokenizer of transformers, and a sentence on how it was read, or an empty string."""
+    """Return a tokenizer of transformers, and a note on how it was read ("" if by its class)."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -263,51 +277,65 @@ def _load(name: str, kwargs: dict[str, Any]) -> tuple[Any, str]:
         return PreTrainedTokenizerFast(tokenizer_file=name, **kwargs), ""
     inner = os.path.join(name, str(kwargs.get("subfolder") or ""))
     if inner != name and is_saved_by_five(inner):
-        name, kwargs = inner, {key: kwargs[key] for key in kwargs if key != "subfolder"}
+        name = inner
+        kwargs = {key: kwargs[key] for key in kwargs if key != "subfolder"}
     with open_readable_folder(name) as folder:
         tokenizer = AutoTokenizer.from_pretrained(folder.name, **kwargs)
         add_named_templates(tokenizer, Path(inner))
         return tokenizer, folder.note
 
 
-def _unread(of: type, kwargs: dict[str, Any]) -> list[str]:
-    """Keyword arguments that would change nothing: transformers' code for this class does not
-    mention their names. Empty for a class whose code came with the tokenizer, since that code may
-    read any argument.
+def _find_unread(tokenizer_class: type, kwargs: dict[str, Any]) -> list[str]:
+    """Return the keyword arguments that would change nothing, since transformers' code for this
+    class does not mention their names.
+
+    A class whose code came with the tokenizer may read any argument: [] then.
     """
     from transformers import AutoTokenizer
 
-    if of.__module__.startswith("transformers_modules."):
+    if tokenizer_class.__module__.startswith("transformers_modules."):
         return []
-    modules = {inspect.getmodule(each) for each in (AutoTokenizer, *of.__mro__[:-1])}
+    classes = (AutoTokenizer, *tokenizer_class.__mro__[:-1])
+    modules = {inspect.getmodule(each) for each in classes}
     code = "".join(inspect.getsource(module) for module in modules if module)
     return [name for name in kwargs if not re.search(rf"\b{re.escape(name)}\b", code)]
 
 
-def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The ids that `tokenizer(text)` adds before and behind those of the text. ValueError where
-    they differ between texts.
+class AddedIds(NamedTuple):
+    """The ids that `tokenizer(text)` adds before and after those of the text."""
+
+    prefix: list[int]
+    suffix: list[int]
+
+
+def _find_added_ids(tokenizer: Any) -> AddedIds:
+    """Return the ids that the tokenizer adds to each text.
+
+    Raises ValueError if they differ between the PROBES.
     """
-    found = list[Any]()
+    added_of_probes = list[AddedIds]()
     for probe in PROBES:
-        full, bare = (
-            tokenizer(probe, add_special_tokens=own)["input_ids"] for own in (True, False)
-        )
+        full = tokenizer(probe, add_special_tokens=True)["input_ids"]
+        bare = tokenizer(probe, add_special_tokens=False)["input_ids"]
         if tokenizer(text_target=probe)["input_ids"] != full:
             raise ValueError(
-                "it encodes a text as a target otherwise than as an input, which mdsmix does not know"
+                "it encodes a target text differently from an input text, which mdsmix does not "
+                "support"
             )
-        start = next((n for n in range(len(full)) if full[n : n + len(bare)] == bare), len(full))
-        found.append((full[:start], full[start + len(bare) :]))
-    if found != found[:1] * len(found):
+        starts = (n for n in range(len(full)) if full[n : n + len(bare)] == bare)
+        start = next(starts, len(full))
+        added_of_probes.append(AddedIds(full[:start], full[start + len(bare) :]))
+    first = added_of_probes[0]
+    if any(added != first for added in added_of_probes):
         raise ValueError(
-            "it adds special tokens to a text other than a fixed head and tail, which mdsmix does not know"
+            "the special tokens that it adds before and after a text are not always the same, "
+            "which mdsmix does not support"
         )
-    head, tail = found[0]
-    return head, tail
+    return first
 
 
 def main() -> None:
+    """Describe the tokenizer named on stdin."""
     os.environ.update(WITHOUT_FRAMEWORKS)
     question = json.load(sys.stdin)
     if not question["kwargs"].get("trust_remote_code"):
@@ -319,9 +347,9 @@ def main() -> None:
 
 
 def hide_torch() -> None:
-    """Let transformers 5 take torch for missing: it does not read USE_TORCH any more.
+    """Make transformers 5 believe that torch is not installed, since it ignores USE_TORCH.
 
-    No tokenizer of its own needs torch. Code that came with a tokenizer may.
+    None of its own tokenizers needs torch. Code that came with a tokenizer may.
     """
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 

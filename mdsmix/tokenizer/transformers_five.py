@@ -1,14 +1,15 @@
 """Folders of tokenizers and processors in the form that transformers 4 and 5 both open.
 
-A folder that transformers 5 saved differs in three things. Its tokenizer_config.json names a class
-that transformers 4 does not know (TokenizersBackend), or one of the same name that transformers 4
-builds in another way. Its list of special tokens has another key. And the settings of an image
-processor are a section of processor_config.json, where some versions of transformers 4 want a
-preprocessor_config.json.
+A folder that transformers 5 saved differs in three things:
+- Its tokenizer_config.json names a class that transformers 4 does not know (TokenizersBackend), or
+  one of the same name that transformers 4 builds in another way.
+- Its list of special tokens has another key.
+- The settings of an image processor are a section of processor_config.json, whereas some versions
+  of transformers 4 need a preprocessor_config.json.
 
-In all of these cases tokenizer.json says what the tokens are, and PreTrainedTokenizerFast follows
-it alone, in transformers 4.51, 4.57 and 5.24. The same class reads a tokenizer.json whose class no
-transformers knows.
+In all of these cases tokenizer.json defines the tokens, and PreTrainedTokenizerFast follows that
+file only, in transformers 4.51, 4.57 and 5.24. The same class reads a tokenizer.json whose own
+class is unknown to every version of transformers.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ SECTIONS = {
     "image_processor": "preprocessor_config.json",
     "video_processor": "video_preprocessor_config.json",
 }
-"Section of processor_config.json -> the file that transformers 4 saves in its place."
+"Section of processor_config.json -> the file that transformers 4 saves instead."
 
 
 class Readable(NamedTuple):
-    """A folder that this version of transformers opens, and how it differs from the original."""
+    """A folder that this version of transformers can open."""
 
     name: str
-    "A temporary copy, or the original's name, which may be a hub name."
+    "A temporary copy, or the name of the original, which may be a hub name."
     note: str
-    "A sentence for the user; empty for the original."
+    "How the copy differs from the original, for the user; empty for the original."
 
 
 @contextmanager
 def open_readable_folder(name: str) -> Iterator[Readable]:
-    """Give the folder of a tokenizer or processor in a form that the installed transformers opens.
+    """Yield the folder of a tokenizer or processor in a form that the installed transformers opens.
 
-    A hub name is given back as it is.
+    A hub name is yielded unchanged.
     """
     folder = Path(name)
     if not os.path.isdir(name):
@@ -58,15 +59,15 @@ def open_readable_folder(name: str) -> Iterator[Readable]:
         return
     changed = _convert_for_four(folder)
     note = ""
-    config = _read(folder / TOKENIZER_CONFIG)
+    config = _read_json(folder / TOKENIZER_CONFIG)
     own_class = config.get("tokenizer_class") or "a tokenizer without a class"
     if is_known_class(NEW_CLASS):  # this is transformers 5
         changed.pop(TOKENIZER_CONFIG, None)
     if TOKENIZER_CONFIG in changed:
-        note = f"saved by transformers 5 as {own_class}, and is read by its tokenizer.json alone"
+        note = f"saved by transformers 5 as {own_class}, and is read from its tokenizer.json only"
     elif _is_only_unknown(folder, config):
         changed[TOKENIZER_CONFIG] = config | {"tokenizer_class": PLAIN_CLASS}
-        note = f"read by its tokenizer.json alone, since transformers has no class {own_class}"
+        note = f"read from its tokenizer.json only, since transformers has no class {own_class}"
     if not changed:
         yield Readable(name, "")
         return
@@ -74,7 +75,7 @@ def open_readable_folder(name: str) -> Iterator[Readable]:
         for path in folder.resolve().iterdir():
             if path.name not in changed:
                 (Path(copy) / path.name).symlink_to(path)
-        _write(Path(copy), changed)
+        _write_json(Path(copy), changed)
         yield Readable(copy, note)
 
 
@@ -87,14 +88,14 @@ def is_known_class(name: str) -> bool:
 
 
 def make_readable(folder: Path) -> None:
-    """Rewrite the files of a folder that transformers saved: transformers 4 and 5 open it then."""
-    _write(folder, _convert_for_four(folder))
+    """Rewrite a folder that transformers saved, so that transformers 4 and 5 open it."""
+    _write_json(folder, _convert_for_four(folder))
 
 
 def add_named_templates(tokenizer: Any, folder: Path) -> None:
     """Give a tokenizer the templates of `additional_chat_templates` in its folder.
 
-    transformers reads that folder from 4.52 on. Older versions ignore it without a word.
+    transformers reads that folder from 4.52 on. Older versions silently ignore it.
     """
     from transformers import utils
 
@@ -109,14 +110,16 @@ def add_named_templates(tokenizer: Any, folder: Path) -> None:
 
 
 def is_saved_by_five(folder: str) -> bool:
-    """Check whether transformers 4 cannot open the tokenizer in this folder as it is, since
-    transformers 5 saved it. A hub name is not looked at.
+    """Check whether transformers 5 saved the tokenizer in this folder in a form that transformers 4
+    cannot open. False for a hub name.
     """
     return os.path.isdir(folder) and TOKENIZER_CONFIG in _convert_for_four(Path(folder))
 
 
 def _is_only_unknown(folder: Path, config: dict[str, Any]) -> bool:
-    """Check whether only the class of a tokenizer is missing: it came without code of its own."""
+    """Check whether transformers lacks a tokenizer's class, but its tokenizer.json can be read
+    without that: it has no code of its own.
+    """
     own_class = config.get("tokenizer_class")
     if not isinstance(own_class, str) or "auto_map" in config:
         return False
@@ -124,29 +127,28 @@ def _is_only_unknown(folder: Path, config: dict[str, Any]) -> bool:
 
 
 def _convert_for_four(folder: Path) -> dict[str, Any]:
-    """Return file name -> content of the files that transformers 4 needs and the folder lacks, or
-    has in the form of transformers 5.
+    """Return file name -> content, for transformers 4, of the files that the folder lacks or has in
+    the form of transformers 5.
     """
     changed = dict[str, Any]()
-    tokenizer = _read(folder / TOKENIZER_CONFIG)
+    tokenizer = _read_json(folder / TOKENIZER_CONFIG)
     if _is_of_five(tokenizer) and (folder / TOKENIZER_JSON).is_file():
         changed[TOKENIZER_CONFIG] = _tokenizer_for_four(tokenizer)
-    processor = _read(folder / PROCESSOR_CONFIG)
+    processor = _read_json(folder / PROCESSOR_CONFIG)
     for section, file in SECTIONS.items():
         settings = processor.get(section)
         if isinstance(settings, dict) and not (folder / file).exists():
             shared = {key: processor[key] for key in ("processor_class",) if key in processor}
             changed[file] = shared | settings
-            # transformers 4.51 takes a section for an argument of the processor.
-            rest = changed.get(PROCESSOR_CONFIG, processor)
-            changed[PROCESSOR_CONFIG] = {key: rest[key] for key in rest.keys() - {section}}
+            # transformers 4.51 mistakes a section for an argument of the processor.
+            config = changed.get(PROCESSOR_CONFIG, processor)
+            changed[PROCESSOR_CONFIG] = {key: config[key] for key in config.keys() - {section}}
     return changed
 
 
 def _is_of_five(config: dict[str, Any]) -> bool:
-    """Check for what transformers 4 cannot read in a tokenizer's config, or reads in another way.
-
-    A config that was edited by hand may lack some of it.
+    """Check whether a tokenizer's config has any key or value that transformers 4 cannot read, or
+    reads in another way. A config that was edited by hand may have only some of them.
     """
     has_list = isinstance(config.get("extra_special_tokens"), list)
     return SAVED_BY_FIVE in config or config.get("tokenizer_class") == NEW_CLASS or has_list
@@ -155,8 +157,8 @@ def _is_of_five(config: dict[str, Any]) -> bool:
 def _tokenizer_for_four(config: dict[str, Any]) -> dict[str, Any]:
     """Return a tokenizer's config with the class and the keys of transformers 4.
 
-    Its named special tokens were one mapping, `extra_special_tokens`, and the others a list,
-    `additional_special_tokens`.
+    There `extra_special_tokens` is the mapping of named special tokens, and
+    `additional_special_tokens` the list of the others.
     """
     old = {key: value for key, value in config.items() if key != SAVED_BY_FIVE}
     old["tokenizer_class"] = PLAIN_CLASS
@@ -170,12 +172,12 @@ def _tokenizer_for_four(config: dict[str, Any]) -> dict[str, Any]:
     return old
 
 
-def _write(folder: Path, files: dict[str, Any]) -> None:
+def _write_json(folder: Path, files: dict[str, Any]) -> None:
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     """Return a JSON file's object; {} if there is no such file or it contains something else."""
     try:
         content = json.loads(path.read_bytes())

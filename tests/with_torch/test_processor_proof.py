@@ -39,11 +39,11 @@ from tests.with_torch.seeing import LENGTH, Folders, rendered, unnamed, written
 
 EQUAL = (*FAMILIES, "llava", "pixtral")
 UNEQUAL = {
-    "mllama": "of one image MllamaProcessor makes cross_attention_mask",
-    "paligemma": "of one image PaliGemmaProcessor makes input_ids",
-    "idefics2": "of two images side by side Idefics2Processor makes input_ids",
+    "mllama": "for one image, MllamaProcessor makes other cross_attention_mask",
+    "paligemma": "for one image, PaliGemmaProcessor makes other input_ids",
+    "idefics2": "for two images side by side, Idefics2Processor makes other input_ids",
     "llava_onevision": "LlavaOnevisionProcessor makes another number of tokens",
-    "lfm2": "of two images side by side Lfm2VlProcessor makes input_ids",
+    "lfm2": "for two images side by side, Lfm2VlProcessor makes input_ids by a rule",
 }
 OF_ONE_IMAGE = ("idefics2", "llava_onevision", "lfm2")
 if not IS_TRANSFORMERS_4:
@@ -106,7 +106,7 @@ def test_every_command_refuses_one_that_differs(tmp_path: Path, tokenizer_folder
 def test_a_difference_in_any_key_is_seen(
     tmp_path: Path, processors: Folders, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    recipe, see = recipe_of(tmp_path, processors["gemma3"]), LoadedProcessor.see
+    recipe, see = recipe_of(tmp_path, processors["gemma3"]), LoadedProcessor.process_images
 
     def other(self: LoadedProcessor, images: Any) -> Any:
         rows, pixels = see(self, images)
@@ -117,8 +117,8 @@ def test_a_difference_in_any_key_is_seen(
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
     open_processor.cache_clear()
     open_processor(str(processors["gemma3"][1]))
-    monkeypatch.setattr(LoadedProcessor, "see", other)
-    with pytest.raises(RecipeError, match=f"of one image Gemma3Processor makes {key}"):
+    monkeypatch.setattr(LoadedProcessor, "process_images", other)
+    with pytest.raises(RecipeError, match=f"for one image, Gemma3Processor makes other {key}"):
         run_recipe(recipe)
 
 
@@ -146,7 +146,7 @@ def test_an_image_is_counted_as_it_is_made_or_refused(family: str, processors: F
     assert seeing.token == IMAGE_TOKEN[family]
     for size in [*SIZES, (1, 1), (3, 7), (4, 799), (10, 3000)]:
         if isinstance(told := seeing.count(size), int):
-            assert told == seeing.learned(size)
+            assert told == seeing.count_by_trying(size)
         else:
             assert "refuses it" in told
             assert min(size) < 28
@@ -211,7 +211,7 @@ def test_a_loader_finds_the_processor_beside_the_streams_as_it_was_published(
             build_loader(path, 3)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "third"))
     (home / "tokenizer.json").write_text("{}")
-    with pytest.raises(Unreachable, match="does not hold the processor as it was published"):
+    with pytest.raises(Unreachable, match="have changed since the processor was published"):
         build_loader(path, 3)
     (home / "mdsmix.processor").unlink()
     with pytest.raises(MixRefused, match="no processor turns them into what a model sees"):
