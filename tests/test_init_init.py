@@ -63,13 +63,13 @@ def test_the_recipe_converts_as_it_is_and_may_be_mixed(data: Path, tokenizer_fol
     assert "wrote recipe.yaml" in answer.out
     for sentence in (
         "data/empty.jsonl is empty",
-        "no data by their names: data/README.md; a file that is named itself is known by how it begins too",
-        "not read of web: url",
-        "data/odd.jsonl is of no known shape; its records have the fields html, score",
+        "not data by their names: data/README.md; a file that is named itself is also recognised by its first bytes",
+        "fields of web that are not read: url",
+        "data/odd.jsonl has no known shape; its records have the fields html, score",
         "text: there is no field text/raw_content/txt/content/document/body",
     ):
         assert sentence in answer.err
-    assert re.search(r"# 2 files, [\d,]+ bytes; records looked at: 100, written: 100\n", text)  # fmt: skip
+    assert re.search(r"# 2 files, [\d,]+ bytes; records tried: 100, written: 100\n", text)  # fmt: skip
     assert "quarantined: 1 missing_field" in text
     assert "    layout: document    # " in text
     done("convert", "recipe.yaml")
@@ -80,7 +80,7 @@ def test_the_recipe_converts_as_it_is_and_may_be_mixed(data: Path, tokenizer_fol
     assert read == {"mix/chat-test/test": (1, 1), **trained}
     done("check", "recipe.yaml")
     again = init(tokenizer_folder, ".", "-o", "other.yaml")
-    assert f"published streams were left alone: {', '.join(read)}" in again.err
+    assert f"published streams were ignored: {', '.join(read)}" in again.err
     streams = open_recipe("recipe.yaml").streams
     assert open_recipe("other.yaml").streams == streams, "what was published is no data"
 
@@ -112,7 +112,7 @@ def test_media_that_are_not_read_are_not_trained_as_text(
     write_jsonl(home / "mixed.jsonl", [chat("Who?")] * 19 + [chat("<video>Who?")])
     answer, text = written(tokenizer_folder, "heard.jsonl", "mixed.jsonl")
     assert [*open_recipe("recipe.yaml").streams] == ["mixed"]
-    assert "# left out: records looked at: 9, written: 9; 9 of these contain <audio>" in text
+    assert "# left out: records tried: 9, written: 9; 9 of these contain <audio>" in text
     assert "heard is left out: " in answer.err
     warning = (
         "of the first 20 records of mixed, placeholders of media are trained as text: 1 <video>"
@@ -134,20 +134,20 @@ def test_files_of_odd_names_and_without_a_suffix(home: Path, tokenizer_folder: P
 
 REFUSED: dict[str, tuple[str, int, str]] = {
     "": ("", 2, "no files are named"),
-    "gone.jsonl": ("", 2, "gone.jsonl is no file, and no folder or pattern that holds one"),
+    "gone.jsonl": ("", 2, "gone.jsonl is not a file, and not a folder or pattern with files"),
     "empty.jsonl": ("", 2, "empty.jsonl is empty"),
-    "blank.jsonl": ("\n \n", 2, "blank.jsonl holds no record that is an object (nothing)."),
-    "inside.json": ('{"version": 1, "data": [{"text": "a"}]}', 2, "inside.json is of no known shape; its records have the fields version, data"),
-    "binary": ("\x7fELF\x00\x01", 2, "no data by their names: binary; a file that is named itself is known by how it begins too"),
-    "odd.jsonl": ('{"html": 1}\n', 2, "odd.jsonl is of no known shape; its records have the fields html."),
+    "blank.jsonl": ("\n \n", 2, "blank.jsonl has no record that is an object (nothing)."),
+    "inside.json": ('{"version": 1, "data": [{"text": "a"}]}', 2, "inside.json has no known shape; its records have the fields version, data"),
+    "binary": ("\x7fELF\x00\x01", 2, "not data by their names: binary; a file that is named itself is also recognised by its first bytes"),
+    "odd.jsonl": ('{"html": 1}\n', 2, "odd.jsonl has no known shape; its records have the fields html."),
     "gemini.jsonl": ('{"contents": [{"role": "user", "parts": [{"text": "Hi"}]}, {"role": "model", "parts": [{"text": "Hello."}]}]}\n', 2, "gemini.jsonl has the form of Gemini (contents of parts), which no shape reads; the role model is the assistant"),
     "responses.jsonl": ('{"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}], "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hello."}]}]}\n', 2, "responses.jsonl has the form of OpenAI's Responses (input and output items), which no shape reads"),
     "harmony.jsonl": ('{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "channel": "analysis", "content": "hm"}, {"role": "assistant", "channel": "final", "content": "Hello."}]}\n', 2, "harmony.jsonl has the form of harmony (gpt-oss's messages with a channel), which no shape reads"),
-    "bad.jsonl": ("bad\n", 2, "bad.jsonl holds no record that is an object (1 not_json)."),
-    "array.jsonl": ('[{"text": "a"}]\n', 2, "(other values); it begins as json does"),
-    "shards.jsonl": ("PAR1", 2, "it begins as parquet does."),
-    "pretty.jsonl": ('{\n "text": "a"\n}\n', 2, "as jsonl does, where a record stands on one line, as `jq -c .` writes it"),
-    "latin.txt": ("K\xe4se", 2, "latin.txt holds no record that is an object (1 invalid_utf8)."),
+    "bad.jsonl": ("bad\n", 2, "bad.jsonl has no record that is an object (1 not_json)."),
+    "array.jsonl": ('[{"text": "a"}]\n', 2, "(other values); its first bytes are those of json"),
+    "shards.jsonl": ("PAR1", 2, "its first bytes are those of parquet."),
+    "pretty.jsonl": ('{\n "text": "a"\n}\n', 2, "those of jsonl, which needs each record on one line, as `jq -c .` writes it"),
+    "latin.txt": ("K\xe4se", 2, "latin.txt has no record that is an object (1 invalid_utf8)."),
     "pretty.jsonl.gz": (gzip.compress(b'{\n "text": "a"\n}\n').decode("latin-1"), 2, "(3 not_json)"),
     "broken.jsonl.gz": ("no gzip", 4, "broken.jsonl.gz"),
 }  # fmt: skip
@@ -162,7 +162,7 @@ def test_where_there_is_no_recipe_one_sentence_says_why(home: Path, tokenizer_fo
         assert said in answer.err
     itself = init(tokenizer_folder, tokenizer_folder)
     assert itself.code == 2
-    assert f"no data by their names: ../{tokenizer_folder.name}/" in itself.err
+    assert f"not data by their names: ../{tokenizer_folder.name}/" in itself.err
     write_jsonl(home / "a.jsonl", [{"text": "a"}])
     unknown = init(Path("./no_tokenizer"), "a.jsonl", "-o", "recipe.yaml")
     assert unknown.code == 4

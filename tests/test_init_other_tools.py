@@ -55,16 +55,16 @@ INFO: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
 }  # fmt: skip
 "Entry -> what it says, the source that its stream gets, and its records."
 LEFT: dict[str, tuple[Any, str]] = {
-    "dpo": ({"file_name": "x.json", "ranking": True, "columns": {"prompt": "instruction", "chosen": "chosen"}}, "columns names no rejected"),
+    "dpo": ({"file_name": "x.json", "ranking": True, "columns": {"prompt": "instruction", "chosen": "chosen"}}, "columns lacks rejected"),
     "unranked": ({"file_name": "x.json", "columns": {"prompt": "instruction", "chosen": "chosen"}}, "columns.chosen: it is not read with formatting: alpaca without ranking: true"),
-    "kto": ({"file_name": "x.json", "columns": {"messages": "m", "kto_tag": "label"}}, "kto_tag: answers that are judged are trained"),
-    "mllm": ({"file_name": "x.json", "columns": {"messages": "m", "videos": "videos"}}, "videos: of media images alone are read"),
-    "hub": ({"hf_hub_url": "org/name"}, "it lies elsewhere: fetch it, and name it as file_name, or write a stream of hf://datasets/org/name/..."),
-    "gone": ({"file_name": "gone.json"}, "gone.json is no file"),
+    "kto": ({"file_name": "x.json", "columns": {"messages": "m", "kto_tag": "label"}}, "kto_tag: skipped, since answers with a rating each need a loss"),
+    "mllm": ({"file_name": "x.json", "columns": {"messages": "m", "videos": "videos"}}, "videos: skipped, since video is not supported"),
+    "hub": ({"hf_hub_url": "org/name"}, "it is on the Hub: download it and set file_name, or write a stream with path: hf://datasets/org/name/..."),
+    "gone": ({"file_name": "gone.json"}, "gone.json is not a file"),
     "odd": ({"file_name": "x.json", "formatting": "csv"}, "formatting is 'csv'"),
-    "less": ({"file_name": "c4.jsonl", "columns": {"response": "text"}}, "columns names no prompt"),
+    "less": ({"file_name": "c4.jsonl", "columns": {"response": "text"}}, "columns lacks prompt"),
     "more": ({"file_name": "c4.jsonl", "columns": {"prompt": "text", "response": "r", "messages": "t"}}, "columns.messages: it is not read"),
-    "no": ([], "it is no object"),
+    "no": ([], "it is not an object"),
 }  # fmt: skip
 
 
@@ -93,14 +93,14 @@ def test_an_entry_is_a_stream_or_is_told_by_name(info: Path) -> None:
         assert line.startswith(f"{name}: ")
         assert words in line
     for content, names, words in (
-        ("{}", [], "no entries by name are in"),
-        ("[", [], "is no JSON"),
+        ("{}", [], "has no entries by name"),
+        ("[", [], "is not valid JSON"),
         ('{"identity": {}}', ["identty"], "has no entry identty; did you mean identity?"),
     ):
         info.write_text(content)
         with pytest.raises(RecipeError, match=re.escape(words)):
             read_dataset_info(str(info), names, info.parent, said)
-    with pytest.raises(RecipeError, match="there is no file"):
+    with pytest.raises(RecipeError, match="no such file"):
         read_dataset_info("gone.json", [], info.parent, said)
 
 
@@ -120,9 +120,9 @@ def test_one_recipe_converts_all_files(info: Path, tokenizer_folder: Path) -> No
     config = json.loads((tooled / "tokenizer_config.json").read_text())
     (tooled / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": HERMES}))
     answer = mdsmix(*command, tooled, "-o", "recipe.yaml")
-    assert (answer.code, answer.err) == (0, "not read of asked: tools\n")
+    assert (answer.code, answer.err) == (0, "fields of asked that are not read: tools\n")
     text = Path("recipe.yaml").read_text()
-    assert "num_samples: 2 is left out: mix.alpaca.choose: 2 draws as many" in text
+    assert "num_samples: 2 is ignored: mix.alpaca.choose: 2 draws as many" in text
     done("convert", "recipe.yaml")
     for name, (*_, count) in INFO.items():
         folder = Path("mix") / name / "train"
@@ -136,7 +136,7 @@ def test_one_recipe_converts_all_files(info: Path, tokenizer_folder: Path) -> No
         assert f"  # left out: {line.partition('is left out: ')[2]}\n  # {name}:" in text
     assert open_recipe("toolless.yaml").streams.keys() == INFO.keys() - names
     nothing = mdsmix("init", "dpo", *command[-3:], tokenizer_folder)
-    assert (nothing.code, "so there is no recipe to write. dpo: " in nothing.err) == (2, True)
+    assert (nothing.code, "so no recipe was written. dpo: " in nothing.err) == (2, True)
 
 
 PUBLISHED = {
@@ -200,11 +200,11 @@ def test_sources_are_files_and_folders_by_name(tmp_path: Path, tokenizer_folder:
     assert recipe["streams"]["c4"]["expected_mean_tokens"] == 3.5
     assert "sample" not in recipe["streams"]["c4-validation"]
     for sentence in (
-        "book: 4% of the mixture, and no file or folder that was named is called so: it is left out",
-        "Stack Exchange: 3% of the mixture, and no file",
-        "github: none of its files can be read, so it is left out",
-        "zero: 0% of the mixture, so it is left out",
-        "of no source of the mixture, and left out: data/books.jsonl, data/notebook.jsonl",
+        "book is left out: it is 4% of the mixture, but no file or folder has its name",
+        "Stack Exchange is left out: it is 3% of the mixture, but no file",
+        "github is left out: none of its files can be read",
+        "zero is left out: it is 0% of the mixture",
+        "left out, since no source of the mixture has their names: data/books.jsonl, data/notebook.jsonl",
     ):
         assert sentence in answer.err
 
@@ -220,14 +220,14 @@ def test_without_a_budget_percents_are_ratios(tmp_path: Path, tokenizer_folder: 
 
 
 REFUSED_MIXTURE: list[tuple[Any, list[str], str]] = [
-    *(("{", [], "is no JSON"), ("[1]", [], "must contain keys and values")),
+    *(("{", [], "is not valid JSON"), ("[1]", [], "must contain keys and values")),
     *(({"c4": 20}, [], "c4 is not a known key"), ({}, [], "mixture is missing")),
     ({"mixture": 5}, [], "mixture is 5; it must be keys and values"),
-    ({"mixture": {"c4": -1, "wiki": 5}}, [], "come to 4; they are of one budget, so give 100 in all at most, each 0 or more"),
+    ({"mixture": {"c4": -1, "wiki": 5}}, [], "sum to 4; they must sum to at most 100, each 0 or more"),
     ({"mixture": {"c4": "20%"}}, [], "mixture.c4 is '20%'; it must be a number"),
-    ({"mixture": {"c4": 0, "wiki": 0.0}}, [], "the percents of its mixture come to 0"),
-    ({"mixture": {"c4": 70, "wiki": 40}}, [], "the percents of its mixture come to 110"),
-    ({"mixture": {"pile": 7}}, [], "nothing that converts was found"),
+    ({"mixture": {"c4": 0, "wiki": 0.0}}, [], "the percents of its mixture sum to 0"),
+    ({"mixture": {"c4": 70, "wiki": 40}}, [], "the percents of its mixture sum to 110"),
+    ({"mixture": {"pile": 7}}, [], "no data that can be converted was found"),
     (ONE, ["--budget", "1M samples"], "counts tokens, as in 2B or 8192:2B"),
     (ONE, ["--budget", "1:2B"], "max_seq_len is 1"),
     (ONE, ["--dataset-info", "info.json"], "--dataset-info names entries: give one of the two"),

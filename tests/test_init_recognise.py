@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.init.data_files import FirstRecords, find_data
-from mdsmix.init.drafts import name_apart, paths_of, sort_out, text_of
-from mdsmix.init.recognise import guesses
+from mdsmix.init.drafts import find_paths, format_recipe, group_files, make_names_unique
+from mdsmix.init.recognise import guess_shapes
 from mdsmix.kinds import open_recipe
 from mdsmix.shapes.condition import parse_where
 from mdsmix.sources import SourceFile
@@ -34,9 +34,9 @@ def streams(folder: Path, files: dict[str, Any]) -> Any:
     for name, one in files.items():
         write_jsonl(folder / name, [one])
     said: list[Any] = []
-    drafts = sort_out(find_data([str(folder)], folder, said), said)
+    drafts = group_files(find_data([str(folder)], folder, said), said)
     assert not said
-    name_apart(drafts)
+    make_names_unique(drafts)
     told = ((d.name, d.source["path"], d.keys.get("split"), [*d.guess.fields]) for d in drafts)
     return {name: tuple(rest) for name, *rest in told}
 
@@ -76,7 +76,7 @@ NAMES = st.lists(st.from_regex(r"[ab\[\]*?]{1,2}[0-9]{0,2}\.jsonl", fullmatch=Tr
 def test_the_paths_of_files_find_them_and_no_other_that_is_known(names: list[str], n: int) -> None:
     for folder in ("", "in/"):
         files = [SourceFile(location=locate(f), stat=Stat(1, ""), name=folder + f) for f in names]
-        paths = paths_of(files[:n], files)
+        paths = find_paths(files[:n], files)
         found = {f.name for f in files if any(fnmatchcase(f.name, path) for path in paths)}
         assert found == {file.name for file in files[:n]}
 
@@ -128,10 +128,10 @@ def head(*records: Any, bad: Mapping[str, int] | None = None) -> FirstRecords:
 
 def test_what_people_have_is_known_by_its_fields() -> None:
     for case, (one, shape, fields) in KNOWN.items():
-        best = guesses(head(one, one))[0]
+        best = guess_shapes(head(one, one))[0]
         assert best.is_right, case
         assert (best.shape.name, best.fields) == (shape, fields)
-        assert best.left == one.keys() - {name.split(".")[0] for name in fields.values()}
+        assert best.unread == one.keys() - {name.split(".")[0] for name in fields.values()}
 
 
 def test_answers_that_a_field_marks_as_bad_are_left_out(tmp_path: Path) -> None:
@@ -142,10 +142,10 @@ def test_answers_that_a_field_marks_as_bad_are_left_out(tmp_path: Path) -> None:
     for records, where in ((kto, "label"), (classes, None), (good, None)):
         write_jsonl(tmp_path / "a.jsonl", records)
         said: list[Any] = []
-        (draft,) = sort_out(find_data([str(tmp_path)], tmp_path, said), said)
+        (draft,) = group_files(find_data([str(tmp_path)], tmp_path, said), said)
         assert draft.source.get("where") == where
         (tmp_path / "recipe.yaml").write_text(
-            text_of({"tokenizer": "t", "max_seq_len": 64, "local": "mix"}, [draft])
+            format_recipe({"tokenizer": "t", "max_seq_len": 64, "local": "mix"}, [draft])
         )
         (stream,) = open_recipe(tmp_path / "recipe.yaml").streams.values()
         kept = [parse_where(where).refusal(record) is None for record in records] if where else []
@@ -163,18 +163,18 @@ def test_words_for_keys_and_roles_are_tags_and_many_repeated_roles_are_merged() 
         ([twice, *[once] * 19], "messages", {}),
         ([*[twice] * 3, *[once] * 17], "messages", merged),
     ):
-        best = guesses(head(*records))[0]
+        best = guess_shapes(head(*records))[0]
         assert (best.shape.name, best.options) == (shape, options)
         assert best.is_right
 
 
 def test_a_shape_must_read_half_of_the_records() -> None:
     good, bad = {"text": "a"}, {"text": None}
-    best = guesses(head(good, good, bad, bad={"not_json": 1}))[0]
+    best = guess_shapes(head(good, good, bad, bad={"not_json": 1}))[0]
     assert best.is_right
     assert (best.read, len(best.head), best.reasons) == (2, 4, {"field_not_text": 1, "not_json": 1})
     for records in ((good, bad, bad), (), ("text", ["text"])):
-        assert not guesses(head(*records))[0].is_right
+        assert not guess_shapes(head(*records))[0].is_right
 
 
 TALK = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "It."}]
@@ -235,14 +235,14 @@ def test_records_with_images_become_streams_that_convert(data: Path, seeing: Pat
 def test_what_is_not_found_is_said_with_its_number(data: Path, seeing: Path) -> None:
     write_jsonl(data / "a.jsonl", [record("0.jpg"), record("x/lost.jpg"), record("http://h/a.jpg")])
     answer = init(seeing, "a.jsonl")
-    assert "a: of 2 images looked for 1 not there, such as x/lost.jpg: write" in answer.err
+    assert "a: 1 of 2 images not found, such as x/lost.jpg: set" in answer.err
     text = (data / "recipe.yaml").read_text()
     assert "3; 2 by a path, 1 of these not found; others in the records, or at http(s) URLs" in text
 
 
 def test_a_tokenizer_knows_no_image(data: Path, tokenizer_folder: Path) -> None:
     answer = init(tokenizer_folder, "data/llava.jsonl", "data/talk.jsonl")
-    assert "llava is left out: its records have images, and the tokenizer knows no" in answer.err
+    assert "llava is left out: its records contain images, but this tokenizer has no" in answer.err
     assert "images" not in (data / "recipe.yaml").read_text()
     words = seeing_tokenizer(tokenizer_folder, data / "undeclared", declared={})
     assert init(words, "data/llava.jsonl").code == 0

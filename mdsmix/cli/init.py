@@ -93,7 +93,7 @@ def init(
     One record of each stream is shown as it will be trained. For data that is not recognised,
     what is missing is printed.
     """
-    from mdsmix.init.init import begin
+    from mdsmix.init.init import write_first_recipe
     from mdsmix.mix.render.render import require_writable, write_yaml
     from mdsmix.report.show import show
     from mdsmix.tokenizer.decoder import open_decoder
@@ -109,11 +109,11 @@ def init(
                 f"{out} exists already: pass --replace to overwrite it, or name another file."
             )
     folder = Path.cwd() if not out or "://" in out else Path(out).absolute().parent
-    begun = begin(
+    begun = write_first_recipe(
         files or (),
         tokenizer,
         Path(os.path.realpath(folder)),
-        place=to,
+        target=to,
         dataset_info=dataset_info,
         mixture=mixture,
         budget=f"{amount[2]} tokens" if budget and amount else None,
@@ -128,9 +128,9 @@ def init(
     if not out:
         typer.echo(begun.text, nl=False)
     show(*_shown(begun, decoder), err=not out)
-    echo(*begun.said, err=True)
+    echo(*begun.notices, err=True)
     if out:
-        step = f"mdsmix convert {out}" if begun.live else "fix what keeps its streams out"
+        step = f"mdsmix convert {out}" if begun.accepted else "fix what keeps its streams out"
         echo(f"wrote {out}; next: {step}")
 
 
@@ -165,7 +165,7 @@ def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
     from mdsmix.report.show import SampleText, Title
     from mdsmix.report.shown_samples import make_segments, sample_runs, shorten
 
-    for draft in begun.live[:MOST_SAMPLES]:
+    for draft in begun.accepted[:MOST_SAMPLES]:
         yield Title(f"{draft.name}, the first record")
         first = make_segments(draft.pieces or (), draft.eos)
         yield SampleText(sample_runs(shorten(first, MOST_TOKENS), decoder))
@@ -186,4 +186,4 @@ def _json(begun: FirstRecipe, decoder: Decoder) -> Tree:
         }
         for draft in begun.drafts
     }
-    return {"yaml": begun.text, "streams": streams, "left_out": list(begun.said)}
+    return {"yaml": begun.text, "streams": streams, "left_out": list(begun.notices)}

@@ -1,3 +1,3 @@
-"""A first recipe: files are looked at, their format and shape recognised, and a recipe written that
-converts as it is.
+"""A first recipe: recognises the format and shape of files, and writes a recipe that converts as it
+is.
 """

@@ -1,7 +1,7 @@
-"""Files, folders, patterns and URLs -> the files that hold data, each with its format, and their
+"""Files, folders, patterns and URLs -> the files that contain data, each with its format, and their
 first records.
 
-In a folder, files without data are left alone: a README, hidden files, files of tokenizers, streams
+In a folder, files without data are ignored: a README, hidden files, files of tokenizers, streams
 that mdsmix published there. A file that is named, or that a pattern finds, is data unless it is
 empty.
 """
@@ -26,119 +26,156 @@ from mdsmix.sources.formats import NAMED, format_of
 from mdsmix.sources.sniff import sniff_format
 from mdsmix.storage import Location, Stat, locate
 
-Said = list[str | MdsmixError]
-"Messages on data that is in no stream: sentences, and errors of files that could not be read."
+Notices = list[str | MdsmixError]
+"Messages on data that is in no stream: strings, and errors of files that could not be read."
 NO_DATA = (
     *("readme", "license", "licence", "notice", "changelog", "requirements"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "config.json", "generation_config.json", "chat_template"),
     *("preprocessor_config.json", "processor_config.json", "model.safetensors"),
 )
-"""Names, or beginnings of names, of texts that lie beside data, and of files of tokenizers and
-models.
+"""Names, or beginnings of names, of texts that are often next to data, and of files of tokenizers
+and models.
 """
-THEIRS = "dataset_info.json"
-RECORDS = 50
+DATASET_INFO = "dataset_info.json"
+MAX_RECORDS = 50
 "Records that are read of a file: enough to see fields that some records lack."
-MOST_BYTES = 1 << 40
+MAX_BYTES = 1 << 40
 
 
-def find_data(names: Sequence[str], base: Path, said: Said) -> list[SourceFile]:
-    """The files that hold data; RecipeError where a name finds nothing.
+def find_data(names: Sequence[str], base: Path, notices: Notices) -> list[SourceFile]:
+    """Find the files that contain data.
 
     Args:
         base: the folder from which files are named.
-        said: takes sentences on files that hold no data.
+        notices: gets messages on files that do not contain data.
+
+    Raises RecipeError if a name finds nothing.
     """
-    found, unknown = dict[str, SourceFile](), list[str]()
+    data_files = dict[str, SourceFile]()
+    unknown = list[str]()
     for name in names:
-        for file, is_named in _files(name, locate(name), base, said):
-            last = file.name.rpartition("/")[2]
+        for file, is_named in _expand_name(name, locate(name), base, notices):
+            last = _last_step(file.name)
             is_data = is_named or not last.lower().startswith(NO_DATA)
             if not file.stat.size:
-                said.append(f"{file.name} is empty")
-            elif last == THEIRS:
-                said.append(
-                    f"{last} is left alone: --dataset-info {file.name} makes streams of its entries"
+                notices.append(f"{file.name} is empty")
+                continue
+            if last == DATASET_INFO:
+                notices.append(
+                    f"{last} is not data: --dataset-info {file.name} makes streams of its entries"
                 )
-            elif is_data and (known := _known(file, is_named)):
-                found[file.location.url] = known
+                continue
+            known_file = _with_format(file, is_named) if is_data else None
+            if known_file:
+                data_files[file.location.url] = known_file
             else:
                 unknown.append(file.name)
     if unknown:
-        said.append(
-            f"no data by their names: {join_names(unknown)}; a file that is named itself is known by how it begins too, if that is a format "
-            f"of {', '.join(NAMED)}"
+        notices.append(
+            f"not data by their names: {join_names(unknown)}; a file that is named itself is also "
+            f"recognised by its first bytes, if its format is {', '.join(NAMED)}"
         )
-    return list(found.values())
+    return list(data_files.values())
 
 
-def _files(name: str, place: Location, base: Path, said: Said) -> Iterator[tuple[SourceFile, bool]]:
-    """The files that a name finds, each with whether the name names or matches the file itself, not
-    its folder.
+def _expand_name(
+    name: str, location: Location, base: Path, notices: Notices
+) -> Iterator[tuple[SourceFile, bool]]:
+    """Yield the files that a name finds, each with whether the name names or matches the file
+    itself, not its folder.
     """
-    if matches := place.expand():
-        for location, stat in matches:
-            yield SourceFile(location=location, stat=stat, name=name_of(location, base)), True
-    elif below := dict(place.list(recursive=True)):
-        yield from ((file, False) for file in _of_folder(place, below, base, said))
-    else:
+    matches = location.expand()
+    if matches:
+        for match, stat in matches:
+            yield SourceFile(location=match, stat=stat, name=name_of(match, base)), True
+        return
+    stats = dict(location.list(recursive=True))
+    if not stats:
         raise RecipeError(
-            f"{name} is no file, and no folder or pattern that holds one: name files of data, a folder of them, a pattern "
-            "in quotes, or an s3:// URL."
+            f"{name} is not a file, and not a folder or pattern with files: name files of data, "
+            "a folder of them, a pattern in quotes, or an s3:// URL."
         )
+    for file in _folder_files(location, stats, base, notices):
+        yield file, False
 
 
-def _of_folder(
-    place: Location, below: dict[str, Stat], base: Path, said: Said
+def _folder_files(
+    folder: Location, stats: dict[str, Stat], base: Path, notices: Notices
 ) -> Iterator[SourceFile]:
-    """The files of a folder, without hidden files and published streams. Files of `save_to_disk`
-    come in its order.
+    """Yield the files of a folder, without hidden files and published streams.
+
+    Files of `save_to_disk` are in the order of the data set.
+
+    Args:
+        stats: path in the folder -> size and stamp.
     """
-    parts = [name.rpartition("/") for name in below]
-    published = sorted({folder for folder, _, last in parts if last == MANIFEST} - {""})
-    whole = sorted({folder for folder, _, last in parts if last in (STATE, INDEX)} - {*published})
-    whole = [folder for folder in whole if not _is_part(folder, whole, place, below)]
-    for folder in whole:
-        at = place / folder if folder else place
-        for number, (location, stat) in enumerate(list_data_files(at)):
-            name, order = name_of(location, base), f"{name_of(at, base)}/{number:09}"
-            yield SourceFile(location=location, stat=stat, name=name, order=order)
-    apart = tuple(f"{folder}/".lstrip("/") for folder in (*whole, *published))
-    for (_, _, last), (name, stat) in zip(parts, below.items(), strict=True):
+    published = sorted({_parent(name) for name in stats if _last_step(name) == MANIFEST} - {""})
+    datasets = {_parent(name) for name in stats if _last_step(name) in (STATE, INDEX)}
+    whole = sorted(datasets - {*published})
+    whole = [path for path in whole if not _is_merged_part(path, whole, folder, stats)]
+    # Data sets of several files that have an order: of save_to_disk, and of MDS shards.
+    for path in whole:
+        dataset = folder / path if path else folder
+        for number, (location, stat) in enumerate(list_data_files(dataset)):
+            order = f"{name_of(dataset, base)}/{number:09}"
+            yield SourceFile(
+                location=location, stat=stat, name=name_of(location, base), order=order
+            )
+    # All other files, each on its own.
+    excluded = tuple(f"{path}/".lstrip("/") for path in (*whole, *published))
+    for name, stat in stats.items():
         is_hidden = name.startswith(".") or "/." in name
-        if not (is_hidden or name.startswith(apart) or last in (MANIFEST, SPLITS)):
-            yield SourceFile(location=place / name, stat=stat, name=name_of(place / name, base))
+        is_state = _last_step(name) in (MANIFEST, SPLITS)
+        if not (is_hidden or is_state or name.startswith(excluded)):
+            location = folder / name
+            yield SourceFile(location=location, stat=stat, name=name_of(location, base))
     if published:
-        said.append(f"published streams were left alone: {', '.join(published)}")
+        notices.append(f"published streams were ignored: {', '.join(published)}")
 
 
-def _is_part(folder: str, others: Sequence[str], place: Location, below: dict[str, Stat]) -> bool:
-    """Return whether the stream in `folder` is named by the index of a folder around it.
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _last_step(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _is_merged_part(
+    path: str, datasets: Sequence[str], folder: Location, stats: dict[str, Stat]
+) -> bool:
+    """Return whether the index of a folder around this one lists its shards.
 
     Streaming's merge_index leaves the index of each part where it was.
+
+    Args:
+        path: the data set's path in `folder`.
+        datasets: the paths of all data sets in `folder`.
     """
-    for other in others:
-        prefix = f"{other}/" if other else ""
-        is_around = folder != other and folder.startswith(prefix)
-        if is_around and f"{prefix}{INDEX}" in below:
-            index = read_index(place / other if other else place)
-            first = f"{folder.removeprefix(prefix)}/"
-            if any(file.basename.startswith(first) for file in index.files):
+    for outer in datasets:
+        prefix = f"{outer}/" if outer else ""
+        is_around = path != outer and path.startswith(prefix)
+        if is_around and f"{prefix}{INDEX}" in stats:
+            index = read_index(folder / outer if outer else folder)
+            beginning = f"{path.removeprefix(prefix)}/"
+            if any(file.basename.startswith(beginning) for file in index.files):
                 return True
     return False
 
 
-def _known(file: SourceFile, by_content: bool) -> SourceFile | None:
-    """The file with its format, by its name or, with `by_content`, by its first bytes; None for an
-    unknown format.
+def _with_format(file: SourceFile, by_content: bool) -> SourceFile | None:
+    """Return the file with its format; None if that is unknown.
+
+    Args:
+        by_content: read the first bytes if the name does not tell the format.
     """
     try:
-        more = format_of(file).guess(file)
-        return replace(file, read_as=ReadAs(**more)) if more else file
+        keys = format_of(file).guess(file)
     except RecipeError:
         name = sniff_format(file) if by_content else ""
-    return replace(file, read_as=ReadAs(format=name)) if name in NAMED else None
+        return replace(file, read_as=ReadAs(format=name)) if name in NAMED else None
+    return replace(file, read_as=ReadAs(**keys)) if keys else file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +185,7 @@ class FirstRecords:
     file: SourceFile
     records: Sequence[Any]
     bad: Counter[str]
-    "Reason code -> number of items that are no records."
+    "Reason code -> number of items that cannot be read as records."
 
     def __len__(self) -> int:
         return len(self.records) + self.bad.total()
@@ -166,8 +203,8 @@ class FirstRecords:
         return list(dict.fromkeys(str(name) for record in self.objects for name in record))
 
     def parsed(self, names: Collection[str]) -> Sequence[Any]:
-        """The records. In formats whose cells are texts (CSV), the fields in `names` are read as
-        JSON, as a conversion reads them.
+        """Return the records. In formats whose cells are strings (CSV), the fields in `names` are
+        parsed as JSON, as in a conversion.
         """
         if not format_of(self.file).cells_are_texts:
             return self.records
@@ -177,17 +214,17 @@ class FirstRecords:
         return copies
 
 
-def head_of(file: SourceFile) -> FirstRecords:
-    """The first records of a file; MdsmixError where it cannot be read."""
-    batches = list(read_batches(plan_units([file], MOST_BYTES)[0], limit=RECORDS))
+def read_head(file: SourceFile) -> FirstRecords:
+    """Read the first records of a file. Raises MdsmixError if it cannot be read."""
+    batches = list(read_batches(plan_units([file], MAX_BYTES)[0], limit=MAX_RECORDS))
     return FirstRecords(
         file=file,
         records=[_as_object(record) for batch in batches for record in batch.records],
-        bad=Counter(each.reason for batch in batches for each in batch.bad),
+        bad=Counter(bad.reason for batch in batches for bad in batch.bad),
     )
 
 
 def _as_object(record: Any) -> Any:
-    """Return a record that is a bare list of messages as the object that a shape takes it for."""
+    """Return a bare list of messages as an object with this list, any other record as it is."""
     key = key_of_list(record)
     return {key: record} if key else record

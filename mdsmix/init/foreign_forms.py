@@ -1,5 +1,5 @@
-"""Forms of conversations that no shape reads, known by their fields: so `mdsmix init` can name them
-and what to do.
+"""Forms of conversations that no shape reads, recognised by their fields, so that `mdsmix init` can
+name the form and what to do.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 
 from mdsmix.init.data_files import FirstRecords
 
-PLAIN = (
+EXAMPLE = (
     '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 )
-OWN = "write them so, or read them by a function of your own (source.shape: my_shapes.py:read)"
+REWRITE = (
+    "write them in this form, or read them with a function of your own "
+    "(source.shape: my_shapes.py:read)"
+)
 CHANNELS = ("analysis", "commentary", "final")
 "Channels of gpt-oss's answers."
 
@@ -21,16 +24,17 @@ class ForeignForm(NamedTuple):
     """A form that an interface or a model's own format gives to conversations."""
 
     name: str
-    is_of: Callable[[Mapping[str, Any]], bool]
-    "Whether a record has this form."
-    way: str
-    "What a user can do."
+    fits: Callable[[Mapping[str, Any]], bool]
+    "Record -> whether it has this form."
+    advice: str
+    "How a user can convert such records."
 
 
 def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
-    for each in value if isinstance(value, list) else [value]:
-        if isinstance(each, dict):
-            yield each
+    """Yield the objects of a list, or the value itself if it is an object."""
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, dict):
+            yield item
 
 
 def _is_gemini(record: Mapping[str, Any]) -> bool:
@@ -38,11 +42,13 @@ def _is_gemini(record: Mapping[str, Any]) -> bool:
 
 
 def _is_responses(record: Mapping[str, Any]) -> bool:
-    """OpenAI's Responses: lists of items, of which messages have a role and others a type."""
-    items = [*_objects(record.get("output"))]
-    asked = record.get("input")
-    is_asked = isinstance(asked, str) or any(True for _ in _objects(asked))
-    return is_asked and any("role" in item or "type" in item for item in items)
+    """Return whether a record has OpenAI's Responses form: lists of items, messages with a role and
+    other items with a type.
+    """
+    question = record.get("input")
+    has_question = isinstance(question, str) or any(True for _ in _objects(question))
+    items = _objects(record.get("output"))
+    return has_question and any("role" in item or "type" in item for item in items)
 
 
 def _is_harmony(record: Mapping[str, Any]) -> bool:
@@ -54,26 +60,27 @@ FORMS = (
     ForeignForm(
         "Gemini (contents of parts)",
         _is_gemini,
-        f"the role model is the assistant, and systemInstruction the first message: as {PLAIN}; {OWN}",
+        "the role model is the assistant, and systemInstruction the first message, as in "
+        f"{EXAMPLE}; {REWRITE}",
     ),
     ForeignForm(
         "OpenAI's Responses (input and output items)",
         _is_responses,
-        f"the items of input and output are one list of messages: as {PLAIN}; {OWN}",
+        f"the items of input and output are one list of messages, as in {EXAMPLE}; {REWRITE}",
     ),
     ForeignForm(
         "harmony (gpt-oss's messages with a channel)",
         _is_harmony,
-        "the chat template of gpt-oss writes channels itself: make the analysis the key `thinking` of the "
-        f"message that follows it, and take `channel` out; {OWN}",
+        "the chat template of gpt-oss writes channels itself: move the analysis into the key "
+        f"`thinking` of the message that follows it, and remove `channel`; {REWRITE}",
     ),
 )
 
 
-def foreign_form(head: FirstRecords) -> ForeignForm | None:
-    """Return the form that most of the first records have; None if it is none of FORMS."""
+def find_foreign_form(head: FirstRecords) -> ForeignForm | None:
+    """Return the form that at least half of the first records have; None if none of FORMS fits."""
     for form in FORMS:
-        count = sum(map(form.is_of, head.objects))
+        count = sum(map(form.fits, head.objects))
         if count and 2 * count >= len(head.objects):
             return form
     return None

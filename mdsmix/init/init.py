@@ -5,19 +5,20 @@ will be trained.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import orjson
 
 from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.encode.forms import describe_possible_marks
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.init.data_files import THEIRS, Said, find_data
-from mdsmix.init.drafts import WHY, Draft, name_apart, sort_out, text_of
-from mdsmix.init.other_tools import match, read_dataset_info
-from mdsmix.init.recognise import named
+from mdsmix.init.data_files import DATASET_INFO, Notices, find_data
+from mdsmix.init.drafts import WHY, Draft, format_recipe, group_files, make_names_unique
+from mdsmix.init.other_tools import match_mixture, read_dataset_info
+from mdsmix.init.recognise import join_printable
 from mdsmix.init.trials import set_images, try_all
 from mdsmix.messages import join_counts, plural
 from mdsmix.recipe import TokenizerSpec
@@ -25,129 +26,161 @@ from mdsmix.sources import estimate_size
 from mdsmix.storage import find_store
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 
-LENGTH = 2048
-LONGEST = 8192
+ROW_TOKENS = 2048
+MAX_ROW_TOKENS = 8192
 "A larger model_max_length is a limit of the model, not a good length of a row."
 BYTES_PER_TOKEN = 4
-FEWEST_ROWS = 8
-"""Text of fewer rows gets one row for each document: if joined, too much text would be lost behind
+MIN_ROWS = 8
+"""Text of fewer rows gets one row for each document: if joined, too much text would be lost after
 the last full row.
 """
-OF_TAR = "__key__"
-"The field with the name of a sample in a tar. It holds no content."
+TAR_NAME = "__key__"
+"The field with the name of a sample in a tar. It has no content to train."
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstRecipe:
-    """A recipe, and the sentences for the user."""
+    """A recipe, and the messages for the user."""
 
     text: str
     drafts: Sequence[Draft]
     tokenizer: Tokenizer
-    said: Sequence[str]
+    notices: Sequence[str]
     "Lines on files that are in no stream, and on fields that are not read."
 
     @property
-    def live(self) -> list[Draft]:
+    def accepted(self) -> list[Draft]:
         """The streams that are not written as comments."""
         return [draft for draft in self.drafts if not draft.refused]
 
 
-def begin(
+class _RowLength(NamedTuple):
+    tokens: int
+    why: str
+    "A phrase on the origin of the number."
+
+
+def write_first_recipe(
     files: Sequence[str],
     tokenizer: str,
     folder: Path,
     *,
-    place: str = "./mix",
+    target: str = "./mix",
     dataset_info: str | None = None,
     mixture: str | None = None,
     budget: str | None = None,
     max_seq_len: int | None = None,
 ) -> FirstRecipe:
-    """Looks at the files and writes the recipe's text.
+    """Recognise the files and return a recipe for them.
 
     Args:
-        folder: where the recipe will lie.
-        place: where to publish, written as in a recipe.
+        files: files, folders, patterns and URLs of data; or only a dataset_info.json.
+        folder: the folder of the recipe.
+        target: where to publish, written as in a recipe.
         dataset_info: path of LLaMA-Factory's dataset_info.json. `files` are then names of its
-        entries; none means all.
-            It may also be the only one of `files`.
+            entries; none means all.
         mixture: path of FlagEmbedding's mixture file, whose sources are the streams, with their
-        shares.
-        budget: the whole of which the mixture gives percents, written as in a recipe.
+            shares.
+        budget: the whole that the mixture's percents are of, written as in a recipe.
         max_seq_len: tokens of a row; None: the tokenizer's limit.
 
     Raises:
         RecipeError: no data was found, or none that can be converted.
         Unreachable: a file or the tokenizer cannot be read.
     """
-    said: Said = []
-    if not dataset_info and not mixture and [os.path.basename(name) for name in files] == [THEIRS]:
-        dataset_info, files = files[0], ()
+    # Find the streams.
+    notices: Notices = []
+    names = [os.path.basename(name) for name in files]
+    if not dataset_info and not mixture and names == [DATASET_INFO]:
+        dataset_info = files[0]
+        files = ()
     if dataset_info:
-        drafts = read_dataset_info(dataset_info, files, folder, said)
+        drafts = read_dataset_info(dataset_info, files, folder, notices)
     elif mixture:
-        drafts = match(mixture, files, folder, bool(budget), said)
+        drafts = match_mixture(mixture, files, folder, bool(budget), notices)
     else:
-        drafts = sort_out(find_data(files, folder, said), said)
-    name_apart(drafts)
-    known = open_tokenizer(TokenizerSpec(name=tokenizer))
-    said += known.remarks
+        drafts = group_files(find_data(files, folder, notices), notices)
+    make_names_unique(drafts)
+    # Leave out those that cannot be in one recipe, or whose images the tokenizer cannot read.
+    opened = open_tokenizer(TokenizerSpec(name=tokenizer))
+    notices += opened.remarks
     drafts = [
         draft
-        for draft in _of_one_run(drafts, said)
-        if draft.guess.shape.image_fields is None or set_images(draft, known, folder, said)
+        for draft in _drop_special_loaders(drafts, notices)
+        if draft.guess.shape.image_fields is None or set_images(draft, opened, folder, notices)
     ]
     if not drafts:
-        told = " ".join(f"{str(each).strip().rstrip('.')}." for each in said)
-        nothing = f"nothing that converts was found, so there is no recipe to write. {told}"
-        raise next((e for e in said if isinstance(e, MdsmixError)), RecipeError(nothing))
-    length, why = (max_seq_len, "as asked") if max_seq_len else _length(known)
-    keys = {"tokenizer": _from(folder, tokenizer), "max_seq_len": length}
-    keys |= {"remote" if find_store(place) else "local": place}
-    keys |= {"budget": budget, "absolute": True} if budget else {}
-    _fit_texts(drafts, length, known)
-    try_all(keys, drafts, known, folder)
+        raise _nothing_found(notices)
+    # Try the first records under the keys of the recipe.
+    length = _RowLength(max_seq_len, "as asked") if max_seq_len else _choose_row_length(opened)
+    keys: dict[str, Any] = {
+        "tokenizer": _name_from(folder, tokenizer),
+        "max_seq_len": length.tokens,
+        "remote" if find_store(target) else "local": target,
+    }
+    if budget:
+        keys |= {"budget": budget, "absolute": True}
+    _fit_short_texts(drafts, length.tokens, opened)
+    try_all(keys, drafts, opened, folder)
+    # Collect the messages and write the text.
     for draft in drafts:
-        tried = draft.tried
-        if draft.refused:
-            said.append(f"{draft.name} is left out: {draft.refused}")
-        elif tried.quarantined:
-            first, bad = plural(tried.read, "record"), join_counts(tried.quarantined)
-            said.append(f"of the first {first} of {draft.name}, conversion sets aside {bad}")
-        if tried.placeholders and not draft.refused:
-            said.append(
-                f"WARNING: of the first {plural(tried.read, 'record')} of {draft.name}, placeholders of media are trained as text: "
-                f"{join_counts(tried.placeholders)}"
-            )
-        if unread := [name for name in tried.unread if name != OF_TAR]:
-            said.append(f"not read of {draft.name}: {named(unread)}")
-        said += [f"WARNING: {draft.name}: {each}" for each in describe_possible_marks(tried.unread)]
-        said += draft.ends
-    has_template = known.chat_template is not None or known.named_templates
+        notices += _describe_trial(draft)
+    has_template = opened.chat_template is not None or opened.named_templates
     if not has_template and any(draft.guess.kind.has_template for draft in drafts):
-        said.append(f"WARNING: {NO_TEMPLATE}")
-    text = text_of(keys, drafts, WHY | {"max_seq_len": f"tokens of a row; {why}"})
-    return FirstRecipe(
-        text=text, drafts=drafts, tokenizer=known, said=list(dict.fromkeys(map(str, said)))
+        notices.append(f"WARNING: {NO_TEMPLATE}")
+    text = format_recipe(keys, drafts, WHY | {"max_seq_len": f"tokens of a row; {length.why}"})
+    unique_notices = list(dict.fromkeys(map(str, notices)))
+    return FirstRecipe(text=text, drafts=drafts, tokenizer=opened, notices=unique_notices)
+
+
+def _nothing_found(notices: Notices) -> MdsmixError:
+    """Return the error of a recipe without streams: the first error of a file, or all messages."""
+    for notice in notices:
+        if isinstance(notice, MdsmixError):
+            return notice
+    sentences = " ".join(f"{str(notice).strip().rstrip('.')}." for notice in notices)
+    return RecipeError(
+        f"no data that can be converted was found, so no recipe was written. {sentences}"
     )
 
 
-def _of_one_run(drafts: Sequence[Draft], said: Said) -> Sequence[Draft]:
-    """The streams without those that only a loader of their own reads. If all are such streams, all
-    are returned.
-    """
-    mixed = [draft for draft in drafts if not draft.guess.kind.loader]
-    for draft in drafts if mixed else ():
+def _drop_special_loaders(drafts: Sequence[Draft], notices: Notices) -> Sequence[Draft]:
+    """Drop streams that need a special loader, unless all do."""
+    plain = [draft for draft in drafts if not draft.guess.kind.loader]
+    if not plain:
+        return drafts
+    for draft in drafts:
         if draft.guess.kind.loader:
-            said.append(
-                f"{draft.name} is left out: a {draft.guess.kind.word} trains in a run of its own; name its files, or its entry of dataset_info.json, alone for a recipe of its own"
+            notices.append(
+                f"{draft.name} is left out: a {draft.guess.kind.word} stream needs a run of its "
+                "own; run init with only its files, or its entry of dataset_info.json"
             )
-    return mixed or drafts
+    return plain
 
 
-def _from(folder: Path, tokenizer: str) -> str:
-    """The tokenizer's name in a recipe that lies in `folder`."""
+def _describe_trial(draft: Draft) -> Iterator[str]:
+    """Yield messages on the first records of a stream that are bad, or read only in part."""
+    tried = draft.tried
+    records = f"of the first {plural(tried.read, 'record')} of {draft.name}"
+    if draft.refused:
+        yield f"{draft.name} is left out: {draft.refused}"
+    elif tried.quarantined:
+        yield f"{records}, conversion quarantines {join_counts(tried.quarantined)}"
+    if tried.placeholders and not draft.refused:
+        yield (
+            f"WARNING: {records}, placeholders of media are trained as text: "
+            f"{join_counts(tried.placeholders)}"
+        )
+    unread = [name for name in tried.unread if name != TAR_NAME]
+    if unread:
+        yield f"fields of {draft.name} that are not read: {join_printable(unread)}"
+    for mark in describe_possible_marks(tried.unread):
+        yield f"WARNING: {draft.name}: {mark}"
+    yield from draft.ends
+
+
+def _name_from(folder: Path, tokenizer: str) -> str:
+    """Return the tokenizer's name in a recipe in this folder."""
     path = os.path.expanduser(tokenizer)
     if not os.path.exists(path):
         return tokenizer
@@ -155,27 +188,29 @@ def _from(folder: Path, tokenizer: str) -> str:
     return path if path.startswith("..") else f"./{path}"
 
 
-def _length(tokenizer: Tokenizer) -> tuple[int, str]:
-    """Tokens of a row, and a phrase on the origin of the number."""
+def _choose_row_length(tokenizer: Tokenizer) -> _RowLength:
+    """Return the tokenizer's model_max_length if that is a good length of a row, or ROW_TOKENS."""
     config = Path(tokenizer.path).with_name("tokenizer_config.json")
-    said = orjson.loads(config.read_bytes()).get("model_max_length") if config.exists() else None
-    if isinstance(said, (int, float)) and 2 <= said <= LONGEST:
-        return int(said), "the tokenizer's model_max_length"
-    return LENGTH, f"the tokenizer names no limit of {LONGEST:,} or less (model_max_length)"
+    limit = orjson.loads(config.read_bytes()).get("model_max_length") if config.exists() else None
+    if isinstance(limit, (int, float)) and 2 <= limit <= MAX_ROW_TOKENS:
+        return _RowLength(int(limit), "the tokenizer's model_max_length")
+    why = f"the tokenizer has no limit of {MAX_ROW_TOKENS:,} or less (model_max_length)"
+    return _RowLength(ROW_TOKENS, why)
 
 
-def _fit_texts(drafts: Sequence[Draft], length: int, tokenizer: Tokenizer) -> None:
-    """Sets `layout: document` or `add_eos: false` of pretraining streams if the text is short or
+def _fit_short_texts(drafts: Sequence[Draft], length: int, tokenizer: Tokenizer) -> None:
+    """Set `layout: document` or `add_eos: false` of pretraining streams if the text is short or
     the tokenizer has no EOS.
     """
     texts = [draft for draft in drafts if draft.guess.kind.word == "pretraining"]
     for draft in texts:
         if tokenizer.eos_id is None:
             draft.set("add_eos", False, "the tokenizer has no EOS")
-        is_short = estimate_size(draft.files) < FEWEST_ROWS * length * BYTES_PER_TOKEN
+        is_short = estimate_size(draft.files) < MIN_ROWS * length * BYTES_PER_TOKEN
         if is_short and (len(texts) == len(drafts) or tokenizer.eos_id is not None):
             draft.set(
                 "layout",
                 "document",
-                "a row a document: joined, they would fill few rows. concat is for more text",
+                "a row for each document: joined, they would fill few rows. concat is for more "
+                "text",
             )

@@ -1,15 +1,15 @@
-"""Files in which other tools name their data -> streams. What no recipe can express, or no file is
-there for, is named with the reason.
+"""Files of other tools that describe data -> streams. An entry that a recipe cannot express, or
+whose files are missing, is reported with the reason.
 
 LLaMA-Factory's `dataset_info.json`: without `columns` every column has its usual name; with
 `columns`, columns that are not named are not read. An entry that names only a prompt is text for
 pretraining. A question is the prompt, the query or both. A record of plain text is a line. `tags`
 rename the keys and roles of messages.
 
-FlagEmbedding's mixture file, published with its activation beacon: `mixture` holds percents of the
+FlagEmbedding's mixture file, published with its activation beacon: `mixture` has percents of the
 whole budget, and `num_tokens_avg` mean tokens of a record. A file belongs to the source of its own
-name, or else of its nearest folder. Numbers, suffixes, upper case and words such as part or train
-do not count: `commoncrawl.jsonl`, `CommonCrawl/chunk1/*.parquet` and
+name, or of its nearest folder that is named like a source. Numbers, suffixes, upper case and words
+such as part or train do not count: `commoncrawl.jsonl`, `CommonCrawl/chunk1/*.parquet` and
 `commoncrawl-00001-of-00010.json` belong to `commoncrawl`.
 """
 
@@ -18,21 +18,28 @@ from __future__ import annotations
 import glob
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import orjson
 
 from mdsmix import schema
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.init.data_files import Said, find_data, head_of
-from mdsmix.init.drafts import Draft, draft_of, paths_of, plain_name, sort_out, telling
-from mdsmix.init.recognise import read_by
+from mdsmix.init.data_files import Notices, find_data, read_head
+from mdsmix.init.drafts import (
+    Draft,
+    clean_name,
+    find_paths,
+    group_files,
+    make_draft,
+    naming_words,
+)
+from mdsmix.init.recognise import try_shape
 from mdsmix.messages import join_names, make_printable, suggest_key
 from mdsmix.record import Conversation
-from mdsmix.shapes import SHAPES
+from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shapes.preference import ANSWERS
 from mdsmix.shapes.sharegpt import TAGS
@@ -40,17 +47,37 @@ from mdsmix.sources import SourceFile, estimate_size
 from mdsmix.storage import locate
 
 KEYS = {
-    "alpaca": {"prompt": "instruction", "query": "input", "response": "output", "history": "history", "system": "system", "tools": "tools"},
+    "alpaca": {
+        "prompt": "instruction",
+        "query": "input",
+        "response": "output",
+        "history": "history",
+        "system": "system",
+        "tools": "tools",
+    },
     "sharegpt": {"messages": "conversations", "system": "system", "tools": "tools"},
     "openai": {"messages": "messages", "tools": "tools"},
     "text": {"prompt": "text"},
-    "preference_alpaca": {"prompt": "instruction", "query": "input", "chosen": "chosen", "rejected": "rejected", "history": "history", "system": "system"},
-    "preference_sharegpt": {"messages": "conversations", "chosen": "chosen", "rejected": "rejected", "system": "system", "tools": "tools"},
-}  # fmt: skip
+    "preference_alpaca": {
+        "prompt": "instruction",
+        "query": "input",
+        "chosen": "chosen",
+        "rejected": "rejected",
+        "history": "history",
+        "system": "system",
+    },
+    "preference_sharegpt": {
+        "messages": "conversations",
+        "chosen": "chosen",
+        "rejected": "rejected",
+        "system": "system",
+        "tools": "tools",
+    },
+}
 """By shape: column -> key of a source in a recipe. An entry without `columns` has fields of the
 same names as these keys.
 """
-USUAL = ("prompt", "query", "response", "messages", "chosen", "rejected")
+DEFAULT_COLUMNS = ("prompt", "query", "response", "messages", "chosen", "rejected")
 "The columns of an entry without `columns`."
 OPENAI_TAGS = {
     "role_tag": "role",
@@ -60,32 +87,36 @@ OPENAI_TAGS = {
     "observation_tag": "tool",
     "system_tag": "system",
 }
-RANKED = {"alpaca": "preference_alpaca", "sharegpt": "preference_sharegpt", "openai": "preference_sharegpt"}  # fmt: skip
-"Value of `formatting` -> the shape of an entry with `ranking: true`."
-NOT_READ = {
-    "kto_tag": "answers that are judged are trained by a loss of their own",
-    "videos": "of media images alone are read",
-    "audios": "of media images alone are read",
+RANKED = {
+    "alpaca": "preference_alpaca",
+    "sharegpt": "preference_sharegpt",
+    "openai": "preference_sharegpt",
 }
-"Key or column -> the reason why an entry with it becomes no stream."
+"Value of `formatting` -> the shape of an entry with `ranking: true`."
+UNSUPPORTED = {
+    "kto_tag": "answers with a rating each need a loss that is not supported",
+    "videos": "video is not supported",
+    "audios": "audio is not supported",
+}
+"Key or column -> the reason why an entry with it is skipped."
 INFO = "LLaMA-Factory's dataset_info.json"
 MIXTURE = 'a mixture, {"mixture": {"c4": 26.7, "wiki": 3.8}, "num_tokens_avg": {"c4": 378}}'
 ROUNDING = 0.5
 "The most by which the sum of percents may exceed 100, since percents are rounded."
-MOST_SHOWN = 5
+MAX_SHOWN = 5
 
 
-def _read_json(path: str, wanted: str) -> Any:
-    """The content of a JSON file; RecipeError where there is none, which names the file that is
-    wanted.
+def _read_json(path: str, description: str) -> Any:
+    """Return the content of a JSON file. Raises RecipeError, with the description of the right
+    file, if it is missing or not JSON.
     """
     content = locate(path).fetch()
     if content is None:
-        raise RecipeError(f"there is no file {path}: name {wanted}.")
+        raise RecipeError(f"no such file: {path}; name {description}.")
     try:
         return orjson.loads(content[1])
     except orjson.JSONDecodeError as error:
-        raise RecipeError(f"{path} is no JSON ({error}): name {wanted}.") from None
+        raise RecipeError(f"{path} is not valid JSON ({error}): name {description}.") from None
 
 
 @dataclass(frozen=True)
@@ -100,109 +131,159 @@ class Entry:
 
     @property
     def shape(self) -> str:
-        """Return the name of the shape that the format and `ranking` name."""
+        """The name of the shape that `formatting` and `ranking` name."""
         return RANKED[self.formatting] if self.ranking else self.formatting
 
     @property
-    def given_tags(self) -> dict[str, Any]:
-        """Return the tags of the entry, with those that its format implies."""
+    def all_tags(self) -> dict[str, Any]:
+        """The tags of the entry, with those that its format implies."""
         is_openai = self.ranking and self.formatting == "openai"
         return (OPENAI_TAGS if is_openai else {}) | (self.tags or {})
 
 
-def read_dataset_info(path: str, names: Sequence[str], base: Path, said: Said) -> list[Draft]:
-    """The streams of the entries in `names`, or of all. RecipeError where `path` is no
-    dataset_info.json, or lacks a name.
+def read_dataset_info(path: str, names: Sequence[str], base: Path, notices: Notices) -> list[Draft]:
+    """Return the streams of the entries of a dataset_info.json.
+
+    Args:
+        names: names of the entries; empty for all.
+        base: the folder from which files are named.
+        notices: gets messages on entries that become no stream.
+
+    Raises RecipeError if `path` is not a dataset_info.json, or has no entry of a name.
     """
-    entries, drafts = _read_json(path, INFO), list[Draft]()
+    entries = _read_json(path, INFO)
     if not isinstance(entries, dict) or not entries:
-        raise RecipeError(f"no entries by name are in {path}: name {INFO}.")
+        raise RecipeError(f"{path} has no entries by name: name {INFO}.")
     for name in names:
         if name not in entries:
-            raise RecipeError(
-                f"{path} has no entry {name}; {suggest_key(name, list(entries), 'it has')}"
-            )
+            suggestion = suggest_key(name, list(entries), "it has")
+            raise RecipeError(f"{path} has no entry {name}; {suggestion}")
+    drafts = list[Draft]()
     for name in names or entries:
         try:
-            drafts.append(_draft(name, entries[name], locate(path).parent.url, base))
+            drafts.append(_read_entry(name, entries[name], locate(path).parent.url, base))
         except MdsmixError as error:
-            said.append(f"{name}: {error}")
+            notices.append(f"{name}: {error}")
     return drafts
 
 
-def _draft(name: str, entry: Any, folder: str, base: Path) -> Draft:
-    """The stream of an entry; RecipeError, with the reason, where the entry becomes none."""
+def _read_entry(name: str, entry: Any, folder: str, base: Path) -> Draft:
+    """Return the stream of an entry. Raises RecipeError with the reason if there is none.
+
+    Args:
+        folder: the folder of the dataset_info.json.
+        base: the folder from which files are named.
+    """
+    # Read the entry's keys.
     if not isinstance(entry, dict):
-        raise RecipeError("it is no object.")
+        raise RecipeError("skipped: it is not an object.")
     try:
-        found = schema.parse_mapping(Entry, {key: entry[key] for key in Entry.KEYS if key in entry})
+        parsed = schema.parse_mapping(
+            Entry, {key: entry[key] for key in Entry.KEYS if key in entry}
+        )
     except schema.Misfit as error:
         raise RecipeError(str(error)) from None
-    keys = KEYS[found.shape]
-    columns = found.columns or {column: keys[column] for column in USUAL if column in keys}
-    for key, why in NOT_READ.items():
+    keys = KEYS[parsed.shape]
+    columns = parsed.columns or {
+        column: keys[column] for column in DEFAULT_COLUMNS if column in keys
+    }
+    for key, why in UNSUPPORTED.items():
         if entry.get(key) or columns.get(key):
-            raise RecipeError(f"{key}: {why}.")
-    shape, fields, options = _shape(found.shape, columns, found.given_tags)
-    by = SHAPES[shape]
-    if named := columns.get("images"):
-        if by.gives is not Conversation:
-            raise RecipeError("images: it is text alone, and where its images stand is not said.")
-        by = with_images(by, [] if named in FIELDS else [str(named)])
-    not_data: Said = []
-    files = find_data([_file(entry, folder)], base, not_data)
+            raise RecipeError(f"{key}: skipped, since {why}.")
+    # Read the first records of its files.
+    source = _choose_shape(parsed.shape, columns, parsed.all_tags)
+    shape = _add_images(SHAPES[source.shape], columns.get("images"))
+    no_data: Notices = []
+    files = find_data([_locate_data(entry, folder)], base, no_data)
     if not files:
-        raise RecipeError(f"{'; '.join(map(str, not_data))}.")
+        raise RecipeError(f"{'; '.join(map(str, no_data))}.")
     if files[0].read_as.split_by:
-        files = [replace(f, read_as=replace(f.read_as, split_by="line")) for f in files]
-    guess = read_by(by, fields, options, head_of(files[0]))
-    draft = draft_of(name, guess, files, paths_of(files, files))
-    said = make_printable(name)
-    draft.notes.append(f"{said} of dataset_info.json")
-    if count := entry.get("num_samples"):
+        files = [replace(file, read_as=replace(file.read_as, split_by="line")) for file in files]
+    guess = try_shape(shape, source.fields, source.options, read_head(files[0]))
+    # Make the stream.
+    draft = make_draft(name, guess, files, find_paths(files, files))
+    printable = make_printable(name)
+    draft.notes.append(f"{printable} of dataset_info.json")
+    count = entry.get("num_samples")
+    if count:
         draft.notes.append(
-            f"its num_samples: {count!r} is left out: mix.{said}.choose: {count!r} draws as many an epoch"
+            f"num_samples: {count!r} is ignored: mix.{printable}.choose: {count!r} draws as many "
+            "an epoch"
         )
     return draft
 
 
-def _shape(
-    shape: str, columns: Mapping[str, Any], tags: Mapping[str, Any]
-) -> tuple[str, dict[str, str], dict[str, Any]]:
-    """The name of an entry's shape, the shape's fields, and its options; RecipeError where columns
-    do not fit the shape.
+class _Source(NamedTuple):
+    """The source of an entry's stream, as a recipe has it."""
+
+    shape: str
+    fields: dict[str, str]
+    options: dict[str, Any]
+
+
+def _choose_shape(shape: str, columns: Mapping[str, Any], tags: Mapping[str, Any]) -> _Source:
+    """Return the shape, fields and options of an entry. Raises RecipeError if its columns do not
+    fit the shape.
     """
-    given = {column: str(name) for column, name in columns.items() if name and column != "images"}
+    # Choose the shape by the columns.
+    fields = {
+        column: str(field) for column, field in columns.items() if field and column != "images"
+    }
     has_question = shape in ("alpaca", RANKED["alpaca"])
-    if has_question and "prompt" not in given and "query" in given:
-        given["prompt"] = given.pop("query")
-    if shape == "alpaca" and given.keys() == {"prompt"}:
+    if has_question and "prompt" not in fields and "query" in fields:
+        fields["prompt"] = fields.pop("query")
+    if shape == "alpaca" and fields.keys() == {"prompt"}:
         shape = "text"
     if shape == "openai" and not OPENAI_TAGS.items() >= tags.items():
         shape = "sharegpt"  # roles or keys other than OpenAI's
-    keys, wanted = KEYS[shape], SHAPES[shape].fields
-    if unknown := [column for column in given if column not in keys]:
-        other = "ranking: true" if shape in RANKED.values() else f"formatting: {shape}"
-        added = " without ranking: true" if unknown[0] in ANSWERS else ""
-        raise RecipeError(f"columns.{unknown[0]}: it is not read with {other}{added}.")
-    if missing := [c for c, key in keys.items() if key in wanted and c not in given]:
-        raise RecipeError(f"columns names no {' and no '.join(missing)}.")
+    # Check the columns.
+    keys = KEYS[shape]
+    unread = [column for column in fields if column not in keys]
+    if unread:
+        reader = "ranking: true" if shape in RANKED.values() else f"formatting: {shape}"
+        if unread[0] in ANSWERS:
+            reader += " without ranking: true"
+        raise RecipeError(f"columns.{unread[0]}: it is not read with {reader}.")
+    missing = [
+        column
+        for column, key in keys.items()
+        if key in SHAPES[shape].fields and column not in fields
+    ]
+    if missing:
+        raise RecipeError(f"columns lacks {' and '.join(missing)}.")
+    # Name the fields and tags as a recipe does.
+    options = dict[str, Any]()
     renamed = {tag: word for tag, word in tags.items() if TAGS.get(tag) != word}
-    options = {"tags": renamed} if renamed and "tags" in SHAPES[shape].options else {}
-    return shape, {keys[column]: name for column, name in given.items()}, options
+    if renamed and "tags" in SHAPES[shape].options:
+        options["tags"] = renamed
+    return _Source(shape, {keys[column]: field for column, field in fields.items()}, options)
 
 
-def _file(entry: Mapping[str, Any], folder: str) -> str:
-    """The path or URL of an entry's data; RecipeError where the entry names no file."""
-    named = entry.get("file_name") or entry.get("cloud_file_name")
-    if not named:
+def _add_images(shape: Shape, column: Any) -> Shape:
+    """Return the shape, with images if the entry has a column for them. Raises RecipeError if the
+    shape's records cannot have images.
+    """
+    if not column:
+        return shape
+    if shape.gives is not Conversation:
+        raise RecipeError("images: skipped, since nothing tells where in the text they belong.")
+    return with_images(shape, [] if column in FIELDS else [str(column)])
+
+
+def _locate_data(entry: Mapping[str, Any], folder: str) -> str:
+    """Return the path or URL of an entry's data. Raises RecipeError if the entry does not name a
+    file.
+    """
+    file_name = entry.get("file_name") or entry.get("cloud_file_name")
+    if not file_name:
         repo = make_printable(str(entry.get("hf_hub_url", "ORG/NAME")))
         raise RecipeError(
-            f"it lies elsewhere: fetch it, and name it as file_name, or write a stream of hf://datasets/{repo}/..."
+            "it is on the Hub: download it and set file_name, or write a stream with "
+            f"path: hf://datasets/{repo}/..."
         )
-    if "://" in named:
-        return str(named)
-    return f"{folder}/{named if folder.startswith('s3:') else glob.escape(named)}"
+    if "://" in file_name:
+        return str(file_name)
+    return f"{folder}/{file_name if folder.startswith('s3:') else glob.escape(file_name)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,84 +297,107 @@ class Mixture:
 
 
 def read_mixture(path: str) -> Mixture:
-    """The mixture in a file; RecipeError, with the fault and an example, where the file is no
-    mixture.
-    """
+    """Read a mixture file. Raises RecipeError, with the fault and an example, if it is not one."""
     try:
-        found = schema.parse_mapping(Mixture, _read_json(path, MIXTURE))
+        parsed = schema.parse_mapping(Mixture, _read_json(path, MIXTURE))
     except schema.Misfit as error:
         raise RecipeError(f"{path}: {error} Name {MIXTURE}.") from None
-    total = sum(found.mixture.values())
-    if min(found.mixture.values(), default=0) < 0 or not 0 < total <= 100 + ROUNDING:
+    percents = parsed.mixture.values()
+    total = sum(percents)
+    if min(percents, default=0) < 0 or not 0 < total <= 100 + ROUNDING:
         raise RecipeError(
-            f"{path}: the percents of its mixture come to {total:g}; they are of one budget, so give 100 in all at most, each 0 or more."
+            f"{path}: the percents of its mixture sum to {total:g}; they must sum to at most 100, "
+            "each 0 or more."
         )
-    return found
+    return parsed
 
 
-def match(
-    path: str, names: Sequence[str], base: Path, is_budgeted: bool, said: Said
+def match_mixture(
+    path: str, names: Sequence[str], base: Path, is_budgeted: bool, notices: Notices
 ) -> list[Draft]:
-    """The streams of a mixture file's sources that have files among `names` (files, folders,
-    patterns).
+    """Return the streams of a mixture file's sources that have files.
 
     Args:
+        names: files, folders and patterns.
+        base: the folder from which files are named.
         is_budgeted: each stream is to be a sample as large as its share of the budget.
+        notices: gets messages on sources and files that are left out.
     """
-    mixture, drafts = read_mixture(path), list[Draft]()
-    files = _files_of(path, mixture.mixture, names, base, said)
+    mixture = read_mixture(path)
+    files = _match_files(path, mixture.mixture, names, base, notices)
+    drafts = list[Draft]()
     for name, percent in mixture.mixture.items():
-        if not (percent and files[name]):
-            why = "and no file or folder that was named is called so: it is" if percent else "so it is"  # fmt: skip
-            said.append(f"{name}: {percent:g}% of the mixture, {why} left out")
+        if not percent:
+            notices.append(f"{name} is left out: it is 0% of the mixture")
             continue
-        for split, draft in _by_split(name, files[name], said).items():
+        if not files[name]:
+            notices.append(
+                f"{name} is left out: it is {percent:g}% of the mixture, but no file or folder has "
+                "its name"
+            )
+            continue
+        for draft in _draft_splits(name, files[name], notices):
             drafts.append(draft)
-            if split:
+            if "split" in draft.keys:
                 continue
             # Without a budget they are ratios: sources that are left out divide nothing.
             draft.share = f"{percent:g}%" if is_budgeted else f"{percent:g}"
             if is_budgeted:
                 draft.keys["sample"] = "budget"
-            if mean := mixture.num_tokens_avg.get(name):
-                draft.keys["expected_mean_tokens"] = mean
+            mean_tokens = mixture.num_tokens_avg.get(name)
+            if mean_tokens:
+                draft.keys["expected_mean_tokens"] = mean_tokens
     return drafts
 
 
-def _files_of(
-    path: str, sources: Collection[str], names: Sequence[str], base: Path, said: Said
+def _match_files(
+    path: str, sources: Collection[str], names: Sequence[str], base: Path, notices: Notices
 ) -> dict[str, list[SourceFile]]:
-    """Source -> its files. Files of no source are reported in `said`."""
-    by_word = {_known(name): name for name in sources}
-    found, others = defaultdict[str, list[SourceFile]](list), list[str]()
-    for file in find_data(names, base, said):
-        *folders, last = file.name.split("/")
-        parts = (last.partition(".")[0], *reversed(folders))
-        words = (_known(w) for part in parts for w in (part, "".join(telling(part))))
-        if word := next(filter(by_word.__contains__, words), None):
-            found[by_word[word]].append(file)
+    """Return source -> its files. Files of no source are reported in `notices`."""
+    source_of = {_simplify(name): name for name in sources}
+    files = defaultdict[str, list[SourceFile]](list)
+    unmatched = list[str]()
+    for file in find_data(names, base, notices):
+        word = next((word for word in _words_of_path(file.name) if word in source_of), None)
+        if word is not None:
+            files[source_of[word]].append(file)
         elif file.location.url != locate(path).url:
-            others.append(file.name)
-    if others:
-        said.append(f"of no source of the mixture, and left out: {join_names(others, MOST_SHOWN)}")
-    return found
+            unmatched.append(file.name)
+    if unmatched:
+        shown = join_names(unmatched, MAX_SHOWN)
+        notices.append(f"left out, since no source of the mixture has their names: {shown}")
+    return files
 
 
-def _known(name: str) -> str:
-    """The letters and digits of a name in lower case: spellings differ in all else."""
+def _words_of_path(path: str) -> Iterator[str]:
+    """Yield the words that may name a source: of the file, then of its folders, the nearest
+    first.
+    """
+    *folders, last = path.split("/")
+    for step in (last.partition(".")[0], *reversed(folders)):
+        yield _simplify(step)
+        yield _simplify("".join(naming_words(step)))
+
+
+def _simplify(name: str) -> str:
+    """Return the letters and digits of a name in lower case: spellings differ in all others."""
     return re.sub(r"[\W_]", "", name.lower())
 
 
-def _by_split(name: str, files: list[SourceFile], said: Said) -> dict[str, Draft]:
-    """A stream for each split of the source. If its files differ in shape, the shape with the most
-    bytes wins; other files are reported.
+def _draft_splits(name: str, files: list[SourceFile], notices: Notices) -> list[Draft]:
+    """Return a stream for each split of a source. If its files differ in shape, the shape with the
+    most bytes wins; other files are reported.
     """
-    found = dict[str, Draft]()
-    for draft in sorted(sort_out(files, said, is_one=True), key=lambda d: -estimate_size(d.files)):
-        if found.setdefault(draft.keys.get("split", ""), draft) is not draft:
-            others = join_names([file.name for file in draft.files], MOST_SHOWN)
-            said.append(f"{name}: {others} left out, since its fields are not those of most of it")
-        draft.name = plain_name(name)
-    if not found:
-        said.append(f"{name}: none of its files can be read, so it is left out")
-    return found
+    draft_of_split = dict[str, Draft]()
+    drafts = group_files(files, notices, is_one=True)
+    for draft in sorted(drafts, key=lambda draft: -estimate_size(draft.files)):
+        split = draft.keys.get("split", "")
+        if split in draft_of_split:
+            shown = join_names([file.name for file in draft.files], MAX_SHOWN)
+            notices.append(f"{name}: {shown} left out, since most of its data has other fields")
+        else:
+            draft.name = clean_name(name)
+            draft_of_split[split] = draft
+    if not draft_of_split:
+        notices.append(f"{name} is left out: none of its files can be read")
+    return list(draft_of_split.values())

@@ -1,7 +1,8 @@
-"""Encodes the first records of each stream by its own shape, template and encoder, to count what a
-conversion would write and to show one sample. Nothing is published. For records with images it
-finds the token that stands for an image, and the folder where the images lie: where the records
-say, or in a folder near by.
+"""Encodes the first records of each stream with its own shape, template and encoder, to count the
+records that a conversion would write and to show one sample. Nothing is published.
+
+For records with images it finds the token of an image, and the folder where paths of images begin:
+the folder of the records' file, or one near it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from mdsmix.encode.encoded import Encoded
 from mdsmix.errors import MdsmixError
 from mdsmix.images.fetching import is_http, locate_image
 from mdsmix.images.judge import BadImage
-from mdsmix.init.data_files import Said
-from mdsmix.init.drafts import Draft, text_of
-from mdsmix.kinds import open_recipe
+from mdsmix.init.data_files import Notices
+from mdsmix.init.drafts import Draft, format_recipe
+from mdsmix.kinds import Kind, open_recipe
 from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.kinds.pictured import choose_image_token
 from mdsmix.kinds.read_records import open_record_encoder
@@ -34,6 +35,7 @@ from mdsmix.recipe import ImagesSpec, Recipe
 from mdsmix.record import FILTERED, detail_of
 from mdsmix.shapes.image_parts import FIELDS
 from mdsmix.shards.counts import Records
+from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.sources import estimate_size
 from mdsmix.storage import Location
@@ -42,174 +44,213 @@ from mdsmix.tokenizer.card import Tokenizer
 REWRITTEN = (
     "the chat template rewrites earlier turns: a row for the last answer of each conversation"
 )
-TENTH = "convert publishes nothing where more than a tenth is bad"
-MEND = "mend the source, or set max_bad"
-NO_TOOLS = "tools_not_printed"
-OTHER_TEMPLATE = "name a tokenizer whose chat template prints tools, calls and results, as those of Qwen2.5 and Llama 3.1 do"
+LIMIT = "convert publishes nothing if more than a tenth is bad"
+FIX = "fix the source, or set max_bad"
+TOOLS_NOT_PRINTED = "tools_not_printed"
+OTHER_TEMPLATE = (
+    "name a tokenizer whose chat template prints tools, calls and results, as those of Qwen2.5 "
+    "and Llama 3.1 do"
+)
+UNSUPPORTED_MEDIA = ("<audio>", "<video>")
+"Placeholders of media that mdsmix does not read."
+IMAGE_TOKENS = ("<|image_pad|>", "<image>", "<|image|>", "<image_soft_token>", "[IMG]")
+"Image tokens of known models, for tokenizers that declare no image_token."
+MAX_ROOTS = 64
+"The most folders that are searched for images."
+MAX_SEARCHED = 5
+"Images that are searched for in each folder."
 
 
 def try_all(
     keys: Mapping[str, Any], drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path
 ) -> None:
-    """Tries the first records of every stream; a stream whose template rewrites history is tried
+    """Try the first records of every stream. A stream whose template rewrites history is tried
     again with `rewritten_history: last`.
 
     Args:
         keys: keys at the top of the recipe.
         folder: the folder of the recipe.
 
-    Raises:
-        RecipeError: the tokenizer lacks a token or template that a stream needs.
+    Raises RecipeError if the tokenizer lacks a token or template that a stream needs.
     """
     for draft in drafts:
-        says = _try(_recipe_of(keys, drafts, folder), draft, tokenizer)
-        if _is_much(draft.tried.quarantined.get("not_prefix_stable", 0), draft):
+        template_error = _try_draft(_open_drafts(keys, drafts, folder), draft, tokenizer)
+        if _is_too_many(draft.tried.quarantined.get("not_prefix_stable", 0), draft):
             draft.set("rewritten_history", "last", REWRITTEN)
-            says = _try(_recipe_of(keys, drafts, folder), draft, tokenizer)
-        _decide(draft, says)
+            template_error = _try_draft(_open_drafts(keys, drafts, folder), draft, tokenizer)
+        _note_trial(draft, template_error)
 
 
-def _is_much(bad: int, draft: Draft) -> bool:
-    """Whether `bad` records are more than a tenth, the default of max_bad."""
-    return bad * 10 > draft.tried.read
+def _is_too_many(records: int, draft: Draft) -> bool:
+    """Return whether so many records are more than a tenth, the default of max_bad."""
+    return records * 10 > draft.tried.read
 
 
-def _recipe_of(keys: Mapping[str, Any], drafts: Sequence[Draft], folder: Path) -> Recipe:
+def _open_drafts(keys: Mapping[str, Any], drafts: Sequence[Draft], folder: Path) -> Recipe:
+    """Return the recipe of these streams, as if it were in this folder."""
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "recipe.yaml"
-        path.write_text(text_of(keys, drafts), encoding="utf-8")
+        path.write_text(format_recipe(keys, drafts), encoding="utf-8")
         return open_recipe(path, folder=folder)
 
 
-def _try(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
-    """Encodes the first records, and returns the chat template's reason for its first refusal;
-    empty without one.
+def _try_draft(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
+    """Encode the first records and keep the results in the draft. Return the chat template's first
+    error; empty without one.
     """
+    # Encode the records.
     head = draft.guess.head
     stream = resolve_stream(recipe, recipe.streams[draft.name], tokenizer)
     reader = open_record_encoder(stream, tokenizer, open_backend(tokenizer, "reference"))
     encoded = reader.encode(head.parsed(stream.fields_parsed))
-    rejected = encoded.rejected
+    # Count them.
+    reasons = Counter(str(reason) for reason in encoded.rejected.values())
+    filtered = Counter({code: count for code, count in reasons.items() if code in FILTERED})
     draft.tried = Records(
         read=len(head),
-        written=len(head.records) - len(rejected),
-        filtered=Counter(str(why) for why in rejected.values() if why in FILTERED),
-        quarantined=head.bad
-        + Counter(str(why) for why in rejected.values() if why not in FILTERED),
+        written=len(head.records) - len(encoded.rejected),
+        filtered=filtered,
+        quarantined=head.bad + (reasons - filtered),
         unread=reader.diagnostics.counts.get("unread", {}),
         placeholders=reader.diagnostics.counts.get("placeholders", {}),
     )
-    notes = stream.kind.end_notes(tokenizer)
-    draft.ends = [str(replace(note, sentence=f"{draft.name}: {note.sentence}")) for note in notes]
-    if doubled := stream.kind.doubled_eos(tokenizer):
-        draft.ends.append(f"{draft.name}: {doubled}")
+    # Look at the ends of answers, and at the first row.
+    draft.ends = _describe_ends(stream.kind, draft.name, tokenizer)
     if draft.tried.written:
-        first = _first_row(encoded, stream.encoding.columns)
-        draft.pieces = list(stream.kind.pieces(first))
-        draft.eos = stream.kind.appended_eos(first, tokenizer.eos_id)
-    details = map(detail_of, rejected.values())
-    said = (detail["template"] for detail in details if "template" in detail)
-    return make_printable(str(next(said, "")))
+        row = _decode_first_row(encoded, stream.encoding)
+        draft.pieces = list(stream.kind.pieces(row))
+        draft.eos = stream.kind.appended_eos(row, tokenizer.eos_id)
+    for reason in encoded.rejected.values():
+        detail = detail_of(reason)
+        if "template" in detail:
+            return make_printable(str(detail["template"]))
+    return ""
 
 
-def _first_row(encoded: Encoded, encodings: Mapping[str, str]) -> Sample:
-    """The first row, decoded. `encodings`: column -> its MDS encoding."""
-    row = {name: np.asarray(column[0]) for name, column in encoded.columns.items()}
-    decoded = {"json": lambda v: orjson.loads(v.tobytes()), "bytes": np.ndarray.tobytes}
-    return {name: decoded.get(encodings.get(name, ""), np.asarray)(v) for name, v in row.items()}
+def _describe_ends(kind: Kind, name: str, tokenizer: Tokenizer) -> list[str]:
+    """Return messages on the ends of a stream's answers."""
+    notes = kind.end_notes(tokenizer)
+    ends = [str(replace(note, sentence=f"{name}: {note.sentence}")) for note in notes]
+    doubled = kind.doubled_eos(tokenizer)
+    if doubled:
+        ends.append(f"{name}: {doubled}")
+    return ends
 
 
-def _decide(draft: Draft, says: str) -> None:
-    """Notes the counts of a trial, and the reason if `convert` would refuse the stream. `says`: the
-    chat template's refusal.
-    """
-    tried, lost = draft.tried, ""
-    for what, reasons in (("filtered", tried.filtered), ("quarantined", tried.quarantined)):
-        lost += f"; {what}: {join_counts(reasons)}" if reasons else ""
-    files = f"{plural(len(draft.files), 'file')}, {estimate_size(draft.files):,} bytes"
-    looked = f"records looked at: {tried.read:,}, written: {tried.written:,}{lost}"
-    draft.notes.append(f"{files}; {looked}")
-    if marked := draft.guess.marked:
+def _decode_first_row(encoded: Encoded, encoding: Encoding) -> Sample:
+    row = dict[str, Any]()
+    for name, column in encoded.columns.items():
+        values = np.asarray(column[0])
+        mds_encoding = encoding.columns.get(name, "")
+        if mds_encoding == "json":
+            row[name] = orjson.loads(values.tobytes())
+        elif mds_encoding == "bytes":
+            row[name] = values.tobytes()
+        else:
+            row[name] = values
+    return row
+
+
+def _note_trial(draft: Draft, template_error: str) -> None:
+    """Note the counts of a trial, and the reason if `convert` would refuse the stream."""
+    tried = draft.tried
+    counts = f"records tried: {tried.read:,}, written: {tried.written:,}"
+    if tried.filtered:
+        counts += f"; filtered: {join_counts(tried.filtered)}"
+    if tried.quarantined:
+        counts += f"; quarantined: {join_counts(tried.quarantined)}"
+    size = f"{plural(len(draft.files), 'file')}, {estimate_size(draft.files):,} bytes"
+    draft.notes.append(f"{size}; {counts}")
+    if draft.guess.marked:
         draft.notes.append(
-            f"{plural(marked, 'record')} of these say which answers are trained: target_responses: all trains every one of those, and last "
-            "only the last of them"
+            f"{plural(draft.guess.marked, 'record')} of these mark which answers are trained: "
+            "target_responses: all trains each of those, last only the last of them"
         )
-    if _is_much(tried.bad, draft) or not tried.written:
-        told = f"; the chat template: {says}" if says else ""
-        mend = OTHER_TEMPLATE if NO_TOOLS in tried.quarantined else MEND
-        draft.refused = f"{looked}{told}; {TENTH}: {mend}"
-    unsupported = {name: tried.placeholders.get(name, 0) for name in UNSUPPORTED_MEDIA}
-    for name, many in unsupported.items():
-        if _is_much(many, draft) and not draft.refused:
-            draft.refused = f"{looked}; {many:,} of these contain {name}, which would be trained as text: audio and video are not supported"
+    if _is_too_many(tried.bad, draft) or not tried.written:
+        error = f"; the chat template: {template_error}" if template_error else ""
+        fix = OTHER_TEMPLATE if TOOLS_NOT_PRINTED in tried.quarantined else FIX
+        draft.refused = f"{counts}{error}; {LIMIT}: {fix}"
+        return
+    for name in UNSUPPORTED_MEDIA:
+        records = tried.placeholders.get(name, 0)
+        if _is_too_many(records, draft):
+            draft.refused = (
+                f"{counts}; {records:,} of these contain {name}, which would be trained as text: "
+                "audio and video are not supported"
+            )
+            return
 
 
-UNSUPPORTED_MEDIA = ("<audio>", "<video>")
-"Placeholders of media that mdsmix does not read."
-TOKENS = ("<|image_pad|>", "<image>", "<|image|>", "<image_soft_token>", "[IMG]")
-"Image tokens of known models, for tokenizers that declare no image_token."
-MOST_ROOTS = 64
-"The most folders that are searched for images."
-FIRST = 5
-"Images that are looked for in each folder."
-
-
-def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, said: Said) -> bool:
-    """Sets the keys for the images of a stream; False if the tokenizer has no token for an image.
+def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, notices: Notices) -> bool:
+    """Set the keys for the images of a stream; return False if the tokenizer has no token for an
+    image.
 
     Args:
         folder: the folder of the recipe.
-        said: takes sentences on a missing token or missing images.
+        notices: gets messages on a missing token or missing images.
     """
-    keys, why = dict[str, Any](), list[str]()
-    if (fields := draft.guess.shape.image_fields) and fields != FIELDS:
+    keys = dict[str, Any]()
+    why = list[str]()
+    fields = draft.guess.shape.image_fields
+    if fields and fields != FIELDS:
         keys["field"] = fields[0] if len(fields) == 1 else list(fields)
+    # The token of an image.
     if not choose_image_token(ImagesSpec(), tokenizer):
-        keys["token"] = next((t for t in TOKENS if t in tokenizer.special_tokens), None)
+        token = next((token for token in IMAGE_TOKENS if token in tokenizer.special_tokens), None)
+        if token is None:
+            notices.append(
+                f"{draft.name} is left out: its records contain images, but this tokenizer has no "
+                "image token; use a vision-language model's tokenizer"
+            )
+            return False
+        keys["token"] = token
         why.append("the tokenizer declares no image_token")
-    if keys.get("token", "") is None:
-        said.append(
-            f"{draft.name} is left out: its records have images, and the tokenizer knows no token for one: name that of a model that sees"
-        )
-        return False
-    pictures, beside = draft.guess.pictures, draft.files[0].location.parent
-    paths = [each for each in pictures if isinstance(each, str) and not is_http(each)]
-    first = paths[:FIRST]
-    roots = islice(_roots(beside), MOST_ROOTS if paths else 1)
-    base = max(roots, key=lambda root: sum(_is_there(path, root) for path in first))
-    if base.url != beside.url:
-        keys["root"] = base.url if base.is_store else os.path.relpath(base.url, folder)
+    # The folder where the paths of images begin.
+    pictures = draft.guess.pictures
+    paths = [image for image in pictures if isinstance(image, str) and not is_http(image)]
+    records_folder = draft.files[0].location.parent
+    root = _find_root(records_folder, paths)
+    if root.url != records_folder.url:
+        keys["root"] = root.url if root.is_store else os.path.relpath(root.url, folder)
         why.append("where the paths were found")
-    draft.set("images", keys, "; ".join(why) or "paths begin beside the records")
-    lost = [path for path in paths if not _is_there(path, base)]
+    draft.set("images", keys, "; ".join(why) or "paths begin in the folder of the records")
+    # The counts.
+    lost = [path for path in paths if not _exists(path, root)]
     draft.notes.append(
-        f"images of these records: {len(pictures):,}; {len(paths):,} by a path, {len(lost):,} of these not found; others in the records, or "
-        "at http(s) URLs, which images.http: fetch fetches"
+        f"images of these records: {len(pictures):,}; {len(paths):,} by a path, {len(lost):,} of "
+        "these not found; others in the records, or at http(s) URLs, which images.http: fetch "
+        "fetches"
     )
     if lost:
-        said.append(
-            f"WARNING: {draft.name}: of {plural(len(paths), 'image')} looked for {len(lost):,} not there, such as "
-            f"{make_printable(lost[0][:200])}: write images.root, the folder that their paths begin at"
+        notices.append(
+            f"WARNING: {draft.name}: {len(lost):,} of {plural(len(paths), 'image')} not found, "
+            f"such as {make_printable(lost[0][:200])}: set images.root to the folder where their "
+            "paths begin"
         )
     return True
 
 
-def _roots(beside: Location) -> Iterator[Location]:
-    """The folder of the records' file, the folders in it, the folder above it, and the folders in
-    that.
-    """
-    yield beside
+def _find_root(records_folder: Location, paths: Sequence[str]) -> Location:
+    """Return the folder near the records that has the most of the first images."""
+    roots = islice(_nearby_folders(records_folder), MAX_ROOTS if paths else 1)
+    searched = paths[:MAX_SEARCHED]
+    return max(roots, key=lambda root: sum(_exists(path, root) for path in searched))
+
+
+def _nearby_folders(folder: Location) -> Iterator[Location]:
+    """Yield the folder, the folders in it, the folder that contains it, and all folders in that."""
+    yield folder
     try:
-        yield from (beside / name for name in beside.folders())
-        yield beside.parent
-        yield from (beside.parent / name for name in beside.parent.folders())
+        yield from (folder / name for name in folder.folders())
+        yield folder.parent
+        yield from (folder.parent / name for name in folder.parent.folders())
     except MdsmixError:
         return
 
 
-def _is_there(path: str, base: Location) -> bool:
+def _exists(path: str, root: Location) -> bool:
     try:
-        place = locate_image(path, base)
-        return isinstance(place, Location) and place.stat() is not None
+        location = locate_image(path, root)
+        return isinstance(location, Location) and location.stat() is not None
     except (BadImage, MdsmixError):
         return False

@@ -336,7 +336,7 @@ def test_init_writes_a_recipe_of_preferences_alone(
     done("convert", "recipe.yaml")
     assert manifest_of(tmp_path / "mix/likes/train").totals.samples == 2
     both = done("init", "likes.jsonl", "text.jsonl", "--tokenizer", tokenizer_folder)
-    assert "likes is left out: a preference trains in a run of its own" in both.err
+    assert "likes is left out: a preference stream needs a run of its own" in both.err
     assert yaml.safe_load(both.out)["streams"].keys() == {"text"}
 
 
