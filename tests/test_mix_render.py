@@ -70,7 +70,7 @@ def resolved(text: str) -> Any:
 
 
 HEAD = """\
-# mdsmix: rendered by version 0.1.0 from mix.yaml. An epoch of the finetuning loader comes to
+# mdsmix: rendered by version 0.1.0 from mix.yaml. An epoch of the finetuning loader:
 # mdsmix:   stream  in it  an epoch   share  tokens   share
 # mdsmix:   web        30        15   42.9%     120   60.0%
 # mdsmix:   chat       20        20   57.1%      80   40.0%

@@ -1,7 +1,7 @@
-"""All checks over one mix, in order: a mix that would fail is refused before a GPU is rented.
+"""Run all checks on a mix, so that a mix that would fail is refused before a GPU is rented.
 
 A check raises Unreachable if a store does not answer or refuses access. The command then ends with
-exit code 4, so that a shard that nobody read never passes for a good one.
+exit code 4, so that a shard that was not read is never reported as a good one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mdsmix.mix.checks import CHECKS
 from mdsmix.mix.epoch.apportion import shares_to_json
 from mdsmix.mix.epoch.figures import make_epoch_table, measure_epoch
 from mdsmix.mix.streams.mix import Mix, unique_folders
+from mdsmix.shards.index import StoredFile
 from mdsmix.shards.verification import ReadingWatcher, verify
 from mdsmix.table import Tree, table_to_json
 
@@ -33,7 +34,7 @@ def run_checks(mix: Mix) -> list[Finding]:
 
 
 def run_one_check(mix: Mix, id: str) -> list[Finding]:
-    """Return the findings of one check, for a command that needs no verdict."""
+    """Return the findings of one check, for a command that needs only that one."""
     return _run(mix, [check for check in list_checks() if check.id == id])
 
 
@@ -44,7 +45,9 @@ def list_checks() -> list[Check]:
 
 @dataclass
 class _Shared:
-    """The loaders and streams that share a finding. The keys are their names, in order."""
+    """The loaders and streams that share a finding. The keys are their names, in order; the values
+    are unused.
+    """
 
     loaders: dict[str, None] = field(default_factory=dict)
     streams: dict[str, None] = field(default_factory=dict)
@@ -87,8 +90,8 @@ def sort_by_severity(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def verify_streams(mix: Mix, watcher: ReadingWatcher) -> Mix:
-    """Read every byte of every stream: hash, decode and count each shard. Return the mix with the
-    reports.
+    """Read every byte of every stream, to hash, decode and count each shard. Return the mix with
+    the reports.
 
     Raises Unreachable if a stream cannot be read.
     """
@@ -99,7 +102,7 @@ def verify_streams(mix: Mix, watcher: ReadingWatcher) -> Mix:
 
 
 def is_refused(findings: Sequence[Finding]) -> bool:
-    """Check whether the mix may not be trained: one error is enough."""
+    """Check whether the findings contain an error, so that the mix may not be trained."""
     return any(finding.severity == "error" for finding in findings)
 
 
@@ -122,10 +125,12 @@ def make_report(mix: Mix, findings: Sequence[Finding]) -> Tree:
 
 
 def describe_coverage(mix: Mix) -> str:
-    """Return one line on how far shards were read. Names and sizes do not show a byte that was
-    changed in place.
+    """Return one line on how far shards were read. Without --deep only names and sizes are checked,
+    which do not show a byte that was changed in place.
     """
-    shards = [shard.stored for stream in unique_folders(mix.streams) for shard in stream.shards]
+    shards = list[StoredFile]()
+    for stream in unique_folders(mix.streams):
+        shards += [shard.stored for shard in stream.shards]
     size = plural(sum(shard.bytes for shard in shards), "byte")
     counted = f"{plural(len(shards), 'shard')}, {size}"
     if not mix.verified:
@@ -136,8 +141,8 @@ def describe_coverage(mix: Mix) -> str:
     unchecked = sum(report.blind for report in mix.verified.values())
     if unchecked:
         return (
-            f"read and hashed: {counted}; of {plural(unchecked, 'shard')} no hash or no "
-            "decompressor is known"
+            f"read and hashed: {counted}; {plural(unchecked, 'shard')} could not be checked, since "
+            "no hash or no decompressor is known"
         )
     return f"read and hashed: {counted}"
 

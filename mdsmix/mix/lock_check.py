@@ -1,8 +1,8 @@
-"""The lock of a rendered mix: made by rendering, and compared later with the streams as they are
-then.
+"""The lock of a rendered mix. Rendering makes it, and `mdsmix check --lock` compares it later with
+the streams as they are then.
 
-`mdsmix.foundry_yaml.lock` defines its contents. Here a Mix becomes a lock, and the differences of
-two locks become findings, stream by stream: errors on training streams, warnings on evaluations.
+`mdsmix.foundry_yaml.lock` defines its contents. Here a Mix is converted to a lock, and each
+difference of two locks to a finding: an error on training streams, a warning on evaluations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mdsmix.table import Column, Row, Table
 
 
 class DifferenceRule(NamedTuple):
-    """The fixed parts of a finding about a lock."""
+    """The id, consequence and fix of a finding about a lock."""
 
     id: str
     why: str
@@ -42,14 +42,14 @@ class DifferenceRule(NamedTuple):
 
 TRAINING_DIFFERS = DifferenceRule(
     "lock-differs",
-    "A checkpoint of the planned run, resumed on this, repeats samples and skips others.",
+    "A checkpoint of the planned run that is resumed on this mix repeats samples and skips others.",
     "train on the streams that the lock names (publish: versioned keeps every version), or render "
-    "the YAML again and begin a new run; --accept-changed makes it a warning.",
+    "the YAML again and start a new run; --accept-changed makes this a warning.",
 )
 EVALUATION_DIFFERS = DifferenceRule(
     "lock-eval-differs",
     "Its losses cannot be compared with earlier ones.",
-    "OK if intended. Render the YAML again to lock the streams of today.",
+    "OK if intended. Render the YAML again to lock the streams as they are now.",
 )
 
 
@@ -64,15 +64,15 @@ def lock_path(target: str) -> str | None:
 
 
 def make_lock(mix: Mix) -> Lock:
-    """Lock the mix as it is published now: its streams' files, and how the loaders draw them. A
-    loader with a stream that mdsmix cannot open is left out.
+    """Lock the mix as it is published now: the streams' shards, and how the loaders draw samples
+    from them. A loader with a stream that mdsmix cannot open is left out.
     """
     opened = [loader for loader in mix.loaders if not loader.unopened]
     return Lock(loaders={loader.label: _lock_loader(mix, loader) for loader in opened})
 
 
 def _lock_loader(mix: Mix, loader: Loader) -> LoaderLock:
-    draws = count_loader_draws(loader) or [0] * len(loader.streams)
+    draws = count_loader_draws(loader) or [0 for _ in loader.streams]
     card = mix.tokenizer
     settings = locked_settings(
         loader,
@@ -80,7 +80,10 @@ def _lock_loader(mix: Mix, loader: Loader) -> LoaderLock:
         tokenizer=card and card.hash,
         chat_template=card and card.chat_template_hash,
     )
-    return LoaderLock(streams=[*map(_lock_stream, loader.streams, draws)], settings=settings)
+    streams = [
+        _lock_stream(stream, drawn) for stream, drawn in zip(loader.streams, draws, strict=True)
+    ]
+    return LoaderLock(streams=streams, settings=settings)
 
 
 def _lock_stream(stream: StreamInMix, drawn: int) -> LockedStream:
@@ -105,18 +108,24 @@ STREAM_COLUMNS = (
 )
 
 
-def compare_locks(was: Lock, now: Lock, is_accepted: bool = False) -> tuple[list[Finding], Table]:
-    """Return a finding for each difference, and a table of the streams of `now` with their states.
+class LockComparison(NamedTuple):
+    """The differences of two locks."""
 
-    A difference in training is an error, or a warning if it `is_accepted`. A difference in an
-    evaluation is a warning.
+    findings: list[Finding]
+    table: Table
+    "The streams of the new lock, and whether they are as planned."
+
+
+def compare_locks(old: Lock, new: Lock, is_accepted: bool = False) -> LockComparison:
+    """Compare two locks. A difference in training is an error, or a warning if it `is_accepted`. A
+    difference in an evaluation is a warning.
     """
     findings = list[Finding]()
     rows = list[Row]()
     missing = LoaderLock(streams=[])
-    for label in now.loaders | was.loaders:
-        old_lock = was.loaders.get(label, missing)
-        new_lock = now.loaders.get(label, missing)
+    for label in new.loaders | old.loaders:
+        old_lock = old.loaders.get(label, missing)
+        new_lock = new.loaders.get(label, missing)
         differences = [*find_differences(old_lock, new_lock)]
         rule = TRAINING_DIFFERS if label == TRAIN else EVALUATION_DIFFERS
         severity: Severity = "error" if label == TRAIN and not is_accepted else "warning"
@@ -136,11 +145,15 @@ def compare_locks(was: Lock, now: Lock, is_accepted: bool = False) -> tuple[list
         for stream in new_lock.streams:
             state = "not as planned" if stream.name in changed else "as planned"
             rows.append((label, stream.name, state, stream.samples, stream.drawn))
-    return findings, Table(columns=STREAM_COLUMNS, rows=rows)
+    return LockComparison(findings, Table(columns=STREAM_COLUMNS, rows=rows))
 
 
-def check_lock(mix: Mix, targets: Sequence[str], is_accepted: bool) -> tuple[list[Finding], Table]:
-    """Compare the mix as it is now with the lock next to its YAML, the only one of `targets`.
+def check_lock(mix: Mix, targets: Sequence[str], is_accepted: bool) -> LockComparison:
+    """Compare the mix as it is now with the lock next to its YAML.
+
+    Args:
+        targets: the words of the command, which must be one YAML.
+        is_accepted: whether a difference in training is only a warning.
 
     Raises RecipeError if the targets are not one training YAML, or if its lock cannot be read.
     """
@@ -156,8 +169,8 @@ def check_lock(mix: Mix, targets: Sequence[str], is_accepted: bool) -> tuple[lis
     if stored is None:
         raise RecipeError(
             f"{target} has no lock: there is no {os.path.basename(target)}{SUFFIX} next to it, so "
-            "what the run was planned with is unknown; "
+            "the data that the run was planned with is unknown; "
             f"`mdsmix render-yaml RECIPE -o {target}` writes both."
         )
-    fix = "render the YAML again, which locks what is published now"
+    fix = "render the YAML again, which locks the streams that are published now"
     return compare_locks(parse_lock(Lock, stored[1], str(path), fix), make_lock(mix), is_accepted)

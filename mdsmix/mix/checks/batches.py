@@ -123,7 +123,9 @@ def epoch_too_small(mix: Mix) -> Findings:
     epoch = _measure_epoch(mix)
     drawn = sum(stream.drawn for stream in epoch)
     ratio = mix.train.dataset.get("packing_ratio")
-    packing = float(ratio or 1) if mix.train.reads_turns and is_number(ratio) else 1.0
+    packing = 1.0
+    if mix.train.reads_turns and is_number(ratio) and ratio:
+        packing = float(ratio)
     needed = int((batch or 0) * packing)
     # The rule weights-none reports weights that are all 0.
     has_weight = not all(_is_off(stream) for stream in mix.train.streams)

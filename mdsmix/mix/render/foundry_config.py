@@ -1,7 +1,7 @@
 """A recipe and its published streams -> the sections of an LLM-Foundry config, as plain mappings.
 
-Every key of the recipe's train_loader is passed on unchanged, right or wrong: the checks judge the
-rendered config, so they see every key. Where the sections are set into an existing config, the
+Every key of the recipe's train_loader is passed on unchanged, right or wrong: the checks read the
+rendered config, so they report wrong keys. If the sections are set into an existing config, the
 recipe decides the data and its encoding. Every other key of that config's loader, right or wrong,
 takes precedence over the defaults of mdsmix.
 """
@@ -24,13 +24,14 @@ from mdsmix.shards.manifest import TokenizerCard, name_processor_folder
 from mdsmix.storage import Location, locate
 
 Section = dict[str, Any]
-"Keys and values of a config, as YAML holds them."
-VARIABLE = "${max_seq_len}"
+"Keys and values of a config, as YAML contains them."
+LENGTH_VARIABLE = "${max_seq_len}"
 EVALS = "eval_loader"
 LONE_LABEL = "eval"
+"The label by which LLM-Foundry reports a lone evaluation without one."
 NUM_WORKERS = 8
 "As in Foundry's own example configs."
-WORKERS = ("num_workers", "prefetch_factor", "persistent_workers")
+WORKER_KEYS = ("num_workers", "prefetch_factor", "persistent_workers")
 TRAINING_ONLY_KEYS = frozenset(
     [
         "epoch_size",
@@ -46,7 +47,7 @@ TRAINING_ONLY_KEYS = frozenset(
         "shuffle_block_size",
     ]
 )
-"Keys that no evaluation gets, since it reads its streams once, whole and in order."
+"Keys that are not rendered for evaluations, since these read their streams once and in order."
 KEYS_SET_BY_RECIPE = TARGET_KEYS | frozenset(
     [
         "streams",
@@ -62,34 +63,44 @@ KEYS_SET_BY_RECIPE = TARGET_KEYS | frozenset(
         "allowed_dataset_keys",
     ]
 )
-"""Keys of a dataset that name its data and their encoding. The recipe sets these, whatever a config
-said before.
+"""Keys of a dataset that decide its data and their encoding. The recipe sets them, and the values
+of an existing config are dropped.
 """
 
 
 def is_train_stream(spec: StreamSpec) -> bool:
-    """Whether training reads the stream. A stream of any split but `train` is for evaluation."""
+    """Check whether training reads the stream. A stream of any other split is for evaluation."""
     return spec.split == "train"
 
 
 def make_stream_section(
     recipe: Recipe, spec: StreamSpec, root: str, split: str, index: Index
 ) -> Section:
-    """The keys of one stream that lies in the folder `split` of `root`, or in `root` itself where
-    `split` is empty.
+    """Return the keys of one stream.
 
-    A cache folder ends in the index's short hash, so no stale index is ever read.
+    A cache folder's name ends in the index's short hash, so that no stale index is ever read.
+
+    Args:
+        root: the stream's folder, or the folder that contains its split.
+        split: the split's folder; empty if the stream is in `root` itself.
     """
-    has_remote = bool(recipe.remote if spec.source else spec.remote)
-    local = recipe.local and f"{recipe.local}/{spec.name}" if spec.source else spec.local
-    cache = local and (f"{local}-{index.hash[:8]}" if has_remote else root)
-    section: Section = {
-        "local": cache,
-        "remote": root if has_remote else None,
-        "split": split or None,
-    }
-    section |= recipe.mix.get(spec.name, WeightSpec()).given
-    return {k: v for k, v in section.items() if v is not None and k != "share"}
+    if spec.source:
+        has_remote = bool(recipe.remote)
+        local = recipe.local and f"{recipe.local}/{spec.name}"
+    else:
+        has_remote = bool(spec.remote)
+        local = spec.local
+    section: Section = {}
+    if local:
+        section["local"] = f"{local}-{index.hash[:8]}" if has_remote else root
+    elif local is not None:
+        section["local"] = local
+    if has_remote:
+        section["remote"] = root
+    if split:
+        section["split"] = split
+    weight = recipe.mix.get(spec.name, WeightSpec()).given
+    return section | {key: value for key, value in weight.items() if key != "share"}
 
 
 def make_sections(
@@ -97,121 +108,166 @@ def make_sections(
     streams: Mapping[str, StreamSection],
     config: Settings,
 ) -> Section:
-    """max_seq_len, tokenizer and train_loader; eval_loader too where the recipe has streams of
-    other splits.
+    """Return max_seq_len, tokenizer and train_loader, and also eval_loader if the recipe has
+    streams of other splits than train.
 
-    `config`: the config that the sections are set into; empty where they are a file of their own.
+    Args:
+        streams: the recipe's streams, by name.
+        config: the config that the sections are set into; empty if they become a file of their own.
     """
-    trained = _keys(config.get(TRAIN))
-    workers = {key: trained[key] for key in WORKERS if key in trained}
-    train = {n: dict(s.settings) for n, s in streams.items() if is_train_stream(recipe.streams[n])}
-    evals = [
-        {"label": n, **make_loader_section(recipe, {n: dict(s.settings)}, workers, trains=False)}
-        for n, s in streams.items()
-        if n not in train
-    ]
+    config_loader = _as_section(config.get(TRAIN))
+    worker_settings = {key: config_loader[key] for key in WORKER_KEYS if key in config_loader}
+    train_streams: Section = {}
+    evaluations = list[Section]()
+    for name, stream in streams.items():
+        settings = dict(stream.settings)
+        if is_train_stream(recipe.streams[name]):
+            train_streams[name] = settings
+        else:
+            section = make_loader_section(recipe, {name: settings}, worker_settings, trains=False)
+            evaluations.append({"label": name, **section})
     tree: Section = {
         "max_seq_len": recipe.max_seq_len,
-        "tokenizer": _tokenizer(recipe),
-        TRAIN: make_loader_section(recipe, train, trained),
+        "tokenizer": _make_tokenizer_section(recipe),
+        TRAIN: make_loader_section(recipe, train_streams, config_loader),
     }
-    if evals:
-        tree[EVALS] = merge_by_label(config.get(EVALS), evals)
-    return _with_own_links(tree, config)
+    if evaluations:
+        tree[EVALS] = merge_by_label(config.get(EVALS), evaluations)
+    return _keep_links(tree, config)
 
 
-def _with_own_links(tree: Section, config: Settings) -> Section:
-    """Keep a link of the config to its length, such as `${variables.max_seq_len}`, where VARIABLE
-    would replace it.
+def _keep_links(tree: Section, config: Settings) -> Section:
+    """Return the tree with the config's own links to its length, such as
+    `${variables.max_seq_len}`, where the config has them and the tree has LENGTH_VARIABLE.
 
     Both mean the same, since the config's own `max_seq_len` is that link.
     """
-    own = config.get(LENGTH)
-    if not isinstance(own, str) or not LINK.fullmatch(own):
+    link = config.get(LENGTH)
+    if not isinstance(link, str) or not LINK.fullmatch(link):
         return tree
-    return {key: _relinked(value, config.get(key), own) for key, value in tree.items()}
+    return {key: _keep_link(value, config.get(key), link) for key, value in tree.items()}
 
 
-def _relinked(new: Any, old: Any, own: str) -> Any:
-    """Return the new value, with `own` for VARIABLE wherever the old value is `own`."""
-    if new == VARIABLE and old == own:
-        return own
+def _keep_link(new: Any, old: Any, link: str) -> Any:
+    """Return the new value, with the link instead of LENGTH_VARIABLE wherever the old value is the
+    link.
+    """
+    if new == LENGTH_VARIABLE and old == link:
+        return link
     if isinstance(new, Mapping) and isinstance(old, Mapping):
-        return {key: _relinked(value, old.get(key), own) for key, value in new.items()}
+        return {key: _keep_link(value, old.get(key), link) for key, value in new.items()}
     return new
 
 
-def _keys(section: Any) -> Section:
-    return dict(section) if isinstance(section, Mapping) else {}
+def _as_section(value: Any) -> Section:
+    """Return a mapping as a dict, and an empty dict for any other value."""
+    return dict(value) if isinstance(value, Mapping) else {}
 
 
-def merge_by_label(before: Any, entries: list[Section]) -> list[Any]:
-    """The evaluations of a config in their order. An entry replaces the evaluation of its label, or
-    is appended.
+def merge_by_label(evaluations: Any, entries: list[Section]) -> list[Any]:
+    """Return a config's evaluations in their order, with these entries. An entry replaces the
+    evaluation with its label, or is appended.
 
-    LLM-Foundry reports a lone evaluation without a label as `eval`. In a list each needs a label,
-    so the lone one gets `eval`.
+    In a list each evaluation needs a label, so a lone one gets the label by which LLM-Foundry
+    reports it.
+
+    Args:
+        evaluations: the config's eval_loader: a list, one evaluation, or any other value, which is
+            dropped.
     """
-    lone = [{"label": LONE_LABEL} | _keys(before)] if isinstance(before, Mapping) and before else []
-    ours = {entry["label"]: entry for entry in entries}
-    every = before if isinstance(before, list) else lone
-    return [ours.pop(str(_keys(entry).get("label")), entry) for entry in every] + [*ours.values()]
+    old_entries = list[Any]()
+    if isinstance(evaluations, list):
+        old_entries = evaluations
+    elif isinstance(evaluations, Mapping) and evaluations:
+        old_entries = [{"label": LONE_LABEL} | _as_section(evaluations)]
+    new_entries = {entry["label"]: entry for entry in entries}
+    merged = list[Any]()
+    for entry in old_entries:
+        label = str(_as_section(entry).get("label"))
+        merged.append(new_entries.pop(label, entry))
+    return [*merged, *new_entries.values()]
 
 
-def _tokenizer(recipe: Recipe) -> Section:
-    """The tokenizer section: the recipe's name and kwargs, or the folder that training nodes fetch,
-    whose files hold the kwargs.
+def _make_tokenizer_section(recipe: Recipe) -> Section:
+    """Return the tokenizer's section: the recipe's name and kwargs, or the folder that training
+    nodes read. The kwargs are in the files of that folder.
     """
-    name, kwargs = recipe.tokenizer.name, dict(recipe.tokenizer.kwargs)
-    if home := find_fetch_folder(recipe):
-        # Where mdsmix is on the training nodes, it fetches the tokenizer before LLM-Foundry looks
-        # for it.
+    name = recipe.tokenizer.name
+    kwargs = dict(recipe.tokenizer.kwargs)
+    remote_folder = find_fetch_folder(recipe)
+    if remote_folder:
+        # If mdsmix is on the training nodes, it fetches the tokenizer before LLM-Foundry opens it.
         fetches_itself = recipe.loader == MDSMIX_LOADER or recipe.mdsmix_on_nodes
-        name, kwargs = home.url if fetches_itself else folder_on_node(recipe, home), {}
-    elif copy := _published_copy(recipe):
-        name, kwargs = copy, {}
-    return {"name": name, "kwargs": {"model_max_length": VARIABLE} | kwargs}
+        folder = remote_folder.url if fetches_itself else folder_on_node(recipe, remote_folder)
+    else:
+        folder = _find_published_copy(recipe)
+    if folder:
+        name = folder
+        kwargs = {}
+    return {"name": name, "kwargs": {"model_max_length": LENGTH_VARIABLE} | kwargs}
 
 
 def make_loader_section(
-    recipe: Recipe, streams: Section, own: Settings | None = None, trains: bool = True
+    recipe: Recipe, streams: Section, config_loader: Settings | None = None, trains: bool = True
 ) -> Section:
-    """The section of one loader. `own`: keys of this loader in the config; for an evaluation, the
-    worker settings of training.
+    """Return the section of one loader.
+
+    Args:
+        streams: the sections of its streams, by name.
+        config_loader: the loader's keys in the config that the sections are set into; for an
+            evaluation, the worker settings of training.
+        trains: whether it is the train_loader.
     """
-    had, given = own or {}, dict(recipe.train_loader)
-    dataset = {k: v for k, v in _keys(had.get("dataset")).items() if k not in KEYS_SET_BY_RECIPE}
-    dataset |= _keys(given.get("dataset"))
-    if not trains:
-        # An evaluation is never resumed, and its last, smaller batch counts too, even where
-        # training drops its own.
-        given = {k: v for k, v in given.items() if k not in ("accept_changed", "drop_last")}
-        dataset = {k: v for k, v in dataset.items() if k not in TRAINING_ONLY_KEYS}
-    settings: Section = {"drop_last": trains, "num_workers": NUM_WORKERS, **had}
-    if given.get("num_workers") == 0:
-        # Without workers torch takes neither prefetching nor persistence, and Foundry's defaults
-        # ask for both.
-        settings |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
-    # The text loader would drop target policies without a word.
-    targets = sorted(TARGET_KEYS.intersection(DATASET_KEYS_OF.get(recipe.loader, ())))
-    shared = {"max_seq_len": VARIABLE} | {key: getattr(recipe, key) for key in targets}
-    if recipe.processor and recipe.loader == MDSMIX_LOADER:
-        home = find_fetch_folder(recipe, recipe.processor)
-        shared["processor"] = folder_on_node(recipe, home) if home else recipe.processor
-    head = {
-        "name": recipe.loader,
-        "dataset": {"streams": streams} | shared | {"shuffle": trains} | dataset,
+    config_loader = config_loader or {}
+    recipe_loader = dict(recipe.train_loader)
+
+    # Keys of the dataset: those of the config that do not decide the data, then the recipe's.
+    dataset = {
+        key: value
+        for key, value in _as_section(config_loader.get("dataset")).items()
+        if key not in KEYS_SET_BY_RECIPE
     }
-    return head | {k: v for k, v in (settings | given).items() if k not in head}
+    dataset |= _as_section(recipe_loader.get("dataset"))
+    if not trains:
+        # An evaluation is never resumed, and its last, smaller batch counts too, even if training
+        # drops its own.
+        recipe_loader.pop("accept_changed", None)
+        recipe_loader.pop("drop_last", None)
+        dataset = {key: value for key, value in dataset.items() if key not in TRAINING_ONLY_KEYS}
+
+    # Keys beside the dataset: the defaults, then those of the config, then the recipe's.
+    settings: Section = {"drop_last": trains, "num_workers": NUM_WORKERS, **config_loader}
+    if recipe_loader.get("num_workers") == 0:
+        # Without workers torch accepts neither prefetching nor persistent workers, and both are
+        # Foundry's defaults.
+        settings |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
+    settings |= recipe_loader
+
+    # Keys that follow from the recipe. The text loader silently drops target policies, so it gets
+    # none.
+    targets = sorted(TARGET_KEYS.intersection(DATASET_KEYS_OF.get(recipe.loader, ())))
+    encoding = {"max_seq_len": LENGTH_VARIABLE} | {key: getattr(recipe, key) for key in targets}
+    if recipe.processor and recipe.loader == MDSMIX_LOADER:
+        folder = find_fetch_folder(recipe, recipe.processor)
+        encoding["processor"] = folder_on_node(recipe, folder) if folder else recipe.processor
+
+    section: Section = {
+        "name": recipe.loader,
+        "dataset": {"streams": streams} | encoding | {"shuffle": trains} | dataset,
+    }
+    return section | {key: value for key, value in settings.items() if key not in section}
 
 
 def find_fetch_folder(recipe: Recipe, processor: str | None = None) -> Location | None:
-    """The folder from which training nodes fetch the tokenizer (`tokenizer-<hash8>/` at the remote)
-    or the processor. None where it comes from a hub, or where the mix has no remote store.
+    """Return the folder from which training nodes fetch the tokenizer (`tokenizer-<hash8>/` at the
+    remote) or the processor. None if they get it from a hub, or if the mix has no remote store.
 
     Training nodes do not have the converting machine's folders. So `convert` copies tokenizer and
-    processor to the mix's root, and the YAML names a folder beside the nodes' caches. `mdsmix.load`
-    fetches the processor by itself.
+    processor to the mix's root, and the YAML names a folder next to the nodes' caches.
+    `mdsmix.load` fetches the processor by itself.
+
+    Args:
+        processor: the recipe's processor; None for the tokenizer.
     """
     from mdsmix.processor.card import open_processor
     from mdsmix.tokenizer.card import open_tokenizer
@@ -219,29 +275,31 @@ def find_fetch_folder(recipe: Recipe, processor: str | None = None) -> Location 
     is_remote = "://" in (recipe.remote or "") and recipe.sourced
     if not is_remote or not os.path.isabs(processor or recipe.tokenizer.name):
         return None
-    with suppress(MdsmixError):  # tokenizer-unseen and the checks of images say why
+    with suppress(MdsmixError):  # tokenizer-unseen and the checks of images report the error
         card = TokenizerCard.from_tokenizer(open_tokenizer(recipe.tokenizer))
-        digest = open_processor(processor).hash if processor else None
-        folder = name_processor_folder(digest, card) if digest else card.folder_name
+        folder = card.folder_name
+        if processor:
+            folder = name_processor_folder(open_processor(processor).hash, card)
         return locate(str(recipe.remote)) / folder
     return None
 
 
-def _published_copy(recipe: Recipe) -> str:
+def _find_published_copy(recipe: Recipe) -> str:
     """Return the folder of the tokenizer that is published with the streams, if LLM-Foundry cannot
-    open the recipe's own folder: transformers 5 saved it, or its class is not known.
+    open the recipe's own folder: transformers 5 saved it, or its class is not known. Otherwise an
+    empty string.
     """
     from mdsmix.tokenizer.card import open_tokenizer
 
-    with suppress(MdsmixError):  # tokenizer-unseen says why
+    with suppress(MdsmixError):  # tokenizer-unseen reports the error
         tokenizer = open_tokenizer(recipe.tokenizer)
         if tokenizer.note and recipe.local:
             return str(locate(recipe.local) / TokenizerCard.from_tokenizer(tokenizer).folder_name)
     return ""
 
 
-def folder_on_node(recipe: Recipe, home: Location) -> str:
-    """The folder of `home` on a training node: beside the node's caches, else in the folder where
-    training starts.
+def folder_on_node(recipe: Recipe, folder: Location) -> str:
+    """Return the path on a training node that a published folder is copied to: next to the node's
+    caches, or in the folder where training starts.
     """
-    return f"{recipe.local or '.'}/{home.name}"
+    return f"{recipe.local or '.'}/{folder.name}"

@@ -1,12 +1,13 @@
 """The rendered YAML of a recipe: a file of its own, or its sections set into an existing config.
 
-The text depends on the recipe and the streams alone: no time and no host, so that rendering twice
-gives the same bytes and a difference under version control is a difference of the mix.
+The text depends only on the recipe and the streams. It contains no time and no host, so rendering
+twice gives the same bytes, and a difference under version control is a difference of the mix.
 
-A file that a user named is written as by a shell redirection, yet never half of it. Nobody links or
-changes modes of a stream's files, so storage replaces them by a rename and makes their folders. A
-config belongs to its owner: a symlink is followed, the mode is kept, a FIFO or a device is written
-into, and a folder that does not exist is refused as a typing error.
+A config belongs to its owner, so it is written as a shell redirection would write it, but never by
+half: a symlink is followed, the mode is kept, a FIFO or a device is written into, and a folder that
+does not exist is refused as a typing error. The files of a stream are written in another way
+(storage replaces them by a rename and makes their folders), since nobody links them or changes
+their modes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from importlib import import_module
@@ -43,26 +44,33 @@ from mdsmix.recipe.read import read_text
 from mdsmix.storage import locate
 from mdsmix.table import format_lines
 
-BATCHES = 2
-BATCH_SIZE = 2
-SECONDS = 300
+DRAWN_BATCHES = 2
+DRAWN_BATCH_SIZE = 2
+DRAW_SECONDS = 300
 
 
 def validate_with_foundry(text: str, labels: Sequence[str]) -> str:
-    """One line on the batches that LLM-Foundry draws from the loaders of these labels; what
-    LLM-Foundry prints is not shown. MixRefused where it draws none, RecipeError where llmfoundry is
-    not installed.
+    """Draw batches with LLM-Foundry's own loaders, and return a line on their shapes. What
+    LLM-Foundry prints is not shown.
+
+    Args:
+        text: the rendered YAML.
+        labels: the loaders to draw from.
+
+    Raises MixRefused if a loader fails or gives no batch, and RecipeError if llmfoundry is not
+    installed.
     """
     if find_spec("llmfoundry") is None:
         raise RecipeError(
-            "--validate builds LLM-Foundry's own loader, and llmfoundry is not installed beside this mdsmix: install "
-            "mdsmix into Foundry's environment and run it there, or leave --validate out."
+            "--validate builds LLM-Foundry's own loader, and llmfoundry is not installed in the "
+            "environment of this mdsmix: install mdsmix into Foundry's environment and run it "
+            "there, or leave --validate out."
         )
-    signal.signal(signal.SIGALRM, _give_up)
-    signal.alarm(SECONDS)
+    signal.signal(signal.SIGALRM, _raise_timeout)
+    signal.alarm(DRAW_SECONDS)
     try:
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            return _draw(text, labels)
+            return _draw_batches(text, labels)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".strip()
         raise MixRefused(f"LLM-Foundry's loader fails on the rendered YAML: {reason}") from None
@@ -70,41 +78,48 @@ def validate_with_foundry(text: str, labels: Sequence[str]) -> str:
         signal.alarm(0)
 
 
-def _give_up(*_: object) -> None:
+def _raise_timeout(*_: object) -> None:
     raise TimeoutError(
-        f"no batch in {SECONDS} s: a shard or a store does not answer; run `mdsmix check`."
+        f"no batch in {DRAW_SECONDS} s: a shard or a store does not answer; run `mdsmix check`."
     )
 
 
-def _draw(text: str, labels: Sequence[str]) -> str:
+def _draw_batches(text: str, labels: Sequence[str]) -> str:
     from mdsmix.tokenizer.published import localize_spec
 
-    # By name: LLM-Foundry is no dependency of mdsmix, and only this option imports it.
+    # Imported by name: LLM-Foundry is not a dependency of mdsmix, and only this option imports it.
     build_dataloader = import_module("llmfoundry.data.dataloader").build_dataloader
     build_tokenizer = import_module("llmfoundry.utils.builders").build_tokenizer
     yaml = parse_training_yaml(text, "the rendered YAML")
-    spec, told = yaml.tokenizer, list[str]()
-    assert spec is not None, "a rendered YAML names its tokenizer"
+    assert yaml.tokenizer is not None, "a rendered YAML names its tokenizer"
     kwargs = yaml.value_at("tokenizer", "kwargs") or {}
-    tokenizer = build_tokenizer(localize_spec(spec, yaml.stream_urls).name, kwargs)
-    for each in (s for s in (yaml.train, *yaml.evals) if s.label in labels):
-        section = {k: v for k, v in each.section.items() if k != "label"}
-        loader = build_dataloader(section, tokenizer, BATCH_SIZE).dataloader
-        shapes = [str(tuple(batch["input_ids"].shape)) for batch in islice(loader, BATCHES)]
+    tokenizer = build_tokenizer(localize_spec(yaml.tokenizer, yaml.stream_urls).name, kwargs)
+    drawn = list[str]()
+    for loader in (yaml.train, *yaml.evals):
+        if loader.label not in labels:
+            continue
+        section = {key: value for key, value in loader.section.items() if key != "label"}
+        batches = build_dataloader(section, tokenizer, DRAWN_BATCH_SIZE).dataloader
+        shapes = [str(tuple(b["input_ids"].shape)) for b in islice(batches, DRAWN_BATCHES)]
         if not shapes:
             raise ValueError(
-                f"{each.label} gives no batch; look for a lost shard or too few samples"
+                f"{loader.label} gives no batch; check for a missing shard or too few samples"
             )
-        told.append(f"{each.label} {', '.join(shapes)}")
-    return f"LLM-Foundry's loaders give batches of input_ids: {'; '.join(told)}"
+        drawn.append(f"{loader.label} {', '.join(shapes)}")
+    return f"LLM-Foundry's loaders give batches of input_ids: {'; '.join(drawn)}"
 
 
 def refuse_recipe(target: str, option: str) -> None:
-    """RecipeError where the file `target`, which would be overwritten, is a recipe."""
+    """Raise RecipeError if the target is a recipe, which writing would destroy.
+
+    Args:
+        target: the file to write; empty if the option is not given.
+        option: the option that names it.
+    """
     if os.path.isfile(target) and is_recipe_file(target):
         raise RecipeError(
-            f"{option} {target}: that file is a recipe, which the sections of a training YAML would spoil; name a config of "
-            "LLM-Foundry, or a new file."
+            f"{option} {target}: that file is a recipe, and writing a training YAML would destroy "
+            "it; name a config of LLM-Foundry, or a new file."
         )
 
 
@@ -115,36 +130,39 @@ def render_recipe(
     own_evals: OwnEvals = "look",
     may_estimate: bool = False,
 ) -> tuple[Mix, str]:
-    """The mix of a recipe and its YAML, a file of its own or set into the config `into`. Nothing is
-    checked or written.
+    """Render a recipe. Return its mix and its YAML, as a file of its own or set into a config.
+    Nothing is checked or written.
 
     Args:
-        own_evals: what becomes of the config's own evaluations.
-        may_estimate: shares may be worked out from first samples of streams whose tokens were not
-        counted.
+        into: the config that the sections are set into.
+        own_evals: how the config's own evaluations are treated.
+        may_estimate: whether shares may be computed from the first samples of streams whose tokens
+            were not counted.
     """
     recipe = open_recipe(path, overrides)
-    streams, shares = open_recipe_streams(recipe, path, may_estimate, overrides=overrides)
-    recipe = with_published_hash(recipe, streams.values())
-    before = read_text(into) if into else ""
-    config = read_unresolved(before, into) if into else {}
-    kept = config
-    if own_evals == "drop":
-        kept = {key: value for key, value in config.items() if key != EVALS}
-    tree = make_sections(recipe, streams, kept)
-    text, changed = dump_yaml(tree), list[str]()
+    opened = open_recipe_streams(recipe, path, may_estimate, overrides=overrides)
+    recipe = with_published_hash(recipe, opened.streams.values())
+    changed = list[str]()
     if into:
-        text, changed = set_sections(
-            before, config, tree, into, without=config.keys() - kept.keys()
-        )
-    mix = make_mix(text if into else tree, path, streams, recipe, into, own_evals, shares)
+        old_text = read_text(into)
+        config = read_unresolved(old_text, into)
+        dropped = frozenset([EVALS]) & config.keys() if own_evals == "drop" else frozenset[str]()
+        remaining = {key: value for key, value in config.items() if key not in dropped}
+        tree = make_sections(recipe, opened.streams, remaining)
+        text, changed = set_sections(old_text, config, tree, into, without=dropped)
+    else:
+        tree = make_sections(recipe, opened.streams, {})
+        text = dump_yaml(tree)
+    mix = make_mix(
+        text if into else tree, path, opened.streams, recipe, into, own_evals, opened.shares
+    )
     mix = replace(mix, changed=changed, overrides=overrides)
     return mix, make_epoch_comment(mix) + text
 
 
 def fetch_command(mix: Mix) -> str | None:
-    """The command by which every training node first fetches the tokenizer, with this machine's
-    endpoint; None where none is needed.
+    """Return the command with which every training node first fetches the tokenizer, with this
+    machine's endpoint. None if nodes need not fetch it.
     """
     name = mix.yaml.value_at("tokenizer", "name")
     if mix.tokenizer_home is None or name == mix.tokenizer_home.url:
@@ -153,52 +171,62 @@ def fetch_command(mix: Mix) -> str | None:
 
 
 def make_epoch_comment(mix: Mix) -> str:
-    """The comment above the YAML: samples, tokens and share of every stream in an epoch, and the
-    recipe's shares as samples.
+    """Return the comment above the YAML: the samples, tokens and share of each stream in an epoch,
+    and the recipe's shares as samples.
     """
-    recipe, shares = os.path.basename(mix.recipe_path or mix.yaml.origin), mix.shares
+    recipe = os.path.basename(mix.recipe_path or mix.yaml.origin)
     epoch = make_epoch_table(measure_epoch(mix.train, mix.yaml.batch_size))
-    told = [
-        f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} loader comes to",
-        *(f"  {line}" for line in format_lines(epoch)),
+    comment = [
+        f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} "
+        "loader:",
+        *_indent(format_lines(epoch)),
     ]
-    if shares:
-        table = make_shares_table(shares)
-        told += [
-            describe_shares(shares),
-            *(f"  {line}" for line in (*format_lines(table), *table.notes)),
-        ]
-    if command := fetch_command(mix):
-        told += [
-            "the tokenizer lies beside the streams; on every training node, before training, by this command or by `mdsmix fetch`, which takes the same words:",
-            f"  {command}",
-        ]
-    return "".join(f"{MARK} {line}".rstrip() + "\n" for line in told)
+    if mix.shares:
+        table = make_shares_table(mix.shares)
+        comment.append(describe_shares(mix.shares))
+        comment += _indent([*format_lines(table), *table.notes])
+    command = fetch_command(mix)
+    if command:
+        comment.append(
+            "the tokenizer is stored next to the streams. Before training, fetch it on every "
+            "training node with this command, or with `mdsmix fetch` and the same arguments:"
+        )
+        comment += _indent([command])
+    return "".join(f"{MARK} {line}".rstrip() + "\n" for line in comment)
+
+
+def _indent(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
 
 
 def require_writable(target: str) -> None:
-    """RecipeError where the target cannot be a file; asked before any work is done."""
-    place = locate(target)
-    path = os.path.realpath(place.url)
-    is_lost = not os.path.exists(place.url) and not os.path.isdir(os.path.dirname(path))
-    if not place.is_store and (is_lost or os.path.isdir(path)):
+    """Raise RecipeError if the target cannot be a file. Commands call this before any work."""
+    location = locate(target)
+    if location.is_store:
+        return
+    path = os.path.realpath(location.url)
+    folder = os.path.dirname(path)
+    is_folder_missing = not os.path.exists(location.url) and not os.path.isdir(folder)
+    if is_folder_missing or os.path.isdir(path):
         raise RecipeError(
-            f"{target} cannot be written: it is a folder, or there is no folder {os.path.dirname(path)}; correct the path."
+            f"{target} cannot be written: it is a folder, or there is no folder {folder}; correct "
+            "the path."
         )
 
 
 def write_yaml(target: str, text: str) -> None:
-    """Writes the text: to a store by one PUT, to a FIFO or device directly, to a file by a rename
-    where its symlinks end.
+    """Write the text to a store in one PUT, to a FIFO or device directly, or to a file. A file is
+    replaced by a rename at the end of its symlinks, and keeps its mode.
 
-    Unreachable where the target cannot be written.
+    Raises Unreachable if the target cannot be written.
     """
     require_writable(target)
-    place, content = locate(target), text.encode()
-    if place.is_store:
-        place.write(content)
+    location = locate(target)
+    content = text.encode()
+    if location.is_store:
+        location.write(content)
         return
-    path = os.path.realpath(place.url)
+    path = os.path.realpath(location.url)
     try:
         if is_device(path):
             Path(path).write_bytes(content)
@@ -214,5 +242,5 @@ def write_yaml(target: str, text: str) -> None:
 
 
 def is_device(path: str) -> bool:
-    """Whether the path is a FIFO, a device or a folder: it exists and is no regular file."""
+    """Check whether the path exists and is not a regular file, such as a FIFO or a device."""
     return os.path.exists(path) and not os.path.isfile(path)
