@@ -1,4 +1,8 @@
-"""The same records as a file of every format, and files as they are read."""
+"""The same records as a file of every format, and helpers to read such files.
+
+`write_records` writes a file. `read_file` plans and reads the files of a pattern, and
+`all_records`, `all_origins` and `bad_items` take apart the batches that it returns.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import json
 import lzma
 import tarfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +43,31 @@ Record = Mapping[str, Any]
 Records = Sequence[Record]
 
 
-def cell(value: Any) -> str:
-    """A value where a cell can only be a text."""
+def cell_text(value: Any) -> str:
+    """Return a value as a format stores it whose cells are strings."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def as_table(records: Records, delimiter: str) -> bytes:
+def encode_jsonl(records: Records) -> bytes:
+    return b"".join(orjson.dumps(record) + b"\n" for record in records)
+
+
+def encode_json(records: Records) -> bytes:
+    return json.dumps(list(records), indent=1).encode()
+
+
+def encode_table(records: Records, delimiter: str) -> bytes:
     out = io.StringIO(newline="")
     writer = csv.writer(out, delimiter=delimiter, quoting=csv.QUOTE_ALL)
-    writer.writerow(records[0])
-    writer.writerows([[cell(record[name]) for name in records[0]] for record in records])
+    names = list(records[0])
+    writer.writerow(names)
+    for record in records:
+        writer.writerow([cell_text(record[name]) for name in names])
     return out.getvalue().encode()
 
 
-def tar_of(members: Iterable[tuple[str, bytes]], mode: Any = "w", **settings: Any) -> bytes:
+def make_tar(members: Iterable[tuple[str, bytes]], mode: Any = "w", **settings: Any) -> bytes:
+    """Return an archive of these members: name and content."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode=mode, **settings) as archive:
         for name, data in members:
@@ -61,101 +77,129 @@ def tar_of(members: Iterable[tuple[str, bytes]], mode: Any = "w", **settings: An
     return out.getvalue()
 
 
-def as_tar(records: Iterable[Record], mode: Any = "w") -> bytes:
-    """Each value is a member: bytes as they are."""
-    cells = ((f"{n:05}.{name}", value) for n, record in enumerate(records) for name, value in record.items())  # fmt: skip
-    return tar_of(((n, v if isinstance(v, bytes) else cell(v).encode()) for n, v in cells), mode)
+def encode_tar(records: Iterable[Record], mode: Any = "w") -> bytes:
+    """Return an archive in which each value is a member; bytes are written unchanged."""
+    members = list[tuple[str, bytes]]()
+    for number, record in enumerate(records):
+        for name, value in record.items():
+            data = value if isinstance(value, bytes) else cell_text(value).encode()
+            members.append((f"{number:05}.{name}", data))
+    return make_tar(members, mode)
 
 
-def as_arrow(records: Records, new: Callable[..., Any]) -> bytes:
-    table, out = pa.Table.from_pylist(list(records)), io.BytesIO()
-    with new(out, table.schema) as writer:
+def encode_arrow(records: Records, open_writer: Callable[..., Any]) -> bytes:
+    table = pa.Table.from_pylist(list(records))
+    out = io.BytesIO()
+    with open_writer(out, table.schema) as writer:
         writer.write_table(table, max_chunksize=3)
     return out.getvalue()
 
 
-def as_parquet(records: Records) -> bytes:
+def encode_parquet(records: Records) -> bytes:
     out = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(list(records)), out, row_group_size=3)
     return out.getvalue()
 
 
 def write_mds(folder: Path, records: Records) -> Path:
-    """A stream of raw columns, in shards of three samples; its index is the source."""
-    encodings = {name: "str" if isinstance(value, str) else "json" for name, value in records[0].items()}  # fmt: skip
-    layout, shards = ShardLayout(encodings), []
+    """Write a stream of raw columns, in shards of three samples; its index is the source."""
+    encodings = {
+        name: "str" if isinstance(value, str) else "json" for name, value in records[0].items()
+    }
+    layout = ShardLayout(encodings)
+    shards = list[Any]()
     folder.mkdir(parents=True)
     for start in range(0, len(records), 3):
-        some = records[start : start + 3]
-        columns = {name: Ragged.from_rows([cell(r[name]).encode() for r in some], np.uint8) for name in encodings}  # fmt: skip
+        group = records[start : start + 3]
+        columns = dict[str, Any]()
+        for name in encodings:
+            cells = [cell_text(record[name]).encode() for record in group]
+            columns[name] = Ragged.from_rows(cells, np.uint8)
         shards += store_shards(locate(folder), layout, lay_out_samples(layout, columns))
     (folder / "index.json").write_bytes(make_index(shards).content)
     return folder
 
 
-PACKED: dict[str, Callable[[bytes], bytes]] = {
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
 }
-WRITTEN: dict[str, Callable[[Records], bytes]] = {
-    "jsonl": lambda records: b"".join(orjson.dumps(record) + b"\n" for record in records),
-    "json": lambda records: json.dumps(list(records), indent=1).encode(),
-    "parquet": as_parquet,
-    "arrow": lambda records: as_arrow(records, pa.ipc.new_stream),
-    "feather": lambda records: as_arrow(records, pa.ipc.new_file),
-    "csv": lambda records: as_table(records, ","),
-    "tsv": lambda records: as_table(records, "\t"),
-    "tar": as_tar,
+"The suffix of a packing -> the function that compresses a file."
+ENCODERS: dict[str, Callable[[Records], bytes]] = {
+    "jsonl": encode_jsonl,
+    "json": encode_json,
+    "parquet": encode_parquet,
+    "arrow": partial(encode_arrow, open_writer=pa.ipc.new_stream),
+    "feather": partial(encode_arrow, open_writer=pa.ipc.new_file),
+    "csv": partial(encode_table, delimiter=","),
+    "tsv": partial(encode_table, delimiter="\t"),
+    "tar": encode_tar,
 }
-"A format's suffix -> the records as such a file."
-WRITTEN |= {
-    f"{name}{packing}": lambda records, write=WRITTEN[name], pack=pack: pack(write(records))  # type: ignore[misc]
-    for name, packing in (("jsonl", ".bz2"), ("json", ".xz"), ("csv", ".zst"), ("tar", ".gz"))
-    for pack in [PACKED[packing]]
-}
-FORMATS = (*WRITTEN, "mds")
+"A format's suffix -> the function that returns records as the bytes of such a file."
 
 
-def write(folder: Path, format: str, records: Records) -> Path:
+def _encode_packed(records: Records, format: str, packing: str) -> bytes:
+    return PACKERS[packing](ENCODERS[format](records))
+
+
+for _format, _packing in (("jsonl", ".bz2"), ("json", ".xz"), ("csv", ".zst"), ("tar", ".gz")):
+    ENCODERS[_format + _packing] = partial(_encode_packed, format=_format, packing=_packing)
+FORMATS = (*ENCODERS, "mds")
+
+
+def write_records(folder: Path, format: str, records: Records) -> Path:
+    """Write the records as a file of this format, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     if format == "mds":
         return write_mds(folder / "mds", records)
     path = folder / f"records.{format}"
-    path.write_bytes(WRITTEN[format](records))
+    path.write_bytes(ENCODERS[format](records))
     return path
 
 
-def units(folder: Path, name: str, window: int = 1 << 20, fields: Any = (), parsed: Any = (), **said: Any) -> list[Unit]:  # fmt: skip
-    """The units of the files that a pattern finds. `said`: the recipe's settings, as in
-    `ReadAs`.
-    """
-    return plan_units(find_files([name], folder, ReadAs(**said)), window, fields, parsed)
+def plan_pattern(
+    folder: Path,
+    pattern: str,
+    window: int = 1 << 20,
+    fields: Any = (),
+    parsed: Any = (),
+    **read_as: Any,
+) -> list[Unit]:
+    """Return the units of the files that a pattern finds. `read_as`: the settings of `ReadAs`."""
+    return plan_units(find_files([pattern], folder, ReadAs(**read_as)), window, fields, parsed)
 
 
 def read_file(folder: Path, name: str, content: Any = None, **settings: Any) -> list[RecordBatch]:
-    """The batches of a file, which is written before if its content is given. `settings`: as of
-    `units`.
+    """Return the batches of a file.
+
+    Args:
+        content: is written to the file first; None: the file is there.
+        settings: further arguments of `plan_pattern`.
     """
     if content is not None:
         (folder / name).write_bytes(content)
-    return [batch for unit in units(folder, name, **settings) for batch in read_batches(unit)]
+    batches = list[RecordBatch]()
+    for unit in plan_pattern(folder, name, **settings):
+        batches += read_batches(unit)
+    return batches
 
 
-def records(found: Sequence[RecordBatch]) -> list[Any]:
-    return [record for batch in found for record in batch.records]
+def all_records(batches: Sequence[RecordBatch]) -> list[Any]:
+    return [record for batch in batches for record in batch.records]
 
 
-def origins(found: Sequence[RecordBatch]) -> list[Item]:
-    return [batch.origin(n) for batch in found for n in range(len(batch.records))]
+def all_origins(batches: Sequence[RecordBatch]) -> list[Item]:
+    return [batch.origin(n) for batch in batches for n in range(len(batch.records))]
 
 
-def bad(found: Sequence[RecordBatch]) -> list[tuple[str, Item]]:
-    return [(wrong.reason, wrong.origin) for batch in found for wrong in batch.bad]
+def bad_items(batches: Sequence[RecordBatch]) -> list[tuple[str, Item]]:
+    """Return the reason and the item of each bad record."""
+    return [(record.reason, record.origin) for batch in batches for record in batch.bad]
 
 
-def digests(folder: Path, name: str = "*", **settings: Any) -> list[str]:
-    """The digests of all windows, in order."""
-    found = units(folder, name, **settings)
-    return [window.digest for unit in found for window in content_of(unit).windows]
+def window_digests(folder: Path, pattern: str = "*", **settings: Any) -> list[str]:
+    """Return the digests of all windows of the files that a pattern finds, in order."""
+    units = plan_pattern(folder, pattern, **settings)
+    return [window.digest for unit in units for window in content_of(unit).windows]

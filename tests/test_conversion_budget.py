@@ -44,7 +44,7 @@ from tests.converting import (
     read_files,
     run_ok,
 )
-from tests.formats import write
+from tests.formats import write_records
 
 SHARES = {"commoncrawl": "52.2%", "c4": "26.7%", "book": "4.2%", "wiki": "3.8%"}
 "Of a published mixture."
@@ -280,7 +280,7 @@ def test_files_of_any_format(project: Project) -> None:
     for suffix in ("jsonl", "jsonl.bz2", "parquet", "arrow", "tar.gz", "mds"):
         count = 300 if suffix == "mds" else 900
         shutil.rmtree(project.folder / "data", ignore_errors=True)
-        write(project.folder / "data", suffix, various(count))
+        write_records(project.folder / "data", suffix, various(count))
         found = estimated(project).tokens
         if count not in expected:  # whatever the format
             totals = project.run(reencode=True).manifest.totals

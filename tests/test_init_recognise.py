@@ -23,7 +23,7 @@ from mdsmix.shapes.condition import parse_where
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Stat, locate
 from tests.converting import Answer, done, manifest_of, mdsmix, write_jsonl
-from tests.formats import as_parquet, as_tar
+from tests.formats import encode_parquet, encode_tar
 from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
 
 TEXT, PAIR = {"text": "some words"}, {"prompt": "a", "response": "b"}
@@ -200,10 +200,10 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, records in RECORDS.items():
         write_jsonl(tmp_path / f"data/{name}.jsonl", records)
     rows = [{"question": "What?", "answer": "It.", "image": {"bytes": drawing(), "path": "gone"}}]
-    (tmp_path / "data/table.parquet").write_bytes(as_parquet(rows))
+    (tmp_path / "data/table.parquet").write_bytes(encode_parquet(rows))
     said = {"json": {"messages": TALK}}
     members = [said | {"jpg": drawing()}, said | {"png": drawing(seed=1)}]
-    (tmp_path / "data/archive.tar").write_bytes(as_tar(members))
+    (tmp_path / "data/archive.tar").write_bytes(encode_tar(members))
     return tmp_path
 
 

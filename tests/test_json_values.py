@@ -17,7 +17,7 @@ from mdsmix.json_values import UnreadableNumber, has_long_numbers, read_json, wr
 from mdsmix.record import RichConversation, canonical
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.condition import parse_where
-from tests.formats import as_table, bad, read_file, records, tar_of, write
+from tests.formats import all_records, bad_items, encode_table, make_tar, read_file, write_records
 
 LARGE = [2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**21 + 1, -(10**30), 7 * 10**399 + 3]
 NUMBERS = st.one_of(
@@ -60,23 +60,23 @@ def test_a_number_that_python_cannot_hold_is_refused(tmp_path: Path, text: str) 
         read_json(text)
     for name, content in (("a.jsonl", f"1\n{text}\n2"), ("a.json", f"[1, {text}, 2]")):
         found = read_file(tmp_path, name, content.encode())
-        assert records(found) == [1, 2]
-        assert [reason for reason, _ in bad(found)] == ["unreadable_value"]
+        assert all_records(found) == [1, 2]
+        assert [reason for reason, _ in bad_items(found)] == ["unreadable_value"]
 
 
 def test_every_format_that_holds_json_keeps_large_numbers(tmp_path: Path) -> None:
     said = [{"n": {"wei": number, "text": "1" * 30}, "t": f"{number}"} for number in LARGE]
     lines = "\n".join(map(json.dumps, said)).encode()
-    table, members = as_table(said, ","), []
+    table, members = encode_table(said, ","), []
     for number, record in enumerate(said):
         members.append((f"{number}.n", json.dumps(record["n"]).encode()))
     files = {"a.jsonl": lines, "a.json": json.dumps(said).encode(), "a.csv": table}
     for name, content in files.items():
-        assert repr(records(read_file(tmp_path, name, content, parsed=("n",)))) == repr(said)
-    found = records(read_file(tmp_path, "a.tar", tar_of(members), parsed=("n",)))
+        assert repr(all_records(read_file(tmp_path, name, content, parsed=("n",)))) == repr(said)
+    found = all_records(read_file(tmp_path, "a.tar", make_tar(members), parsed=("n",)))
     assert [record["n"] for record in found] == [record["n"] for record in said]
-    stream = write(tmp_path, "mds", said)
-    assert records(read_file(stream.parent, stream.name)) == said
+    stream = write_records(tmp_path, "mds", said)
+    assert all_records(read_file(stream.parent, stream.name)) == said
 
 
 @pytest.mark.parametrize("number", LARGE)

@@ -1,6 +1,6 @@
 """The same records give the same documents, pairs and conversations, whatever the format of the
-file. Elements of an array, rows of a table or of Arrow, texts and members of an archive come each
-with its bytes and its place, however the bytes come.
+file. Elements of an array, rows of a table or of Arrow, texts and members of an archive are read
+with their bytes and places, however the file is cut into pieces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ from hypothesis import strategies as st
 
 from mdsmix.shapes import SHAPES
 from mdsmix.sources import RecordBatch, arrow, jsonl, read_batches
-from tests.formats import FORMATS, bad, digests, origins, read_file, records, tar_of, units, write
+from tests.formats import (
+    FORMATS,
+    all_origins,
+    all_records,
+    bad_items,
+    make_tar,
+    plan_pattern,
+    read_file,
+    window_digests,
+    write_records,
+)
 
 LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 TEXT = st.text(LETTERS, min_size=1, max_size=30)
@@ -27,8 +37,8 @@ EMPTY = st.one_of(st.just(""), TEXT)
 
 
 def talk(role: str, content: str, *roles: str) -> st.SearchStrategy[list[dict[str, str]]]:
-    """Messages of these roles, or of as many of the first two of them as there are."""
-    return st.tuples(*[TEXT] * len(roles)).map(lambda said: [{role: r, content: s} for r, s in zip(roles, said, strict=True)])  # fmt: skip
+    """Return messages of these roles, with any texts. `role`, `content`: the keys of a message."""
+    return st.tuples(*[TEXT] * len(roles)).map(lambda texts: [{role: r, content: text} for r, text in zip(roles, texts, strict=True)])  # fmt: skip
 
 
 WEATHER = {"name": "weather", "arguments": '{"city": "X"}'}
@@ -48,7 +58,7 @@ CELLS: dict[str, tuple[dict[str, Any], st.SearchStrategy[Any]]] = {
     "sharegpt": ({"conversations": "c", "system": "s"}, st.fixed_dictionaries({"c": talk("from", "value", "human", "gpt", "human", "gpt"), "s": EMPTY})),
     "rounds": ({"conversation": "c"}, st.fixed_dictionaries({"c": st.lists(st.fixed_dictionaries({"human": TEXT, "assistant": TEXT}), min_size=1, max_size=3)})),
     "llava": ({"conversations": "c"}, st.fixed_dictionaries({"c": talk("from", "value", "human", "gpt"), "image": st.just("0.jpg")})),
-    "qwen_vl": ({"conversations": "c", "system": "s"}, st.fixed_dictionaries({"c": st.tuples(TEXT).map(lambda said: [{"from": "user", "value": f"Picture 1: <img>{said[0].strip('<>') or 'a'}.jpg</img>"}, {"from": "assistant", "value": said[0]}]), "s": EMPTY})),
+    "qwen_vl": ({"conversations": "c", "system": "s"}, st.fixed_dictionaries({"c": st.tuples(TEXT).map(lambda texts: [{"from": "user", "value": f"Picture 1: <img>{texts[0].strip('<>') or 'a'}.jpg</img>"}, {"from": "assistant", "value": texts[0]}]), "s": EMPTY})),
     "alpaca": ({"instruction": "i", "input": "more", "output": "o", "history": "past"}, st.fixed_dictionaries({"i": TEXT, "more": EMPTY, "o": TEXT, "past": st.lists(st.lists(TEXT, min_size=2, max_size=2), max_size=2)})),
     "finevision": ({"texts": "t", "system": "s"}, st.fixed_dictionaries({"t": st.lists(st.fixed_dictionaries({"user": TEXT, "assistant": TEXT}), min_size=1, max_size=3), "s": EMPTY})),
     "prompt_completion": ({"shape": "prompt_completion", "prompt": "p", "completion": "c"}, st.fixed_dictionaries({"p": talk("role", "content", "user"), "c": talk("role", "content", "assistant")})),
@@ -56,18 +66,20 @@ CELLS: dict[str, tuple[dict[str, Any], st.SearchStrategy[Any]]] = {
     "preference_sharegpt": ({"conversations": "c", "chosen": "y", "rejected": "n"}, st.fixed_dictionaries({"c": talk("from", "value", "human"), "y": st.fixed_dictionaries({"from": st.just("gpt"), "value": TEXT}), "n": st.fixed_dictionaries({"from": st.just("gpt"), "value": TEXT})})),
     "preference": ({"prompt": "p", "chosen": "c", "rejected": "r"}, st.fixed_dictionaries({"p": talk("role", "content", "user"), "c": talk("role", "content", "assistant"), "r": talk("role", "content", "assistant")})),
 }  # fmt: skip
-"Shape -> the recipe's keys, and records of it. Another shape joins by one line."
+"Shape -> the recipe's keys, and records of it. A new shape needs one line here."
 
 
-def what_is_read(place: Path, shape: str, keys: dict[str, Any]) -> list[Any]:
-    how = SHAPES[shape]
-    fields = {key: name for key, name in keys.items() if key in (*how.fields, *how.optional)}
-    options = {key: value for key, value in keys.items() if key in how.options}
-    parsed = [fields[key] for key in how.structured if key in fields]
-    wanted = sorted(fields.values())
-    found = read_file(place.parent, place.name, window=300, fields=wanted, parsed=parsed)
-    assert not bad(found)
-    return [how.read(record, fields, **options) for record in records(found)]
+def read_by_shape(path: Path, shape: str, keys: dict[str, Any]) -> list[Any]:
+    the_shape = SHAPES[shape]
+    fields = {
+        key: name for key, name in keys.items() if key in (*the_shape.fields, *the_shape.optional)
+    }
+    options = {key: value for key, value in keys.items() if key in the_shape.options}
+    parsed = [fields[key] for key in the_shape.structured if key in fields]
+    field_names = sorted(fields.values())
+    batches = read_file(path.parent, path.name, window=300, fields=field_names, parsed=parsed)
+    assert not bad_items(batches)
+    return [the_shape.read(record, fields, **options) for record in all_records(batches)]
 
 
 @settings(max_examples=5, phases=[Phase.generate])  # to shrink takes minutes
@@ -75,14 +87,14 @@ def what_is_read(place: Path, shape: str, keys: dict[str, Any]) -> list[Any]:
 def test_a_record_is_the_same_from_every_format(tmp_path_factory: Any, data: st.DataObject) -> None:
     assert CELLS.keys() == SHAPES.keys()
     for shape, (keys, record) in CELLS.items():
-        made: Any = data.draw(st.lists(record, min_size=1, max_size=8))
+        drawn: Any = data.draw(st.lists(record, min_size=1, max_size=8))
         folder = tmp_path_factory.mktemp("alike")
-        first = what_is_read(write(folder, "jsonl", made), shape, keys)
-        assert len(first) == len(made)
-        assert any(not isinstance(each, str) for each in first)
+        expected = read_by_shape(write_records(folder, "jsonl", drawn), shape, keys)
+        assert len(expected) == len(drawn)
+        assert any(not isinstance(record_read, str) for record_read in expected)
         for format in FORMATS[1:]:
-            found = what_is_read(write(folder, format, made), shape, keys)
-            assert [*map(repr, found)] == [*map(repr, first)], (shape, format)
+            read = read_by_shape(write_records(folder, format, drawn), shape, keys)
+            assert [*map(repr, read)] == [*map(repr, expected)], (shape, format)
 
 
 FUZZ = settings(max_examples=60)
@@ -101,9 +113,9 @@ SPLITS = st.sampled_from(["file", "line", "paragraph"])
 TEXTS = st.lists(st.text(max_size=30), min_size=1, max_size=40)
 
 
-def read_in_pieces(piece: int, *given: Any, **settings: Any) -> list[RecordBatch]:
+def read_in_pieces(piece: int, *arguments: Any, **settings: Any) -> list[RecordBatch]:
     with patch.object(jsonl, "PIECE_BYTES", piece):
-        return read_file(*given, **settings)
+        return read_file(*arguments, **settings)
 
 
 @FUZZ
@@ -111,38 +123,38 @@ def read_in_pieces(piece: int, *given: Any, **settings: Any) -> list[RecordBatch
 @example([{"a": "b"}, 3, None, "s", [1], {"a": "c"}], 20, None, False)
 @example(["\\", 'a",', 2], 1, None, False)
 @given(st.lists(VALUE, max_size=6), PIECE, st.sampled_from([None, 2]), st.booleans())
-def test_elements_are_those_of_the_array(
+def test_elements_of_an_array_are_read_whole_however_the_file_is_cut(
     tmp_path: Path, values: list[Any], piece: int, indent: int | None, ascii_only: bool
 ) -> None:
     data = MARK * (piece > 2 and piece % 2)
     data += json.dumps(values, indent=indent, ensure_ascii=ascii_only).encode()
-    found = read_in_pieces(piece, tmp_path, "a.json", data, window=50)
-    assert records(found) == values
-    assert [origin.place["index"] for origin in origins(found)] == list(range(len(values)))
-    for origin, value in zip(origins(found), values, strict=True):
+    batches = read_in_pieces(piece, tmp_path, "a.json", data, window=50)
+    assert all_records(batches) == values
+    assert [origin.place["index"] for origin in all_origins(batches)] == list(range(len(values)))
+    for origin, value in zip(all_origins(batches), values, strict=True):
         assert data[origin.place["offset"] :].startswith(origin.raw)
         assert json.loads(origin.raw) == value
 
 
 @FUZZ
 @given(st.lists(st.lists(CELL, min_size=2, max_size=2), max_size=8), st.integers(4, 30), *ENDS)
-def test_rows_are_those_that_a_writer_wrote(
+def test_a_table_is_read_as_a_writer_wrote_it(
     tmp_path: Path, rows: list[list[str]], piece: int, delimiter: str, quoted: bool, end: str
 ) -> None:
-    out = io.StringIO(newline="")
+    table = io.StringIO(newline="")
     # With "\n" alone the writer leaves a "\r" unquoted.
     style = csv.QUOTE_ALL if quoted or end == "\n" else csv.QUOTE_MINIMAL
-    writer = csv.writer(out, delimiter=delimiter, lineterminator=end, quoting=style)
+    writer = csv.writer(table, delimiter=delimiter, lineterminator=end, quoting=style)
     writer.writerows([["x", "y"], *rows])
-    data = MARK * (piece % 2) + out.getvalue().encode()
+    data = MARK * (piece % 2) + table.getvalue().encode()
     name = "a.csv" if delimiter == "," else "a.tsv"
-    found = read_in_pieces(piece, tmp_path, name, data, window=40)
-    assert records(found) == [dict(zip("xy", row, strict=True)) for row in rows]
-    assert bad(found) == []
-    for origin, row in zip(origins(found), rows, strict=True):
-        at = origin.place
-        assert data[at["offset"] :].startswith(origin.raw)
-        assert at["line"] == data.count(b"\n", 0, at["offset"]) + 1
+    batches = read_in_pieces(piece, tmp_path, name, data, window=40)
+    assert all_records(batches) == [dict(zip("xy", row, strict=True)) for row in rows]
+    assert bad_items(batches) == []
+    for origin, row in zip(all_origins(batches), rows, strict=True):
+        place = origin.place
+        assert data[place["offset"] :].startswith(origin.raw)
+        assert place["line"] == data.count(b"\n", 0, place["offset"]) + 1
         alone = io.StringIO(origin.raw.decode(), newline="")
         assert next(csv.reader(alone, delimiter=delimiter)) == row
 
@@ -152,16 +164,16 @@ def test_rows_are_those_that_a_writer_wrote(
 @example(b'"1\na\n1"a,1\n', 9)
 @given(st.lists(st.sampled_from(b'",\n\ra1'), min_size=1, max_size=60).map(bytes), st.integers(3, 70))  # fmt: skip
 def test_every_byte_of_a_table_is_in_one_row(tmp_path: Path, data: bytes, piece: int) -> None:
-    """In order and with nothing left out, blank lines apart."""
-    found = read_in_pieces(piece, tmp_path, "a.csv", data, header=("x", "y"))
-    rows = [*origins(found), *(origin for _, origin in bad(found))]
-    at = 0
+    """The rows are in order, and only blank lines are left out."""
+    batches = read_in_pieces(piece, tmp_path, "a.csv", data, header=("x", "y"))
+    rows = [*all_origins(batches), *(origin for _, origin in bad_items(batches))]
+    end = 0
     for offset, raw in sorted((origin.place["offset"], origin.raw) for origin in rows):
-        assert offset >= at
-        assert data[at:offset].strip(b"\r\n") == b""
+        assert offset >= end
+        assert data[end:offset].strip(b"\r\n") == b""
         assert data[offset : offset + len(raw)] == raw
-        at = offset + len(raw)
-    assert data[at:].strip(b"\r\n") == b""
+        end = offset + len(raw)
+    assert data[end:].strip(b"\r\n") == b""
 
 
 TABLES: list[tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = [
@@ -176,15 +188,17 @@ TABLES: list[tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = [
 ]  # fmt: skip
 
 
-def test_cells_are_texts_or_json_under_the_names_of_their_columns(tmp_path: Path) -> None:
-    for content, more, rows in TABLES:
-        assert records(read_file(tmp_path, "a.csv", content, **more)) == rows, content
-    named = read_file(tmp_path, "a.dat", b"n,text\n1,a\n", format="csv")
-    assert records(named) == [{"n": "1", "text": "a"}]
+def test_cells_are_strings_or_json_by_the_names_of_their_columns(tmp_path: Path) -> None:
+    for content, settings_of_table, rows in TABLES:
+        assert all_records(read_file(tmp_path, "a.csv", content, **settings_of_table)) == rows, (
+            content
+        )
+    by_format = read_file(tmp_path, "a.dat", b"n,text\n1,a\n", format="csv")
+    assert all_records(by_format) == [{"n": "1", "text": "a"}]
 
 
 def expected(text: str, split_by: str) -> list[str]:
-    """The documents, by the whole text at once."""
+    """Return the documents, found in the whole text at once."""
     if split_by == "file":
         return [text] * bool(text.strip())
     if split_by == "line":
@@ -197,22 +211,24 @@ def expected(text: str, split_by: str) -> list[str]:
 
 @FUZZ
 @given(st.text(st.sampled_from("ab \n\ré"), min_size=1, max_size=40), PIECE, SPLITS)
-def test_documents_of_the_whole_text(tmp_path: Path, text: str, piece: int, split_by: str) -> None:
+def test_documents_of_plain_text_are_found_however_the_file_is_cut(
+    tmp_path: Path, text: str, piece: int, split_by: str
+) -> None:
     data = text.encode()
-    found = read_in_pieces(piece, tmp_path, "a.txt", data, window=25, split_by=split_by)
-    assert [record["text"] for record in records(found)] == expected(text, split_by)
-    assert all(data[o.place["offset"] :].startswith(o.raw) for o in origins(found))
+    batches = read_in_pieces(piece, tmp_path, "a.txt", data, window=25, split_by=split_by)
+    assert [record["text"] for record in all_records(batches)] == expected(text, split_by)
+    assert all(data[o.place["offset"] :].startswith(o.raw) for o in all_origins(batches))
 
 
-def test_a_record_is_the_members_of_one_name_up_to_its_first_dot(tmp_path: Path) -> None:
-    assert records(read_file(tmp_path, "a.tar", tar_of(MEMBERS))) == [
+def test_members_whose_names_agree_up_to_the_first_dot_are_one_record(tmp_path: Path) -> None:
+    assert all_records(read_file(tmp_path, "a.tar", make_tar(MEMBERS))) == [
         {"__key__": "a/1", "txt": "one", "meta.json": '{"n": [1]}'},
         {"__key__": "b/1", "txt": "two", "jpg": b"\xff"},
     ]
-    found = read_file(tmp_path, "a.tar", fields=("meta.json",), parsed=("meta.json",))
-    said = {"__key__": "a/1", "txt": 3, "meta.json": {"n": [1]}}
-    assert records(found)[0] == said, "the size of what is not read"
-    origin = origins(found)[1]
+    batches = read_file(tmp_path, "a.tar", fields=("meta.json",), parsed=("meta.json",))
+    expected_record = {"__key__": "a/1", "txt": 3, "meta.json": {"n": [1]}}
+    assert all_records(batches)[0] == expected_record, "a member that is not read is its size"
+    origin = all_origins(batches)[1]
     assert (origin.place, origin.where) == ({"member": "b/1"}, "member b/1")
 
 
@@ -222,65 +238,67 @@ ODD = pa.table({"text": ["one", "two", None, "four"], "n": [1, 2, None, 4], "bla
 ODD = ODD.append_column("void", pa.nulls(4, pa.int64())).append_column("chat", [CHAT])
 
 
-def test_only_wanted_columns_are_read_and_the_footer_tells_of_empty_others(tmp_path: Path) -> None:
+def test_only_the_wanted_columns_are_read_and_unread_columns_with_values_are_reported(
+    tmp_path: Path,
+) -> None:
     pq.write_table(ODD, tmp_path / "a.parquet", row_group_size=3)
     [batch] = read_file(tmp_path, "a.parquet", fields=("text",))
     assert batch.records == [{"text": "one"}, {"text": "two"}, {"text": None}, {"text": "four"}]
     assert batch.unseen == {"n": 4, "chat": 4}
-    found = read_file(tmp_path, "a.parquet", fields=("chat",))
-    assert records(found) == [{"chat": row} for row in CHAT], "nulls stay"
-    last, raw = origins(found)[3], b'{"chat":[{"role":"tool","n":3}]}'
+    batches = read_file(tmp_path, "a.parquet", fields=("chat",))
+    assert all_records(batches) == [{"chat": row} for row in CHAT], "nulls stay"
+    last, raw = all_origins(batches)[3], b'{"chat":[{"role":"tool","n":3}]}'
     assert (last.place, last.raw, last.length) == ({"row": 3}, raw, len(raw))
-    assert records(read_file(tmp_path, "a.parquet", fields=("nowhere",))) == [{}] * 4
+    assert all_records(read_file(tmp_path, "a.parquet", fields=("nowhere",))) == [{}] * 4
 
 
-def test_rows_of_arrow_come_in_order_with_their_places(tmp_path: Path) -> None:
-    """A file is cut at its record batches of three rows, a stream is not; of a batch some rows are
-    decoded at once.
+def test_rows_of_arrow_are_read_in_order_with_their_places(tmp_path: Path) -> None:
+    """A file is cut at its record batches of three rows, a stream is not. Only some rows of a batch
+    are decoded at once.
     """
     for format in ("arrow", "feather"):
-        path = write(tmp_path, format, ROWS.to_pylist())
+        path = write_records(tmp_path, format, ROWS.to_pylist())
         settings = {"window": path.stat().st_size // 4, "fields": ("text",)}
         with patch.object(arrow, "MOST_ROWS", 2):
             [whole] = read_file(tmp_path, path.name, fields=("text",))
-            assert records(read_file(tmp_path, path.name, **settings)) == whole.records
+            assert all_records(read_file(tmp_path, path.name, **settings)) == whole.records
         assert whole.records == ROWS.select(["text"]).to_pylist()
         assert whole.unseen == {"n": 20}
-        found = origins([whole])
-        assert [o.place for o in found] == [{"row": n, "batch": n // 3} for n in range(20)]
-        assert found[7].where == "row 7, batch 2"
-        assert sorted({o.ordinal for o in found}) == [o.ordinal for o in found]
-        cut = units(tmp_path, path.name, **settings)
+        found_origins = all_origins([whole])
+        assert [o.place for o in found_origins] == [{"row": n, "batch": n // 3} for n in range(20)]
+        assert found_origins[7].where == "row 7, batch 2"
+        assert sorted({o.ordinal for o in found_origins}) == [o.ordinal for o in found_origins]
+        cut = plan_pattern(tmp_path, path.name, **settings)
         assert len(cut) == 1 if format == "arrow" else len(cut) >= 4
 
 
 @settings(max_examples=15)
 @given(TEXTS, st.integers(1, 20), st.integers(40, 400))
-def test_neither_row_groups_nor_compression_nor_batches_change_what_a_file_is_known_by(
+def test_row_groups_compression_and_batches_do_not_change_digests(
     tmp_path: Path, texts: list[str], group: int, window: int
 ) -> None:
-    """The records, their windows and their keys are those of any other way to write them; splits
-    read every row once.
+    """Records, windows and digests are the same however the file was written, and splits read every
+    row once.
     """
     table, path = pa.table({"text": texts, "other": list(range(len(texts)))}), tmp_path / "a.parquet"  # fmt: skip
     whole = {"window": 1 << 30, "fields": ("text",)}
     pq.write_table(table, path)
-    known = digests(tmp_path, **whole)
+    expected_digests = window_digests(tmp_path, **whole)
     pq.write_table(table, path, row_group_size=group, compression="zstd", use_dictionary=False)
     with patch.object(arrow, "MOST_ROWS", 3):
-        assert digests(tmp_path, **whole) == known
-        splits = units(tmp_path, "*", window=window, fields=("text",))
-        found = [(unit, batch) for unit in splits for batch in read_batches(unit)]
-    batches = [batch for _, batch in found]
-    assert [record["text"] for record in records(batches)] == texts
-    assert [origin.ordinal for origin in origins(batches)] == list(range(len(texts)))
-    assert all(unit.start <= batch.origin(0).ordinal for unit, batch in found)
+        assert window_digests(tmp_path, **whole) == expected_digests
+        splits = plan_pattern(tmp_path, "*", window=window, fields=("text",))
+        read = [(unit, batch) for unit in splits for batch in read_batches(unit)]
+    batches = [batch for _, batch in read]
+    assert [record["text"] for record in all_records(batches)] == texts
+    assert [origin.ordinal for origin in all_origins(batches)] == list(range(len(texts)))
+    assert all(unit.start <= batch.origin(0).ordinal for unit, batch in read)
 
 
-def test_dictionaries_and_views_and_large_texts_read_alike(tmp_path: Path) -> None:
+def test_dictionaries_views_and_large_strings_are_read_as_strings(tmp_path: Path) -> None:
     texts = pa.array(["x", "y", None, "x"])
     kinds = [texts.dictionary_encode(), texts.cast(pa.string_view()), texts.cast(pa.large_string())]
     for n, kind in enumerate(kinds):
         pq.write_table(pa.table({"text": kind}), tmp_path / f"{n}.parquet")
-    found = records(read_file(tmp_path, "*.parquet", fields=("text",)))
-    assert [record["text"] for record in found] == texts.to_pylist() * 3
+    read = all_records(read_file(tmp_path, "*.parquet", fields=("text",)))
+    assert [record["text"] for record in read] == texts.to_pylist() * 3

@@ -1,5 +1,5 @@
-"""A bad piece of a file costs its neighbours nothing, in every format; a file that is not whole, or
-not as it was, is one sentence.
+"""A bad piece of a file does not affect its neighbours, in every format. A file that is incomplete,
+or has changed, is refused with one sentence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ import zstandard
 
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.sources import csv_table, find_files, format, jsonl, read_batches
-from tests.formats import PACKED, WRITTEN, as_arrow, bad, origins, read_file, records, tar_of, units
+from tests.formats import (
+    ENCODERS,
+    PACKERS,
+    all_origins,
+    all_records,
+    bad_items,
+    encode_arrow,
+    make_tar,
+    plan_pattern,
+    read_file,
+)
 
 N = [{"n": 1}, {"n": 2}]
 T = [{"text": "a"}, {"text": "b"}]
@@ -62,23 +72,25 @@ FAULTS: list[tuple[str, dict[str, str], bytes, bytes, list[Any], Place, dict[byt
     ("a.txt", {"split_by": "line"}, b"a\n", b"\nb\n", T, {"line": 2, "offset": 2}, {b"\xff": "invalid_utf8"}),
     ("a.txt", {"split_by": "paragraph"}, b"a\n\n", b"\n\n\nb\n", T, {"line": 3, "offset": 3}, {b"\xff": "invalid_utf8"}),
 ]  # fmt: skip
-"""File, settings, good records before and after a fault, what is read, the place of the fault, and
+"""File, settings, bytes before and after a fault, the records that are read, the fault's place, and
 faults with their reasons.
 """
 
 
-def test_a_bad_piece_has_its_place_and_costs_its_neighbours_nothing(tmp_path: Path) -> None:
-    for name, said, before, after, kept, place, faults in FAULTS:
+def test_a_bad_piece_is_set_aside_with_its_place_and_its_neighbours_are_read(
+    tmp_path: Path,
+) -> None:
+    for name, settings, before, after, good, expected_place, faults in FAULTS:
         for raw, reason in faults.items():
-            found = read_file(tmp_path, name, before + raw + after, **said)
-            assert records(found) == kept, raw[:20]
-            [(why, origin)] = bad(found)
-            assert (why, origin.raw, origin.place) == (reason, raw, place)
-            counts_end = said.get("split_by") == "paragraph"
+            batches = read_file(tmp_path, name, before + raw + after, **settings)
+            assert all_records(batches) == good, raw[:20]
+            [(why, origin)] = bad_items(batches)
+            assert (why, origin.raw, origin.place) == (reason, raw, expected_place)
+            counts_end = settings.get("split_by") == "paragraph"
             assert (origin.file, origin.length) == (name, len(raw) + counts_end)
-            if "line" in place:
+            if "line" in expected_place:
                 lines = (before + raw).count(b"\n") + (after[:1] == b"\n")
-                assert origins(found)[-1].place["line"] > lines
+                assert all_origins(batches)[-1].place["line"] > lines
 
 
 WORDS = (b"word " * 40, b"word\n" * 40)
@@ -87,51 +99,55 @@ LONG: list[tuple[str, dict[str, str], bytes, bytes, bytes, list[Any], str]] = [
     ("a.jsonl", {}, b"1\n2\n", b'"%s"' % (b"x" * 200), b"", [1, 2], "line_too_long"),
     ("a.json", {}, b'[{"n": 1}, ', b'{"a": "%s"}' % (b"x" * 200), b', {"n": 2}]', N, "record_too_long"),
     *(("a.csv", {}, b"x,y\n1,a\n", b'1,"%s"\n' % words, b"2,b\n", XY, "record_too_long") for words in WORDS),
-    *(("a.txt", {"split_by": by}, b"", words, b"", [], "record_too_long") for by in ("file", "paragraph") for words in WORDS),
+    *(("a.txt", {"split_by": split_by}, b"", words, b"", [], "record_too_long") for split_by in ("file", "paragraph") for words in WORDS),
 ]  # fmt: skip
 
 
-def test_what_is_too_long_is_passed_over_by_place_and_length(tmp_path: Path) -> None:
+def test_a_record_that_is_too_long_is_skipped_and_its_place_and_length_are_kept(
+    tmp_path: Path,
+) -> None:
     with (
         patch.multiple(csv_table, LONGEST_FIELD=50, LONGEST_ROW=100),
         patch.object(jsonl, "PIECE_BYTES", 30),
         patch.object(format, "LONGEST", 100),
     ):
-        for name, said, before, long, after, kept, reason in LONG:
-            found = read_file(tmp_path, name, before + long + after, **said)
-            assert records(found) == kept, (name, said)
-            [(why, origin)] = bad(found)
+        for name, settings, before, long, after, good, reason in LONG:
+            batches = read_file(tmp_path, name, before + long + after, **settings)
+            assert all_records(batches) == good, (name, settings)
+            [(why, origin)] = bad_items(batches)
             assert (why, origin.raw, origin.place["offset"]) == (reason, b"", len(before))
             assert abs(origin.length - len(long)) <= (name == "a.txt")
 
 
-def test_rows_that_are_no_records_and_row_groups_that_are_damaged(tmp_path: Path) -> None:
+def test_bad_rows_and_damaged_row_groups_are_set_aside(tmp_path: Path) -> None:
     cells = pa.array([b"ok", b"\xff\xfe", b"fine"], pa.binary())
     texts = pa.Array.from_buffers(pa.string(), 3, cells.buffers())
     times = pa.array([0, 2**61], pa.timestamp("us"))
     for name, column, why in (("a", texts, "invalid_utf8"), ("b", times, "unreadable_value")):
         pq.write_table(pa.table({"text": column}), tmp_path / f"{name}.parquet")
-        [(said, origin)] = bad(read_file(tmp_path, f"{name}.parquet", fields=("text",)))
-        assert (said, origin.place["row"]) == (why, 1)
+        [(reason, origin)] = bad_items(read_file(tmp_path, f"{name}.parquet", fields=("text",)))
+        assert (reason, origin.place["row"]) == (why, 1)
     path, table = tmp_path / "c.parquet", pa.table({"text": [f"text {n} " * 9 for n in range(90)]})
     pq.write_table(table, path, row_group_size=30, use_dictionary=False)
     page = pq.read_metadata(path).row_group(1).column(0)
     stored, middle = bytearray(path.read_bytes()), page.data_page_offset + page.total_compressed_size // 2  # fmt: skip
     stored[middle : middle + 40] = b"\xff" * 40
-    found = read_file(tmp_path, "c.parquet", bytes(stored), fields=("text",))
-    assert len(records(found)) == 60
-    lost = [(why, origin.place["row"]) for why, origin in bad(found)]
+    batches = read_file(tmp_path, "c.parquet", bytes(stored), fields=("text",))
+    assert len(all_records(batches)) == 60
+    lost = [(why, origin.place["row"]) for why, origin in bad_items(batches)]
     assert lost == [("damaged_rows", row) for row in range(30, 60)]
 
 
-def test_bad_members_cost_their_neighbours_nothing(tmp_path: Path) -> None:
+def test_bad_members_of_an_archive_are_set_aside_and_its_other_records_are_read(
+    tmp_path: Path,
+) -> None:
     hostile = [("../up.txt", b"x"), ("/etc/passwd.txt", b"x"), ("name", b"x"), ("._a.txt", b"x")]
     wrong = [("c.txt", b"1"), ("c.txt", b"2"), ("d.txt", b"\xff"), ("e.txt", b"x" * 2000)]
     members = [("a/1.txt", b"one"), *hostile, *wrong, ("f.txt", b"last")]
     with patch.object(format, "LONGEST", 1000):
-        found = read_file(tmp_path, "a.tar", tar_of(members), fields=("txt",))
-    assert [record["txt"] for record in records(found)] == ["one", "last"]
-    assert [(why, origin.place["member"]) for why, origin in bad(found)] == [
+        batches = read_file(tmp_path, "a.tar", make_tar(members), fields=("txt",))
+    assert [record["txt"] for record in all_records(batches)] == ["one", "last"]
+    assert [(why, origin.place["member"]) for why, origin in bad_items(batches)] == [
         ("unsafe_name", "../up.txt"),
         ("unsafe_name", "/etc/passwd.txt"),
         ("no_suffix", "name"),
@@ -142,11 +158,11 @@ def test_bad_members_cost_their_neighbours_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
 
 
-def damaged() -> Iterator[tuple[str, bytes, str]]:
-    """Files with their content, and what is said of them."""
+def damaged_files() -> Iterator[tuple[str, bytes, str]]:
+    """Yield the names of files, their content, and the message about each."""
     for content in (b'[{"a": 1}, {"a"', b'[{"a": "x', b'[{"a": 1}', b"[", b'[{"a": 1}]]', b'[{}, "\\'):  # fmt: skip
         yield "a.json", content, "is not a complete JSON array"
-    whole = tar_of([("a.txt", b"x" * 600), ("b.txt", b"y" * 600), ("c.txt", b"z")])
+    whole = make_tar([("a.txt", b"x" * 600), ("b.txt", b"y" * 600), ("c.txt", b"z")])
     second = 3 * 512
     assert whole[second:].startswith(b"b.txt")
     overwritten = whole[:second] + b"#" * 512 + whole[second + 512 :]
@@ -154,33 +170,33 @@ def damaged() -> Iterator[tuple[str, bytes, str]]:
     for content in (*cuts, b"text " * 300):
         yield "a.tar", content, "is not a complete tar archive"
     for new in (pa.ipc.new_stream, pa.ipc.new_file):
-        whole = as_arrow([{"text": f"text {n}"} for n in range(20)], new)
-        for cut in (3, 9, 200):  # a stream of this one ends behind a message
+        whole = encode_arrow([{"text": f"text {n}"} for n in range(20)], new)
+        for cut in (3, 9, 200):  # cut by 9, a stream ends after a message
             yield "a.arrow", whole[:-cut], "is not a complete arrow file"
-    out, offsets = io.BytesIO(), pa.array([0, 1 << 30, 5], pa.int32()).buffers()[1]
+    file, offsets = io.BytesIO(), pa.array([0, 1 << 30, 5], pa.int32()).buffers()[1]
     leading = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"x" * 64)])
     hostile = pa.table({"text": leading})
-    with pa.ipc.new_file(out, hostile.schema) as writer:
+    with pa.ipc.new_file(file, hostile.schema) as writer:
         writer.write_table(hostile)
-    yield "a.arrow", out.getvalue(), "is not a complete arrow file"
-    whole = WRITTEN["parquet"]([{"text": "one"}, {"text": "two"}])
+    yield "a.arrow", file.getvalue(), "is not a complete arrow file"
+    whole = ENCODERS["parquet"]([{"text": "one"}, {"text": "two"}])
     footless = whole[:4] + b"\0" * 400 + b"\xff\xff\0\0PAR1"
     for content in (whole[:-9], b'{"text": "a"}\n' * 9, footless):
         yield "a.parquet", content, "is not a complete parquet file"
-    twice, out = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"]), io.BytesIO()
-    pq.write_table(twice, out)
-    yield "a.parquet", out.getvalue(), "has two columns named text"
+    twice, file = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"]), io.BytesIO()
+    pq.write_table(twice, file)
+    yield "a.parquet", file.getvalue(), "has two columns named text"
     for packing in (".gz", ".zst"):
-        first, *others = (PACKED[packing](b"%d\n" % n * 1000) for n in (1, 22, 333))
-        whole = b"".join([first, *others])
+        first, *later = (PACKERS[packing](b"%d\n" % n * 1000) for n in (1, 22, 333))
+        whole = b"".join([first, *later])
         broken = whole[:30] + b"\xff\xff" + whole[32:]
         for content in (whole[:-1], whole[:-10], whole[: len(first) + 3], whole + b"garbage", broken, b"not packed\n"):  # fmt: skip
             yield f"a.jsonl{packing}", content, r"a\.jsonl\.\w+ is damaged after \d+ uncompressed"
 
 
-def test_a_file_that_is_not_whole_is_one_sentence(tmp_path: Path) -> None:
-    for name, content, said in damaged():
-        with pytest.raises(Unreachable, match=said):
+def test_an_incomplete_file_is_refused_with_one_sentence(tmp_path: Path) -> None:
+    for name, content, message in damaged_files():
+        with pytest.raises(Unreachable, match=message):
             print(name, content[:40], read_file(tmp_path, name, content, fields=("text",)))
     assert read_file(tmp_path, "a.parquet", b"") == []
 
@@ -200,20 +216,20 @@ FOLDERS: list[tuple[str, Any, type[MdsmixError], str]] = [
 ]  # fmt: skip
 
 
-def test_a_setting_or_a_folder_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
-    for name, content, settings, error, said in UNREADABLE:
-        with pytest.raises(error, match=said):
+def test_a_setting_or_folder_that_does_not_fit_is_refused_with_one_sentence(tmp_path: Path) -> None:
+    for name, content, settings, error, message in UNREADABLE:
+        with pytest.raises(error, match=message):
             read_file(tmp_path, name, content, **settings)
-    for number, (name, tree, error, said) in enumerate(FOLDERS):
+    for number, (name, tree, error, message) in enumerate(FOLDERS):
         folder = tmp_path / str(number) / "set"
         folder.mkdir(parents=True)
         (folder / name).write_text(json.dumps(tree))
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             find_files(["set"], folder.parent)
 
 
-def test_values_that_are_no_texts_come_as_what_they_are(tmp_path: Path) -> None:
-    """The shape refuses them; a nanosecond is none of Python's, and is cut."""
+def test_values_that_are_not_strings_keep_their_types(tmp_path: Path) -> None:
+    """The shape refuses them. Python has no nanoseconds, so they are cut."""
     columns = {
         "moment": pa.array([1_500], pa.timestamp("ns", "Europe/Berlin")),
         "zoned": pa.array([1], pa.timestamp("us", "Europe/Berlin")),
@@ -223,40 +239,38 @@ def test_values_that_are_no_texts_come_as_what_they_are(tmp_path: Path) -> None:
         "inside": [[{"t": 1}]],
     }
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    found = read_file(tmp_path, "a.parquet")
-    [record] = records(found)
+    batches = read_file(tmp_path, "a.parquet")
+    [record] = all_records(batches)
     times = [record[name].isoformat() for name in ("moment", "zoned", "plain")]
-    said = "1970-01-01T00:00:00.000001"
-    assert times == [f"{said}+00:00", f"{said}+00:00", said]
+    microsecond = "1970-01-01T00:00:00.000001"
+    assert times == [f"{microsecond}+00:00", f"{microsecond}+00:00", microsecond]
     assert (record["exact"], record["bytes"]) == (Decimal("1.50"), b"\xff")
-    assert b'{"Decimal":"1.50"}' in origins(found)[0].raw
+    assert b'{"Decimal":"1.50"}' in all_origins(batches)[0].raw
 
 
-def test_no_window_is_handed_out_of_a_file_that_has_changed_since(tmp_path: Path) -> None:
-    """A window is published under the key of the file that was planned, so the end of the file is
-    too late to look.
+def test_no_window_is_read_from_a_file_that_has_changed(tmp_path: Path) -> None:
+    """A window is published under the key of the file that was planned, so a check at the end of
+    the file would be too late.
     """
     path = tmp_path / "x.jsonl.gz"
     for change in CHANGES:
         path.write_bytes(gzip.compress(b"123456789\n" * 50))
-        windows = read_batches(*units(tmp_path, path.name, 100))
+        windows = read_batches(*plan_pattern(tmp_path, path.name, 100))
         assert next(windows).window == 0
         change(path)
         with pytest.raises(Unreachable, match="was changed while it was being read"):
             next(windows)
 
 
-def test_a_window_above_128_mb_is_read_where_memory_allows(tmp_path: Path) -> None:
-    """A frame whose window is 2^31 bytes, as `zstd --long=31` writes them; its header says so,
-    whatever it holds.
-    """
+def test_a_zstd_window_above_128_mb_is_read_if_memory_suffices(tmp_path: Path) -> None:
+    """A frame has a window of 2^31 bytes, as `zstd --long=31` writes them, whatever its content."""
     settings = zstandard.ZstdCompressionParameters(window_log=31)
     frame = zstandard.ZstdCompressor(compression_params=settings).compressobj()
-    packed = PACKED[".zst"](b"1\n") + frame.compress(b"2\n") + frame.flush()
+    packed = PACKERS[".zst"](b"1\n") + frame.compress(b"2\n") + frame.flush()
     (tmp_path / "x.jsonl.zst").write_bytes(packed + b"\0" * 99)
-    [unit] = units(tmp_path, "x.jsonl.zst")
+    [unit] = plan_pattern(tmp_path, "x.jsonl.zst")
     [batch] = read_batches(unit, memory=2 << 31)
     assert batch.records == [1, 2]
-    said = r"window larger than half of the run's memory.*--memory"
-    with pytest.raises(Unreachable, match=said):
+    message = r"window larger than half of the run's memory.*--memory"
+    with pytest.raises(Unreachable, match=message):
         list(read_batches(unit, memory=(2 << 31) - 2))

@@ -1,5 +1,5 @@
-"""A file that is of another sort than its name says, or that its library cannot open, is one
-sentence: what it is, and what to do.
+"""A file of another format than its suffix shows, or one that its library cannot open, is refused
+with one sentence: the format that it has, and the remedy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mdsmix.shards.shard_files import ShardLayout, lay_out_samples, store_shards
 from mdsmix.sources import find_files
 from mdsmix.storage import locate
 from tests.converting import documents, mdsmix, refused, write_recipe
-from tests.formats import WRITTEN, bad, read_file, records, tar_of
+from tests.formats import ENCODERS, all_records, bad_items, make_tar, read_file
 
 LINE = b'{"text": "one"}\n'
 TEXT = LINE.decode()
@@ -35,40 +35,42 @@ MISNAMED: list[tuple[str, bytes, str, str]] = [
     ("a.jsonl", zstandard.compress(LINE), "Zstandard", "add that suffix"),
     ("a.csv", bz2.compress(LINE), "bzip2", "add that suffix"),
     ("a.json", lzma.compress(LINE), "xz", "add that suffix"),
-    ("a.tar", gzip.compress(tar_of([("a.txt", b"x")])), "gzip", "add that suffix"),
+    ("a.tar", gzip.compress(make_tar([("a.txt", b"x")])), "gzip", "add that suffix"),
     ("a.jsonl.gz", gzip.compress(gzip.compress(LINE)), "packed a second time, by gzip", "unpack"),
     ("a.jsonl", b"PK\x03\x04" + LINE * 9, "zip archive", "unpack"),
-    ("a.jsonl", WRITTEN["parquet"]([{"text": "one"}]), "parquet", "source.format: parquet"),
-    ("a.json", WRITTEN["feather"]([{"text": "one"}]), "arrow", "source.format: arrow"),
+    ("a.jsonl", ENCODERS["parquet"]([{"text": "one"}]), "parquet", "source.format: parquet"),
+    ("a.json", ENCODERS["feather"]([{"text": "one"}]), "arrow", "source.format: arrow"),
 ]
 
 
 NUMBERS = [str(number) for number in range(len(MISNAMED))]
-"Names of the cases: packed bytes have the time in them."
+"Names of the cases; their content would not do, since packed bytes contain the time."
 
 
-@pytest.mark.parametrize(("name", "content", "what", "cure"), MISNAMED, ids=NUMBERS)
-def test_a_file_of_another_sort_is_named_by_what_it_is(
-    tmp_path: Path, tokenizer_folder: Path, name: str, content: bytes, what: str, cure: str
+@pytest.mark.parametrize(("name", "content", "format", "remedy"), MISNAMED, ids=NUMBERS)
+def test_a_file_of_another_format_is_refused_with_that_format_and_a_remedy(
+    tmp_path: Path, tokenizer_folder: Path, name: str, content: bytes, format: str, remedy: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
     recipe = write_recipe(tmp_path, tokenizer_folder, streams={"a": documents(name)})
-    refused(mdsmix("convert", recipe), 4, name, what, cure)
+    refused(mdsmix("convert", recipe), 4, name, format, remedy)
 
 
 @pytest.mark.parametrize("split_by", ["file", "line", "paragraph"])
-def test_plain_text_in_utf_16_too(tmp_path: Path, split_by: str) -> None:
+def test_plain_text_in_utf_16_is_refused(tmp_path: Path, split_by: str) -> None:
     with pytest.raises(MdsmixError, match="UTF-16"):
         read_file(tmp_path, "a.txt", "one\n\ntwo".encode("utf-16"), split_by=split_by)
 
 
 @pytest.mark.parametrize("text", ["", "a", "BZh", "PAR", "\ufeff{}", "é\n", "\0\0\0\0\0\0\0\0x"])
-def test_short_and_odd_texts_are_texts(tmp_path: Path, text: str) -> None:
-    found = read_file(tmp_path, "a.txt", text.encode(), split_by="file")
-    assert [record["text"] for record in records(found)] == [text.lstrip("\ufeff")] * bool(text)
+def test_short_texts_that_begin_like_other_formats_are_read(tmp_path: Path, text: str) -> None:
+    batches = read_file(tmp_path, "a.txt", text.encode(), split_by="file")
+    assert [record["text"] for record in all_records(batches)] == [text.lstrip("\ufeff")] * bool(
+        text
+    )
 
 
-def test_a_frame_that_wants_a_dictionary(tmp_path: Path) -> None:
+def test_a_zstd_frame_that_needs_a_dictionary_is_refused(tmp_path: Path) -> None:
     samples = [b"some text %d and more of it " % number * 3 for number in range(200)]
     dictionary = zstandard.train_dictionary(1000, samples)
     packed = zstandard.ZstdCompressor(dict_data=dictionary).compress(LINE * 20)
@@ -78,7 +80,9 @@ def test_a_frame_that_wants_a_dictionary(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["*.jsonl", "b.jsonl"])
 @pytest.mark.parametrize("packing", [".gz", ".zst"])
-def test_a_path_that_only_packed_files_match(tmp_path: Path, name: str, packing: str) -> None:
+def test_a_path_that_matches_only_with_a_packing_suffix_names_that_file(
+    tmp_path: Path, name: str, packing: str
+) -> None:
     (tmp_path / f"b.jsonl{packing}").touch()
     with pytest.raises(MdsmixError, match=f"matches no file, but {name}{packing} does".replace("*", r"\*")):  # fmt: skip
         find_files([name], tmp_path)
@@ -103,7 +107,7 @@ IPC = (
 
 
 @pytest.mark.parametrize(("name", "text", "which"), [("a.parquet", PARQUET, "the column wide"), ("a.arrow", IPC, "a column")])  # fmt: skip
-def test_integers_of_128_bits_are_named_with_the_cure(
+def test_columns_of_128_bit_integers_are_refused_with_a_remedy(
     tmp_path: Path, tokenizer_folder: Path, name: str, text: str, which: str
 ) -> None:
     (tmp_path / name).write_bytes(gzip.decompress(base64.b64decode(text)))
@@ -114,14 +118,14 @@ def test_integers_of_128_bits_are_named_with_the_cure(
 MAC = [("./._1.jpg", b"m"), ("1.jpg", b"\xff"), ("._1.txt", b"m"), ("1.txt", b"t"), ("__MACOSX/._1.txt", b"x"), ("__MACOSX/1.txt", b"x"), (".DS_Store", b"\0"), ("1.cls", b"5"), ("2.txt", b"u")]  # fmt: skip
 
 
-def test_what_a_mac_adds_to_an_archive_splits_no_record(tmp_path: Path) -> None:
-    """The oracle is the archive without these members. WebDataset passes them over too."""
-    own = [(name, data) for name, data in MAC if data not in (b"m", b"x", b"\0")]
-    plain = records(read_file(tmp_path, "b.tar", tar_of(own)))
+def test_hidden_members_that_a_mac_adds_are_skipped(tmp_path: Path) -> None:
+    """The archive is read as without these members, which WebDataset skips too."""
+    members = [(name, data) for name, data in MAC if data not in (b"m", b"x", b"\0")]
+    plain = all_records(read_file(tmp_path, "b.tar", make_tar(members)))
     assert plain == [{"__key__": "1", "jpg": b"\xff", "txt": "t", "cls": "5"}, {"__key__": "2", "txt": "u"}]  # fmt: skip
-    found = read_file(tmp_path, "a.tar", tar_of(MAC))
-    assert records(found) == plain
-    assert not bad(found)
+    batches = read_file(tmp_path, "a.tar", make_tar(MAC))
+    assert all_records(batches) == plain
+    assert not bad_items(batches)
 
 
 BAD_SAMPLES = {
@@ -136,15 +140,18 @@ def test_a_bad_sample_of_a_stream_is_one_bad_record(tmp_path: Path) -> None:
     cells = [b'{"text": "a"}', *BAD_SAMPLES, b'{"n": 1000000000000000000001}']
     layout = ShardLayout({"it": "json", "t": "str"})
     good = [{"it": {"text": "a"}, "t": "x"}, {"it": {"n": 10**21 + 1}, "t": "x"}]
-    for last, of_last in ((b"x", []), (b"\xff", ["invalid_utf8"])):
-        texts = [*[b"x"] * len(BAD_SAMPLES), b"x", last]
+    for last_text, last_reasons in ((b"x", []), (b"\xff", ["invalid_utf8"])):
+        texts = [*[b"x"] * len(BAD_SAMPLES), b"x", last_text]
         columns = {"it": Ragged.from_rows(cells, np.uint8), "t": Ragged.from_rows(texts, np.uint8)}
-        folder = tmp_path / str(len(of_last))
+        folder = tmp_path / str(len(last_reasons))
         folder.mkdir()
         shards = store_shards(locate(folder), layout, lay_out_samples(layout, columns))
         (folder / "index.json").write_bytes(make_index(shards).content)
-        found = read_file(tmp_path, folder.name)
-        assert records(found) == (good[:1] if of_last else good)
-        assert [why for why, _ in bad(found)] == [*BAD_SAMPLES.values(), *of_last]
-        places = [origin.place["sample"] for _, origin in bad(found)]
+        batches = read_file(tmp_path, folder.name)
+        assert all_records(batches) == (good[:1] if last_reasons else good)
+        assert [reason for reason, _ in bad_items(batches)] == [
+            *BAD_SAMPLES.values(),
+            *last_reasons,
+        ]
+        places = [origin.place["sample"] for _, origin in bad_items(batches)]
         assert places == [*range(1, 1 + len(places))]

@@ -1,5 +1,5 @@
-"""What a recipe's paths name, each file once; units that cover every file once; every line owned by
-exactly one unit and window; and hashes that follow exactly the bytes that a unit owns.
+"""A recipe's paths name each file once, units cover every file once, every line belongs to exactly
+one unit and window, and a unit's hashes change exactly if its bytes change.
 """
 
 from __future__ import annotations
@@ -31,22 +31,31 @@ from mdsmix.sources import format as formats
 from mdsmix.sources.sniff import describe_foreign_content
 from mdsmix.sources.units import Span
 from mdsmix.storage import Stat, locate
-from tests.formats import PACKED, bad, digests, origins, read_file, records, units, write
+from tests.formats import (
+    PACKERS,
+    all_origins,
+    all_records,
+    bad_items,
+    plan_pattern,
+    read_file,
+    window_digests,
+    write_records,
+)
 
 FUZZ = settings(max_examples=60)
-PACK = {"": bytes, **PACKED}
+PACK = {"": bytes, **PACKERS}
 PIECE, BLOCK = "mdsmix.sources.jsonl.PIECE_BYTES", "mdsmix.sources.record_batches.BLOCK_BYTES"
 
 
-def is_of_its_sort(content: bytes) -> bool:
-    """Whether the bytes do not begin as those of another sort of file, which is refused."""
+def begins_as_text(content: bytes) -> bool:
+    """Check that the bytes do not begin as a file of another format, which is refused."""
     return not describe_foreign_content(content[:8], "")
 
 
 NAMES = st.from_regex(r"[a-d]{1,6}\.jsonl(\.gz)?", fullmatch=True)
 TREES = st.dictionaries(NAMES, st.integers(0, 250), max_size=60)
 LINES = st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), min_size=1)
-LINES = LINES.filter(lambda lines: is_of_its_sort(b"\n".join(lines)))
+LINES = LINES.filter(lambda lines: begins_as_text(b"\n".join(lines)))
 
 
 def names(paths: list[str], base: Path) -> list[str]:
@@ -67,13 +76,13 @@ def test_names_are_relative_to_the_recipe_so_that_both_may_be_moved(tmp_path: Pa
         assert names(["../data/a.jsonl"], folder / "recipes") == ["../data/a.jsonl"]
 
 
-def test_a_file_is_found_once_and_no_entry_has_a_part_in_its_name(tmp_path: Path) -> None:
+def test_a_file_is_found_once_and_its_name_does_not_depend_on_the_pattern(tmp_path: Path) -> None:
     make(tmp_path, "a/x.jsonl", "a/y.jsonl", "b/x.jsonl", "c/x~1/x.jsonl")
     paths = ["a/y.jsonl", "a/*.jsonl", "b/x.jsonl", "c/x~1/*", f"{tmp_path}/a/../a/x.jsonl"]
-    found = names(paths, tmp_path)
-    assert found == ["a/y.jsonl", "a/x.jsonl", "b/x.jsonl", "c/x~1/x.jsonl"]
-    assert [*dict.fromkeys(n for path in paths for n in names([path], tmp_path))] == found
-    assert sorted(names(["**/*.jsonl"], tmp_path)) == sorted(found)
+    all_names = names(paths, tmp_path)
+    assert all_names == ["a/y.jsonl", "a/x.jsonl", "b/x.jsonl", "c/x~1/x.jsonl"]
+    assert [*dict.fromkeys(n for path in paths for n in names([path], tmp_path))] == all_names
+    assert sorted(names(["**/*.jsonl"], tmp_path)) == sorted(all_names)
 
 
 REFUSED = {
@@ -110,13 +119,13 @@ def test_every_byte_is_planned_once_in_order(tree: dict[str, int], shuffled: ran
     assert units == sorted(units, key=lambda unit: (unit.name, unit.start))
     planned: dict[str, int] = {}
     for unit in units:
-        for part in unit.files:
-            begin, end = unit.start, unit.end or part.stat.size
-            assert planned.get(part.name, 0) == begin
-            planned[part.name] = end
-        if all(part.name.endswith(".jsonl") for part in unit.files):
-            size = sum((unit.end or part.stat.size) - unit.start for part in unit.files)
-            assert size <= 100, "a plain unit holds at most a window"
+        for unit_file in unit.files:
+            begin, end = unit.start, unit.end or unit_file.stat.size
+            assert planned.get(unit_file.name, 0) == begin
+            planned[unit_file.name] = end
+        if all(unit_file.name.endswith(".jsonl") for unit_file in unit.files):
+            size = sum((unit.end or unit_file.stat.size) - unit.start for unit_file in unit.files)
+            assert size <= 100, "a plain unit has at most a window"
         assert unit.end is None or unit.start % 100 == 0
     assert planned == {name: size for name, size in tree.items() if size}
 
@@ -126,18 +135,18 @@ def groups(tree: dict[str, int]) -> set[tuple[str, ...]]:
     return {tuple(f"{f.name} {f.stat.size}" for f in unit.files) for unit in units}
 
 
-def test_one_file_among_a_thousand_changes_only_the_units_near_it() -> None:
-    """Of about 95 units; the largest of 1,000 such changes was 3. Fixed cutting changes half of
-    them.
+def test_a_changed_file_among_a_thousand_changes_only_units_near_it() -> None:
+    """There are about 95 units. The most units that one of 1,000 such changes affected was 3. Fixed
+    cutting changes half of them.
     """
     rng = random.Random(7)
     tree = {f"{rng.getrandbits(40):010x}.jsonl": rng.randint(1, 999) for _ in range(1000)}
     before, added = groups(tree), list[int]()
     assert len(before) > 50
     for number in range(40):
-        name, other = rng.choice([*tree]), f"{rng.getrandbits(40):010x}.jsonl"
-        without = {each: size for each, size in tree.items() if each != name}
-        changed = (tree | {other: 500}, without, tree | {name: rng.randint(1, 999)}, tree | {name: 25_000})[number % 4]  # fmt: skip
+        name, new_name = rng.choice([*tree]), f"{rng.getrandbits(40):010x}.jsonl"
+        without = {old_name: size for old_name, size in tree.items() if old_name != name}
+        changed = (tree | {new_name: 500}, without, tree | {name: rng.randint(1, 999)}, tree | {name: 25_000})[number % 4]  # fmt: skip
         after = groups(changed)
         added.append(len(after - before))
         assert len(before - after) <= 6
@@ -145,51 +154,55 @@ def test_one_file_among_a_thousand_changes_only_the_units_near_it() -> None:
     assert sum(added) / len(added) < 2
 
 
-def test_a_digest_is_of_format_length_and_bytes_and_follows_an_edit_alone(tmp_path: Path) -> None:
-    """An edit changes that of its unit, more text that of the last, and a touch none."""
+def test_a_digest_covers_format_length_and_bytes_and_changes_only_with_an_edit(
+    tmp_path: Path,
+) -> None:
+    """An edit changes the digest of its unit, added text that of the last unit, a touch none."""
     path, text = tmp_path / "x.jsonl", b'"0123456789"\n' * 40
     path.write_bytes(b"1\n2")
-    part = f"jsonl 4 {xxhash.xxh3_128_hexdigest(b'1' + bytes([10]) + b'2' + bytes([10]))}\n"
-    assert digests(tmp_path) == [xxhash.xxh3_128_hexdigest(part)]
+    digest_line = f"jsonl 4 {xxhash.xxh3_128_hexdigest(b'1' + bytes([10]) + b'2' + bytes([10]))}\n"
+    assert window_digests(tmp_path) == [xxhash.xxh3_128_hexdigest(digest_line)]
     path.write_bytes(text)
-    before = digests(tmp_path, window=100)
+    before = window_digests(tmp_path, window=100)
     path.touch()
-    assert digests(tmp_path, window=100) == before
+    assert window_digests(tmp_path, window=100) == before
     path.write_bytes(text[:250] + b"X" + text[251:])
-    after = digests(tmp_path, window=100)
+    after = window_digests(tmp_path, window=100)
     assert [old == new for old, new in zip(before, after, strict=True)].count(False) == 1
     path.write_bytes(text + b'"more"\n')
-    *same, _ = digests(tmp_path, window=100)
+    *same, _ = window_digests(tmp_path, window=100)
     assert same == before[:-1]
 
 
 @FUZZ
 @given(LINES, st.integers(20, 60))
-def test_packing_changes_no_digest(tmp_path: Path, texts: list[bytes], window: int) -> None:
-    """Of no window: windows are counted in the bytes that are packed."""
-    found = []
+def test_packing_does_not_change_digests(tmp_path: Path, texts: list[bytes], window: int) -> None:
+    """Windows are counted in uncompressed bytes."""
+    of_packings = []
     for packing in ("", ".gz", ".zst"):
         (tmp_path / f"x.jsonl{packing}").write_bytes(PACK[packing](b"\n".join(texts) + b"\n"))
-        known = digests(tmp_path, f"x.jsonl{packing}", window=window)
-        found.append([each for each in known if each != xxhash.xxh3_128_hexdigest("")])
-    assert found == found[:1] * 3
+        with_empty = window_digests(tmp_path, f"x.jsonl{packing}", window=window)
+        of_packings.append(
+            [digest for digest in with_empty if digest != xxhash.xxh3_128_hexdigest("")]
+        )
+    assert of_packings == of_packings[:1] * 3
 
 
-def test_windows_of_grouped_packed_files_are_counted_in_what_they_hold(tmp_path: Path) -> None:
-    """In a group of files as one window after another, whatever the sizes in which they are stored;
-    what is hashed while it is read is what is found by hashing alone.
+def test_windows_of_grouped_packed_files_are_counted_in_uncompressed_bytes(tmp_path: Path) -> None:
+    """The files of a group fill one window after another, whatever their stored sizes. Reading
+    computes the same digests as hashing alone.
     """
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.jsonl.zst").write_bytes(zstandard.compress(b'"text"\n' * 300))
-    [unit] = units(tmp_path, "*", 1000)
+    [unit] = plan_pattern(tmp_path, "*", 1000)
     content, sizes = content_of(unit), dict.fromkeys(range(7), 0)
     assert [window.number for window in content.windows] == list(sizes)
     assert content.files == (xxhash.xxh3_128_hexdigest(b'"text"\n' * 300),) * 3
     for done in (set(), {0}, {*range(7)}):
-        found, batches = Digests(unit), list[RecordBatch]()
-        batches += read_batches(unit, digests=found, done=done)
+        collected, batches = Digests(unit), list[RecordBatch]()
+        batches += read_batches(unit, digests=collected, done=done)
         assert not done & {batch.window for batch in batches}
-        assert found.content() == content
+        assert collected.content() == content
         for batch in batches if not done else ():
             sizes[batch.window] += batch.size
     assert sum(sizes.values()) == 3 * 2100
@@ -205,13 +218,13 @@ LINE = st.one_of(
     st.binary(max_size=5),
 )
 FILE = st.tuples(st.booleans(), st.lists(LINE, max_size=30), st.booleans())
-FILE = FILE.filter(lambda file: file[0] or is_of_its_sort(b"\n".join(file[1])))
+FILE = FILE.filter(lambda file: file[0] or begins_as_text(b"\n".join(file[1])))
 
 
 @FUZZ
 @given(FILE, st.sampled_from([*PACK]), st.integers(1, 60), st.integers(1, 40))
 @example((False, [b"[", b"[ {", b"[1"], False), "", 1, 1)
-def test_units_of_any_window_read_what_one_pass_over_the_file_finds(
+def test_units_of_any_window_size_read_the_same_as_one_pass_over_the_file(
     tmp_path: Path, file: tuple[bool, list[bytes], bool], packing: str, window: int, piece: int
 ) -> None:
     has_mark, texts, ended = file
@@ -219,25 +232,28 @@ def test_units_of_any_window_read_what_one_pass_over_the_file_finds(
     data = b"\xef\xbb\xbf" * mark + b"\n".join(texts) + b"\n" * ended
     (tmp_path / f"x.jsonl{packing}").write_bytes(PACK[packing](data))
     with patch(PIECE, piece), patch(BLOCK, 25):
-        planned = units(tmp_path, f"x.jsonl{packing}", window)
+        planned = plan_pattern(tmp_path, f"x.jsonl{packing}", window)
         batches = [list(read_batches(unit)) for unit in planned]
-    seen, lines_before = dict[int, object](), 0
-    for unit, own in zip(planned, batches, strict=True):
-        for batch in own:
-            good = zip(origins([batch]), records([batch]), strict=True)
-            for origin, outcome in (*good, *((origin, reason) for reason, origin in bad([batch]))):
+    outcomes, lines_before = dict[int, object](), 0
+    for unit, unit_batches in zip(planned, batches, strict=True):
+        for batch in unit_batches:
+            good = zip(all_origins([batch]), all_records([batch]), strict=True)
+            for origin, outcome in (
+                *good,
+                *((origin, reason) for reason, origin in bad_items([batch])),
+            ):
                 assert data[origin.ordinal : origin.ordinal + origin.length] == origin.raw
                 line = origin.place["line"] + lines_before
                 assert data.count(b"\n", 0, origin.ordinal) + 1 == line
                 assert (origin.ordinal - unit.start) // window == batch.window
-                assert origin.ordinal not in seen
-                seen[origin.ordinal] = outcome
-        lines_before += sum(batch.count for batch in own)
-    assert [seen[offset] for offset in sorted(seen)] == one_by_one(data)
+                assert origin.ordinal not in outcomes
+                outcomes[origin.ordinal] = outcome
+        lines_before += sum(batch.count for batch in unit_batches)
+    assert [outcomes[offset] for offset in sorted(outcomes)] == one_by_one(data)
 
 
 def one_by_one(data: bytes) -> list[object]:
-    """Each line decoded alone, by the standard library."""
+    """Decode each line alone, with the standard library."""
     lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     return [decode_alone(line) for line in lines if line.strip(b" \t\r")]
 
@@ -259,37 +275,39 @@ def decode_alone(text: bytes) -> object:
 
 @FUZZ
 @given(
-    st.lists(st.binary(max_size=60).filter(is_of_its_sort), min_size=1, max_size=8),
+    st.lists(st.binary(max_size=60).filter(begins_as_text), min_size=1, max_size=8),
     st.integers(61, 200),
 )
-def test_a_unit_is_its_files_in_order(tmp_path: Path, contents: list[bytes], window: int) -> None:
+def test_a_unit_reads_its_files_in_order(
+    tmp_path: Path, contents: list[bytes], window: int
+) -> None:
     alone = list[RecordBatch]()
     for i, content in enumerate(contents):
         alone += read_file(tmp_path, f"{i}.jsonl", content)
     together = read_file(tmp_path, f"[0-{i}].jsonl", window=window)
-    assert records(together) == records(alone)
-    assert bad(together) == bad(alone)
+    assert all_records(together) == all_records(alone)
+    assert bad_items(together) == bad_items(alone)
     assert sum(b.count for b in together) == sum(b.count for b in alone)
 
 
-def test_members_and_frames_are_read_on_and_zero_padding_is_none(tmp_path: Path) -> None:
+def test_all_members_and_frames_are_read_and_zero_padding_is_skipped(tmp_path: Path) -> None:
     for packing in (".gz", ".zst"):
         members = (PACK[packing](b"%d\n" % n * 1000) for n in (1, 22, 333))
-        found = read_file(tmp_path, f"x.JSONL{packing.upper()}", b"".join(members) + b"\0" * 512)
-        assert records(found) == [1] * 1000 + [22] * 1000 + [333] * 1000
+        batches = read_file(tmp_path, f"x.JSONL{packing.upper()}", b"".join(members) + b"\0" * 512)
+        assert all_records(batches) == [1] * 1000 + [22] * 1000 + [333] * 1000
 
 
-def test_a_block_is_not_held_while_the_next_is_made(tmp_path: Path) -> None:
-    held, window_of = list[bool](), Span.window_of
+def test_a_block_is_freed_before_the_next_is_made(tmp_path: Path) -> None:
+    has_block, window_of = list[bool](), Span.window_of
 
-    def look(span: Span, position: int) -> int:
-        held.append(any(type(each) is formats.Block for each in gc.get_objects()))
+    def record_blocks(span: Span, position: int) -> int:
+        has_block.append(any(type(thing) is formats.Block for thing in gc.get_objects()))
         return window_of(span, position)
 
     small = patch(PIECE, 8), patch(BLOCK, 8), patch.object(formats, "MOST_ITEMS", 1)
     for format in ("jsonl", "parquet"):
-        write(tmp_path, format, [{"a": n} for n in range(6)])
-        with small[0], small[1], small[2], patch.object(Span, "window_of", look):
-            deque(read_batches(units(tmp_path, f"*.{format}")[0]), maxlen=0)
-    assert len(held) >= 12
-    assert not any(held)
+        write_records(tmp_path, format, [{"a": n} for n in range(6)])
+        with small[0], small[1], small[2], patch.object(Span, "window_of", record_blocks):
+            deque(read_batches(plan_pattern(tmp_path, f"*.{format}")[0]), maxlen=0)
+    assert len(has_block) >= 12
+    assert not any(has_block)

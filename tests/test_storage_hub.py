@@ -24,7 +24,7 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.sources import find_files, plan_units, read_batches
 from mdsmix.storage import hub as storage_hub
 from mdsmix.storage import locate
-from tests.formats import records
+from tests.formats import all_records
 
 HOME = "hf://datasets/org/name"
 REPLACED = "was changed while it was being read"
@@ -103,7 +103,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 def texts(tmp_path: Path, name: str) -> list[str]:
     units = plan_units(find_files([f"{HOME}/{name}"], tmp_path), fields=("text",))
-    return [record["text"] for record in records([b for unit in units for b in read_batches(unit)])]
+    return [
+        record["text"] for record in all_records([b for unit in units for b in read_batches(unit)])
+    ]
 
 
 def test_files_are_found_by_patterns_and_read_in_order(tmp_path: Path, hub: Hub) -> None:

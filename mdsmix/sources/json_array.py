@@ -87,11 +87,11 @@ def _elements(pieces: Pieces, file: SourceFile) -> Iterator[Item]:
         edges, depth, in_string = _scan(complete, depth, in_string)
         begin = 0
         for edge in [*edges, len(complete)]:
-            part = complete[begin:edge]
+            chunk = complete[begin:edge]
             if not element.length:
-                part = part.lstrip(_WHITESPACE)
-                element.offset = offset + edge - len(part)
-            element.add(part)
+                chunk = chunk.lstrip(_WHITESPACE)
+                element.offset = offset + edge - len(chunk)
+            element.add(chunk)
             if edge < len(complete) and element.length:
                 yield _element_item(index, element)
                 element = BoundedBytes()

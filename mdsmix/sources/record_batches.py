@@ -95,10 +95,10 @@ class RecordBatch:
         """The items that give no record, in order. Each is made on request, since a file may
         consist of nothing else.
         """
-        for number, part in enumerate(self._blocks):
-            for index, reason in part.faults.items():
+        for number, batch_block in enumerate(self._blocks):
+            for index, reason in batch_block.faults.items():
                 if reason != BLANK:
-                    origin = part.block.origin(index)
+                    origin = batch_block.block.origin(index)
                     detail = detail_of(reason) or None
                     yield BadRecord(number, index, origin, str(reason), detail)
 
@@ -107,9 +107,9 @@ class RecordBatch:
     ) -> BadRecord:
         """Return `records[position]` as a bad record."""
         number = self._number_of_block(position)
-        part = self._blocks[number]
-        index = part.items[position - part.first]
-        return BadRecord(number, index, part.block.origin(index), reason, detail)
+        batch_block = self._blocks[number]
+        index = batch_block.items[position - batch_block.first]
+        return BadRecord(number, index, batch_block.block.origin(index), reason, detail)
 
     def files(self, positions: range) -> Iterator[str]:
         """Yield the name of the file of each of these records."""
@@ -118,7 +118,7 @@ class RecordBatch:
 
     def _number_of_block(self, position: int) -> int:
         """Return the number of the block that contains the record at this position."""
-        return bisect_right(self._blocks, position, key=lambda part: part.first) - 1
+        return bisect_right(self._blocks, position, key=lambda block: block.first) - 1
 
     def origin(self, position: int) -> Item:
         """Return the item that `records[position]` was decoded from."""

@@ -30,7 +30,7 @@ from mdsmix.storage import locate
 from tests.converting import Project, documents, manifest_of, read_token_rows, run_recipe
 from tests.counting import count_requests
 from tests.faults import Proxy, Request, Rule
-from tests.formats import FORMATS, write
+from tests.formats import FORMATS, write_records
 
 RECORDS = [{"text": f'document {n} of a bucket,\nsome "words", né?'} for n in range(20)]
 TEXTS = [f"text number {n} " * 16 for n in range(4000)]
@@ -173,7 +173,7 @@ def test_the_beginning_of_a_file_says_which_part_of_it_it_is(tmp_path: Path, raw
     reader tells how far it came.
     """
     for name in ("arrow", "jsonl", "jsonl.bz2"):
-        written = write(tmp_path, name, RECORDS * 50).read_bytes()
+        written = write_records(tmp_path, name, RECORDS * 50).read_bytes()
         file = find_files([put(raw, f"a.{name}", written)], tmp_path)
         [all_of_it] = read_beginnings(choose_splits(file, fields=["text"]), 1 << 20)
         assert len(all_of_it.records) == 1000
@@ -215,7 +215,7 @@ def test_the_rows_are_the_same_from_every_format(raw: str, project: Project) -> 
     project.set_window_size(900)
     streams = {}
     for format in FORMATS:
-        path = write(project.folder / "in", format, RECORDS)
+        path = write_records(project.folder / "in", format, RECORDS)
         inner = path.iterdir() if path.is_dir() else [path]
         urls = [put(raw, f"{format}/{file.name}", file.read_bytes()) for file in inner]
         source = f"{raw}/{format}" if path.is_dir() else urls[0]

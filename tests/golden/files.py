@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.formats import PACKED, as_arrow, as_parquet, as_tar, write_mds
+from tests.formats import PACKERS, encode_arrow, encode_parquet, encode_tar, write_mds
 from tests.golden import made
 from tests.golden.made import Draws, Record
 
@@ -39,21 +39,21 @@ def write_sources(folder: Path) -> None:
     documents = list(made.documents("documents", 90))
     lines(folder / "documents.jsonl", documents, bad=BAD_LINES)
     lines(folder / "documents.ndjson", documents[:60])
-    for packing, pack in PACKED.items():
+    for packing, pack in PACKERS.items():
         packed = pack((folder / "documents.jsonl").read_bytes())
         (folder / f"documents.jsonl{packing}").write_bytes(packed)
     (folder / "documents.json").write_text(json.dumps(documents[:60], indent=1))
     plain = [{"text": d["text"] or "empty", "id": d["id"]} for d in documents]
     texts = [each["text"] for each in plain]
     (folder / "lines.txt").write_text("\n".join(t.replace("\n", " ") for t in texts))
-    (folder / "paragraphs.txt.gz").write_bytes(PACKED[".gz"]("\n\n \n".join(texts).encode()))
+    (folder / "paragraphs.txt.gz").write_bytes(PACKERS[".gz"]("\n\n \n".join(texts).encode()))
     (folder / "texts").mkdir()
     for number in range(0, 90, 3):
         (folder / "texts" / f"{number}.txt").write_text("\n".join(texts[number : number + 3]))
     table(folder / "documents.csv", plain, ",")
-    table(folder / "headless.tsv.zst", plain, "\t", pack=PACKED[".zst"])
+    table(folder / "headless.tsv.zst", plain, "\t", pack=PACKERS[".zst"])
     for name, mode in (("documents.tar", "w"), ("documents.tgz", "w:gz")):
-        (folder / name).write_bytes(as_tar(({"txt": text} for text in texts), mode))
+        (folder / name).write_bytes(encode_tar(({"txt": text} for text in texts), mode))
     columns(folder, "documents", plain)
     write_mds(folder / "documents.mds", plain)
 
@@ -64,7 +64,7 @@ def write_sources(folder: Path) -> None:
     lines(folder / "messages.jsonl", chats, bad=(b'{"messages": "none"}', b"{}", b"null"))
     table(folder / "messages.csv", chats, ",")
     columns(folder, "messages", chats)
-    (folder / "messages.json.xz").write_bytes(PACKED[".xz"](json.dumps(chats).encode()))
+    (folder / "messages.json.xz").write_bytes(PACKERS[".xz"](json.dumps(chats).encode()))
     write_mds(folder / "messages.mds", chats)
     renamed = {"user": "asks", "assistant": "says", "from": "who", "value": "what"}
     lines(folder / "tagged.jsonl", made.sharegpt("tagged", 60, **renamed))
@@ -159,7 +159,7 @@ def write_pictures(folder: Path) -> None:
     schema = pa.schema([("conversations", pa.list_(talk)), ("images", pa.list_(image))])
     pq.write_table(pa.Table.from_pylist(whole, schema), folder / "images.parquet", row_group_size=5)
     members = [r | {of[0].suffix[1:]: of[0].read_bytes()} for r, of in there if len(of) == 1]
-    (folder / "images.tar").write_bytes(as_tar(members))
+    (folder / "images.tar").write_bytes(encode_tar(members))
 
 
 def _inside(record: Record, names: list[str]) -> Record:
@@ -207,15 +207,15 @@ def table(path: Path, records: list[Record], delimiter: str, pack: Any = bytes) 
 
 def columns(folder: Path, name: str, records: list[Record]) -> None:
     """Parquet, Arrow as a file, as a stream and as `save_to_disk` leaves it."""
-    (folder / f"{name}.parquet").write_bytes(as_parquet(records))
+    (folder / f"{name}.parquet").write_bytes(encode_parquet(records))
     saved = folder / f"{name}.saved"
     saved.mkdir()
     files = [f"data-{number}.arrow" for number in (3, 0, 2, 1)]
     for number, file in enumerate(files):
         if some := records[25 * number : 25 * (number + 1)]:
-            (saved / file).write_bytes(as_arrow(some, pa.ipc.new_stream))
+            (saved / file).write_bytes(encode_arrow(some, pa.ipc.new_stream))
     (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": f} for f in files]}))
-    (folder / f"{name}.feather").write_bytes(as_arrow(records, pa.ipc.new_file))
+    (folder / f"{name}.feather").write_bytes(encode_arrow(records, pa.ipc.new_file))
 
 
 def _pixels(width: int, height: int, seed: int) -> list[bytes]:
