@@ -1,6 +1,4 @@
-"""What a run comes to, before it is paid for: of published streams by their counts, of others by a
-survey of their records.
-"""
+"""The plan of a run, from the counts of published streams and a survey of the others' sources."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from tests.published import CONCAT, LENGTH, TOKEN_ROW, publish
 
 
 def _publish(home: Path, rows: int = 30, shards: int = 3) -> tuple[int, int]:
-    """A stream of full rows; the bytes of its shards, and of its index."""
+    """Publish a stream of full rows, and return the bytes of its shards and of its index."""
     counts = {"loss_tokens": rows * (LENGTH - 1)}
     publish(home / "web", CONCAT, [TOKEN_ROW] * rows, shards=shards, card={"totals": counts})
     return _stored(home / "web/train")
@@ -40,7 +38,7 @@ def _stored(split: Path) -> tuple[int, int]:
 
 
 def _yaml(home: Path, **settings: Any) -> str:
-    """A config of that stream, fetched from `remote`."""
+    """Write a training YAML that reads the stream from its `remote`."""
     if not (home / "web").exists():
         _publish(home)
     stream = {"local": str(home / "cache"), "remote": str(home / "web"), "split": "train"}
@@ -53,11 +51,11 @@ def _yaml(home: Path, **settings: Any) -> str:
     return str(path)
 
 
-def _plan(target: str, **asked: Any) -> Plan:
-    return make_plan(resolve_for_plan([target]), PlanOptions(**{"gpus": 2} | asked))
+def _plan(target: str, **options: Any) -> Plan:
+    return make_plan(resolve_for_plan([target]), PlanOptions(**{"gpus": 2} | options))
 
 
-def exact(figure: float) -> bool:
+def is_exact(figure: float) -> bool:
     return not isinstance(figure, Estimate)
 
 
@@ -68,31 +66,30 @@ def test_a_stream_of_full_rows_is_exact_throughout(tmp_path: Path) -> None:
     assert (plan.step.tokens, plan.step.trained) == (8 * 8, 8 * 7)
     assert (plan.run.steps, plan.run.tokens) == (math.ceil(1000 / 64), 16 * 64)
     assert web.passes == pytest.approx(16 / 3)
-    guessed = [path for path, each in list_figures(asdict(plan)) if not exact(each)]
-    assert guessed == ["run.hours"], "which nobody gave"
+    estimated = [path for path, figure in list_figures(asdict(plan)) if not is_exact(figure)]
+    assert estimated == ["run.hours"], "the speed is unknown"
 
 
-def test_nodes_fetch_the_shards_of_their_part_and_each_the_index(tmp_path: Path) -> None:
+def test_nodes_fetch_the_shards_of_their_sections_and_the_index(tmp_path: Path) -> None:
     stored, index = _publish(tmp_path)
     target = _yaml(tmp_path)
     alone, three = _plan(target).node, _plan(target, nodes=3, batch=6).node
-    assert (alone.run_bytes, exact(alone.run_bytes)) == (stored + index, True)
+    assert (alone.run_bytes, is_exact(alone.run_bytes)) == (stored + index, True)
     # One shard each, and of the next one where a cut falls into it: three parts have two cuts in
     # three shards.
     assert three.run_bytes == pytest.approx(stored / 3 * (1 + 2 * 9 / 29) + index)
     part = _plan(_yaml(tmp_path, max_duration="2ba", dataset={"shuffle": False})).node
     assert part.run_bytes == pytest.approx(2 / 7 * stored + index), "a part of the first epoch"
-    assert not exact(part.run_bytes)
+    assert not is_exact(part.run_bytes)
     # Of 30 shards of one row an epoch draws 8, others in each.
     stored, index = _publish(tmp_path, shards=30)
     eight = _plan(_yaml(tmp_path, max_duration="2ep", stream={"choose": 8})).node
     assert eight.run_bytes - index == pytest.approx(stored * (1 - (22 / 30) ** 2))
 
 
-def test_the_cache_limit_is_what_the_disk_holds(tmp_path: Path) -> None:
-    """60 shards of 35 kB. The window of 16 workers, of 53 samples each, lies in 5 of them if
-    nothing is shuffled, else in all. Of a stream that lies on the node's disk alone none may be
-    deleted.
+def test_the_cache_limit_fits_the_disk_and_the_workers(tmp_path: Path) -> None:
+    """60 shards of 35 kB. The windows of 16 workers, of 53 samples each, are in 5 of them without
+    shuffling, otherwise in all. A stream that is only on the node's disk must keep its shards.
     """
     stored, index = _publish(tmp_path, 90_000, 60)
     alone = {"remote": None, "local": str(tmp_path / "web")}
@@ -100,12 +97,17 @@ def test_the_cache_limit_is_what_the_disk_holds(tmp_path: Path) -> None:
     in_order = {"shuffle": False}
     for disk, settings, use, why in (
         ("1gb", {}, None, ""),
-        ("1.9mb", {"dataset": in_order}, "1mb", "the 5 shards"),
+        ("1.9mb", {"dataset": in_order}, "1mb", "up to 5 shards"),
         ("1.9mb", {}, None, "too few"),
         ("100kb", {"dataset": in_order}, None, "too few"),
-        ("1kb", {"dataset": in_order | {"cache_limit": need}}, str(need), "the 5 shards"),
+        ("1kb", {"dataset": in_order | {"cache_limit": need}}, str(need), "up to 5 shards"),
         ("1kb", {"dataset": in_order | {"cache_limit": need - 1}}, None, "too few"),
-        ("1kb", {"dataset": {"cache_limit": index + stored}}, str(index + stored), "the 60 shards"),
+        (
+            "1kb",
+            {"dataset": {"cache_limit": index + stored}},
+            str(index + stored),
+            "up to 60 shards",
+        ),
         ("1kb", {"dataset": {"cache_limit": index + stored - 1}}, None, "too few"),
         ("1kb", {"dataset": {"cache_limit": "2gb"}}, "2gb", ""),
         ("1kb", {"stream": alone}, None, "only copy"),
@@ -139,14 +141,14 @@ PLANNED: list[tuple[dict[str, Any], dict[str, Any], dict[str, float]]] = [
 ]
 
 
-def test_a_run_comes_to_what_is_worked_out_by_hand(tmp_path: Path) -> None:
-    for settings, asked, expected in PLANNED:
-        found = dict(list_figures(asdict(_plan(_yaml(tmp_path, **settings), **asked))))
-        seen = {key: float(found[key if "." in key else f"run.{key}"]) for key in expected}
-        assert seen == pytest.approx(expected), (settings, asked)
+def test_the_figures_of_a_run_are_those_worked_out_by_hand(tmp_path: Path) -> None:
+    for settings, options, expected in PLANNED:
+        figures = dict(list_figures(asdict(_plan(_yaml(tmp_path, **settings), **options))))
+        actual = {key: float(figures[key if "." in key else f"run.{key}"]) for key in expected}
+        assert actual == pytest.approx(expected), (settings, options)
 
 
-def test_a_stream_of_weight_0_is_planned_as_one_that_is_not_there(web: Web) -> None:
+def test_a_stream_of_weight_0_is_planned_as_if_it_were_absent(web: Web) -> None:
     streams = {"web": documents(web.holds(CORPUS)), "b": documents(web.holds(CORPUS, "b.jsonl"))}
     half, nothing = {"proportion": 0.5}, {"proportion": 0}
     for weights in (
@@ -177,29 +179,29 @@ def test_a_stream_of_weight_0_is_planned_as_one_that_is_not_there(web: Web) -> N
 
 IMPOSSIBLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"batch": 5}, {}, "take a multiple of 2,"), ({"batch": 64}, {}, "does not fill one step"),
-    ({"tokens": "0"}, {}, "no number of tokens"), ({"tokens": "many"}, {}, "no number of tokens"),
-    ({"tokens": "31"}, {}, "less than one step, which holds 32:"), ({"disk": "big"}, {}, "no size"),
-    ({"nodes": 2}, {"num_canonical_nodes": 3}, "must be a multiple"),
+    ({"tokens": "0"}, {}, "not a number of tokens"), ({"tokens": "many"}, {}, "not a number of tokens"),
+    ({"tokens": "31"}, {}, "less than one step of 32:"), ({"disk": "big"}, {}, "not a size"),
+    ({"nodes": 2}, {"num_canonical_nodes": 3}, "a multiple of the other"),
     ({"nodes": 2}, {"replication": 3}, "does not divide 4 devices"),
     ({}, {"packing_ratio": "much"}, "packing_ratio"),
-    ({}, {"epoch_size": 10, "shuffle_seed": -1}, "draw nothing"),
+    ({}, {"epoch_size": 10, "shuffle_seed": -1}, "draw no samples"),
     ({}, {"max_seq_len": None}, "no max_seq_len"),
 ]  # fmt: skip
 
 
-def test_what_cannot_be_is_one_sentence(tmp_path: Path) -> None:
-    for asked, dataset, words in IMPOSSIBLE:
+def test_impossible_options_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    for options, dataset, words in IMPOSSIBLE:
         kind = MixRefused if "shuffle_seed" in dataset else RecipeError
         with pytest.raises(kind, match=words):
-            _plan(_yaml(tmp_path, dataset=dataset), **asked)
+            _plan(_yaml(tmp_path, dataset=dataset), **options)
 
 
-def test_where_the_loader_tokenizes_neither_tokens_nor_shares_are_known(tmp_path: Path) -> None:
+def test_tokens_and_shares_are_unknown_if_the_loader_tokenizes(tmp_path: Path) -> None:
     publish(tmp_path / "raw", {"text": "str"}, [{"text": "a b"}] * 10)
     raw = {"local": str(tmp_path / "raw"), "remote": None}
     plan = _plan(_yaml(tmp_path, stream=raw))
     assert (plan.epoch.steps, is_known(plan.step.tokens)) == (2, False)
-    with pytest.raises(RecipeError, match="cannot be turned into steps"):
+    with pytest.raises(RecipeError, match="cannot be converted to steps"):
         _plan(_yaml(tmp_path, stream=raw), tokens="1B")
     both = (("raw", raw), ("web", {"local": str(tmp_path / "web")}))
     streams = {name: place | {"split": "train"} for name, place in both}
@@ -302,7 +304,7 @@ def test_published_streams_and_others_are_planned(web: Web) -> None:
         if only:
             run_recipe(recipe, only=[only])
         plan = _plan(str(recipe), gpus=1, batch=4)
-        assert [exact(s.samples) for s in plan.streams] == known
+        assert [is_exact(s.samples) for s in plan.streams] == known
         assert web.out.exists() is any(known), "planning writes nothing"
         assert all(known) or "not converted yet" in plan.notes[0]
     assert [s.share for s in plan.streams] == [pytest.approx(0.5, abs=0.01)] * 2
@@ -325,7 +327,7 @@ def test_the_command_shows_what_its_json_says(web: Web) -> None:
     assert f"~{tree['epoch']['tokens']:,.0f}" in told.out
     assert max(len(line) for line in told.out.splitlines() if line.startswith("  web ")) <= 80
     assert {each["key"] for each in tree["settings"]} == {"cache_limit", "num_canonical_nodes"}
-    assert "~ is estimated" in told.out
+    assert "~ estimated" in told.out
     assert mdsmix("plan", web.recipe, "--batch", 4, "--nodes", 0).code == 2
     bad = _yaml(web.folder, stream={"repeat": 1, "choose": 2})
     told = mdsmix("plan", bad, "--gpus", 1)

@@ -1,14 +1,14 @@
-"""A mix and the machines of its run -> the plan, a tree of frozen dataclasses that a terminal, JSON
-and a page show alike.
+"""The plan of a run: a tree of frozen dataclasses, from a mix and the machines of its run. A
+terminal, JSON and the page show the same tree.
 
-A figure is a plain number where it is exact: it follows from indexes, manifests and settings, as
-Streaming computes it. Otherwise it is an `Estimate`, as is every figure computed from one. NaN
-means not known.
+An exact figure is a plain number: it follows from indexes, manifests and settings, as Streaming
+computes it. Other figures are an `Estimate`, as is every figure computed from one. NaN means
+unknown.
 
-All figures are in closed form, and nothing is laid out sample by sample, so a plan of 15 T tokens
-takes as long as one of 15 M. Exact figures are tested against Streaming's own partitions
-(tests/with_torch/test_mix_plan.py). The length of a run is `--tokens`, else the `max_duration` of a
-training YAML, else one epoch.
+All figures are computed by formulas and not sample by sample, so a plan of 15 T tokens takes as
+long as one of 15 M. Exact figures are tested against Streaming's own partitions
+(tests/with_torch/test_mix_plan.py). The length of a run is `--tokens`, or the `max_duration` of a
+training YAML, or one epoch.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from mdsmix.mix.epoch.draws import (
 from mdsmix.mix.epoch.figures import StreamInEpoch, measure_epoch, measure_stream
 from mdsmix.mix.plan.nodes import NodePlan, Setting, advise_settings, plan_node
 from mdsmix.mix.plan.steps import (
+    Duration,
     EpochPlan,
     RunPlan,
     StepPlan,
     StreamInRun,
     add_run_figures,
     fit_packed_rows,
-    is_even,
+    has_equal_rows,
     plan_epoch,
     plan_run,
     plan_step,
@@ -51,12 +52,12 @@ from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.table import Estimate, is_known
 
 AUTO_FILL = 0.9
-"""The part of a row that `packing_ratio: auto` is taken to fill. `auto` stops at the last ratio
-that leaves no row over; first fit then fills 88 % of the rows of the demo's documents
+"""The share of a row that `packing_ratio: auto` is assumed to fill. `auto` stops at the largest
+ratio at which no row is left over; first fit then fills 88 % of the rows of the demo's documents
 (docs/one-loader.md).
 """
 DURATION = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)\s*(ep|ba|sp|tok)?")
-"The values of `max_duration` that count data: not seconds, not iterations."
+"Values of `max_duration` that count data, not seconds or iterations."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ class Plan:
     node: NodePlan
     settings: tuple[Setting, ...]
     notes: tuple[str, ...]
-    "Sentences on guesses, on data that was not looked at, and on dropped samples."
+    "Sentences on guesses, on unread data and on dropped samples."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,14 +93,14 @@ class PlanOptions:
 
 
 def resolve_for_plan(targets: Sequence[str]) -> Mix:
-    """The mix to train, without evaluations. Unpublished streams of a recipe are surveyed, and
-    shares may be worked out from the survey.
+    """Resolve the mix to train, without evaluations. The sources of unpublished streams are
+    surveyed, and shares may follow from the survey.
     """
     return resolve_mix(targets, may_estimate=True, has_evals=False, survey=forecast_stream)
 
 
 def find_plan_problems(mix: Mix) -> list[Finding]:
-    """The errors of the published streams. Other streams are checked once they are published."""
+    """Return the errors of the published streams. Other streams cannot be checked yet."""
     streams = tuple(s for s in mix.train.streams if s.survey is None)
     if mix.train.streams and not streams:
         return []
@@ -107,73 +108,98 @@ def find_plan_problems(mix: Mix) -> list[Finding]:
     return [finding for finding in run_checks(published) if finding.severity == "error"]
 
 
-def make_plan(mix: Mix, asked: PlanOptions) -> Plan:
-    """The plan of a mix's run. RecipeError where an option cannot be met, MixRefused where
-    Streaming would refuse the mix.
+def make_plan(mix: Mix, options: PlanOptions) -> Plan:
+    """Return the plan of a mix's run.
+
+    Raises RecipeError if an option is wrong, and MixRefused if Streaming would refuse the mix.
     """
-    loader, disk = mix.train, parse_quantity(asked.disk, BYTE_UNITS)
+    loader = mix.train
     loader.require_opened()
     if not loader.max_seq_len:
-        raise RecipeError(f"{loader.label} of {mix.yaml.origin} has no max_seq_len, so no batch has a size.")  # fmt: skip
-    if asked.disk is not None and not disk:
-        raise RecipeError(f"--disk {asked.disk} is no size: write for example 500gb or 2tb.")
-    world = make_run_machines(mix, asked.nodes, asked.gpus, asked.batch)
-    world = replace(world, packing=_packing(loader))
+        raise RecipeError(
+            f"{loader.label} of {mix.yaml.origin} has no max_seq_len, so no batch has a size."
+        )
+    disk = parse_quantity(options.disk, BYTE_UNITS)
+    if options.disk is not None and not disk:
+        raise RecipeError(f"--disk {options.disk} is not a size: write for example 500gb or 2tb.")
+    machines = make_run_machines(mix, options.nodes, options.gpus, options.batch)
+    machines = replace(machines, packing=_packing_ratio(loader))
+
+    # The streams in an epoch.
     drawn = count_loader_draws(loader)
     if not drawn or not sum(drawn):
         raise MixRefused(
-            f"the weights of {mix.yaml.origin} draw nothing that Streaming would take: `mdsmix check {mix.yaml.origin}` says why."
+            f"the weights of {mix.yaml.origin} draw no samples: see "
+            f"`mdsmix check {mix.yaml.origin}`."
         )
-    whole = _streams(loader, drawn, world)
-    streams = fit_packed_rows(whole, loader, world)
-    epoch = plan_epoch(streams, loader, world)
-    step = plan_step(epoch, streams, loader, world)
-    run = plan_run(_duration(mix, asked.tokens), epoch, step, is_even(loader), asked.speed)
-    node = plan_node(drawn, loader, world, run.epochs)
+    streams = fit_packed_rows(_measure_streams(loader, drawn, machines), loader, machines)
+
+    # From the epoch to the step, the run and a node.
+    epoch = plan_epoch(streams, loader, machines)
+    step = plan_step(epoch, streams, loader, machines)
+    duration = _find_duration(mix, options.tokens)
+    run = plan_run(duration, epoch, step, has_equal_rows(loader), options.speed)
+    node = plan_node(drawn, loader, machines, run.epochs)
     return Plan(
         origin=mix.yaml.origin,
         loader=loader.name,
-        nodes=asked.nodes,
-        gpus=asked.gpus,
+        nodes=options.nodes,
+        gpus=options.gpus,
         max_seq_len=loader.max_seq_len,
-        streams=tuple(add_run_figures(streams, step, run, world)),
+        streams=tuple(add_run_figures(streams, step, run, machines)),
         step=step,
         epoch=epoch,
         run=run,
         node=node,
-        settings=advise_settings(loader, node, world, disk),
-        notes=tuple(_notes(loader, streams, epoch, step, world)),
+        settings=advise_settings(loader, node, machines, disk),
+        notes=tuple(_notes(loader, streams, epoch, step, machines)),
     )
 
 
-def _packing(loader: Loader) -> float:
-    """Samples that are drawn for each row; an Estimate where training works the ratio out when it
-    begins.
+def _packing_ratio(loader: Loader) -> float:
+    """Return how many samples are drawn for each row. An Estimate for `auto`, which training works
+    out when it begins.
     """
-    given, limit = loader.dataset.get("packing_ratio") or 1, loader.max_seq_len or 1
-    if given == "auto":
+    ratio = loader.dataset.get("packing_ratio") or 1
+    row_length = loader.max_seq_len or 1
+    if ratio == "auto":
+        # LLM-Foundry does not pack rows of 100 tokens or fewer.
+        if row_length <= 100:
+            return 1.0
         epoch = measure_epoch(loader)
-        mean = sum(s.tokens for s in epoch) / max(1, float(sum(s.delivered for s in epoch)))
-        best = AUTO_FILL * limit / mean if is_known(mean) and mean else 1.0
-        return Estimate(max(1.0, round(best, 1))) if limit > 100 else 1.0
-    if not is_number(given) or given < 1:
-        raise RecipeError(f"packing_ratio is {given!r}; it must be auto, or a number of at least 1.")  # fmt: skip
-    return float(given)
-
-
-def _streams(loader: Loader, drawn: Sequence[int], world: Machines) -> list[StreamInEpoch]:
-    """The figures of each stream in an epoch on these machines; MixRefused where batches cannot be
-    built.
-    """
-    came = count_delivered_on(loader, drawn, world)
-    if get_batching_method(loader) in METHODS and not all(came):
-        empty = [s.name for s, n in zip(loader.streams, came, strict=True) if not n]
-        raise MixRefused(
-            f"batching_method: {get_batching_method(loader)} cannot fill a batch of {world.batch:,} rows with {join_names(empty)}, and Streaming ends "
-            "before the first step: take a larger batch for stratified, a smaller one for the others, or batching_method: random."
+        samples = float(sum(stream.delivered for stream in epoch))
+        mean = sum(stream.tokens for stream in epoch) / max(1, samples)
+        if not is_known(mean) or not mean:
+            return Estimate(1.0)
+        return Estimate(max(1.0, round(AUTO_FILL * row_length / mean, 1)))
+    if not is_number(ratio) or ratio < 1:
+        raise RecipeError(
+            f"packing_ratio is {ratio!r}; it must be auto, or a number of at least 1."
         )
-    counts = zip(loader.streams, drawn, came, strict=True)
-    return [measure_stream(stream, loader, n, m) for stream, n, m in counts]
+    return float(ratio)
+
+
+def _measure_streams(
+    loader: Loader, drawn: Sequence[int], machines: Machines
+) -> list[StreamInEpoch]:
+    """Return the figures of each stream in an epoch on these machines.
+
+    Raises MixRefused if the batching method cannot fill a batch.
+    """
+    delivered = count_delivered_on(loader, drawn, machines)
+    method = get_batching_method(loader)
+    if method in METHODS and not all(delivered):
+        pairs = zip(loader.streams, delivered, strict=True)
+        empty = [stream.name for stream, count in pairs if not count]
+        raise MixRefused(
+            f"batching_method: {method} cannot fill a batch of {machines.batch:,} rows with "
+            f"{join_names(empty)}, so Streaming ends before the first step: use a larger batch "
+            "for stratified, a smaller one for the others, or batching_method: random."
+        )
+    streams = []
+    for stream, draws, count in zip(loader.streams, drawn, delivered, strict=True):
+        streams.append(measure_stream(stream, loader, draws, count))
+    return streams
 
 
 def _notes(
@@ -181,62 +207,80 @@ def _notes(
     streams: Sequence[StreamInEpoch],
     epoch: EpochPlan,
     step: StepPlan,
-    world: Machines,
+    machines: Machines,
 ) -> Iterator[str]:
-    """Sentences on how far streams are known, on tokens that the loader cuts off, and on samples
-    that are dropped or wait.
+    """Yield notes on streams whose figures are estimates, on tokens that the loader cuts off, and
+    on samples that are dropped or delayed.
     """
-    for stream, of in zip(loader.streams, streams, strict=True):
+    for stream, figures in zip(loader.streams, streams, strict=True):
         if stream.survey:
             yield stream.survey
         elif stream.trusted_manifest is None:
             yield (
-                f"{of.stream}: no manifest counts it; the first samples of its first shard stand for all, and tokens of text that the loader "
-                "itself tokenizes are not known"
+                f"{figures.stream} has no manifest: its tokens are estimated from the first "
+                "samples of its first shard, and are unknown if the loader tokenizes its text"
             )
-        if is_known(of.cut) and of.cut:
-            share = of.cut / max(1, of.cut + of.tokens)
-            yield f"{of.stream}: {of.cut:,.0f} tokens an epoch are cut off at max_seq_len, {share:.1%} of all"
-    if world.packing > 1 and step.tokens > (1 - 1e-9) * step.positions:
+        if is_known(figures.cut) and figures.cut:
+            share = figures.cut / max(1, figures.cut + figures.tokens)
+            yield (
+                f"{figures.stream}: {figures.cut:,.0f} tokens an epoch are cut off at "
+                f"max_seq_len, {share:.1%} of all"
+            )
+    if machines.packing > 1 and step.tokens > (1 - 1e-9) * step.positions:
         yield (
-            f"packing_ratio {world.packing:g} draws more tokens than the {step.positions:,.0f} positions of a step hold: what does not fit "
-            "waits for later steps, and is dropped at the end of the epoch; take a smaller ratio"
+            f"packing_ratio {machines.packing:g} draws more tokens than a step's "
+            f"{step.positions:,.0f} positions. Samples that do not fit wait for later steps and "
+            "are dropped at the end of the epoch: use a smaller ratio"
         )
-    drawn, came = (int(sum(getattr(s, name) for s in streams)) for name in ("drawn", "delivered"))
-    for count, what in (
-        (drawn - came, "are dropped by the batching method"),
-        (epoch.dropped, "fill no last batch of all devices and are dropped"),
-    ):
-        if count > 0:
-            yield f"{count:,.0f} of {drawn:,} samples of an epoch {what}"
+    drawn = int(sum(figures.drawn for figures in streams))
+    delivered = int(sum(figures.delivered for figures in streams))
+    if drawn > delivered:
+        yield (
+            f"{drawn - delivered:,} of {drawn:,} samples of an epoch are dropped by the batching "
+            "method"
+        )
+    if epoch.dropped > 0:
+        yield (
+            f"{epoch.dropped:,.0f} of {drawn:,} samples of an epoch don't fill a last global batch "
+            "and are dropped"
+        )
 
 
-def _duration(mix: Mix, tokens: str | None) -> tuple[float, str, str]:
-    """The run's length, its unit, and where it is set. Units: Composer's ep, ba, sp and tok, and
-    `positions`, tokens with padding.
+def _find_duration(mix: Mix, tokens: str | None) -> Duration:
+    """Return the length of the run: `--tokens`, the budget, max_duration or one epoch.
+
+    Raises RecipeError if `tokens` is not a number of tokens.
     """
     if tokens is not None:
         count = parse_quantity(tokens, COUNT_UNITS)
         if not count or count < 1:
             raise RecipeError(
-                f"--tokens {tokens} is no number of tokens: write for example 100B, 1.5T or 400000."
+                f"--tokens {tokens} is not a number of tokens: write for example 100B, 1.5T or "
+                "400000."
             )
-        return count, "tok", f"--tokens {tokens}"
+        return Duration(count, "tok", f"--tokens {tokens}")
     if mix.shares and mix.shares.budget:
-        return 1, "ep", f"one epoch, the recipe's budget: {mix.shares.budget}"
-    given = mix.yaml.value_at("max_duration")
-    if not (found := DURATION.fullmatch(str(given).strip().lower())):
-        return 1, "ep", "one epoch, since nothing says how long the run is"
+        return Duration(1, "ep", f"one epoch, the recipe's budget: {mix.shares.budget}")
+    setting = mix.yaml.value_at("max_duration")
+    match = DURATION.fullmatch(str(setting).strip().lower())
+    if not match:
+        return Duration(1, "ep", "one epoch (no --tokens or max_duration)")
+    length = float(match[1].replace("_", ""))
+    unit = match[2] or "ep"
     # Composer counts the tokens of text batches by their size, padding included, and those of the
     # finetuning loader by their mask.
-    unit = "positions" if found[2] == "tok" and mix.train.is_text else found[2] or "ep"
-    return float(found[1].replace("_", "")), unit, f"max_duration: {given}"
+    if unit == "tok" and mix.train.is_text:
+        unit = "positions"
+    return Duration(length, unit, f"max_duration: {setting}")
 
 
 def list_figures(tree: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Every number in the tree of a plan by its path, such as `streams.0.tokens`."""
+    """Yield every number in the tree of a plan with its path, such as `streams.0.tokens`."""
     if isinstance(tree, float | int):
         yield path[1:], tree
-    elif isinstance(tree, dict | tuple):
-        for name, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from list_figures(part, f"{path}.{name}")
+    elif isinstance(tree, dict):
+        for name, value in tree.items():
+            yield from list_figures(value, f"{path}.{name}")
+    elif isinstance(tree, tuple):
+        for number, value in enumerate(tree):
+            yield from list_figures(value, f"{path}.{number}")

@@ -1,12 +1,11 @@
-"""The steps of an epoch and of a run: their number, and the samples, tokens and padding that they
-hold.
-"""
+"""The steps of an epoch and of a run: how many there are, and their samples, tokens and padding."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 from mdsmix.errors import RecipeError
 from mdsmix.messages import plural
@@ -23,11 +22,11 @@ class EpochPlan:
 
     steps: float
     samples: float
-    "Samples in these steps; a sample that comes twice counts twice."
+    "Samples in these steps. A sample that is drawn twice counts twice."
     tokens: float
     trained: float
     dropped: float
-    "Samples that are left over because they do not fill a last batch."
+    "Samples that do not fill a last batch."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +34,12 @@ class StepPlan:
     """The figures of the mean step of an epoch."""
 
     global_batch: int
-    "Rows that a full step has, of all devices together."
+    "Rows of a full step, of all devices together."
     device_batch: int
     rows: float
-    "Rows that a step has on average; a last step may have fewer."
+    "Mean rows of a step. The last step may have fewer than the others."
     drawn: float
-    "Samples that a full step draws: more than its rows where samples are packed."
+    "Samples that a full step draws: more than its rows if samples are packed."
     positions: float
     "Rows times their padded length, in tokens."
     tokens: float
@@ -56,13 +55,13 @@ class RunPlan:
     """The figures of the whole run."""
 
     budget: str
-    "The length of the run and where it is set, such as `--tokens 100B`."
+    "The setting that gives the length of the run, such as `--tokens 100B`."
     steps: float
     epochs: float
     tokens: float
     trained: float
     hours: float
-    "Hours at the given positions per second; not known without them."
+    "Hours at PlanOptions.speed; unknown without it."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,7 @@ class StreamInRun(StreamInEpoch):
     share: float
     "The stream's share of the epoch's tokens, 0 to 1."
     padding: float
-    """The share of padding in the positions of its rows; not known where rows are packed, since
+    """The share of padding in the positions of its rows. Unknown if rows are packed, because then
     streams share rows.
     """
     passes: float
@@ -81,143 +80,181 @@ class StreamInRun(StreamInEpoch):
     run_trained: float
 
 
-def is_even(loader: Loader) -> bool:
-    """Whether all rows of all streams have one length, so that any part of an epoch holds exactly
-    its mean.
+class Duration(NamedTuple):
+    """The length of a run."""
+
+    length: float
+    unit: str
+    "Composer's ep, ba, sp or tok, or `positions` for tokens with padding."
+    setting: str
+    "Where the length is set, such as `max_duration: 2ep`."
+
+
+def has_equal_rows(loader: Loader) -> bool:
+    """Return whether all rows of all streams have one length, so that every step has exactly the
+    mean number of tokens.
     """
     lengths = {fixed_row_length(stream) for stream in loader.streams}
     return len(lengths) == 1 and lengths != {None}
 
 
 def fit_packed_rows(
-    streams: Sequence[StreamInEpoch], loader: Loader, world: Machines
+    streams: Sequence[StreamInEpoch], loader: Loader, machines: Machines
 ) -> Sequence[StreamInEpoch]:
-    """Take the tokens for which packed rows have no room off the figures of the streams, in equal
-    parts.
-    """
-    tokens = sum(each.tokens for each in streams)
-    rows = sum(each.delivered for each in streams) * world.rows / world.drawn
+    """Reduce the streams' tokens to what fits into packed rows, all in the same proportion."""
+    tokens = sum(stream.tokens for stream in streams)
+    rows = sum(stream.delivered for stream in streams) * machines.rows / machines.drawn
     positions = float(rows) * (loader.max_seq_len or 0)
-    if world.packing == 1 or not is_known(tokens) or tokens <= positions:
+    if machines.packing == 1 or not is_known(tokens) or tokens <= positions:
         return streams
-    part = Estimate(positions / float(tokens))
-    return [replace(s, tokens=s.tokens * part, trained=s.trained * part) for s in streams]
+    share = Estimate(positions / float(tokens))
+    fitted = []
+    for stream in streams:
+        fitted.append(replace(stream, tokens=stream.tokens * share, trained=stream.trained * share))
+    return fitted
 
 
-def plan_epoch(streams: Sequence[StreamInEpoch], loader: Loader, world: Machines) -> EpochPlan:
-    """The figures of an epoch: the delivered samples that are in steps of all devices. RecipeError
-    where no step is filled.
+def plan_epoch(streams: Sequence[StreamInEpoch], loader: Loader, machines: Machines) -> EpochPlan:
+    """Return the figures of an epoch: of the delivered samples that are in a step of all devices.
+
+    Raises RecipeError if they do not fill one step.
     """
-    drawn = samples = int(sum(s.delivered for s in streams))
-    drops = get_batching_method(loader) in METHODS or loader.section.get("drop_last")
-    if get_batching_method(loader) not in METHODS:
-        # Under `random` each device gets equally many, and Streaming repeats samples until they do.
-        drawn = count_per_device(samples, world) * world.ranks
-    steps, rest = divmod(drawn, world.drawn_together)
-    dropped = rest if drops else 0
-    if not (steps := steps + (rest > dropped)):
+    delivered = int(sum(stream.delivered for stream in streams))
+    if get_batching_method(loader) in METHODS:
+        drawn = delivered
+        drops_last = True
+    else:
+        # Under `random` every device gets the same number of samples. Streaming repeats samples to
+        # make the numbers equal.
+        drawn = count_per_device(delivered, machines) * machines.ranks
+        drops_last = bool(loader.section.get("drop_last"))
+
+    steps, remainder = divmod(drawn, machines.drawn_together)
+    dropped = 0
+    if drops_last:
+        dropped = remainder
+    elif remainder:
+        steps += 1
+    if not steps:
         raise RecipeError(
-            f"an epoch of {drawn:,} samples does not fill one step, which draws {world.drawn_together:,}: take a smaller batch, or more data."
+            f"an epoch of {drawn:,} samples does not fill one step, which draws "
+            f"{machines.drawn_together:,}: use a smaller batch, or more data."
         )
-    taken, is_counted = drawn - dropped, not any(s.survey for s in loader.streams)
-    part = mark_estimate(taken / samples, taken == samples or is_even(loader))
+
+    trained_samples = drawn - dropped
+    is_counted = not any(stream.survey for stream in loader.streams)
+    is_exact = trained_samples == delivered or has_equal_rows(loader)
+    share = mark_estimate(trained_samples / delivered, is_exact)
     return EpochPlan(
         steps=mark_estimate(steps, is_counted),
-        samples=mark_estimate(taken, is_counted),
-        tokens=sum(s.tokens for s in streams) * part,
-        trained=sum(s.trained for s in streams) * part,
+        samples=mark_estimate(trained_samples, is_counted),
+        tokens=sum(stream.tokens for stream in streams) * share,
+        trained=sum(stream.trained for stream in streams) * share,
         dropped=mark_estimate(dropped, is_counted),
     )
 
 
 def plan_step(
-    epoch: EpochPlan, streams: Sequence[StreamInEpoch], loader: Loader, world: Machines
+    epoch: EpochPlan, streams: Sequence[StreamInEpoch], loader: Loader, machines: Machines
 ) -> StepPlan:
-    """The mean step of the epoch; a last step that is not full counts with the rows that it has."""
-    steps, (width, how) = float(epoch.steps), _width(streams, loader, world)
-    rows = float(epoch.samples) * world.batch / (steps * world.drawn_together)
-    positions, tokens, trained = width * rows, epoch.tokens / steps, epoch.trained / steps
+    """Return the mean step of an epoch. A last step that is not full counts with its own rows."""
+    steps = float(epoch.steps)
+    row_length, how_padded = _padded_row(streams, loader, machines)
+    rows = float(epoch.samples) * machines.batch / (steps * machines.drawn_together)
+    positions = row_length * rows
+    tokens = epoch.tokens / steps
     return StepPlan(
-        global_batch=world.batch,
-        device_batch=world.rows,
+        global_batch=machines.batch,
+        device_batch=machines.rows,
         rows=rows,
-        drawn=mark_estimate(world.drawn_together, not isinstance(world.packing, Estimate)),
+        drawn=mark_estimate(machines.drawn_together, not isinstance(machines.packing, Estimate)),
         positions=positions,
         tokens=tokens,
-        trained=trained,
+        trained=epoch.trained / steps,
         padding=_padding(tokens, positions),
-        how_padded=how,
+        how_padded=how_padded,
     )
 
 
 def _padding(tokens: float, positions: float) -> float:
-    """Return the share of the positions that hold no token, 0 to 1; 0 if there are no positions."""
+    """Return the share of padding in the positions, 0 to 1; 0 if there are no positions."""
     if not positions:
         return 0 * tokens
     share = 1 - tokens / positions
     return 0 * tokens if share < 0 else share
 
 
-def _width(streams: Sequence[StreamInEpoch], loader: Loader, world: Machines) -> tuple[float, str]:
-    """The mean padded length of a row in tokens, and a phrase on how the loader pads."""
-    limit, dataset = loader.max_seq_len or 0, loader.dataset
-    if world.packing > 1:
-        is_guessed = isinstance(world.packing, Estimate)
-        said = " (auto: guessed here, found when training begins)" if is_guessed else ""
-        return limit, f"packed: {world.packing:g} samples a row of {limit:,} tokens{said}"
+def _padded_row(
+    streams: Sequence[StreamInEpoch], loader: Loader, machines: Machines
+) -> tuple[float, str]:
+    """Return the mean padded length of a row in tokens, and a phrase on how the loader pads."""
+    limit = loader.max_seq_len or 0
+    dataset = loader.dataset
+    if machines.packing > 1:
+        phrase = f"packed: {machines.packing:g} samples a row of {limit:,} tokens"
+        if isinstance(machines.packing, Estimate):
+            phrase += " (auto: estimated here, worked out when training begins)"
+        return limit, phrase
     if dataset.get("decoder_only_format") is False and not loader.is_text:
         return 2 * limit, f"context and target padded to {plural(limit, 'token')} each"
     multiple = 8 if dataset.get("allow_pad_trimming") else 1
-    lengths = [estimate_lengths(stream, loader) for stream in loader.streams]
-    known = [(of, float(each.delivered)) for of, each in zip(lengths, streams, strict=True) if of]
     is_trimmed = loader.is_text or multiple > 1 or dataset.get("pad_to_longest")
-    if is_trimmed and len(known) == len(streams):
-        longest = mark_estimate(mean_longest_row(known, world.rows, multiple), is_even(loader))
-        return longest, "every row padded to the longest of a device's batch"
+    weighted_lengths = []
+    for stream, figures in zip(loader.streams, streams, strict=True):
+        lengths = estimate_lengths(stream, loader)
+        if lengths:
+            weighted_lengths.append((lengths, float(figures.delivered)))
+    if is_trimmed and len(weighted_lengths) == len(streams):
+        longest = mean_longest_row(weighted_lengths, machines.rows, multiple)
+        row_length = mark_estimate(longest, has_equal_rows(loader))
+        return row_length, "every row padded to the longest of a device's batch"
     return limit, f"every row padded to max_seq_len, {plural(limit, 'token')}"
 
 
 def plan_run(
-    duration: tuple[float, str, str],
+    duration: Duration,
     epoch: EpochPlan,
     step: StepPlan,
-    is_even: bool,
+    has_equal_rows: bool,
     speed: float | None,
 ) -> RunPlan:
-    """The figures of the run. Composer stops after the first step that reaches the duration.
+    """Return the figures of the run. Composer stops after the first step that reaches the duration.
+
+    Raises RecipeError if the duration is less than a step, or cannot be converted to steps.
 
     Args:
-        duration: the length of the run, its unit, and where it is set.
-        is_even: all rows have one length.
+        has_equal_rows: whether all rows have one length.
         speed: positions that all devices together train in a second.
     """
-    count, unit, said = duration
-    sizes = {
+    size_by_unit = {
         "ep": 1 / epoch.steps,
         "ba": 1,
         "sp": step.rows,
         "tok": step.tokens,
         "positions": step.positions,
     }
-    one = sizes[unit]
-    if not is_known(one):
+    step_size = size_by_unit[duration.unit]
+    if not is_known(step_size):
         raise RecipeError(
-            f"{said} cannot be turned into steps, since how many tokens a step holds is not known: a stream holds text that the "
-            "loader itself tokenizes; convert it, or say the length in epochs (1ep) or steps (1000ba)."
+            f"{duration.setting} cannot be converted to steps, because the loader tokenizes the "
+            "text of a stream, so a step's tokens are unknown: convert the stream, or give the "
+            "length in epochs (1ep) or steps (1000ba)."
         )
-    if count < math.floor(one):
+    if duration.length < math.floor(step_size):
         raise RecipeError(
-            f"{said} is less than one step, which holds {one:,.0f}: take a larger budget or a smaller batch."
+            f"{duration.setting} is less than one step of {step_size:,.0f}: use a larger budget or "
+            "a smaller batch."
         )
-    # A billionth is subtracted against the rounding of floats.
-    steps = mark_estimate(math.ceil(count / float(one) - 1e-9), not isinstance(one, Estimate))
+    # A billionth is subtracted because of the rounding of floats.
+    count = math.ceil(duration.length / float(step_size) - 1e-9)
+    steps = mark_estimate(count, not isinstance(step_size, Estimate))
     epochs = steps / epoch.steps
-    # Tokens of whole epochs are known. Those of a part are a mean, unless every step holds equally
-    # many tokens.
-    are_alike = is_even and step.rows == step.global_batch
-    times = mark_estimate(epochs, are_alike or float(epochs).is_integer())
+    # The tokens of whole epochs are exact. Those of a part are a mean, unless all steps have the
+    # same number of tokens.
+    has_equal_steps = has_equal_rows and step.rows == step.global_batch
+    times = mark_estimate(epochs, has_equal_steps or float(epochs).is_integer())
     return RunPlan(
-        budget=said,
+        budget=duration.setting,
         steps=steps,
         epochs=epochs,
         tokens=epoch.tokens * times,
@@ -227,19 +264,20 @@ def plan_run(
 
 
 def add_run_figures(
-    streams: Sequence[StreamInEpoch], step: StepPlan, run: RunPlan, world: Machines
+    streams: Sequence[StreamInEpoch], step: StepPlan, run: RunPlan, machines: Machines
 ) -> Iterator[StreamInRun]:
-    tokens = sum(s.tokens for s in streams)
-    width = step.positions / step.rows if world.packing == 1 else UNKNOWN
-    # Samples that are dropped or come twice are spread over all streams, so that the streams add up
-    # to the run.
+    """Yield the streams with their figures in the run."""
+    tokens = sum(stream.tokens for stream in streams)
+    row_length = step.positions / step.rows if machines.packing == 1 else UNKNOWN
+    # Dropped samples and repeated ones are spread over all streams, so that the streams add up to
+    # the run.
     times = run.tokens / tokens if tokens else UNKNOWN
-    for each in streams:
+    for stream in streams:
         yield StreamInRun(
-            **asdict(each),
-            share=each.tokens / tokens if tokens else UNKNOWN,
-            padding=_padding(each.tokens, width * each.delivered),
-            passes=run.epochs * (each.delivered / max(1, float(each.samples))),
-            run_tokens=each.tokens * times,
-            run_trained=each.trained * times,
+            **asdict(stream),
+            share=stream.tokens / tokens if tokens else UNKNOWN,
+            padding=_padding(stream.tokens, row_length * stream.delivered),
+            passes=run.epochs * (stream.delivered / max(1, float(stream.samples))),
+            run_tokens=stream.tokens * times,
+            run_trained=stream.trained * times,
         )
