@@ -31,7 +31,7 @@ from mdsmix.estimate.survey import Rates, Survey
 from mdsmix.kinds import open_recipe
 from mdsmix.messages import format_percent
 from mdsmix.recipe import read_share
-from mdsmix.recipe.rules import tokens_wanted, with_budget
+from mdsmix.recipe.rules import count_budget_tokens, sample_by_budget
 from mdsmix.sources import unit_plan
 from mdsmix.storage import Stat, locate
 from mdsmix.tokenizer.card import open_tokenizer
@@ -219,8 +219,8 @@ def test_shares_are_of_the_whole_budget_or_normalised(project: Project) -> None:
         ({"c4": {"share": 0.6}}, [], (6_000, 4_000)),
     ):
         says(project, streams=streams, mix=mix, absolute=None)
-        opened = with_budget(open_recipe(project.recipe, overrides))
-        assert tuple(tokens_wanted(opened, s) for s in opened.sourced) == wanted
+        opened = sample_by_budget(open_recipe(project.recipe, overrides))
+        assert tuple(count_budget_tokens(opened, s) for s in opened.sourced) == wanted
     answer = says(project, streams=streams, mix=None, absolute=None).convert("--budget", "2k")
     none = "it has no share above 0 that is known before a conversion: write mix.c4.share"
     assert_refused(answer, 2, none)
@@ -228,7 +228,7 @@ def test_shares_are_of_the_whole_budget_or_normalised(project: Project) -> None:
 
 REFUSED = {
     "--budget=": "it must be above 0, with its unit",
-    "--budget=1M~samples": "it is 1,000,000 samples: give budget and count in tokens",
+    "--budget=1M~samples": "it is 1,000,000 samples: set budget and count in tokens",
     "--budget=2~passes~of~c4": "it is 2 passes of c4",
     "mix.c4.share=0 --budget 2B": "it has no share above 0",
     "budget=null absolute=false mix.wiki.share=16.9%": "there is none: add budget",

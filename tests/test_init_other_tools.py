@@ -18,7 +18,7 @@ import yaml
 from mdsmix.errors import RecipeError
 from mdsmix.init.other_tools import read_dataset_info
 from mdsmix.kinds import open_recipe
-from mdsmix.recipe.rules import written_shares
+from mdsmix.recipe.rules import read_shares
 from tests.converting import Answer, done, manifest_of, mdsmix, quarantined, write_jsonl
 from tests.tool_styles import HERMES
 
@@ -216,7 +216,7 @@ def test_without_a_budget_percents_are_ratios(tmp_path: Path, tokenizer_folder: 
     answer = init(tmp_path, tokenizer_folder, {"mixture": {"c4": 60, "wiki": 20, "pile": 20}})
     assert answer.code == 0
     recipe = open_recipe(tmp_path / "recipe.yaml")
-    assert written_shares(recipe) == {"c4": 60, "wiki": 20}
+    assert read_shares(recipe) == {"c4": 60, "wiki": 20}
 
 
 REFUSED_MIXTURE: list[tuple[Any, list[str], str]] = [

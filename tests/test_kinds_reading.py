@@ -158,7 +158,7 @@ APART = {"decoder_only_format": False}
 SETTINGS = [
     *(({"target_prompts": policy}, f"target_prompts is '{policy}'; .*length>=N") for policy in ("ALL", "length>=3x", "length>=0")),
     ({"target_responses": "none"}, "must be last or all"),
-    ({"target_responses": "all"} | APART, "stand beside decoder_only_format: false"),
+    ({"target_responses": "all"} | APART, "decoder_only_format: false does not go with"),
 ]  # fmt: skip
 CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     *((FINETUNING | {"source": {"path": "a", **source}}, {}, said) for source, said in SOURCES),

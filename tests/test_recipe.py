@@ -1,5 +1,7 @@
-"""A recipe is read into what it says, shares and budgets exactly, and refused in one sentence where
-it cannot be right.
+"""A recipe becomes dataclasses, with exact shares and budgets. A wrong one is refused in one
+sentence.
+
+`load` writes and opens a recipe, `load_mix` one of published streams with weights.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import Recipe, load_recipe
 from mdsmix.recipe.amounts import read_budget, read_share
-from mdsmix.recipe.rules import budget_of, written_shares
-from mdsmix.recipe.stream_spec import SEEING
+from mdsmix.recipe.rules import find_budget, read_shares
+from mdsmix.recipe.stream_spec import SHAPES_WITH_IMAGES
 from mdsmix.shapes import SHAPES
 
 RECIPE = """
@@ -39,27 +41,27 @@ def load(folder: Path, *overrides: str, text: str = RECIPE) -> Recipe:
     return open_recipe(folder / "recipe.yaml", overrides)
 
 
-def test_the_shapes_with_images_are_those_of_which_recipes_know_it() -> None:
-    assert {name for name, shape in SHAPES.items() if shape.has_images} == SEEING
+def test_recipes_know_the_shapes_with_images() -> None:
+    assert {name for name, shape in SHAPES.items() if shape.has_images} == SHAPES_WITH_IMAGES
 
 
-def test_the_loader_is_the_one_that_reads_every_stream(tmp_path: Path) -> None:
+def test_the_default_loader_reads_every_stream(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(ALONE)
-    seeing = "streams.web.source.shape=llava"
+    with_images = "streams.web.source.shape=llava"
     for overrides, loader in (
         ([], "text"),
         (["streams.web.kind=finetuning"], "finetuning"),
         (["streams.faq={kind: finetuning, local: x}"], "finetuning"),
-        ([seeing], "mdsmix"),
-        ([seeing, "train_loader.name=finetuning"], "finetuning"),
+        ([with_images], "mdsmix"),
+        ([with_images, "train_loader.name=finetuning"], "finetuning"),
     ):
         assert load_recipe(tmp_path / "recipe.yaml", overrides).loader == loader
 
 
-def test_paths_are_rooted_in_the_recipes_folder_and_urls_and_hub_names_stay(tmp_path: Path) -> None:
+def test_paths_begin_at_the_recipes_folder_and_urls_and_hub_names_stay(tmp_path: Path) -> None:
     (tmp_path / "tok").mkdir()
     recipe = load(tmp_path)
-    sources = [s.source.path for s in recipe.streams.values() if s.source]
+    sources = [stream.source.path for stream in recipe.streams.values() if stream.source]
     assert sources == [[f"{tmp_path}/a/*.jsonl"], [f"{tmp_path}/faq.jsonl"], ["s3://b/c.jsonl"]]
     assert recipe.tokenizer.name == f"{tmp_path}/tok"
     old = recipe.streams["old"]
@@ -72,31 +74,33 @@ def test_overrides_and_interpolation(tmp_path: Path) -> None:
     recipe = load(tmp_path, "max_seq_len=64", "streams.web.max_tokens=${max_seq_len}")
     assert (recipe.max_seq_len, recipe.streams["web"].max_tokens) == (64, 64)
     assert recipe.streams["chat"].date_string == "2026-01-01", "a date of YAML is text"
-    named = load(tmp_path, "tokenizer.backend=reference", text=ALONE.replace("a}}}", "a, text: t}}}")).tokenizer  # fmt: skip
-    assert (named.name, named.backend) == ("gpt2", "reference")
-    other = load(tmp_path, "tokenizer=llama", text=RECIPE.replace("kwargs: {}", "kwargs: {a: 1}"))
-    assert (other.tokenizer.name, other.tokenizer.kwargs) == ("llama", {})
+    alone = ALONE.replace("a}}}", "a, text: t}}}")
+    tokenizer = load(tmp_path, "tokenizer.backend=reference", text=alone).tokenizer
+    assert (tokenizer.name, tokenizer.backend) == ("gpt2", "reference")
+    with_kwargs = RECIPE.replace("kwargs: {}", "kwargs: {a: 1}")
+    tokenizer = load(tmp_path, "tokenizer=llama", text=with_kwargs).tokenizer
+    assert (tokenizer.name, tokenizer.kwargs) == ("llama", {})
 
 
-def test_an_override_names_a_stream_that_has_a_dot(tmp_path: Path) -> None:
-    """By its name as it is, of which the longest counts, or by OmegaConf's brackets."""
-    one = "kind: pretraining, source: {path: a, text: t}"
+def test_an_override_can_name_a_stream_with_a_dot(tmp_path: Path) -> None:
+    """By its plain name, of which the longest that fits counts, or by OmegaConf's brackets."""
+    stream = "kind: pretraining, source: {path: a, text: t}"
     names = ("a", "a.b", "a.b.c")
-    streams = ", ".join(f"{name}: {{{one}}}" for name in names)
-    more = f"{{tokenizer: gpt2, max_seq_len: 8, local: m, streams: {{{streams}}}}}"
+    streams = ", ".join(f"{name}: {{{stream}}}" for name in names)
+    text = f"{{tokenizer: gpt2, max_seq_len: 8, local: m, streams: {{{streams}}}}}"
     for number, name in enumerate(names, 1):
-        for written in (f"streams.{name}.max_tokens", f"streams[{name}].max_tokens"):
-            made = load(tmp_path, f"{written}={number}", f"mix.{name}.repeat={number}", text=more)
-            changed = {each.name: each.max_tokens for each in made.streams.values()}
-            assert changed == dict.fromkeys(made.streams, None) | {name: number}
-            assert made.mix.keys() == {name}
-            assert made.mix[name].repeat == number
-    made = load(tmp_path, "streams.a.b.source.path=[x,y]", text=more)
-    assert made.streams["a.b"].source.path == [f"{tmp_path}/x", f"{tmp_path}/y"]
-    assert_refused("streams.a.b.knd", lambda: load(tmp_path, "streams.a.b.knd=x", text=more))
+        for key in (f"streams.{name}.max_tokens", f"streams[{name}].max_tokens"):
+            recipe = load(tmp_path, f"{key}={number}", f"mix.{name}.repeat={number}", text=text)
+            max_tokens = {stream.name: stream.max_tokens for stream in recipe.streams.values()}
+            assert max_tokens == dict.fromkeys(recipe.streams, None) | {name: number}
+            assert recipe.mix.keys() == {name}
+            assert recipe.mix[name].repeat == number
+    recipe = load(tmp_path, "streams.a.b.source.path=[x,y]", text=text)
+    assert recipe.streams["a.b"].source.path == [f"{tmp_path}/x", f"{tmp_path}/y"]
+    assert_refused("streams.a.b.knd", lambda: load(tmp_path, "streams.a.b.knd=x", text=text))
 
 
-REFUSED = {
+REFUSED_OVERRIDES = {
     "max_seq_lem=1": "max_seq_lem is not a known key; did you mean max_seq_len?",
     "streams.web.source.txt=x": "streams.web.source.txt is not a known key; did you mean text?",
     "streams.web.source.question=x": "source.question is not a known key; write streams.web.source.prompt.",
@@ -106,9 +110,9 @@ REFUSED = {
     "decoder_only_format=false": "streams.web: is pretraining data under decoder_only_format: false",
     "target_prompts=length>=0": "target_prompts is 'length>=0'",
     "mix.wep.repeat=3": "mix.wep names no stream; did you mean web?",
-    "mix.web.choose=3": "mix.web must give exactly one of repeat, proportion, choose and share",
+    "mix.web.choose=3": "mix.web must set exactly one of repeat, proportion, choose and share",
     "compression=gz": "compression is 'gz'; it must be zstd or zstd:N",
-    "local=null": "neither remote nor local says where to publish",
+    "local=null": "neither remote nor local is set",
     "streams.web.kind=null": "streams.web: kind is missing",
     "streams.web.source.prompt=p": "source names the fields text, prompt; pretraining reads text",
     "streams.faq.source.response=null": "source names the fields prompt; finetuning reads prompt and response",
@@ -127,33 +131,34 @@ REFUSED = {
     "streams.web.source.id='{}'": "source.id: braces contain the name of a field",
     "streams.chat.source.messages='{a}{b}'": "source.messages is '{a}{b}', a template, which gives a text",
     "streams.chat.columns=compact target_responses=all": "columns: compact stores only the tokens that target_prompts: none",
-    "no-equals-sign": "`no-equals-sign` is no override",
+    "no-equals-sign": "`no-equals-sign` is not an override",
 }
 
 
 def assert_refused(words: str, read: Callable[[], object]) -> None:
+    """Check that reading fails with one short line that contains these words."""
     with pytest.raises(RecipeError) as refusal:
         read()
-    said = str(refusal.value)
-    assert (words in said, "\n" in said, len(said) < 600) == (True, False, True), said
+    message = str(refusal.value)
+    assert (words in message, "\n" in message, len(message) < 600) == (True, False, True), message
 
 
-def test_what_cannot_be_right_is_refused_by_name(tmp_path: Path) -> None:
-    for override, words in REFUSED.items():
+def test_a_wrong_setting_is_refused_by_name(tmp_path: Path) -> None:
+    for override, words in REFUSED_OVERRIDES.items():
         assert_refused(words, lambda override=override: load(tmp_path, *override.split()))
 
 
-def test_what_is_no_recipe_is_refused_in_a_short_sentence(tmp_path: Path) -> None:
+def test_other_files_are_refused_in_a_short_sentence(tmp_path: Path) -> None:
     for text in ("a: [", "[]", "- 1", "", "a: 1\na: 2", "\x00", "x" * 5000 + ": 1"):
         assert_refused("", lambda text=text: load(tmp_path, text=text))
-    assert_refused("streams is empty", lambda: mixed(tmp_path, streams={}))
+    assert_refused("streams is empty", lambda: load_mix(tmp_path, streams={}))
     for path in (tmp_path / "none.yaml", tmp_path):
-        with pytest.raises(RecipeError, match=r"cannot be read as YAML: (No such|Is a)"):
+        with pytest.raises(RecipeError, match=r"no such file|cannot be read: Is a"):
             open_recipe(path)
 
 
-def mixed(home: Path, **keys: Any) -> Recipe:
-    """A recipe of three streams that others made, and one that is evaluated on."""
+def load_mix(home: Path, **keys: Any) -> Recipe:
+    """Open a recipe of three published streams, and a fourth that is evaluated on."""
     streams = {name: {"local": "mix/x"} for name in ("web", "chat", "code")}
     streams["held"] = {"local": "mix/x", "split": "val"}
     tree = {"tokenizer": "gpt2", "max_seq_len": 8, "streams": streams}
@@ -161,7 +166,19 @@ def mixed(home: Path, **keys: Any) -> Recipe:
 
 
 SHARES = {"30%": "3/10", 0.7: "7/10", "1/3": "1/3", 7: "7", "52.2 %": "261/500", "0": "0", 1e-7: "1/10000000"}  # fmt: skip
-NO_SHARES = (-1, "-3%", float("nan"), float("inf"), "half", "", "1e999", "3%%", "1/0", "0x1", True)
+WRONG_SHARES = (
+    -1,
+    "-3%",
+    float("nan"),
+    float("inf"),
+    "half",
+    "",
+    "1e999",
+    "3%%",
+    "1/0",
+    "0x1",
+    True,
+)
 BUDGETS: tuple[tuple[str, Any, str | None, str | None], ...] = (
     ("2B tokens", 2 * 10**9, "tokens", None), ("400k samples", 400_000, "samples", None),
     ("1.5T loss_tokens", 15 * 10**11, "loss_tokens", None), ("1 sample", 1, "samples", None),
@@ -169,26 +186,32 @@ BUDGETS: tuple[tuple[str, Any, str | None, str | None], ...] = (
     ("2 passes of chat", 2, None, "chat"), ("1 pass of a.b-c", 1, None, "a.b-c"),
     ("0.5 passes of chat", "1/2", None, "chat"),
 )  # fmt: skip
-NO_BUDGETS = ("2B", 2_000_000, "0 tokens", "2B words", "-2B tokens", "two passes of chat", "2 passes", "nan tokens", "1e999 tokens")  # fmt: skip
+WRONG_BUDGETS = ("2B", 2_000_000, "0 tokens", "2B words", "-2B tokens", "two passes of chat", "2 passes", "nan tokens", "1e999 tokens")  # fmt: skip
 
 
 def test_shares_and_budgets_are_read_exactly_or_refused() -> None:
     for share, exact in SHARES.items():
         assert read_share(share) == Fraction(exact), share
-    for written, amount, unit, stream in BUDGETS:
-        found = read_budget(written)
-        assert (found.amount, found.unit, found.stream) == (Fraction(amount), unit, stream), written
-    for read, wrong, words in (
-        (read_share, NO_SHARES, "a number of at least 0, such as"),
-        (read_budget, NO_BUDGETS, "above 0, with its unit: 2B tokens"),
+    for value, amount, unit, stream in BUDGETS:
+        budget = read_budget(value)
+        assert (budget.amount, budget.unit, budget.stream) == (Fraction(amount), unit, stream), (
+            value
+        )
+    for read, values, words in (
+        (read_share, WRONG_SHARES, "a number of at least 0, such as"),
+        (read_budget, WRONG_BUDGETS, "above 0, with its unit: 2B tokens"),
     ):
-        for each in wrong:
+        for value in values:
             with pytest.raises(ValueError, match=words):
-                read(each)
+                read(value)
 
 
 def _mix(**weights: Any) -> dict[str, Any]:
-    return {"mix": {n: w if isinstance(w, dict) else {"share": w} for n, w in weights.items()}}
+    mix = {
+        name: weight if isinstance(weight, dict) else {"share": weight}
+        for name, weight in weights.items()
+    }
+    return {"mix": mix}
 
 
 ALL = _mix(web=0.5, chat=0.3, code=0.2)
@@ -198,40 +221,40 @@ EPOCH = {"train_loader": {"dataset": {"epoch_size": 9}}}
 REFUSED_SHARES: list[tuple[dict[str, Any], str]] = [
     (_mix(web=-1), "mix.web.share is -1; it must be a number of at least 0"),
     (_mix(web=0, chat=0, code=0), "the shares sum to 0"),
-    (_mix(web=0.5, chat={"repeat": 2}), "mix.chat gives repeat in a mix by share"),
-    (REPEATED | {"budget": "2B tokens"}, "mix.chat gives repeat in a mix by share"),
-    (_mix(web=0.5, chat=0.5), "come to 100%, and nothing is left for code: lower them, or"),
-    (_mix(web="60%", chat="70%", code=0), "come to 130%, and shares in percent must come to 100%"),
-    (_mix(web="33.3%", chat="33.3%", code="33.3%"), "come to 99.9%, and shares in percent must"),
-    (_mix(web="60%", chat=0.3, code="0%"), "come to 90%, and shares in percent must come to 100%"),
-    (_mix(web="60%", chat="70%"), "come to 130%, and nothing is left for code: lower them, or"),
+    (_mix(web=0.5, chat={"repeat": 2}), "mix.chat sets repeat in a mix by share"),
+    (REPEATED | {"budget": "2B tokens"}, "mix.chat sets repeat in a mix by share"),
+    (_mix(web=0.5, chat=0.5), "sum to 100%, and nothing is left for code: lower them, or"),
+    (_mix(web="60%", chat="70%", code=0), "sum to 130%, and shares in percent must sum to 100%"),
+    (_mix(web="33.3%", chat="33.3%", code="33.3%"), "sum to 99.9%, and shares in percent must"),
+    (_mix(web="60%", chat=0.3, code="0%"), "sum to 90%, and shares in percent must sum to 100%"),
+    (_mix(web="60%", chat="70%"), "sum to 130%, and nothing is left for code: lower them, or"),
     (_mix(held=0.5), "mix.held is the share of a stream of the split val"),
-    (_mix(web=70, chat="30%", code=0), "mix.web.share is 70, more than the whole: where it is"),
-    (_mix(web=0.5) | WHOLE, "without a share: chat, code. Give each stream one"),
+    (_mix(web=70, chat="30%", code=0), "mix.web.share is 70, more than the whole: if it is"),
+    (_mix(web=0.5) | WHOLE, "these have no share: chat, code. Set a share for each stream"),
     (ALL | {"absolute": True}, "there is none: add budget"),
     (ALL | WHOLE | {"count": "samples"}, "which is 2,000,000,000 tokens, and count is samples"),
     (ALL | {"budget": "2B"}, "budget is '2B'; it must be above 0, with its unit"),
-    (ALL | {"budget": "2 passes of wep"}, "passes of wep, which is no stream that is trained on; did you mean web?"),
-    (ALL | {"temperature": 2}, "every stream has a share, so it decides nothing"),
-    (ALL | EPOCH, "epoch_size stands in a mix by shares"),
-    ({"max_repeat": 2}, "max_repeat speaks of shares, and the recipe has neither"),
+    (ALL | {"budget": "2 passes of wep"}, "passes of wep, which is not a stream that is trained on; did you mean web?"),
+    (ALL | {"temperature": 2}, "every stream has a share, so it changes nothing"),
+    (ALL | EPOCH, "epoch_size is set in a mix by shares"),
+    ({"max_repeat": 2}, "max_repeat is for mixes by share, and the recipe has neither"),
     (_mix(web={"share": 1, "repeat": 1}), "exactly one of repeat, proportion, choose and share"),
 ]  # fmt: skip
 
 
-def test_shares_are_those_of_the_streams_that_are_trained_on_or_refused(tmp_path: Path) -> None:
+def test_shares_belong_to_streams_that_are_trained_on(tmp_path: Path) -> None:
     for keys, words in REFUSED_SHARES:
-        assert_refused(words, lambda keys=keys: mixed(tmp_path, **keys))
-    recipe = mixed(tmp_path, **_mix(web="30%", code=0.2), budget="2 passes of chat")
-    assert written_shares(recipe) == {"web": Fraction(3, 10), "chat": None, "code": Fraction(1, 5)}
-    assert str(budget_of(recipe)) == "2 passes of chat"
+        assert_refused(words, lambda keys=keys: load_mix(tmp_path, **keys))
+    recipe = load_mix(tmp_path, **_mix(web="30%", code=0.2), budget="2 passes of chat")
+    assert read_shares(recipe) == {"web": Fraction(3, 10), "chat": None, "code": Fraction(1, 5)}
+    assert str(find_budget(recipe)) == "2 passes of chat"
     for shares in (
         {"web": "60%", "chat": 0.25, "code": "15%"},
         {"web": "60%", "chat": "40%", "code": 0},
         {"web": "60%", "chat": "10%"},
         {"web": 60, "chat": 70, "code": 0},
     ):
-        mixed(tmp_path, **_mix(**shares))
-    assert mixed(tmp_path, **_mix(web="60%", chat="70%", code="1%") | WHOLE).absolute
+        load_mix(tmp_path, **_mix(**shares))
+    assert load_mix(tmp_path, **_mix(web="60%", chat="70%", code="1%") | WHOLE).absolute
     for keys, is_by_share in (({}, True), (REPEATED, False), ({"temperature": 2}, True)):
-        assert mixed(tmp_path, **(keys or ALL)).is_by_share is is_by_share
+        assert load_mix(tmp_path, **(keys or ALL)).is_by_share is is_by_share

@@ -109,7 +109,7 @@ def convert(
     from mdsmix.conversion.planning import Options, describe_plans, parse_part
     from mdsmix.engines.memory import parse_memory_option
     from mdsmix.kinds import open_recipe
-    from mdsmix.recipe.amounts import with_unit
+    from mdsmix.recipe.amounts import add_unit
 
     if part is not None and (finish or dry_run or verify_target or limit or engine != "local"):
         raise RecipeError(
@@ -125,7 +125,7 @@ def convert(
     if max_bad is not None:
         settings.append(f"max_bad={json.dumps(max_bad)}")
     if budget is not None:
-        settings.append(f"budget={json.dumps(with_unit(budget))}")
+        settings.append(f"budget={json.dumps(add_unit(budget))}")
     loaded = open_recipe(recipe, settings)
     if budget is not None:
         loaded = _sampled(loaded, quiet)
@@ -158,12 +158,12 @@ def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
     A stream that keeps another sample is named on stderr. Raises RecipeError if a setting of a
     stream contradicts a sample.
     """
-    from mdsmix.recipe.rules import sample_contradictions, with_budget
+    from mdsmix.recipe.rules import find_sample_contradictions, sample_by_budget
     from mdsmix.recipe.stream_spec import BY_BUDGET
 
-    sampled = with_budget(recipe)
+    sampled = sample_by_budget(recipe)
     for stream in sampled.sourced:
-        for sentence in sample_contradictions(sampled, stream):
+        for sentence in find_sample_contradictions(sampled, stream):
             raise RecipeError(f"--budget: streams.{stream.name}: {sentence}")
         if stream.sample != BY_BUDGET and not quiet:
             kept = f"sample: {stream.sample}" if stream.sample else "all of it"

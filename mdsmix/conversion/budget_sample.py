@@ -22,7 +22,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.estimate.budget_share import BudgetShare, SourceEstimate, choose_sampling_share
 from mdsmix.estimate.survey import Rates, Survey, estimate_rates
 from mdsmix.recipe import Recipe, StreamSpec, read_share
-from mdsmix.recipe.rules import budget_of, tokens_wanted
+from mdsmix.recipe.rules import count_budget_tokens, find_budget
 from mdsmix.recipe.stream_spec import BY_BUDGET
 from mdsmix.sources import SourceFile, Unit
 
@@ -45,7 +45,7 @@ def set_budget_sample(
             "much of the source its share of the budget is: look at some with --limit 100, or "
             "write sample: 5%."
         )
-    tokens = tokens_wanted(recipe, stream)
+    tokens = count_budget_tokens(recipe, stream)
     trained_part = 1.0 if stream.holdout is None else 1 - float(read_share(stream.holdout))
     sampling = choose_sampling_share(source, tokens, trained_part)
     job = job.with_settings(sample=sampling.setting)
@@ -53,7 +53,7 @@ def set_budget_sample(
         return job, None
     return job, BudgetShare(
         tokens=math.ceil(tokens),
-        budget=str(budget_of(recipe)),
+        budget=str(find_budget(recipe)),
         source=source,
         margin=sampling.margin,
         share=sampling.share,

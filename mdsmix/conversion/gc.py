@@ -34,7 +34,7 @@ from mdsmix.conversion.unit_files import (
 )
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.messages import Say
-from mdsmix.recipe.rules import is_folder_beside
+from mdsmix.recipe.rules import is_pretrained_folder
 from mdsmix.shards.index import INDEX, Shard, find_index, parse_index
 from mdsmix.shards.lease import hold_lease
 from mdsmix.shards.manifest import read_manifest
@@ -237,7 +237,7 @@ def _find_unused_pretrained(folder: Location) -> Iterator[Garbage]:
     Raises Unreachable if a manifest is damaged.
     """
     root = folder.parent.parent
-    unused = set(filter(is_folder_beside, root.folders()))
+    unused = set(filter(is_pretrained_folder, root.folders()))
     for split in _list_splits(folder):
         manifest = read_manifest(split)
         if manifest:

@@ -40,8 +40,8 @@ from mdsmix.conversion.unit_files import FOLDER
 from mdsmix.encode.backends import find_known_difference
 from mdsmix.errors import RecipeError
 from mdsmix.estimate.budget_share import BudgetShare
-from mdsmix.kinds.recipe_changes import SAMPLE, encoding_changes, source_changes
-from mdsmix.kinds.rules import raised_extras, rule_changes
+from mdsmix.kinds.recipe_changes import SAMPLE, compare_encodings, compare_sources
+from mdsmix.kinds.rules import compare_rules, find_extras_rule
 from mdsmix.messages import Say, join_names, plural
 from mdsmix.processor.card import open_processor
 from mdsmix.recipe import Recipe, StreamSpec
@@ -276,7 +276,7 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options) -> StreamPl
     refuse_replacing(job, old, draft.files, options.reencode)
     job = with_date(job, old.encoding.date_string if old else None)
     if old:
-        rules = job.encoding.rules | raised_extras(old, job.stream.shape)
+        rules = job.encoding.rules | find_extras_rule(old, job.stream.shape)
         job = job.with_settings(rules=rules)
     job = replace(
         job,
@@ -426,7 +426,7 @@ def _find_changes(job: Job, old: Manifest) -> list[str]:
             changes.append(f"{name} was {old_hash} and is {new_hash}")
     if not all(map(job.trusts, old.backend.split(" + "))):
         changes.append(f"the tokenizer's backend was {old.backend} and is the reference")
-    changes += map(str, encoding_changes(old.encoding, job.encoding))
-    changes += map(str, source_changes(old.source, job.source))
-    changes += [f"the rule {change}" for change in rule_changes(old.rules, job.rules)]
+    changes += map(str, compare_encodings(old.encoding, job.encoding))
+    changes += map(str, compare_sources(old.source, job.source))
+    changes += [f"the rule {change}" for change in compare_rules(old.rules, job.rules)]
     return changes

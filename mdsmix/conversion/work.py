@@ -29,7 +29,7 @@ from mdsmix.conversion.unit import ReadTask, UnitTask, open_tokenizer_backend
 from mdsmix.conversion.unit_files import KEY_DIGITS, BlobRef, read_blobs
 from mdsmix.encode.backends import Unequal, store_difference
 from mdsmix.engines.tasks import Engine, Task, TaskResults
-from mdsmix.kinds.rules import rule_changes
+from mdsmix.kinds.rules import compare_rules
 from mdsmix.messages import join_names
 from mdsmix.shapes.functions import import_function
 from mdsmix.shards.counts import Records
@@ -69,7 +69,7 @@ class Work:
         reason = rebuild_reason(plan.job, plan.target)
         if reason:
             watcher.say(reason)
-        changes = rule_changes(plan.old.rules, plan.job.rules) if plan.old else []
+        changes = compare_rules(plan.old.rules, plan.job.rules) if plan.old else []
         if changes:
             watcher.say(
                 f"{plan.job.name}: rules have changed since it was published "

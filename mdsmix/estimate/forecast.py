@@ -24,7 +24,7 @@ from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.resolved_stream import ResolvedStream
 from mdsmix.messages import join_counts, plural
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.recipe.rules import tokens_wanted
+from mdsmix.recipe.rules import count_budget_tokens
 from mdsmix.recipe.stream_spec import BY_BUDGET
 from mdsmix.shapes.functions import is_function
 from mdsmix.shards.counts import Records, Totals
@@ -88,7 +88,7 @@ def forecast_stream(recipe: Recipe, spec: StreamSpec) -> tuple[PublishedStream, 
         )
     # Find the sample of a budget.
     if spec.sample == BY_BUDGET:
-        tokens = tokens_wanted(recipe, spec)
+        tokens = count_budget_tokens(recipe, spec)
         sampling = choose_sampling_share(SourceEstimate.of(rates, files), tokens)
         stream = stream.with_settings(sample=sampling.setting)
     # Scale the surveyed part to the whole stream.

@@ -21,7 +21,7 @@ from mdsmix.foundry_yaml.section_keys import list_sections
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, StreamSection
 from mdsmix.kinds.kind_table import DATASET_KEYS_OF, EXTRA_LOADERS
 from mdsmix.messages import format_yaml_value
-from mdsmix.recipe.rules import target_contradictions
+from mdsmix.recipe.rules import find_target_contradictions
 from mdsmix.schema import shorten
 
 CHECKS = CheckList()
@@ -141,7 +141,7 @@ def targets_invalid(loader: LoaderSection) -> Findings:
             "set it to true for a causal model, to false for an encoder-decoder.",
         )
     if loader.reads_turns or TARGET_KEYS & set(loader.dataset):
-        for contradiction in target_contradictions(*loader.targets, decoder_only is not False):
+        for contradiction in find_target_contradictions(*loader.targets, decoder_only is not False):
             problem, _, fix = contradiction.partition("; ")
             yield Finding(f"{{loader}}: {problem}.", fix)
 

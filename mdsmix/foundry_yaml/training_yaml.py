@@ -24,7 +24,7 @@ from mdsmix.foundry_yaml.loader_keys import (
     as_whole_number,
 )
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.recipe.read import config_of, read_text, readable
+from mdsmix.recipe.read import make_config, read_text, translate_errors
 from mdsmix.schema import shorten
 from mdsmix.storage import is_for_streaming_alone
 
@@ -303,8 +303,8 @@ def parse_training_yaml(tree: Any, origin: str, judged: Collection[str] = JUDGED
 
     Raises RecipeError if it cannot be read, or if one of the `judged` sections does not resolve.
     """
-    with readable(origin, "training YAML"):
-        config = config_of(tree)
+    with translate_errors(origin, "training YAML"):
+        config = make_config(tree)
         resolved = _resolve_keys(config, judged)
     if is_recipe_tree(resolved):
         raise RecipeError(
@@ -319,8 +319,8 @@ def read_unresolved(text: str, origin: str) -> dict[str, Any]:
     """Parse a config's text to keys and values; every `${...}` stays as it is written."""
     from omegaconf import OmegaConf
 
-    with readable(origin, "training YAML"):
-        tree: Any = OmegaConf.to_container(config_of(text))
+    with translate_errors(origin, "training YAML"):
+        tree: Any = OmegaConf.to_container(make_config(text))
         return dict(tree)
 
 

@@ -15,7 +15,7 @@ from mdsmix.kinds.kind_table import find_kinds
 from mdsmix.kinds.preferences import Preferences
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.kinds.resolved_stream import ResolvedStream, kind_of, read_images_too
-from mdsmix.kinds.rules import raised_rules
+from mdsmix.kinds.rules import list_raised_rules
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, read_share
 from mdsmix.recipe.stream_spec import BY_BUDGET
 from mdsmix.shapes import SHAPES, Shape, find_shape, published_name
@@ -124,7 +124,7 @@ def resolve_stream(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> 
     )
     encoding = replace(encoding, **settings, **_sampling_settings(stream))
     # Rules and stop tokens follow from the other settings.
-    rules = raised_rules(kind(encoding), [shape], encoding, tokenizer)
+    rules = list_raised_rules(kind(encoding), [shape], encoding, tokenizer)
     encoding = replace(encoding, rules=rules)
     names_stops = kind.has_template and tokenizer.are_stops_named
     if is_ended_by_next(encoding) or names_stops:
@@ -169,4 +169,4 @@ def find_raised_rules(encoding: Encoding, tokenizer: Tokenizer | None) -> dict[s
             for shape in SHAPES.values()
             if shape.fields and shape.gives is kind.reads and names >= {*shape.fields}
         ]
-    return raised_rules(kind, shapes, encoding, tokenizer)
+    return list_raised_rules(kind, shapes, encoding, tokenizer)

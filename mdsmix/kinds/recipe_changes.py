@@ -1,4 +1,4 @@
-"""The settings of a recipe that differ from those by which a stream was converted."""
+"""The settings of a recipe that differ from those that a stream was converted with."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from mdsmix.messages import format_yaml_value, join_names
 from mdsmix.recipe.stream_spec import SourceSpec
 from mdsmix.shards.manifest import Encoding
 
-OF_SOURCE = {each.name for each in fields(SourceSpec)}
-NO_ROWS = frozenset({"compression", "source.id", "loader", "columns"})
-"""Settings that shape shards, the names of records and the columns of a row, and not what it holds.
-Whether a loader reads the columns is judged by a check of its own."""
+SOURCE_KEYS = {field.name for field in fields(SourceSpec)}
+KEYS_WITHOUT_ROWS = frozenset({"compression", "source.id", "loader", "columns"})
+"""Keys that shape shards, the names of records and the columns of a row, but not its content.
+A check of its own judges whether a loader reads the columns."""
 SAMPLE = "sample"
 STOPS = "tokenizer.stop_tokens (ids)"
 DERIVED = "columns"
@@ -26,73 +26,82 @@ class KeyChange:
     """A key of the recipe with two values. `None`: it is not set."""
 
     key: str
-    made: Any
-    now: Any
+    published: Any
+    "The value that the stream was converted with."
+    current: Any
+    "The value in the recipe."
 
     @property
     def shapes_rows(self) -> bool:
-        return self.key not in NO_ROWS
+        return self.key not in KEYS_WITHOUT_ROWS
 
     def __str__(self) -> str:
-        return f"{self.key} was {_shown(self.made)} and is {_shown(self.now)}"
+        return (
+            f"{self.key} was {_format_value(self.published)} and is {_format_value(self.current)}"
+        )
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, list):
         return join_names([*map(format_yaml_value, value)])
     return "not set" if value is None else format_yaml_value(value)
 
 
-def encoding_changes(made: Encoding, now: Encoding) -> list[KeyChange]:
+def compare_encodings(published: Encoding, current: Encoding) -> list[KeyChange]:
     """Compare two encodings, in the words of a recipe. Versions of rules are left out."""
-    before, after = recipe_keys(made), recipe_keys(now)
-    changes = key_changes(before, after)
-    if not is_ended_by_next(made):  # no row of it follows from them
+    changes = compare_keys(list_recipe_keys(published), list_recipe_keys(current))
+    if not is_ended_by_next(published):  # its rows do not depend on stop tokens
         changes = [change for change in changes if change.key != STOPS]
-    derived = [change for change in changes if change.key == DERIVED]
-    return [change for change in changes if change.key != DERIVED] or derived
+    own_changes = [change for change in changes if change.key != DERIVED]
+    return own_changes or changes
 
 
-def source_changes(made: Mapping[str, Any], now: Mapping[str, Any]) -> list[KeyChange]:
-    """Compare which files are read, and how. None of it is known of a manifest that does not say
-    it.
-    """
-    changes = key_changes(made, now) if made else []
+def compare_sources(published: Mapping[str, Any], current: Mapping[str, Any]) -> list[KeyChange]:
+    """Compare which files are read, and how. A manifest without these keys is not compared."""
+    if not published:
+        return []
+    changes = compare_keys(published, current)
     return [change for change in changes if change.key != SAMPLE]
 
 
-def key_changes(made: Mapping[str, Any], now: Mapping[str, Any]) -> list[KeyChange]:
+def compare_keys(published: Mapping[str, Any], current: Mapping[str, Any]) -> list[KeyChange]:
     """Return the keys whose values differ; a key that is missing has the value None."""
-    keys = dict.fromkeys([*made, *now])
-    changes = (KeyChange(key=key, made=made.get(key), now=now.get(key)) for key in keys)
-    return [change for change in changes if change.made != change.now]
+    changes = list[KeyChange]()
+    for key in dict.fromkeys([*published, *current]):
+        before = published.get(key)
+        after = current.get(key)
+        if before != after:
+            changes.append(KeyChange(key=key, published=before, current=after))
+    return changes
 
 
-def recipe_keys(encoding: Encoding) -> dict[str, Any]:
+def list_recipe_keys(encoding: Encoding) -> dict[str, Any]:
     """Return the settings by the keys of a recipe that set them."""
-    found = dict[str, Any]()
+    settings = dict[str, Any]()
     for key, value in asdict(encoding).items():
         match key:
             case "rules":
                 continue
             case "fields":
-                found |= {f"source.{role}": name for role, name in value.items()}
+                settings |= {f"source.{role}": name for role, name in value.items()}
             case "shape_options":
-                found |= {_option(name): setting for name, setting in value.items()}
+                settings |= {_option_key(name): setting for name, setting in value.items()}
             case "shape" | "where" | "id":
-                found[f"source.{key}"] = value
+                settings[f"source.{key}"] = value
             case "images":
-                found |= {f"images.{name}": setting for name, setting in value.items()}
+                settings |= {f"images.{name}": setting for name, setting in value.items()}
             case "template":
-                found |= {f"tokenizer.template.{n}": setting for n, setting in value.items()}
+                settings |= {
+                    f"tokenizer.template.{name}": setting for name, setting in value.items()
+                }
             case "stop_ids":
-                found[STOPS] = value
+                settings[STOPS] = value
             case "compact":
-                found["columns: compact"] = value
+                settings["columns: compact"] = value
             case _:
-                found[key] = value
-    return found
+                settings[key] = value
+    return settings
 
 
-def _option(name: str) -> str:
-    return f"source.{name}" if name in OF_SOURCE else name
+def _option_key(name: str) -> str:
+    return f"source.{name}" if name in SOURCE_KEYS else name

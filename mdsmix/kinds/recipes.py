@@ -13,7 +13,7 @@ from mdsmix.kinds.encodings import RecordType, find_record_type, set_options
 from mdsmix.kinds.kind_table import DATASET_KEYS_OF, KINDS, find_kinds
 from mdsmix.messages import join_names, suggest_key
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe
-from mdsmix.recipe.stream_spec import SOURCED, foreign_keys
+from mdsmix.recipe.stream_spec import SOURCED, find_foreign_keys
 from mdsmix.schema import shorten
 from mdsmix.shapes import SHAPES, Shape, find_shape
 from mdsmix.shapes.condition import BadCondition, parse_where
@@ -91,7 +91,7 @@ def _contradictions(recipe: Recipe, stream: StreamSpec, record_type: RecordType)
         yield _no_shape_fits(stream, source)
         return
     yield from _foreign_fields(source, shape)
-    yield from foreign_keys(stream, {SOURCED, *kind.key_groups})
+    yield from find_foreign_keys(stream, {SOURCED, *kind.key_groups})
     yield from _foreign_options(stream, shape)
     for tag in source.tags:
         if tag not in TAGS:

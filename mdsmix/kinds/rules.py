@@ -23,7 +23,7 @@ from mdsmix.tokenizer.card import Tokenizer
 
 EXTRAS_RULE = "record.extras"
 EXTRAS_VERSION = 2
-"""Version 1 left the extras of records unread, of shapes that have not got another version
+"""Version 1 did not read the extras of records, of shapes that have not got another version
 themselves.
 """
 
@@ -33,14 +33,16 @@ class RuleChange:
     """A rule that had another version when a stream was made."""
 
     rule: str
-    made: int
-    now: int
+    published: int
+    "The version that made the stream."
+    current: int
+    "The version of this mdsmix."
 
     def __str__(self) -> str:
-        return f"{self.rule} was version {self.made} and is {self.now}"
+        return f"{self.rule} was version {self.published} and is {self.current}"
 
 
-def raised_rules(
+def list_raised_rules(
     kind: Kind, shapes: Iterable[Shape], encoding: Encoding, tokenizer: Tokenizer | None
 ) -> dict[str, int]:
     """Return the rules above version 1 that shape a stream, its formats aside: name -> version.
@@ -53,44 +55,50 @@ def raised_rules(
     """
     versions = {f"kind.{kind.name}": kind.version}
     versions |= {f"shape.{shape.name}": shape.version for shape in shapes}
-    found = {name: version for name, version in versions.items() if version > 1}
-    return found | (raised_template_rules(encoding, tokenizer) if kind.has_template else {})
+    raised = {name: version for name, version in versions.items() if version > 1}
+    if kind.has_template:
+        raised |= raised_template_rules(encoding, tokenizer)
+    return raised
 
 
-def raised_extras(made: Manifest, shape: Shape | None) -> dict[str, int]:
-    """Return the rule by which a record's extras are read, such as `loss_mask`, if it shapes a
-    stream.
+def find_extras_rule(manifest: Manifest, shape: Shape | None) -> dict[str, int]:
+    """Return the rule that reads a record's extras, such as `loss_mask`, if it shapes a stream.
 
     Only the records tell whether they have extras. So the rule concerns a stream whose older
-    conversion counted some among the fields that are not read, and one that was made by the rule
-    before.
+    conversion counted some among the fields that are not read, and one that this rule made.
 
     Args:
-        made: the stream's manifest.
+        manifest: the published stream's.
         shape: that of its records; None if they have several.
     """
-    unread = {*made.records.unread, *made.records.unseen}
-    is_concerned = shape is not None and not unread.isdisjoint(shape.extras)
-    is_concerned |= EXTRAS_RULE in made.encoding.rules
-    return {EXTRAS_RULE: EXTRAS_VERSION} if is_concerned else {}
+    unread = {*manifest.records.unread, *manifest.records.unseen}
+    has_unread_extras = shape is not None and not unread.isdisjoint(shape.extras)
+    if has_unread_extras or EXTRAS_RULE in manifest.encoding.rules:
+        return {EXTRAS_RULE: EXTRAS_VERSION}
+    return {}
 
 
-def raised_formats(paths: Iterable[str]) -> dict[str, int]:
+def list_raised_formats(paths: Iterable[str]) -> dict[str, int]:
     """Return the rules above version 1 that read files of these names: name -> version.
 
     A file whose suffix does not tell its format is left out.
     """
-    names = (path.lower().rpartition("/")[2] for path in paths)
-    alike = {name if name == INDEX else f"x.{name.partition('.')[2]}" for name in names}
-    found = list[Format]()
-    for name in alike:
+    file_names = {path.lower().rpartition("/")[2] for path in paths}
+    # One name for all files of a suffix.
+    examples = {name if name == INDEX else f"x.{name.partition('.')[2]}" for name in file_names}
+    formats = list[Format]()
+    for name in examples:
         with suppress(RecipeError):
-            found.append(format_by(name))
-    return list_raised_versions(found)
+            formats.append(format_by(name))
+    return list_raised_versions(formats)
 
 
-def rule_changes(made: Mapping[str, int], now: Mapping[str, int]) -> list[RuleChange]:
+def compare_rules(published: Mapping[str, int], current: Mapping[str, int]) -> list[RuleChange]:
     """Compare the rules that made a stream with those that would make it now."""
-    names = sorted({*made, *now})
-    changes = (RuleChange(rule=n, made=made.get(n, 1), now=now.get(n, 1)) for n in names)
-    return [each for each in changes if each.made != each.now]
+    changes = list[RuleChange]()
+    for rule in sorted({*published, *current}):
+        before = published.get(rule, 1)
+        after = current.get(rule, 1)
+        if before != after:
+            changes.append(RuleChange(rule=rule, published=before, current=after))
+    return changes

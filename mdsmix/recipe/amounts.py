@@ -1,5 +1,5 @@
-"""Amounts in a recipe: a stream's part of an epoch (`share: 30%`), an epoch's size (`budget: 2B
-tokens`), a source's part (`sample: 5%`).
+"""Amounts in a recipe: a stream's share of an epoch (`share: 30%`), an epoch's size (`budget: 2B
+tokens`), the share of a source that is read (`sample: 5%`).
 
 Shares and budgets are read into fractions, so that 0.1 + 0.2 is 0.3 and the counts of a mix are the
 same on every machine.
@@ -40,35 +40,42 @@ class Budget:
         return f"{amount:,} {self.unit or f'passes of {self.stream}'}"
 
 
-def read_share(written: str | int | float) -> Fraction:
-    """`30%`, 0.3, `1/3` or 7 as a fraction; ValueError where it is no number of at least 0."""
-    if (found := SHARE.fullmatch(str(written).strip())) is None:
+def read_share(value: str | int | float) -> Fraction:
+    """Read `30%`, 0.3, `1/3` or 7 as a fraction.
+
+    Raises ValueError if it is not a number of at least 0.
+    """
+    match = SHARE.fullmatch(str(value).strip())
+    if match is None:
         raise ValueError(f"it must be {A_SHARE}")
-    number, percent, ratio = found.groups()
-    return Fraction(ratio) if ratio else _number(number) / (100 if percent else 1)
+    number, percent, ratio = match.groups()
+    if ratio:
+        return Fraction(ratio)
+    return _parse_number(number) / (100 if percent else 1)
 
 
-def read_budget(written: str | int | float) -> Budget:
-    """`2B tokens` or `2 passes of chat`; ValueError says what it must be."""
-    found = BUDGET.fullmatch(str(written).strip())
-    if found is None or not _number(found[1]):
+def read_budget(value: str | int | float) -> Budget:
+    """Read `2B tokens` or `2 passes of chat`. Raises ValueError if it is neither."""
+    match = BUDGET.fullmatch(str(value).strip())
+    if match is None or not _parse_number(match[1]):
         raise ValueError(f"it must be {A_BUDGET}")
-    number, letter, unit, stream = found.groups()
-    units = {each[:-1]: each for each in UNITS}
+    number, letter, unit, stream = match.groups()
+    units = {name.removesuffix("s"): name for name in UNITS}
+    thousands = " kmbt".index(letter.lower() or " ")
     return Budget(
-        amount=_number(number) * 1000 ** (" kmbt".index(letter.lower() or " ")),
+        amount=_parse_number(number) * 1000**thousands,
         unit=units[unit.lower()] if unit else None,
         stream=stream,
     )
 
 
-def with_unit(written: str) -> str:
-    """The written budget, with ` tokens` after a number that has no unit: `2B` becomes `2B
+def add_unit(budget: str) -> str:
+    """Return a written budget with ` tokens` after a number that has no unit: `2B` becomes `2B
     tokens`.
     """
-    is_bare = re.fullmatch(rf"\s*{NUMBER}\s*[kmbt]?\s*", written, re.I)
-    return f"{written} tokens" if is_bare else written
+    is_bare = re.fullmatch(rf"\s*{NUMBER}\s*[kmbt]?\s*", budget, re.I)
+    return f"{budget} tokens" if is_bare else budget
 
 
-def _number(text: str) -> Fraction:
+def _parse_number(text: str) -> Fraction:
     return Fraction(re.sub("[_,]", "", text))

@@ -1,7 +1,7 @@
 """The sections of a recipe, one frozen dataclass each. The sections of a stream are in
 `stream_spec`.
 
-Nothing here reads a file or judges a combination; `read` and `rules` beside this file do.
+Nothing here reads a file or checks a combination of keys; `read.py` and `rules.py` do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TokenizerSpec:
 
     name: str
     """A folder, a hub name, or a lone `tokenizer.json`, which Foundry cannot load: `render-yaml`
-    then wants an S3 remote.
+    then needs an S3 remote.
     """
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of `AutoTokenizer.from_pretrained`; an argument that the tokenizer's class
@@ -47,12 +47,12 @@ class TokenizerSpec:
     """
     stop_tokens: list[str] = field(default_factory=list)
     """The tokens at which the model stops to generate, `["<|user|>", "<|observation|>"]`; without
-    it the `eos_token_id` of generation_config.json beside the tokenizer ([the end of an
+    it the `eos_token_id` of the generation_config.json next to the tokenizer ([the end of an
     answer](data.md#the-end-of-an-answer)).
     """
     backend: Literal["auto", "reference", "fastokens"] = "auto"
-    """The encoder: `reference`, `fastokens`, or `auto`: fastokens where it is proved equal to the
-    reference, else the reference.
+    """The encoder: `reference`, `fastokens`, or `auto`: fastokens if it is proved equal to the
+    reference, otherwise the reference.
     """
     published_hash: str = field(default="", metadata={"set by": "published streams"})
     "The hash that published streams have of this tokenizer, if it is not today's."
@@ -60,7 +60,7 @@ class TokenizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSpec:
-    """A stream's part of an epoch: a weight of Streaming's Stream, or a share. A recipe gives
+    """A stream's part of an epoch: a weight of Streaming's Stream, or a share. A recipe sets
     exactly one of the four.
     """
 
@@ -78,8 +78,9 @@ class WeightSpec:
     """
 
     @property
-    def given(self) -> dict[str, str | int | float]:
-        return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+    def set_keys(self) -> dict[str, str | int | float]:
+        """The keys that the recipe sets, with their values."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ class Recipe:
     """The whole run. Paths are absolute, or URLs."""
 
     folder: Path = field(default=Path(), metadata=SET_BY_READER)
-    "Where the recipe lies."
+    "The folder of the recipe."
     tokenizer: TokenizerSpec
     "A name, or the section below."
     max_seq_len: int = key(
@@ -99,8 +100,8 @@ class Recipe:
     streams: Mapping[str, StreamSpec]
     "The streams, by name: below."
     processor: str | None = None
-    """The folder or hub name of a vision-language model's [processor](images.md#the-processor): it
-    says how many tokens an image becomes.
+    """The folder or hub name of a vision-language model's [processor](images.md#the-processor). It
+    counts the tokens of each image.
     """
     decoder_only_format: bool = True
     "`false`: encoder-decoder, for finetuning streams only."
@@ -142,7 +143,7 @@ class Recipe:
     they have it anyway.
     """
     mix: Mapping[str, WeightSpec] = field(default_factory=dict)
-    "The [weight](mixing.md) of each stream, by its name; `repeat: 1` where nothing is said."
+    "The [weight](mixing.md) of each stream, by its name; `repeat: 1` for the others."
     budget: str | int | float | None = key(
         None, must=must_be(A_BUDGET, lambda value: read_budget(value) is not None)
     )
@@ -152,7 +153,7 @@ class Recipe:
     """
     count: Literal["tokens", "loss_tokens", "samples"] | None = None
     """The unit of shares: `tokens` that the model sees, `loss_tokens` that it is trained on, or
-    `samples`. Without it: the budget's, else `tokens`.
+    `samples`. Without it: the budget's, otherwise `tokens`.
     """
     max_repeat: int | float = key(4, must=POSITIVE)
     "Passes over a stream in an epoch above which a share is refused."
@@ -170,11 +171,12 @@ class Recipe:
         """The training loader, `text`, `finetuning` or `mdsmix`: it decides the columns of every
         stream. Only `mdsmix` reads packed rows and images.
         """
-        own = any(s.pack or s.has_images for s in self.streams.values())
-        if "name" not in self.train_loader and own:
+        if "name" in self.train_loader:
+            return str(self.train_loader["name"])
+        if any(stream.pack or stream.has_images for stream in self.streams.values()):
             return "mdsmix"
-        plain = {s.kind for s in self.streams.values() if s.kind} == {"pretraining"}
-        return str(self.train_loader.get("name", "text" if plain else "finetuning"))
+        kinds = {stream.kind for stream in self.streams.values() if stream.kind}
+        return "text" if kinds == {"pretraining"} else "finetuning"
 
     @property
     def has_plain_rows(self) -> bool:
@@ -191,12 +193,12 @@ class Recipe:
     @property
     def sourced(self) -> list[StreamSpec]:
         """The streams that `convert` makes."""
-        return [s for s in self.streams.values() if s.source]
+        return [stream for stream in self.streams.values() if stream.source]
 
     @property
     def trained(self) -> list[StreamSpec]:
         """The streams that are mixed; those of another split are evaluated on."""
-        return [s for s in self.streams.values() if s.split == "train"]
+        return [stream for stream in self.streams.values() if stream.split == "train"]
 
     @property
     def is_by_share(self) -> bool:
@@ -205,7 +207,7 @@ class Recipe:
         return has_shares or self.budget is not None or self.temperature != 1
 
     def published(self, stream: StreamSpec) -> str:
-        """The URL or folder under which the stream's split folders lie."""
+        """Return the URL or folder of the stream's split folders."""
         if stream.source is None:
             return str(stream.remote or stream.local)
         return f"{self.remote or self.local}/{stream.held_out_of or stream.name}"

@@ -1,7 +1,7 @@
 """The sections of a recipe's stream, in the order in which a user writes them, and the declaration
 of a key.
 
-The text under a field is its sentence in docs/recipe.md.
+The string under a field is its sentence in docs/recipe.md.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ FIELDS = (
 "The keys of a source that name fields of a record."
 
 
-def must_be(words: str, holds: Callable[[Any], object]) -> dict[str, Any]:
-    """Metadata of a key: a bound on its value alone, in words and as a test."""
-    return {"must": (words, holds)}
+def must_be(words: str, test: Callable[[Any], object]) -> dict[str, Any]:
+    """Return the metadata of a key for a bound on its value alone, in words and as a test."""
+    return {"must": (words, test)}
 
 
 def key(
@@ -34,21 +34,26 @@ def key(
     of: str = "",
     must: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A key of a section.
+    """Declare a key of a section.
 
     Args:
-        default: without one the key must be given.
+        default: without one the key is required.
         synonyms: words of other tools for the key, for the hint on an unknown key.
-        of: the streams to which the key applies, in the words of a Kind's `called`.
+        of: the group of streams to which the key applies (`Kind.key_groups`, SOURCED, UNSOURCED).
         must: the bound on its value, from `must_be`.
     """
-    said = {"also called": synonyms, "only of": of, **(must or {})}
-    return field(default=default, metadata={name: value for name, value in said.items() if value})
+    metadata: dict[str, Any] = dict(must or {})
+    if synonyms:
+        metadata["also called"] = synonyms
+    if of:
+        metadata["only of"] = of
+    return field(default=default, metadata=metadata)
 
 
 SET_BY_READER = {"set by": "the reader"}
 BY_BUDGET = "budget"
-SOURCED, UNSOURCED = "streams with a source", "streams without a source"
+SOURCED = "streams with a source"
+UNSOURCED = "streams without a source"
 ONE_OR_MORE = must_be("1 at least", lambda value: value >= 1)
 NOT_NEGATIVE = must_be("0 or more", lambda value: value >= 0)
 POSITIVE = must_be("a number above 0", lambda value: 0 < value < math.inf)
@@ -77,7 +82,7 @@ class SourceSpec:
     messages: str | None = key(None, "chat", "turns")
     "Finetuning: the field with a list of `{role, content}`."
     tools: str | None = key(None, "functions")
-    """Beside `messages` or `conversations`: the field with the tools, as OpenAI or ShareGPT write
+    """With `messages` or `conversations`: the field with the tools, as OpenAI or ShareGPT write
     them.
     """
     conversations: str | None = None
@@ -89,40 +94,40 @@ class SourceSpec:
     instruction: str | None = None
     "Finetuning: the field with the instruction of an Alpaca record."
     input: str | None = None
-    "Alpaca: the field with the input, where records have one."
+    "Alpaca: the field with the input, if records have one."
     output: str | None = None
     "Alpaca: the field with the answer."
     history: str | None = None
-    "Alpaca: the field with earlier questions and answers, where records have one."
+    "Alpaca: the field with earlier questions and answers, if records have one."
     system: str | None = None
-    "Alpaca, ShareGPT and rounds: the field with the system message, where records have one."
+    "Alpaca, ShareGPT and rounds: the field with the system message, if records have one."
     chosen: str | None = None
     "Preference: the field with the better answer, a text, a message or messages."
     rejected: str | None = None
     "Preference: the field with the worse answer."
     chosen_reward: str | None = None
-    "Preference: the field with a number, stored where both rewards are named."
+    "Preference: the field with a number, stored if both rewards are named."
     rejected_reward: str | None = None
     "Preference: the field with the other number."
     shape: str | None = key(None, "preprocessor", "function")
-    """How a record is written, where the fields do not tell: a [shape](../mdsmix/shapes/README.md),
-    or a [function](data.md#a-function-of-ones-own) that reads it, `my_shapes.py:read` or
+    """How a record is written, if the fields do not tell: a [shape](../mdsmix/shapes/README.md), or
+    a [function](data.md#a-function-of-ones-own) that reads it, `my_shapes.py:read` or
     `package.module:read`.
     """
     gives: Literal["document", "pair", "conversation", "preference"] | None = None
     """The result of that function: `document` for pretraining, `pair` or `conversation` for
-    finetuning, or `preference`. Without it: a document, a pair or a preference, as `kind` says.
+    finetuning, or `preference`. Without it: a document, a pair or a preference, following `kind`.
     """
     joined_by: str = "\n"
     """Alpaca: the text between instruction and input. LLaMA-Factory and ms-swift write a line
     break, LLaMA-Factory's engine `v1` nothing (`""`).
     """
     format: str | None = key(None, "type", "file_type")
-    """The format of the files, where their suffix does not tell it: `jsonl`, `json`, `parquet`,
+    """The format of the files, if their suffix does not tell it: `jsonl`, `json`, `parquet`,
     `arrow`, `csv`, `tsv`, `text`, `tar` or `mds`.
     """
     header: list[str] | None = key(None, "columns", "names")
-    "csv and tsv: the fields, where the first row does not name them."
+    "csv and tsv: the fields, if the first row does not name them."
     split_by: Literal["file", "line", "paragraph"] | None = None
     "Plain text: the piece that is a document, `file`, `line` or `paragraph`."
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -131,11 +136,11 @@ class SourceSpec:
     `system_tag`.
     """
     nulls: Literal["keep", "drop"] = "keep"
-    """Messages: `drop` takes null entries out of messages and tools, which Arrow adds where objects
-    differ.
+    """Messages: `drop` removes null entries from messages and tools. Arrow adds them if objects
+    have different keys.
     """
     train_mark: str | None = key(None, "message_field_training", "mask_field")
-    """Conversations: a further key of messages that says by 0 and 1, or false and true, whether a
+    """Conversations: a further key of messages that marks by 0 and 1, or false and true, whether a
     message is trained, as `train` and [others](data.md#tools-and-messages-that-are-not-trained) do;
     or a field of the record with a list of such marks.
     """
@@ -149,7 +154,8 @@ class SourceSpec:
     @property
     def fields(self) -> dict[str, str]:
         """The record's fields that the recipe names, by their key: {"prompt": "question", ...}."""
-        return {key: field for key in FIELDS if (field := getattr(self, key))}
+        names = {key: getattr(self, key) for key in FIELDS}
+        return {key: name for key, name in names.items() if name}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +168,7 @@ class ResizeSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ReencodeSpec:
-    """Images are written anew."""
+    """Images are written again, in this format."""
 
     format: Literal["jpeg", "png", "webp"] = "jpeg"
     quality: int = key(90, must=must_be("from 1 to 100", range(1, 101).__contains__))
@@ -170,11 +176,11 @@ class ReencodeSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesSpec:
-    """The images of a stream's records: where they are, and what becomes of them."""
+    """The images of a stream's records: where they are, and how they are stored."""
 
     field: str | list[str] | None = key(None, "fields")
-    """The field of a record that holds a path, an image or a list of them, or a list of such fields
-    (`[jpg, png]` of an archive). Without it: `images`, else `image`.
+    """The field of a record that contains a path, an image or a list of them, or a list of such
+    fields (`[jpg, png]` of an archive). Without it: `images`, otherwise `image`.
     """
     root: str | None = key(None, "folder", "dir", "media_dir", "base")
     """The folder or `s3://` URL that paths in the records begin at. Without it: the folder of the
@@ -183,7 +189,7 @@ class ImagesSpec:
     token: str | None = key(None, "placeholder")
     "The token that stands for an image. Without it: the tokenizer's `image_token`."
     decode: Literal["full", "header"] = "full"
-    "`full`: every image is decoded; `header`: only its header and its end are looked at."
+    "`full`: every image is decoded; `header`: only its header and its end are checked."
     max_pixels: int = key(178_956_970, must=ONE_OR_MORE)
     "An image of more pixels is bad. The default is Pillow's own limit against decompression bombs."
     max_images: int | None = key(None, must=ONE_OR_MORE)
@@ -191,7 +197,7 @@ class ImagesSpec:
     resize: ResizeSpec | None = None
     "`{longest: 1344}`: larger images are made smaller, and are no longer the original bytes."
     reencode: ReencodeSpec | None = None
-    "`{format: jpeg, quality: 90}` (`jpeg`, `png`, `webp`): all images are written anew."
+    "`{format: jpeg, quality: 90}` (`jpeg`, `png`, `webp`): all images are encoded again."
     http: Literal["refuse", "fetch"] = "refuse"
     """`refuse`: a record with an image at an http(s) URL is bad; `fetch`: it is fetched when
     converting.
@@ -202,8 +208,10 @@ class ImagesSpec:
     """
 
 
-SEEING = frozenset({"llava", "qwen_vl"})
-"Shapes of records with images (`Shape.has_images`)."
+SHAPES_WITH_IMAGES = frozenset({"llava", "qwen_vl"})
+"""Shapes whose records always have images (`Shape.has_images`). A recipe does not know the shapes;
+tests/test_recipe.py keeps both equal.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,9 +228,9 @@ class StreamSpec:
     and splits a longer one.
     """
     add_bos: bool = key(False, of="pretraining")
-    "Start every document with BOS where the tokenizer itself does not."
+    "Start every document with BOS if the tokenizer itself does not."
     add_eos: bool = key(True, of="pretraining")
-    "End every document with EOS where the tokenizer itself does not."
+    "End every document with EOS if the tokenizer itself does not."
     min_tokens: int = key(0, of="pretraining", must=NOT_NEGATIVE)
     "Documents of fewer tokens, BOS and EOS included, are filtered."
     max_tokens: int | None = key(None, of="pretraining")
@@ -236,9 +244,9 @@ class StreamSpec:
     `target_responses: last`.
     """
     rewritten_history: Literal["reject", "last", "each"] = key("reject", of="messages")
-    """Some chat templates print earlier turns otherwise once later turns follow. Such a
-    conversation is bad (`reject`), or gives a row for its last answer (`last`) or for each answer
-    (`each`).
+    """Some chat templates change earlier turns once later ones exist (e.g. drop reasoning).
+    `reject` quarantines such a conversation, `last` keeps a row for the last answer, `each` makes a
+    row per answer.
     """
     too_long: Literal["cut", "filter", "first_turns"] = key("cut", of="finetuning")
     """A record of more than `max_seq_len` tokens, EOS included, is cut by the loader (`cut`), is
@@ -246,8 +254,8 @@ class StreamSpec:
     """
     pack: bool = key(False, "packing", "packed", of=SOURCED)
     """Documents (`layout: document`), pairs or conversations are joined when converting into rows
-    of `max_seq_len` that say where each begins; only `mdsmix.load` and `train_loader.name: mdsmix`
-    read them ([packing](one-loader.md#packing-when-converting)).
+    of `max_seq_len` that record where each begins; only `mdsmix.load` and `train_loader.name:
+    mdsmix` read them ([packing](one-loader.md#packing-when-converting)).
     """
     consecutive_roles: Literal["reject", "merge"] = key("reject", of="messages")
     """Messages of one role in a row make the record bad (`reject`), or are joined by an empty line
@@ -261,13 +269,14 @@ class StreamSpec:
         "ratio",
         of=SOURCED,
         must=must_be(
-            "a share above 0 of at most 1, such as 5% or 0.05, or budget, which takes what the recipe's budget wants",
+            "a share above 0 of at most 1, such as 5% or 0.05, or budget, which takes as much as "
+            "the recipe's budget needs",
             lambda value: value == BY_BUDGET or 0 < read_share(value) <= 1,
         ),
     )
     """The share of the records, `5%` or `0.05`, that the stream is made of. A hash of a record's
     content decides, so a larger share only adds records. `budget`: as many records as the stream's
-    share of the [budget](mixing.md#a-budget-that-decides-how-much-is-converted) wants.
+    share of the [budget](mixing.md#a-budget-that-decides-how-much-is-converted) needs.
     """
     expected_mean_tokens: int | float | None = key(
         None, "num_tokens_avg", "mean_tokens", "tokens_avg", must=POSITIVE
@@ -288,12 +297,12 @@ class StreamSpec:
     read twice.
     """
     held_out_of: str | None = field(default=None, metadata=SET_BY_READER)
-    "For a held-out stream: the stream whose records it holds."
+    "For a held-out stream: the stream whose records it holds out."
     duplicates: Literal["keep", "drop"] = key(
         "keep", "dedup", "deduplicate", "duplicate", of=SOURCED
     )
-    """Records that say the same as an earlier one of the stream are trained and counted (`keep`),
-    or only [the first stays](publishing.md#duplicates) (`drop`).
+    """Exact duplicates of an earlier record of the stream are trained and counted (`keep`), or only
+    [the first stays](publishing.md#duplicates) (`drop`).
     """
     images: ImagesSpec | None = key(None, of="messages with images")
     """The [images](images.md) of messages: a section, below. `{}` takes all defaults, and so do the
@@ -308,14 +317,20 @@ class StreamSpec:
 
     @property
     def has_images(self) -> bool:
-        return self.images is not None or (self.source is not None and self.source.shape in SEEING)
+        if self.images is not None:
+            return True
+        return self.source is not None and self.source.shape in SHAPES_WITH_IMAGES
 
 
-def foreign_keys(stream: StreamSpec, called: Collection[str]) -> Iterator[str]:
-    """One sentence for each key that the stream sets and that is not for it. `called`: the stream's
-    groups, in the words of `of`.
+def find_foreign_keys(stream: StreamSpec, groups: Collection[str]) -> Iterator[str]:
+    """Yield a sentence for each key that the stream sets and that is not for it.
+
+    Args:
+        stream: a stream of a recipe.
+        groups: the groups of streams that it belongs to, as `key(of=...)` names them.
     """
     for key in dataclasses.fields(stream):
-        whom = key.metadata.get("only of")
-        if whom and whom not in called and getattr(stream, key.name) != key.default:
-            yield f"{key.name} is for {whom}; take it out, it would change nothing."
+        group = key.metadata.get("only of")
+        is_set = getattr(stream, key.name) != key.default
+        if group and group not in groups and is_set:
+            yield f"{key.name} is for {group}; take it out, it would change nothing."

@@ -29,7 +29,7 @@ from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.processor.card import Processor
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.recipe.rules import is_folder_beside
+from mdsmix.recipe.rules import is_pretrained_folder
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.storage import Location, is_for_streaming_alone, locate, map_threads
 from mdsmix.tokenizer.card import Tokenizer
@@ -197,7 +197,7 @@ def localize_name(name: str, streams: Iterable[str]) -> str:
         streams: folders or URLs.
     """
     folder_name = os.path.basename(name.rstrip("/"))
-    if not is_folder_beside(folder_name) or os.path.isdir(name):
+    if not is_pretrained_folder(folder_name) or os.path.isdir(name):
         return name
     if "://" in name:
         homes = [locate(name)]
@@ -224,7 +224,11 @@ def with_tokenizer_fetched(config: dict[str, Any]) -> dict[str, Any]:
     value = config.get("tokenizer")
     section: dict[str, Any] = value if isinstance(value, dict) else {}
     name = section.get("name")
-    if not isinstance(name, str) or "://" not in name or not is_folder_beside(locate(name).name):
+    if (
+        not isinstance(name, str)
+        or "://" not in name
+        or not is_pretrained_folder(locate(name).name)
+    ):
         return config
     lock = cache_folder() / "fetched" / ".lock"
     lock.parent.mkdir(parents=True, exist_ok=True)

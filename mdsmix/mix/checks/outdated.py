@@ -7,7 +7,7 @@ from contextlib import suppress
 from mdsmix.errors import Damaged
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.kinds.encodings import find_raised_rules
-from mdsmix.kinds.rules import raised_extras, raised_formats, rule_changes
+from mdsmix.kinds.rules import compare_rules, find_extras_rule, list_raised_formats
 from mdsmix.mix.checks.tokenizers import find_conversion_tokenizer
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
 from mdsmix.shapes import find_shape
@@ -29,20 +29,20 @@ def rows_outdated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     tokenizer = find_conversion_tokenizer(mix, stream, manifest)
     encoding = manifest.encoding
     rules_today = find_raised_rules(encoding, tokenizer) | _format_rules_of(stream, manifest)
-    rules_today |= raised_extras(manifest, find_shape(encoding.shape, encoding.fields))
-    for change in rule_changes(manifest.rules, rules_today):
+    rules_today |= find_extras_rule(manifest, find_shape(encoding.shape, encoding.fields))
+    for change in compare_rules(manifest.rules, rules_today):
         note = ""
         if change.rule.startswith("template.") and tokenizer is None:
             note = " (its tokenizer is not available, so the rule may not apply to its template)"
         fix = "a newer mdsmix converted the stream: convert, check and render with that one."
-        if change.made < change.now:
+        if change.published < change.current:
             fix = (
                 f"read about the rule in docs/changelog.md, and {mix.republish_fix()}: it converts "
                 "again only the part of the stream that the rule affects."
             )
         yield Finding(
-            f"{{streams}}: the rule {change.rule} was version {change.made} at the conversion, and "
-            f"is {change.now} here{note}.",
+            f"{{streams}}: the rule {change.rule} was version {change.published} at the "
+            f"conversion, and is {change.current} here{note}.",
             fix,
         )
 
@@ -58,5 +58,5 @@ def _format_rules_of(stream: StreamInMix, manifest: Manifest) -> dict[str, int]:
     if not manifest.mixed and max(versions.values()) > 1:
         with suppress(Damaged):  # the check side-files reports a damaged list of sources
             sources = manifest.read_sources(stream.folder)
-            rules |= raised_formats(source.path for source in sources)
+            rules |= list_raised_formats(source.path for source in sources)
     return rules

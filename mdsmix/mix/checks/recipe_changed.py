@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mdsmix.errors import Damaged, MdsmixError, RecipeError
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.kinds.encodings import resolve_stream
-from mdsmix.kinds.recipe_changes import SAMPLE, KeyChange, encoding_changes, source_changes
+from mdsmix.kinds.recipe_changes import SAMPLE, KeyChange, compare_encodings, compare_sources
 from mdsmix.mix.checks.tokenizers import open_published_tokenizer
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
 from mdsmix.recipe import StreamSpec
@@ -139,7 +139,7 @@ def _list_setting_changes(
         date_string=encoding.date_string or converted.date_string,
         sample=converted.sample if keeps_sample else encoding.sample,
     )
-    return [str(change) for change in encoding_changes(converted, encoding) if change.shapes_rows]
+    return [str(change) for change in compare_encodings(converted, encoding) if change.shapes_rows]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ def _compare_sources(
 
     # Compare the keys that find and read source files.
     keys = source_keys(spec.source.path, mix.recipe_spec.folder, ReadAs.of(spec.source))
-    changes = source_changes(manifest.source, keys)
+    changes = compare_sources(manifest.source, keys)
     reading_changes = [change for change in changes if change.key != PATH_KEY]
     path_changes = [change for change in changes if change.key == PATH_KEY]
 
@@ -199,7 +199,7 @@ def _compare_sources(
     gone = sizes.keys() - names
     if not manifest.source and sizes and names.isdisjoint(sizes):
         # Older manifests do not contain the path.
-        path_changes = [KeyChange(key=PATH_KEY, made=sorted(sizes), now=keys[PATH_KEY])]
+        path_changes = [KeyChange(key=PATH_KEY, published=sorted(sizes), current=keys[PATH_KEY])]
     if (new or gone) and path_changes:
         return _SourceDifferences(changes=[*reading_changes, *path_changes])
 
@@ -218,8 +218,8 @@ def _names_other_files(path_change: KeyChange) -> bool:
     """Check whether the path names other files, and not the same files of a recipe or folder that
     was moved.
     """
-    old_names = [_last_name(path) for path in path_change.made]
-    return old_names != [_last_name(path) for path in path_change.now]
+    old_names = [_last_name(path) for path in path_change.published]
+    return old_names != [_last_name(path) for path in path_change.current]
 
 
 def _is_edited(file: SourceFile, sizes: Mapping[str, int], stamps: Stamps | None) -> bool:

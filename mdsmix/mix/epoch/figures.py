@@ -24,7 +24,7 @@ from mdsmix.mix.epoch.stream_counts import (
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.amounts import Unit
-from mdsmix.recipe.rules import budget_of, written_shares
+from mdsmix.recipe.rules import find_budget, read_shares
 from mdsmix.table import Column, Estimate, Table, is_known, mark_estimate
 
 
@@ -138,8 +138,8 @@ def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Appo
     Raises MixRefused if a stream cannot fill its share, or if its tokens were not counted and may
     not be estimated.
     """
-    budget = budget_of(recipe)
-    written = written_shares(recipe)
+    budget = find_budget(recipe)
+    written = read_shares(recipe)
     budget_unit = budget.unit if budget else None
     unit: Unit = recipe.count or budget_unit or "tokens"
     measured = list[StreamShare]()

@@ -99,7 +99,7 @@ def make_stream_section(
         section["remote"] = root
     if split:
         section["split"] = split
-    weight = recipe.mix.get(spec.name, WeightSpec()).given
+    weight = recipe.mix.get(spec.name, WeightSpec()).set_keys
     return section | {key: value for key, value in weight.items() if key != "share"}
 
 

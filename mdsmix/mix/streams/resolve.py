@@ -39,7 +39,7 @@ from mdsmix.mix.streams.mix import (
     published_tokenizers,
 )
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.recipe.read import parted, read_text
+from mdsmix.recipe.read import read_text, split_overrides
 from mdsmix.shards.index import INDEX
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.shards.published import (
@@ -117,7 +117,7 @@ def find_named_yaml(words: Sequence[str]) -> NamedYaml | None:
 
     Raises RecipeError if they name a YAML and streams, or several YAMLs.
     """
-    targets, overrides = parted(words)
+    targets, overrides = split_overrides(words)
     if len(targets) == 1 and _is_yaml(targets[0]):
         return NamedYaml(targets[0], overrides)
     if overrides or any(map(_is_yaml, targets)):

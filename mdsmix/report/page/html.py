@@ -20,7 +20,7 @@ from markupsafe import Markup
 from mdsmix import __version__
 from mdsmix.messages import WRITTEN, make_printable, plural
 from mdsmix.mix.check import describe_verdict, is_refused
-from mdsmix.recipe.read import parted
+from mdsmix.recipe.read import split_overrides
 from mdsmix.report.page.gather import UNKNOWN, Gathered
 from mdsmix.report.page.page_sections import sections
 from mdsmix.report.page.sample_browser import list_samples
@@ -33,7 +33,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 def mark_of(targets: Sequence[str]) -> Markup:
     """Return the tag of a page that names its recipe, YAML or streams, without overrides."""
-    named = " ".join(make_printable(locate(name).url) for name in parted(targets)[0])
+    named = " ".join(make_printable(locate(name).url) for name in split_overrides(targets)[0])
     return Markup('<meta name="mdsmix-of" content="{}">').format(named)
 
 
@@ -45,7 +45,7 @@ def page_html(page: Gathered) -> str:
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    (name, *more), _ = parted(page.targets)
+    (name, *more), _ = split_overrides(page.targets)
     title = (Path(name).name or name).removesuffix(".yaml").removesuffix(".yml")
     parts = sections(page)
     return (
