@@ -138,14 +138,14 @@ def find_garbage(folder: Location, older_than: float, keep: int | None = None) -
     # Choose the versions to delete.
     other_versions = _list_other_versions(folder, files)
     complete = [version for version in other_versions if version.kind == "version"]
-    kept = complete
+    kept_versions = complete
     if keep is not None:
         has_current = find_named_version(folder) is not None
-        kept = complete[: keep - has_current]
+        kept_versions = complete[: keep - has_current]
     old_versions = list[Garbage]()
     used_keys = _find_used_keys(folder, files, older_than)
     for version in other_versions:
-        if version not in kept and version.age >= older_than:
+        if version not in kept_versions and version.age >= older_than:
             old_versions.append(version)
         else:
             used_keys.add(version.name[-8:])  # the key of its "version mark"
@@ -304,10 +304,10 @@ def delete_garbage(
 
         garbage = find_garbage(folder, older_than, keep)
         with_shards = [item for item in garbage if item.kind in _WITH_SHARDS]
-        others = [item for item in garbage if item.kind not in _WITH_SHARDS]
+        without_shards = [item for item in garbage if item.kind not in _WITH_SHARDS]
         # Shards are deleted last, those of versions too: a unit record whose shards are gone would
         # still count as a finished unit.
-        for items in (others, with_shards):
+        for items in (without_shards, with_shards):
             map_threads(discard, items)
             (folder / FOLDER).flush()
     return garbage

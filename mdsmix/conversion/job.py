@@ -1,6 +1,4 @@
-"""One stream to convert, as every worker sees it: plain data, picklable, the same whoever works on
-it.
-"""
+"""The job of a stream: all settings that its workers need, as plain data that can be pickled."""
 
 from __future__ import annotations
 
@@ -34,10 +32,12 @@ from mdsmix.storage import Location, locate
 from mdsmix.tokenizer.card import Tokenizer
 
 HEAD_BYTES = 1 << 16
-"Bytes at the beginning of a file that tell how many of its records have images: 30 to 200 records."
+"""Bytes at the beginning of a file that are read to estimate how many of its records have images:
+30 to 200 records.
+"""
 Dropped = Mapping[int, bytes]
-"""Number of a window -> a bit for each of its records, the lowest of a byte first: 1 where the
-record is a duplicate and dropped.
+"""Number of a window -> a bit for each of its records, the lowest of a byte first: 1 if the record
+is a duplicate and dropped.
 """
 
 
@@ -56,32 +56,31 @@ class Job:
     max_bad: Fraction
     "The share of bad records above which nothing is published; no published byte depends on it."
     images: str
-    """The URL at which paths of images begin; blank: at the folder of the records' file. Keys
+    """The URL from which paths of images are resolved; blank: the folder of the records' file. Keys
     depend on the images, not on this.
     """
     processor: Processor | None
     "The processor of a stream of images, if the recipe names one; its hash is in the encoding."
     function: Function | None
-    """The user's function that reads its records, where its shape is one: every worker can import
-    it.
+    """The user's function that reads its records, if its shape is one. Every worker can import it.
     """
     limit: int | None
-    "Only so many first records are read: a first look."
+    "Read only so many first records (`--limit`)."
     unequal: str = ""
-    """The fast backend that this machine has found to differ from the reference; a worker on
-    another machine has not.
+    """The fast backend that differs from the reference, as this machine found; a worker on another
+    machine does not know it. Blank if none does.
     """
     is_eval: bool
     "Whether the stream is for evaluation: its split is not `train`."
     is_versioned: bool
-    "Whether it is published as versions beside the target, not in it."
+    "Whether it is published as versions next to the target, not in it."
     versions: tuple[str, ...] = ()
     "Published versions, the current one first: their shards are reused."
     source: Mapping[str, Any] = field(default_factory=dict)
-    "As a manifest has it."
+    "The source as a manifest stores it."
     formats: Mapping[str, int] = field(default_factory=dict)
-    """Name -> version, of the rules above version 1 that read its sources. Each is in the digests
-    of the files that it reads.
+    """Name -> version, of the rules above version 1 for reading its sources. They are part of
+    the digests of these files.
     """
 
     @property
@@ -95,16 +94,16 @@ class Job:
 
     @property
     def images_root(self) -> Location | None:
-        """Where the paths of images begin; None: at the folder of the records' file."""
+        """The folder from which paths of images are resolved; None: the records' own folder."""
         return locate(self.images) if self.images else None
 
     @property
     def shard_folders(self) -> list[Location]:
-        """Where shards that can be reused may lie, the target first."""
+        """The folders with shards that may be reused, the target first."""
         return [self.folder, *map(locate, self.versions)]
 
     def place(self, index_hash: str) -> Location:
-        """The folder that the index with this hash is, or will be, published in."""
+        """Return the folder where the index with this hash is, or would be, published."""
         return locate_version(self.folder, index_hash) if self.is_versioned else self.folder
 
     @property
@@ -131,7 +130,7 @@ class Job:
         return replace(self, stream=self.stream.with_settings(**changes))
 
     def units_of(self, files: Sequence[SourceFile]) -> list[Unit]:
-        """The work units of these files."""
+        """Return the work units of these files."""
         return sources.plan_units(
             [*files],
             window_bytes=self.kind.window_bytes,
@@ -142,8 +141,8 @@ class Job:
         )
 
     def _line_window(self, file: SourceFile) -> int:
-        """Bytes of a work unit in a file of lines: the more, the fewer records at its beginning
-        have images; 16 MiB, as of chats, at most.
+        """Return the bytes of a work unit in a file of lines. The fewer of its first records have
+        images, the larger its units are, up to 16 MiB, the size for chats.
         """
         if file.stat.size <= LINE_BYTES:
             return LINE_BYTES
@@ -154,14 +153,16 @@ class Job:
             fields=self.stream.fields_read,
             parsed=self.stream.fields_parsed,
         )
-        begin = sources.read_beginnings([unit], HEAD_BYTES)
-        found = [record for each in begin for record in reader.read(each.records)]
-        pictured = [record for record in found if getattr(record, "images", None)]
-        return LINE_BYTES * min(16, max(1, len(found)) // max(1, len(pictured)))
+        records = list[Any]()
+        for beginning in sources.read_beginnings([unit], HEAD_BYTES):
+            records += reader.read(beginning.records)
+        with_images = [record for record in records if getattr(record, "images", None)]
+        records_per_image = max(1, len(records)) // max(1, len(with_images))
+        return LINE_BYTES * min(16, records_per_image)
 
     def image_folders(self, unit: Unit) -> dict[str, Location]:
-        """File of the unit -> the folder at which paths of images in it begin; empty where the
-        recipe names a root, or there are none.
+        """Return file of the unit -> the folder from which paths of images in it are resolved. The
+        mapping is empty if the recipe names a root, or records have no images.
         """
         if not self.kind.has_images or self.images:
             return {}
@@ -169,65 +170,72 @@ class Job:
 
     @property
     def drops(self) -> bool:
-        """Whether records equal to an earlier record of the stream are dropped. A first look only
-        counts them.
+        """Whether records that equal an earlier one of the stream are dropped. Under `--limit` they
+        are only counted.
         """
         return self.encoding.duplicates == "drop" and not self.limit
 
     @property
     def may_have_tools(self) -> bool:
-        """Whether records of the stream may have tools: a field of them is read, or a function
-        gives them.
+        """Whether records of the stream may have tools: a field of tools is read, or a user's
+        function returns the records.
         """
         return "tools" in self.encoding.fields or self.function is not None
 
     @property
     def names_rows(self) -> bool:
-        """Whether the names of records are kept for rows: the source has an `id`, and no row joins
-        parts of records (concat).
+        """Whether the names of records are stored for rows: the source has an `id`, and rows are
+        not joined from parts of records (concat).
         """
         return self.encoding.id is not None and not self.kind.joins_units
 
     @cached_property
     def settings_hash(self) -> str:
-        """Hash of every setting and version that shapes a unit's bytes. Mix weights and the backend
-        are not in it, nor is `duplicates`: the records dropped from a unit are in its own key.
-        Cached, since thousands of keys ask for it.
+        """The hash of every setting and version that shapes a unit's bytes.
+
+        Mix weights and the backend are not in it, nor is `duplicates`: the records dropped from a
+        unit are in the unit's key. The hash is cached, since thousands of keys need it.
         """
-        of = self.tokenizer
+        tokenizer = self.tokenizer
         template: list[object] | None = None
         if self.kind.has_template:
-            template = [of.chat_template, of.template_variables]
-            if of.tool_template is not None and self.may_have_tools:
-                template.append(of.tool_template)
+            template = [tokenizer.chat_template, tokenizer.template_variables]
+            if tokenizer.tool_template is not None and self.may_have_tools:
+                template.append(tokenizer.tool_template)
         encoding = replace(self.encoding, duplicates="keep")
-        if not is_ended_by_next(encoding):  # then they shape no row
+        if not is_ended_by_next(encoding):  # then the stop tokens shape no row
             encoding = replace(encoding, stop_ids=[])
-        shaping = [FORMAT_VERSION, encoding.non_defaults, of.hash, template, self.limit]
-        return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
+        settings = [
+            FORMAT_VERSION,
+            encoding.non_defaults,
+            tokenizer.hash,
+            template,
+            self.limit,
+        ]
+        return xxhash.xxh128_hexdigest(orjson.dumps(settings, option=orjson.OPT_SORT_KEYS))
 
     def key(self, content: str) -> str:
-        """The key of a work unit: its content and everything that shapes its bytes, hashed to 32
-        hex digits.
+        """Return the key of a work unit: 32 hex digits, a hash of its content and of everything
+        that shapes its bytes.
         """
         return xxhash.xxh128_hexdigest(f"{self.settings_hash} {content}")
 
-    def trusts(self, made_by: str) -> bool:
-        """Whether units that a backend encoded are kept: the reference's always, a fast one's
-        unless the job asks for the reference or that backend has since differed from it on any
-        stream.
+    def trusts(self, backend: str) -> bool:
+        """Return whether units that this backend encoded are kept: the reference's always; a fast
+        backend's unless the job asks for the reference, or the backend has since differed from it
+        on any stream.
         """
-        if made_by.startswith("tokenizers "):
+        if backend.startswith("tokenizers "):
             return True
-        is_known_to_differ = made_by == self.unequal or find_known_difference(
-            self.tokenizer, made_by
-        )
-        return self.backend != "reference" and not is_known_to_differ
+        if self.backend == "reference" or backend == self.unequal:
+            return False
+        return not find_known_difference(self.tokenizer, backend)
 
 
 def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: int | None) -> Job:
-    """The job of a stream with a source; RecipeError where it wants a token that the tokenizer does
-    not have.
+    """Return the job of a stream with a source.
+
+    Raises RecipeError if it needs a token that the tokenizer does not have.
     """
     resolved = resolve_stream(recipe, stream, tokenizer)
     processor = None
@@ -237,6 +245,7 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
     source = source_keys(stream.source.path, recipe.folder, ReadAs.of(stream.source))
     if stream.sample == BY_BUDGET:
         source[SAMPLE] = BY_BUDGET
+    folder_name = f"limit-{limit}" if limit else stream.split
     return Job(
         name=stream.name,
         stream=resolved,
@@ -244,7 +253,7 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
         processor=processor,
         tokenizer=tokenizer,
         backend=recipe.tokenizer.backend,
-        target=f"{recipe.published(stream)}/{f'limit-{limit}' if limit else stream.split}",
+        target=f"{recipe.published(stream)}/{folder_name}",
         max_bad=recipe.max_bad_share,
         images=(stream.images and stream.images.root) or "",
         limit=limit,
@@ -255,25 +264,28 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
 
 
 def with_versions(job: Job, published: Manifest | None) -> Job:
-    """The job with the versions that lie beside its target; one that is published in place now may
-    have some too.
+    """Return the job with the versions next to its target. A stream that is published in place may
+    have versions from earlier.
     """
     current = locate_version(job.folder, published.index_hash) if published else None
-    found = sorted(list_versions(job.folder), key=lambda version: version != current)
-    return replace(job, versions=tuple(version.url for version in found))
+    versions = sorted(list_versions(job.folder), key=lambda version: version != current)
+    return replace(job, versions=tuple(version.url for version in versions))
 
 
 def with_date(job: Job, published: str | None) -> Job:
-    """The job with the day that its chat template prints, where it prints one and the recipe names
-    none.
+    """Return the job with the date for its chat template, if the template prints one and the recipe
+    sets none.
 
-    LLM-Foundry prints today's. Here a published stream keeps the day it has, or every morning would
-    rebuild it.
+    LLM-Foundry prints today's date. A published stream keeps its date, otherwise it would be
+    converted again every day.
+
+    Args:
+        published: the date of the published stream; None if there is none.
     """
     template = job.kind.template(job.tokenizer)
     if template is None or job.encoding.date_string:
         return job
     from mdsmix.encode.chat import format_today
 
-    day = (published or format_today()) if template.prints_date else None
-    return job.with_settings(date_string=day)
+    date = (published or format_today()) if template.prints_date else None
+    return job.with_settings(date_string=date)

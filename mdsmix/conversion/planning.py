@@ -170,11 +170,11 @@ class StreamPlan:
         """
         if self.options.verify_source:
             return KnownSources.empty(self.job.target)
-        known = KnownSources.load(self.job.target)
+        cache = KnownSources.load(self.job.target)
         if FOLDER in self.target.folders:
-            known.learn_objects(self.job.folder, self.units)
-        forget_changed(self.job, known)
-        return known
+            cache.learn_objects(self.job.folder, self.units)
+        forget_changed(self.job, cache)
+        return cache
 
     @property
     def is_up_to_date(self) -> bool:
@@ -381,8 +381,8 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
     if plan.missing_sources:
         yield f"  {plan.missing_sources}"
     if not unfinished and not is_up_to_date:
-        place = job.place(old.index_hash)
-        yield f"  finished units would be published: not all of them are, at {place}"
+        folder = job.place(old.index_hash)
+        yield f"  finished units would be published: not all of them are, at {folder}"
 
 
 def _find_unfinished(plan: StreamPlan, dropped: Iterable[Dropped]) -> list[Unit]:

@@ -206,15 +206,15 @@ def write_publication(job: Job, index: Index, manifest: Manifest, held_lease: Le
 
     Raises Unreachable if another run has published since this one lost the lease.
     """
-    place = job.place(index.hash)
+    folder = job.place(index.hash)
     if not job.is_versioned:
-        _mark_replaced(job, place)
-        publish_in_place(place, index, manifest.to_bytes(), held_lease)
+        _mark_replaced(job, folder)
+        publish_in_place(folder, index, manifest.to_bytes(), held_lease)
         return
-    _fill_version(place, index, manifest, job.folder)
+    _fill_version(folder, index, manifest, job.folder)
     before = Revision.read(job.folder / MANIFEST)
     held_lease.confirm()
-    _mark_replaced(job, place)
+    _mark_replaced(job, folder)
     replace_unchanged(before, manifest.to_bytes())
     _tidy_target(job.folder, index, held_lease)
 
@@ -258,7 +258,7 @@ def _fill_version(version: Location, index: Index, manifest: Manifest, target: L
     write_if_changed(version / INDEX, index.content)
 
 
-def _mark_replaced(job: Job, place: Location) -> None:
+def _mark_replaced(job: Job, folder: Location) -> None:
     """If another version is current, note for `mdsmix gc` that it is replaced now. Without versions
     the store is not asked.
     """
@@ -266,6 +266,6 @@ def _mark_replaced(job: Job, place: Location) -> None:
         return
     with suppress(Unreachable):  # a damaged manifest names no version
         current = find_named_version(job.folder)
-        if current and current != place and (current / INDEX).stat():
+        if current and current != folder and (current / INDEX).stat():
             mark = job.folder / REPLACED_MARK.format(hash=current.name[-8:])
             mark.write(current.name.encode())

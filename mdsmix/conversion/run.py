@@ -77,9 +77,7 @@ class StreamOutcome:
     stream: str
     target: str
     units: int
-    """Windows of the stream, each of which is shown as a work unit. For a part: its own units of
-    the plan.
-    """
+    "Windows of the stream; each is shown as a work unit. For a part: its own units of the plan."
     reused: int
     "Windows that were converted before this run."
     seconds: float

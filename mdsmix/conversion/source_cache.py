@@ -82,10 +82,10 @@ class KnownSources:
     @staticmethod
     def load(target: str) -> KnownSources:
         """Read the cache of the stream published at `target`. A missing file counts as empty."""
-        known = KnownSources.empty(target)
+        cache = KnownSources.empty(target)
         with suppress(OSError):
-            known.learn_lines(known.path.read_bytes())
-        return known
+            cache.learn_lines(cache.path.read_bytes())
+        return cache
 
     def learn_lines(self, content: bytes) -> None:
         """Add the lines that this machine or another has written."""
@@ -99,11 +99,11 @@ class KnownSources:
 
     def learn(self, stamp: str, content: Content) -> None:
         """Add the content of the unit with this `unit_stamp`: all of it, or one more window."""
-        known = self.units.get(stamp, UNKNOWN)
+        earlier = self.units.get(stamp, UNKNOWN)
         if content.files:
             self.units[stamp] = content
-        elif not known.files:
-            self.units[stamp] = replace(content, windows=known.windows + content.windows)
+        elif not earlier.files:
+            self.units[stamp] = replace(content, windows=earlier.windows + content.windows)
 
     def learn_objects(self, folder: Location, units: Iterable[Unit]) -> None:
         """Add the lines of the note next to the stream, if some of these units are objects that
@@ -275,12 +275,12 @@ def remember_image_stamps(job: Job, window: Window, stamps: Stamps) -> None:
         remember(_stamps_path(job, window), {window.full_digest: stamps})
 
 
-def forget_changed(job: Job, known: KnownSources) -> None:
+def forget_changed(job: Job, cache: KnownSources) -> None:
     """Forget windows with an image that has changed, or whose images' stamps are not stored."""
     if not job.kind.has_images:
         return
     stamps_by_window = dict[Window, Any]()
-    for content in known.units.values():
+    for content in cache.units.values():
         for window in content.windows:
             if window.images:
                 entry = recall(_stamps_path(job, window)) or {}
@@ -293,7 +293,7 @@ def forget_changed(job: Job, known: KnownSources) -> None:
     for window, stamps in stamps_by_window.items():
         if stamps is None or stamps != {url: current[url] for url in stamps}:
             gone.add(window)
-    known.forget(gone)
+    cache.forget(gone)
 
 
 def stat_images(urls: Set[str]) -> dict[str, list[Any]]:
@@ -318,12 +318,12 @@ def _list_objects(urls: Sequence[str]) -> dict[str, Stat | None]:
     """Return the stats of those objects of one bucket that a listing finds. `urls` are sorted."""
     if len(urls) <= FEW:
         return {}
-    wanted = set(urls)
+    url_set = set(urls)
     root = locate(os.path.commonprefix(urls).rpartition("/")[0])  # noqa: RUF071  (of URLs)
     stats = dict[str, Stat | None]()
     for name, stat in islice(root.list(recursive=True), SPARSE * len(urls)):
         url = f"{root.url}/{name}"
-        if url in wanted:
+        if url in url_set:
             stats[url] = stat
     return stats
 

@@ -81,12 +81,12 @@ def read_target(job: Job) -> TargetState:
     index_content: bytes | None = None
     stored = files
     if manifest:
-        place = job.place(manifest.index_hash)
-        if place != job.folder:
-            stored = dict(place.list())
+        folder = job.place(manifest.index_hash)
+        if folder != job.folder:
+            stored = dict(folder.list())
         with suppress(Unreachable):
             if INDEX in stored:
-                index_content = find_metadata(place / INDEX)
+                index_content = find_metadata(folder / INDEX)
     quarantine = job.folder / QUARANTINE
     return TargetState(
         files=files,

@@ -98,8 +98,8 @@ class ReadTask(_UnitOfJob):
     is_hashed: bool = False
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Content]:
-        """Read the unit. The returned function returns its content, by which a later run knows the
-        unit again.
+        """Read the unit. The returned function returns its content. A later run uses it to
+        recognize the unit.
         """
         if self.is_hashed or self.job.kind.has_images:
             content = self._read_records(reporter)
@@ -212,10 +212,10 @@ class UnitTask(_UnitOfJob):
         The source's bytes are hashed while they are read, which gives the records their keys.
         """
         # Find the windows that need not be converted, and report them as read.
-        known = self.windows
+        windows = self.windows
         records = dict(self.records)
         if attempt.deaths:
-            known, records = self._find_finished_after_death()
+            windows, records = self._find_finished_after_death()
         reused = frozenset(records)
         reporter.on_progress(sum(record.size for record in records.values()), 0)
         # Encode window after window. Each is stored when the next one begins.
@@ -228,7 +228,7 @@ class UnitTask(_UnitOfJob):
             open_window = self._encode(number, window_batches, attempt, reporter)
         # The images of reused windows are not read again: their known digests count.
         for number in reused:
-            digests.add_images(number, known[number].images)
+            digests.add_images(number, windows[number].images)
         if not records and not open_window:  # no record starts in the unit
             open_window = self._encode(0, iter(()), attempt, reporter)
 
@@ -236,7 +236,7 @@ class UnitTask(_UnitOfJob):
             if open_window:
                 records[open_window.number] = self._store(open_window, digests)
             content = digests.content()
-            self._refuse_stale(content, known, reused)
+            self._refuse_stale(content, windows, reused)
             return UnitResult(
                 content=content,
                 records=[records[window.number] for window in content.windows],
@@ -248,14 +248,14 @@ class UnitTask(_UnitOfJob):
         return finish
 
     def _refuse_stale(
-        self, content: Content, known: Mapping[int, Window], reused: frozenset[int]
+        self, content: Content, windows: Mapping[int, Window], reused: frozenset[int]
     ) -> None:
         """Raise Unreachable if reused windows are not as they were. Under `duplicates: drop` this
         is asked of all known windows, since the list of dropped records was made from them.
         """
         digests = {window.number: window.digest for window in content.windows}
-        for number in known if self.job.drops else reused:
-            if digests.get(number) != known[number].digest:
+        for number in windows if self.job.drops else reused:
+            if digests.get(number) != windows[number].digest:
                 raise Unreachable(STALE.format(url=self.unit.files[0].location.url))
 
     def _find_finished_after_death(self) -> tuple[dict[int, Window], dict[int, UnitRecord]]:
