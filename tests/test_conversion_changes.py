@@ -1,6 +1,6 @@
-"""Only what changed is done again: the units of the files that changed, the streams that a setting
-shapes. A dry run says what a run would do and why, and does nothing. What stands at the target is
-replaced by a new version of itself, and by nothing else unless the user says so.
+"""Only changes are converted again: the units of changed files, and the streams that a changed
+setting affects. A dry run prints what a run would do and why, and does nothing. A published stream
+is replaced only by a new version of itself, unless the user allows more.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ EDITED = "edited or incomplete: units of "
 
 @pytest.fixture
 def project(project: Project) -> Project:
-    """Two files of 50 documents each, of other sizes; the first one is the source."""
+    """Two files of 50 documents each, with different sizes. The source is the first one."""
     for name, end in (("a", ""), ("b", "!")):
         project.write_source(
             (f"{name} {n} a text of some words{end}" for n in range(50)), f"{name}.jsonl"
@@ -58,7 +58,7 @@ def project(project: Project) -> Project:
 
 @pytest.fixture
 def mixed(project: Project, corpus_folder: Path) -> Project:
-    """A stream of each kind, for the finetuning loader, twenty records each."""
+    """A stream of each kind and layout, with twenty records each."""
     for name in ("docs", "faq", "chat"):
         lines = (corpus_folder / f"{name}.jsonl").read_bytes().splitlines(keepends=True)
         (project.folder / f"{name}.jsonl").write_bytes(b"".join(lines[:20]))
@@ -71,51 +71,52 @@ def mixed(project: Project, corpus_folder: Path) -> Project:
     return project.configure(streams=streams, max_seq_len=48)
 
 
-def rebuilt(project: Project, *changes: str) -> set[str]:
+def convert_changed(project: Project, *changes: str) -> set[str]:
+    """Convert with these overrides, and return the streams of which units were converted."""
     return {name for name, outcome in project.run_all(*changes).items() if outcome.done}
 
 
-def previewed(project: Project, *changes: str) -> dict[str, str]:
-    """The streams of which a dry run says that units would be converted, and all that it says of
-    each.
+def dry_run(project: Project, *changes: str) -> dict[str, str]:
+    """Return the streams of which units would be converted -> the reasons that a dry run prints."""
+    output = project.convert_ok(*changes, "--dry-run").out
+    pattern = r"^(\w+): (\d+) of \d+ work units would"
+    _, *parts = re.split(pattern, output, flags=re.MULTILINE)
+    sections = zip(parts[0::3], parts[1::3], parts[2::3], strict=True)
+    return {name: reasons for name, units, reasons in sections if int(units)}
+
+
+def test_a_setting_rebuilds_only_the_streams_that_it_affects(mixed: Project) -> None:
+    """A dry run names them with the reason and does nothing. Units from before a change are reused
+    when it is undone.
     """
-    said = project.convert_ok(*changes, "--dry-run").out
-    parts = re.split(r"^(\w+): (\d+) of \d+ work units would", said, flags=re.MULTILINE)
-    each = zip(*(parts[i::3] for i in (1, 2, 3)), strict=True)
-    return {name: text for name, units, text in each if int(units)}
+    assert convert_changed(mixed) == ALL
+    files = read_files(mixed.out)
+    times = read_times(mixed.out)
+    for changes, affected, reason in CHANGES:
+        reasons = dry_run(mixed, *changes)
+        assert reasons.keys() == affected, changes
+        assert all(reason in text for text in reasons.values())
+        assert read_times(mixed.out) == times
+    assert convert_changed(mixed, *CHANGES[4][0], *CHANGES[5][0]) == {"web", "docs"}
+    assert convert_changed(mixed) == set(), "the units from before are reused"
+    assert files.items() <= read_files(mixed.out).items()
 
 
-def test_a_setting_rebuilds_the_streams_that_it_shapes_and_no_other(mixed: Project) -> None:
-    """A dry run names them and says why, and does nothing; what was made before is still there when
-    one goes back.
-    """
-    assert rebuilt(mixed) == ALL
-    first, before = read_files(mixed.out), read_times(mixed.out)
-    for changes, shaped, why in CHANGES:
-        said = previewed(mixed, *changes)
-        assert said.keys() == shaped, changes
-        assert all(why in text for text in said.values())
-        assert read_times(mixed.out) == before
-    assert rebuilt(mixed, *CHANGES[4][0], *CHANGES[5][0]) == {"web", "docs"}
-    assert rebuilt(mixed) == set(), "and back again"
-    assert first.items() <= read_files(mixed.out).items()
-
-
-def test_another_tokenizer_rebuilds_all_another_template_conversations(mixed: Project) -> None:
+def test_a_tokenizer_rebuilds_all_streams_and_a_template_conversations(mixed: Project) -> None:
     mixed.run_all()
     other = shutil.copytree(mixed.tokenizer, mixed.folder / "other")
     same, path = f"tokenizer.name={other}", other / "tokenizer_config.json"
-    assert previewed(mixed, same) == {}, "the same files"
+    assert dry_run(mixed, same) == {}, "the same files"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"chat_template": "{{ '\n' }}" + config["chat_template"]}))
-    said = previewed(mixed, same)
-    assert said.keys() == {"chat"}
-    assert "the chat template was " in said["chat"]
-    assert rebuilt(mixed, same) == {"chat"}
+    reasons = dry_run(mixed, same)
+    assert reasons.keys() == {"chat"}
+    assert "the chat template was " in reasons["chat"]
+    assert convert_changed(mixed, same) == {"chat"}
     path.write_text(json.dumps(config | {"eos_token": "<|im_end|>"}))
-    why = previewed(mixed, same)
-    assert why.keys() == ALL
-    assert re.search(r"the tokenizer was [0-9a-f]{8} and is [0-9a-f]{8}", why["web"])
+    reasons = dry_run(mixed, same)
+    assert reasons.keys() == ALL
+    assert re.search(r"the tokenizer was [0-9a-f]{8} and is [0-9a-f]{8}", reasons["web"])
 
 
 @pytest.fixture
@@ -123,52 +124,54 @@ def two(project: Project) -> Project:
     return project.configure(max_bad=None)
 
 
-def said(project: Project, *overrides: str, **options: Any) -> str:
+def describe(project: Project, *overrides: str, **options: Any) -> str:
     return "\n".join(describe_plans(open_recipe(project.recipe, overrides), Options(**options)))
 
 
-def test_a_dry_run_says_why_and_touches_nothing(two: Project) -> None:
-    assert "1 of 1 work units would be converted" in said(two)
-    assert "nothing is published there yet" in said(two)
+def test_a_dry_run_prints_reasons_and_writes_nothing(two: Project) -> None:
+    assert "1 of 1 work units would be converted" in describe(two)
+    assert "nothing is published there yet" in describe(two)
     assert not two.out.exists()
     two.run()
-    assert "0 of 1 work units" in said(two)
+    assert "0 of 1 work units" in describe(two)
     for n in range(7):
         two.write_source(["another text of other words"], f"b-{n}.jsonl")
     names = ", ".join(["a.jsonl", *(f"b-{n}.jsonl" for n in range(4))])
-    assert said(two).endswith(f"{EDITED}{names} and 4 more")
+    assert describe(two).endswith(f"{EDITED}{names} and 4 more")
     for name in ("b", *(f"b-{n}" for n in range(7))):
         (two.folder / f"{name}.jsonl").unlink()
-    assert "b.jsonl is no longer among its sources" in said(two, reencode=True)
+    assert "b.jsonl is no longer among its sources" in describe(two, reencode=True)
     two.patch.setattr(sources, "content_of", None)
-    assert "the first 7 records would be converted" in said(two, limit=7), "no source is read"
+    assert "the first 7 records would be converted" in describe(two, limit=7), "no source is read"
 
 
-def test_a_stream_that_is_published_is_refused_where_less_may_be_bad_now(two: Project) -> None:
+def test_a_published_stream_is_refused_if_max_bad_is_lower_now(two: Project) -> None:
     (two.folder / "b.jsonl").write_text("no record\n")
     two.run()
     with pytest.raises(TooManyBadRecords):
         two.run("max_bad=0.001")
 
 
-def test_a_dry_run_says_what_is_lost_unpublished_or_no_longer_trusted(two: Project) -> None:
+def test_a_dry_run_reports_lost_and_unpublished_files_and_backends(two: Project) -> None:
     two.run()
-    place = f"not all of them are, at {two.train}"
-    assert f"{place}-" in said(two, "publish=versioned")
+    reason = f"not all of them are, at {two.train}"
+    assert f"{reason}-" in describe(two, "publish=versioned")
     (two.train / "index.json").rename(two.folder / "index")
-    assert "0 of 1 work units" in said(two)
-    assert said(two).endswith(place)
+    assert "0 of 1 work units" in describe(two)
+    assert describe(two).endswith(reason)
     (two.folder / "index").rename(two.train / "index.json")
-    assert "and is the reference" in said(two, "tokenizer.backend=reference")
+    assert "and is the reference" in describe(two, "tokenizer.backend=reference")
     two.run("tokenizer.backend=reference")
     assert two.manifest.backend.startswith("tokenizers ")
-    assert len(said(two).splitlines()) == 1
+    assert len(describe(two).splitlines()) == 1
     two.shards[0].unlink()
-    assert said(two).endswith(f"{EDITED}a.jsonl, b.jsonl")
+    assert describe(two).endswith(f"{EDITED}a.jsonl, b.jsonl")
 
 
-def replaced(project: Project, match: str, *overrides: str) -> None:
-    """The run is refused in a sentence, changes nothing, and `--reencode` does it all the same."""
+def assert_needs_reencode(project: Project, match: str, *overrides: str) -> None:
+    """Assert that a run is refused with this message and changes nothing, and that it succeeds with
+    `--reencode`.
+    """
     before = project.files
     with pytest.raises(RecipeError, match=match):
         project.run(*overrides)
@@ -178,24 +181,26 @@ def replaced(project: Project, match: str, *overrides: str) -> None:
     assert project.run(*overrides).state == "up to date"
 
 
-def test_what_is_another_stream_is_refused(project: Project) -> None:
-    """One that mdsmix did not make; other columns, with how much is to be done again; none of the
-    sources of before.
+def test_replacing_another_stream_is_refused(project: Project) -> None:
+    """A stream of another tool; a stream with other columns, with the work to be done again; and a
+    stream of other sources.
     """
     publish(project.train.parent, CONCAT, [TOKEN_ROW])
-    replaced(project, "stream web: .*/web/train has a stream without an mdsmix manifest")
+    assert_needs_reencode(
+        project, "stream web: .*/web/train has a stream without an mdsmix manifest"
+    )
     columns = (
         r"for the text loader with the columns tokens, but the recipe asks for input_ids, labels "
         rf"for the finetuning loader. All 50 records, {project.manifest.totals.tokens} tokens, .* pass --reencode"
     )
     finetuning = "train_loader.name=finetuning"
-    replaced(project, columns, finetuning)
-    none = r"a\.jsonl is no longer among its sources: about 50 of the 50 records published, 100\.0% of their bytes; bring the missing"
-    replaced(project, none, finetuning, "streams.web.source.path=b.jsonl")
+    assert_needs_reencode(project, columns, finetuning)
+    missing = r"a\.jsonl is no longer among its sources: about 50 of the 50 records published, 100\.0% of their bytes; bring the missing"
+    assert_needs_reencode(project, missing, finetuning, "streams.web.source.path=b.jsonl")
 
 
-def test_the_quarantine_is_no_source(project: Project) -> None:
-    """It would grow with every run: what is set aside there is no document."""
+def test_the_quarantine_cannot_be_a_source(project: Project) -> None:
+    """It would grow with every run."""
     project.write_source(["a text", {"body": 1}])
     everything = "streams.web.source.path=./**/*.jsonl*"
     project.run(everything)
@@ -205,9 +210,9 @@ def test_the_quarantine_is_no_source(project: Project) -> None:
             project.run(everything, **settings)
 
 
-def vanishing(project: Project, kept: int, gone: int) -> None:
-    """The second of two files of records of one length vanishes after it was published."""
-    for name, count in (("a", kept), ("b", gone)):
+def remove_published_source(project: Project, remaining: int, removed: int) -> None:
+    """Publish two files with so many records of equal length, and remove the second file."""
+    for name, count in (("a", remaining), ("b", removed)):
         project.write_source(
             (f"{name} {n:04} a text of some words" for n in range(count)), f"g/{name}.jsonl"
         )
@@ -215,21 +220,21 @@ def vanishing(project: Project, kept: int, gone: int) -> None:
     (project.folder / "g/b.jsonl").rename(project.folder / "b.jsonl")
 
 
-def test_a_source_file_that_has_vanished_is_told_and_more_than_a_tenth_refused(
+def test_a_missing_source_file_is_a_warning_and_more_than_a_tenth_an_error(
     project: Project,
 ) -> None:
-    """What was moved has not vanished. A file of the size of one that stays has not been moved."""
+    """A moved file is not missing. A file of the size of one that stays was not moved."""
     words = "g/b.jsonl is no longer among its sources: about 5 of the 100 records published, 5.0% of their bytes"
-    vanishing(project, kept=95, gone=5)
+    remove_published_source(project, remaining=95, removed=5)
     assert words in project.convert_ok("--dry-run").out
     assert f"WARNING: {words}" in project.convert_ok().out
     assert project.manifest.records.read == 95
     assert "no longer" not in project.convert_ok().out
-    vanishing(project, kept=9, gone=9)
+    remove_published_source(project, remaining=9, removed=9)
     with pytest.raises(RecipeError, match=r"about 9 of the 18 records published, 50\.0%"):
         project.run()
     list_in_parts(project.patch)
-    vanishing(project, kept=30, gone=300)
+    remove_published_source(project, remaining=30, removed=300)
     before = project.files
     assert_refused(
         project.convert(),
