@@ -1,6 +1,6 @@
-"""The quarantine holds the bad records of the published stream, and no others. Their share of the
-whole stream decides; a run stops early only where that share can be told already; and where most
-are bad the sentence says what to do about it.
+"""The quarantine has the bad records of the published stream and no others. Whether a stream is
+published depends on their share of the whole stream, or of the first units if nearly all are bad.
+The error gives advice.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ def two(project: Project) -> Project:
     return project
 
 
-def where(project: Project) -> list[tuple[str, int]]:
+def list_lines(project: Project) -> list[tuple[str, int]]:
     return sorted((record["file"], record["line"]) for record in project.bad)
 
 
-def test_a_record_that_was_mended_is_no_longer_there(two: Project) -> None:
+def test_a_fixed_record_leaves_the_quarantine(two: Project) -> None:
     two.run()
-    assert where(two) == [("a.jsonl", 11), ("b.jsonl", 11)]
+    assert list_lines(two) == [("a.jsonl", 11), ("b.jsonl", 11)]
     two.write_source([*GOOD[:10], {"text": "a"}, *GOOD[10:]])
     two.run()
-    assert where(two) == [("b.jsonl", 11)]
+    assert list_lines(two) == [("b.jsonl", 11)]
     assert two.manifest.records.bad == 1
     two.write_source(GOOD, "b.jsonl")
     two.run()
@@ -61,25 +61,27 @@ def test_a_record_that_was_mended_is_no_longer_there(two: Project) -> None:
 
 
 @pytest.mark.parametrize("window", [100, 1 << 20])
-def test_equal_files_or_files_of_one_unit_have_bad_records_each(two: Project, window: int) -> None:
-    """They are named as their files are named now."""
+def test_equal_files_and_files_of_one_unit_have_their_own_bad_records(
+    two: Project, window: int
+) -> None:
+    """The bad records have the current names of their files."""
     two.set_window_size(window)
     shutil.copy(two.folder / "a.jsonl", two.folder / "b.jsonl")
     assert (two.run().units == 1) == (window > 100)
     assert two.manifest.records.bad == 2
     for name in ("b.jsonl", "c.jsonl"):
-        assert where(two) == [("a.jsonl", 11), (name, 11)]
+        assert list_lines(two) == [("a.jsonl", 11), (name, 11)]
         (two.folder / name).rename(two.folder / "c.jsonl")
         two.run()
 
 
-def test_lines_above_shift_the_number_of_a_record_that_is_not_done_again(two: Project) -> None:
-    """Its unit is reused; what it is told by is the line that an editor shows now."""
+def test_a_bad_record_of_a_reused_unit_has_its_current_line_number(two: Project) -> None:
+    """Its unit is reused after lines were inserted above it."""
     two.run()
     path = two.folder / "a.jsonl"
     first, *rest = path.read_bytes().splitlines(keepends=True)
     shorter = first.replace(b"document", b"d")
-    filler = b"\n" * (len(first) - len(shorter))  # the bytes behind stay where they are
+    filler = b"\n" * (len(first) - len(shorter))  # later lines keep their offsets
     path.write_bytes(b"".join([shorter, filler, *rest]))
     assert two.run().done == 1
     (record,) = (r for r in two.bad if r["file"] == "a.jsonl")
@@ -87,34 +89,35 @@ def test_lines_above_shift_the_number_of_a_record_that_is_not_done_again(two: Pr
     assert path.read_bytes()[record["offset"] :].startswith(b'{"name":"a"}')
 
 
-def test_lost_bad_records_are_found_again_and_damaged_ones_are_named(two: Project) -> None:
+def test_lost_bad_records_are_restored_and_damaged_ones_are_an_error(two: Project) -> None:
     two.run()
-    whole, first = read_files(two.out), min((two.train / "quarantine").iterdir())
-    kept = two.train / ".mdsmix" / f"{first.name.partition('.')[0]}.unit"
+    before = read_files(two.out)
+    first = min((two.train / "quarantine").iterdir())
+    unit_file = two.train / ".mdsmix" / f"{first.name.partition('.')[0]}.unit"
     (two.train / "index.json").unlink()
-    kept.write_bytes(kept.read_bytes()[:-9] + b"no frame.")
+    unit_file.write_bytes(unit_file.read_bytes()[:-9] + b"no frame.")
     answer = two.convert()
-    assert (answer.code, f"{kept.name} is damaged" in answer.err) == (4, True)
+    assert (answer.code, f"{unit_file.name} is damaged" in answer.err) == (4, True)
     assert two.convert("--verify-target").code == 0
-    for lost in (kept, two.train / "index.json"):
+    for lost in (unit_file, two.train / "index.json"):
         lost.unlink()
     assert two.run().done == 1
-    assert read_files(two.out) == whole
+    assert read_files(two.out) == before
 
 
-def say(raw: bytes, detail: Any = None, has_images: bool = False) -> dict[str, Any]:
-    """What is said of a bad record."""
+def format_record(raw: bytes, detail: Any = None, has_images: bool = False) -> dict[str, Any]:
+    """Return the entry of a bad record in the quarantine."""
     names = tuple(f"field {number}" for number in range(70))
     origin = Item(3, {"row": 4}, len(raw), raw, fields=names, file="a.parquet")
-    told: Any = SimpleNamespace(origin=origin, reason="missing_field", detail=detail)
-    return dict(json.loads(format_bad_record(told, has_images)))
+    bad: Any = SimpleNamespace(origin=origin, reason="missing_field", detail=detail)
+    return dict(json.loads(format_bad_record(bad, has_images)))
 
 
-def test_what_is_said_of_a_bad_record() -> None:
-    """Of a table with very many columns the first ones; what the template said; bytes that are no
-    text as base64.
+def test_the_entry_of_a_bad_record() -> None:
+    """It has the first columns of a wide table, the template's message, and base64 if the bytes
+    aren't UTF-8.
     """
-    assert say(b"\xff", detail={"template": "no"}) == {
+    assert format_record(b"\xff", detail={"template": "no"}) == {
         "file": "a.parquet",
         "row": 4,
         "length": 1,
@@ -125,18 +128,19 @@ def test_what_is_said_of_a_bad_record() -> None:
     }
 
 
-def test_of_images_in_a_bad_record_the_bytes_are_left_out_and_of_words_none() -> None:
+def test_images_in_a_bad_record_are_left_out_and_words_are_not() -> None:
     image = bytes(range(256)) * 8
-    plain, lines = (way(image).decode() for way in (base64.b64encode, base64.encodebytes))
-    words = "\n".join(["words", "that", "stand", "below", "each", "other"] * 60)
+    plain = base64.b64encode(image).decode()
+    lines = base64.encodebytes(image).decode()
+    words = "\n".join(["one", "word", "on", "every", "single", "line"] * 60)
     left_out = r"(data:image/png;base64,)?<\d+ characters of base64 left out>\n?"
-    ways = [plain, lines, quote(plain, ""), f"data:image/png;base64,{plain}"]
-    for way in [*ways, base64.urlsafe_b64encode(image).decode()]:
-        raw = json.dumps({"image": way, "text": words}).encode()
-        kept = json.loads(say(raw, has_images=True)["raw"])
-        assert kept["text"] == words
-        assert re.fullmatch(left_out, kept["image"])
-        assert say(raw)["raw"] == raw.decode()
+    forms = [plain, lines, quote(plain, ""), f"data:image/png;base64,{plain}"]
+    for form in [*forms, base64.urlsafe_b64encode(image).decode()]:
+        raw = json.dumps({"image": form, "text": words}).encode()
+        stored = json.loads(format_record(raw, has_images=True)["raw"])
+        assert stored["text"] == words
+        assert re.fullmatch(left_out, stored["image"])
+        assert format_record(raw)["raw"] == raw.decode()
 
 
 @pytest.fixture
@@ -146,8 +150,10 @@ def strict(project: Project) -> Project:
     return project.configure(max_bad=None)
 
 
-def holds(project: Project, shares: Sequence[float], folder: object = ".") -> None:
-    """A file for each share of bad records, which come first: a work unit each, of 10 records."""
+def write_files(project: Project, shares: Sequence[float], folder: object = ".") -> None:
+    """Write a file for each share of bad records. Each is a work unit of 10 records, the bad ones
+    first.
+    """
     for file, share in enumerate(shares):
         names = ["body" if n < round(10 * share) else "text" for n in range(10)]
         texts = [f"text {n:03} of file {file:03}, some words" for n in range(10)]
@@ -155,19 +161,19 @@ def holds(project: Project, shares: Sequence[float], folder: object = ".") -> No
         project.write_source(records, f"{folder}/{file:02}.jsonl")
 
 
-def said(answer: Answer) -> str:
+def find_error(answer: Answer) -> str:
     (error,) = [line for line in answer.err.splitlines() if line.startswith("error: ")]
     return error
 
 
-def test_a_source_that_is_bad_from_the_beginning_is_not_gone_through(strict: Project) -> None:
-    """The same sentence whoever works and however often, and nothing more is done for it; what it
-    names can be read.
+def test_a_source_whose_beginning_is_bad_is_refused_early(strict: Project) -> None:
+    """The message is the same for any number of workers and runs, and a second run does nothing
+    more. The bad records can be read.
     """
-    holds(strict, [1.0] * 40)
+    write_files(strict, [1.0] * 40)
     answer = strict.convert("--workers", 4)
     assert answer.code == 5
-    assert said(answer) == (
+    assert find_error(answer) == (
         "error: stream web: 30 of 30 records are bad (30 missing_field) in the first 3 of 40 work units, and max_bad "
         "is 10%, so the others were not converted; nothing new is published, finished units are kept. "
         'The first missing_field, of 00.jsonl: missing: text in {"body":"text 000 of file 000, some words"}. '
@@ -176,8 +182,10 @@ def test_a_source_that_is_bad_from_the_beginning_is_not_gone_through(strict: Pro
     assert not (strict.train / "index.json").exists()
     before = strict.files
     assert 3 <= sum(name.endswith(".unit") for name in before) < 3 + 4 * 4
-    assert where(strict) == [(f"{n:02}.jsonl", line) for n in range(3) for line in range(1, 11)]
-    assert said(strict.convert("--workers", 1)) == said(answer)
+    assert list_lines(strict) == [
+        (f"{n:02}.jsonl", line) for n in range(3) for line in range(1, 11)
+    ]
+    assert find_error(strict.convert("--workers", 1)) == find_error(answer)
     assert strict.files == before
 
 
@@ -192,21 +200,17 @@ VERDICTS: list[tuple[list[float], str, str | int]] = [
     ([1.0] * 5 + [0.0], "1.0", 50),
     ([1.0] * 5 + [0.0], "100%", 50),
 ]  # fmt: skip
-"""Share of bad records of each file, max_bad -> a part of the refusal, or the number of bad records
-of the published stream.
+"""Share of bad records of each file, max_bad, and either words of the error or the number of bad
+records of the published stream.
 """
 
 
-def test_else_the_stream_is_gone_through_for_as_long_as_it_may_be_published(
-    strict: Project,
-) -> None:
-    """90 % of the first three units is not nearly all, and the beginning of a file is not
-    the file.
-    """
-    for number, (shares, most, verdict) in enumerate(VERDICTS):
+def test_otherwise_the_share_of_the_whole_stream_decides(strict: Project) -> None:
+    """90 % of the first three units are not nearly all."""
+    for number, (shares, max_bad, verdict) in enumerate(VERDICTS):
         shutil.rmtree(strict.out, ignore_errors=True)
-        holds(strict, shares, number)
-        overrides = (f"streams.web.source.path={number}/*.jsonl", f"max_bad={most}")
+        write_files(strict, shares, number)
+        overrides = (f"streams.web.source.path={number}/*.jsonl", f"max_bad={max_bad}")
         if isinstance(verdict, int):
             assert strict.run(*overrides).manifest.records.bad == verdict, number
             continue
@@ -216,29 +220,30 @@ def test_else_the_stream_is_gone_through_for_as_long_as_it_may_be_published(
         assert not (strict.train / "index.json").exists()
 
 
-def test_a_share_of_exactly_max_bad_is_not_more_and_is_between_none_and_all(
-    strict: Project,
-) -> None:
-    """As floats 0.29 * 100 is less than 29, and seven more are."""
+def test_a_share_of_exactly_max_bad_is_allowed(strict: Project) -> None:
+    """As floats, 0.29 * 100 is less than 29, and so for seven more percentages."""
     recipe = open_recipe(strict.recipe)
     job = make_job(recipe, recipe.sourced[0], open_tokenizer(recipe.tokenizer), None)
     for percent in (0, 7, 14, 28, 29, 56, 57, 58, 100):
         for text in (f"{percent}%", repr(percent / 100)):
-            most = open_recipe(strict.recipe, [f"max_bad={text}"]).max_bad_share
-            of = replace(job, max_bad=most)
-            refuse_too_many_bad(of, Records(read=100, quarantined={"not_json": percent}))
+            share = open_recipe(strict.recipe, [f"max_bad={text}"]).max_bad_share
+            limited_job = replace(job, max_bad=share)
+            refuse_too_many_bad(limited_job, Records(read=100, quarantined={"not_json": percent}))
             with pytest.raises(TooManyBadRecords):
-                refuse_too_many_bad(of, Records(read=100, quarantined={"not_json": percent + 1}))
-    for most, bad, is_refused in (
+                refuse_too_many_bad(
+                    limited_job, Records(read=100, quarantined={"not_json": percent + 1})
+                )
+    for max_bad, bad, is_refused in (
         ("10%", 1, False),
         ("50%", 2, True),
         ("9%", 1, True),
         ("0", 1, True),
     ):
-        of = replace(job, max_bad=open_recipe(strict.recipe, [f"max_bad={most}"]).max_bad_share)
+        share = open_recipe(strict.recipe, [f"max_bad={max_bad}"]).max_bad_share
+        limited_job = replace(job, max_bad=share)
         refusal = pytest.raises(TooManyBadRecords) if is_refused else nullcontext()
         with refusal:  # one bad record of two or three
-            refuse_too_many_bad(of, Records(read=bad + 1, quarantined={"not_json": bad}))
+            refuse_too_many_bad(limited_job, Records(read=bad + 1, quarantined={"not_json": bad}))
     for share in ("2", "x", "101%", "true"):
         with pytest.raises(RecipeError, match="max_bad"):
             open_recipe(strict.recipe, [f"max_bad={share}"])
@@ -247,8 +252,8 @@ def test_a_share_of_exactly_max_bad_is_not_more_and_is_between_none_and_all(
 ARRAYS: list[tuple[str, str | None, int, tuple[str, ...], list[str] | None]] = [
     (f"[{', '.join(LINES)}]", None, 5, ARRAY, ["json_array"]),
     (f"[{', '.join(LINES)}]", "100%", 5, ARRAY, ["json_array"]),
-    # The last object of an array that has one a line ends in no comma: with max_bad: 100% it alone
-    # is published.
+    # In an array with one object per line the last object has no comma after it. With max_bad: 100%
+    # only that one is published.
     ("[\n" + ",\n".join(LINES) + "\n]\n", "100%", 0, ARRAY, None),
     (json.dumps([*map(json.loads, LINES)], indent=2), None, 5, ARRAY, None),
     ("\n".join([*LINES, "[]", "[1, 2]", '["text"]']), "100%", 0, (), ["not_an_object"] * 3),
@@ -256,55 +261,55 @@ ARRAYS: list[tuple[str, str | None, int, tuple[str, ...], list[str] | None]] = [
 ]
 
 
-def test_a_file_that_is_one_array_is_named_as_that_and_no_other_is(project: Project) -> None:
-    for content, most, code, said, reasons in ARRAYS:
+def test_a_file_that_is_one_array_is_recognized(project: Project) -> None:
+    for content, max_bad, code, words, reasons in ARRAYS:
         shutil.rmtree(project.out, ignore_errors=True)
         (project.folder / "docs.jsonl").write_text(content)
-        answer = project.configure(
-            documents("docs.jsonl", layout="document"), max_bad=most
-        ).convert()
+        project.configure(documents("docs.jsonl", layout="document"), max_bad=max_bad)
+        answer = project.convert()
         assert answer.code == code, content
-        assert all(words in answer.out + answer.err for words in said), content
-        assert said or "JSON array" not in answer.out
-        found = [record["reason"] for record in project.bad]
-        assert "json_array" in found if reasons is None else found == reasons, content
+        assert all(phrase in answer.out + answer.err for phrase in words), content
+        assert words or "JSON array" not in answer.out
+        bad_reasons = [record["reason"] for record in project.bad]
+        if reasons is None:
+            assert "json_array" in bad_reasons, content
+        else:
+            assert bad_reasons == reasons, content
 
 
-def test_fields_that_are_not_there_are_shown_beside_those_that_are(project: Project) -> None:
-    """And a run that is refused shows its own bad records alone. Rows that are no JSON are no
-    reason to fail.
-    """
+def test_an_error_shows_the_missing_field_with_the_fields_of_the_record(project: Project) -> None:
+    """A refused run shows only its own bad records. The records may be rows that aren't JSON."""
     project.configure(chats("chat.jsonl"), max_bad=None)
     for name in ("conversations", "talk"):
         project.write_source([{"id": 1, name: []}] * 3, "chat.jsonl")
-        for override in ((), ("max_bad=1.0",)):
-            answer = project.convert(*override)
-            first = f"""The first missing_field, of chat.jsonl: missing: messages in {{"id":1,"{name}":[]}}."""
-            assert (answer.code, first in answer.err) == (5, True)
+        record = f'{{"id":1,"{name}":[]}}'
+        example = f"The first missing_field, of chat.jsonl: missing: messages in {record}."
+        for overrides in ((), ("max_bad=1.0",)):
+            answer = project.convert(*overrides)
+            assert (answer.code, example in answer.err) == (5, True)
             assert f"{project.train / 'quarantine'}" in answer.err
             assert len(project.bad) == 3
     (project.folder / "it.csv").write_text(TABLE)
-    first = "The first missing_field, of it.csv: missing: text in 1, hello."
-    assert first in project.configure(documents("it.csv")).convert().err
+    example = "The first missing_field, of it.csv: missing: text in 1, hello."
+    assert example in project.configure(documents("it.csv")).convert().err
     for source in ({"messages": "1"}, {"conversations": "1", "tags": {"role_tag": "role"}}):
-        answer = project.configure(
-            {"kind": "finetuning", "source": {"path": "it.csv", **source}}
-        ).convert()
+        stream = {"kind": "finetuning", "source": {"path": "it.csv", **source}}
+        answer = project.configure(stream).convert()
         assert answer.code == 5, answer.err
         assert "its source gives no sample" in answer.err
 
 
-def test_of_a_field_that_is_missing_the_nearest_one_is_named(project: Project) -> None:
-    """Of lines and of tables, whose records are kept by their fields; a path into a field is none
-    of it.
+def test_the_field_most_like_a_missing_one_is_suggested(project: Project) -> None:
+    """For lines and for tables, whose bad records are stored with their fields. No field is
+    suggested for a path into another field.
     """
     rows = [{"prompts": "a", "response": "b", "meta": {"id": "1"}}] * 3
     project.write_source(rows)
     parquet.write_table(pa.Table.from_pylist(rows), project.folder / "a.parquet")
     for path in ("a.jsonl", "a.parquet"):
-        said = project.configure(pairs(path)).convert().err
-        assert "The recipe names prompt: did you mean prompts?" in said
+        error = project.configure(pairs(path)).convert().err
+        assert "The recipe names prompt: did you mean prompts?" in error
     fields = {"path": "a.jsonl", "prompt": "meta.text", "response": "response"}
-    said = project.configure({"kind": "finetuning", "source": fields}).convert().err
-    assert "missing_field" in said
-    assert "did you mean" not in said
+    error = project.configure({"kind": "finetuning", "source": fields}).convert().err
+    assert "missing_field" in error
+    assert "did you mean" not in error
