@@ -117,8 +117,8 @@ class Kind(ABC):
         if stream.pack and (recipe.loader != "mdsmix" or not recipe.decoder_only_format):
             yield (
                 "pack: true joins several samples into a row, and only train_loader.name: mdsmix "
-                "keeps them apart, for decoder-only models: set that name or leave it out, or "
-                "remove pack."
+                "keeps them apart, but not with decoder_only_format: false: set that name or leave "
+                "it out, or remove pack."
             )
 
     @classmethod
