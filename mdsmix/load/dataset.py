@@ -1,10 +1,10 @@
-"""Streams in, rows out: a StreamingDataset that checks shards, names the one that fails, and knows
-what its state is locked to.
+"""Streams in, rows out: a StreamingDataset that checks shards, names a shard that fails, and locks
+its state to the data.
 
-Streaming's state is a number of samples. It is right for the data that it was counted on alone, so
-the lock of that data travels beside it, as one string: a checkpoint in shards
-(torch.distributed.checkpoint) is read into a state of the same keys. A resume on other data is
-refused, or goes on with a warning that says what differs.
+Streaming's state is a number of samples, which is right only for the data that it was counted on.
+So the state also contains the lock of that data, as one string: torch.distributed.checkpoint reads
+a checkpoint into a state with the same keys. A resume on other data is refused, or goes on with a
+warning that lists the differences.
 """
 
 from __future__ import annotations
@@ -44,29 +44,34 @@ from mdsmix.shards.shard_samples import Sample
 
 log = logging.getLogger(__name__)
 LOCK_KEY = "mdsmix_lock"
-"The key of a state that holds the lock, as text."
-ACCEPT_HINT = "accept_changed: true (train_loader of name: mdsmix; build_loader(..., accept_changed=True)) goes on all the same"
+"The key of a state with the lock, as one line of JSON."
+ACCEPT_HINT = (
+    "to go on all the same, set accept_changed: true (train_loader of name: mdsmix; "
+    "build_loader(..., accept_changed=True))"
+)
 EXACT_METHOD = "random"
-"""The batching method that goes on in the middle of an epoch exactly on other devices, if they have
-the same batch together.
+"""The batching method under which a resume in the middle of an epoch is exact on other devices, if
+all of them together have the same batch.
 """
 DEVICES_SETTING = "devices"
 "The setting of a lock that names the devices, under the other batching methods."
 SETTINGS_FILLED_IN = ("num_canonical_nodes", "shuffle_seed", "shuffle_block_size")
+"Settings that Streaming fills in when an epoch begins."
 SKIPPED_TWICE = (
-    "A state was given to this loader, and another loader that was built around its dataset reads it, as Trainer does to skip the "
-    "batches of an epoch: the state skips them too, so they would be skipped twice. Give TrainingArguments(ignore_data_skip=True), "
-    "and read batches from what build_loader returned."
+    "This loader has loaded a state, and another loader that was built around its dataset reads "
+    "the dataset, as Trainer does to skip the batches of an epoch: they would be skipped twice, by "
+    "the state and by Trainer. Set TrainingArguments(ignore_data_skip=True), and read batches from "
+    "the loader that build_loader returned."
 )
 EPOCH_UNKNOWN = (
-    "Another loader that was built around this loader's dataset reads it without a word on the "
+    "Another loader that was built around this loader's dataset reads it and has not set the "
     "epoch, as Trainer of transformers 5 does to skip batches: it would read the first epoch "
-    "again. Keep the loader's state by a callback and give "
+    "again. Keep the loader's state by a callback and set "
     "TrainingArguments(ignore_data_skip=True) (docs/loading.md), or call set_epoch before."
 )
 BEST_HASH = "best"
-"""`validate_hash` when the YAML does not say: the fastest algorithm that every shard of the index
-holds, else none.
+"""`validate_hash` if the YAML does not set it: the fastest algorithm whose hash the index has for
+every shard, or none.
 """
 
 FASTEST_FIRST = ("xxh3_64", "xxh128", "xxh3_128", "xxh64", "sha1", "xxh32", "sha256", "md5")
@@ -81,10 +86,10 @@ def _has_trainer_five() -> bool:
 
 
 def _is_skipped_by_trainer() -> bool:
-    """Check whether Trainer of transformers 5 or later, if it is here, reads a pass to skip its
-    batches.
+    """Check whether a pass is read by Trainer of transformers 5 or later, to skip its batches.
+    Called only if that Trainer is imported.
 
-    It skips them by a loader of accelerate's, and only then calls set_epoch, on that loader.
+    Trainer skips them by a loader of accelerate's, and only then calls set_epoch, on that loader.
     Trainer of transformers 4 calls set_epoch before.
     """
     if get_worker_info() is not None:
@@ -98,15 +103,16 @@ def _is_skipped_by_trainer() -> bool:
 
 
 class CheckedStream(Stream):  # type: ignore[misc]
-    """streaming.Stream with a name, a judged index and checked shards."""
+    """streaming.Stream with a name, a checked index and checked shards."""
 
     def __init__(self, *, name: str, **settings: Any):
         try:
             super().__init__(**settings)
         except ImportError as error:
             raise Unreachable(
-                f"Stream {name}: Streaming reads {settings.get('remote')} by a package that is not installed here ({error}); install "
-                "mosaicml-streaming with the extra for that store."
+                f"Stream {name}: Streaming needs a package to read {settings.get('remote')} that "
+                f"is not installed ({error}); install mosaicml-streaming with the extra for that "
+                "store."
             ) from error
         self.name = name
 
@@ -115,67 +121,78 @@ class CheckedStream(Stream):  # type: ignore[misc]
 
     @property
     def url(self) -> str:
-        """Where the stream was published."""
+        """The folder or URL at which the stream was published."""
         return os.path.join(self.remote or self.local, self.split).rstrip("/")
 
     @property
     def is_cached(self) -> bool:
-        """Whether `local` holds copies: what is damaged there may be deleted and fetched again."""
+        """Whether `local` contains copies: damaged ones may be deleted and fetched again."""
         real = os.path.realpath
         return bool(self.remote) and real(self.remote) != real(self.local)
 
     def get_shards(self, world: World, allow_unsafe_types: bool) -> list[Reader]:
-        """The readers of index.json; Unreachable where there is none or it cannot be used."""
+        """Return a reader for each shard of index.json. Raises Unreachable if the index is missing
+        or cannot be used.
+        """
         try:
             shards: list[Reader] = super().get_shards(world, allow_unsafe_types)
-            files = [info for shard in shards for pair in shard.file_pairs for info in pair if info]
+            files = _list_files(shards)
             if not any(map(len, shards)):
                 raise ValueError("it lists no samples")
-            for path in (PurePosixPath(info.basename) for info in files):
+            for file in files:
+                path = PurePosixPath(file.basename)
                 if path.is_absolute() or ".." in path.parts:
                     raise ValueError(f"it names the shard {path}, outside its own folder")
         except Exception as error:
             raise Unreachable(
-                f"Stream {self.name}: index.json under {self.url} cannot be used ({describe_error(error)}), so none of its "
-                "rows can be loaded; convert the stream, or correct its remote, local and split."
+                f"Stream {self.name}: index.json under {self.url} cannot be used "
+                f"({describe_error(error)}), so none of its rows can be loaded; convert the "
+                "stream, or correct its remote, local and split."
             ) from error
         drop_connection(self)
-        self.validate_hash = self._settled_hash(files)
-        self._refuse_to_empty(shards)
+        self.validate_hash = self._choose_hash(files)
+        self._refuse_deletion(shards)
         return shards
 
-    def _refuse_to_empty(self, shards: Sequence[Reader]) -> None:
-        """Raise RecipeError if Streaming would delete the unpacked shards: it does so if their
-        packed form is not there and must be kept.
+    def _refuse_deletion(self, shards: Sequence[Reader]) -> None:
+        """Raise RecipeError if Streaming would delete decompressed shards. It does so if their
+        compressed files are missing and must be kept.
         """
-        if not self.remote or self.remote == self.local:
-            folder = Path(self.local, self.split)
-            pairs = [pair for shard in shards for pair in shard.file_pairs if pair[1]]
-            unpacked = [raw for raw, packed in pairs if not (folder / packed.basename).exists()]
-            count = sum((folder / raw.basename).exists() for raw in unpacked)
-            if count:
-                raise RecipeError(
-                    f"Stream {self.name}: {folder} holds {count:,} of its {plural(len(shards), 'shard')} unpacked alone, as the cache of a "
-                    "remote does, and its index.json lists packed ones. Without the remote Streaming deletes such shards as it opens the "
-                    "stream, so nothing was opened or changed; give the stream the remote again that it was fetched from."
-                )
+        if self.remote and self.remote != self.local:
+            return
+        folder = Path(self.local, self.split)
+        endangered = 0
+        for shard in shards:
+            for raw, compressed in shard.file_pairs:
+                if compressed and not (folder / compressed.basename).exists():
+                    endangered += (folder / raw.basename).exists()
+        if endangered:
+            raise RecipeError(
+                f"Stream {self.name}: {folder} contains {endangered:,} of its "
+                f"{plural(len(shards), 'shard')} only decompressed, as the cache of a remote does, "
+                "and its index.json lists compressed ones. Without the remote Streaming would "
+                "delete such shards when it opens the stream, so nothing was opened or changed; "
+                "set the remote again that the stream was fetched from."
+            )
 
-    def _settled_hash(self, files: list[FileInfo]) -> str | None:
-        """The algorithm to check with; RecipeError where one was asked for that a shard lacks."""
-        held = set.intersection(*(set(info.hashes) for info in files))
+    def _choose_hash(self, files: list[FileInfo]) -> str | None:
+        """Return the hash algorithm to check with, or None. Raises RecipeError if the YAML names an
+        algorithm that a shard lacks.
+        """
+        available = set.intersection(*(set(file.hashes) for file in files))
         if self.validate_hash == BEST_HASH:
-            return next(filter(held.__contains__, FASTEST_FIRST), None)
-        if not self.validate_hash or self.validate_hash in held:
+            return next((name for name in FASTEST_FIRST if name in available), None)
+        if not self.validate_hash or self.validate_hash in available:
             return self.validate_hash
         raise RecipeError(
-            f"Stream {self.name}: validate_hash is {self.validate_hash}, but the shards of its index.json hold "
-            f"{', '.join(sorted(held)) or 'no hashes'}, and Streaming would give no rows at all; name one of those or "
-            "leave validate_hash out."
+            f"Stream {self.name}: validate_hash is {self.validate_hash}, but the shards of its "
+            f"index.json have {', '.join(sorted(available)) or 'no hashes'}, and Streaming would "
+            "give no rows at all; name one of those or leave validate_hash out."
         )
 
     def prepare_shard(self, shard: Reader) -> int:
-        """Fetches and unpacks a shard and checks its size; returns the change in bytes of the
-        cache.
+        """Fetch and decompress a shard, and check its size. Return the change of the cache in
+        bytes.
         """
         try:
             change: int = super().prepare_shard(shard)
@@ -187,26 +204,30 @@ class CheckedStream(Stream):  # type: ignore[misc]
         return change
 
     def check(self, shard: Reader, with_hash: bool = True) -> None:
-        """Compares the files at hand with the index: ValueError on damage, FileNotFoundError when
-        one is missing.
+        """Compare a shard's decompressed files with the index.
+
+        Raises ValueError if one is damaged, FileNotFoundError if one is missing.
         """
         for raw, _ in shard.file_pairs:
-            path, algorithm = Path(self.local, self.split, raw.basename), self.validate_hash
-            if (size := path.stat().st_size) != raw.bytes:
-                raise ValueError(f"{path} has {size} bytes, its index says {raw.bytes}")
-            wanted = raw.hashes.get(algorithm) if with_hash else None
-            if wanted and get_hash(algorithm, np.memmap(path, np.uint8, "r")) != wanted:
-                raise ValueError(f"{path} does not have the {algorithm} that its index says")
+            path = Path(self.local, self.split, raw.basename)
+            size = path.stat().st_size
+            if size != raw.bytes:
+                raise ValueError(f"{path} has {size} bytes, but its index states {raw.bytes}")
+            algorithm = self.validate_hash
+            expected = raw.hashes.get(algorithm) if with_hash else None
+            if expected and get_hash(algorithm, np.memmap(path, np.uint8, "r")) != expected:
+                raise ValueError(f"{path} does not have the {algorithm} that its index states")
 
     def is_leftover_whole(self, shard: Reader) -> bool:
-        """Whether a shard that lay there before the run is whole, or not there; False for a damaged
-        copy, Unreachable for a damaged original.
+        """Check a shard left from an earlier run. Return False if it is a damaged cached copy.
+
+        A missing file counts as whole: only its compressed file is there, or it was evicted, and it
+        is checked when it is prepared.
+        Raises Unreachable if the original is damaged.
         """
         try:
             self.check(shard)
         except FileNotFoundError:
-            # only its compressed form is there, or it was evicted: it is checked when it is
-            # prepared
             pass
         except ValueError as damage:
             if not self.is_cached:
@@ -215,15 +236,22 @@ class CheckedStream(Stream):  # type: ignore[misc]
         return True
 
     def failure(self, shard: Reader, why: str) -> Unreachable:
-        """The error that the training loop gets for a shard that cannot be used."""
+        """Return the error that the training loop gets for a shard that cannot be used."""
         return Unreachable(
-            f"Stream {self.name}: shard {shard.file_pairs[0][0].basename} under {self.url} is lost or damaged ({why}), "
-            "and without it the epoch would lose rows; restore it there or convert the stream again."
+            f"Stream {self.name}: shard {shard.file_pairs[0][0].basename} under {self.url} is lost "
+            f"or damaged ({why}), and without it the epoch would lose rows; restore it there or "
+            "convert the stream again."
         )
 
 
+def _list_files(shards: Sequence[Reader]) -> list[FileInfo]:
+    """List the files of shards, decompressed and compressed."""
+    pairs = [pair for shard in shards for pair in shard.file_pairs]
+    return [file for pair in pairs for file in pair if file]
+
+
 def describe_error(error: Exception) -> str:
-    """An error of another library as a part of one of our sentences."""
+    """Return the message of another library's error, as a part of one of our sentences."""
     return flatten_error(error) or type(error).__name__
 
 
@@ -236,18 +264,20 @@ class MixDataset(ShardKeeper):
     its keys have bounds, which cannot be pickled for a worker that is spawned.
     """
     bins: int | None = None
-    "Packed rows that a batch of samples becomes; None without packing."
+    "Packed rows that are made from a batch of samples; None without packing."
     locked: Mapping[str, Any] = {}
-    "Settings that a state is locked to, beside the streams (mdsmix.foundry_yaml.lock)."
+    """Settings that a state is locked to, in addition to the streams
+    (mdsmix.foundry_yaml.lock.locked_settings).
+    """
     accept_changed = False
-    "Whether to go on from a state of other data, and log what differs."
+    "Whether to go on from a state of other data, and log the differences."
     starts = 0
-    "How many times a place to begin at was given."
+    "How many times the place at which the next pass begins was set."
     is_resumed = False
-    "Whether a state was given."
+    "Whether a state was loaded."
     came_from_trainer = False
-    """Whether the process that pickled this dataset for a worker had Trainer of transformers 5. A
-    spawned worker has not imported it.
+    """Whether the process that pickled this dataset for a worker had imported Trainer of
+    transformers 5. A spawned worker has not.
     """
     is_epoch_set = False
     "Whether set_epoch was called, as every other trainer does before it reads an epoch."
@@ -255,10 +285,10 @@ class MixDataset(ShardKeeper):
     def __init__(self, rules: RowRules, **settings: Any):
         super().__init__(**settings)
         self.rules = rules
-        self._named = {key: getattr(self, key) for key in SETTINGS_FILLED_IN}
-        "Settings that Streaming fills in as an epoch begins."
-        self.is_read_by_loader = torch.zeros(1, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
-        "Shared with the workers of this rank."
+        self._settings_before_epochs = {key: getattr(self, key) for key in SETTINGS_FILLED_IN}
+        is_read = torch.zeros(1, dtype=torch.bool)
+        self.is_read_by_loader = is_read.share_memory_()  # type: ignore[no-untyped-call]
+        "bool [1]; shared with the workers of this rank."
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {
@@ -282,142 +312,162 @@ class MixDataset(ShardKeeper):
 
     @cached_property
     def lock(self) -> LoaderLock:
-        """The lock of the data that epochs are drawn from. It is worked out when a state is first
-        asked for or given.
+        """The lock of the data that epochs are drawn from. It is computed when a state is first
+        saved or loaded.
         """
-        ranks = World.detect().num_ranks // (self.replication or 1)
-        shards = map(_locked_shard, self.shards)
+        shards = map(_describe_shard, self.shards)
         streams = [
             lock_stream(stream.name, int(stream.choose), islice(shards, count))
             for stream, count in zip(self.streams, self.shards_per_stream, strict=True)
         ]
-        settings = {**self.locked, "batch": (self.batch_size or 0) * ranks}
+        distinct_ranks = World.detect().num_ranks // (self.replication or 1)
+        settings = {**self.locked, "batch": (self.batch_size or 0) * distinct_ranks}
         if self.batching_method != EXACT_METHOD:
             settings[DEVICES_SETTING] = self.devices
         return LoaderLock(streams=streams, settings=settings)
 
     @property
     def devices(self) -> str:
-        """Name the devices that divide an epoch, as a part of a sentence."""
+        """The devices that divide an epoch, as a part of a sentence."""
         world = self._parallel_rank_world
-        nodes, devices = plural(world.num_nodes, "node"), plural(world.ranks_per_node, "device")
-        return f"{nodes} of {devices} with batches of {plural(self.batch_size or 0, 'sample')}"
+        nodes = plural(world.num_nodes, "node")
+        devices = plural(world.ranks_per_node, "device")
+        samples = plural(self.batch_size or 0, "sample")
+        return f"{nodes} of {devices} with batches of {samples}"
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        """Streaming's state and the lock of the data, for rank 0.
+        """Return Streaming's state and the lock of the data, for rank 0.
 
         Args:
-            num_samples: with `from_beginning`, as Composer counts them: rows that all devices were
-            given in this epoch.
-                Else as MixLoader counts: samples that were drawn since this run began the epoch.
+            num_samples: with `from_beginning`, as Composer counts them: rows of this epoch that all
+                devices together have received. Otherwise as MixLoader counts them: samples that
+                were drawn since this run began the epoch.
         """
         if from_beginning:  # devices that share samples are counted once
             num_samples //= self.replication or 1
             if self.bins:
                 num_samples = num_samples // self.bins * int(self.batch_size or 0)
         state: dict[str, Any] = super().state_dict(num_samples, from_beginning)
-        # Composer counts from 0 again when an epoch has ended; Streaming would then begin that
-        # epoch once more.
+        # Composer counts from 0 again after an epoch has ended; Streaming would then repeat that
+        # epoch.
         if from_beginning and not num_samples and state["epoch"] == self.next_epoch - 1 >= 0:
             state["epoch"] += 1
         return state | {LOCK_KEY: self.lock.to_text()}
 
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
-        """Makes the next pass go on from a state.
+        """Make the next pass go on from a state.
 
-        Raises:
-            RecipeError: it is no state, or its lock cannot be read.
-            MixRefused: the data is not what the state was counted on, and `accept_changed` is not
-            set.
+        Raises RecipeError if `obj` is not a state, or its lock cannot be read; MixRefused if the
+        data is not the data of the state, and `accept_changed` is not set.
         """
-        # Streaming has room for 4,096 bytes, which a lock may exceed.
+        # The lock is removed, since Streaming has room for only 4,096 bytes.
         state = {key: value for key, value in obj.items() if key != LOCK_KEY}
+
+        # Check the keys here: Streaming would fail on a wrong value later, in its workers.
         for key in ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed"):
-            if not isinstance(
-                state.get(key), int
-            ):  # Streaming would fail on it later, in its workers
+            value = state.get(key)
+            if not isinstance(value, int):
                 raise RecipeError(
-                    f"What load_state_dict was given is no state of a loader: {key} is {state.get(key)!r}, and must be a whole number; "
-                    "give it what state_dict() of a loader returned, out of the checkpoint that holds it."
+                    f"The argument of load_state_dict is not a state of a loader: {key} is "
+                    f"{value!r}, and must be a whole number; load a value that state_dict() of a "
+                    "loader returned, from the checkpoint that contains it."
                 )
-        was = None
+
+        # Compare data and devices with those of the state.
+        saved_lock = None
         if obj.get(LOCK_KEY) is None:
             log.warning(
-                "The checkpoint holds no lock of its data, as one of another loader: whether its samples are those of this run is not known."
+                "The checkpoint contains no lock of its data, like one of another loader: it is "
+                "unknown whether its samples are those of this run."
             )
         else:
-            was = self._compare_lock(str(obj[LOCK_KEY]), state["num_canonical_nodes"])
+            saved_lock = self._compare_lock(str(obj[LOCK_KEY]), state["num_canonical_nodes"])
         if self.batching_method != EXACT_METHOD and state["sample_in_epoch"]:
-            recorded = was.settings.get(DEVICES_SETTING) if was else None
-            self._compare_devices(recorded, state.get("initial_physical_nodes"))
+            saved_devices = saved_lock.settings.get(DEVICES_SETTING) if saved_lock else None
+            self._compare_devices(saved_devices, state.get("initial_physical_nodes"))
+
         self.is_resumed = True
         self._begin_at(state)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that of `epoch`, from its first sample, if it would be an
-        earlier one.
+        """Make the next pass that of `epoch`, from its first sample, if the pass would otherwise
+        be of an earlier epoch.
         """
         self.is_epoch_set = True
         if epoch > self.next_epoch:
-            self._begin_at(self._place() | {"epoch": epoch, "sample_in_epoch": 0})
+            self._begin_at(self._get_state() | {"epoch": epoch, "sample_in_epoch": 0})
 
     def begin_next_epoch(self) -> None:
         """Make the next pass the epoch after the one that was read last, with the seed and nodes of
         its state.
         """
-        self._begin_at(self._place() | {"epoch": self.next_epoch, "sample_in_epoch": 0})
+        self._begin_at(self._get_state() | {"epoch": self.next_epoch, "sample_in_epoch": 0})
 
     @property
     def last_place(self) -> int:
-        """Give the last sample of an epoch that Streaming begins at. An epoch is longer if
-        canonical nodes round it up, by repeats.
+        """The last sample of an epoch at which Streaming can begin. An epoch is longer if canonical
+        nodes round it up, by repeating samples.
         """
         ranks: int = self._parallel_rank_world.num_ranks
         return int(self.epoch_size) // ranks * ranks + ranks
 
-    def _place(self) -> dict[str, Any]:
-        place: dict[str, Any] = super().state_dict(0, True)
-        return place
+    def _get_state(self) -> dict[str, Any]:
+        """Return Streaming's state at the beginning of an epoch."""
+        state: dict[str, Any] = super().state_dict(0, True)
+        return state
 
     def _begin_at(self, state: dict[str, Any]) -> None:
-        """Give the next pass its place. Streaming alone takes a place of an epoch that was begun
-        for an old one.
+        """Make the next pass begin at a state. Without this Streaming would ignore the state of an
+        epoch that it has begun before.
         """
-        self.__dict__.update(self._named, initial_physical_nodes=None)
+        self.__dict__.update(self._settings_before_epochs, initial_physical_nodes=None)
         super().load_state_dict(state)
         self.next_epoch = state["epoch"]
         self.starts += 1
 
-    def _compare_devices(self, recorded: str | None, nodes: int | None) -> None:
+    def _compare_devices(self, saved_devices: str | None, saved_nodes: int | None) -> None:
         """Compare the devices of a state in the middle of an epoch with those of this run.
-        `recorded`: those of its lock, which earlier commits did not write; `nodes`: those of the
-        state.
+
+        Raises MixRefused if they differ and `accept_changed` is not set.
+
+        Args:
+            saved_devices: from the state's lock; None if an earlier commit wrote it.
+            saved_nodes: from the state.
         """
-        now, method = self.devices, f"batching_method: {self.batching_method}"
-        before = recorded or plural(nodes or 0, "node")
-        if not recorded and now.startswith(f"{before} "):
+        devices = self.devices
+        method = f"batching_method: {self.batching_method}"
+        before = saved_devices or plural(saved_nodes or 0, "node")
+        if not saved_devices and devices.startswith(f"{before} "):
             log.warning(
-                "The checkpoint does not say on which devices of its nodes it was written: under %s only the same ones go on exactly.",
+                "The checkpoint does not contain the number of devices on its nodes: under %s a "
+                "resume is exact only on the same devices.",
                 method,
             )
             return
-        if before == now:
+        if before == devices:
             return
-        change = f"was written on {before}, and this run has {now}"
+        change = f"was written on {before}, and this run has {devices}"
         if not self.accept_changed:
             raise MixRefused(
-                f"The checkpoint {change}: under {method} its epoch is divided in another way here, so samples would come twice and others never (only "
-                f"batching_method: {EXACT_METHOD} goes on exactly on other devices). Fix: resume on the devices of the checkpoint; {ACCEPT_HINT}."
+                f"The checkpoint {change}: under {method} its epoch is divided in another way "
+                "here, so samples would come twice and others never (only batching_method: "
+                f"{EXACT_METHOD} goes on exactly on other devices). Fix: resume on the devices of "
+                f"the checkpoint; {ACCEPT_HINT}."
             )
         if World.detect().is_local_leader:
             log.warning("accept_changed: the checkpoint %s, under %s.", change, method)
 
     def _compare_lock(self, text: str, canonical_nodes: int) -> LoaderLock | None:
-        """Compare the lock of a state, which is returned if it can be read, with that of this data.
-        `canonical_nodes`: those of the state.
+        """Compare the lock of a state with that of this data. Return it, or None if it cannot be
+        read and `accept_changed` is set.
+
+        Raises MixRefused if the data differs and `accept_changed` is not set.
+
+        Args:
+            canonical_nodes: of the state.
         """
         try:
-            was = parse_lock(
+            saved_lock = parse_lock(
                 LoaderLock, text, "the lock in the checkpoint", "use the one that wrote it"
             )
         except RecipeError as error:
@@ -425,56 +475,66 @@ class MixDataset(ShardKeeper):
                 raise RecipeError(f"{flatten_error(error)}; {ACCEPT_HINT}.") from None
             log.warning("%s", error)
             return None
-        # Streaming found out the canonical nodes at the start: they are compared where this run
-        # names a number too.
-        is_named = self.lock.settings.get("num_canonical_nodes") is not None
-        nodes = {"num_canonical_nodes": canonical_nodes if is_named else None}
-        known = replace(was, settings={**was.settings, **nodes})
-        known.settings.pop(DEVICES_SETTING, None)  # compared apart: they are no data
-        changes = "; ".join(each.message for each in find_differences(known, self.lock))
+        # Streaming chose the canonical nodes when the saved run started: they are compared only if
+        # this run sets a number too. Devices are compared by themselves, since they are not data.
+        settings = dict(saved_lock.settings)
+        is_set = self.lock.settings.get("num_canonical_nodes") is not None
+        settings["num_canonical_nodes"] = canonical_nodes if is_set else None
+        settings.pop(DEVICES_SETTING, None)
+        differences = find_differences(replace(saved_lock, settings=settings), self.lock)
+        changes = "; ".join(difference.message for difference in differences)
         if changes and not self.accept_changed:
             raise MixRefused(
-                f"The checkpoint was written on other data: {changes}. Resumed on this data, samples would come twice and "
-                f"others never. Fix: go on with the data and the settings of the checkpoint (publish: versioned keeps both); {ACCEPT_HINT}."
+                f"The checkpoint was written on other data: {changes}. Resumed on this data, "
+                "samples would come twice and others never. Fix: go on with the data and the "
+                "settings of the checkpoint (publish: versioned keeps both); "
+                f"{ACCEPT_HINT}."
             )
         if changes and World.detect().is_local_leader:
             log.warning("accept_changed: the checkpoint was written on other data: %s.", changes)
-        return was
+        return saved_lock
 
     def has_columns(self, names: Collection[str]) -> bool:
-        """Whether rows of some stream have all of these columns."""
+        """Check whether some stream has all of these columns."""
         return any(set(names) <= set(shard.column_names) for shard in self.shards)
 
     def get_item(self, sample_id: int, retry: int = 7) -> Any:
-        """The row of a sample: a TrainingRow, unless another loader makes rows. Unreachable names
-        the shard that is lost or damaged, MixRefused the row that does not fit.
+        """Return the row of a sample: a TrainingRow, unless another loader makes rows.
+
+        Raises Unreachable if its shard is lost or damaged, MixRefused if it does not fit the
+        settings; both name the shard.
         """
         shard_id, position = self.spanner[sample_id]
-        stream, shard = self.streams[self.stream_per_shard[shard_id]], self.shards[shard_id]
+        stream = self.streams[self.stream_per_shard[shard_id]]
+        shard = self.shards[shard_id]
         try:
             if shard_id not in self.ready:
-                # Waits for a worker that has fetched the shard and not yet checked it.
+                # Wait for a worker that has fetched the shard and not yet checked it.
                 self.prepare_shard(shard_id)
             sample = super().get_item(sample_id, retry)
             if self.other_row:
                 return self.other_row(sample, self.rules.max_seq_len)
             row = make_row(sample, self.rules)
             if row.pictures:  # they are decoded later
-                row.pictures.where = _where(stream, shard, position)
+                row.pictures.where = _describe_place(stream, shard, position)
             return row
         except Unreachable:
             raise
         except MixRefused as refusal:
-            raise MixRefused(f"{_where(stream, shard, position)}: {refusal}") from refusal
+            place = _describe_place(stream, shard, position)
+            raise MixRefused(f"{place}: {refusal}") from refusal
         except Exception as error:
             raise stream.failure(shard, f"row {position}: {describe_error(error)}") from error
 
 
-def _locked_shard(shard: Reader) -> LockedShard:
-    raw, zipped = shard.file_pairs[0]
-    hashes = raw.hashes or (zipped.hashes if zipped else {})
+def _describe_shard(shard: Reader) -> LockedShard:
+    """Describe a shard for a lock. Hashes of the compressed file are taken if there are no
+    others.
+    """
+    raw, compressed = shard.file_pairs[0]
+    hashes = raw.hashes or (compressed.hashes if compressed else {})
     return LockedShard(len(shard), raw.basename, raw.bytes, hashes)
 
 
-def _where(stream: CheckedStream, shard: Reader, position: int) -> str:
+def _describe_place(stream: CheckedStream, shard: Reader, position: int) -> str:
     return f"Stream {stream.name}, shard {shard.file_pairs[0][0].basename}, row {position}"

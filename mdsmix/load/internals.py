@@ -1,19 +1,19 @@
-"""The parts of Streaming that its documentation does not promise, read against mosaicml-streaming
-0.12.0 and 0.13.0.
+"""The parts of Streaming that its documentation does not promise, checked against
+mosaicml-streaming 0.12.0 and 0.13.0.
 
-| what is reached into | without it |
+| part of Streaming that is used or replaced | what goes wrong without that |
 |---|---|
 | `prepare_shard` and the states of shards | the error of a background thread only sets a flag:
 without workers an epoch ends early, with workers it hangs |
-| the same, per shard and not per sample | half of a bare epoch without workers is a file lock
-(`benchmarks/loading.py`) |
+| the same, once for a shard and not for each sample | without workers half of the time of a bare
+epoch is a file lock (`benchmarks/loading.py`) |
 | `generate_work` as `StreamingDataset` calls it | 26 s of CPU and 6 GB at each start with 100 M
 samples |
-| the connection of a stream that fetched its index | forked workers talk on one: two took 31 s for
-24 rows from a MinIO, 1 s with a client each |
+| the connection of a stream that fetched its index | forked workers share it: two took 31 s for 24
+rows from a MinIO, 1 s with a client each |
 | locks, threads and connections of a dataset that was read in this process | it cannot be pickled
 for workers that are spawned or forked by a server; in a forked worker filelock refuses the lock |
-| the default of `shuffle_block_size`, which hangs on the canonical nodes | a preview of another
+| the default of `shuffle_block_size`, which depends on the canonical nodes | a preview has another
 order than the run's |
 """
 
@@ -62,36 +62,36 @@ ORDER_ATTRIBUTES = (
     "shuffle_seed",
     "shuffle_block_size",
 )
-"Attributes of a StreamingDataset that its batching methods read, but for the streams."
+"Attributes of a StreamingDataset that its batching methods read, in addition to the streams."
 PROCESS_ATTRIBUTES = ("_iterator", "_executor", "_event", "_cache_filelock")
 """Attributes of a StreamingDataset that it sets when it is first read: threads, and locks for them.
-A worker must make its own.
+Each worker must make its own.
 """
 
 
 class ShardKeeper(StreamingDataset):  # type: ignore[misc]
-    """A StreamingDataset in which a shard that fails reaches the training loop.
+    """A StreamingDataset that raises the error of a failing shard in the training loop.
 
-    A background failure is settled: the shard is marked as present, nobody waits for it, and the
-    worker that comes to one of its rows prepares it again itself and raises. All rows before it are
-    still delivered; the price is that a lost shard is asked for twice.
+    If a background thread fails, the shard is marked as present, so that nobody waits for it. The
+    worker that needs one of its rows prepares the shard again itself, and raises. All rows before
+    that one are still delivered; the price is that a lost shard is requested twice.
     """
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
-        # Torch shares it with the workers, so that each shard is read once per rank and not once
-        # per worker.
-        present = torch.from_numpy(self._shard_states.numpy() == _ShardState.LOCAL)
-        self.unchecked = present.share_memory_()  # type: ignore[no-untyped-call]
-        "bool [shards]: whether each shard lay there before this run and nobody has looked at it."
+        # Torch shares the tensor with the workers, so that each shard is read once per rank and not
+        # once per worker.
+        is_present = torch.from_numpy(self._shard_states.numpy() == _ShardState.LOCAL)
+        self.unchecked = is_present.share_memory_()  # type: ignore[no-untyped-call]
+        "bool [shards]: whether the shard was present before this run and is not checked yet."
         self.ready: set[int] = set()
-        "Shards that this process has seen checked and unpacked."
+        "Shards that this process has seen checked and decompressed."
 
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
-        """Makes a shard ready. Streaming's background threads are the callers that do not block."""
+        """Make a shard ready. Only Streaming's background threads call it without blocking."""
         is_present = self._shard_states[shard_id] == _ShardState.LOCAL
         if not blocking and is_present and shard_id in self.ready:
-            # The shard counts as used, as under the lock.
+            # Count the shard as used, as Streaming does under its lock.
             self._shard_access_times[shard_id] = time_ns()
             return
         try:
@@ -102,8 +102,7 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
                 self.unchecked[shard_id] = False
             super().prepare_shard(shard_id, blocking)
         except Exception:
-            # Making room in the cache fails while its lock is held; the other steps fail without
-            # it.
+            # Streaming makes room in the cache under a lock, which it keeps if that fails.
             lock = getattr(self, "_cache_filelock", None)
             if lock and lock.is_locked:
                 lock.release(force=True)
@@ -133,8 +132,8 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
             drop_connection(stream)
 
     def end(self) -> None:
-        """Ends the background threads of an epoch that nobody reads on, so that its folders can be
-        used again.
+        """End the background threads of an epoch that is not read further, so that its folders can
+        be used again.
         """
         if hasattr(self, "_iterator"):
             self._iterator.exit()
@@ -142,29 +141,30 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
 
 
 def draw_order(method: str, dataset: StreamingDataset, world: World, epoch: int, start: int) -> Ids:
-    """int64 [nodes, ranks, workers, batches, batch size]: sample ids of the epoch from sample
-    `start` on, -1 for none.
+    """Return the order of an epoch from sample `start` on, as Streaming's `generate_work` does.
 
     Streaming draws, divides and shuffles all samples of an epoch at every start, in the first
-    worker of a node. Here the order of a large epoch is kept, in a file named by a hash of all that
-    decides it. A zip file holds a checksum, so that a damaged one is no order at all.
+    worker of a node. Here the order of a large epoch is kept, in a file named by a hash of
+    everything that decides the order. The file is a zip file, whose checksum shows damage.
+
+    Returns:
+        int64 [nodes, ranks, workers, batches, batch size]: sample ids, -1 for none.
     """
     if not isinstance(dataset, ShardKeeper) or dataset.epoch_size < KEEP_ORDERS_FROM:
-        whole: Ids = generate_work(method, dataset, world, epoch, start)
-        return whole
-    path = cache_folder() / "orders" / _key(dataset, world, epoch, start)
-    with suppress(Exception), np.load(path) as kept:  # whatever a zip file makes of damaged bytes
-        ids: Ids = kept["ids"].astype(np.int64)
+        whole_order: Ids = generate_work(method, dataset, world, epoch, start)
+        return whole_order
+    path = cache_folder() / "orders" / _name_order(dataset, world, epoch, start)
+    with suppress(Exception), np.load(path) as kept_order:  # damage may raise any error
+        ids: Ids = kept_order["ids"].astype(np.int64)
         return ids
     ids = generate_work(method, dataset, world, epoch, start)
     content = io.BytesIO()
     np.savez(content, ids=ids.astype(np.int32) if ids.max() < 1 << 31 else ids)
     try:
         keep_in_cache(path, content.getvalue())
-        for old in sorted(path.parent.iterdir(), key=lambda p: p.stat().st_mtime)[
-            :-MOST_KEPT_ORDERS
-        ]:
-            old.unlink(missing_ok=True)  # half-written orders of killed starts among them
+        orders = sorted(path.parent.iterdir(), key=lambda order: order.stat().st_mtime)
+        for old_order in orders[:-MOST_KEPT_ORDERS]:
+            old_order.unlink(missing_ok=True)  # also half-written orders of killed starts
     except (OSError, Unreachable) as error:
         log.warning("The order of this epoch is not kept for the next start: %s", error)
     return ids
@@ -173,11 +173,12 @@ def draw_order(method: str, dataset: StreamingDataset, world: World, epoch: int,
 streaming_dataset.generate_work = draw_order
 
 
-def _key(dataset: Any, world: World, epoch: int, start: int) -> str:
+def _name_order(dataset: Any, world: World, epoch: int, start: int) -> str:
+    """Return the name of an order's file: the hash of everything that decides the order."""
     decides = (
         (version("mosaicml-streaming"), np.__version__),
         [getattr(dataset, name) for name in ORDER_ATTRIBUTES],
-        [(s.choose, s.repeat, s.proportion) for s in dataset.streams],
+        [(stream.choose, stream.repeat, stream.proportion) for stream in dataset.streams],
         dataset.shards_per_stream.tolist(),
         dataset.samples_per_shard.tobytes(),
         (world.num_nodes, world.ranks_per_node, world.workers_per_rank, epoch, start),
@@ -186,19 +187,17 @@ def _key(dataset: Any, world: World, epoch: int, start: int) -> str:
 
 
 def fill_shuffle_block_size(dataset: StreamingDataset, world: World) -> None:
-    """Sets the dataset's shuffle_block_size to Streaming's default where none was named."""
+    """Set the dataset's shuffle_block_size to Streaming's default if it is not set."""
     dataset._set_shuffle_block_size(world)
 
 
 def drop_connection(stream: Stream) -> None:
-    """Closes the client that fetched the stream's index, so that each forked worker opens
-    its own.
-    """
+    """Close the client that fetched the index, so that each forked worker opens its own."""
     stream._downloader.clean_up()
 
 
 def state_without_connection(stream: Stream) -> dict[str, Any]:
-    """Return the attributes of a stream for a worker that is not forked from this process: store
-    clients cannot be pickled.
+    """Return the attributes of a stream for a worker that is not forked from this process: clients
+    of stores cannot be pickled.
     """
     return {**vars(stream), "_downloader": CloudDownloader.get(stream.remote)}

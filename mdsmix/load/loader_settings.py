@@ -1,6 +1,6 @@
-"""A training YAML -> what one of its loaders is built from.
+"""A training YAML -> the settings that one of its loaders is built from.
 
-`mdsmix.foundry_yaml` reads it and has the rules that `mdsmix check` reports too. Only the
+`mdsmix.foundry_yaml` reads the YAML and has the rules that `mdsmix check` reports too. Only the
 loader's own section and the tokenizer must resolve, so that a config whose model section needs an
 environment variable can still be read.
 """
@@ -19,19 +19,20 @@ from mdsmix.load.dataset import BEST_HASH
 from mdsmix.recipe import TokenizerSpec
 
 RULES_SKIPPED_HERE = ("workers", "key-missing", "remote-alone", "setting-null", "split-nested")
-"""Rules for LLM-Foundry's loaders alone. In this one, keys that are missing or null have defaults
-that fit, and one place of a stream is enough.
+"""Ids of rules for LLM-Foundry's own loaders. In this loader, keys that are missing or null have
+defaults that fit, and a stream needs only one of local and remote.
 """
 REFUSED_KEYS = {
-    "allow_unsafe_types": "which runs whatever code a shard of pickles holds; take it out, and write such a stream again in another encoding",
-    "mlm_probability": "and no token is masked here; take it out",
+    "allow_unsafe_types": "which runs any code that a shard of pickles contains; remove it, and "
+    "write such a stream again in another encoding",
+    "mlm_probability": "and no token is masked here; remove it",
 }
 "Keys of LLM-Foundry that this loader refuses -> why."
 KEYS_NOT_PASSED_ON = frozenset(
     {"streams", "remote", "local", "split", "validate_hash", "max_seq_len", "token_encoding_type"}
     | {"seq_parallel_replication"}
 )
-"Keys of every dataset that are not handed to StreamingDataset as they stand."
+"Keys of every dataset that are not passed to StreamingDataset unchanged."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,44 +50,51 @@ class LoaderSettings:
 
     @property
     def places(self) -> list[str]:
-        """The places where its streams were published."""
+        """The URLs or folders at which its streams were published."""
         return [stream.url for stream in self.section.stream_sections if stream.url]
 
     def row_key(self, key: str, default: Any = None) -> Any:
-        """A key of `dataset`; null is the default."""
+        """Return the value of a key of `dataset`, or `default` if it is missing or null."""
         value = self.section.dataset.get(key)
         return default if value is None else value
 
 
 def read_settings(config: Config, loader: str = "train_loader") -> LoaderSettings:
-    """The settings of `train_loader`, or `eval_loader.<label>`; RecipeError says in a sentence what
-    is wrong.
+    """Read the settings of a loader. Raises RecipeError if they are wrong.
+
+    Args:
+        loader: `train_loader`, or `eval_loader.<label>`.
     """
     yaml = read_training_yaml(config, loader)
     return make_settings(yaml.loader(loader), yaml.tokenizer)
 
 
 def make_settings(section: LoaderSection, tokenizer: TokenizerSpec | None = None) -> LoaderSettings:
-    """The settings of one loader's section; RecipeError says in a sentence what is wrong."""
-    judged, dataset = section, section.dataset
+    """Return the settings of one loader's section. Raises RecipeError if they are wrong."""
+    checked_section = section
     if section.is_text:
         # LLM-Foundry's text loader has no target policies, so its rules would refuse them; this
         # loader reads them under either name.
-        dataset = {key: value for key, value in dataset.items() if key not in TARGET_KEYS}
-        judged = replace(section, section={**section.section, "dataset": dataset})
-    refuse_broken_rules(judged, ignored=RULES_SKIPPED_HERE)
+        dataset = {key: value for key, value in section.dataset.items() if key not in TARGET_KEYS}
+        checked_section = replace(section, section={**section.section, "dataset": dataset})
+    refuse_broken_rules(checked_section, ignored=RULES_SKIPPED_HERE)
     for key, why in REFUSED_KEYS.items():
         if section.dataset.get(key):
             raise RecipeError(f"{section.label}: {key} is set, {why}.")
-    own = DATASET_KEYS.keys() - KEYS_NOT_PASSED_ON
-    default = section.dataset.get("validate_hash", BEST_HASH)
+    default_hash = section.dataset.get("validate_hash", BEST_HASH)
+    streams = {}
+    for stream in section.stream_sections:
+        validate_hash = stream.settings.get("validate_hash") or default_hash
+        streams[stream.name] = {**stream.settings, "validate_hash": validate_hash}
+    passed_on = DATASET_KEYS.keys() - KEYS_NOT_PASSED_ON
     return LoaderSettings(
         section=section,
         loader={**LOADER_DEFAULTS, **section.section},
-        streams={
-            s.name: {**s.settings, "validate_hash": s.settings.get("validate_hash") or default}
-            for s in section.stream_sections
+        streams=streams,
+        streaming={
+            key: value
+            for key, value in section.dataset.items()
+            if key in passed_on and value is not None
         },
-        streaming={k: v for k, v in section.dataset.items() if k in own and v is not None},
         tokenizer=tokenizer,
     )

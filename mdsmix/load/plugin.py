@@ -1,9 +1,9 @@
 """`train_loader.name: mdsmix`: LLM-Foundry's own `train` reads through this package.
 
-Foundry finds the builder by an entry point (`llmfoundry_dataloaders` in pyproject.toml), so that
-nothing of it is changed or imported before it asks. What the builder gives is the loader of
-`build_loader`, in the DataSpec that Foundry's registry makes of its own loaders; Composer then
-resumes it by `state_dict` of its dataset, as theirs.
+Foundry finds the builder by an entry point (`llmfoundry_dataloaders` in pyproject.toml), so nothing
+of Foundry is changed, and nothing of it is imported before it calls the builder. The builder
+returns the loader of `build_loader`, in the DataSpec that Foundry's registry makes for its own
+loaders. Composer resumes it by `state_dict` of its dataset, as it resumes theirs.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from mdsmix.load.vision import PIXEL_ROWS
 
 
 def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) -> Any:
-    """A loader's section of LLM-Foundry -> composer's DataSpec. Keys are those of README.md beside
-    this file.
+    """Build composer's DataSpec of a loader from its section in LLM-Foundry's YAML. The keys are
+    those in this folder's README.
+
+    Raises the errors of `build_loader`.
 
     Args:
         tokenizer: the one that Foundry built (transformers); only its special ids are used.
-        device_batch_size: rows a batch of this device.
-        section: `dataset`, `num_workers` and so on, every `${...}` filled in.
-
-    Raises: as `build_loader`.
+        device_batch_size: rows in a batch of this device.
+        section: `dataset`, `num_workers` and so on, with every `${...}` filled in.
     """
     if tokenizer is None:
         raise RecipeError(
-            f"name: {MDSMIX_LOADER} needs the EOS and padding ids of a tokenizer, and the config names none; add tokenizer: {{name: ...}}."
+            f"name: {MDSMIX_LOADER} needs the EOS and padding ids of a tokenizer, and the config "
+            "names none; add tokenizer: {name: ...}."
         )
-    own = LoaderSection(
+    loader_section = LoaderSection(
         label=f"the {MDSMIX_LOADER} loader", section={"name": MDSMIX_LOADER, **section}
     )
     ids = TokenIds(
@@ -46,11 +47,11 @@ def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) 
         bos=tokenizer.bos_token_id,
         padding_side=tokenizer.padding_side,
     )
-    loader = open_loader(make_settings(own), device_batch_size, ids)
-    # By name: LLM-Foundry is no dependency of mdsmix.
-    spec = import_module("llmfoundry").registry.data_specs.get("data_spec")(
-        dl=loader, dataset_cfg=dict(own.dataset)
-    )
+    loader = open_loader(make_settings(loader_section), device_batch_size, ids)
+    # Imported by name, since LLM-Foundry is not a dependency of mdsmix.
+    registry = import_module("llmfoundry").registry
+    make_data_spec = registry.data_specs.get("data_spec")
+    spec = make_data_spec(dl=loader, dataset_cfg=dict(loader_section.dataset))
     if loader.collate_fn.vision:
         spec.split_batch = prepare_microbatches(loader.collate_fn)
         spec.get_num_samples_in_batch = count_rows
@@ -58,26 +59,34 @@ def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) 
 
 
 def prepare_microbatches(collate: Collate) -> Callable[[Batch, int | float], list[Batch]]:
-    """Makes a loader of images give batches that can be cut into microbatches; returns the function
-    that cuts them.
+    """Make a loader of images give batches that can be cut into microbatches, and return the
+    function that cuts them.
     """
     vision = collate.vision
     assert vision is not None, "a loader of images"
-    vision.is_split, with_dummy = True, vision.with_dummy
-    vision.with_dummy = False  # each microbatch has its own
+    vision.is_split = True
+    with_dummy = vision.with_dummy
+    vision.with_dummy = False  # each microbatch gets its own
 
     def split(batch: Batch, size: int | float) -> list[Batch]:
         if isinstance(size, float):
             raise RecipeError(
-                f"device_train_microbatch_size is {size}, and a row with its images cannot be cut: give a whole number of rows."
+                f"device_train_microbatch_size is {size}, and a row with its images cannot be cut: "
+                "set a whole number of rows."
             )
-        return [part(batch, at, at + size) for at in range(0, count_rows(batch), size)]
+        starts = range(0, count_rows(batch), size)
+        return [cut(batch, start, start + size) for start in starts]
 
-    def part(batch: Batch, start: int, stop: int) -> Batch:
-        """Rows of a batch, and the tensors of pixels where there are images among them."""
-        whose: Any = batch.get(PIXEL_ROWS, {})
-        rows = {k: v[start:stop] for k, v in batch.items() if k not in (PIXEL_ROWS, *whose)}
-        pixels = {k: batch[k][sum(of[:start]) : sum(of[:stop])] for k, of in whose.items()}
+    def cut(batch: Batch, start: int, stop: int) -> Batch:
+        """Return some rows of a batch, and the tensors of pixels of their images, if any."""
+        pixel_rows: Any = batch.get(PIXEL_ROWS, {})
+        rows = {}
+        for key, tensor in batch.items():
+            if key != PIXEL_ROWS and key not in pixel_rows:
+                rows[key] = tensor[start:stop]
+        pixels = {}
+        for key, entries_of_rows in pixel_rows.items():
+            pixels[key] = batch[key][sum(entries_of_rows[:start]) : sum(entries_of_rows[:stop])]
         if any(map(len, pixels.values())):
             return rows | pixels
         return collate.with_dummy_image(rows) if with_dummy else rows
@@ -86,5 +95,5 @@ def prepare_microbatches(collate: Collate) -> Callable[[Batch, int | float], lis
 
 
 def count_rows(batch: Batch) -> int:
-    """Rows of a batch or of a microbatch."""
+    """Return the number of rows of a batch or of a microbatch."""
     return len(batch["input_ids"])

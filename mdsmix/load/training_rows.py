@@ -1,9 +1,10 @@
-"""One sample of a stream -> one row to train on: token ids and labels, stitched, ended and cut.
+"""One sample of a stream -> one row to train on: token ids and labels, joined, ended with EOS and
+cut.
 
-The sample's own columns say what it is, so streams of both kinds can be mixed. The rules are those
-of LLM-Foundry 0.22 (its text and finetuning collators), worked on whole arrays: a row of 2,048
-tokens costs a dozen numpy calls, no loop over tokens. The price is that a sample is judged alone,
-in the worker that reads it, which is also why a refusal can name its shard.
+The sample's own columns decide the rules, so streams of both kinds can be mixed. The rules are
+those of LLM-Foundry 0.22 (its text and finetuning collators), applied to whole arrays: a row of
+2,048 tokens costs a dozen numpy calls and no loop over tokens. Each sample is checked by itself, in
+the worker that reads it, so an error can name its shard.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Tokens = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenIds:
-    """The parts of a tokenizer that a loader needs."""
+    """The facts about a tokenizer that a loader needs."""
 
     eos: int | None
     pad: int | None = None
@@ -46,27 +47,27 @@ class TokenIds:
 
     @property
     def fill(self) -> int | None:
-        """The id of padding: EOS where the tokenizer has no padding token, as in LLM-Foundry."""
+        """The id of padding: EOS if the tokenizer has no padding token, as in LLM-Foundry."""
         return self.eos if self.pad is None else self.pad
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowRules(Targets):
-    """How samples become rows: what is trained of them, the tokenizer's ids, and how plain bytes
-    are read.
+    """The rules that make rows of samples: which tokens are trained, the tokenizer's ids, and the
+    dtype of plain bytes.
     """
 
     ids: TokenIds
     token_encoding_type: str = "int64"
-    "The dtype of tokens that lie in a column of plain bytes."
+    "The dtype of tokens in a column of plain bytes."
     separator: int | None = None
     """The token between the documents of a pretraining row (`eos_token_id` or `bos_token_id` of the
     loader).
     """
     separator_starts: bool = False
-    "True: it is a BOS, which belongs to the document after it."
+    "True: the separator is a BOS, which belongs to the document after it."
     image: int | None = None
-    "The id that stands for an image in the tokens; None where the loader has no processor."
+    "The id of an image's placeholder in the tokens; None if the loader has no processor."
 
 
 @dataclass(slots=True)
@@ -76,11 +77,11 @@ class RowImages:
     images: Sequence[Any]
     "PIL images, opened and not decoded."
     sizes: Sequence[Sequence[int]]
-    "Height and width of each as it is seen."
+    "Height and width of each, after rotation."
     spots: Tokens
     "The position of each image in input_ids."
     where: str = ""
-    "Stream, shard and row, for errors."
+    "Stream, shard and row, for messages."
 
 
 class TrainingRow(NamedTuple):
@@ -92,7 +93,7 @@ class TrainingRow(NamedTuple):
     labels: Tokens
     "The same length as input_ids (decoder-only)."
     documents: Tokens | None = None
-    "The number of each token's document, from 0; None where the row is one document."
+    "The number of each token's document, from 0; None if the row is one document."
     pictures: RowImages | None = None
     """The images of the row. Such a row may be longer than max_seq_len: it is cut after its images
     have become tokens.
@@ -102,62 +103,68 @@ class TrainingRow(NamedTuple):
 
 
 def make_row(sample: Sample, rules: RowRules) -> TrainingRow:
-    """The row of a decoded MDS sample; MixRefused says why there is none (the caller knows stream
-    and shard).
+    """Make the row of a decoded MDS sample.
+
+    Raises MixRefused if the sample does not fit the rules. The caller adds stream and shard to the
+    message.
     """
-    layout, end = find_id_columns(sample), rules.max_seq_len
-    if layout in (PACKED_COLUMNS, ("tokens",)) and not rules.decoder_only_format:
+    columns = find_id_columns(sample)
+    end = rules.max_seq_len
+    if columns in (PACKED_COLUMNS, ("tokens",)) and not rules.decoder_only_format:
         raise MixRefused(
-            "it is a pretraining or packed row, which has no encoder input; set decoder_only_format: true or leave its stream out."
+            "it is a pretraining or packed row, which has no encoder input; set "
+            "decoder_only_format: true or leave its stream out."
         )
-    if layout == PACKED_COLUMNS:
-        return _packed(sample, rules)
+    if columns == PACKED_COLUMNS:
+        return _make_packed_row(sample, rules)
     turns = decode_turns(sample, rules.token_encoding_type)
-    if layout == ("tokens",):
-        return _plain(turns[0].response[:end], rules)
-    if is_pictured := has_images(sample):
-        if rules.image is None:
-            raise MixRefused(
-                "it has images, each of which is one bare placeholder in its tokens, and no processor turns them into what a model sees; "
-                "set train_loader.dataset.processor to the folder or name of the model's, or take its stream out of the mix."
-            )
-    elif layout != ("turns",):
-        turns = [Turn(*(side[:end] for side in turns[0]))]
-    ended = _ended(turns, rules)
+    if columns == ("tokens",):
+        return _make_plain_row(turns[0].response[:end], rules)
+    is_pictured = has_images(sample)
+    if is_pictured and rules.image is None:
+        raise MixRefused(
+            "it has images, each of which is one bare placeholder in its tokens, and there is no "
+            "processor to expand them; set train_loader.dataset.processor to the folder or name "
+            "of the model's processor, or take its stream out of the mix."
+        )
+    if not is_pictured and columns != ("turns",):
+        turn = turns[0]
+        turns = [Turn(turn.prompt[:end], turn.response[:end])]
+    ended_turns = _end_with_eos(turns, rules)
     if not rules.decoder_only_format:
-        *before, (prompt, target) = ended
-        context = np.concatenate([*chain(*before), prompt])
-        _must_be_ids(context)
-        _must_be_ids(target)
-        return TrainingRow(_cut_ended(context, rules), _cut_ended(target, rules))
-    row = _decoder_only(ended, rules)
-    _must_be_ids(row.input_ids)
+        return _make_encoder_decoder_row(ended_turns, rules)
+    row = _make_decoder_row(ended_turns, rules)
+    _refuse_negative_ids(row.input_ids)
     if is_pictured and sample["sizes"]:
-        return _pictured(row, sample, rules)
+        return _add_pictures(row, sample, rules)
     return cut_row(row, rules)
 
 
-def _pictured(row: TrainingRow, sample: Sample, rules: RowRules) -> TrainingRow:
-    """The row with the images of its sample, whose tokens it is cut with later."""
+def _add_pictures(row: TrainingRow, sample: Sample, rules: RowRules) -> TrainingRow:
+    """Add the images of a sample to its row, which is cut later, with their tokens."""
     spots = np.flatnonzero(row.input_ids == rules.image)
     if not len(spots) == len(sample["sizes"]) == len(sample["images"]):
         raise MixRefused(
-            f"it has {len(sample['images'])} images and {len(spots)} tokens with the id {rules.image}, which the processor expands; name "
-            "the processor that the stream was converted for."
+            f"it has {len(sample['images'])} images and {len(spots)} tokens with the id "
+            f"{rules.image}, which the processor expands; name the processor that the stream was "
+            "converted for."
         )
     return row._replace(pictures=RowImages(sample["images"], sample["sizes"], spots))
 
 
 def cut_row(row: TrainingRow, rules: RowRules, spare: int = 1) -> TrainingRow:
-    """The row with max_seq_len tokens at most; MixRefused where nothing of it is left to train on.
-    `spare`: tokens that are cut without a warning, as the EOS that was just added to a full
-    pretraining chunk in finetuning columns.
+    """Cut a row to max_seq_len tokens. Raises MixRefused if nothing of it is left to train on.
+
+    Args:
+        spare: tokens that are cut without a warning, such as the EOS that was just added to a full
+            pretraining chunk in finetuning columns.
     """
-    whole, end = row.input_ids.size, rules.max_seq_len
-    if whole <= end:
+    length = row.input_ids.size
+    end = rules.max_seq_len
+    if length <= end:
         return row
-    _must_train(row.labels[:end], rules)
-    if whole > end + spare:
+    _refuse_untrained(row.labels[:end], rules)
+    if length > end + spare:
         _warn_of_cuts(end)
     return row._replace(
         input_ids=row.input_ids[:end],
@@ -166,41 +173,49 @@ def cut_row(row: TrainingRow, rules: RowRules, spare: int = 1) -> TrainingRow:
     )
 
 
-def _must_be_ids(input_ids: Tokens) -> None:
+def _refuse_negative_ids(input_ids: Tokens) -> None:
     if input_ids.size and input_ids.min() < 0:
         raise MixRefused(
-            f"it contains the id {input_ids.min()}, which no vocabulary has; if its labels are input_ids masked by -100 (Hugging "
-            "Face's form), write the prompt as input_ids and the answer as labels, or convert the data with `mdsmix convert`."
+            f"it contains the id {input_ids.min()}, which no vocabulary has; if its labels are "
+            "input_ids masked by -100 (Hugging Face's form), write the prompt as input_ids and the "
+            "answer as labels, or convert the data with `mdsmix convert`."
         )
 
 
-def _must_train(labels: Tokens, rules: RowRules) -> None:
+def _refuse_untrained(labels: Tokens, rules: RowRules) -> None:
     if (labels == IGNORED_LABEL).all():
         raise MixRefused(
-            f"at max_seq_len {rules.max_seq_len} it has nothing left to train on under target_prompts: {rules.target_prompts} "
-            f"and target_responses: {rules.target_responses}; convert the data with these settings, which leaves such records out."
+            f"at max_seq_len {rules.max_seq_len} it has nothing left to train on under "
+            f"target_prompts: {rules.target_prompts} and target_responses: "
+            f"{rules.target_responses}; convert the data with these settings, which leaves such "
+            "records out."
         )
 
 
-def _packed(sample: Sample, rules: RowRules) -> TrainingRow:
-    """A row of several documents, whose labels were settled by the conversion: the run's policies
-    change none.
+def _make_packed_row(sample: Sample, rules: RowRules) -> TrainingRow:
+    """Make a row of several documents. The conversion decided its labels; the run's target policies
+    do not change them.
     """
-    ids, trained, starts = decode_packed_row(sample)
-    row = cut_row(TrainingRow(ids, np.where(trained, ids, IGNORED_LABEL)), rules, spare=0)
-    _must_train(row.labels, rules)
-    documents = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, ids.size)))
+    ids, is_trained, starts = decode_packed_row(sample)
+    labels = np.where(is_trained, ids, IGNORED_LABEL)
+    row = cut_row(TrainingRow(ids, labels), rules, spare=0)
+    _refuse_untrained(row.labels, rules)
+    lengths = np.diff(np.append(starts, ids.size))
+    documents = np.repeat(np.arange(len(starts)), lengths)
     return row._replace(documents=documents[: row.input_ids.size])
 
 
-def _plain(tokens: Tokens, rules: RowRules) -> TrainingRow:
-    """A pretraining row: every token is a label but the tokenizer's own padding token, as in
-    LLM-Foundry. Its separators part documents.
+def _make_plain_row(tokens: Tokens, rules: RowRules) -> TrainingRow:
+    """Make a pretraining row: every token is a label, except the tokenizer's own padding token, as
+    in LLM-Foundry. Separators divide it into documents.
     """
-    _must_be_ids(tokens)
-    labels, documents = tokens, None
-    if rules.ids.pad is not None and (is_pad := tokens == rules.ids.pad).any():
-        labels = np.where(is_pad, IGNORED_LABEL, tokens)
+    _refuse_negative_ids(tokens)
+    labels = tokens
+    documents = None
+    if rules.ids.pad is not None:
+        is_pad = tokens == rules.ids.pad
+        if is_pad.any():
+            labels = np.where(is_pad, IGNORED_LABEL, tokens)
     if rules.separator is not None and tokens.size:
         is_separator = tokens == rules.separator
         count = is_separator.cumsum()
@@ -208,36 +223,54 @@ def _plain(tokens: Tokens, rules: RowRules) -> TrainingRow:
     return TrainingRow(tokens, labels, documents)
 
 
-def _ended(turns: Sequence[Turn], rules: RowRules) -> Sequence[Turn]:
-    """The turns, the last response ended by EOS where it is not."""
+def _end_with_eos(turns: Sequence[Turn], rules: RowRules) -> Sequence[Turn]:
+    """Append EOS to the last response if it does not end with EOS."""
     eos = rules.ids.eos
     if not turns or (eos is not None and not turns[-1].response.size):
         raise MixRefused(
-            "it holds no turns or its last response is empty, so there is nothing to learn from it; convert the data again, which leaves such "
-            "records out."
+            "it has no turns, or its last response is empty, so there is nothing to train on; "
+            "convert the data again, which leaves such records out."
         )
-    *before, (prompt, response) = turns
-    if eos is None or response[-1] == eos:
+    *earlier_turns, last_turn = turns
+    if eos is None or last_turn.response[-1] == eos:
         return turns
-    return [*before, Turn(prompt, np.append(response, eos))]
+    return [*earlier_turns, Turn(last_turn.prompt, np.append(last_turn.response, eos))]
 
 
-def _decoder_only(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
-    """Prompts and responses end to end; labels that no policy trains on are IGNORED."""
+def _make_encoder_decoder_row(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
+    """Make a row of encoder input and target: everything before the last response, and that
+    response.
+    """
+    *earlier_turns, last_turn = turns
+    context = np.concatenate([*chain(*earlier_turns), last_turn.prompt])
+    _refuse_negative_ids(context)
+    _refuse_negative_ids(last_turn.response)
+    return TrainingRow(
+        _cut_before_eos(context, rules),
+        _cut_before_eos(last_turn.response, rules),
+    )
+
+
+def _make_decoder_row(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
+    """Join prompts and responses end to end; labels that the target policies do not train are
+    IGNORED_LABEL.
+    """
     input_ids = np.concatenate([*chain(*turns)])
-    labels, start = input_ids.copy(), 0
+    labels = input_ids.copy()
+    start = 0
     for turn in turns:
-        trains = rules.trains_prompt(turn.prompt.size), rules.trains_response(turn is turns[-1])
-        for side, is_trained in zip(turn, trains, strict=True):
-            # A slice of a copy: 40 us a pair where an array for each side took 49.
+        trains_prompt = rules.trains_prompt(turn.prompt.size)
+        trains_response = rules.trains_response(turn is turns[-1])
+        for side, is_trained in ((turn.prompt, trains_prompt), (turn.response, trains_response)):
+            # A slice of a copy takes 40 us a pair; an array for each side took 49.
             if not is_trained:
                 labels[start : start + side.size] = IGNORED_LABEL
             start += side.size
     return TrainingRow(input_ids, labels)
 
 
-def _cut_ended(tokens: Tokens, rules: RowRules) -> Tokens:
-    """At most max_seq_len tokens; a side that was cut still ends in EOS."""
+def _cut_before_eos(tokens: Tokens, rules: RowRules) -> Tokens:
+    """Cut to max_seq_len tokens. Tokens that were cut still end with EOS."""
     if tokens.size <= rules.max_seq_len:
         return tokens
     _warn_of_cuts(rules.max_seq_len)
@@ -247,8 +280,8 @@ def _cut_ended(tokens: Tokens, rules: RowRules) -> Tokens:
 
 
 last_warned = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-"""int64 [1]: the max_seq_len that was warned of last. Forked processes share it: workers, and the
-passes of `mdsmix bench`. Other workers get it with their dataset.
+"""int64 [1]: the max_seq_len that was last warned of. Forked processes share it: workers, and the
+passes of `mdsmix bench`. Other workers receive it with their dataset.
 """
 
 
@@ -264,29 +297,33 @@ def _warn_of_cuts(max_seq_len: int) -> None:
 
 
 def make_position_ids(sequence_id: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64 [batch, n]: the place of each token in its document, a run of one sequence_id."""
+    """Return int64 [batch, n]: the position of each token in its document.
+
+    Args:
+        sequence_id: int64 [batch, n]; a document is a run of one value.
+    """
     columns = np.arange(sequence_id.shape[1])
     begins = np.diff(sequence_id, prepend=-2) != 0
     return np.asarray(columns - np.maximum.accumulate(np.where(begins, columns, 0), axis=1))
 
 
 def document_mask(sequence_id: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The attention mask of a causal model in which no document sees another.
+    """Return the attention mask of a causal model in which documents do not attend to each other.
+
+    It takes n * n numbers a row, so prefer a kernel that reads position_ids if the model has one.
 
     Args:
-        sequence_id: int64 [batch, n], -1 for padding, as batches have it.
+        sequence_id: int64 [batch, n], -1 for padding, as in a batch.
         dtype: of the model's activations.
 
     Returns:
-        dtype [batch, 1, n, n], to be added to the scores: 0 where token i may look at token j, else
-        the least number of `dtype`.
-        It takes n * n numbers a row, so prefer a kernel that reads position_ids where the model has
-        one.
+        dtype [batch, 1, n, n], to be added to the scores: 0 if token i may attend to token j,
+        otherwise the least number of `dtype`.
 
     >>> from mdsmix.load import document_mask
     >>> (document_mask(torch.tensor([[0, 0, 1]])) == 0).int().tolist()
     [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]]
     """
-    sees = (sequence_id[:, :, None] == sequence_id[:, None, :]).tril()
-    mask = torch.zeros(sees.shape, dtype=dtype, device=sequence_id.device)
-    return mask.masked_fill(~sees, torch.finfo(dtype).min)[:, None]
+    may_attend = (sequence_id[:, :, None] == sequence_id[:, None, :]).tril()
+    mask = torch.zeros(may_attend.shape, dtype=dtype, device=sequence_id.device)
+    return mask.masked_fill(~may_attend, torch.finfo(dtype).min)[:, None]

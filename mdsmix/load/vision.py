@@ -1,10 +1,10 @@
-"""Images of a batch -> what a model that sees takes: expanded tokens and pixels, both by the
-processor's own functions.
+"""Turns the images of a batch into the input of a vision-language model: expanded tokens and
+pixels, both made by the processor's own functions.
 
-A stored row has one token an image. Here, in the worker that makes the batch, its images are
-decoded, turned as their EXIF asks, and put through the processor once for the whole batch, so that
-pixels come as that model wants them; the ids that the processor makes of each placeholder take its
-place. Nothing of a family of models is known here.
+A stored row has one token for each image. Here, in the worker that makes the batch, its images are
+decoded, rotated as their EXIF asks, and put through the processor once for the whole batch, so that
+the pixels have the form that the model takes. The ids that the processor makes for each image
+replace its one token. Nothing here depends on a family of models.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,193 +37,252 @@ from mdsmix.storage import Location, locate
 from mdsmix.tokenizer.published import fetch_folder, localize_name
 
 PIXEL_ROWS = "pixel_rows"
-"""Key of a batch that will be cut into microbatches. Its value: name of a tensor of pixels -> the
-number of its entries of each row.
+"""Key of a batch that will be cut into microbatches. Its value: name of a tensor of pixels -> for
+each row of the batch, the number of the tensor's entries that are the row's.
 """
 DUMMY_SIZE = (56, 56)
-"Height and width of the image of a batch without one."
+"Height and width of the image that is added to a batch without images."
+
+
+class ExpandedBatch(NamedTuple):
+    """The rows of a batch with their images' tokens, and the pixels of all images."""
+
+    rows: list[TrainingRow]
+    pixels: Arrays
+
+
+class ImageStream(NamedTuple):
+    """A published stream of images."""
+
+    root: Location
+    manifest: Manifest
 
 
 def open_vision(settings: LoaderSettings, has_images: bool) -> Vision | None:
-    """The Vision of a loader: of the processor that its section names, else, for streams of images,
-    of the one that lies beside them; None where there is neither. RecipeError where the processor
-    cannot be used, MixRefused where streams were not converted for it.
+    """Open the Vision of a loader, or return None if it has no processor.
+
+    The processor is the one that the loader's section names. Otherwise, for streams of images, it
+    is the one that is published next to them.
+    Raises RecipeError if the processor cannot be used, MixRefused if streams were not converted for
+    it.
     """
-    named = settings.row_key("processor")
-    if not (named or has_images):
+    named_processor = settings.row_key("processor")
+    if named_processor:
+        name: str | None = localize_name(str(named_processor), settings.places)
+    elif has_images:
+        name = _fetch_published_processor(settings)
+    else:
         return None
-    name = localize_name(str(named), settings.places) if named else _published(settings)
     if not name:
         return None
     refuse_packing(settings)
     vision = Vision(name, with_dummy=bool(settings.row_key("dummy_image", False)))
-    for root, manifest in _converted(settings) if any(vision.processor.around) else ():
-        if not manifest.encoding.images.get("around"):
-            raise MixRefused(
-                f"{root} was converted without a processor, and {name} prints text around each image, which its rows lack: write "
-                "processor: into the recipe and convert it again."
-            )
+    if any(vision.processor.around):
+        for stream in _list_image_streams(settings):
+            if not stream.manifest.encoding.images.get("around"):
+                raise MixRefused(
+                    f"{stream.root} was converted without a processor, and {name} prints text "
+                    "around each image, which its rows lack: set processor: in the recipe and "
+                    "convert it again."
+                )
     return vision
 
 
-def _converted(settings: LoaderSettings) -> Iterator[tuple[Location, Manifest]]:
-    """The streams of images, each with its manifest."""
+def _list_image_streams(settings: LoaderSettings) -> Iterator[ImageStream]:
     for stream in settings.section.stream_sections:
         root = locate(stream.url or "")
         manifest = read_manifest(root / str(stream.settings.get("split") or ""))
         if manifest and manifest.encoding.images:
-            yield root, manifest
+            yield ImageStream(root, manifest)
 
 
-def _published(settings: LoaderSettings) -> str | None:
-    """The local folder of the processor for which streams were converted, fetched from beside them;
-    None where none lies there. MixRefused where this transformers makes another processor of it.
+def _fetch_published_processor(settings: LoaderSettings) -> str | None:
+    """Fetch the processor that the streams were converted for, which is published next to them.
+    Return its local folder, or None if it is not there.
+
+    Raises MixRefused if the installed transformers makes another processor from its files.
     """
-    for root, manifest in _converted(settings):
-        home = root.parent / (manifest.processor_folder or "")
-        if manifest.processor_folder and (folder := fetch_folder(home)):
-            digest, found = (
-                manifest.encoding.images["processor"],
-                load_processor(str(folder)).digest,
+    for root, manifest in _list_image_streams(settings):
+        if not manifest.processor_folder:
+            continue
+        published = root.parent / manifest.processor_folder
+        folder = fetch_folder(published)
+        if not folder:
+            continue
+        expected = manifest.encoding.images["processor"]
+        actual = load_processor(str(folder)).digest
+        if actual != expected:
+            raise MixRefused(
+                f"{published} contains the processor that the streams were converted for "
+                f"({expected[:8]}), and transformers {version('transformers')} makes another one "
+                f"from its files ({actual[:8]}): install the version that converted, or name the "
+                "processor in dataset.processor to have each image's count compared instead."
             )
-            if found != digest:
-                raise MixRefused(
-                    f"{home} holds the processor for which the streams were converted ({digest[:8]}), and transformers "
-                    f"{version('transformers')} makes another of it ({found[:8]}): install the version that converted, or name it by "
-                    "dataset.processor to have each image's count compared instead."
-                )
-            return str(folder)
+        return str(folder)
     return None
 
 
 def refuse_packing(settings: LoaderSettings) -> None:
-    """RecipeError where the section asks for packing, or for encoder-decoder rows, with images."""
-    own = settings.row_key
-    if own("packing_ratio", 1) != 1 or not own("decoder_only_format", True):
+    """Raise RecipeError if the section sets packing, or encoder-decoder rows, with images."""
+    is_packed = settings.row_key("packing_ratio", 1) != 1
+    if is_packed or not settings.row_key("decoder_only_format", True):
         raise RecipeError(
-            f"{settings.section.label}: a processor stands beside packing_ratio or decoder_only_format: false, and images are seen in rows of "
-            "their own alone: take packing_ratio out and set decoder_only_format: true."
+            f"{settings.section.label}: a processor cannot be used with packing_ratio or "
+            "decoder_only_format: false, since a row with images must be a row of its own: remove "
+            "packing_ratio and set decoder_only_format: true."
         )
 
 
 @cache
 def load_processor(name: str) -> LoadedProcessor:
-    """The processor, opened once a process; RecipeError where it cannot be."""
+    """Load a processor, once in each process. Raises RecipeError if it cannot be loaded."""
     try:
         return LoadedProcessor(name)
     except Exception as error:
         raise RecipeError(
-            f"the processor {name} cannot be opened ({describe_error(error)[:300]}); correct dataset.processor, a folder or hub name that this machine reaches."
+            f"the processor {name} cannot be opened ({describe_error(error)[:300]}); set "
+            "dataset.processor to a folder or hub name that this machine can read."
         ) from error
 
 
 @dataclass(slots=True)
 class Vision:
-    """The processor of a loader. Workers that are started by spawning open it themselves."""
+    """The processor of a loader. A spawned worker loads it itself."""
 
     name: str
     with_dummy: bool
-    """A batch without an image gets a masked one, so that no rank leaves out what the others wait
-    for.
+    """Add a masked image to a batch without images, so that every rank computes with images and
+    none waits for another.
     """
     is_split: bool = False
-    """Batches are cut into microbatches: each row is put through the processor by itself, and ROWS
-    says which pixels are whose.
+    """Batches are cut into microbatches: each row is put through the processor by itself, and
+    PIXEL_ROWS maps pixels to rows.
     """
 
     @property
     def processor(self) -> LoadedProcessor:
         return load_processor(self.name)
 
-    def expand(
-        self, rows: Sequence[TrainingRow], rules: RowRules
-    ) -> tuple[list[TrainingRow], Arrays]:
-        """The rows with their images' tokens, and the pixels of all; MixRefused names the row that
-        cannot be.
+    def expand(self, rows: Sequence[TrainingRow], rules: RowRules) -> ExpandedBatch:
+        """Expand the images of a batch's rows. Raises MixRefused if that is impossible for a row,
+        which the message names.
         """
-        found, shown = list(rows), {n: p for n, row in enumerate(rows) if (p := row.pictures)}
-        if not shown:
-            return found, {}
-        images = [[decode_image(p, i) for i in range(len(p.images))] for p in shown.values()]
-        where = next(iter(shown.values())).where
-        if self.is_split:
-            each = [self._processed([of], where) for of in images]
-            made = [pieces for (pieces,), _ in each]
-            pixels = _joint(dict(zip(shown, (of for _, of in each), strict=True)), len(rows))
-        else:
-            made, pixels = self._processed(images, where)
-        for number, pieces in zip(shown, made, strict=True):
-            found[number] = expand_images(rows[number], pieces, rules)
-        return found, pixels
+        pictures_of_rows = {n: row.pictures for n, row in enumerate(rows) if row.pictures}
+        if not pictures_of_rows:
+            return ExpandedBatch(list(rows), {})
 
-    def dummy(self) -> tuple[Arrays, Arrays]:
-        """The tokens of a blank image, and its pixels."""
+        # Decode, then put all images through the processor.
+        images_of_rows = [
+            [decode_image(pictures, number) for number in range(len(pictures.images))]
+            for pictures in pictures_of_rows.values()
+        ]
+        first_place = next(iter(pictures_of_rows.values())).where
+        if self.is_split:
+            pieces_of_rows = []
+            pixels_of_rows = {}
+            for number, images in zip(pictures_of_rows, images_of_rows, strict=True):
+                (pieces,), pixels_of_row = self._process([images], first_place)
+                pieces_of_rows.append(pieces)
+                pixels_of_rows[number] = pixels_of_row
+            pixels = _join_pixels(pixels_of_rows, len(rows))
+        else:
+            pieces_of_rows, pixels = self._process(images_of_rows, first_place)
+
+        # Replace the token of each image.
+        expanded_rows = list(rows)
+        for number, pieces in zip(pictures_of_rows, pieces_of_rows, strict=True):
+            expanded_rows[number] = expand_images(rows[number], pieces, rules)
+        return ExpandedBatch(expanded_rows, pixels)
+
+    def make_dummy(self) -> tuple[Arrays, Arrays]:
+        """Return the tokens of a blank image, and its pixels."""
         (row,), pixels = self.processor.process_images([[make_blank_image(DUMMY_SIZE)]])
         return row[0], pixels
 
-    def _processed(self, images: Sequence[Sequence[Any]], where: str) -> Any:
+    def _process(self, images_of_rows: Sequence[Sequence[Any]], place: str) -> Any:
         try:
-            return self.processor.process_images(images)
+            return self.processor.process_images(images_of_rows)
         except Exception as error:
             raise MixRefused(
-                f"{where}: the processor {self.name} refuses a batch with its images ({describe_error(error)[:300]}); convert the stream for this processor."
+                f"{place}: the processor {self.name} refuses a batch with its images "
+                f"({describe_error(error)[:300]}); convert the stream for this processor."
             ) from error
 
 
-def _joint(apart: Mapping[int, Arrays], rows: int) -> Arrays:
-    """Joins the pixels of rows (number of a row -> pixels) into those of their batch. ROWS counts
-    each row's entries of each tensor.
+def _join_pixels(pixels_of_rows: Mapping[int, Arrays], rows: int) -> Arrays:
+    """Join the pixels of rows into those of their batch, with PIXEL_ROWS.
+
+    Args:
+        pixels_of_rows: number of a row -> its pixels.
+        rows: number of rows in the batch.
     """
-    first = next(iter(apart.values()))
+    first = next(iter(pixels_of_rows.values()))
     keys = [key for key, value in first.items() if isinstance(value, torch.Tensor)]
-    counts = {key: [len(apart[n][key]) if n in apart else 0 for n in range(rows)] for key in keys}
-    joint = {key: _stacked([pixels[key] for pixels in apart.values()]) for key in keys}
-    return joint | {PIXEL_ROWS: counts}
+    joined: Arrays = {}
+    entries: dict[str, list[int]] = {}
+    for key in keys:
+        joined[key] = _stack_padded([pixels[key] for pixels in pixels_of_rows.values()])
+        entries[key] = [0] * rows
+        for number, pixels in pixels_of_rows.items():
+            entries[key][number] = len(pixels[key])
+    return joined | {PIXEL_ROWS: entries}
 
 
-def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tensors end to end, each filled with zeros to the largest in its other dimensions, as
-    processors fill a batch.
+def _stack_padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join tensors end to end, each padded with zeros to the largest in its other dimensions, as
+    processors pad a batch.
     """
     sizes = torch.tensor([tensor.shape[1:] for tensor in tensors])
-    # torch's pad takes the last dimension first, and for each the zeros before and behind.
-    each = zip(tensors, (sizes.amax(0) - sizes).tolist(), strict=True)
-    return torch.cat(
-        [pad(tensor, [n for more in of[::-1] for n in (0, more)]) for tensor, of in each]
-    )
+    missing = (sizes.amax(0) - sizes).tolist()
+    padded = []
+    for tensor, missing_of_tensor in zip(tensors, missing, strict=True):
+        # torch's pad takes the last dimension first, and for each the zeros before and after.
+        zeros = list[int]()
+        for count in reversed(missing_of_tensor):
+            zeros += [0, count]
+        padded.append(pad(tensor, zeros))
+    return torch.cat(padded)
 
 
 def decode_image(pictures: RowImages, number: int) -> Any:
-    """An image as it is seen; MixRefused where it does not decode."""
+    """Return an image of a row, decoded and upright. Raises MixRefused if it does not decode."""
     try:
         return turn_upright(pictures.images[number])
     except Exception as error:
         raise MixRefused(
-            f"{pictures.where}: image {number} does not decode ({describe_error(error)}); convert the data with decode: full."
+            f"{pictures.where}: image {number} does not decode ({describe_error(error)}); convert "
+            "the data with decode: full."
         ) from error
 
 
 def expand_images(row: TrainingRow, pieces: Sequence[Arrays], rules: RowRules) -> TrainingRow:
-    """The row with the processor's tokens for each image in place of its one token; MixRefused
-    where an image would be cut.
+    """Replace the token of each image by the processor's tokens, and cut the row.
+
+    Raises MixRefused if an image would be cut.
+
+    Args:
+        pieces: for each image of the row, the processor's arrays.
     """
     pictures = row.pictures
     assert pictures
-    spots, lengths = pictures.spots, [len(piece["input_ids"]) for piece in pieces]
+    spots = pictures.spots
+    lengths = [len(piece["input_ids"]) for piece in pieces]
     end = int(spots[-1]) + 1 - len(pieces) + sum(lengths)
     if end > rules.max_seq_len:
         raise MixRefused(
-            f"{pictures.where}: its images end at token {end:,} of at most {rules.max_seq_len:,}, and no image is cut; convert the stream with "
-            "this processor in the recipe (processor: ...), which leaves such records out."
+            f"{pictures.where}: its images end at token {end:,} of at most "
+            f"{rules.max_seq_len:,}, and an image cannot be cut; convert the stream with this "
+            "processor in the recipe (processor: ...), which leaves such records out."
         )
     outputs = fill_row(row.input_ids, spots, pieces)
-    grown = row._replace(
+    ignored = [np.full(length, IGNORED_LABEL) for length in lengths]
+    expanded_row = row._replace(
         input_ids=outputs.pop("input_ids"),
-        labels=replace_tokens(row.labels, spots, [np.full(n, IGNORED_LABEL) for n in lengths]),
+        labels=replace_tokens(row.labels, spots, ignored),
         outputs=outputs,
         pictures=None,
     )
     try:
-        return cut_row(grown, rules)
+        return cut_row(expanded_row, rules)
     except MixRefused as refusal:
         raise MixRefused(f"{pictures.where}: {refusal}") from refusal

@@ -68,7 +68,7 @@ def cut_into_windows(
     samples = np.zeros((num_windows, len(layout.names)), np.float64)
     for number, (start, stop) in enumerate(pairwise(edges)):
         drawn = ids[start:stop]
-        streams = layout.stream_of(drawn[drawn != NO_SAMPLE])
+        streams = layout.find_streams(drawn[drawn != NO_SAMPLE])
         samples[number] = np.bincount(streams, minlength=len(layout.names))
     has_tokens = all(map(is_known, mean_tokens))
     return Windows(

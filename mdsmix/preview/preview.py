@@ -84,10 +84,10 @@ def _rest_of_epoch(layout: EpochLayout, options: PreviewOptions) -> tuple[int, I
     """
     state = options.state
     per_step = layout.world.num_ranks * layout.batch_size
-    layout.enter(state.num_canonical_nodes, state.shuffle_seed, state.initial_physical_nodes)
+    layout.apply_state(state.num_canonical_nodes, state.shuffle_seed, state.initial_physical_nodes)
     sample = state.sample_in_epoch or options.from_step * per_step
     if sample <= layout.epoch_size:
-        ids = layout.steps(state.epoch, sample)
+        ids = layout.draw_steps(state.epoch, sample)
         if len(ids):
             return sample // per_step, ids
     raise RecipeError(
@@ -118,9 +118,9 @@ def _ratio(loaders: Loaders) -> float:
     profiled = PROFILED * max(candidates)
     layout = EpochLayout(loaders.settings, reader.streams, replace(world, workers=0), profiled)
     layout.drop_last = False
-    layout.enter()
+    layout.apply_state()
     best = list[float]()
-    for number, ids in enumerate(layout.steps(0)[0]):
+    for number, ids in enumerate(layout.draw_steps(0)[0]):
         draws = draws_of_rank(layout, world, number, 0, ids)
         samples = reader.samples(draws.places)
         if samples is None:

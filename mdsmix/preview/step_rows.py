@@ -189,7 +189,7 @@ def draws_of_rank(
     """Return the samples that a device draws. `ids` may contain NO_SAMPLE, which draws nothing."""
     sample_ids = ids[ids != NO_SAMPLE]
     device = rank * world.replication
-    places = layout.places(sample_ids)
+    places = layout.locate_samples(sample_ids)
     return RankDraws(device, device // world.gpus, worker, sample_ids.tolist(), places)
 
 

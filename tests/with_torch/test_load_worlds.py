@@ -54,7 +54,7 @@ def laid_out(parts: list[Part], method: str, nodes: int, gpus: int, workers: int
 
 
 def counted(layout: EpochLayout, first: int = 0) -> Steps:
-    steps = layout.steps(0, first * BATCH)
+    steps = layout.draw_steps(0, first * BATCH)
     return [Counter(step[step != NO_SAMPLE].tolist()) for step in steps]
 
 
@@ -71,11 +71,11 @@ def resumed(method: str, choice: random.Random, same: bool) -> tuple[Steps, Step
         after = *before[:2], after[2]
     first = laid_out(parts, method, *before)
     canonical = choice.choice((2, 8))
-    first.enter(canonical)
+    first.apply_state(canonical)
     steps = counted(first)
     step = choice.randrange(len(steps) - 1)
     second = laid_out(parts, method, *after)
-    second.enter(canonical, first.shuffle_seed, before[0])
+    second.apply_state(canonical, first.shuffle_seed, before[0])
     return steps[step:], counted(second, step)
 
 

@@ -66,8 +66,8 @@ def laid_out(made: dict[str, Any], cluster: Machines, state: Any = None) -> list
     )
     entered = {"epoch": 0, "sample_in_epoch": 0, **(state or {})}
     at = entered.pop("epoch"), entered.pop("sample_in_epoch")
-    layout.enter(**entered)
-    return [[own[own != NO_SAMPLE].tolist() for own in step] for step in layout.steps(*at)]
+    layout.apply_state(**entered)
+    return [[own[own != NO_SAMPLE].tolist() for own in step] for step in layout.draw_steps(*at)]
 
 
 def batches(made: dict[str, Any], cluster: Machines, rank: int, state: Any = None) -> list[Any]:

@@ -210,7 +210,7 @@ def test_a_shard_that_contradicts_its_index_is_damaged(tmp_path: Path) -> None:
     whole, table = file.read_bytes(), 4 * (1 + 20 + 1)
     short = dataclasses.replace(raw, bytes=table - 1, hashes={})
     for content, changes, match in (
-        (whole[:-1], {}, "bytes, and its index says"),
+        (whole[:-1], {}, "bytes, but its index states"),
         (whole[: table - 1], {"raw_data": short}, "table of samples is cut off"),
         (whole, {"compression": "br", "zip_data": raw}, "compressed by br"),
     ):
