@@ -1,9 +1,9 @@
-"""`build_loader`: settings, dataset and collator put together, and the loader that a training loop
+"""`build_loader`: builds settings, dataset and collator, and the loader that a training loop
 iterates.
 
-It is streaming's StreamingDataLoader, so `state_dict` and `load_state_dict` are what Composer and a
-loop of one's own know. Added are two things: the sentence of an error stays a sentence when it
-comes out of a worker, and packed batches count the samples that they were made of.
+The loader is Streaming's StreamingDataLoader, so it has the `state_dict` and `load_state_dict` that
+Composer and other training loops use. Two things are added: an error from a worker has our sentence
+as its message, without a traceback, and packed batches count the samples that they were made from.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streaming import StreamingDataLoader
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.foundry_yaml.findings import refusal_message
 from mdsmix.foundry_yaml.loader_keys import LOADER_DEFAULTS
-from mdsmix.foundry_yaml.lock import locked_settings as lock_settings
+from mdsmix.foundry_yaml.lock import locked_settings
 from mdsmix.foundry_yaml.section_values import separator_differs
 from mdsmix.foundry_yaml.training_yaml import Config
 from mdsmix.kinds.kind_table import EXTRA_LOADERS
@@ -37,27 +37,27 @@ from mdsmix.mix.epoch.draws import METHODS, Machines, count_delivered
 from mdsmix.shards.token_ids import IMAGE_COLUMNS, PACKED_COLUMNS
 
 log = logging.getLogger(__name__)
-IN_USE = (
-    "a local folder of its streams is in use, by two of its streams, by another loader that is still alive, or by a run that was killed: "
-    "give each its own local, delete the other loader, or call streaming.base.util.clean_stale_shared_memory() where no other run is on "
-    "this machine."
+LOCAL_IN_USE = (
+    "a local folder of its streams is in use: by two of its streams, by another loader that still "
+    "exists, or by a run that was killed. Give each its own local, delete the other loader, or "
+    "call streaming.base.util.clean_stale_shared_memory() if no other run is on this machine."
 )
-PROFILED = 100
+BATCHES_TRIED = 100
 "Batches that a packing ratio is tried on, as in LLM-Foundry."
 
 
 class MixLoader(StreamingDataLoader):  # type: ignore[misc]
     """Iterating gives batches: a dict of int64 tensors [batch, max_seq_len]. One pass is one epoch.
 
-    `state_dict()` between two batches says where the epoch is; after `load_state_dict(state)` the
-    next pass goes on after the batches that were yielded, not those that were prefetched. If none
-    are left, it is the next epoch.
+    `state_dict()` between two batches returns the place in the epoch. After
+    `load_state_dict(state)` the next pass goes on after the batches that were yielded, not those
+    that were prefetched. If none are left, it is the next epoch.
     """
 
     _iterator: Any
     _is_accelerate_prepared = True
-    """Accelerator.prepare would wrap the loader and divide its batches a second time; so it leaves
-    the loader as it is.
+    """Accelerator.prepare leaves a loader with this mark as it is; otherwise it would wrap the
+    loader and divide its batches a second time.
     """
     use_stateful_dataloader = True
     "Accelerator.save_state and load_state keep the state of a prepared loader with this mark."
@@ -67,14 +67,14 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         # Lightning looks for it there.
         self.sampler.set_epoch = dataset.set_epoch
         self._reader: Any = None
-        "Torch's iterator of the pass that is read."
+        "Torch's iterator of the current pass."
         self._passes = 0
         self._starts = dataset.starts
         self._may_be_over = False
         "Whether the next pass goes on from a state, which may be that of the end of an epoch."
 
     def __iter__(self) -> Iterator[Batch]:
-        self._follow()
+        self._follow_dataset()
         if self._reader is not self._iterator:
             self._stop_workers()
         self._passes += 1
@@ -83,24 +83,26 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         try:
             for batch in self._this_epoch_or_next():
                 yield batch
-                self._follow()
+                self._follow_dataset()
                 if number != self._passes:
                     raise RecipeError(
-                        "This pass was begun before another one, or before load_state_dict was called, and only the last pass can "
-                        "be read: take the batches of the new one."
+                        "This pass was begun before another one, or before load_state_dict was "
+                        "called, and only the last pass can be read: take the batches of the new "
+                        "one."
                     )
         except MdsmixError as error:
             if number == self._passes:
                 self._stop_workers()
-            # The text of a worker's error is a whole traceback that ends in our sentence; that of
-            # this process is the sentence alone.
-            *traceback, last = str(error).strip().splitlines()
+            # The message of a worker's error is a whole traceback that ends with our sentence; in
+            # this process it is the sentence alone.
+            *traceback, last_line = str(error).strip().splitlines()
             if not traceback:
                 raise
-            # Torch's own frames hold the error that holds them, and with it the workers of this
-            # pass. Collected as a cycle, their queues go before they are told to stop, and torch
-            # waits 5 s for each.
-            raise type(error)(last.partition(": ")[2]) from error.with_traceback(None)
+            # Raise the error without torch's frames: they refer to the error, and so keep the
+            # workers of this pass alive. If they were collected as a cycle, the workers' queues
+            # would go before the workers are told to stop, and torch would wait 5 s for each.
+            sentence = last_line.partition(": ")[2]
+            raise type(error)(sentence) from error.with_traceback(None)
         finally:
             if number == self._passes:
                 self._reader = None
@@ -108,18 +110,19 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
 
     def _this_epoch_or_next(self) -> Iterator[Batch]:
         """Read the batches that a state left of its epoch; if it left none, those of the
-        next one.
+        next epoch.
         """
-        is_over, self._may_be_over = self._may_be_over, False
-        for batch in self._batches():
+        is_over = self._may_be_over
+        self._may_be_over = False
+        for batch in self._read_batches():
             is_over = False
             yield batch
         if is_over:
             self.dataset.begin_next_epoch()
             self._starts = self.dataset.starts
-            yield from self._batches()
+            yield from self._read_batches()
 
-    def _batches(self) -> Iterator[Batch]:
+    def _read_batches(self) -> Iterator[Batch]:
         drawn = 0
         for batch in super().__iter__():
             if self.collate_fn.packer:
@@ -130,8 +133,8 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the place in the epoch, for rank 0."""
-        self._follow()
+        """Return the place in the epoch, for rank 0."""
+        self._follow_dataset()
         state: dict[str, Any] = super().state_dict()
         return state
 
@@ -140,22 +143,22 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         super().load_state_dict(obj)
         if obj["sample_in_epoch"] > self.dataset.last_place:
             self.dataset.set_epoch(obj["epoch"] + 1)
-        self._follow()
+        self._follow_dataset()
         self._may_be_over = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that of `epoch`, if it would be an earlier one. Trainer calls it as it
-        begins an epoch.
+        """Make the next pass that of `epoch`, if it would otherwise be of an earlier epoch. Trainer
+        calls it when it begins an epoch.
         """
         self.dataset.set_epoch(epoch)
 
     def end(self) -> None:
-        """Ends the workers and the threads of an epoch that nobody reads on."""
+        """End the workers and the threads of an epoch that is not read further."""
         self._stop_workers()
         self.dataset.end()
 
-    def _follow(self) -> None:
-        """End the pass that is read, if the dataset was given another place to begin at since."""
+    def _follow_dataset(self) -> None:
+        """End the current pass if the place at which the dataset begins was set since."""
         if self._starts != self.dataset.starts:
             self._starts = self.dataset.starts
             self._passes += 1
@@ -187,88 +190,103 @@ def build_loader(
     accept_changed: bool = False,
     position_ids: bool = False,
 ) -> MixLoader:
-    """Builds one loader of a rendered YAML, a LLM-Foundry config or a mapping of the same shape.
+    """Build one loader of a rendered YAML, a LLM-Foundry config or a mapping with the same keys.
 
     Args:
         config: path of the YAML, or the mapping.
         batch_size: rows per batch and device.
         loader: `train_loader`, or `eval_loader.<label>`.
         ids: the tokenizer's ids; by default those of the config's `tokenizer`.
-        accept_changed: `load_state_dict` goes on from a state of other data too, and logs what
-        differs.
-        position_ids: batches hold `position_ids` too, which begin anew with each document of a row.
+        accept_changed: `load_state_dict` also goes on from a state of other data, and logs the
+            differences.
+        position_ids: batches also have `position_ids`, which begin at 0 again with each document of
+            a row.
 
     Raises:
-        RecipeError: the config is wrong, or asks for what a stream cannot give.
+        RecipeError: the config is wrong, or asks for something that a stream cannot give.
         Unreachable: a stream or its index is missing. While iterating: a shard is lost or damaged,
-        and is named.
+            and is named.
         MixRefused: while iterating, a row does not fit the settings; its stream, shard and position
-        are named. In
-            `load_state_dict`, the state was counted on other data (docs/loading.md).
+            are named. In `load_state_dict`, the state was counted on other data (docs/loading.md).
 
     >>> for batch in build_loader("train.yaml", batch_size=8):  # doctest: +SKIP
     ...     loss = model(batch["input_ids"], labels=batch["labels"])
     """
     settings = read_settings(config, loader)
-    made = open_loader(settings, batch_size, ids or open_token_ids(settings), accept_changed)
-    if position_ids and not made.collate_fn.rules.decoder_only_format:
+    mix_loader = open_loader(settings, batch_size, ids or open_token_ids(settings), accept_changed)
+    if position_ids and not mix_loader.collate_fn.rules.decoder_only_format:
         raise RecipeError(
-            "position_ids are those of one sequence, and under decoder_only_format: false a sample has two: leave them out."
+            "position_ids are those of one sequence, and under decoder_only_format: false a sample "
+            "has two: leave them out."
         )
-    made.collate_fn.with_position_ids = position_ids
-    return made
+    mix_loader.collate_fn.with_position_ids = position_ids
+    return mix_loader
 
 
 def open_loader(
     settings: LoaderSettings, batch_size: int, ids: TokenIds, accept_changed: bool = False
 ) -> MixLoader:
-    """Builds a loader from settings that were read. `build_loader` and the plugin of LLM-Foundry
-    both come here.
+    """Build a loader from settings that were read, for `build_loader` and the plugin of
+    LLM-Foundry.
     """
-    batch_size = _whole(batch_size)
-    section, own, rules = settings.section, settings.loader, make_row_rules(settings, ids)
-    ratio = _packing_ratio(settings, rules, batch_size)
-    drawn, bins = int(batch_size * ratio), batch_size if ratio > 1 else None
-    dataset = _dataset(settings, rules, drawn, int(own["num_workers"]))
+    batch_size = _check_batch_size(batch_size)
+    section = settings.section
+    keys = settings.loader
+    rules = make_row_rules(settings, ids)
+
+    # Open the streams. With packing, a batch draws more samples than it has rows.
+    ratio = _find_packing_ratio(settings, rules, batch_size)
+    drawn = int(batch_size * ratio)
+    bins = batch_size if ratio > 1 else None
+    dataset = _open_dataset(settings, rules, drawn, int(keys["num_workers"]))
     dataset.bins = bins
-    dataset.accept_changed = accept_changed or own.get("accept_changed", False)
-    # The parts of the tokenizer that the loader reads.
-    dataset.locked = lock_settings(
-        section, tokens=f"eos {ids.eos}, bos {ids.bos}, pad {ids.pad}, {ids.padding_side}"
-    )
+    dataset.accept_changed = accept_changed or keys.get("accept_changed", False)
+
+    # Lock the state to the settings and the facts about the tokenizer that decide batches.
+    tokens = f"eos {ids.eos}, bos {ids.bos}, pad {ids.pad}, {ids.padding_side}"
+    dataset.locked = locked_settings(section, tokens=tokens)
+
+    # Refuse an epoch without a batch.
     is_stratified = settings.streaming.get("batching_method") == "stratified"
-    if len(dataset) < drawn and (own["drop_last"] or is_stratified):
+    if len(dataset) < drawn and (keys["drop_last"] or is_stratified):
         raise RecipeError(
-            f"{section.label}: an epoch gives each device {plural(len(dataset), 'sample')}, which fill no batch of {drawn:,}, so "
-            "training would never take a step; give a smaller batch_size, or raise the weights."
+            f"{section.label}: an epoch gives each device {plural(len(dataset), 'sample')}, fewer "
+            f"than a batch of {drawn:,}, so training would never take a step; set a smaller "
+            "batch_size, or raise the weights."
         )
     _refuse_unfilled(dataset, section.label)
-    if vision := open_vision(settings, dataset.has_columns(IMAGE_COLUMNS)):
-        dataset.rules = rules = replace(rules, image=vision.processor.token_id)
+
+    # Build the collator.
+    vision = open_vision(settings, dataset.has_columns(IMAGE_COLUMNS))
+    if vision:
+        rules = replace(rules, image=vision.processor.token_id)
+        dataset.rules = rules
     collate = make_collate(settings, rules, bins)
     collate.vision = vision
-    if other := EXTRA_LOADERS.get(section.name):
-        dataset.other_row = other.row
-        collate.other_batch = other.batch
-    # Attention must not cross the documents of a packed row, whatever the loader is called.
+    extra_loader = EXTRA_LOADERS.get(section.name)
+    if extra_loader:
+        dataset.other_row = extra_loader.row
+        collate.other_batch = extra_loader.batch
+    # Attention must not cross the documents of a packed row, under any loader's name.
     collate.with_sequence_id |= dataset.has_columns(PACKED_COLUMNS)
-    # Without workers torch refuses the two keys that speak of them; LLM-Foundry passes them on.
-    keys = {key: own[key] for key in LOADER_DEFAULTS}
-    keys["pin_memory"] &= torch.cuda.is_available()
-    if not own["num_workers"]:
-        keys |= {"prefetch_factor": None, "persistent_workers": False}
-    return MixLoader(dataset, batch_size=drawn, collate_fn=collate, **keys)
+
+    # Without workers torch refuses the two keys about workers, which LLM-Foundry passes on.
+    torch_keys = {key: keys[key] for key in LOADER_DEFAULTS}
+    torch_keys["pin_memory"] &= torch.cuda.is_available()
+    if not keys["num_workers"]:
+        torch_keys |= {"prefetch_factor": None, "persistent_workers": False}
+    return MixLoader(dataset, batch_size=drawn, collate_fn=collate, **torch_keys)
 
 
 def open_token_ids(settings: LoaderSettings) -> TokenIds:
-    """The ids of the config's tokenizer; RecipeError where it names none."""
+    """Return the ids of the config's tokenizer. Raises RecipeError if it names none."""
     from mdsmix.tokenizer.card import open_tokenizer
     from mdsmix.tokenizer.published import localize_spec
 
     if settings.tokenizer is None:
         raise RecipeError(
-            f"The config of {settings.section.label} names no tokenizer, whose EOS and padding ids the rows need; add "
-            "tokenizer: {name: ...} or pass ids."
+            f"The config of {settings.section.label} names no tokenizer, and the rows need its EOS "
+            "and padding ids; add tokenizer: {name: ...} or pass ids."
         )
     tokenizer = open_tokenizer(localize_spec(settings.tokenizer, settings.places))
     return TokenIds(
@@ -280,30 +298,33 @@ def open_token_ids(settings: LoaderSettings) -> TokenIds:
 
 
 def make_row_rules(settings: LoaderSettings, ids: TokenIds) -> RowRules:
-    """How the loader makes rows of samples; RecipeError where the tokenizer's ids do not fit it."""
+    """Return the rules that make rows of samples. Raises RecipeError if the tokenizer's ids do not
+    fit them.
+    """
     section = settings.section
     if not section.is_text and ids.fill is None:
         raise RecipeError(
-            f"{section.label}: the tokenizer has neither a padding nor an EOS token, so rows cannot be padded; give "
-            "it one of them."
+            f"{section.label}: the tokenizer has neither a padding nor an EOS token, so rows "
+            "cannot be padded; add one of them to the tokenizer."
         )
-    for found in separator_differs(section, {"eos": ids.eos, "bos": ids.bos}):
-        raise RecipeError(refusal_message(found, section))
-    (prompts, responses), eos = section.targets, settings.row_key("eos_token_id")
+    for finding in separator_differs(section, {"eos": ids.eos, "bos": ids.bos}):
+        raise RecipeError(refusal_message(finding, section))
+    eos_separator = settings.row_key("eos_token_id")
+    bos_separator = settings.row_key("bos_token_id")
     return RowRules(
         ids=ids,
         max_seq_len=section.max_seq_len or 0,
         decoder_only_format=settings.row_key("decoder_only_format", True),
-        target_prompts=prompts,
-        target_responses=responses,
+        target_prompts=section.targets.prompts,
+        target_responses=section.targets.responses,
         token_encoding_type=settings.row_key("token_encoding_type", "int64"),
-        separator=settings.row_key("bos_token_id") if eos is None else eos,
-        separator_starts=eos is None,
+        separator=bos_separator if eos_separator is None else eos_separator,
+        separator_starts=eos_separator is None,
     )
 
 
-def _whole(batch_size: Any) -> int:
-    """A number of rows, as a loop of one's own gives it."""
+def _check_batch_size(batch_size: Any) -> int:
+    """Return a batch size as an int. Raises RecipeError if it is not a whole number of rows."""
     if not isinstance(batch_size, Integral) or batch_size < 1:
         raise RecipeError(
             f"batch_size is {batch_size!r}: it must be a whole number of rows, 1 or more."
@@ -311,43 +332,48 @@ def _whole(batch_size: Any) -> int:
     return int(batch_size)
 
 
-def _packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -> float:
-    """Samples drawn for each packed row; 1 without packing. `auto` is found as LLM-Foundry finds
-    it, and logged.
+def _find_packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -> float:
+    """Return the number of samples drawn for each packed row; 1 without packing. `auto` is computed
+    as LLM-Foundry does, and logged.
     """
-    given = settings.row_key("packing_ratio", 1)
-    if given != "auto":
-        return float(given)
-    tried, rows = list_ratios(rules.max_seq_len, batch_size), list[TrainingRow]()
-    if len(tried) > 1:  # read by a dataset of its own: the loader's begins its epoch untouched
-        count = PROFILED * max(tried)
+    setting = settings.row_key("packing_ratio", 1)
+    if setting != "auto":
+        return float(setting)
+    ratios = list_ratios(rules.max_seq_len, batch_size)
+    rows = list[TrainingRow]()
+    if len(ratios) > 1:
+        # Read by a dataset of its own, so that the loader's begins its epoch at the first sample.
         # By default it would prepare 8 such batches ahead, of which it reads one.
-        dataset = _dataset(settings, rules, count, 0, batch_size)
+        count = BATCHES_TRIED * max(ratios)
+        dataset = _open_dataset(settings, rules, count, 0, batch_size)
         try:
             rows = [*islice(dataset, count)]
         finally:
             dataset.end()
-    found = find_best_ratio(rows, tried, batch_size, rules.max_seq_len)
+    ratio = find_best_ratio(rows, ratios, batch_size, rules.max_seq_len)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        every = [found] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(every, found)
-        found = min(every)
-    log.info("Using packing ratio %s", found)
-    return found
+        ratios_of_ranks = [ratio] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(ratios_of_ranks, ratio)
+        ratio = min(ratios_of_ranks)
+    log.info("Using packing ratio %s", ratio)
+    return ratio
 
 
 def _refuse_evicting(
     dataset: MixDataset, settings: LoaderSettings, drawn: int, workers: int
 ) -> None:
     """Raise RecipeError if the cache_limit makes Streaming evict shards that a worker waits for.
-    `drawn`: samples of a device's batch.
+
+    Args:
+        drawn: samples of a device's batch.
     """
     if not dataset.cache_limit:
         return
-    streams, start = list[CachedStream](), 0
+    streams = list[CachedStream]()
+    first_shard = 0
     for stream, count in zip(dataset.streams, dataset.shards_per_stream, strict=True):
-        shards = dataset.shards[start : start + count]
-        start += count
+        shards = dataset.shards[first_shard : first_shard + count]
+        first_shard += count
         streams.append(
             CachedStream(
                 samples=np.array([*map(len, shards)], np.int64),
@@ -358,7 +384,7 @@ def _refuse_evicting(
             )
         )
     window = Window(
-        machines=replace(_machines_of(dataset, drawn), workers=workers),
+        machines=replace(_describe_machines(dataset, drawn), workers=workers),
         predownload=dataset.predownload,
         prefetch_factor=settings.loader["prefetch_factor"] or LOADER_DEFAULTS["prefetch_factor"],
         method=dataset.batching_method,
@@ -366,54 +392,64 @@ def _refuse_evicting(
         block_size=dataset.shuffle_block_size,
         granularity=dataset.sampling_granularity,
     )
-    index = sum(stream.get_index_size() for stream in dataset.streams)
-    need, limit = compute_cache_need(streams, index, window), int(dataset.cache_limit)
+    index_bytes = sum(stream.get_index_size() for stream in dataset.streams)
+    need = compute_cache_need(streams, index_bytes, window)
+    limit = int(dataset.cache_limit)
     if limit < need.bytes:
-        label, given = settings.section.label, settings.streaming["cache_limit"]
+        lack = need.describe_lack(settings.streaming["cache_limit"], limit)
         raise RecipeError(
-            f"{label}: {need.describe_lack(given, limit)}; set cache_limit to {need.bytes} or more, or take it out, or set a smaller predownload or "
-            "fewer num_workers."
+            f"{settings.section.label}: {lack}; set cache_limit to {need.bytes} or more, or remove "
+            "it, or set a smaller predownload or fewer num_workers."
         )
 
 
-def _machines_of(dataset: MixDataset, drawn: int) -> Machines:
-    """The devices that a dataset was opened for. `drawn`: samples that each of them draws for a
-    batch.
+def _describe_machines(dataset: MixDataset, drawn: int) -> Machines:
+    """Return the devices that a dataset was opened for.
+
+    Args:
+        drawn: samples that each of them draws for a batch.
     """
-    devices = dataset._parallel_rank_world
+    world = dataset._parallel_rank_world
     return Machines(
-        batch=drawn * devices.num_ranks,
-        nodes=devices.num_nodes,
-        gpus=devices.ranks_per_node,
+        batch=drawn * world.num_ranks,
+        nodes=world.num_nodes,
+        gpus=world.ranks_per_node,
         num_canonical_nodes=dataset.num_canonical_nodes or 0,
         algo=dataset.shuffle_algo if dataset.shuffle else "none",
     )
 
 
 def _refuse_unfilled(dataset: MixDataset, label: str) -> None:
-    """Raise RecipeError if the batching method cannot put a batch together, which Streaming finds
-    out in its first worker.
+    """Raise RecipeError if the batching method cannot fill a batch. Streaming would only notice it
+    in its first worker.
     """
     method = dataset.batching_method
     if method not in METHODS:
         return
-    world = _machines_of(dataset, dataset.batch_size)
+    machines = _describe_machines(dataset, dataset.batch_size)
     streams = dataset.streams
-    drawn, parts = [int(s.choose) for s in streams], [float(s.proportion) for s in streams]
-    counts = zip(streams, count_delivered(method, drawn, parts, world), strict=True)
-    if empty := [stream.name for stream, count in counts if not count]:
+    drawn = [int(stream.choose) for stream in streams]
+    proportions = [float(stream.proportion) for stream in streams]
+    delivered = count_delivered(method, drawn, proportions, machines)
+    empty = [stream.name for stream, count in zip(streams, delivered, strict=True) if not count]
+    if empty:
         size = "larger" if method == "stratified" else "smaller"
         raise RecipeError(
-            f"{label}: batching_method: {method} puts no batch of {plural(world.batch, 'sample')} of all devices together, since an epoch "
-            f"draws too little of {join_names(empty)}; take a {size} batch, raise the weight, or use batching_method: random."
+            f"{label}: batching_method: {method} cannot fill a batch of "
+            f"{plural(machines.batch, 'sample')} on all devices, since an epoch draws too few of "
+            f"{join_names(empty)}; set a {size} batch, raise the weight, or use batching_method: "
+            "random."
         )
 
 
-def _dataset(
+def _open_dataset(
     settings: LoaderSettings, rules: RowRules, drawn: int, workers: int, ahead: int | None = None
 ) -> MixDataset:
-    """Open the streams. `ahead`: the most samples that a worker prepares ahead; None: as
-    `predownload` says.
+    """Open the streams. Raises RecipeError if Streaming refuses a setting.
+
+    Args:
+        drawn: samples of a device's batch.
+        ahead: the most samples that a worker prepares ahead; None: as `predownload` sets it.
     """
     try:
         dataset = MixDataset(
@@ -422,10 +458,10 @@ def _dataset(
             batch_size=drawn,
             **settings.streaming,
         )
-    except (ValueError, TypeError) as error:  # TypeError: a weight or a size that is text
+    except (ValueError, TypeError) as error:  # TypeError: a weight or a size that is a string
         why = f"Streaming refuses it: {describe_error(error)}."
         if "Reused local directory" in why:
-            why = IN_USE
+            why = LOCAL_IN_USE
         raise RecipeError(f"{settings.section.label}: {why}") from error
     if ahead is not None:
         dataset.predownload = min(dataset.predownload, ahead)
@@ -434,13 +470,19 @@ def _dataset(
 
 
 def make_collate(settings: LoaderSettings, rules: RowRules, bins: int | None) -> Collate:
-    """The collator of a loader. `bins`: packed rows of a batch, None without packing."""
-    own = settings.row_key
-    keep = own("max_leftover_bins_to_keep")
+    """Make the collator of a loader.
+
+    Args:
+        bins: packed rows of a batch; None without packing.
+    """
+    packer = None
+    if bins:
+        keep = settings.row_key("max_leftover_bins_to_keep")
+        packer = Packer(bins=bins, max_seq_len=rules.max_seq_len, keep=keep)
     return Collate(
         rules=rules,
         with_sequence_id=not settings.section.is_text or rules.separator is not None,
-        packer=Packer(bins=bins, max_seq_len=rules.max_seq_len, keep=keep) if bins else None,
-        pad_to_longest=own("pad_to_longest", False),
-        allow_pad_trimming=own("allow_pad_trimming", False),
+        packer=packer,
+        pad_to_longest=settings.row_key("pad_to_longest", False),
+        allow_pad_trimming=settings.row_key("allow_pad_trimming", False),
     )

@@ -10,7 +10,7 @@ from mdsmix.kinds.kind_table import EXTRA_LOADERS
 from mdsmix.load.collate import find_best_ratio, list_ratios
 from mdsmix.load.internals import Ids
 from mdsmix.load.layout import EpochLayout
-from mdsmix.load.loader import PROFILED, make_row_rules
+from mdsmix.load.loader import BATCHES_TRIED, make_row_rules
 from mdsmix.load.loader_settings import read_settings
 from mdsmix.load.training_rows import TokenIds
 from mdsmix.load.vision import refuse_packing
@@ -115,7 +115,7 @@ def _ratio(loaders: Loaders) -> float:
         return 1.0
 
     # Every device profiles the first samples that it draws.
-    profiled = PROFILED * max(candidates)
+    profiled = BATCHES_TRIED * max(candidates)
     layout = EpochLayout(loaders.settings, reader.streams, replace(world, workers=0), profiled)
     layout.drop_last = False
     layout.apply_state()

@@ -111,7 +111,7 @@ def test_a_cache_of_packed_shards_without_its_remote_keeps_its_files(tmp_path: P
     assert len(before) > 2
     assert not any(name.endswith(".zstd") for name in before)
     for alone in ({"local": cached["local"]}, cached | {"remote": cached["local"]}):
-        told = rf"local holds {len(before) - 1} of its {len(before) - 1} shards unpacked alone.*give the stream the remote"
+        told = rf"local contains {len(before) - 1} of its {len(before) - 1} shards only decompressed.*set the remote"
         with pytest.raises(RecipeError, match=told):
             loaded({"b": {"local": str(write_tokens(tmp_path / "b", 4))}, "a": alone})
         assert sorted(path.name for path in (tmp_path / "local").iterdir()) == before

@@ -127,15 +127,15 @@ def test_ranks_take_the_smallest_of_their_packing_ratios(monkeypatch: pytest.Mon
     """
     made = config({"a": {"local": "a"}}, packing_ratio="auto") | {"max_seq_len": 200}
     row = TrainingRow(np.full(100, 9), np.full(100, 9))
-    monkeypatch.setattr(loader, "_dataset", lambda *of: SimpleNamespace(end=lambda: None))
+    monkeypatch.setattr(loader, "_open_dataset", lambda *of: SimpleNamespace(end=lambda: None))
     monkeypatch.setattr(loader, "islice", lambda dataset, count: [row] * 1600)
     rules = RowRules(ids=IDS, max_seq_len=200)
-    assert loader._packing_ratio(read_settings(made), rules, 8) == 2
+    assert loader._find_packing_ratio(read_settings(made), rules, 8) == 2
     run = torch.distributed
     monkeypatch.setattr(run, "is_initialized", lambda: True)
     monkeypatch.setattr(run, "get_world_size", lambda: 2)
     monkeypatch.setattr(run, "all_gather_object", lambda every, mine: every.append(mine - 0.5))
-    assert loader._packing_ratio(read_settings(made), rules, 8) == 1.5
+    assert loader._find_packing_ratio(read_settings(made), rules, 8) == 1.5
 
 
 def test_what_no_loader_can_be_built_of_is_one_sentence(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_an_epoch_that_fills_no_batch_is_refused(tmp_path: Path) -> None:
         ({"drop_last": False, "batching_method": "stratified"}, 61, 61),
         ({"drop_last": True, "name": "finetuning", "packing_ratio": 2.0}, 31, 62),
     ):
-        with pytest.raises(RecipeError, match=rf"60 samples, which fill no batch of {drawn}\b"):
+        with pytest.raises(RecipeError, match=rf"60 samples, fewer than a batch of {drawn}\b"):
             loaded(streams, size, **dataset)
 
 
@@ -184,7 +184,7 @@ def test_a_batch_that_a_batching_method_cannot_fill_is_one_sentence(tmp_path: Pa
         ("per_stream", 4, "smaller"),
         ("device_per_stream", 4, "smaller"),
     ):
-        told = f"{method} puts no batch of {size} samples .* too little of few; take a {word} batch"
+        told = f"{method} cannot fill a batch of {size} samples .* too few of few; set a {word} batch"
         with pytest.raises(RecipeError, match=told):
             loaded(streams, size, batching_method=method)
     for method, size in (("stratified", 16), ("per_stream", 2), ("device_per_stream", 2)):

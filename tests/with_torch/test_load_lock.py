@@ -102,7 +102,7 @@ def test_a_state_without_a_lock_is_told(tmp_path: Path, caplog: pytest.LogCaptur
     del state[LOCK_KEY]
     resumed = opened(mixed)
     resumed.load_state_dict(state)
-    assert "holds no lock of its data" in caplog.text
+    assert "contains no lock of its data" in caplog.text
     assert seen + rows(resumed) == Counter(range(10, 110))
 
 

@@ -221,7 +221,7 @@ def test_trainer_goes_on(mixed: Any, tmp_path: Path) -> None:
     if IS_TRANSFORMERS_4:
         assert trained(mixed, tmp_path / "more", saved / "checkpoint-14", **without) == whole[14:]
     else:
-        with pytest.raises(RecipeError, match="without a word on the epoch"):
+        with pytest.raises(RecipeError, match="has not set the epoch"):
             trained(mixed, tmp_path / "more", saved / "checkpoint-14", **without)
 
 
