@@ -87,8 +87,9 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Measure the loader of TRAIN.yaml with 0 to N workers: does the loader or the model wait?"""
-    from mdsmix.bench import chosen, read_bench, settings, table, verdict
-    from mdsmix.bench.speed import run
+    from mdsmix.bench.choice import choose_pass, describe_choice, make_bench_table
+    from mdsmix.bench.loader_bench import list_settings, read_bench
+    from mdsmix.bench.speed import measure_settings
     from mdsmix.engines.memory import count_cpus
     from mdsmix.mix.render.render import require_writable, write_yaml
     from mdsmix.report.show import show
@@ -96,28 +97,30 @@ def bench(
 
     step = step_ms / 1000
     cores = count_cpus()
-    plan, about = read_bench(train, loader, batch, gpus, step=step, seconds=seconds, tmp=tmp)
+    loader_bench, about = read_bench(
+        train, loader, batch, gpus, step=step, seconds=seconds, tmp=tmp
+    )
     if out:
         require_writable(out)
     if tmp and not os.path.isdir(tmp):
         raise RecipeError(f"--tmp {tmp} is not a folder; create it, or name another.")
-    candidates = settings(max(1, cores // gpus), workers, prefetch)
+    candidates = list_settings(max(1, cores // gpus), workers, prefetch)
     about += (
         f"; one rank of {gpus} on {plural(cores, 'core')}; "
         f"{plural(len(candidates), 'setting')} of {seconds:g} s"
     )
     echo(about, err=as_json)
-    measurements = run(plan, candidates, partial(echo, err=True))
-    best = chosen(measurements, step)
+    passes = measure_settings(loader_bench, candidates, partial(echo, err=True))
+    best = choose_pass(passes, step)
     if out:
         write_yaml(out, "".join(f"{line}\n" for line in best.setting.overrides))
-    conclusion = verdict(best, step, plan.batch)
+    conclusion = describe_choice(best, step, loader_bench.batch)
     if as_json:
         waits = "loader" if best.keeps_up(step) else "model"
         choice = {"waits": waits, "verdict": conclusion, "overrides": best.setting.overrides}
-        rows = tree_of(table(measurements))
+        rows = tree_of(make_bench_table(passes))
         echo_json({"measured": about} | rows | choice | {"wrote": out})
         return
-    show(table(measurements))
+    show(make_bench_table(passes))
     overrides = f"$(cat {out})" if out else " ".join(best.setting.overrides)
     echo(conclusion, f"to render: mdsmix render-yaml RECIPE {overrides}")

@@ -152,7 +152,7 @@ def test_a_damaged_copy_is_fetched_again(damage: Any, workers: int, tmp_path: Pa
 def test_a_row_that_does_not_decode_or_fit_is_named(tmp_path: Path) -> None:
     rows = [{"turns": [{"input_ids": [10], "labels": labels}]} for labels in ([11], [])]
     shard = write_stream(tmp_path, {"turns": "json"}, rows, hashes=()) / "shard.00000.mds"
-    named = "Stream web, shard shard.00000.mds, row 1: it holds no turns or its last resp"
+    named = "Stream web, shard shard.00000.mds, row 1: it has no turns, or its last resp"
     assert first_error(loader_of(tmp_path))[1].startswith(named)
     shard.write_bytes(shard.read_bytes().replace(b'"labels"', b"'labels'"))
     seen, sentence = first_error(loader_of(tmp_path))
@@ -233,7 +233,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("finetuning", {"target_prompts": "some"}, "target_prompts is 'some'"),
     ("finetuning", {"decoder_only_format": False, "packing_ratio": 2}, "sets packing_ratio: 2 under decoder_only_format: false"),
     ("finetuning", {"max_seq_len": 1}, "dataset.max_seq_len of train_loader is 1"),
-    ("finetuning", {"allow_unsafe_types": True}, "runs whatever code a shard of pickles holds"),
+    ("finetuning", {"allow_unsafe_types": True}, "runs any code that a shard of pickles contains"),
     ("finetuning", {"streams": {}}, "train_loader reads no MDS stream"),
     ("finetuning", {"streams": {"web": {"local": "web", "repeat": "2"}}}, "repeat of web is '2'"),
     ("finetuning", {"streams": {"web": "web"}}, "must be keys and values"),
@@ -312,7 +312,7 @@ def test_where_the_yaml_names_no_hash_the_fastest_is_checked(tmp_path: Path) -> 
     (two / "index.json").write_text(json.dumps(index))
     assert checked(two) == "sha1", "which all shards hold"
     local = {"local": str(two)}
-    assert "hold sha1" in refusal(RecipeError, local, validate_hash="xxh64")
-    assert "hold sha1" in refusal(RecipeError, local | {"validate_hash": "md5"})
+    assert "have sha1" in refusal(RecipeError, local, validate_hash="xxh64")
+    assert "have sha1" in refusal(RecipeError, local | {"validate_hash": "md5"})
     assert all(map(is_hash, FASTEST_FIRST))
     assert checked(write_tokens(tmp_path / "none", 4, hashes=())) is None

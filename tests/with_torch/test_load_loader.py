@@ -184,7 +184,9 @@ def test_a_batch_that_a_batching_method_cannot_fill_is_one_sentence(tmp_path: Pa
         ("per_stream", 4, "smaller"),
         ("device_per_stream", 4, "smaller"),
     ):
-        told = f"{method} cannot fill a batch of {size} samples .* too few of few; set a {word} batch"
+        told = (
+            f"{method} cannot fill a batch of {size} samples .* too few of few; set a {word} batch"
+        )
         with pytest.raises(RecipeError, match=told):
             loaded(streams, size, batching_method=method)
     for method, size in (("stratified", 16), ("per_stream", 2), ("device_per_stream", 2)):

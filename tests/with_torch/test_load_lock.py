@@ -116,7 +116,7 @@ def test_what_is_no_state_is_one_sentence(two: Any, caplog: pytest.LogCaptureFix
         (state | {"sample_in_epoch": "8"}, "sample_in_epoch"),
         (state | {"shuffle_seed": None}, "shuffle_seed"),
     ):
-        sentence = f"no state of a loader: {word} is .*state_dict\\(\\)"
+        sentence = f"is not a state of a loader: {word} is .*state_dict\\(\\)"
         with pytest.raises(RecipeError, match=sentence):
             loader.load_state_dict(given)
     for lock in ("{", 5):
@@ -216,7 +216,7 @@ def test_other_devices_are_refused_where_they_divide_an_epoch_differently(
                     loader.load_state_dict(state | {LOCK_KEY: json.dumps(earlier)})
             else:
                 loader.load_state_dict(state | {LOCK_KEY: json.dumps(earlier)})
-                assert "only the same ones go on exactly" in caplog.text
+                assert "a resume is exact only on the same devices" in caplog.text
             loader.dataset.accept_changed = True
             loader.load_state_dict(state)
             assert (

@@ -148,7 +148,7 @@ def test_the_labels_of_a_packed_row_were_settled_when_it_was_made() -> None:
 PACKED, STARTS = packed([5, 6], [7, 8]), ([1], [0, 2, 2], [0, 4], [])
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"text": "hello"}, {}, "its columns text contain no tokens"),
-    ({"turns": []}, {}, "holds no turns"),
+    ({"turns": []}, {}, "has no turns"),
     ({"turns": [{"input_ids": [1]}]}, {}, "lacks input_ids or labels"),
     ({"turns": [{"input_ids": [10], "labels": []}]}, {}, "last response is empty"),
     ({"tokens": np.array([1.5])}, {}, "not bytes or a row of integers"),
@@ -156,7 +156,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (PACKED, {"decoder_only_format": False}, "decoder_only_format: true"),
     (packed([5, 6], trained=[0, 1]), {"max_seq_len": 1}, "nothing left to train on"),
     (packed([5, 6], trained=[0, 0]), {}, "nothing left to train on"),
-    *((PACKED | {"starts": np.int32(of)}, {}, "contradicts its") for of in STARTS),
+    *((PACKED | {"starts": np.int32(of)}, {}, "contradict its") for of in STARTS),
     (PACKED | {"loss_mask": np.uint8([1])}, {}, "contradict its tokens"),
 ]
 

@@ -306,5 +306,5 @@ def test_packing_and_an_image_that_is_not_what_was_stored_are_refused(tmp_path: 
     web = {"local": str(write_tokens(tmp_path, 4))}
     for keys in ({"packing_ratio": 2}, {"decoder_only_format": False}):
         # Before the processor is opened, which is not there.
-        with pytest.raises(RecipeError, match="in rows of their own alone"):
+        with pytest.raises(RecipeError, match="must be a row of its own"):
             loaded({"web": web}, 1, "mdsmix", processor="none", **keys)

@@ -207,7 +207,9 @@ def test_a_loader_finds_the_processor_beside_the_streams_as_it_was_published(
     done("check", path)
     with monkeypatch.context() as patched:
         patched.setattr(LoadedProcessor, "digest", property(lambda _: "0" * 32))
-        with pytest.raises(MixRefused, match=r"makes another of it \(00000000\): install the"):
+        with pytest.raises(
+            MixRefused, match=r"makes another one from its files \(00000000\): install the"
+        ):
             build_loader(path, 3)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "third"))
     (home / "tokenizer.json").write_text("{}")
