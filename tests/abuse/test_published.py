@@ -31,7 +31,7 @@ from mdsmix.storage import locate
 from tests.abuse.conftest import Arena
 from tests.converting import read_files
 from tests.published import CONCAT, TOKEN_ROW, TURNS, TURNS_ROW, edit, publish
-from tests.test_mix_cli import changed, places_in
+from tests.test_mix_cli import list_paths, replace_value
 
 COMMANDS = ["verify", "inspect", "gc", "check"]
 Change = Callable[[dict[str, Any]], Any]
@@ -54,7 +54,7 @@ def answers(arena: Arena, stream: Path) -> dict[str, str]:
 
 def set_in(*keys: Any) -> Change:
     """Puts the last key's value into the first shard: set_in("raw_data", "bytes", 1)."""
-    return lambda tree: changed(tree, ("shards", 0, *keys[:-1]), keys[-1])
+    return lambda tree: replace_value(tree, ("shards", 0, *keys[:-1]), keys[-1])
 
 
 LYING: dict[str, Change] = {
@@ -173,7 +173,7 @@ def edited(tree: Any, data: st.DataObject) -> Any:
     added.
     """
     for _ in range(data.draw(st.integers(1, 3))):
-        places = [*places_in(tree)]
+        places = [*list_paths(tree)]
         *path, last = data.draw(st.sampled_from(places))
         others = st.sampled_from([reduce(getitem, at, tree) for at in places])
         tree = copy.deepcopy(tree)
