@@ -115,7 +115,7 @@ def test_wrong_arguments_are_refused_in_one_sentence_before_torch_is_imported(
     Path("seven.yaml").write_text(json.dumps(train | {"global_train_batch_size": 7}))
     indivisible = "global_train_batch_size 8 of train.yaml cannot be divided by --gpus 3"
     for arguments, sentence in (
-        ("gone.yaml", "cannot be read as YAML"),
+        ("gone.yaml", "no such file"),
         ("recipe.yaml", "is a recipe"),
         ("train.yaml --workers 1,x", "--workers 1,x"),
         ("train.yaml --workers 9999", "--workers 9999: a rank has"),
