@@ -39,7 +39,7 @@ from tests.converting import (
 )
 from tests.styles import chats as encoder_of
 from tests.styles import in_turn, lists, with_tokens
-from tests.tool_styles import as_objects, called
+from tests.tool_styles import decode_arguments, draw_conversations
 
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]
 STOPS = ["<|endoftext|>", "<|user|>", "<|observation|>"]
@@ -125,7 +125,7 @@ def test_the_token_of_the_next_role_is_trained_where_it_stops(
             name_stops(web, STOPS)
         web.runs(reencode=True)
 
-    tooled = [(messages, tools) for messages, tools in called(60) if tools]
+    tooled = [(messages, tools) for messages, tools in draw_conversations(60) if tools]
     web.holds([{"messages": each} for each in TALKS], "a.jsonl")
     web.holds([{"messages": m, "tools": json.dumps(t)} for m, t in tooled], "b.jsonl")
     eos, user = known.convert_tokens_to_ids(["<|endoftext|>", "<|user|>"])
@@ -139,7 +139,7 @@ def test_the_token_of_the_next_role_is_trained_where_it_stops(
     source = {"path": "b.jsonl", "messages": "messages", "tools": "tools"}
     convert({"kind": "finetuning", "source": source})
     rows = [trained(sample) for sample in samples(web.train)]
-    assert rows == [wanted(known, as_objects(m), t) for m, t in tooled]
+    assert rows == [wanted(known, decode_arguments(m), t) for m, t in tooled]
     results = known.convert_tokens_to_ids("<|observation|>")
     assert (results, True) in {pair for row in rows for pair in row}
 

@@ -36,9 +36,9 @@ from tests.styles import (
     USUAL,
 )
 from tests.test_encode_chat import VARIABLES, text_or_fault, theirs
-from tests.tool_styles import TOOLED, TOOLS, as_objects, called
+from tests.tool_styles import TEMPLATES_WITH_TOOLS, TOOLS, decode_arguments, draw_conversations
 
-CHATS = [messages for messages, tools in called(150) if not tools]
+CHATS = [messages for messages, tools in draw_conversations(150) if not tools]
 CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
@@ -143,14 +143,14 @@ def rows(template: ChatTemplate, said: Conversation) -> Any:
     return None
 
 
-@pytest.mark.parametrize("name", TOOLED)
+@pytest.mark.parametrize("name", TEMPLATES_WITH_TOOLS)
 def test_each_text_is_what_transformers_renders(name: str) -> None:
     """Rows of whole conversations, or of each answer where history is rewritten."""
-    template, called_in = opened(TOOLED[name]), 0
-    for messages, tools in called(40, seed=len(name)):
-        reference = as_objects(messages) if name != "qwen_3" else messages
+    template, called_in = opened(TEMPLATES_WITH_TOOLS[name]), 0
+    for messages, tools in draw_conversations(40, seed=len(name)):
+        reference = decode_arguments(messages) if name != "qwen_3" else messages
         found = rows(template, read(messages, tools))
-        whole = text_or_fault(theirs, TOOLED[name], reference, False, tools=tools)
+        whole = text_or_fault(theirs, TEMPLATES_WITH_TOOLS[name], reference, False, tools=tools)
         if found is None or whole is None:
             assert found is whole
             continue
@@ -161,7 +161,9 @@ def test_each_text_is_what_transformers_renders(name: str) -> None:
             assert texts == [whole]
         else:
             prefixes = [reference[: i + 1] for i in answers]
-            assert texts == [theirs(TOOLED[name], said, False, tools=tools) for said in prefixes]
+            assert texts == [
+                theirs(TEMPLATES_WITH_TOOLS[name], said, False, tools=tools) for said in prefixes
+            ]
     assert called_in > 8
 
 
@@ -242,7 +244,7 @@ def test_reasoning_that_an_answer_drops_stays_in_its_prompt_as_in_inference(rule
 def test_messages_of_tools_and_developers_are_printed_where_there_are_no_tools() -> None:
     """Or refused; a developer is a system where the template knows none."""
     messages = [{"role": "developer", "content": "be brief"}, ASKED, SAID]
-    assert "be brief" in str(rows(opened(TOOLED["qwen_2_5"]), read(messages)))
+    assert "be brief" in str(rows(opened(TEMPLATES_WITH_TOOLS["qwen_2_5"]), read(messages)))
     knows = "{{ tools }}{% for m in messages %}{{ m.role if m.role != 'developer' }}{% endfor %}"
     for source, role in ((styles.QWEN_2_5, "system"), (knows, "developer")):
         assert fit_tools(opened(source), read(messages, TOOLS)).messages[0]["role"] == role
@@ -282,13 +284,13 @@ def test_images_are_looked_for_in_a_text_without_tools_and_with_a_system() -> No
 def test_arguments_are_an_object_where_a_text_is_printed_otherwise(source: str) -> None:
     """As transformers renders the same record with objects, whatever the arguments are."""
     compared = 0
-    for messages, tools in called(200):
+    for messages, tools in draw_conversations(200):
         if not tools:
             continue
         template = opened(source)
         given = fit_tools(template, read(messages, tools))
         printed = template.render(given.messages, False, given.tools)
-        assert printed == theirs(source, as_objects(messages), False, tools=tools)
+        assert printed == theirs(source, decode_arguments(messages), False, tools=tools)
         compared += 1
     assert compared > 80
     two = calling('{"z": 1, "a": {"y": [true, "b"]}}', content=None)
@@ -342,7 +344,10 @@ def test_only_streams_of_changed_templates_are_made_again(lettered: Tokenizer) -
     last = replace(usual, rewritten_history="last")
     forms, system = {"template.call_forms": 2}, {"template.system_last": 2}
     for source, encoding, rules in (
-        *((source, last, {}) for source in (CHATML, *TOOLED.values(), *REWRITING.values())),
+        *(
+            (source, last, {})
+            for source in (CHATML, *TEMPLATES_WITH_TOOLS.values(), *REWRITING.values())
+        ),
         *((source, usual, forms) for source in (styles.GEMMA_4, styles.KIMI_K3, styles.QWQ)),
         (styles.GEMMA_4, without_tools, {}),
         (MISTRAL_NEMO, last, system),
