@@ -63,13 +63,16 @@ def test_the_recipe_converts_as_it_is_and_may_be_mixed(data: Path, tokenizer_fol
     assert "wrote recipe.yaml" in answer.out
     for sentence in (
         "data/empty.jsonl is empty",
-        "not data by their names: data/README.md; a file that is named itself is also recognised by its first bytes",
+        (
+            "not data by their names: data/README.md; a file that is named itself is also "
+            "recognised by its first bytes"
+        ),
         "fields of web that are not read: url",
         "data/odd.jsonl has no known shape; its records have the fields html, score",
         "text: there is no field text/raw_content/txt/content/document/body",
     ):
         assert sentence in answer.err
-    assert re.search(r"# 2 files, [\d,]+ bytes; records tried: 100, written: 100\n", text)  # fmt: skip
+    assert re.search(r"# 2 files, [\d,]+ bytes; records tried: 100, written: 100\n", text)
     assert "quarantined: 1 missing_field" in text
     assert "    layout: document    # " in text
     done("convert", "recipe.yaml")
@@ -137,20 +140,75 @@ REFUSED: dict[str, tuple[str, int, str]] = {
     "gone.jsonl": ("", 2, "gone.jsonl is not a file, and not a folder or pattern with files"),
     "empty.jsonl": ("", 2, "empty.jsonl is empty"),
     "blank.jsonl": ("\n \n", 2, "blank.jsonl has no record that is an object (nothing)."),
-    "inside.json": ('{"version": 1, "data": [{"text": "a"}]}', 2, "inside.json has no known shape; its records have the fields version, data"),
-    "binary": ("\x7fELF\x00\x01", 2, "not data by their names: binary; a file that is named itself is also recognised by its first bytes"),
-    "odd.jsonl": ('{"html": 1}\n', 2, "odd.jsonl has no known shape; its records have the fields html."),
-    "gemini.jsonl": ('{"contents": [{"role": "user", "parts": [{"text": "Hi"}]}, {"role": "model", "parts": [{"text": "Hello."}]}]}\n', 2, "gemini.jsonl has the form of Gemini (contents of parts), which no shape reads; the role model is the assistant"),
-    "responses.jsonl": ('{"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}], "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hello."}]}]}\n', 2, "responses.jsonl has the form of OpenAI's Responses (input and output items), which no shape reads"),
-    "harmony.jsonl": ('{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "channel": "analysis", "content": "hm"}, {"role": "assistant", "channel": "final", "content": "Hello."}]}\n', 2, "harmony.jsonl has the form of harmony (gpt-oss's messages with a channel), which no shape reads"),
+    "inside.json": (
+        '{"version": 1, "data": [{"text": "a"}]}',
+        2,
+        "inside.json has no known shape; its records have the fields version, data",
+    ),
+    "binary": (
+        "\x7fELF\x00\x01",
+        2,
+        (
+            "not data by their names: binary; a file that is named itself is also recognised by "
+            "its first bytes"
+        ),
+    ),
+    "odd.jsonl": (
+        '{"html": 1}\n',
+        2,
+        "odd.jsonl has no known shape; its records have the fields html.",
+    ),
+    "gemini.jsonl": (
+        (
+            '{"contents": [{"role": "user", "parts": [{"text": "Hi"}]}, {"role": "model", '
+            '"parts": [{"text": "Hello."}]}]}\n'
+        ),
+        2,
+        (
+            "gemini.jsonl has the form of Gemini (contents of parts), which no shape reads; the "
+            "role model is the assistant"
+        ),
+    ),
+    "responses.jsonl": (
+        (
+            '{"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}], '
+            '"output": [{"type": "message", "role": "assistant", "content": [{"type": '
+            '"output_text", "text": "Hello."}]}]}\n'
+        ),
+        2,
+        (
+            "responses.jsonl has the form of OpenAI's Responses (input and output items), which "
+            "no shape reads"
+        ),
+    ),
+    "harmony.jsonl": (
+        (
+            '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "channel": '
+            '"analysis", "content": "hm"}, {"role": "assistant", "channel": "final", "content": '
+            '"Hello."}]}\n'
+        ),
+        2,
+        (
+            "harmony.jsonl has the form of harmony (gpt-oss's messages with a channel), which no "
+            "shape reads"
+        ),
+    ),
     "bad.jsonl": ("bad\n", 2, "bad.jsonl has no record that is an object (1 not_json)."),
     "array.jsonl": ('[{"text": "a"}]\n', 2, "(other values); its first bytes are those of json"),
     "shards.jsonl": ("PAR1", 2, "its first bytes are those of parquet."),
-    "pretty.jsonl": ('{\n "text": "a"\n}\n', 2, "those of jsonl, which needs each record on one line, as `jq -c .` writes it"),
+    "pretty.jsonl": (
+        '{\n "text": "a"\n}\n',
+        2,
+        "those of jsonl, which needs each record on one line, as `jq -c .` writes it",
+    ),
     "latin.txt": ("K\xe4se", 2, "latin.txt has no record that is an object (1 invalid_utf8)."),
-    "pretty.jsonl.gz": (gzip.compress(b'{\n "text": "a"\n}\n').decode("latin-1"), 2, "(3 not_json)"),
+    "pretty.jsonl.gz": (
+        gzip.compress(b'{\n "text": "a"\n}\n').decode("latin-1"),
+        2,
+        "(3 not_json)",
+    ),
     "broken.jsonl.gz": ("no gzip", 4, "broken.jsonl.gz"),
-}  # fmt: skip
+}
 
 
 def test_where_there_is_no_recipe_one_sentence_says_why(home: Path, tokenizer_folder: Path) -> None:

@@ -22,50 +22,163 @@ from mdsmix.recipe.rules import read_shares
 from tests.converting import Answer, done, manifest_of, mdsmix, quarantined, write_jsonl
 from tests.tool_styles import HERMES
 
-TOOLS = json.dumps([{"name": "weather", "description": "how it is", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}])  # fmt: skip
+TOOLS = json.dumps(
+    [
+        {
+            "name": "weather",
+            "description": "how it is",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        }
+    ]
+)
 CALL = {"name": "weather", "arguments": json.dumps({"city": "Ulm"})}
 TALK = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
-CALLED = [TALK[0], {"from": "function_call", "value": json.dumps(CALL)}, {"from": "observation", "value": "{}"}, TALK[1]]  # fmt: skip
+CALLED = [
+    TALK[0],
+    {"from": "function_call", "value": json.dumps(CALL)},
+    {"from": "observation", "value": "{}"},
+    TALK[1],
+]
 OPENAI = [
     {"role": "user", "content": "weather?"},
-    {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": CALL}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": CALL}],
+    },
     {"role": "tool", "tool_call_id": "c1", "content": "grey"},
     {"role": "assistant", "content": "It is grey."},
-]  # fmt: skip
+]
 FILES: dict[str, list[dict[str, Any]]] = {
-    "alpaca.json": [{"instruction": "add", "input": f"{n} and 1", "output": f"{n + 1}"} for n in range(4)],
-    "glaive.json": [{"conversations": CALLED, "tools": TOOLS}] * 3 + [{"conversations": TALK, "tools": "[]"}],
-    "openai.jsonl": [{"messages": OPENAI, "tools": [{"type": "function", "function": json.loads(TOOLS)[0]}]}] * 3,
-    "renamed.jsonl": [{"talk": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "sys": "s"}],
-    "roles.jsonl": [{"talk": [{"role": "asks", "content": "a"}, {"role": "assistant", "content": "b"}]}],
+    "alpaca.json": [
+        {"instruction": "add", "input": f"{n} and 1", "output": f"{n + 1}"} for n in range(4)
+    ],
+    "glaive.json": [{"conversations": CALLED, "tools": TOOLS}] * 3
+    + [{"conversations": TALK, "tools": "[]"}],
+    "openai.jsonl": [
+        {"messages": OPENAI, "tools": [{"type": "function", "function": json.loads(TOOLS)[0]}]}
+    ]
+    * 3,
+    "renamed.jsonl": [
+        {
+            "talk": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+            "sys": "s",
+        }
+    ],
+    "roles.jsonl": [
+        {"talk": [{"role": "asks", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    ],
     "asked.jsonl": [{"tools": TOOLS, "query": "hello", "answer": "hi"}],
     "c4.jsonl": [{"text": f"some words {n}"} for n in range(5)],
-}  # fmt: skip
-ROLES = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}  # fmt: skip
+}
+ROLES = {
+    "role_tag": "role",
+    "content_tag": "content",
+    "user_tag": "user",
+    "assistant_tag": "assistant",
+}
 INFO: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
-    "alpaca": ({"file_name": "alpaca.json", "num_samples": 2}, {"instruction": "instruction", "input": "input", "output": "output"}, 4),
-    "glaive": ({"file_name": "glaive.json", "formatting": "sharegpt", "columns": {"messages": "conversations", "tools": "tools"}}, {"conversations": "conversations", "tools": "tools"}, 4),
-    "openai": ({"file_name": "openai.jsonl", "formatting": "openai", "columns": {"messages": "messages", "tools": "tools"}}, {"messages": "messages", "tools": "tools"}, 3),
-    "renamed": ({"file_name": "renamed.jsonl", "formatting": "sharegpt", "columns": {"messages": "talk", "system": "sys"}, "tags": ROLES}, {"conversations": "talk", "system": "sys", "tags": ROLES}, 1),
-    "roles": ({"file_name": "roles.jsonl", "formatting": "openai", "columns": {"messages": "talk"}, "tags": ROLES | {"user_tag": "asks"}}, {"conversations": "talk", "tags": ROLES | {"user_tag": "asks"}}, 1),
-    "asked": ({"file_name": "asked.jsonl", "columns": {"query": "query", "response": "answer"}}, {"instruction": "query", "output": "answer"}, 1),
-    "tooled": ({"file_name": "asked.jsonl", "columns": {"prompt": "query", "response": "answer", "tools": "tools"}}, {"instruction": "query", "output": "answer", "tools": "tools"}, 1),
+    "alpaca": (
+        {"file_name": "alpaca.json", "num_samples": 2},
+        {"instruction": "instruction", "input": "input", "output": "output"},
+        4,
+    ),
+    "glaive": (
+        {
+            "file_name": "glaive.json",
+            "formatting": "sharegpt",
+            "columns": {"messages": "conversations", "tools": "tools"},
+        },
+        {"conversations": "conversations", "tools": "tools"},
+        4,
+    ),
+    "openai": (
+        {
+            "file_name": "openai.jsonl",
+            "formatting": "openai",
+            "columns": {"messages": "messages", "tools": "tools"},
+        },
+        {"messages": "messages", "tools": "tools"},
+        3,
+    ),
+    "renamed": (
+        {
+            "file_name": "renamed.jsonl",
+            "formatting": "sharegpt",
+            "columns": {"messages": "talk", "system": "sys"},
+            "tags": ROLES,
+        },
+        {"conversations": "talk", "system": "sys", "tags": ROLES},
+        1,
+    ),
+    "roles": (
+        {
+            "file_name": "roles.jsonl",
+            "formatting": "openai",
+            "columns": {"messages": "talk"},
+            "tags": ROLES | {"user_tag": "asks"},
+        },
+        {"conversations": "talk", "tags": ROLES | {"user_tag": "asks"}},
+        1,
+    ),
+    "asked": (
+        {"file_name": "asked.jsonl", "columns": {"query": "query", "response": "answer"}},
+        {"instruction": "query", "output": "answer"},
+        1,
+    ),
+    "tooled": (
+        {
+            "file_name": "asked.jsonl",
+            "columns": {"prompt": "query", "response": "answer", "tools": "tools"},
+        },
+        {"instruction": "query", "output": "answer", "tools": "tools"},
+        1,
+    ),
     "c4": ({"file_name": "c4.jsonl", "columns": {"prompt": "text"}}, {"text": "text"}, 5),
-    "wiki": ({"file_name": "wiki.txt", "columns": {"prompt": "text"}}, {"split_by": "line", "text": "text"}, 6),
-}  # fmt: skip
+    "wiki": (
+        {"file_name": "wiki.txt", "columns": {"prompt": "text"}},
+        {"split_by": "line", "text": "text"},
+        6,
+    ),
+}
 "Entry -> what it says, the source that its stream gets, and its records."
 LEFT: dict[str, tuple[Any, str]] = {
-    "dpo": ({"file_name": "x.json", "ranking": True, "columns": {"prompt": "instruction", "chosen": "chosen"}}, "columns lacks rejected"),
-    "unranked": ({"file_name": "x.json", "columns": {"prompt": "instruction", "chosen": "chosen"}}, "columns.chosen: it is not read with formatting: alpaca without ranking: true"),
-    "kto": ({"file_name": "x.json", "columns": {"messages": "m", "kto_tag": "label"}}, "kto_tag: skipped, since answers with a rating each need a loss"),
-    "mllm": ({"file_name": "x.json", "columns": {"messages": "m", "videos": "videos"}}, "videos: skipped, since video is not supported"),
-    "hub": ({"hf_hub_url": "org/name"}, "it is on the Hub: download it and set file_name, or write a stream with path: hf://datasets/org/name/..."),
+    "dpo": (
+        {
+            "file_name": "x.json",
+            "ranking": True,
+            "columns": {"prompt": "instruction", "chosen": "chosen"},
+        },
+        "columns lacks rejected",
+    ),
+    "unranked": (
+        {"file_name": "x.json", "columns": {"prompt": "instruction", "chosen": "chosen"}},
+        "columns.chosen: it is not read with formatting: alpaca without ranking: true",
+    ),
+    "kto": (
+        {"file_name": "x.json", "columns": {"messages": "m", "kto_tag": "label"}},
+        "kto_tag: skipped, since answers with a rating each need a loss",
+    ),
+    "mllm": (
+        {"file_name": "x.json", "columns": {"messages": "m", "videos": "videos"}},
+        "videos: skipped, since video is not supported",
+    ),
+    "hub": (
+        {"hf_hub_url": "org/name"},
+        (
+            "it is on the Hub: download it and set file_name, or write a stream with path: "
+            "hf://datasets/org/name/..."
+        ),
+    ),
     "gone": ({"file_name": "gone.json"}, "gone.json is not a file"),
     "odd": ({"file_name": "x.json", "formatting": "csv"}, "formatting is 'csv'"),
     "less": ({"file_name": "c4.jsonl", "columns": {"response": "text"}}, "columns lacks prompt"),
-    "more": ({"file_name": "c4.jsonl", "columns": {"prompt": "text", "response": "r", "messages": "t"}}, "columns.messages: it is not read"),
+    "more": (
+        {"file_name": "c4.jsonl", "columns": {"prompt": "text", "response": "r", "messages": "t"}},
+        "columns.messages: it is not read",
+    ),
     "no": ([], "it is not an object"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -140,9 +253,25 @@ def test_one_recipe_converts_all_files(info: Path, tokenizer_folder: Path) -> No
 
 
 PUBLISHED = {
-    "mixture": {"commoncrawl": 52.2, "c4": 26.7, "github": 5.2, "book": 4.2, "arxiv": 4.6, "wiki": 3.8, "stackexchange": 3.3},
-    "num_tokens_avg": {"commoncrawl": 1207, "c4": 378, "wiki": 393, "stackexchange": 309, "github": 436, "book": 89373, "arxiv": 7375},
-}  # fmt: skip
+    "mixture": {
+        "commoncrawl": 52.2,
+        "c4": 26.7,
+        "github": 5.2,
+        "book": 4.2,
+        "arxiv": 4.6,
+        "wiki": 3.8,
+        "stackexchange": 3.3,
+    },
+    "num_tokens_avg": {
+        "commoncrawl": 1207,
+        "c4": 378,
+        "wiki": 393,
+        "stackexchange": 309,
+        "github": 436,
+        "book": 89373,
+        "arxiv": 7375,
+    },
+}
 "As FlagEmbedding publishes it."
 ONE = {"mixture": {"c4": 20}}
 
@@ -180,12 +309,29 @@ def test_the_published_mixture_converts(tmp_path: Path, tokenizer_folder: Path) 
 
 def test_sources_are_files_and_folders_by_name(tmp_path: Path, tokenizer_folder: Path) -> None:
     data, some = tmp_path / "data", texts(30)
-    for name in ("CommonCrawl/chunk1/part-0001", "CommonCrawl/chunk2/part-0001", "C4/train", "C4/validation", "C4/zero/train", "books", "notebook", "zero"):  # fmt: skip
+    for name in (
+        "CommonCrawl/chunk1/part-0001",
+        "CommonCrawl/chunk2/part-0001",
+        "C4/train",
+        "C4/validation",
+        "C4/zero/train",
+        "books",
+        "notebook",
+        "zero",
+    ):
         write_jsonl(data / f"{name}.jsonl", some)
     packed = gzip.compress(b"".join(orjson.dumps(r) + b"\n" for r in some))
     (data / "Wiki-00001-of-00002.jsonl.gz").write_bytes(packed)
     write_jsonl(data / "github.jsonl", [{"odd": n} for n in range(9)])
-    mixture = {"commoncrawl": 50, "c4": 20, "wiki": 5.5, "book": 4, "github": 5, "Stack Exchange": 3, "zero": 0}  # fmt: skip
+    mixture = {
+        "commoncrawl": 50,
+        "c4": 20,
+        "wiki": 5.5,
+        "book": 4,
+        "github": 5,
+        "Stack Exchange": 3,
+        "zero": 0,
+    }
     said = {"mixture": mixture, "num_tokens_avg": {"c4": 3.5, "pile": 7}}
     answer = init(tmp_path, tokenizer_folder, said, "--budget", "1M tokens")
     assert answer.code == 0
@@ -204,7 +350,10 @@ def test_sources_are_files_and_folders_by_name(tmp_path: Path, tokenizer_folder:
         "Stack Exchange is left out: it is 3% of the mixture, but no file",
         "github is left out: none of its files can be read",
         "zero is left out: it is 0% of the mixture",
-        "left out, since no source of the mixture has their names: data/books.jsonl, data/notebook.jsonl",
+        (
+            "left out, since no source of the mixture has their names: data/books.jsonl, "
+            "data/notebook.jsonl"
+        ),
     ):
         assert sentence in answer.err
 
@@ -223,7 +372,11 @@ REFUSED_MIXTURE: list[tuple[Any, list[str], str]] = [
     *(("{", [], "is not valid JSON"), ("[1]", [], "must contain keys and values")),
     *(({"c4": 20}, [], "c4 is not a known key"), ({}, [], "mixture is missing")),
     ({"mixture": 5}, [], "mixture is 5; it must be keys and values"),
-    ({"mixture": {"c4": -1, "wiki": 5}}, [], "sum to 4; they must sum to at most 100, each 0 or more"),
+    (
+        {"mixture": {"c4": -1, "wiki": 5}},
+        [],
+        "sum to 4; they must sum to at most 100, each 0 or more",
+    ),
     ({"mixture": {"c4": "20%"}}, [], "mixture.c4 is '20%'; it must be a number"),
     ({"mixture": {"c4": 0, "wiki": 0.0}}, [], "the percents of its mixture sum to 0"),
     ({"mixture": {"c4": 70, "wiki": 40}}, [], "the percents of its mixture sum to 110"),
@@ -231,7 +384,7 @@ REFUSED_MIXTURE: list[tuple[Any, list[str], str]] = [
     (ONE, ["--budget", "1M samples"], "counts tokens, as in 2B or 8192:2B"),
     (ONE, ["--budget", "1:2B"], "max_seq_len is 1"),
     (ONE, ["--dataset-info", "info.json"], "--dataset-info names entries: give one of the two"),
-]  # fmt: skip
+]
 
 
 def test_what_is_no_mixture_is_one_sentence(tmp_path: Path, tokenizer_folder: Path) -> None:

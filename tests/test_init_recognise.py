@@ -46,18 +46,34 @@ def of(*paths: str, split: str | None = None, fields: str = "text") -> Any:
 
 
 GROUPS: list[tuple[dict[str, Any], Any]] = [
-    ({f"web/part-{n:04}.jsonl": TEXT for n in range(12)} | {"web/faq.jsonl": PAIR},
-     {"web": of("web/part-*.jsonl"), "faq": of("web/faq.jsonl", fields="prompt response")}),
+    (
+        {f"web/part-{n:04}.jsonl": TEXT for n in range(12)} | {"web/faq.jsonl": PAIR},
+        {"web": of("web/part-*.jsonl"), "faq": of("web/faq.jsonl", fields="prompt response")},
+    ),
     # a-*.jsonl would find the pairs too
-    ({"a-1.jsonl": TEXT, "a-2.jsonl": TEXT, "a-x.jsonl": PAIR},
-     {"a": of("a-1.jsonl", "a-2.jsonl"), "a_x": of("a-x.jsonl", fields="prompt response")}),
-    (dict.fromkeys(("few/news.jsonl", "few/law.jsonl", *(f"many/{c}.jsonl" for c in "abcdefghijk")), TEXT),
-     {"law": of("few/law.jsonl"), "news": of("few/news.jsonl"), "many": of("many/*.jsonl")}),
-    (dict.fromkeys(("chat/train.jsonl", "chat/test.jsonl", "valid_qa.jsonl", "protest.jsonl"), TEXT),
-     {"chat": of("chat/train.jsonl"), "chat-test": of("chat/test.jsonl", split="test"),
-      "qa-validation": of("valid_qa.jsonl", split="validation"), "protest": of("protest.jsonl")}),
+    (
+        {"a-1.jsonl": TEXT, "a-2.jsonl": TEXT, "a-x.jsonl": PAIR},
+        {"a": of("a-1.jsonl", "a-2.jsonl"), "a_x": of("a-x.jsonl", fields="prompt response")},
+    ),
+    (
+        dict.fromkeys(
+            ("few/news.jsonl", "few/law.jsonl", *(f"many/{c}.jsonl" for c in "abcdefghijk")), TEXT
+        ),
+        {"law": of("few/law.jsonl"), "news": of("few/news.jsonl"), "many": of("many/*.jsonl")},
+    ),
+    (
+        dict.fromkeys(
+            ("chat/train.jsonl", "chat/test.jsonl", "valid_qa.jsonl", "protest.jsonl"), TEXT
+        ),
+        {
+            "chat": of("chat/train.jsonl"),
+            "chat-test": of("chat/test.jsonl", split="test"),
+            "qa-validation": of("valid_qa.jsonl", split="validation"),
+            "protest": of("protest.jsonl"),
+        },
+    ),
     ({"test.jsonl": TEXT}, {"data": of("test.jsonl")}),
-]  # fmt: skip
+]
 """Files with their records -> streams with their paths, split and fields. Where all is a test, it
 is trained.
 """
@@ -68,7 +84,12 @@ def test_alike_files_are_one_stream_and_no_pattern_finds_another(tmp_path: Path)
         assert streams(tmp_path / str(number), names) == found
 
 
-NAMES = st.lists(st.from_regex(r"[ab\[\]*?]{1,2}[0-9]{0,2}\.jsonl", fullmatch=True), unique=True, min_size=2, max_size=6)  # fmt: skip
+NAMES = st.lists(
+    st.from_regex(r"[ab\[\]*?]{1,2}[0-9]{0,2}\.jsonl", fullmatch=True),
+    unique=True,
+    min_size=2,
+    max_size=6,
+)
 
 
 @settings(max_examples=25)
@@ -99,25 +120,85 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
     "text": ({"text": "a", "id": 1}, "text", {"text": "text"}),
     "another word": ({"Content": "a", "url": "b"}, "text", {"text": "Content"}),
     "a text in an object": ({"page": {"body": "a"}, "n": 1}, "text", {"text": "page.body"}),
-    "a pair": ({"prompt": "a", "response": "b"}, "prompt_response", {"prompt": "prompt", "response": "response"}),
-    "questions": ({"question": "a", "answer": "b"}, "prompt_response", {"prompt": "question", "response": "answer"}),
-    "alpaca": ({"instruction": "a", "input": "", "output": "b"}, "alpaca", {"instruction": "instruction", "output": "output", "input": "input"}),
-    "dolly": ({"instruction": "a", "context": "c", "response": "b", "category": "qa"}, "alpaca", {"instruction": "instruction", "input": "context", "output": "response"}),
-    "a question with its context": ({"question": "a", "context": "c", "answer": "b"}, "alpaca", {"instruction": "question", "input": "context", "output": "answer"}),
-    "alpaca in an object": ({"data": {"instruction": "a", "input": "c", "output": "b"}, "input": "other"}, "alpaca", {"instruction": "data.instruction", "output": "data.output", "input": "data.input"}),
+    "a pair": (
+        {"prompt": "a", "response": "b"},
+        "prompt_response",
+        {"prompt": "prompt", "response": "response"},
+    ),
+    "questions": (
+        {"question": "a", "answer": "b"},
+        "prompt_response",
+        {"prompt": "question", "response": "answer"},
+    ),
+    "alpaca": (
+        {"instruction": "a", "input": "", "output": "b"},
+        "alpaca",
+        {"instruction": "instruction", "output": "output", "input": "input"},
+    ),
+    "dolly": (
+        {"instruction": "a", "context": "c", "response": "b", "category": "qa"},
+        "alpaca",
+        {"instruction": "instruction", "input": "context", "output": "response"},
+    ),
+    "a question with its context": (
+        {"question": "a", "context": "c", "answer": "b"},
+        "alpaca",
+        {"instruction": "question", "input": "context", "output": "answer"},
+    ),
+    "alpaca in an object": (
+        {"data": {"instruction": "a", "input": "c", "output": "b"}, "input": "other"},
+        "alpaca",
+        {"instruction": "data.instruction", "output": "data.output", "input": "data.input"},
+    ),
     "messages": ({"messages": SAYS, "source": "x"}, "messages", {"messages": "messages"}),
-    "another list": ({"conversation": SAYS, "text": "a summary"}, "messages", {"messages": "conversation"}),
+    "another list": (
+        {"conversation": SAYS, "text": "a summary"},
+        "messages",
+        {"messages": "conversation"},
+    ),
     "messages with weights": ({"messages": WEIGHED}, "openai", {"messages": "messages"}),
-    "messages and tools": ({"messages": SAYS, "tools": []}, "openai", {"messages": "messages", "tools": "tools"}),
-    "sharegpt": ({"conversations": SHARED, "system": "s"}, "sharegpt", {"conversations": "conversations", "system": "system"}),
-    "rounds": ({"conversation": [{"human": "a", "assistant": "b"}]}, "rounds", {"conversation": "conversation"}),
-    "finevision": ({"texts": [{"user": "a", "assistant": "b", "source": "x"}]}, "finevision", {"texts": "texts"}),
-    "trl's messages": ({"prompt": SAYS[:1], "completion": SAYS[1:]}, "prompt_completion", {"prompt": "prompt", "completion": "completion"}),
-    "trl's texts": ({"prompt": "a", "completion": "b"}, "prompt_response", {"prompt": "prompt", "response": "completion"}),
-    "functions": ({"messages": CALLED, "functions": [{"name": "f", "parameters": {}}]}, "openai", {"messages": "messages", "tools": "functions"}),
+    "messages and tools": (
+        {"messages": SAYS, "tools": []},
+        "openai",
+        {"messages": "messages", "tools": "tools"},
+    ),
+    "sharegpt": (
+        {"conversations": SHARED, "system": "s"},
+        "sharegpt",
+        {"conversations": "conversations", "system": "system"},
+    ),
+    "rounds": (
+        {"conversation": [{"human": "a", "assistant": "b"}]},
+        "rounds",
+        {"conversation": "conversation"},
+    ),
+    "finevision": (
+        {"texts": [{"user": "a", "assistant": "b", "source": "x"}]},
+        "finevision",
+        {"texts": "texts"},
+    ),
+    "trl's messages": (
+        {"prompt": SAYS[:1], "completion": SAYS[1:]},
+        "prompt_completion",
+        {"prompt": "prompt", "completion": "completion"},
+    ),
+    "trl's texts": (
+        {"prompt": "a", "completion": "b"},
+        "prompt_response",
+        {"prompt": "prompt", "response": "completion"},
+    ),
+    "functions": (
+        {"messages": CALLED, "functions": [{"name": "f", "parameters": {}}]},
+        "openai",
+        {"messages": "messages", "tools": "functions"},
+    ),
     "llama-factory's parts": ({"messages": IN_PARTS}, "openai", {"messages": "messages"}),
-    "a list under the other name": ({"conversations": SAYS}, "messages", {"messages": "conversations"}),
-}  # fmt: skip
+    "a list under the other name": (
+        {"conversations": SAYS},
+        "messages",
+        {"messages": "conversations"},
+    ),
+}
 
 
 def head(*records: Any, bad: Mapping[str, int] | None = None) -> FirstRecords:
@@ -155,7 +236,12 @@ def test_answers_that_a_field_marks_as_bad_are_left_out(tmp_path: Path) -> None:
 
 def test_words_for_keys_and_roles_are_tags_and_many_repeated_roles_are_merged() -> None:
     said = [{"speaker": "prompter", "utterance": "a"}, {"speaker": "bot", "utterance": "b"}]
-    words = {"role_tag": "speaker", "content_tag": "utterance", "user_tag": "prompter", "assistant_tag": "bot"}  # fmt: skip
+    words = {
+        "role_tag": "speaker",
+        "content_tag": "utterance",
+        "user_tag": "prompter",
+        "assistant_tag": "bot",
+    }
     merged = {"consecutive_roles": "merge"}
     twice, once = {"messages": [SAYS[0], *SAYS]}, {"messages": SAYS}
     for records, shape, options in (
@@ -183,13 +269,20 @@ PARTS = [{"type": "image_url", "image_url": {"url": URI}}, {"type": "text", "tex
 TAGGED = "Picture 1: <img>0.jpg</img>\nWhat?"
 RECORDS: dict[str, list[Any]] = {
     "llava": [record("0.jpg"), record("0.jpg", "1.png"), record()],
-    "qwen": [{"conversations": [{"from": "user", "value": TAGGED}, {"from": "assistant", "value": "It."}]}],
+    "qwen": [
+        {
+            "conversations": [
+                {"from": "user", "value": TAGGED},
+                {"from": "assistant", "value": "It."},
+            ]
+        }
+    ],
     "pairs": [{"input": TAGGED, "output": "It."}],
     "swift": [{"messages": TALK, "images": ["0.jpg"]}],
     "parts": [{"messages": [{"role": "user", "content": PARTS}, TALK[1]]}],
     "named": [{"messages": TALK, "picture": "1.png"}],
     "talk": [{"messages": [{"role": "user", "content": "Who?"}, TALK[1]]}],
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -51,16 +51,35 @@ SAME: list[tuple[list[Any], list[Any]]] = [
     ([USER | {"tool_calls": []}, SAID | {"tool_calls": []}], [USER, SAID]),
     ([USER, said("assistant", USE), said("user", GAVE), SAID], PLAIN),
     (
-        [USER, said("assistant", USE), said("user", GAVE | {"content": [text("5")]} | CACHED), SAID],
+        [
+            USER,
+            said("assistant", USE),
+            said("user", GAVE | {"content": [text("5")]} | CACHED),
+            SAID,
+        ],
         PLAIN,
     ),
     (
-        [USER, said("assistant", THOUGHT, text("So."), USE), said("user", GAVE, text("And?")), SAID],
-        [USER, CALLING | {"content": "So.", "reasoning_content": "hm"}, RESULT, {"role": "user", "content": "And?"}, SAID],
+        [
+            USER,
+            said("assistant", THOUGHT, text("So."), USE),
+            said("user", GAVE, text("And?")),
+            SAID,
+        ],
+        [
+            USER,
+            CALLING | {"content": "So.", "reasoning_content": "hm"},
+            RESULT,
+            {"role": "user", "content": "And?"},
+            SAID,
+        ],
     ),
     ([USER, said("assistant", THOUGHT, text("5"))], [USER, SAID | {"reasoning_content": "hm"}]),
     *(
-        ([USER, CALLING, RESULT | {"content": content}, SAID], [USER, CALLING, RESULT | {"content": plain}, SAID])
+        (
+            [USER, CALLING, RESULT | {"content": content}, SAID],
+            [USER, CALLING, RESULT | {"content": plain}, SAID],
+        )
         for content, plain in (
             ({"sum": 5, "ö": None}, '{"sum": 5, "ö": null}'),
             ([5, {"a": 1}], '[5, {"a": 1}]'),
@@ -68,7 +87,7 @@ SAME: list[tuple[list[Any], list[Any]]] = [
             ([text("a"), text("b")], "ab"),
         )
     ),
-]  # fmt: skip
+]
 
 
 def openai(messages: list[Any], tools: Any = TOOLS, **more: Any) -> Any:
@@ -149,7 +168,12 @@ def test_empty_arguments_are_an_empty_object() -> None:
 
 def test_results_of_sharegpt_may_be_objects() -> None:
     call = json.dumps({"name": "add", "arguments": ""})
-    turns: list[Any] = [("human", "2+3?"), ("function_call", call), ("observation", {"sum": 5}), ("gpt", "5")]  # fmt: skip
+    turns: list[Any] = [
+        ("human", "2+3?"),
+        ("function_call", call),
+        ("observation", {"sum": 5}),
+        ("gpt", "5"),
+    ]
     record = {"conversations": [{"from": name, "value": value} for name, value in turns]}
     found = SHAPES["sharegpt"].read(record | {"tools": TOOLS}, SHAPES["sharegpt"].own_fields)
     assert [message["content"] for message in found.messages] == ["2+3?", "", '{"sum": 5}', "5"]
@@ -177,10 +201,15 @@ def test_a_greeting_is_a_part_of_the_first_prompt() -> None:
     for found in (
         openai([greeting, USER, SAID, USER, SAID], None),
         SHAPES["sharegpt"].read(
-            {"conversations": [{"from": "gpt" if n % 2 == 0 else "human", "value": m["content"]} for n, m in enumerate([greeting, USER, SAID, USER, SAID])]},
+            {
+                "conversations": [
+                    {"from": "gpt" if n % 2 == 0 else "human", "value": m["content"]}
+                    for n, m in enumerate([greeting, USER, SAID, USER, SAID])
+                ]
+            },
             SHAPES["sharegpt"].own_fields,
         ),
-    ):  # fmt: skip
+    ):
         assert found == Conversation([greeting, USER, SAID, USER, SAID], [False, *[True] * 4])
         [[(prompt, answer), _]] = render_rows(template, found, "reject")
         assert prompt == theirs(QWEN_3, [greeting, USER], True)
@@ -237,15 +266,33 @@ def test_calls_of_llama_factory_and_of_openai_s_older_interface_are_printed_as_t
     both = calling | {"tool_calls": calling["tool_calls"] * 2, "content": "So."}
     for written, plain in (
         (
-            [USER, said("assistant", thought, so, in_part), said("tool", {"type": "text", "value": "5"}), SAID],
-            [USER, calling | {"content": "So.", "reasoning_content": "hm"}, {"role": "tool", "content": "5"}, SAID],
+            [
+                USER,
+                said("assistant", thought, so, in_part),
+                said("tool", {"type": "text", "value": "5"}),
+                SAID,
+            ],
+            [
+                USER,
+                calling | {"content": "So.", "reasoning_content": "hm"},
+                {"role": "tool", "content": "5"},
+                SAID,
+            ],
         ),
-        ([USER, said("assistant", so, in_part, in_part), named, named, SAID], [USER, both, named, named, SAID]),
         (
-            [USER | {"function_call": None}, {"role": "assistant", "content": None, "function_call": of_text}, older, SAID],
+            [USER, said("assistant", so, in_part, in_part), named, named, SAID],
+            [USER, both, named, named, SAID],
+        ),
+        (
+            [
+                USER | {"function_call": None},
+                {"role": "assistant", "content": None, "function_call": of_text},
+                older,
+                SAID,
+            ],
             [USER, calling | {"content": None}, named, SAID],
         ),
-    ):  # fmt: skip
+    ):
         found = openai(written)
         assert printed(QWEN_3, found) == theirs(QWEN_3, plain, False, tools=TOOLS)
         with_pictures = with_images(SHAPES["openai"], ())
@@ -255,8 +302,11 @@ def test_calls_of_llama_factory_and_of_openai_s_older_interface_are_printed_as_t
         (said("assistant", in_part, so), "content_not_text"),
         (said("assistant", {"type": "tool_call", "value": "{"}), "bad_tool_call"),
         (said("assistant", {"type": "reasoning", "value": 3}), "content_not_text"),
-        ({"role": "assistant", "content": None, "function_call": {"name": "f"}}, "arguments_not_json"),
-    ):  # fmt: skip
+        (
+            {"role": "assistant", "content": None, "function_call": {"name": "f"}},
+            "arguments_not_json",
+        ),
+    ):
         assert openai([USER, wrong]) == reason
 
 
@@ -273,7 +323,13 @@ def test_parallel_calls_that_are_written_one_a_message_are_one_message() -> None
         assert printed(QWEN_3, found) == theirs(QWEN_3, plain, False, tools=TOOLS)
     bare = [{"type": "function", "function": each["function"]} for each in (ADD, other)]
     texts = [json.dumps(each["function"]) for each in bare]
-    said = [("user", "2+3?"), *(("tool_call", each) for each in texts), ("tool_response", "5"), ("tool_response", "1"), ("assistant", "5")]  # fmt: skip
+    said = [
+        ("user", "2+3?"),
+        *(("tool_call", each) for each in texts),
+        ("tool_response", "5"),
+        ("tool_response", "1"),
+        ("assistant", "5"),
+    ]
     plain = [
         USER,
         {"role": "assistant", "content": "", "tool_calls": bare},
@@ -282,7 +338,14 @@ def test_parallel_calls_that_are_written_one_a_message_are_one_message() -> None
     ]
     found = openai([{"role": role, "content": content} for role, content in said])
     assert found.messages == plain
-    tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool_response", "function_tag": "tool_call"}  # fmt: skip
+    tags = {
+        "role_tag": "role",
+        "content_tag": "content",
+        "user_tag": "user",
+        "assistant_tag": "assistant",
+        "observation_tag": "tool_response",
+        "function_tag": "tool_call",
+    }
     shape = SHAPES["sharegpt"]
     record = {"conversations": [{"role": r, "content": c} for r, c in said], "tools": TOOLS}
     assert shape.read(record, shape.own_fields, tags=tags) == found

@@ -31,7 +31,23 @@ GLAIVE = [
 ]
 TEXTS = st.text("ab\n", max_size=3)
 MERGED = {"consecutive_roles": "merge"}
-FLAGS = st.sampled_from([{}, {"weight": 0}, {"weight": 1}, {"train": False}, {"loss": True}, {"loss_weight": 0.0}, {"train": True, "weight": 1}, {"weight": None}, {"loss_mask": 0}, {"training": False}, {"trainable": 0.0}, {"step_loss_mask": 0}, {"trainable": True, "loss_mask": 1.0}])  # fmt: skip
+FLAGS = st.sampled_from(
+    [
+        {},
+        {"weight": 0},
+        {"weight": 1},
+        {"train": False},
+        {"loss": True},
+        {"loss_weight": 0.0},
+        {"train": True, "weight": 1},
+        {"weight": None},
+        {"loss_mask": 0},
+        {"training": False},
+        {"trainable": 0.0},
+        {"step_loss_mask": 0},
+        {"trainable": True, "loss_mask": 1.0},
+    ]
+)
 WORDS = st.sampled_from(["role", "speaker", "who", "text", "body", "q", "a", "fn", "out", "sys"])
 
 
@@ -49,7 +65,11 @@ def sharegpt(items: list[Any], options: dict[str, Any] | None = None, **more: An
 
 
 NEEDED = {"instruction": TEXTS, "output": TEXTS}
-OPTIONAL = {"input": st.none() | TEXTS, "system": st.none() | TEXTS, "history": st.none() | st.lists(st.tuples(TEXTS, TEXTS).map(list), max_size=2)}  # fmt: skip
+OPTIONAL = {
+    "input": st.none() | TEXTS,
+    "system": st.none() | TEXTS,
+    "history": st.none() | st.lists(st.tuples(TEXTS, TEXTS).map(list), max_size=2),
+}
 
 
 @given(st.fixed_dictionaries(NEEDED, optional=OPTIONAL), st.sampled_from(["\n", "", " | "]))
@@ -59,7 +79,11 @@ def test_a_record_of_alpaca_is_its_exchanges_in_order(record: dict[str, Any], be
         question += (between if question else "") + record["input"]
     exchanges = [*(record.get("history") or ()), [question, answer]]
     said = [("system", record["system"])] if record.get("system") else []
-    said += [(role, text) for each in exchanges for role, text in zip(("user", "assistant"), each, strict=True)]  # fmt: skip
+    said += [
+        (role, text)
+        for each in exchanges
+        for role, text in zip(("user", "assistant"), each, strict=True)
+    ]
     found = read("alpaca", record, joined_by=between)
     if not (question and answer):
         assert found == ("empty_answer" if question else "empty_question")
@@ -147,7 +171,12 @@ def test_nulls_stay_unless_they_are_dropped() -> None:
     """As Arrow adds them where the objects of a list differ; a null inside of JSON text is the
     record's own.
     """
-    said = [ASKED | {"tool_calls": None}, call({"city": "X", "n": None}), RESULT | {"name": None}, call('{"n": null}')]  # fmt: skip
+    said = [
+        ASKED | {"tool_calls": None},
+        call({"city": "X", "n": None}),
+        RESULT | {"name": None},
+        call('{"n": null}'),
+    ]
     tools = [{"type": None, "function": {"name": "f", "strict": None, "parameters": {}}}]
     kept = [ASKED, *said[1:]]  # null for calls means that a message calls nothing
     assert openai(*said, tools=tools) == RichConversation(kept, None, tools)

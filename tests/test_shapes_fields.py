@@ -68,7 +68,19 @@ def test_a_field_that_is_named_just_so_wins(name: str, value: Any, record: dict[
 
 
 def test_what_is_no_path_is_a_name_and_what_is_no_template_is_refused() -> None:
-    for name in ("text", "score[en]", "a..b", ".a", "a.", "[0]", "a[0", "a]", "a[]", "a b-c", "a[0]b"):  # fmt: skip
+    for name in (
+        "text",
+        "score[en]",
+        "a..b",
+        ".a",
+        "a.",
+        "[0]",
+        "a[0",
+        "a]",
+        "a[]",
+        "a b-c",
+        "a[0]b",
+    ):
         assert (parse_field(name).entered, parse_field(name).roots) == (set(), {name})
         assert make_deriver([name]) is None
     for template in ("{title", "a {title} }", "{}", "a{b{c}}", "{{}", "x{", "{a:3}", "{a!r}"):
@@ -142,11 +154,20 @@ def test_a_condition_says_what_python_says(condition: str, record: dict[str, Any
 
 
 MORE: list[tuple[str, dict[str, Any], str | None]] = [
-    *(("matches(url, '^https?://')", {"url": url}, why) for url, why in (("http://x", None), ("-", "where"))),
-    *((r"matches(url, '\\d{2}')", {"url": url}, why) for url, why in (("a12", None), ("a1", "where"))),
+    *(
+        ("matches(url, '^https?://')", {"url": url}, why)
+        for url, why in (("http://x", None), ("-", "where"))
+    ),
+    *(
+        (r"matches(url, '\\d{2}')", {"url": url}, why)
+        for url, why in (("a12", None), ("a1", "where"))
+    ),
     *(("not matches(url, 'x')", {"url": url}, why) for url, why in (("y", None), ("x", "where"))),
     *(("matches(url, 'x')", {"url": url}, "where_not_comparable") for url in (None, "\ud800")),
-    *(("exists(url) and len(url) > 3", {"url": "long"}, None), ("exists(url)", {"url": None}, "where")),
+    *(
+        ("exists(url) and len(url) > 3", {"url": "long"}, None),
+        ("exists(url)", {"url": None}, "where"),
+    ),
     ("exists(a.b)", {"a": 1}, "where"),
     ("lang in ('en', 'de') and lang in {'en'}", {"lang": "en"}, None),
     ("field('odd name') == 1", {"odd name": 1}, None),
@@ -155,10 +176,16 @@ MORE: list[tuple[str, dict[str, Any], str | None]] = [
     ("meta.n == 1", {"meta.n": 1, "meta": {"n": 2}}, None),
     ("field('from') == 'a' \n and x", {"from": "a", "x": True}, None),
     ("a > 1", {"a": "2"}, "where_not_comparable"),
-    *((condition, {"a": True}, None) for condition in ("a == true", "a is True", "a != false and a is not null", "not -a == 1")),
-    *((condition, {"a": False}, "where") for condition in ("a == true", "a is True", "a != false and a is not null")),
+    *(
+        (condition, {"a": True}, None)
+        for condition in ("a == true", "a is True", "a != false and a is not null", "not -a == 1")
+    ),
+    *(
+        (condition, {"a": False}, "where")
+        for condition in ("a == true", "a is True", "a != false and a is not null")
+    ),
     *(("a == 1", value, None) for value in (["list"], "text", None, 3)),
-]  # fmt: skip
+]
 "Where Python has no word for it. What is no object is left to its shape."
 
 
@@ -184,7 +211,12 @@ BAD = {
     "at character 6 of \"lang = 'en'\": invalid syntax": ["lang = 'en'"],
     "'2 ** 9 ** 9': a condition may contain fields": ["lang == 'en' and 2 ** 9 ** 9"],
     "'lang.lower()': a condition may contain fields": ["lang.lower() == 'en'"],
-    "a condition may contain fields": ["__import__('os').system('x')", "len(a, b)", "[x for x in a]", "matches(a, b)"],
+    "a condition may contain fields": [
+        "__import__('os').system('x')",
+        "len(a, b)",
+        "[x for x in a]",
+        "matches(a, b)",
+    ],
     "is not a field": ["a[b]", "(a + b).c == 1", "a[0:1]", "field(a) == 1"],
     "invalid perl operator": ["matches(a, '(?=x)')"],
     "RE2 cannot read the regular expression": ["matches(a, '((a{500}){500}){500}')"],
@@ -195,7 +227,7 @@ BAD = {
     "recursion|too deep|too complex": ["not " * 2_000 + "a", "a" + ".b" * 4_900, "-" * 9_000 + "1"],
     "Exceeds the limit": ["a == " + "9" * 5_000],
     "utf-8": ["matches(a, '\ud800')"],
-}  # fmt: skip
+}
 
 
 def test_what_is_no_condition_is_one_sentence_with_its_place() -> None:

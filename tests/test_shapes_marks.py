@@ -16,7 +16,17 @@ from mdsmix.shapes import SHAPES
 from mdsmix.shapes.extras import OBJECTS
 from tests.test_shapes_refused import ANSWERED, ASKED
 
-KEYS = ("train", "weight", "loss", "loss_weight", "loss_mask", "step_loss_mask", "training", "trainable", "mine")  # fmt: skip
+KEYS = (
+    "train",
+    "weight",
+    "loss",
+    "loss_weight",
+    "loss_mask",
+    "step_loss_mask",
+    "training",
+    "trainable",
+    "mine",
+)
 SAID = st.lists(st.sampled_from([0, 1, False, True, 0.0, 1.0, None]), min_size=1, max_size=4)
 SYSTEM = {"system": "Be brief."}
 
@@ -41,10 +51,18 @@ def marked(shape: str, key: str, marks: list[Any]) -> dict[str, Any]:
     if shape == "rounds":
         asked, answered = said[::2], said[1::2]
         each = zip(asked, answered, strict=True)
-        return {"conversation": [{"human": q["content"], "assistant": a["content"], key: a[key]} for q, a in each]}  # fmt: skip
+        return {
+            "conversation": [
+                {"human": q["content"], "assistant": a["content"], key: a[key]} for q, a in each
+            ]
+        }
     if shape == "openai":
         return {"messages": said}
-    names = {"user": "user", "assistant": "assistant"} if shape == "qwen_vl" else {"user": "human", "assistant": "gpt"}  # fmt: skip
+    names = (
+        {"user": "user", "assistant": "assistant"}
+        if shape == "qwen_vl"
+        else {"user": "human", "assistant": "gpt"}
+    )
     items = [{"from": names[m["role"]], "value": m["content"], key: m[key]} for m in said]
     return {"conversations": items}
 
@@ -68,12 +86,18 @@ def test_a_mark_means_the_same_under_every_key(shape: str, key: str, marks: list
 PLAIN: dict[str, Any] = {
     "messages": {"messages": talk(2)},
     "openai": {"messages": talk(2)},
-    "sharegpt": {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}] * 2},
-    "llava": {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}] * 2},
-    "qwen_vl": {"conversations": [{"from": "user", "value": "a"}, {"from": "assistant", "value": "b"}] * 2},
+    "sharegpt": {
+        "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}] * 2
+    },
+    "llava": {
+        "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}] * 2
+    },
+    "qwen_vl": {
+        "conversations": [{"from": "user", "value": "a"}, {"from": "assistant", "value": "b"}] * 2
+    },
     "rounds": {"conversation": [{"human": "a", "assistant": "b"}] * 2},
     "alpaca": {"instruction": "a", "output": "b", "history": [["c", "d"]]},
-}  # fmt: skip
+}
 "Shape -> a record of two questions and two answers."
 
 
@@ -150,7 +174,15 @@ def test_the_variables_of_a_record_are_in_its_conversation(shape: str) -> None:
         assert all(half.variables == want for half in halves)
         bare = [half._replace(variables=None) for half in halves]
         assert bare == [*plain[:2]] if shape == "preference" else bare == [plain]
-    for wrong in (3, [1], "{", "text", {"tools": []}, {"add_generation_prompt": True}, {"tokenize": False}):  # fmt: skip
+    for wrong in (
+        3,
+        [1],
+        "{",
+        "text",
+        {"tools": []},
+        {"add_generation_prompt": True},
+        {"tokenize": False},
+    ):
         bad = read(shape, record | {"chat_template_kwargs": wrong})
         assert bad == "bad_template_kwargs"
         assert detail_of(bad)["why"]

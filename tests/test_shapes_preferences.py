@@ -203,22 +203,50 @@ def test_no_value_of_any_field_ends_a_run(name: str) -> None:
 
 RANKED: dict[str, tuple[Record, Sequence[Record], Record]] = {
     "chats": (
-        {"formatting": "sharegpt", "columns": {"messages": "conversations", "chosen": "chosen", "rejected": "rejected", "system": "system"}},
+        {
+            "formatting": "sharegpt",
+            "columns": {
+                "messages": "conversations",
+                "chosen": "chosen",
+                "rejected": "rejected",
+                "system": "system",
+            },
+        },
         SHAREGPT,
         {"conversations": "conversations", "system": "system"},
     ),
     "plain": ({}, ALPACA[:1], {"instruction": "instruction", "input": "input"}),
     "asked": (
-        {"columns": {"query": "instruction", "chosen": "chosen", "rejected": "rejected", "system": "system", "history": "history"}},
+        {
+            "columns": {
+                "query": "instruction",
+                "chosen": "chosen",
+                "rejected": "rejected",
+                "system": "system",
+                "history": "history",
+            }
+        },
         ALPACA[1:],
         {"instruction": "instruction", "system": "system", "history": "history"},
     ),
     "openai": (
-        {"formatting": "openai", "columns": {"messages": "messages", "chosen": "chosen", "rejected": "rejected"}},
+        {
+            "formatting": "openai",
+            "columns": {"messages": "messages", "chosen": "chosen", "rejected": "rejected"},
+        },
         TAGGED,
-        {"conversations": "messages", "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool"}},
+        {
+            "conversations": "messages",
+            "tags": {
+                "role_tag": "role",
+                "content_tag": "content",
+                "user_tag": "user",
+                "assistant_tag": "assistant",
+                "observation_tag": "tool",
+            },
+        },
     ),
-}  # fmt: skip
+}
 """An entry with `ranking: true`, its records, and the source that its stream gets beside `chosen`
 and `rejected`.
 """

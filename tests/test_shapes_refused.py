@@ -43,9 +43,11 @@ PARTS: list[Any] = [
     *([{"type": "text", "text": 3}], [{"type": ["text"], "text": "a"}], None),
 ]
 FLAGS = (
-    {"weight": 0.5}, {"weight": "1"}, {"weight": 1, "train": False},
+    {"weight": 0.5},
+    {"weight": "1"},
+    {"weight": 1, "train": False},
     {"train_detail": [{"begin_offset": 0}]},
-)  # fmt: skip
+)
 OF_MESSAGES: dict[str, list[list[Any]]] = {
     "bad_weight": [[ASKED, ANSWERED | flags] for flags in FLAGS],
     "trained_prompt": [[ASKED | {"weight": 1}, ANSWERED]],
@@ -59,7 +61,10 @@ OF_MESSAGES: dict[str, list[list[Any]]] = {
         [ASKED, RESULT, ANSWERED],
         *([ASKED, call(), RESULT | {"tool_call_id": at}, ANSWERED] for at in ("c2", ["c1"])),
     ],
-    "content_not_text": [[ASKED, ANSWERED | {"content": None}], *([ASKED | {"content": said}, ANSWERED] for said in PARTS)],
+    "content_not_text": [
+        [ASKED, ANSWERED | {"content": None}],
+        *([ASKED | {"content": said}, ANSWERED] for said in PARTS),
+    ],
     "empty_answer": [[ASKED, ANSWERED | {"content": ""}]],
     "unknown_role": [[ASKED | {"role": role}, ANSWERED] for role in ("human", {})],
     "repeated_role": [[ASKED, ASKED, ANSWERED]],
@@ -68,41 +73,85 @@ OF_MESSAGES: dict[str, list[list[Any]]] = {
         *([ASKED, call(arguments)] for arguments in ({"a": "\ud800"}, {"\ud800": "a"})),
     ],
     "last_not_assistant": [[ASKED, call(), RESULT]],
-}  # fmt: skip
+}
 "Reason -> messages in OpenAI's form."
 OF_RECORDS: dict[str, dict[str, list[Any]]] = {
     "openai": {
-        "bad_tools": [{"messages": [ASKED, ANSWERED], "tools": tools} for tools in ("{", '{"name": "f"}', {"name": "f"}, ["f"], [{"type": "function"}], 3)],
+        "bad_tools": [
+            {"messages": [ASKED, ANSWERED], "tools": tools}
+            for tools in ("{", '{"name": "f"}', {"name": "f"}, ["f"], [{"type": "function"}], 3)
+        ],
         "missing_tools": [{"messages": [ASKED, call()], "tools": None}],
-        "lone_surrogate": [{"messages": [ASKED, ANSWERED], "tools": [{"type": "function", "function": {"name": "\ud800"}}]}],
+        "lone_surrogate": [
+            {
+                "messages": [ASKED, ANSWERED],
+                "tools": [{"type": "function", "function": {"name": "\ud800"}}],
+            }
+        ],
     },
     "messages": {
         "no_messages": [{"messages": []}],
         "too_few_messages": [{"messages": say("assistant")}],
-        "repeated_role": [{"messages": say(*roles)} for roles in (("user", "tool", "tool", "assistant"), ("user", "assistant", "assistant"), ("user", "user", "assistant"))],
+        "repeated_role": [
+            {"messages": say(*roles)}
+            for roles in (
+                ("user", "tool", "tool", "assistant"),
+                ("user", "assistant", "assistant"),
+                ("user", "user", "assistant"),
+            )
+        ],
         "bad_message_keys": [
             {"messages": [message | {"tool_calls": None} for message in (ASKED, ANSWERED)]},
-            *({"messages": [asked, ANSWERED]} for asked in ("hi", {"role": "user"}, {"role": "user", "text": "a"}, ASKED | {"name": "b"})),
+            *(
+                {"messages": [asked, ANSWERED]}
+                for asked in (
+                    "hi",
+                    {"role": "user"},
+                    {"role": "user", "text": "a"},
+                    ASKED | {"name": "b"},
+                )
+            ),
         ],
-        "unknown_role": [{"messages": say("human", "assistant")}, {"messages": [ASKED | {"role": ["user"]}, ANSWERED]}],
-        "content_not_text": [{"messages": [ASKED | {"content": said}, ANSWERED]} for said in (None, [{"type": "text", "text": "a"}])],
+        "unknown_role": [
+            {"messages": say("human", "assistant")},
+            {"messages": [ASKED | {"role": ["user"]}, ANSWERED]},
+        ],
+        "content_not_text": [
+            {"messages": [ASKED | {"content": said}, ANSWERED]}
+            for said in (None, [{"type": "text", "text": "a"}])
+        ],
         "last_not_assistant": [{"messages": say("user", "assistant", "user")}],
         "starts_with_assistant": [{"messages": say("assistant", "user", "assistant")}],
     },
     "sharegpt": {
         "bad_message_keys": [{"conversations": ["a"]}, {"conversations": [{"from": "human"}]}],
-        "unknown_role": [{"conversations": [item("bot", "a")]}, {"conversations": [item(["human"], "a")]}],
+        "unknown_role": [
+            {"conversations": [item("bot", "a")]},
+            {"conversations": [item(["human"], "a")]},
+        ],
         "content_not_text": [{"conversations": [item("human", ["a"])]}],
         "missing_tools": [{"conversations": CALLED}],
-        "bad_tools": [{"conversations": CALLED, "tools": "none"}, {"conversations": CALLED, "tools": [{"description": "x"}]}],
-        "bad_tool_call": [{"conversations": [A, item("function_call", said)]} for said in ("run", '{"name": "f", "arguments": {"n": NaN}}')],
-        "arguments_not_json": [{"conversations": [A, item("function_call", said)]} for said in ('{"name": "f", "arguments": "x"}', '{"name": "f"}')],
+        "bad_tools": [
+            {"conversations": CALLED, "tools": "none"},
+            {"conversations": CALLED, "tools": [{"description": "x"}]},
+        ],
+        "bad_tool_call": [
+            {"conversations": [A, item("function_call", said)]}
+            for said in ("run", '{"name": "f", "arguments": {"n": NaN}}')
+        ],
+        "arguments_not_json": [
+            {"conversations": [A, item("function_call", said)]}
+            for said in ('{"name": "f", "arguments": "x"}', '{"name": "f"}')
+        ],
         "field_not_text": [{"conversations": [A, B], "system": 3}],
     },
     "prompt_response": {
         "missing_field": [{"prompt": "a"}],
         "field_not_text": [{"prompt": None, "response": "b"}, {"prompt": "a", "response": 3}],
-        "lone_surrogate": [{"prompt": "a\ud800", "response": "b"}, {"prompt": "a", "response": "\ud800"}],
+        "lone_surrogate": [
+            {"prompt": "a\ud800", "response": "b"},
+            {"prompt": "a", "response": "\ud800"},
+        ],
         "not_an_object": ["text", None],
     },
     "rounds": {
@@ -115,16 +164,27 @@ OF_RECORDS: dict[str, dict[str, list[Any]]] = {
     "alpaca": {
         "missing_field": [{"instruction": "a"}],
         "json_array": [[GOOD]],
-        "field_not_text": [GOOD | {"output": None}, GOOD | {"instruction": 3}, GOOD | {"input": ["x"]}],
+        "field_not_text": [
+            GOOD | {"output": None},
+            GOOD | {"instruction": 3},
+            GOOD | {"input": ["x"]},
+        ],
         "bad_history": [GOOD | {"history": past} for past in ("before", [["q"]], [["q", None]])],
-        "lone_surrogate": [GOOD | {"system": "\ud800"}, GOOD | {"history": [["q", "\ud800"]]}, GOOD | {"tools": '[{"name": "\\ud800"}]'}],
+        "lone_surrogate": [
+            GOOD | {"system": "\ud800"},
+            GOOD | {"history": [["q", "\ud800"]]},
+            GOOD | {"tools": '[{"name": "\\ud800"}]'},
+        ],
         "bad_tools": [GOOD | {"tools": "no list"}],
     },
-}  # fmt: skip
+}
 
 
 def test_what_is_wrong_has_its_reason() -> None:
-    of_messages = {code: [{"messages": said, "tools": TOOLS} for said in given] for code, given in OF_MESSAGES.items()}  # fmt: skip
+    of_messages = {
+        code: [{"messages": said, "tools": TOOLS} for said in given]
+        for code, given in OF_MESSAGES.items()
+    }
     for name, reasons in [("openai", of_messages), *OF_RECORDS.items()]:
         shape = SHAPES[name]
         fields = {key: key for key in (*shape.fields, *shape.optional)}
@@ -162,12 +222,22 @@ def turn(answer: Any = "b", role: Any = "assistant", **more: Any) -> list[Any]:
 
 
 ODD_MESSAGES = [
-    *(None, 7, "ab", [], {}, turn()[:1], turn()[1:], [*turn(), "ab"], [*turn(), ["role", "content"]]),
+    *(
+        None,
+        7,
+        "ab",
+        [],
+        {},
+        turn()[:1],
+        turn()[1:],
+        [*turn(), "ab"],
+        [*turn(), ["role", "content"]],
+    ),
     *(turn(role=role) for role in ("user", "bot", None, ["user"], True)),
     *(turn(answer) for answer in (None, 7, ["b"], "\ud800")),
     *(turn(weight=1), turn() + turn(role="user"), [*turn(), *turn()[:1]], turn()[::-1]),
     [{"role": "user", "text": "a"}, turn()[1]],
-]  # fmt: skip
+]
 
 
 GOOD_MESSAGES = [turn(), turn() * 3, [{"role": "system", "content": "é"}, *turn()]]
@@ -175,10 +245,25 @@ TEXTS, NO_TEXTS = ("", "a", "é 数"), ("\ud800", None, 7, ["a"], {"a": 1})
 GOOD_PAIRS = [{"my p": prompt, "my r": response} for prompt, response in product(TEXTS, repeat=2)]
 ALIKE: list[tuple[str, dict[str, str], list[Any], list[Any]]] = [
     # shape, its fields, records, and what is none of its records
-    ("text", {"text": "my p"}, [{"my p": text} for text in TEXTS], [{"my p": text} for text in NO_TEXTS]),
-    ("prompt_response", {"prompt": "my p", "response": "my r"}, GOOD_PAIRS, [GOOD_PAIRS[1] | {key: text} for key in ("my p", "my r") for text in NO_TEXTS]),
-    ("messages", {"messages": "said"}, [{"said": each} for each in GOOD_MESSAGES], [{"said": each} for each in ODD_MESSAGES]),
-]  # fmt: skip
+    (
+        "text",
+        {"text": "my p"},
+        [{"my p": text} for text in TEXTS],
+        [{"my p": text} for text in NO_TEXTS],
+    ),
+    (
+        "prompt_response",
+        {"prompt": "my p", "response": "my r"},
+        GOOD_PAIRS,
+        [GOOD_PAIRS[1] | {key: text} for key in ("my p", "my r") for text in NO_TEXTS],
+    ),
+    (
+        "messages",
+        {"messages": "said"},
+        [{"said": each} for each in GOOD_MESSAGES],
+        [{"said": each} for each in ODD_MESSAGES],
+    ),
+]
 
 
 def test_records_are_read_as_one_by_one() -> None:
