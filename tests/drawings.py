@@ -26,8 +26,10 @@ FILES = (("jpg", "JPEG"), ("png", "PNG"), ("webp", "WEBP"))
 DRAWINGS, TEXTS = 360, 60
 
 
-def shape(draw: ImageDraw.ImageDraw, size: tuple[int, int], by: random.Random) -> tuple[str, str]:
-    colour, name = by.choice(COLOURS), by.choice(("circle", "square", "triangle"))
+def draw_shape(
+    draw: ImageDraw.ImageDraw, size: tuple[int, int], rng: random.Random
+) -> tuple[str, str]:
+    colour, name = rng.choice(COLOURS), rng.choice(("circle", "square", "triangle"))
     w, h = size
     if name == "triangle":
         draw.regular_polygon((w // 2, h // 2, h // 3), 3, fill=colour)
@@ -37,64 +39,64 @@ def shape(draw: ImageDraw.ImageDraw, size: tuple[int, int], by: random.Random) -
     return "What is drawn here?", f"A {colour} {name}."
 
 
-def records(folder: Path) -> Iterator[dict[str, Any]]:
-    """Drawings with a question each, two of a kind now and then, and records of text alone."""
-    by = random.Random(7)
+def good_records(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield records of one drawing, some of the same drawing twice, and some of text alone."""
+    rng = random.Random(7)
     (folder / "img").mkdir(parents=True)
     for number in range(DRAWINGS):
-        size = by.choice(((112, 84), (84, 112), (140, 84), (84, 84)))
+        size = rng.choice(((112, 84), (84, 112), (140, 84), (84, 84)))
         suffix, format = FILES[number % 3]
         image = Image.new("RGB", size, "white")
-        question, answer = shape(ImageDraw.Draw(image), size, by)
+        question, answer = draw_shape(ImageDraw.Draw(image), size, rng)
         image.save(folder / f"img/{number}.{suffix}", format)
-        yield told([f"img/{number}.{suffix}"], question, answer)
+        yield talk_about([f"img/{number}.{suffix}"], question, answer)
         if number % 20 == 19:
             pair = [f"img/{number}.{suffix}"] * 2
-            yield told(pair, "Are the two the same?", "Yes, they are.")
+            yield talk_about(pair, "Are the two the same?", "Yes, they are.")
     for _ in range(TEXTS):
-        one, other = by.randrange(9), by.randrange(9)
-        yield told([], f"What is {one} + {other}?", f"It is {one + other}.")
+        first, second = rng.randrange(9), rng.randrange(9)
+        yield talk_about([], f"What is {first} + {second}?", f"It is {first + second}.")
 
 
-def bad(folder: Path) -> Iterator[dict[str, Any]]:
-    """Records whose images are cut off, a page of a server, lost, at a URL, or fewer than their
-    text says.
+def bad_records(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield records whose images are truncated, an HTML page, missing, at a URL, or fewer than
+    their text names.
     """
     good = (folder / "img/0.jpg").read_bytes()
     (folder / "img/cut.jpg").write_bytes(good[: len(good) // 2])
     (folder / "img/page.jpg").write_bytes(b"<html>404 Not Found</html>")
     for name in ("img/cut.jpg", "img/page.jpg", "img/lost.jpg", "https://example.org/a.jpg"):
-        yield told([name], "What is this?", "A drawing.")
-    yield told(["img/0.jpg"], "What are <image> and <image>?", "Two drawings.")
+        yield talk_about([name], "What is this?", "A drawing.")
+    yield talk_about(["img/0.jpg"], "What are <image> and <image>?", "Two drawings.")
 
 
-def told(images: list[str], question: str, answer: str) -> dict[str, Any]:
-    said = "<image>\n" * len(images) + question
-    talk = [{"from": "human", "value": said}, {"from": "gpt", "value": answer}]
-    return {"image": images, "conversations": talk} if images else {"conversations": talk}
+def talk_about(images: list[str], question: str, answer: str) -> dict[str, Any]:
+    text = "<image>\n" * len(images) + question
+    turns = [{"from": "human", "value": text}, {"from": "gpt", "value": answer}]
+    return {"image": images, "conversations": turns} if images else {"conversations": turns}
 
 
-def make(folder: Path) -> None:
+def make_corpus(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    made = [*records(folder), *bad(folder)]
-    random.Random(1).shuffle(made)
-    lines = [json.dumps(record) for record in made]
+    all_records = [*good_records(folder), *bad_records(folder)]
+    random.Random(1).shuffle(all_records)
+    lines = [json.dumps(record) for record in all_records]
     (folder / "drawings.jsonl").write_text("\n".join(lines) + "\n")
     plain = train_tokenizer(folder / "plain", vocab_size=1000, documents_n=30)
     words = seeing_tokenizer(plain, folder / "tokenizer", tokens=TOKENS)
     processor_of("qwen", words).save_pretrained(folder / "processor")
-    print(f"{len(made)} records about {DRAWINGS} drawings, bad ones among them: {folder}")
+    print(f"{len(all_records)} records about {DRAWINGS} drawings, bad ones among them: {folder}")
 
 
-def train(config: str) -> None:
+def train_model(config: str) -> None:
     import torch
 
     from mdsmix.load import build_loader
     from mdsmix.load.vision import load_processor
 
     loader = build_loader(config, batch_size=8)
-    seeing = load_processor(loader.collate_fn.vision.name)
-    model = tiny_model(len(seeing.tokenizer), seeing)
+    vision = load_processor(loader.collate_fn.vision.name)
+    model = tiny_model(len(vision.tokenizer), vision)
     steps = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for batch in loader:
@@ -110,4 +112,6 @@ def train(config: str) -> None:
 
 
 if __name__ == "__main__":
-    {"make": lambda: make(Path(sys.argv[2])), "train": lambda: train(sys.argv[2])}[sys.argv[1]]()
+    {"make": lambda: make_corpus(Path(sys.argv[2])), "train": lambda: train_model(sys.argv[2])}[
+        sys.argv[1]
+    ]()

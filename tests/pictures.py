@@ -1,5 +1,7 @@
-"""Drawings in every format, records about them in every shape, and a tokenizer that knows
-an image.
+"""Drawings in every format, records about them, and a tokenizer with an image token.
+
+`drawing` returns the bytes of an image and `write_drawings` writes several; `record` is a LLaVA
+record about images, `stream` the recipe of a stream of such records.
 """
 
 from __future__ import annotations
@@ -21,35 +23,35 @@ QWEN = (
     "{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"In the manner of Qwen2.5-VL's."
+"A chat template like Qwen2.5-VL's."
 LLAVA = (
     "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
     "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}<image>\n{% endfor %}"
     "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}"
     "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
-"In the manner of LLaVA's: every content is a list of parts."
+"A chat template like LLaVA's: every content is a list of parts."
 
 
 def drawing(
-    format: str = "JPEG", size: tuple[int, int] = (40, 30), seed: int = 0, **more: Any
+    format: str = "JPEG", size: tuple[int, int] = (40, 30), seed: int = 0, **options: Any
 ) -> bytes:
-    """An image of this width and height; another one for each seed."""
+    """Return the bytes of an image of this width and height; each seed gives another image."""
     image = Image.new("RGB", size, (seed * 37 % 256, seed * 91 % 256, 128))
     draw = ImageDraw.Draw(image)
     draw.rectangle((2, 2, 4 + seed % 17, 10), fill="white")
     draw.text((5, 12), str(seed), fill="black")
-    return saved(image, format, **more)
+    return saved(image, format, **options)
 
 
-def saved(image: Image.Image, format: str = "JPEG", **more: object) -> bytes:
-    out = io.BytesIO()
-    image.save(out, format, **more)
-    return out.getvalue()
+def saved(image: Image.Image, format: str = "JPEG", **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
 
 
 def write_drawings(folder: Path, count: int = 3, size: tuple[int, int] = (40, 30)) -> list[Path]:
-    """`0.jpg`, `1.png`, `2.webp`, `3.jpg` ..."""
+    """Write `0.jpg`, `1.png`, `2.webp`, `3.jpg` ... and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{n}.{('jpg', 'png', 'webp')[n % 3]}" for n in range(count)]
     for n, path in enumerate(paths):
@@ -60,7 +62,7 @@ def write_drawings(folder: Path, count: int = 3, size: tuple[int, int] = (40, 30
 def record(
     *images: str, question: str = "What is it?", answer: str = "A drawing."
 ) -> dict[str, Any]:
-    """LLaVA's."""
+    """Return a record of LLaVA's shape: one question about these images, and its answer."""
     value = "<image>\n" * len(images) + question
     talk = [{"from": "human", "value": value}, {"from": "gpt", "value": answer}]
     if not images:
@@ -74,22 +76,26 @@ def stream(path: object, shape: str = "llava", **settings: Any) -> dict[str, Any
 
 
 def seeing_tokenizer(
-    plain: Path,
+    plain_folder: Path,
     folder: Path,
     tokens: Sequence[str] = ("<|vision_start|>", "<|vision_end|>", TOKEN),
     template: str = QWEN,
     declared: Mapping[str, str] | None = None,
 ) -> Path:
-    """The tokenizer of the folder `plain` with tokens more, of which it declares `image_token`."""
+    """Write the tokenizer of `plain_folder` with more tokens into `folder`.
+
+    Args:
+        declared: name -> token that the tokenizer declares; None: only `image_token`.
+    """
     from tokenizers import AddedToken, Tokenizer
 
-    shutil.copytree(plain, folder)
+    shutil.copytree(plain_folder, folder)
     model = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model.add_special_tokens([AddedToken(token, special=True) for token in tokens])
     model.save(str(folder / "tokenizer.json"))
-    at = folder / "tokenizer_config.json"
-    config = json.loads(at.read_text())
+    config_file = folder / "tokenizer_config.json"
+    config = json.loads(config_file.read_text())
     extra = {"image_token": TOKEN} if declared is None else dict(declared)
     config |= {"chat_template": template, "extra_special_tokens": extra}
-    at.write_text(json.dumps(config))
+    config_file.write_text(json.dumps(config))
     return folder

@@ -1,5 +1,5 @@
-"""Images from a server that is slow, answers 404, cuts off, sends too much, or sends something
-else.
+"""Images from a server that is slow, answers 404, closes the connection early, sends too much, or
+sends something else.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from tests.pictures import drawing
 
 DRAWING = drawing()
 IN_TIME = 60
-"""Seconds, much more than anything here takes on a busy machine, and less than a server that says
-nothing or drips.
+"""Seconds: much more than anything here takes on a busy machine, and less than the tests' silent or
+slow server takes.
 """
 
 
 class Server(ThreadingHTTPServer):
-    """On the loopback. A request that nobody waits for any more is heard of all the same, on a busy
-    machine later.
+    """A server on the loopback that records its requests. A request whose client has given up may
+    be recorded later on a busy machine.
     """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answers)
-        self.asked, self.url = list[str](), f"http://127.0.0.1:{self.server_port}"
+        self.requested, self.url = list[str](), f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, *_: object) -> None:
-        """Not on the terminal."""
+        """Print nothing."""
 
-    def was_asked(self, times: int) -> bool:
-        """Whether it was asked so often, once all that came has been heard of."""
-        while len(self.asked) < times:
+    def was_requested(self, times: int) -> bool:
+        """Wait for as many requests, and check that there were no more."""
+        while len(self.requested) < times:
             time.sleep(0.01)
-        return len(self.asked) == times
+        return len(self.requested) == times
 
 
 class Answers(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        """Does what the path says, and after so many times as it says sends the drawing."""
-        self.server.asked.append(self.path)
-        what, _, times = urlsplit(self.path).path.strip("/").partition("-")
-        if times and self.server.asked.count(self.path) > int(times):
-            what = "good"
-        if what in SENT_ON:
-            self.answer(302, Location=SENT_ON[what])
-        elif what in STATUS:
-            self.send_error(STATUS[what])
+        """Answer as the path says: `busy-1` is busy once and then sends the drawing."""
+        self.server.requested.append(self.path)
+        answer, _, times = urlsplit(self.path).path.strip("/").partition("-")
+        if times and self.server.requested.count(self.path) > int(times):
+            answer = "good"
+        if answer in REDIRECTS:
+            self.answer(302, Location=REDIRECTS[answer])
+        elif answer in STATUSES:
+            self.send_error(STATUSES[answer])
         else:
-            getattr(self, what)()
+            getattr(self, answer)()
 
     def answer(self, status: int, **headers: str) -> None:
         self.send_response(status)
@@ -67,9 +67,9 @@ class Answers(BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
 
-    def good(self, most: int = len(DRAWING)) -> None:
+    def good(self, length: int = len(DRAWING)) -> None:
         self.answer(200, Content_Length=str(len(DRAWING)))
-        self.wfile.write(DRAWING[:most])
+        self.wfile.write(DRAWING[:length])
 
     def cut(self) -> None:
         self.good(100)
@@ -83,7 +83,7 @@ class Answers(BaseHTTPRequestHandler):
             time.sleep(0.05)
 
     def refuses(self) -> None:
-        """With a page that has no end."""
+        """Answer 404 with a page that has no end."""
         self.slow(404, 1e9)
 
     def silent(self) -> None:
@@ -95,11 +95,11 @@ class Answers(BaseHTTPRequestHandler):
             self.wfile.write(bytes(100_000))
 
     def log_message(self, *_: object) -> None:
-        """Not on the terminal."""
+        """Print nothing."""
 
 
-STATUS = {"missing": 404, "busy": 503}
-SENT_ON = {
+STATUSES = {"missing": 404, "busy": 503}
+REDIRECTS = {
     "disk": "file:///etc/passwd",
     "elsewhere": "/good",
     "nowhere": "http://[nowhere/x.jpg",
@@ -116,19 +116,19 @@ def serving() -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "PAUSE_SECONDS", 0.01)
 
 
-def test_what_passes_is_asked_again() -> None:
+def test_a_failure_that_may_pass_is_requested_again() -> None:
     with serving() as server:
         for path in ("good", "elsewhere", "busy-1", "cut-2", "good?é x%20"):
             assert fetch_url(f"{server.url}/{path}") == DRAWING
-    assert server.asked[-1] == "/good?%C3%A9%20x%20"
+    assert server.requested[-1] == "/good?%C3%A9%20x%20"
 
 
 FAILS: list[tuple[str, str, str, dict[str, float], int]] = [
-    # path, reason, how the detail begins, a limit, how often it is asked
+    # path, reason, beginning of the detail, a limit, number of requests
     ("missing", "image_not_found", "the server answers 404", {}, 1),
     ("busy", "image_not_fetched", "the server answers 503", {}, http.TRIES),
     ("cut", "image_not_fetched", "IncompleteRead(100 bytes read", {}, http.TRIES),
@@ -142,24 +142,26 @@ FAILS: list[tuple[str, str, str, dict[str, float], int]] = [
 ]
 
 
-def test_what_does_not_pass_is_a_bad_image_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lasting_failure_is_a_bad_image_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadImage, match="Connection refused"):
         fetch_url("http://127.0.0.1:9/x")
-    for path, reason, why, limit, asked in FAILS:
+    for path, reason, why, limit, requests in FAILS:
         with serving() as server, monkeypatch.context() as patch, fail_after(IN_TIME):
             for name, value in limit.items():
                 patch.setattr(http, name, value)
             with pytest.raises(BadImage) as bad:
                 fetch_url(f"{server.url}/{path}")
             assert (bad.value.reason, bad.value.why[: len(why)]) == (reason, why), path
-            assert server.was_asked(asked), (path, server.asked)
+            assert server.was_requested(requests), (path, server.requested)
 
 
-def test_a_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_requested_through_the_proxy_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with serving() as server:
         for proxy in (server.url, server.url.removeprefix("http://")):
             monkeypatch.setenv("http_proxy", proxy)
             for url in ("http://images.invalid/good", f"{server.url}/good"):
                 assert fetch_url(url) == DRAWING
-            assert server.asked[-2:] == ["http://images.invalid/good", "/good"]
+            assert server.requested[-2:] == ["http://images.invalid/good", "/good"]

@@ -1,5 +1,5 @@
-"""Where the path of an image leads, or that it leads out; what is held of images, and for how long:
-bounds of memory, which no published byte shows.
+"""The path of an image leads to its file, or is refused if it leads out of its folder. Memory for
+images is bounded, which no published byte shows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.pictures import drawing, write_drawings
 HUB = "hf://datasets/org/name@v2/talks"
 
 
-def test_a_path_begins_at_its_folder_or_stands_for_itself_or_is_bad() -> None:
+def test_a_path_is_relative_to_its_folder_or_absolute_or_bad() -> None:
     for base, path, url in (
         ("/data", "img/0.jpg", "/data/img/0.jpg"),
         ("/data", "../0.jpg", "/0.jpg"),
@@ -51,9 +51,11 @@ def test_a_path_begins_at_its_folder_or_stands_for_itself_or_is_bad() -> None:
             locate_image(path, locate(base))
 
 
-def test_where_nothing_may_be_outside_what_leads_out_is_bad(tmp_path: Path) -> None:
-    """Of a folder with an image, with a link to one beside it, and one to a folder outside; itself
-    behind a link.
+def test_a_path_that_leads_out_of_its_folder_is_bad_if_the_recipe_refuses_it(
+    tmp_path: Path,
+) -> None:
+    """The folder has an image, a link to an image outside and a link to a folder outside, and is
+    itself reached by a link.
     """
     folder, real = tmp_path / "img", tmp_path / "real/img"
     real.mkdir(parents=True)
@@ -62,11 +64,11 @@ def test_where_nothing_may_be_outside_what_leads_out_is_bad(tmp_path: Path) -> N
         (tmp_path / name).write_bytes(b"")
     (real / "link.jpg").symlink_to(tmp_path / "secret.jpg")
     (real / "up").symlink_to(tmp_path)
-    within = ["0.jpg", "./up/img/0.jpg", f"{folder}/0.jpg", f"{real}/0.jpg", f"file://{real}/0.jpg", "gone.jpg", "http://a/x.jpg"]  # fmt: skip
-    for path in within:
+    inside_paths = ["0.jpg", "./up/img/0.jpg", f"{folder}/0.jpg", f"{real}/0.jpg", f"file://{real}/0.jpg", "gone.jpg", "http://a/x.jpg"]  # fmt: skip
+    for path in inside_paths:
         assert locate_image(path, locate(folder), inside=True)
-    out = ["../secret.jpg", "link.jpg", "up/secret.jpg", f"{real}2.jpg", "/etc/passwd", "file:///etc/passwd", "s3://bucket/0.jpg", "hf://datasets/a/b/c"]  # fmt: skip
-    for path in out:
+    outside_paths = ["../secret.jpg", "link.jpg", "up/secret.jpg", f"{real}2.jpg", "/etc/passwd", "file:///etc/passwd", "s3://bucket/0.jpg", "hf://datasets/a/b/c"]  # fmt: skip
+    for path in outside_paths:
         assert locate_image(path, locate(folder))
         with pytest.raises(BadImage, match=r"images\.outside is refuse") as bad:
             locate_image(path, locate(folder), inside=True)
@@ -78,25 +80,27 @@ def talk(*images: str | bytes) -> RichConversation:
 
 
 def read(folder: Path, *images: str | bytes) -> Any:
-    """The images of a conversation, or its reason."""
-    (found,) = ImageReader(root=locate(str(folder))).read([talk(*images)])
-    return getattr(found, "images", found)
+    """Return the images of a conversation, or the reason why it is bad."""
+    (answer,) = ImageReader(root=locate(str(folder))).read([talk(*images)])
+    return getattr(answer, "images", answer)
 
 
-def test_few_bytes_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as it is the same image."""
+def test_few_bytes_of_images_are_kept_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images that are not kept are read again, and refused if they have changed."""
     paths = write_drawings(tmp_path, 6)
     stored = [path.read_bytes() for path in paths]
     monkeypatch.setattr(reader, "KEEP_BYTES", len(stored[0]) + len(stored[1]))
-    found = read(tmp_path, *(path.name for path in paths))
-    held = [image.data for image in found]
-    assert held[0] == stored[0]
-    assert sum(map(len, filter(None, held))) <= reader.KEEP_BYTES
-    assert [image.content for image in found] == stored
-    again = held.index(None)
+    images = read(tmp_path, *(path.name for path in paths))
+    kept = [image.data for image in images]
+    assert kept[0] == stored[0]
+    assert sum(map(len, filter(None, kept))) <= reader.KEEP_BYTES
+    assert [image.content for image in images] == stored
+    again = kept.index(None)
     paths[again].write_bytes(drawing(seed=77))
     with pytest.raises(Unreachable, match="was changed"):
-        _ = found[again].content
+        _ = images[again].content
 
 
 def test_a_too_large_record_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,13 +111,13 @@ def test_a_too_large_record_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert bad == "images_too_large"
     assert bad.detail == {"bytes": 3 * size, "most": 2 * size}
     (tmp_path / "0.jpg").write_bytes(drawing())
-    for most, is_read in ((size, True), (size - 1, False)):
-        monkeypatch.setattr(fetching, "MOST_BYTES", most)
+    for limit, is_read in ((size, True), (size - 1, False)):
+        monkeypatch.setattr(fetching, "MOST_BYTES", limit)
         assert (read(tmp_path, "0.jpg") != "image_file_too_large") is is_read
 
 
-def test_a_window_is_known_by_each_of_its_images_and_their_order(tmp_path: Path) -> None:
-    """By what is bad of them too: an image that is there again is another window."""
+def test_the_digest_of_a_window_covers_each_image_and_their_order(tmp_path: Path) -> None:
+    """Bad images count too: the digest changes when a missing image appears."""
     write_drawings(tmp_path, 2)
 
     def digest(*talks: RichConversation) -> str:
@@ -124,22 +128,24 @@ def test_a_window_is_known_by_each_of_its_images_and_their_order(tmp_path: Path)
     both = ("0.jpg", "1.png")
     talks = [talk(), talk(*both), talk(*both[::-1]), talk("0.jpg"), talk("0.jpg", "0.jpg")]
     talks += [talk("0.jpg", "lost.jpg"), talk("0.jpg", b"no image"), talk("0.jpg", *both)]
-    found = [digest(each) for each in talks]
-    assert len(set(found)) == len(talks)
-    assert found[0] == WindowImages().digest == ""
-    assert digest(talk("0.jpg"), talk("1.png")) == found[1], "whichever record has it"
-    assert digest(talk(*both), talk("0.jpg", *both)) != found[1]
+    digests = [digest(conversation) for conversation in talks]
+    assert len(set(digests)) == len(talks)
+    assert digests[0] == WindowImages().digest == ""
+    assert digest(talk("0.jpg"), talk("1.png")) == digests[1], (
+        "the images count, not the records that have them"
+    )
+    assert digest(talk(*both), talk("0.jpg", *both)) != digests[1]
 
 
-def test_an_image_is_judged_by_the_rules_of_its_stream_alone(tmp_path: Path) -> None:
-    """Whatever another stream of this process asked of it before."""
+def test_an_image_is_judged_only_by_the_rules_of_its_stream(tmp_path: Path) -> None:
+    """Rules of another stream of this process do not matter."""
     write_drawings(tmp_path, 1)
     settings = ({}, {"max_pixels": 5}, {"max_pixels": 5, "decode": "header"}, {})
-    readers = [ImageReader(each, locate(str(tmp_path))) for each in settings]
+    readers = [ImageReader(answer, locate(str(tmp_path))) for answer in settings]
     assert [(r.rules.decode, r.rules.max_pixels == 5) for r in readers[1:3]] == [("full", True), ("header", True)]  # fmt: skip
-    found = [reader.read([talk("0.jpg")])[0] for reader in readers]
-    assert [isinstance(each, str) for each in found] == [False, True, True, False]
-    (tmp_path / "empty.jpg").touch()  # a file that is not there is no empty one
+    answers = [reader.read([talk("0.jpg")])[0] for reader in readers]
+    assert [isinstance(answer, str) for answer in answers] == [False, True, True, False]
+    (tmp_path / "empty.jpg").touch()  # an empty file is not a missing one
     readers[0].read([talk("empty.jpg", "lost.jpg")])
     sizes = {
         url.rpartition("/")[2]: stamp[0] for url, stamp in readers[0].window_images.stamps.items()
@@ -148,23 +154,23 @@ def test_an_image_is_judged_by_the_rules_of_its_stream_alone(tmp_path: Path) -> 
 
 
 def test_large_images_are_read_ahead_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small ones as many as keep a store busy; before an image was seen few are read."""
-    asked = list[int]()
+    """Enough small images are read ahead to keep a store busy; before the first image only few."""
+    fetched_sizes = list[int]()
 
     def fetch(size: int, _: int) -> tuple[Stat, bytes]:
-        asked.append(size)
+        fetched_sizes.append(size)
         return Stat(size, ""), bytes(size)
 
     def most_held(images: ImageReader, size: int, count: int) -> int:
-        asked.clear()
-        place = SimpleNamespace(is_store=True, fetch=partial(fetch, size))
-        most = 0
-        for number, _ in enumerate(images._read_ahead([(place, None)] * count)):  # type: ignore
+        fetched_sizes.clear()
+        location = SimpleNamespace(is_store=True, fetch=partial(fetch, size))
+        largest = 0
+        for number, _ in enumerate(images._read_ahead([(location, None)] * count)):  # type: ignore
             time.sleep(0.01)
-            most = max(most, len(asked) - number)
-        return most
+            largest = max(largest, len(fetched_sizes) - number)
+        return largest
 
-    monkeypatch.setattr(reader, "locate_image", lambda place, *_: place)
+    monkeypatch.setattr(reader, "locate_image", lambda location, *_: location)
     images = ImageReader(judges=False)
     assert most_held(images, 8 << 20, 12) <= 4 + 1
     most_held(images, 1000, 50)

@@ -1,10 +1,9 @@
-"""What a pattern may match: pipes, devices, names that would steer a terminal, and links; and
-records that are none: each is set aside with its place and its reason, and its neighbours are
-converted.
+"""A pattern may match pipes, devices, links, and names that would control a terminal. Bad records
+are set aside with their place and reason, and their neighbours are converted.
 
-A source is read through the links that its pattern names, and no command writes through one that
-lies in its output. A `**` does not follow links to folders, so that a link to a parent ends. Links
-to files are followed, as everyone's caches of downloaded data sets are made of them.
+A source is read through the links that its pattern names, and no command writes through a link in
+its output. A `**` does not follow links to folders, so a link to a parent folder does no harm. It
+follows links to files, since caches of downloaded data sets consist of them.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ REFUSED = {
     "a\0.jsonl": "",
     "data/*\0.jsonl": "",
 }
-"""Path of a source -> a part of the sentence. A pipe keeps nobody waiting, and /dev/zero is not
-read for ever.
+"""Path of a source -> a part of the message. No run waits for a pipe, or reads /dev/zero for ever.
 """
 
 
@@ -47,8 +45,8 @@ def test_a_path_that_names_no_file_of_records_is_refused(arena: Arena) -> None:
     os.mkfifo(arena.home / "data" / "pipe.jsonl")
     (arena.home / "zero.jsonl").symlink_to("/dev/zero")
     (arena.home / "folders" / "a.jsonl" / "b.jsonl").mkdir(parents=True)
-    for path, said in REFUSED.items():
-        assert said in arena.refused("convert", arena.recipe(path)), path
+    for path, message in REFUSED.items():
+        assert message in arena.refused("convert", arena.recipe(path)), path
     for extra in (["--limit", 3], ["--dry-run"]):
         assert "a pipe" in arena.refused("convert", arena.recipe("data/*.jsonl"), *extra)
     for command in ("verify", "inspect", "check", "gc"):
@@ -58,7 +56,7 @@ def test_a_path_that_names_no_file_of_records_is_refused(arena: Arena) -> None:
 NAMES = ["a\nb.jsonl", "\x1b]0;owned\x07.jsonl", "a b'\"$(id).jsonl", "-rf.jsonl", "é\u202e.jsonl"]
 
 
-def test_a_name_steers_neither_a_shell_nor_a_terminal(arena: Arena) -> None:
+def test_a_file_s_name_controls_neither_a_shell_nor_a_terminal(arena: Arena) -> None:
     for name in NAMES:
         write_jsonl(arena.home / "data" / "c.jsonl" / name, [*RECORDS, {"no": "text"}])
     recipe = arena.recipe("data/**/*.jsonl")
@@ -86,7 +84,7 @@ def elsewhere(arena: Arena) -> Path:
     return folder
 
 
-def test_a_link_to_a_file_is_a_source_and_one_to_a_folder_where_the_pattern_names_it(
+def test_a_link_to_a_file_is_read_and_one_to_a_folder_only_if_the_pattern_names_it(
     arena: Arena, recipe: Path, elsewhere: Path
 ) -> None:
     data = arena.home / "data"
@@ -94,26 +92,26 @@ def test_a_link_to_a_file_is_a_source_and_one_to_a_folder_where_the_pattern_name
     (data / "sub").symlink_to(elsewhere)
     (data / "up").symlink_to("..")
     (data / "self").symlink_to("self")
-    found = manifest_of(arena.convert(recipe)).sources
-    assert [file.path for file in found] == ["data/a.jsonl", "data/b.jsonl"]
+    sources = manifest_of(arena.convert(recipe)).sources
+    assert [file.path for file in sources] == ["data/a.jsonl", "data/b.jsonl"]
     named = arena.recipe("data/sub/*.jsonl")
     (file,) = manifest_of(arena.convert(named, "--reencode")).sources
     assert file.path == "data/sub/b.jsonl"
     recipe = arena.recipe("data/**/*.jsonl")
-    # What it leads to would be missing from the stream, and nobody would know.
-    for name, target, said in (
+    # Otherwise the link's target would be silently missing from the stream.
+    for name, target, message in (
         ("self.jsonl", "self.jsonl", "self.jsonl"),
         ("gone.jsonl", "nowhere", "gone.jsonl: it is a link to"),
     ):
         (data / name).symlink_to(target)
-        assert said in arena.refused("convert", recipe)
+        assert message in arena.refused("convert", recipe)
         (data / name).unlink()
 
 
 def test_nothing_is_written_through_a_link_in_the_output(
     arena: Arena, recipe: Path, elsewhere: Path
 ) -> None:
-    """A version neither."""
+    """Nor through a link in place of a version."""
     arena.convert(recipe, "publish=versioned", f"local={arena.out / 'first'}")
     (version,) = (arena.out / "first" / "web").glob("train-*")
     anyhow = ([], ["--reencode"], ["--dry-run"])
@@ -128,7 +126,7 @@ def test_nothing_is_written_through_a_link_in_the_output(
             link.unlink()
 
 
-def test_a_file_in_the_output_that_is_a_link_is_put_in_place_of_the_link(
+def test_a_link_in_place_of_a_published_file_is_replaced_by_the_file(
     arena: Arena, recipe: Path
 ) -> None:
     folder = arena.convert(recipe)
@@ -142,7 +140,7 @@ def test_a_file_in_the_output_that_is_a_link_is_put_in_place_of_the_link(
     assert arena.run("verify", folder).code == 0
 
 
-def test_a_target_that_is_a_link_is_followed_and_gc_deletes_nothing_behind_one(
+def test_a_target_that_is_a_link_is_followed_and_gc_deletes_nothing_through_links(
     arena: Arena, recipe: Path, elsewhere: Path
 ) -> None:
     (arena.out / "disk").mkdir(parents=True)
@@ -180,30 +178,34 @@ LINES: dict[str, tuple[bytes, str]] = {
 }
 
 
-def test_each_line_that_is_no_record_is_set_aside_with_its_place(arena: Arena) -> None:
-    """Of keys that are there twice the last counts."""
+def test_each_bad_line_is_set_aside_with_its_place(arena: Arena) -> None:
+    """If a key occurs twice, the last one counts."""
     lines = b"".join(GOOD + line + b"\n" for line, _ in LINES.values())
     (arena.home / "a.jsonl").write_bytes(lines + b'{"text": 1, ' + GOOD[1:])
     folder = arena.convert(arena.recipe())
     records, bad = manifest_of(folder).records, quarantined(folder)
     assert (records.read, records.written) == (2 * len(LINES) + 1, len(LINES) + 1)
-    found = {each["line"]: (each["reason"], each["length"]) for each in bad}
+    by_line = {record["line"]: (record["reason"], record["length"]) for record in bad}
     for number, (name, (line, reason)) in enumerate(LINES.items()):
-        told, length = found[2 * number + 2]
-        assert told in {reason, "too_deep"} if name == "deep and never closed" else told == reason
+        given_reason, length = by_line[2 * number + 2]
+        assert (
+            given_reason in {reason, "too_deep"}
+            if name == "deep and never closed"
+            else given_reason == reason
+        )
         assert length == len(line), name
 
 
-def test_a_file_without_a_record_is_a_sentence(arena: Arena) -> None:
+def test_a_file_without_a_record_is_refused_with_one_sentence(arena: Arena) -> None:
     for content in (b"", b"\n" * 99, b"\xef\xbb\xbf", b"\0" * 4096, b"[]", b"\xff"):
         (arena.home / "a.jsonl").write_bytes(content)
-        said = arena.refused("convert", arena.recipe())
-        assert "its source gives no sample" in said, content
+        message = arena.refused("convert", arena.recipe())
+        assert "its source gives no sample" in message, content
 
 
-def test_a_bomb_takes_time_and_not_memory(arena: Arena) -> None:
-    """Hundreds of MB out of 1 in 200 and more, where a line may have 256: it is set aside,
-    unread.
+def test_a_decompression_bomb_takes_time_and_not_memory(arena: Arena) -> None:
+    """A file expands more than 200-fold to hundreds of MB, while a line may have 256: the line is
+    set aside without being kept.
     """
     for suffix, pack, byte in ((".gz", gzip.compress, b"\0"), (".zst", zstandard.compress, b" "), (".xz", lzma.compress, b"\0")):  # fmt: skip
         block = byte * (4 << 20)
@@ -221,8 +223,8 @@ def test_a_bomb_takes_time_and_not_memory(arena: Arena) -> None:
 
 
 def test_a_line_of_300_megabytes_is_set_aside_by_its_place_and_length(arena: Arena) -> None:
-    """In bounded memory of all processes: a line is kept up to 256 MiB, in pieces that the
-    allocator may hold twice.
+    """The memory of all processes is bounded: a line is kept up to 256 MiB, in pieces that the
+    allocator may keep twice.
     """
     source, length = arena.home / "a.jsonl", 300 << 20
     with source.open("wb") as file:
