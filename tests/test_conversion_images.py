@@ -178,11 +178,11 @@ def test_images_at_urls_are_fetched_once_if_the_recipe_allows_it(project: Projec
         paths = [f"{server.url}/{name}" for name in ("good", "missing", "good")]
         project.write_source(map(record, paths))
         configure(project, images={"http": "fetch"}).run()
-        assert sorted(server.asked) == ["/good", "/missing"]
+        assert sorted(server.requested) == ["/good", "/missing"]
         assert [sample["images"] for sample in read_samples(project.train)] == [[DRAWING]] * 2
         assert project.manifest.records.quarantined == {"image_not_found": 1}
         assert project.run().units == 0
-        assert len(server.asked) == 2
+        assert len(server.requested) == 2
 
 
 def test_a_text_only_stream_needs_no_pillow_and_mentions_no_images(project: Project) -> None:
