@@ -1,6 +1,6 @@
-"""What is remembered of sources saves a reading, and is never believed when a file looks other than
-it did. What another machine found in objects is believed of just these objects, as the store lists
-them. Every source is read once at a first conversion.
+"""The cache of sources saves reading them again, and is never used for a file whose size or stamp
+has changed. Lines of another machine are used for exactly the objects that the store lists. A first
+conversion reads every source once.
 """
 
 from __future__ import annotations
@@ -30,76 +30,91 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def unit(url: str = "/a.jsonl", start: int = 0, **differs: Any) -> Unit:
+def make_unit(url: str = "/a.jsonl", start: int = 0, **differs: Any) -> Unit:
     stat = Stat(**{"size": 9, "stamp": "1-1", "modified": 7.9} | differs)
     return Unit(files=(SourceFile(location=locate(url), stat=stat, name=url),), start=start)
 
 
-def test_a_unit_of_a_target_is_known_while_it_is_in_the_plan() -> None:
-    KnownSources.load("/mix").save({unit(): CONTENT})
-    assert KnownSources.load("/mix").content(unit()) == CONTENT
-    assert KnownSources.load("/another").content(unit()) is None
-    KnownSources.load("/mix").save({unit(start=5): OTHER})
-    assert KnownSources.load("/mix").content(unit()) is None, "it is no longer in the plan"
+def test_a_unit_is_known_for_its_target_while_it_is_in_the_plan() -> None:
+    KnownSources.load("/mix").save({make_unit(): CONTENT})
+    assert KnownSources.load("/mix").content(make_unit()) == CONTENT
+    assert KnownSources.load("/another").content(make_unit()) is None
+    KnownSources.load("/mix").save({make_unit(start=5): OTHER})
+    assert KnownSources.load("/mix").content(make_unit()) is None, "it is no longer in the plan"
 
 
-def test_whatever_decides_what_is_read_of_a_file_is_part_of_its_name() -> None:
-    """Else another recipe at one target would believe what was never read."""
-    whole, given = unit(), [{"size": 8}, {"stamp": "2-1"}, {"url": "/b.jsonl"}, {"start": 5}]
-    (file,) = whole.files
-    settings = [{"end": 5}, {"fields": ("text",)}, {"blobs": ("image",)}, {"window_bytes": 1000}]
-    files = [(replace(file, read_as=ReadAs(split_by="line")),), (file, file)]
-    others = [replace(whole, **each) for each in [*settings, *({"files": of} for of in files)]]
-    units = [whole, *others, *(unit(**each) for each in given)]
+def test_every_setting_that_decides_what_is_read_is_in_the_stamp() -> None:
+    """Otherwise another recipe for the same target would use lines of other records."""
+    unit = make_unit()
+    (file,) = unit.files
+    changed_files: list[dict[str, Any]] = [
+        {"size": 8},
+        {"stamp": "2-1"},
+        {"url": "/b.jsonl"},
+        {"start": 5},
+    ]
+    changed_settings: list[dict[str, Any]] = [
+        {"end": 5},
+        {"fields": ("text",)},
+        {"blobs": ("image",)},
+        {"window_bytes": 1000},
+        {"files": (replace(file, read_as=ReadAs(split_by="line")),)},
+        {"files": (file, file)},
+    ]
+    units = [unit]
+    units += [make_unit(**changes) for changes in changed_files]
+    units += [replace(unit, **changes) for changes in changed_settings]
     assert len(set(map(unit_stamp, units))) == len(units) == 11
 
 
 def test_a_unit_that_lost_a_window_is_read_again() -> None:
     known = KnownSources.empty("/mix")
-    known.learn(unit_stamp(unit()), CONTENT)
+    known.learn(unit_stamp(make_unit()), CONTENT)
     known.units["begun"] = Content(windows=WINDOWS, files=())
     known.forget({*WINDOWS[1:]})
-    assert known.content(unit()) is None
+    assert known.content(make_unit()) is None
     assert list(known.units.values()) == [Content(windows=WINDOWS[:1], files=())] * 2
 
 
-def test_a_damaged_memory_is_none(cache: Path) -> None:
-    KnownSources.load("/mix").save({unit(): CONTENT})
+def test_a_damaged_cache_counts_as_empty(cache: Path) -> None:
+    KnownSources.load("/mix").save({make_unit(): CONTENT})
     (file,) = (cache / "seen").iterdir()
     for damage in (b"", b"{", b"[]", b"7", b'{"a": 7}', b'{"unit": "x", "windows": 3}'):
         file.write_bytes(damage)
         assert KnownSources.load("/mix").units == {}
 
 
-def test_what_is_noted_while_a_run_works_is_there_though_it_is_killed(cache: Path) -> None:
-    """A window, then another, then the unit is done; half a line is what was being written then.
-    The file is never written anew.
+def test_windows_and_units_are_noted_as_soon_as_they_are_finished(cache: Path) -> None:
+    """First the windows of a unit, then the unit. A killed run leaves half a line. Lines are only
+    appended.
     """
     known = KnownSources.empty("/mix")
     for number, window in enumerate(WINDOWS, 1):
-        known.note(unit(), Content(windows=(window,), files=()))
-        found = KnownSources.load("/mix")
-        assert found.windows_of(unit()) == {w.number: w for w in WINDOWS[:number]}
-        assert found.content(unit()) is None
+        known.note(make_unit(), Content(windows=(window,), files=()))
+        loaded = KnownSources.load("/mix")
+        assert loaded.windows_of(make_unit()) == {w.number: w for w in WINDOWS[:number]}
+        assert loaded.content(make_unit()) is None
     (file,) = (cache / "seen").iterdir()
     sizes = [file.stat().st_size]
     for start in range(3):
-        known.note(unit(start=start), OTHER)
+        known.note(make_unit(start=start), OTHER)
         sizes.append(file.stat().st_size)
     assert sizes[3] - sizes[2] == sizes[2] - sizes[1] < sizes[1]
-    whole = file.read_bytes()
-    file.write_bytes(whole + whole[:50])
-    found = KnownSources.load("/mix")
-    assert found.content(unit()) == found.content(unit(start=2)) == OTHER
-    assert list(found.windows_of(unit(start=2)).values()) == [*OTHER.windows]
+    lines = file.read_bytes()
+    file.write_bytes(lines + lines[:50])
+    loaded = KnownSources.load("/mix")
+    assert loaded.content(make_unit()) == loaded.content(make_unit(start=2)) == OTHER
+    assert list(loaded.windows_of(make_unit(start=2)).values()) == [*OTHER.windows]
 
 
-def known(folder: Location, *units: Unit) -> list[Content | None]:
-    """Each on a machine that has seen nothing."""
-    machines = [(KnownSources(Path("nowhere")), each) for each in units]
-    for machine, each in machines:
-        machine.learn_objects(folder, [each])
-    return [machine.content(each) for machine, each in machines]
+def learn_contents(folder: Location, *units: Unit) -> list[Content | None]:
+    """Return the content of each unit on a new machine with an empty cache."""
+    contents = list[Content | None]()
+    for unit in units:
+        cache = KnownSources(Path("nowhere"))
+        cache.learn_objects(folder, [unit])
+        contents.append(cache.content(unit))
+    return contents
 
 
 @pytest.fixture
@@ -107,46 +122,49 @@ def folder(tmp_path: Path) -> Location:
     return locate(tmp_path / "out")
 
 
-def note(folder: Location, *units: Unit, content: Content = CONTENT) -> None:
+def save_note(folder: Location, *units: Unit, content: Content = CONTENT) -> None:
     KnownSources.empty(folder.url).save(dict.fromkeys(units, content), folder)
 
 
 ONE, TWO = "s3://b/a.jsonl", "s3://b/b.jsonl"
 
 
-def test_an_object_is_known_by_its_key_size_and_stamp_and_nothing_else_is(folder: Location) -> None:
-    """Neither files of a disk, whose stamps say nothing to another machine, nor objects without a
-    stamp, nor what has images, is noted.
+def test_only_objects_are_noted_by_key_size_and_stamp(folder: Location) -> None:
+    """Not noted are files on a disk, whose stamps mean nothing to another machine, objects without
+    a stamp, and units with images.
     """
-    note(folder, unit(ONE))
-    others = [unit(TWO), unit(ONE, size=8), unit(ONE, stamp="other")]
-    assert known(folder, unit(ONE), unit(ONE, modified=8.0), *others) == [CONTENT] * 2 + [None] * 3
-    units = [unit(), unit(ONE, stamp="")]
-    note(folder, *units)
-    assert known(folder, *units, unit(ONE)) == [None, None, CONTENT], "the note of before stays"
-    seen = Content(windows=(replace(WINDOWS[0], images="i" * 32),), files=CONTENT.files)
-    note(folder, unit(TWO), content=seen)
-    mixed = replace(unit(ONE), files=(*unit(ONE).files, *unit().files))
-    note(folder, mixed)
-    assert known(folder, unit(TWO), mixed, unit(ONE)) == [None, None, CONTENT]
+    save_note(folder, make_unit(ONE))
+    others = [make_unit(TWO), make_unit(ONE, size=8), make_unit(ONE, stamp="other")]
+    assert (
+        learn_contents(folder, make_unit(ONE), make_unit(ONE, modified=8.0), *others)
+        == [CONTENT] * 2 + [None] * 3
+    )
+    units = [make_unit(), make_unit(ONE, stamp="")]
+    save_note(folder, *units)
+    assert learn_contents(folder, *units, make_unit(ONE)) == [None, None, CONTENT], (
+        "the earlier note stays"
+    )
+    with_images = Content(windows=(replace(WINDOWS[0], images="i" * 32),), files=CONTENT.files)
+    save_note(folder, make_unit(TWO), content=with_images)
+    mixed = replace(make_unit(ONE), files=(*make_unit(ONE).files, *make_unit().files))
+    save_note(folder, mixed)
+    assert learn_contents(folder, make_unit(TWO), mixed, make_unit(ONE)) == [None, None, CONTENT]
 
 
-def test_a_damaged_note_says_nothing_or_what_it_said(folder: Location) -> None:
-    """A bit that turned in its head may make it say that it holds terabytes: nobody makes room for
-    them.
-    """
-    units = [unit(f"s3://b/{number}.jsonl") for number in range(9)]
-    note(folder, *units)
-    at = folder / FOLDER / NOTE
-    whole = at.read()
-    for bit in range(0, 8 * len(whole), 37):
-        damaged = bytearray(whole)
+def test_a_damaged_note_is_ignored_or_unchanged(folder: Location) -> None:
+    """A flipped bit in its head may make it claim terabytes of content: no memory is allocated."""
+    units = [make_unit(f"s3://b/{number}.jsonl") for number in range(9)]
+    save_note(folder, *units)
+    note = folder / FOLDER / NOTE
+    content = note.read()
+    for bit in range(0, 8 * len(content), 37):
+        damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
-        at.write(bytes(damaged))
-        assert known(folder, units[0])[0] in (None, CONTENT)
-    for length in (0, 5, len(whole) - 1):
-        at.write(whole[:length])
-        assert known(folder, units[0]) == [None]
+        note.write(bytes(damaged))
+        assert learn_contents(folder, units[0])[0] in (None, CONTENT)
+    for length in (0, 5, len(content) - 1):
+        note.write(content[:length])
+        assert learn_contents(folder, units[0]) == [None]
 
 
 NAMES = ["a.jsonl", "b.jsonl", "c.jsonl.zst", "d.jsonl"]
@@ -155,7 +173,7 @@ Opened = Callable[[], list[str]]
 
 @pytest.fixture
 def project(project: Project) -> Project:
-    """Four units, the third of several windows."""
+    """Four units. The third has several windows."""
     project.set_window_size(2_500)
     for name in NAMES:
         texts = (f"{name} holds the text number {n} of some words" for n in range(40))
@@ -167,27 +185,28 @@ def project(project: Project) -> Project:
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
-    """The sources that were opened since it was asked last, by whatever process, in order."""
-    log, really = tmp_path / "opened", SourceFile.open
+    """A function that returns the sources that any process opened since its last call, in order."""
+    log = tmp_path / "opened"
+    open_file = SourceFile.open
 
-    def opening(self: SourceFile, *where: Any) -> Any:
+    def open_and_note(self: SourceFile, *arguments: Any) -> Any:
         with log.open("a") as file:
             file.write(f"{self.name}\n")
-        return really(self, *where)
+        return open_file(self, *arguments)
 
-    def asked() -> list[str]:
+    def read_log() -> list[str]:
         names = log.read_text().split() if log.exists() else []
         log.unlink(missing_ok=True)
         return [name.removeprefix("data/") for name in names]
 
-    monkeypatch.setattr(SourceFile, "open", opening)
-    return asked
+    monkeypatch.setattr(SourceFile, "open", open_and_note)
+    return read_log
 
 
-def test_a_first_conversion_reads_each_source_once_a_second_none(
+def test_a_first_conversion_reads_each_source_once_and_a_second_none(
     project: Project, opened: Opened
 ) -> None:
-    """Without the cache sources are read to know them, and nothing is encoded."""
+    """Without the cache, sources are read to recognize them, and nothing is encoded."""
     project.run(workers=2)
     assert sorted(opened()) == NAMES
     assert project.run().state == "up to date"
@@ -200,8 +219,9 @@ def test_a_first_conversion_reads_each_source_once_a_second_none(
     assert read_files(project.out) == before
 
 
-def test_moved_renamed_and_packed_sources_are_the_same_stream(project: Project) -> None:
-    units, moved = project.run().units, project.folder / "moved"
+def test_moved_renamed_and_compressed_sources_cause_no_work(project: Project) -> None:
+    units = project.run().units
+    moved = project.folder / "moved"
     (project.folder / "data").rename(moved)
     for name in NAMES:
         (moved / name).rename(moved / f"z{name}")

@@ -1,5 +1,5 @@
-"""What an earlier commit of mdsmix made is told in one sentence, and made anew:
-tests/golden/earlier is of b9d3ed4.
+"""Streams and locks of an earlier commit of mdsmix are refused in one sentence, and convert makes
+the streams again. tests/golden/earlier is of commit b9d3ed4.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
     return write_recipe(tmp_path, tokenizer_folder, streams=streams)
 
 
-def lay(recipe: Path, name: str) -> Path:
-    """Puts a golden target where the recipe publishes; returns the split's folder."""
+def copy_target(recipe: Path, name: str) -> Path:
+    """Copy a golden target to the place where the recipe publishes. Return the split's folder."""
     shutil.copytree(GOLDEN / name / "web", recipe.parent / "out" / "web")
     return recipe.parent / "out" / "web" / "train"
 
 
-def test_a_stream_of_an_earlier_commit_is_told_in_one_sentence(recipe: Path) -> None:
-    split = lay(recipe, "published")
+def test_a_stream_of_an_earlier_commit_is_refused_in_one_sentence(recipe: Path) -> None:
+    split = copy_target(recipe, "published")
     before = read_files(split)
     for command in ("verify", "check", "inspect", "repair"):
-        answer = mdsmix(command, split, *(["--recipe", recipe] if command == "repair" else []))
+        options = ["--recipe", recipe] if command == "repair" else []
+        answer = mdsmix(command, split, *options)
         assert answer.code == 4
         (line,) = answer.err.splitlines()
         assert EARLIER in line
@@ -46,21 +47,22 @@ def test_a_stream_of_an_earlier_commit_is_told_in_one_sentence(recipe: Path) -> 
     assert read_files(split) == before
 
 
-@pytest.mark.parametrize("way", [[], ["publish=versioned"], ["--finish"]])
-def test_a_conversion_makes_it_anew_and_says_so(recipe: Path, way: list[str]) -> None:
-    split = lay(recipe, "array" if way == ["--finish"] else "published")
+@pytest.mark.parametrize("options", [[], ["publish=versioned"], ["--finish"]])
+def test_a_conversion_makes_it_again_with_a_message(recipe: Path, options: list[str]) -> None:
+    is_finish = options == ["--finish"]
+    split = copy_target(recipe, "array" if is_finish else "published")
     assert EARLIER in mdsmix("convert", recipe, "--dry-run").out
-    answer = run_ok("convert", recipe, *way)
+    answer = run_ok("convert", recipe, *options)
     assert answer.err.count(EARLIER) == 1
     assert f"at {split}" in answer.err
     assert len(read_samples(find_published(locate(split)).url)) == 9
     run_ok("verify", split.parent)
-    again = run_ok("convert", recipe, *way if way != ["--finish"] else [])
+    again = run_ok("convert", recipe, *([] if is_finish else options))
     assert "up to date" in again.out
     assert EARLIER not in again.out + again.err
 
 
-def test_a_lock_beside_a_yaml_and_one_in_a_checkpoint_are_told(recipe: Path) -> None:
+def test_locks_of_an_earlier_commit_are_refused(recipe: Path) -> None:
     rendered = recipe.parent / "train.yaml"
     run_ok("convert", recipe)
     run_ok("render-yaml", recipe, "-o", rendered)

@@ -1,6 +1,6 @@
-"""Every command at streams in a bucket: it says and writes what it does of the same streams on a
-disk, and refuses in one sentence. `doctor` says what a store refuses. Images in a bucket: none is
-asked for when a run is planned, each once when it is converted, and a second run lists them.
+"""Every command prints and writes the same for streams in a bucket as for those on a disk, and
+refuses in one sentence. `doctor` reports what a store refuses. Images in a bucket are not requested
+when a run is planned, once when they are converted, and only listed by a second run.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from tests.pictures import drawing, record, stream
 
 @pytest.fixture
 def streams(corpus_folder: Path, bucket: str) -> dict[str, Any]:
-    """A stream of each kind, of files in the bucket that are plain, .gz and .zst; some records are
-    in the stream `quiz` too.
+    """A stream of each kind, from plain, .gz and .zst files in the bucket. The stream `quiz` has
+    the records of `docs` again, as an evaluation.
     """
     raw, gz, zst = f"s3://{bucket}/raw", gzip.compress, zstandard.compress
     for name, suffix, pack in (("docs", "", bytes), ("faq", ".gz", gz), ("chat", ".zst", zst)):
@@ -55,7 +55,7 @@ def streams(corpus_folder: Path, bucket: str) -> dict[str, Any]:
     }
 
 
-def test_a_bucket_gets_the_bytes_of_a_disk_and_every_command_says_the_same_of_both(
+def test_a_bucket_gets_the_same_bytes_as_a_disk_and_every_command_prints_the_same(
     project: Project, bucket: str, streams: Any, proxy: Proxy
 ) -> None:
     project.set_window_size(60_000)
@@ -69,48 +69,51 @@ def test_a_bucket_gets_the_bytes_of_a_disk_and_every_command_says_the_same_of_bo
     run_ok("check", recipe, f"remote={far}")
     before = read_location(f"s3://{bucket}")
 
-    def both(*arguments: object) -> Answer:
-        """What the command says of the bucket, once its bucket is called what the folder is."""
-        told = []
+    def run_for_both(*arguments: object) -> Answer:
+        """Run a command for the folder and for the bucket, whose URL replaces PLACE, and assert
+        that the output is the same. Return the answer for the bucket.
+        """
+        answers = []
         for key, place in (("local", near), ("remote", far)):
-            named = [str(each).replace("PLACE", place) for each in arguments]
+            options = [str(argument).replace("PLACE", place) for argument in arguments]
             override = [f"{key}={place}"] if recipe in arguments else []
-            told.append(mdsmix(*named, *override))
-        on_disk, answer = told
+            answers.append(mdsmix(*options, *override))
+        on_disk, answer = answers
         assert answer.code == on_disk.code == 0, answer
         assert answer.out.replace(far, near).split() == on_disk.out.split(), arguments
         return answer
 
-    both("convert", recipe, "--dry-run")
-    both("inspect", "PLACE/chat", "--sample", "3")
-    both("verify", "PLACE/web")
-    both("gc", "PLACE/web/train")
-    asked_for, places = PlanOptions(nodes=1, gpus=1, batch=4), (f"local={near}", f"remote={far}")
-    plans = [make_plan(resolve_for_plan([str(recipe), place]), asked_for) for place in places]
+    run_for_both("convert", recipe, "--dry-run")
+    run_for_both("inspect", "PLACE/chat", "--sample", "3")
+    run_for_both("verify", "PLACE/web")
+    run_for_both("gc", "PLACE/web/train")
+    options = PlanOptions(nodes=1, gpus=1, batch=4)
+    places = (f"local={near}", f"remote={far}")
+    plans = [make_plan(resolve_for_plan([str(recipe), place]), options) for place in places]
     assert plans[0].epoch.tokens == plans[1].epoch.tokens
     stored = {name: data for name, data in read_location(far).items() if "quiz/" not in name}
     fetched = [data for name, data in stored.items() if name.endswith((".zstd", "index.json"))]
     assert plans[1].node.run_bytes == sum(map(len, fetched))
-    with count_requests(proxy) as asked:
-        leaks = json.loads(both("leaks", recipe, "--json", "-n", 0).out)
-    assert leaks["leaks"], "docs and quiz are made of one file"
-    both("leaks", recipe, "-n", 1)
-    shards = [request.key for request in asked.requests if ".mds" in request.key]
-    assert len(shards) == len(set(shards)), "each is fetched once"
+    with count_requests(proxy) as requests:
+        leaks = json.loads(run_for_both("leaks", recipe, "--json", "-n", 0).out)
+    assert leaks["leaks"], "docs and quiz are made from one file"
+    run_for_both("leaks", recipe, "-n", 1)
+    shards = [request.key for request in requests.requests if ".mds" in request.key]
+    assert len(shards) == len(set(shards)), "each shard is fetched once"
     pages = []
     for place in places:
-        page = project.folder / "page.html"
-        run_ok("report", recipe, "--no-preview", "-n", 4, "-o", page, place)
-        pages.append(Page(page.read_text("utf-8")))
+        path = project.folder / "page.html"
+        run_ok("report", recipe, "--no-preview", "-n", 4, "-o", path, place)
+        pages.append(Page(path.read_text("utf-8")))
     assert pages[0].figures == pages[1].figures
     assert [s.tokens for s in pages[0].samples] == [s.tokens for s in pages[1].samples]
-    assert read_location(f"s3://{bucket}") == before, "nothing is written by who only looks"
+    assert read_location(f"s3://{bucket}") == before, "these commands write nothing"
 
 
-def test_a_mix_in_a_bucket_has_the_bytes_of_one_on_a_disk_and_its_lock_is_held_against_it(
+def test_a_mix_in_a_bucket_has_the_same_bytes_as_on_a_disk_and_is_compared_with_its_lock(
     project: Project, bucket: str
 ) -> None:
-    """The training node's names of tokenizer and caches change nothing of the lock."""
+    """The lock does not depend on the training node's paths of tokenizer and caches."""
     root, home = f"s3://{bucket}", project.folder
     remote, local = f"remote={root}/mix", f"local={home}/node"
     source = project.write_source([f"{n} one two three" for n in range(40)])
@@ -140,39 +143,42 @@ def recipe(project: Project, bucket: str) -> Path:
     return project.configure(remote=f"s3://{bucket}/mix", local=None).recipe
 
 
-def said(recipe: Path) -> tuple[int, list[str]]:
+def run_doctor(recipe: Path) -> tuple[int, list[str]]:
+    """Return the exit code of `doctor` and its diagnoses as lines."""
     answer = mdsmix("doctor", recipe, "--json")
-    found = json.loads(answer.out)["diagnoses"]
-    return answer.code, [f"{d['state']} {d['what']}: {d['said']}" for d in found]
+    diagnoses = json.loads(answer.out)["diagnoses"]
+    return answer.code, [f"{d['state']} {d['what']}: {d['said']}" for d in diagnoses]
 
 
 RIGHTS = {"GET list": "ListBucket"} | {o: f"{o.title()}Object" for o in ("PUT", "GET", "DELETE")}
 
 
-def test_rights_clock_and_conditions_are_looked_at_one_by_one(
+def test_doctor_checks_rights_clock_and_conditions_one_by_one(
     recipe: Path, bucket: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, found = said(recipe)
+    code, lines = run_doctor(recipe)
     assert code == 0
     for words in ("credentials from env", "ok target", "ok clock"):
-        assert any(words in line for line in found)
+        assert any(words in line for line in lines)
     assert read_location(f"s3://{bucket}") == {}
     for operation, right in RIGHTS.items():
         proxy.rules = [Rule("403 AccessDenied", operation, times=100)]
-        code, found = said(recipe)
-        refused = [line for line in found if line.startswith("problem")]
-        assert (code, any(f"(s3:{right})" in line for line in refused)) == (4, True), found
+        code, lines = run_doctor(recipe)
+        refused = [line for line in lines if line.startswith("problem")]
+        assert (code, any(f"(s3:{right})" in line for line in refused)) == (4, True), lines
         assert all("may not" in line for line in refused)
     proxy.rules = [Rule(IGNORES, "PUT", times=100)]
     monkeypatch.setattr(s3_conditions, "_keeps", {})
     monkeypatch.setattr(doctor, "MOST_SKEW", -1)
-    code, found = said(recipe)
+    code, lines = run_doctor(recipe)
     assert code == 0
-    assert any(line.startswith("warning target") and "If-None-Match" in line for line in found)
-    assert any(line.startswith("warning clock") for line in found)
+    assert any(line.startswith("warning target") and "If-None-Match" in line for line in lines)
+    assert any(line.startswith("warning clock") for line in lines)
 
 
-def test_wrong_keys_and_a_missing_bucket(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_wrong_keys_and_a_missing_bucket(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer = mdsmix("doctor", recipe, "remote=s3://no-such-bucket-here/mix")
     assert (answer.code, "the bucket does not exist" in answer.out) == (4, True)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
@@ -182,22 +188,24 @@ def test_wrong_keys_and_a_missing_bucket(recipe: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def see(project: Project, seeing: Path) -> Project:
+    """A project with a tokenizer that has an image token."""
     project.tokenizer = seeing
     return project
 
 
-def says(see: Project, root: str, *records: Any) -> None:
-    """Converts these records, whose images' paths begin at `root`."""
+def configure(see: Project, root: str, *records: Any) -> None:
+    """Write these records and a recipe. Paths of images are resolved from `root`."""
     see.write_source(records)
     see.configure(stream("a.jsonl", images={"root": root}), max_seq_len=200)
 
 
-def test_images_in_a_bucket_are_asked_for_once(bucket: str, proxy: Proxy, see: Project) -> None:
+def test_images_in_a_bucket_are_requested_once(bucket: str, proxy: Proxy, see: Project) -> None:
     see.patch.setattr(source_cache, "FEW", 5)
-    root, names = f"s3://{bucket}/pictures", [f"{number % 3}/{number}.jpg" for number in range(12)]
+    root = f"s3://{bucket}/pictures"
+    names = [f"{number % 3}/{number}.jpg" for number in range(12)]
     for number, name in enumerate(names):
         locate(f"{root}/{name}").write(drawing(seed=number))
-    says(see, root, *map(record, names), record(names[0], "../gone.jpg"))
+    configure(see, root, *map(record, names), record(names[0], "../gone.jpg"))
     with count_requests(proxy) as first:
         see.run()
     assert first.by_operation == {"GET": 13}, str(first)
@@ -214,25 +222,22 @@ def test_images_in_a_bucket_are_asked_for_once(bucket: str, proxy: Proxy, see: P
     assert see.manifest.totals.images == 12
 
 
-def test_a_bucket_that_is_not_there_costs_one_record_that_names_it(
-    bucket: str, see: Project
-) -> None:
-    """Whether it is what a path begins at, or what a record of somebody else names."""
+def test_a_record_that_names_a_missing_bucket_is_bad(bucket: str, see: Project) -> None:
     locate(f"s3://{bucket}/0.jpg").write(drawing())
     gone = [f"s3://{bucket}-gone/0.jpg", f"s3://{bucket}/../x.jpg", f"s3://{'B' * 9}/0.jpg"]
     gone += [f"s3://{bucket}/", "x" * 1025, "s3://b/0.jpg"]
-    says(see, f"s3://{bucket}", *map(record, gone), record("0.jpg"))
+    configure(see, f"s3://{bucket}", *map(record, gone), record("0.jpg"))
     see.run()
     assert see.manifest.records.written == 1
-    bad = {each["detail"]["image"]: each for each in see.bad}
+    bad = {record["detail"]["image"]: record for record in see.bad}
     assert list(bad) == [path[:300] for path in gone]
-    assert {each["reason"] for each in bad.values()} == {"image_not_found"}
+    assert {record["reason"] for record in bad.values()} == {"image_not_found"}
     assert bad[gone[0]]["detail"]["why"].startswith("the bucket does not exist")
     assert see.run().units == 0
 
 
 def test_a_store_that_does_not_answer_ends_the_run(see: Project) -> None:
     see.patch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
-    says(see, "s3://bucket", record("0.jpg"))
+    configure(see, "s3://bucket", record("0.jpg"))
     with pytest.raises(Unreachable, match=r"cannot reach s3://bucket/0\.jpg"):
         see.run()

@@ -1,5 +1,5 @@
-"""Whole runs through a store that fails: what passes costs time and not a byte, what lasts is one
-sentence and no loss.
+"""Whole runs with a store that fails. Faults that pass cost time, but change no byte. Faults that
+last lead to an error in one sentence, and no finished work is lost.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ PLACES = {
     "the index": ("PUT", r"index\.json$"),
     "letting the lease go": ("DELETE", "/lease$"),
 }
-"Operation and key of what a run asks for."
-TAKEN = ("500 after the work", "reset in the answer", "cut short", "lost answer")
-"Behind one of these a place may be asked for nothing more: the store did the work."
-TRIED = ["500", "503", "400 RequestTimeout", "429", "reset", "reset in the request", "damaged"]
+"What a run requests -> operation and pattern of the key."
+DONE_BY_STORE = ("500 after the work", "reset in the answer", "cut short", "lost answer")
+"After one of these faults a request may not be repeated: the store did the work."
+REPEATED = ["500", "503", "400 RequestTimeout", "429", "reset", "reset in the request", "damaged"]
 
 
 @dataclass
-class Far:
-    """A stream of sources in the bucket, published there too."""
+class InBucket:
+    """A stream with sources in a bucket, published there too."""
 
     project: Project
     bucket: str
     undisturbed: dict[str, bytes]
-    "What a run writes on a disk."
+    "The files that an undisturbed run writes on a disk."
 
     @property
     def published(self) -> dict[str, bytes]:
@@ -57,27 +57,30 @@ class Far:
 
 
 @pytest.fixture
-def far(bucket: str, project: Project) -> Far:
-    """The second source holds what the first does, so shards are copied."""
+def far(bucket: str, project: Project) -> InBucket:
+    """The second source has the same content as the first, so shards are copied."""
     project.set_window_size(6000)
     raw = project.write_source([*TEXTS, {"text": 5}]).read_bytes()
     for name in ("a", "b"):
         locate(f"s3://{bucket}/raw/{name}.jsonl").write(raw)
     project.configure(documents(f"s3://{bucket}/raw/*.jsonl"), remote=f"s3://{bucket}/mix")
     project.run("remote=null")
-    return Far(project, bucket, read_location(project.out / "web"))
+    return InBucket(project, bucket, read_location(project.out / "web"))
 
 
-def read_by_streaming(found: dict[str, bytes]) -> dict[str, bytes]:
-    """Shards and index: of sources in another bucket all else names that bucket."""
-    return {name: data for name, data in found.items() if name.endswith((".mds", "index.json"))}
+def select_shards(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return shards and index. The other files name the bucket of the sources."""
+    return {name: data for name, data in files.items() if name.endswith((".mds", "index.json"))}
 
 
-def sentence(*arguments: object) -> str:
-    """What the command said, soon: one line, no traceback, no key."""
-    began, answer = time.monotonic(), mdsmix(*arguments)
-    # More than any command takes on a busy machine, less than a store which has answered is waited
-    # for.
+def fail_with_one_sentence(*arguments: object) -> str:
+    """Run a command that must fail soon, with an error in one line, without a traceback or a key.
+    Return the line.
+    """
+    began = time.monotonic()
+    answer = mdsmix(*arguments)
+    # Longer than any command takes on a busy machine, but shorter than mdsmix waits for a store
+    # that has answered before.
     assert time.monotonic() - began < 60
     assert answer.code == 4, answer.err
     (line,) = [line for line in answer.err.splitlines() if line.startswith("error: ")]
@@ -88,13 +91,13 @@ def sentence(*arguments: object) -> str:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("faults", [TRIED, *([last] for last in TAKEN), ["silence"]])
-def test_what_passes_costs_no_byte_anywhere(faults: list[str], proxy: Proxy, far: Far) -> None:
-    """Each place meets every fault, one after the other, and a shard a silence."""
+@pytest.mark.parametrize("faults", [REPEATED, *([last] for last in DONE_BY_STORE), ["silence"]])
+def test_faults_that_pass_change_no_byte(faults: list[str], proxy: Proxy, far: InBucket) -> None:
+    """Every request has every fault, one after the other. Only a shard has a silence."""
     places = [PLACES["a shard"]] if "silence" in faults else PLACES.values()
     proxy.rules = [Rule(fault, *place) for place in places for fault in faults]
-    far.web.run()
-    assert [rule for rule in proxy.rules if rule.times] == [], "every place met its faults"
+    far.project.run()
+    assert [rule for rule in proxy.rules if rule.times] == [], "every fault occurred"
     assert far.published == far.undisturbed
 
 
@@ -106,42 +109,43 @@ LASTING = [
     ("400 ExpiredToken", "a unit record", 0, "the credentials have expired; renew", False),
     ("500", "the index", 0, "the store failed inside; run the same command again later", True),
 ]
-"What lasts, where, and behind how many requests; the words for it, and whether it is tried again."
+"Fault, place, number of requests before it, words of the error, and whether it is tried again."
 
 
-def test_a_fault_that_lasts_is_a_sentence_and_the_next_run_goes_on(
-    proxy: Proxy, far: Far, monkeypatch: pytest.MonkeyPatch
+def test_a_fault_that_lasts_is_an_error_and_the_next_run_continues(
+    proxy: Proxy, far: InBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3_client, "_LATER_SECONDS", 0.3)
     folder = locate(f"s3://{far.bucket}/mix/web/train")
     for fault, place, skip, words, is_tried in LASTING:
-        met, key = len(proxy.met()), PLACES[place][1].rstrip("$")
+        met_before = len(proxy.met())
+        key = PLACES[place][1].rstrip("$")
         proxy.rules = [Rule(fault, *PLACES[place], times=999, skip=skip)]
-        line = sentence("convert", far.web.recipe, "--workers", "1")
+        line = fail_with_one_sentence("convert", far.project.recipe, "--workers", "1")
         where = rf"cannot reach s3://{far.bucket}/\S*{key}\S* at {proxy.endpoint}"
         assert re.search(where, line), fault
         assert (words in line, "tried " in line) == (True, is_tried), line
-        count = len(proxy.met()) - met  # 2: with credentials read anew
+        count = len(proxy.met()) - met_before  # 2: once more with credentials read again
         assert count > 3 if is_tried else count <= 2, (fault, count)
         proxy.rules = []
         written = far.published.keys()
         assert "train/index.json" not in written
-        found = {f"train/{garbage.name}" for garbage in find_garbage(folder, 0)}
-        named = far.undisturbed.keys() if place == "the index" else set()
-        left = written - found - named
-        assert left <= {"train/.mdsmix/lease", "train/mdsmix.manifest"}, "else gc finds it"
-    assert far.web.run().reused >= 2, "finished units are kept"
+        garbage = {f"train/{item.name}" for item in find_garbage(folder, 0)}
+        used = far.undisturbed.keys() if place == "the index" else set()
+        others = written - garbage - used
+        assert others <= {"train/.mdsmix/lease", "train/mdsmix.manifest"}, "gc finds the others"
+    assert far.project.run().reused >= 2, "finished units are kept"
     assert far.published == far.undisturbed
     assert find_garbage(folder, 0) == []
 
 
-def test_every_command_gives_up_in_a_sentence_and_in_time(
-    proxy: Proxy, far: Far, monkeypatch: pytest.MonkeyPatch
+def test_every_command_gives_up_soon_with_one_sentence(
+    proxy: Proxy, far: InBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    far.web.run()
+    far.project.run()
     monkeypatch.setattr(s3_client, "_LATER_SECONDS", 0.3)
     monkeypatch.setattr(s3_client, "_FIRST_SECONDS", 0.1)
-    stream, recipe = f"s3://{far.bucket}/mix/web", far.web.recipe
+    stream, recipe = f"s3://{far.bucket}/mix/web", far.project.recipe
     for arguments in (
         ("convert", recipe, "--workers", "2", "max_seq_len=8"),
         *((command, recipe) for command in ("check", "render-yaml")),
@@ -150,59 +154,61 @@ def test_every_command_gives_up_in_a_sentence_and_in_time(
         ("repair", stream, "--recipe", recipe),
     ):
         proxy.rules = []
-        locate(f"{stream}/train/.mdsmix/lease").delete()  # its holder lives: these tests
+        locate(f"{stream}/train/.mdsmix/lease").delete()  # its holder, this process, is alive
         proxy.rules = [Rule("500", times=9999, skip=2)]
-        line = sentence(*arguments)
+        line = fail_with_one_sentence(*arguments)
         assert "the store failed inside; run the same command again later" in line, arguments
         assert line.count(f"cannot reach s3://{far.bucket}/") == 1
 
 
-def test_credentials_that_are_renewed_in_their_file_in_mid_run_are_taken(
-    proxy: Proxy, far: Far, minio: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_credentials_that_are_renewed_during_a_run_are_read_again(
+    proxy: Proxy, far: InBucket, minio: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Real ones of MinIO, each for a session; the proxy says of the first in two ways that it has
-    expired.
-    """
-    file, sessions = tmp_path / "credentials", [_session(minio) for _ in range(3)]
+    """These are real sessions of MinIO. The proxy answers in two ways that one has expired."""
+    file = tmp_path / "credentials"
+    sessions = [_make_session(minio) for _ in range(3)]
     file.write_text(sessions[0])
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-    expiring = (("400 ExpiredToken", *sessions[:2]), ("403 InvalidTokenId", *sessions[1:]))
-    proxy.rules = [_expires(file, *each) for each in expiring]
-    far.web.run()
+    proxy.rules = [
+        _expire_key(file, "400 ExpiredToken", sessions[0], sessions[1]),
+        _expire_key(file, "403 InvalidTokenId", sessions[1], sessions[2]),
+    ]
+    far.project.run()
     assert {request.fault for request in proxy.met()} == {"400 ExpiredToken", "403 InvalidTokenId"}
-    assert len(proxy.met()) <= 64, "those that were under way"
+    assert len(proxy.met()) <= 64, "only the requests that were in progress"
     assert far.published == far.undisturbed
 
 
-def _expires(file: Path, code: str, old: str, new: str) -> Rule:
-    """Requests with the old key meet that fault, behind the first ones, and the new one is there
-    then.
+def _expire_key(file: Path, code: str, old: str, new: str) -> Rule:
+    """Return a rule that answers requests with the old key with this code, after the first 20, and
+    then writes the new key to the file.
     """
     rule = Rule(code, skip=20, times=9999, then=lambda: file.write_text(new))
     rule.when = lambda request: old.split()[3] in request.headers["authorization"]
     return rule
 
 
-def _session(minio: str) -> str:
-    """A credentials file with a key of 15 minutes."""
-    made = boto3.client("sts", endpoint_url=minio).assume_role(
+def _make_session(minio: str) -> str:
+    """Return a credentials file with a key that is valid for 15 minutes."""
+    credentials = boto3.client("sts", endpoint_url=minio).assume_role(
         RoleArn="arn:aws:iam::1:role/any", RoleSessionName="tests", DurationSeconds=900
     )["Credentials"]
-    values = (made[name] for name in ("AccessKeyId", "SecretAccessKey", "SessionToken"))
+    values = (credentials[name] for name in ("AccessKeyId", "SecretAccessKey", "SessionToken"))
     names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
     return "\n".join(["[default]", *map(" = ".join, zip(names, values, strict=True)), ""])
 
 
-def test_a_store_that_has_answered_and_is_away_for_a_while_is_waited_for(
-    far: Far, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_mdsmix_waits_for_a_store_that_answered_before(
+    far: InBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real stop and start, in the moment in which the third shard is written: it lasts twice as
-    long as a store is waited for that never answered.
+    """The store stops when the third shard is written, and starts again. This takes twice as long
+    as mdsmix waits for a store that never answered.
     """
     monkeypatch.setattr(s3_client, "_FIRST_SECONDS", 1)
-    sources, stopped = read_location(f"s3://{far.bucket}/raw"), threading.Event()
+    sources = read_location(f"s3://{far.bucket}/raw")
+    stopped = threading.Event()
     with start_own_minio(tmp_path / "own") as server, ThreadPoolExecutor(1) as pool:
         endpoint = server.settings["S3_ENDPOINT_URL"]
         monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
@@ -218,7 +224,7 @@ def test_a_store_that_has_answered_and_is_away_for_a_while_is_waited_for(
             monkeypatch.setenv("S3_ENDPOINT_URL", proxy.endpoint)
             proxy.rules = [Rule("reset", *PLACES["a shard"], skip=2, then=stop)]
             source = "streams.web.source.path=s3://away/raw/*.jsonl"
-            run = pool.submit(far.web.run, "remote=s3://away/mix", source)
+            run = pool.submit(far.project.run, "remote=s3://away/mix", source)
             assert stopped.wait(WAIT_SECONDS)
             time.sleep(2 * s3_client._FIRST_SECONDS)
             assert not run.done()
@@ -226,5 +232,5 @@ def test_a_store_that_has_answered_and_is_away_for_a_while_is_waited_for(
             run.result(WAIT_SECONDS)
             assert len(proxy.requests) > 60
         monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
-        found = read_location("s3://away/mix/web")
-    assert read_by_streaming(found) == read_by_streaming(far.undisturbed)
+        published = read_location("s3://away/mix/web")
+    assert select_shards(published) == select_shards(far.undisturbed)
