@@ -195,7 +195,7 @@ def test_init_notes_that_records_mark_their_answers(
     project.write_source([{"messages": messages}] * 3)
     recipe = project.folder / "drafted.yaml"
     run_ok("init", project.folder / "a.jsonl", "--tokenizer", styles["tools"], "-o", recipe)
-    assert "# 3 records of these say which answers are trained" in recipe.read_text()
+    assert "# 3 records of these mark which answers are trained" in recipe.read_text()
     assert "loss_mask" not in recipe.read_text()
 
 

@@ -1,3 +1,3 @@
-"""Input that means harm, or comes of bad luck: each ends in one sentence or in a counted outcome,
-and nothing else happens.
+"""Hostile or unlucky input: it leads to an error in one sentence or to a counted outcome, and to
+nothing else.
 """

@@ -1,5 +1,5 @@
-"""The arena: commands run inside of it with hostile input, and what they did outside of their
-output folder is seen.
+"""The arena: a folder in which commands run with hostile input. Every change outside of their
+output folder is noticed.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tests.alarm import fail_after
 from tests.converting import Answer, documents, mdsmix, write_recipe
 
 MEMORY = 384 << 20
-"""Bytes that this process may grow by while a command runs: a line is kept up to 256 MiB, and bombs
-unfold to more.
+"""Bytes by which this process may grow during a command: a line is kept up to 256 MiB, and bombs
+are larger when decompressed.
 """
 REFUSALS = {2, 3, 4, 5}
-"The exit codes of the README, but for 0 and for 1, which says that mdsmix itself failed."
+"The exit codes of the README, except for 0 and 1; 1 means that mdsmix itself failed."
 
 
 @dataclass(frozen=True)
 class Arena:
-    """A folder `out`, where commands may write, in a folder where they may not."""
+    """A folder `out` into which commands may write, in a folder into which they may not."""
 
     home: Path
     tokenizer: Path
@@ -37,24 +37,25 @@ class Arena:
         return self.home / "out"
 
     def recipe(self, source: object = "a.jsonl", **settings: Any) -> Path:
-        """Of a stream `web` of documents unless the settings say otherwise."""
+        """Write a recipe of a stream `web` of documents, unless the settings override it."""
         settings = {"streams": {"web": documents(source)}, "tokenizer": self.tokenizer} | settings
         return write_recipe(self.home, settings.pop("tokenizer"), **settings)
 
     def convert(self, recipe: object, *settings: str) -> Path:
-        """Where the stream `web` is published."""
+        """Convert, and return the folder in which the stream `web` is published."""
         answer = self.run("convert", recipe, *settings)
         assert answer.code == 0, answer.err
         return self.out / "web" / "train"
 
     def run(self, *arguments: object) -> Answer:
-        """The command's answer, after a look at everything that no command may do."""
-        before, memory = self._outside(), _peak()
+        """Run a command, and assert that it did nothing that no command may do."""
+        before = self._list_outside()
+        memory = _measure_peak()
         with fail_after(20):
             answer = mdsmix(*arguments)
-        assert self._outside() == before, "something outside of the output folder was changed"
+        assert self._list_outside() == before, "something outside of the output folder was changed"
         if sys.platform == "linux":
-            assert _peak() - memory < MEMORY
+            assert _measure_peak() - memory < MEMORY
         assert answer.code in REFUSALS | {0}, answer
         assert "Traceback" not in answer.err
         assert sum(line.startswith("error: ") for line in answer.err.splitlines()) <= 1
@@ -63,8 +64,8 @@ class Arena:
         return answer
 
     def refused(self, *arguments: object) -> str:
-        """The one sentence with which the command refuses, or the report of what it was asked to
-        look at.
+        """Run a command that must refuse. Return its one sentence, or the report of a command that
+        checks something.
         """
         answer = self.run(*arguments)
         assert answer.code in REFUSALS, answer
@@ -75,25 +76,28 @@ class Arena:
         assert len(last) < 1000
         return last
 
-    def _outside(self) -> dict[Path, tuple[object, ...]]:
-        """Every file and folder around `out`: what a command may neither make, change nor take
-        away.
+    def _list_outside(self) -> dict[Path, tuple[object, ...]]:
+        """Return the state of every file and folder outside of `out`, which no command may create,
+        change or delete.
         """
-        around = (p for p in self.home.parent.rglob("*") if self.out not in (p, *p.parents))
-        found = {path: (path.lstat(), path.is_dir()) for path in around}
-        return {
-            path: (at.st_mode, at.st_ino, *(() if is_folder else (at.st_size, at.st_mtime_ns)))
-            for path, (at, is_folder) in found.items()
-        }
+        states = dict[Path, tuple[object, ...]]()
+        for path in self.home.parent.rglob("*"):
+            if self.out in (path, *path.parents):
+                continue
+            stat = path.lstat()
+            states[path] = (stat.st_mode, stat.st_ino)
+            if not path.is_dir():
+                states[path] += (stat.st_size, stat.st_mtime_ns)
+        return states
 
 
-def _peak() -> int:
+def _measure_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @pytest.fixture
 def arena(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Arena:
-    """An arena of this test's own, with something of value beside it."""
+    """A new arena, with a file next to it that must not be touched."""
     home = tmp_path / "home"
     home.mkdir()
     (tmp_path / "precious.jsonl").write_text('{"text": "not yours"}\n')

@@ -1,10 +1,9 @@
-"""A stream from anyone: no command follows an index out of its folder, believes its sizes or chokes
-on it, unpacks a shard a thousandfold, or runs code that lies in one.
+"""Streams of unknown origin: no command follows an index out of its folder, trusts its sizes,
+crashes on it, decompresses a shard a thousandfold, or runs code in one.
 
-Good files with something wrong in them are read as far as they have sense, or one sentence is said.
-Bytes at random are refused by the first look at them; what gets further is a whole file of which
-one thing was changed. What of an index is refused, value by value: test_shards_files.py. Damage:
-test_shards_verify.py.
+Valid files with a wrong value are read as far as they make sense, or refused in one sentence.
+Random bytes are refused at once; files with one changed value get further. test_shards_files.py
+tests every value of an index, test_shards_verify.py damage.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ def stream(arena: Arena) -> Path:
     return publish(arena.out / "web", CONCAT, [TOKEN_ROW] * 40, card={}, shards=4) / "train"
 
 
-def answers(arena: Arena, stream: Path) -> dict[str, str]:
-    """What every command says of the stream; none may take it for a good one."""
+def refuse_everywhere(arena: Arena, stream: Path) -> dict[str, str]:
+    """Run every command on the stream. Return command -> its sentence; none may accept it."""
     train = arena.home / "train.yaml"
     streams = {"web": {"local": str(stream.parent), "split": "train"}}
     section = {"name": "text", "dataset": {"streams": streams, "max_seq_len": 8, "shuffle": True}}
@@ -53,11 +52,11 @@ def answers(arena: Arena, stream: Path) -> dict[str, str]:
 
 
 def set_in(*keys: Any) -> Change:
-    """Puts the last key's value into the first shard: set_in("raw_data", "bytes", 1)."""
+    """Return a change that sets a value of the first shard: set_in("raw_data", "bytes", 1)."""
     return lambda tree: replace_value(tree, ("shards", 0, *keys[:-1]), keys[-1])
 
 
-LYING: dict[str, Change] = {
+WRONG_INDEXES: dict[str, Change] = {
     "larger": set_in("raw_data", "bytes", (1 << 32) - 1),
     "more samples": set_in("samples", 1 << 31),
     "fewer samples": set_in("samples", 1),
@@ -69,7 +68,7 @@ LYING: dict[str, Change] = {
     "another file": set_in("raw_data", "basename", "shard.00001.mds"),
     "a hundred times": lambda tree: tree | {"shards": tree["shards"] * 100},
 }
-CARDS: dict[str, Any] = {
+WRONG_VALUES: dict[str, Any] = {
     "totals": {"samples": -1, "tokens": 10**18},
     "records": {"read": 1, "written": 2},
     "parts": [{"key": "../../x", "shards": -4, "samples": 10**9}],
@@ -81,37 +80,37 @@ CARDS: dict[str, Any] = {
 }
 
 
-def test_an_index_or_a_manifest_that_lies_is_found_out(arena: Arena, stream: Path) -> None:
-    cards = {key: lambda tree, key=key: tree | {key: CARDS[key]} for key in CARDS}
-    for file, changes in (("index.json", LYING), ("mdsmix.manifest", cards)):
-        whole = (stream / file).read_bytes()
+def test_a_wrong_index_or_manifest_is_noticed(arena: Arena, stream: Path) -> None:
+    manifests = {key: lambda tree, key=key: tree | {key: WRONG_VALUES[key]} for key in WRONG_VALUES}
+    for file, changes in (("index.json", WRONG_INDEXES), ("mdsmix.manifest", manifests)):
+        content = (stream / file).read_bytes()
         for name, change in changes.items():
             edit(stream / file, change)
             for command in ("inspect", "gc"):
                 arena.run(command, stream)
             answer = arena.run("verify", stream)
-            # Of a source nothing lies there that could be looked at.
+            # The sources are not there to be checked.
             assert answer.code or name == "sources", name
-            (stream / file).write_bytes(whole)
+            (stream / file).write_bytes(content)
     edit(stream / "index.json", lambda tree: tree | {"shards": tree["shards"][:1] * 20_000})
-    assert arena.refused("verify", stream, "--quick"), "in a moment"
+    assert arena.refused("verify", stream, "--quick"), "within the time limit"
     edit(stream / "index.json", set_in("raw_data", "basename", "../../../../precious.jsonl"))
-    for name, sentence in answers(arena, stream).items():
+    for name, sentence in refuse_everywhere(arena, stream).items():
         assert "index.json" in sentence or "web" in sentence, name
 
 
-def test_one_of_a_gigabyte_is_not_read(arena: Arena, stream: Path) -> None:
+def test_an_index_or_manifest_of_a_gigabyte_is_not_read(arena: Arena, stream: Path) -> None:
     for name in ("index.json", "mdsmix.manifest"):
-        whole = (stream / name).read_bytes()
+        content = (stream / name).read_bytes()
         with (stream / name).open("r+b") as file:
             file.truncate(1 << 30)
-        for command, sentence in answers(arena, stream).items():
+        for command, sentence in refuse_everywhere(arena, stream).items():
             assert "1,073,741,824 bytes" in sentence, command
-        (stream / name).write_bytes(whole)
+        (stream / name).write_bytes(content)
 
 
 class Trap:
-    """Unpickled, it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -132,22 +131,22 @@ def test_no_command_unpickles(arena: Arena) -> None:
     arena.refused("mix", recipe, "--out", arena.out / "mixed")
     assert not sprung.exists()
     pickle.loads(rows[0]["tokens"])
-    assert sprung.exists(), "the trap is one"
+    assert sprung.exists(), "the trap works"
 
 
-def test_a_packed_shard_is_not_unpacked_beyond_the_size_of_its_index(arena: Arena) -> None:
+def test_a_shard_is_not_decompressed_beyond_the_size_in_its_index(arena: Arena) -> None:
     folder = publish(arena.out / "web", CONCAT, [TOKEN_ROW] * 9, compression="zstd:3") / "train"
     packer = zstandard.ZstdCompressor().compressobj()
     bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(1024)) + packer.flush()
     assert len(bomb) * 1000 < 1 << 30
     (folder / "shard.00000.mds.zstd").write_bytes(bomb)
-    for said in (1 << 16, 1 << 20):
+    for size in (1 << 16, 1 << 20):
 
-        def lie(tree: Any, said: int = said) -> None:
+        def set_sizes(tree: Any, size: int = size) -> None:
             tree["shards"][0]["zip_data"] |= {"bytes": len(bomb), "hashes": {}}
-            tree["shards"][0]["raw_data"]["bytes"] = said
+            tree["shards"][0]["raw_data"]["bytes"] = size
 
-        edit(folder / "index.json", lie)
+        edit(folder / "index.json", set_sizes)
         answer = arena.run("verify", folder, "--json")
         (fault,) = json.loads(answer.out)["faults"]
         assert (answer.code, fault["file"]) == (3, "shard.00000.mds.zstd")
@@ -165,17 +164,17 @@ WRONG: dict[type, list[Any]] = {
     int: [-1, 0, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 63],
     str: ["", "..", "a/b", "/etc/passwd", "a\0b", "pkl", "ndarray:uint16:-1"],
 }
-"What has the type that is wanted, and is wrong all the same."
+"Wrong values of the right type."
 
 
-def edited(tree: Any, data: st.DataObject) -> Any:
-    """The tree with one to three values that are wrong or another's, keys dropped, or keys
-    added.
+def edit_randomly(tree: Any, data: st.DataObject) -> Any:
+    """Return the tree with one to three changes: a wrong value, a value of another place, a dropped
+    key or an added key.
     """
     for _ in range(data.draw(st.integers(1, 3))):
-        places = [*list_paths(tree)]
-        *path, last = data.draw(st.sampled_from(places))
-        others = st.sampled_from([reduce(getitem, at, tree) for at in places])
+        paths = [*list_paths(tree)]
+        *path, last = data.draw(st.sampled_from(paths))
+        values = st.sampled_from([reduce(getitem, value_path, tree) for value_path in paths])
         tree = copy.deepcopy(tree)
         node = reduce(getitem, path, tree)
         how = data.draw(st.sampled_from(["put", "put", "drop", "add"]))
@@ -184,17 +183,17 @@ def edited(tree: Any, data: st.DataObject) -> Any:
             continue
         wrong = st.sampled_from(WRONG.get(type(node[last]), [None]))
         key = data.draw(WORDS) if how == "add" and isinstance(node, dict) else last
-        node[key] = data.draw(wrong | VALUES | others)
+        node[key] = data.draw(wrong | VALUES | values)
     return tree
 
 
-def flipped(content: bytes, data: st.DataObject) -> bytes:
-    """The content with a few bytes changed, taken out, put in, or the rest cut off."""
+def damage_randomly(content: bytes, data: st.DataObject) -> bytes:
+    """Return the content with a few bytes changed, removed or inserted, or truncated."""
     changed = bytearray(content)
     for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(changed)))
-        end = data.draw(st.sampled_from([at, at + 1, at + 1, len(changed)]))
-        changed[at:end] = data.draw(st.binary(max_size=5))
+        start = data.draw(st.integers(0, len(changed)))
+        end = data.draw(st.sampled_from([start, start + 1, start + 1, len(changed)]))
+        changed[start:end] = data.draw(st.binary(max_size=5))
     return bytes(changed)
 
 
@@ -206,21 +205,21 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder / name / "train" for name in ("web", "chat")]
 
 
-def read_or_refused(act: Callable[[], Any], where: str) -> Any:
-    """What is read, or None after one sentence."""
+def read_or_refuse(read: Callable[[], Any], folder: str) -> Any:
+    """Return what is read. None if it is refused in one sentence that names the folder."""
     try:
-        return act()
+        return read()
     except Unreachable as refusal:
         sentence = str(refusal)
-    assert where in sentence
+    assert folder in sentence
     assert "\n" not in sentence
     assert len(sentence) < 600
     return None
 
 
-def judge(found: Any) -> None:
-    """No file of an index lies outside of its folder, or has a size that no shard has."""
-    for shard in found.shards if found else ():
+def assert_safe(index: Any) -> None:
+    """Assert that no file of an index is outside of its folder or has an impossible size."""
+    for shard in index.shards if index else ():
         for file in filter(None, (shard.raw_data, shard.zip_data)):
             assert Path(file.basename).name == file.basename != ".."
             assert "\0" not in file.basename
@@ -229,21 +228,21 @@ def judge(found: Any) -> None:
 
 @settings(max_examples=120)
 @given(st.data())
-def test_what_is_wrong_in_any_file_is_read_or_refused(
+def test_random_changes_of_any_file_are_read_or_refused(
     streams: list[Path], tmp_path: Path, data: st.DataObject
 ) -> None:
     contents = read_files(data.draw(st.sampled_from(streams)))
     name = data.draw(st.sampled_from(["index.json", *contents]))
     if ".mds" not in name and data.draw(st.booleans()):
-        contents[name] = json.dumps(edited(json.loads(contents[name]), data)).encode()
+        contents[name] = json.dumps(edit_randomly(json.loads(contents[name]), data)).encode()
     else:
-        contents[name] = flipped(contents[name], data)
-    for each, content in contents.items():
-        (tmp_path / each).write_bytes(content)
-    folder, where = locate(tmp_path), str(tmp_path)
-    read_or_refused(partial(read_manifest, folder), where)
-    index = read_or_refused(partial(read_index, folder), where)
-    judge(index)
+        contents[name] = damage_randomly(contents[name], data)
+    for file_name, content in contents.items():
+        (tmp_path / file_name).write_bytes(content)
+    folder = locate(tmp_path)
+    read_or_refuse(partial(read_manifest, folder), str(tmp_path))
+    index = read_or_refuse(partial(read_index, folder), str(tmp_path))
+    assert_safe(index)
     for shard in index.shards if index else ():
-        for look in (read_first_samples, read_all_samples):
-            read_or_refused(partial(look, folder, shard), where)
+        for read in (read_first_samples, read_all_samples):
+            read_or_refuse(partial(read, folder, shard), str(tmp_path))

@@ -1,8 +1,8 @@
-"""A recipe from anyone, and a chat template: whatever stands in it, it is read in a moment or
-refused in a sentence, and reaches nothing.
+"""Recipes and chat templates of unknown origin: whatever they contain, they are read at once or
+refused in one sentence, and reach nothing outside.
 
-A credential of the environment reaches no manifest, no YAML, no message: a recipe that holds one is
-refused. Other variables are a fine place for a bucket's or a folder's name.
+A credential of the environment gets into no manifest, YAML or message: a recipe with one is
+refused. Other variables may be used, for example for the name of a bucket or folder.
 """
 
 from __future__ import annotations
@@ -35,37 +35,38 @@ TEXTS: dict[str, bytes] = {
 }
 
 
-def refusal(recipe: Path) -> str:
+def load_and_refuse(recipe: Path) -> str:
+    """Load a recipe that must be refused, and return the error."""
     with pytest.raises(RecipeError) as refused:
         load_recipe(recipe)
     assert len(str(refused.value)) < 1000
     return str(refused.value)
 
 
-def test_what_is_no_recipe_is_one_sentence(arena: Arena) -> None:
+def test_a_file_that_is_not_a_recipe_is_refused(arena: Arena) -> None:
     path = arena.home / "recipe.yaml"
     for text in TEXTS.values():
         path.write_bytes(text)
-        assert refusal(path)
+        assert load_and_refuse(path)
     for name in (".", "/dev/zero", "missing.yaml"):
-        assert refusal(Path(name))
+        assert load_and_refuse(Path(name))
     path.write_bytes(TEXTS["a tag that runs code"])
     for command in ("convert", "check", "render-yaml"):
         for name in (path, "/dev/zero"):
             assert arena.refused(command, name)
 
 
-def test_a_stream_or_a_split_that_would_lie_elsewhere_is_refused(arena: Arena) -> None:
+def test_a_stream_or_split_outside_of_the_output_is_refused(arena: Arena) -> None:
     for name in ("..", "../precious", "/etc", "a/b", "", ".mdsmix", "a\nb", "a\0b"):
         recipe = arena.recipe(streams={name: documents("a.jsonl")})
-        assert "a stream's name becomes a folder" in refusal(recipe), name
+        assert "a stream's name becomes a folder" in load_and_refuse(recipe), name
         if name != "a\nb":
             recipe = arena.recipe(streams={"web": documents("a.jsonl", split=name)})
-            assert "split is" in refusal(recipe), name
+            assert "split is" in load_and_refuse(recipe), name
     assert arena.refused("convert", recipe)
 
 
-def test_an_alias_is_read_and_a_recipe_may_come_through_a_pipe(arena: Arena) -> None:
+def test_an_alias_and_a_recipe_from_a_pipe_are_read(arena: Arena) -> None:
     write_jsonl(arena.home / "a.jsonl", RECORDS)
     read, write = os.pipe()
     text = arena.recipe(arena.home / "a.jsonl").read_text()
@@ -77,24 +78,26 @@ def test_an_alias_is_read_and_a_recipe_may_come_through_a_pipe(arena: Arena) -> 
 
 
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
-ASKED = "${oc.env:AWS_SECRET_ACCESS_KEY}"
+FROM_ENVIRONMENT = "${oc.env:AWS_SECRET_ACCESS_KEY}"
 PLACES: dict[str, dict[str, Any]] = {
-    "local": {"local": f"out/{ASKED}"},
+    "local": {"local": f"out/{FROM_ENVIRONMENT}"},
     "a stream's name": {"streams": {SECRET: {"remote": "s3://b/x"}}},
-    "a source": {"streams": {"web": documents(f"data/{ASKED}.jsonl")}},
-    "a loader key": {"train_loader": {"name": "text", "dataset": {"note": ASKED}}},
-    "an unknown key": {"note": ASKED},
-    "a weight": {"mix": {"web": {"repeat": ASKED}}},
-    "a number": {"max_seq_len": ASKED},
-    "the tokenizer's token": {"tokenizer": {"name": "org/name", "kwargs": {"token": ASKED}}},
+    "a source": {"streams": {"web": documents(f"data/{FROM_ENVIRONMENT}.jsonl")}},
+    "a loader key": {"train_loader": {"name": "text", "dataset": {"note": FROM_ENVIRONMENT}}},
+    "an unknown key": {"note": FROM_ENVIRONMENT},
+    "a weight": {"mix": {"web": {"repeat": FROM_ENVIRONMENT}}},
+    "a number": {"max_seq_len": FROM_ENVIRONMENT},
+    "the tokenizer's token": {
+        "tokenizer": {"name": "org/name", "kwargs": {"token": FROM_ENVIRONMENT}}
+    },
     "through another": {"local": "${oc.env:${oc.env:NAME_OF_IT}}"},
     "with spaces": {"local": "out/${ oc.env : AWS_SECRET_ACCESS_KEY }"},
     "with a default": {"local": "${oc.env:AWS_SECRET_ACCESS_KEY,none}"},
-    "decoded": {"max_seq_len": f"${{oc.decode:{ASKED}}}"},
+    "decoded": {"max_seq_len": f"${{oc.decode:{FROM_ENVIRONMENT}}}"},
     "written out": {"local": SECRET},
 }
 SHORT = ("HF_TOKEN", "WANDB_API_KEY", "MINIO_ROOT_PASSWORD", "azure_secret", "R2_ACCESS_KEY")
-"Known by their names, whatever they hold."
+"Variables that are credentials by their names, whatever their values."
 
 
 @pytest.fixture(autouse=True)
@@ -105,25 +108,25 @@ def _secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "short")
 
 
-def test_a_credential_is_refused_by_its_name(arena: Arena) -> None:
-    named = {name: {"local": f"out/${{oc.env:{name}}}"} for name in SHORT}
-    for place, settings in (PLACES | named).items():
-        said = refusal(arena.recipe(**settings))
+def test_a_recipe_with_a_credential_is_refused(arena: Arena) -> None:
+    by_name = {name: {"local": f"out/${{oc.env:{name}}}"} for name in SHORT}
+    for place, settings in (PLACES | by_name).items():
+        error = load_and_refuse(arena.recipe(**settings))
         name = place if place in SHORT else "AWS_SECRET_ACCESS_KEY"
-        assert f"{name}, a credential" in said, place
-        assert SECRET not in said, place
+        assert f"{name}, a credential" in error, place
+        assert SECRET not in error, place
 
 
-def test_every_command_refuses_it_and_on_the_command_line_too(arena: Arena) -> None:
-    recipe = arena.recipe(local=f"out/{ASKED}")
+def test_every_command_refuses_credentials_also_on_its_command_line(arena: Arena) -> None:
+    recipe = arena.recipe(local=f"out/{FROM_ENVIRONMENT}")
     for command in ("convert", "check", "render-yaml"):
         assert "AWS_SECRET_ACCESS_KEY, a credential" in arena.refused(command, recipe)
-    for local in (ASKED, f"out/{SECRET}"):
+    for local in (FROM_ENVIRONMENT, f"out/{SECRET}"):
         assert "a credential" in arena.refused("convert", arena.recipe(), f"local={local}")
 
 
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-REACHING = {
+ESCAPING = {
     "the classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "the globals": "{{ cycler.__init__.__globals__.os.system('touch ../sprung') }}",
     "the frame": "{{ (messages | map('upper')).gi_frame.f_globals }}",
@@ -131,7 +134,7 @@ REACHING = {
     "a file": "{% include '../precious.jsonl' %}",
     "another template": "{% import '../precious.jsonl' as p %}{% extends 'a' %}",
     "the environment": "{{ self.environment.loader }}{{ self._TemplateReference__context.environment.x.y }}",
-    "what was said": "{% set _ = messages.append(1) %}",
+    "the messages": "{% set _ = messages.append(1) %}",
 }
 UNREADABLE = {
     "parentheses": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
@@ -142,8 +145,8 @@ UNREADABLE = {
 }
 
 
-def test_what_reaches_out_fails_on_each_conversation_and_no_template_is_a_sentence() -> None:
-    for name, source in REACHING.items():
+def test_a_template_cannot_escape_and_an_invalid_one_is_refused() -> None:
+    for name, source in ESCAPING.items():
         template = open_template(source, {"bos_token": "<s>"}, "2026-01-01")
         with pytest.raises(RecordRefused, match="template_error"):
             pytest.fail(f"{name}: {template.turns(Conversation(MESSAGES))}")

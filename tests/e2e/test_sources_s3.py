@@ -1,5 +1,5 @@
-"""Sources in a bucket are fetched once, by as few requests as can be, and only as they were when
-they were listed. Of columnar ones the footer is read once, and only the bytes of the wanted
+"""Sources in a bucket are fetched once, with as few requests as possible, and only in the version
+that was listed. Of columnar files, the footer is read once, and only the bytes of the needed
 columns.
 """
 
@@ -42,21 +42,25 @@ def raw(bucket: str) -> str:
 
 
 def put(raw: str, name: str, content: bytes) -> str:
-    place = locate(f"{raw}/{name}")
-    place.write(content)
-    return place.url
+    file = locate(f"{raw}/{name}")
+    file.write(content)
+    return file.url
 
 
-def text(number: int) -> bytes:
+def make_line(number: int) -> bytes:
     return b'{"text": "This is the text number %d of some words."}\n' % number
 
 
-def found(units: Any) -> list[Any]:
-    return [record for unit in units for batch in read_batches(unit) for record in batch.records]
+def read_records(units: Any) -> list[Any]:
+    records = list[Any]()
+    for unit in units:
+        for batch in read_batches(unit):
+            records += batch.records
+    return records
 
 
-def span(request: Request) -> tuple[int, int]:
-    """The first and the last byte that it asks for."""
+def parse_range(request: Request) -> tuple[int, int]:
+    """Return the first and the last byte that a request asks for."""
     first, last = request.headers["range"].removeprefix("bytes=").split("-")
     return int(first), int(last)
 
@@ -65,112 +69,114 @@ def test_a_first_run_fetches_each_small_object_once(
     project: Project, raw: str, proxy: Proxy
 ) -> None:
     for n in range(60):
-        data, suffix = (gzip.compress(text(n)), ".gz") if n % 3 == 0 else (text(n), "")
+        data, suffix = (gzip.compress(make_line(n)), ".gz") if n % 3 == 0 else (make_line(n), "")
         put(raw, f"{n:03}.jsonl{suffix}", data)
     project.configure(documents(f"{raw}/*.jsonl*"))
-    with count_requests(proxy) as seen:
+    with count_requests(proxy) as counted:
         assert project.run(workers=2).manifest.records.read == 60
-    fetched = [(r.method, r.key) for r in seen.requests if "/raw/" in r.key and "*" not in r.key]
-    assert len(fetched) == len(set(fetched)) == 60, str(seen)
+    fetched = [(r.method, r.key) for r in counted.requests if "/raw/" in r.key and "*" not in r.key]
+    assert len(fetched) == len(set(fetched)) == 60, str(counted)
     assert {method for method, _ in fetched} == {"GET"}
-    with count_requests(proxy) as seen:
+    with count_requests(proxy) as counted:
         assert project.run().state == "up to date"
-    assert not [r for r in seen.requests if "/raw/0" in r.key], "known by the listing's ETags"
+    assert not [r for r in counted.requests if "/raw/0" in r.key], (
+        "recognized by the listing's ETags"
+    )
 
 
 @pytest.mark.parametrize("target", ["remote", "local"])
-def test_a_machine_that_never_saw_the_objects_reads_none_that_the_stream_was_made_of(
+def test_a_new_machine_reads_only_objects_that_are_new_or_changed(
     project: Project, raw: str, proxy: Proxy, target: str
 ) -> None:
-    """And each that is another: of the same size, or new; or all, where the user wants so."""
+    """With --verify-source it reads all. A changed object may have the same size."""
     project.set_window_size(60)
     names = [f"{n}.jsonl" for n in range(4)]
     for n, name in enumerate(names):
-        put(raw, name, text(n))
+        put(raw, name, make_line(n))
     remote = {"remote": raw.replace("raw", "mix")} if target == "remote" else {}
     project.configure(documents(f"{raw}/*.jsonl", layout="document"), **remote)
     machines = iter(range(9))
 
     def run_elsewhere(**settings: Any) -> tuple[int, list[str]]:
-        """Units that were converted, and the objects that were read."""
+        """Convert on a new machine. Return the number of converted units and the objects read."""
         project.patch.setenv("MDSMIX_CACHE", str(project.folder / f"machine {next(machines)}"))
-        with count_requests(proxy) as seen:
+        with count_requests(proxy) as counted:
             done = project.run(**settings).done
-        gets = (r.key.partition("/raw/")[2] for r in seen.requests if r.operation == "GET")
+        gets = (r.key.partition("/raw/")[2] for r in counted.requests if r.operation == "GET")
         return done, sorted(set(filter(None, gets)))
 
     assert run_elsewhere() == (4, names)
     assert run_elsewhere() == (0, [])
     assert run_elsewhere(verify_source=True) == (0, names)
-    put(raw, "1.jsonl", text(7))
-    put(raw, "4.jsonl", text(8))
+    put(raw, "1.jsonl", make_line(7))
+    put(raw, "4.jsonl", make_line(8))
     assert run_elsewhere() == (2, ["1.jsonl", "4.jsonl"])
     assert run_elsewhere() == (0, [])
     notes = [*project.folder.rglob(NOTE)]
     assert len(notes) == (target == "local")
     for note in notes:
         note.write_bytes(note.read_bytes()[:-3])
-        assert run_elsewhere() == (0, [*names, "4.jsonl"]), "a damaged note says nothing"
+        assert run_elsewhere() == (0, [*names, "4.jsonl"]), "a damaged note is ignored"
 
 
-def test_a_large_object_is_one_range_request_a_window(
+def test_a_large_object_is_read_with_one_range_request_per_window(
     project: Project, raw: str, proxy: Proxy
 ) -> None:
-    data = b"".join(map(text, range(8000)))
+    data = b"".join(map(make_line, range(8000)))
     project.set_window_size(100_000)
     project.configure(documents(put(raw, "large.jsonl", data), layout="document"))
-    with count_requests(proxy) as seen:
+    with count_requests(proxy) as counted:
         outcome = project.run(workers=2)
     assert outcome.manifest.records.read == 8000
-    asked = [r for r in seen.requests if r.key.endswith("large.jsonl") and r.method == "GET"]
-    asked = [r for r in asked if span(r) != (0, 0)]  # which finds it
-    assert len(asked) == outcome.units == -(-len(data) // 100_000)
-    assert max(last - first for first, last in map(span, asked)) <= 100_000 + (64 << 10)
-    assert all("if-match" in r.headers for r in asked)
+    requests = [r for r in counted.requests if r.key.endswith("large.jsonl") and r.method == "GET"]
+    requests = [r for r in requests if parse_range(r) != (0, 0)]  # that one finds the object
+    assert len(requests) == outcome.units == -(-len(data) // 100_000)
+    assert max(last - first for first, last in map(parse_range, requests)) <= 100_000 + (64 << 10)
+    assert all("if-match" in r.headers for r in requests)
 
 
-def test_a_line_longer_than_was_thought_is_read_on(raw: str) -> None:
+def test_a_line_longer_than_expected_is_read_to_its_end(raw: str) -> None:
     lines = [b'"%s"' % (letter * 200_000) for letter in (b"a", b"b", b"c")]
     url = put(raw, "x.jsonl", b"\n".join(lines))
-    assert found(plan_units(find_files([url], "/"), 100_000)) == [
+    assert read_records(plan_units(find_files([url], "/"), 100_000)) == [
         line.strip(b'"').decode() for line in lines
     ]
 
 
-def test_an_object_that_was_replaced_since_it_was_listed_is_refused(raw: str) -> None:
+def test_an_object_that_was_replaced_after_the_listing_is_an_error(raw: str) -> None:
     for size in (10, 3 << 20):
         for name in ("a", "b"):
             put(raw, f"{size}/{name}.jsonl", b"1\n" * size)
         [unit] = plan_units(find_files([f"{raw}/{size}/*.jsonl"], "/"))
         put(raw, f"{size}/b.jsonl", b"2\n" * size)
-        for look in (lambda unit: list(read_batches(unit)), content_of):
+        for read in (lambda unit: list(read_batches(unit)), content_of):
             with pytest.raises(Unreachable, match=r"b\.jsonl.*replaced"):
-                look(unit)
+                read(unit)
 
 
-def test_small_objects_come_in_their_order_whichever_is_there_first(raw: str, proxy: Proxy) -> None:
+def test_small_objects_are_read_in_order_whichever_arrives_first(raw: str, proxy: Proxy) -> None:
     for n in range(40):
         put(raw, f"{n:02}.jsonl", b"%d\n" % n)
     units = plan_units(find_files([f"{raw}/*.jsonl"], "/"))
     proxy.rules = [Rule("503", "GET", r"0[0-9]\.jsonl", times=5)]
-    assert (len(units), found(units)) == (1, [*range(40)])
+    assert (len(units), read_records(units)) == (1, [*range(40)])
     assert len(proxy.met("503")) == 5
 
 
-def test_a_pattern_lists_only_what_begins_as_it_does(raw: str, proxy: Proxy) -> None:
+def test_a_pattern_lists_only_objects_with_its_prefix(raw: str, proxy: Proxy) -> None:
     for name in ("crawl-2023/x", "crawl-2024-01/x", "crawl-2024-02/x", "crawl-2024-02/y", "z/x"):
         put(raw, f"{name}.jsonl", b"1\n")
-    with count_requests(proxy) as seen:
+    with count_requests(proxy) as counted:
         files = find_files([f"{raw}/crawl-2024-*/x.jsonl"], "/")
     assert [file.name for file in files] == [f"{raw}/crawl-2024-0{n}/x.jsonl" for n in (1, 2)]
-    (listing,) = (r for r in seen.requests if r.operation == "GET list")
+    (listing,) = (r for r in counted.requests if r.operation == "GET list")
     assert "prefix=raw%2Fcrawl-2024-&" in f"{listing.path}&"
     assert [f.name for f in find_files([f"{raw}/z/*"], "/")] == [f"{raw}/z/x.jsonl"]
 
 
-def test_the_beginning_of_a_file_says_which_part_of_it_it_is(tmp_path: Path, raw: str) -> None:
-    """An arrow file and a stream tell no rows without being read, and of a packed file only its
-    reader tells how far it came.
+def test_the_beginning_of_a_file_knows_its_share_of_the_file(tmp_path: Path, raw: str) -> None:
+    """An Arrow file does not store its number of rows. Of a compressed file only the reader knows
+    how much it has read.
     """
     for name in ("arrow", "jsonl", "jsonl.bz2"):
         written = write_records(tmp_path, name, RECORDS * 50).read_bytes()
@@ -180,8 +186,10 @@ def test_the_beginning_of_a_file_says_which_part_of_it_it_is(tmp_path: Path, raw
         assert 0.4 < all_of_it.weight / format_of(file[0]).weight(file[0]) <= 1, name
 
 
-def wide(path: Path, group: int) -> bytes:
-    """4,000 rows: a column of 1 MB, and one of 16 MB of noise beside it."""
+def write_wide_file(path: Path, group: int) -> bytes:
+    """Write and return a parquet file of 4,000 rows: a column of 1 MB of text and one of 16 MB of
+    noise.
+    """
     noise = np.random.default_rng(1).bytes(4096 * 4000)
     columns = {"text": TEXTS, "noise": [noise[4096 * n : 4096 * (n + 1)] for n in range(4000)]}
     settings = {"compression": "none", "use_dictionary": False, "row_group_size": group}
@@ -189,19 +197,19 @@ def wide(path: Path, group: int) -> bytes:
     return path.read_bytes()
 
 
-def test_wanted_columns_alone_are_fetched(tmp_path: Path, raw: str, proxy: Proxy) -> None:
-    """The footer once, and all of one object."""
-    content, other = (wide(tmp_path / "a.parquet", group) for group in (1000, 1001))
+def test_only_the_needed_columns_are_fetched(tmp_path: Path, raw: str, proxy: Proxy) -> None:
+    """The footer is read once. All reads are of one version of the object."""
+    content, other = (write_wide_file(tmp_path / "a.parquet", group) for group in (1000, 1001))
     url = put(raw, "a.parquet", content)
-    with count_requests(proxy) as seen:
+    with count_requests(proxy) as counted:
         units = plan_units(find_files([url], tmp_path), 300_000, ("text",))
-        texts = [record["text"] for record in found(units)]
+        texts = [record["text"] for record in read_records(units)]
     assert (len(units), texts) == (4, TEXTS)
-    spans = [span(r) for r in seen.requests if "range" in r.headers]
+    spans = [parse_range(r) for r in counted.requests if "range" in r.headers]
     fetched = sum(last - first + 1 for first, last in spans)
-    assert fetched < 6_000_000, "1 MB of footer, and 1 MB at least a row group, of 17 MB"
+    assert fetched < 6_000_000, "of 17 MB: 1 MB of footer, and at least 1 MB per row group"
     ends = [last for _, last in spans if last == len(content) - 1]
-    assert len(ends) == 1, "its footer, while it was planned"
+    assert len(ends) == 1, "the footer, when the units were planned"
     batches = read_batches(units[0])
     next(batches)
     put(raw, "a.parquet", other)
@@ -211,7 +219,7 @@ def test_wanted_columns_alone_are_fetched(tmp_path: Path, raw: str, proxy: Proxy
 
 
 def test_the_rows_are_the_same_from_every_format(raw: str, project: Project) -> None:
-    """From files that are several units where the format knows how; a second run reads nothing."""
+    """Formats that can be split give several units. A second run reads nothing."""
     project.set_window_size(900)
     streams = {}
     for format in FORMATS:

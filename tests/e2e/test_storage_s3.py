@@ -1,5 +1,5 @@
-"""A real MinIO through the one path type: the same answers as on a disk, and sentences without
-keys; damaged and broken bodies too.
+"""The path type of S3 with a real MinIO: the same results as on a disk, messages without keys, and
+damaged or broken bodies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def root(bucket: str) -> Location:
     return locate(f"s3://{bucket}/a folder/ü")
 
 
-def test_what_is_written_is_read_in_full_and_in_part(root: Location) -> None:
+def test_written_bytes_are_read_completely_and_in_ranges(root: Location) -> None:
     place = root / "file.bin"
     place.write(b"ab", memoryview(b"cdef"), bytearray(b"g"))
     assert (place.read(), place.read(2, 3), place.read(6, 10)) == (b"abcdefg", b"cde", b"g")
@@ -41,22 +41,23 @@ def test_what_is_written_is_read_in_full_and_in_part(root: Location) -> None:
     assert place.stat().stamp != before.stamp
 
 
-def test_missing_is_an_answer_of_one_request_and_an_error_to_read(
+def test_a_missing_object_is_found_with_one_request_and_cannot_be_read(
     root: Location, proxy: Proxy
 ) -> None:
     (root / "a").write(b"abc")
     for name, size in (("a", 3), ("none", None)):
-        with count_requests(proxy) as found:
+        with count_requests(proxy) as requests:
             assert getattr((root / name).stat(), "size", None) == size
-        assert found.by_operation == {"HEAD": 1}
-    (none := root / "none").delete()
-    assert (none.expand(), list(none.list())) == ([], [])
-    for ask in (none.read, none.open):
+        assert requests.by_operation == {"HEAD": 1}
+    missing = root / "none"
+    missing.delete()
+    assert (missing.expand(), list(missing.list())) == ([], [])
+    for read in (missing.read, missing.open):
         with pytest.raises(Unreachable, match="there is no such object"):
-            ask()
+            read()
 
 
-def test_list_and_expand_answer_as_on_a_disk_over_pages(
+def test_list_and_expand_give_the_same_as_on_a_disk_across_pages(
     root: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = s3._list_page
@@ -76,22 +77,22 @@ def test_list_and_expand_answer_as_on_a_disk_over_pages(
             "c/** c/y/x.x c/z.x",
         ):
             pattern, *expected = row.split()
-            urls = [each.url for each, _ in (place / pattern).expand()]
+            urls = [file.url for file, _ in (place / pattern).expand()]
             assert urls == [(place / name).url for name in expected]
 
 
-def test_many_objects_go_in_one_request_or_one_by_one(
+def test_many_objects_are_deleted_in_one_request_or_one_by_one(
     root: Location, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3, "_DELETED_AT_ONCE", 3)
-    for fault, asked in (("", {"POST": 1}), ("501 NotImplemented", {"POST": 1, "DELETE": 3})):
+    for fault, operations in (("", {"POST": 1}), ("501 NotImplemented", {"POST": 1, "DELETE": 3})):
         for name in "abcde":
             (root / name).write(b"1")
         proxy.rules = [Rule(fault, "POST", times=99)] if fault else []
-        with count_requests(proxy) as found:
+        with count_requests(proxy) as requests:
             root.delete_all("abd")
             root.delete_all(())
-        assert found.by_operation == asked
+        assert requests.by_operation == operations
         assert [name for name, _ in root.list()] == ["c", "e"]
 
 
@@ -110,29 +111,29 @@ REFUSALS: list[tuple[dict[str, str | None], str, str]] = [
     ({"AWS_PROFILE": "nobody"}, "", "the profile that AWS_PROFILE names"),
     (WITHOUT, "", "no credentials were found; set AWS_ACCESS_KEY_ID"),
 ]
-"Variables, another bucket, and what is said; None takes a variable away."
+"Environment variables (None removes one), another bucket, and words of the message."
 
 
-def test_a_refusal_is_a_sentence_no_key(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_a_sentence_without_keys(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_client, "_FIRST_SECONDS", 0)
     secrets = [os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
     secrets += ["WRONG-SECRET", "UNKNOWN-KEY", "PASSWORD"]
     for settings, other_bucket, expected in REFUSALS:
         place = locate(f"s3://{other_bucket or bucket}/x")
         # A HEAD does not tell a missing bucket from a missing object.
-        asks = [place.read, place.write, lambda place=place: list(place.list()), place.stat]
+        requests = [place.read, place.write, lambda place=place: list(place.list()), place.stat]
         with monkeypatch.context() as patch:
             for name, value in settings.items():
                 patch.setenv(name, value) if value else patch.delenv(name)
-            for ask in asks[: 3 if other_bucket == "no-such-bucket" else 4]:
+            for request in requests[: 3 if other_bucket == "no-such-bucket" else 4]:
                 with pytest.raises(Unreachable) as refusal:
-                    ask()
+                    request()
                 message = str(refusal.value)
                 assert (expected in message, place.url in message) == (True, True), message
                 assert not [secret for secret in secrets if secret in message]
 
 
-def test_a_body_that_breaks_is_taken_up_where_it_broke(root: Location, proxy: Proxy) -> None:
+def test_a_broken_body_is_continued_where_it_broke(root: Location, proxy: Proxy) -> None:
     data = DATA[:10_000_000]
     (root / "x").write(data)
     for fault in ("reset in the answer", "cut short"):
@@ -145,13 +146,13 @@ def test_a_body_that_breaks_is_taken_up_where_it_broke(root: Location, proxy: Pr
             proxy.rules = [Rule(fault, "GET", times=times)]
             assert read() == expected
             assert not proxy.rules[0].times, fault
-        if fault == "cut short":  # a reset may take with it what had come
-            asked = [r.headers.get("range") for r in proxy.requests if r.method == "GET"]
+        if fault == "cut short":  # a reset may lose bytes that had arrived
+            ranges = [r.headers.get("range") for r in proxy.requests if r.method == "GET"]
             halves = (5_000_000, 7_500_000, 8_750_000, 9_375_000)
-            assert asked[:5] == [None, *(f"bytes={start}-" for start in halves)]
+            assert ranges[:5] == [None, *(f"bytes={start}-" for start in halves)]
 
 
-def test_a_broken_read_never_goes_on_in_another_version(root: Location, proxy: Proxy) -> None:
+def test_a_broken_read_never_continues_in_another_version(root: Location, proxy: Proxy) -> None:
     (root / "x").write(b"a" * 10_000_000)
     proxy.rules = [Rule("reset in the answer", "GET")]
     with (root / "x").open() as file:
@@ -165,7 +166,7 @@ def test_a_broken_read_never_goes_on_in_another_version(root: Location, proxy: P
         (root / "x").fetch()
 
 
-def test_an_answer_that_is_none_of_s3_is_a_sentence(
+def test_an_answer_that_is_not_s3_is_an_error(
     root: Location, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy.rules = [Rule("a login page", "GET list")]
@@ -176,10 +177,10 @@ def test_an_answer_that_is_none_of_s3_is_a_sentence(
         list(root.list())
 
 
-def test_a_404_whose_words_are_broken_is_final_and_so_is_another_writer(
+def test_a_404_with_a_broken_body_is_final_and_so_is_a_conflict(
     root: Location, proxy: Proxy
 ) -> None:
-    """One store answers so of a key such as ü, and a HEAD of it has no words at all."""
+    """One store answers so for a key such as ü, and its HEAD has no body."""
     proxy.rules = [Rule("409 ConditionalRequestConflict", "PUT")]
     assert (root / "a").create(b"one") is None
     proxy.rules = [Rule("a 404 in broken XML", times=99)]
@@ -190,24 +191,22 @@ def test_a_404_whose_words_are_broken_is_final_and_so_is_another_writer(
     assert len(proxy.met()) <= 5
 
 
-def test_a_listing_without_etags_has_sizes_and_sources_have_stamps_all_the_same(
-    root: Location, proxy: Proxy
-) -> None:
+def test_sources_have_stamps_even_if_listings_have_no_etags(root: Location, proxy: Proxy) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         (root / name).write(name.encode() * 3)
-    wanted = (root / "*.jsonl").expand()
+    expected = (root / "*.jsonl").expand()
     proxy.rules = [Rule("no ETags", "GET list", times=99)]
     assert [(name, stat.size) for name, stat in root.list()] == [("a.jsonl", 21), ("b.jsonl", 21)]
-    assert (root / "*.jsonl").expand() == wanted
-    assert all(stat.stamp for _, stat in wanted)
+    assert (root / "*.jsonl").expand() == expected
+    assert all(stat.stamp for _, stat in expected)
 
 
 @pytest.mark.parametrize("checksums", ["when_required", "when_supported"])
-def test_what_is_said_of_a_body_holds_it_whole_with_and_without_new_checksums(
+def test_damaged_bodies_are_noticed_with_and_without_new_checksums(
     checksums: str, root: Location, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only AWS is sent checksum headers of 2025, which others refuse. The signature covers the
-    SHA-256 of every body anyway.
+    """Only AWS gets the checksum headers of 2025, which other stores refuse. The signature covers
+    the SHA-256 of every body anyway.
     """
     monkeypatch.setattr(s3_client, "_CHECKSUMS", checksums)
     proxy.rules = [Rule("damaged", "PUT"), Rule("damaged", "PUT", skip=1)]
@@ -220,61 +219,68 @@ def test_what_is_said_of_a_body_holds_it_whole_with_and_without_new_checksums(
     assert [(root / name).read() for name in ("small", "up")] == [b"1234", DATA]
     bodies = [r for r in proxy.requests if r.operation == "PUT" and r.body]
     for request in bodies:
-        said, sha = request.headers, hashlib.sha256(request.body).hexdigest()
-        is_whole, is_new = request.fault != "damaged", checksums == "when_supported"
+        headers = request.headers
+        sha = hashlib.sha256(request.body).hexdigest()
+        is_intact = request.fault != "damaged"
+        has_checksums = checksums == "when_supported"
         crc = base64.b64encode(zlib.crc32(request.body).to_bytes(4, "big")).decode()
-        assert (said["x-amz-content-sha256"] == sha) is is_whole
-        assert "content-encoding" not in said
-        assert (said.get("x-amz-checksum-crc32") == crc) is (is_new and is_whole)
-        assert ("x-amz-sdk-checksum-algorithm" in said) is is_new
+        assert (headers["x-amz-content-sha256"] == sha) is is_intact
+        assert "content-encoding" not in headers
+        assert (headers.get("x-amz-checksum-crc32") == crc) is (has_checksums and is_intact)
+        assert ("x-amz-sdk-checksum-algorithm" in headers) is has_checksums
     assert len(bodies) == 2 + 2 + 1
 
 
-def test_bytes_that_are_not_those_that_were_stored_are_refused_where_a_checksum_tells(
+def test_damaged_answers_are_noticed_if_the_object_has_a_checksum(
     root: Location, proxy: Proxy, bucket: str, minio: str
 ) -> None:
-    """A store knows the checksum of an object, and not of a range of it."""
-    place, at = {"Bucket": bucket, "Key": "a folder/ü/sum"}, root / "sum"
+    """A store has checksums of whole objects only, not of ranges."""
+    key = {"Bucket": bucket, "Key": "a folder/ü/sum"}
+    file = root / "sum"
     store = boto3.client("s3", endpoint_url=minio)
-    store.put_object(**place, Body=b"12345678", ChecksumAlgorithm="CRC32")
-    for read in (at.read, at.fetch, lambda: at.open().read()):
+    store.put_object(**key, Body=b"12345678", ChecksumAlgorithm="CRC32")
+    for read in (file.read, file.fetch, lambda: file.open().read()):
         proxy.rules = [Rule("damaged answer", "GET")]
         with pytest.raises(
             Unreachable, match="the bytes that arrived are not those that were stored"
         ):
             read()
-        assert at.read() == b"12345678"
+        assert file.read() == b"12345678"
     proxy.rules = [Rule("damaged answer", "GET")]
-    assert at.read(0, 4) == b"1235"
+    assert file.read(0, 4) == b"1235"
 
 
-def test_nothing_is_asked_for_until_something_is_read(root: Location, proxy: Proxy) -> None:
-    place, empty = root / "x", root / "empty"
+def test_open_random_requests_nothing_until_something_is_read(root: Location, proxy: Proxy) -> None:
+    place = root / "x"
+    empty = root / "empty"
     place.write(b"abc")
     empty.write()
-    whole, none = place.stat(), empty.stat()
-    with count_requests(proxy) as seen:
-        with empty.open_random(none) as file:
+    stat = place.stat()
+    stat_of_empty = empty.stat()
+    with count_requests(proxy) as requests:
+        with empty.open_random(stat_of_empty) as file:
             assert (file.read(), file.read(5), file.seek(0, io.SEEK_END)) == (b"", b"", 0)
-        with place.open_random(whole) as file:
+        with place.open_random(stat) as file:
             assert (file.read(0), file.seek(7), file.read(1), file.tell()) == (b"", 7, b"", 7)
-    assert seen.total == 0
-    with count_requests(proxy) as seen, place.open_random(whole, ahead=2) as file:
+    assert requests.total == 0
+    with count_requests(proxy) as requests, place.open_random(stat, ahead=2) as file:
         assert (file.read(1), file.read(9), file.read()) == (b"a", b"bc", b"")
-    assert [r.headers["range"] for r in seen.requests] == ["bytes=0-1", "bytes=2-2"]
+    assert [r.headers["range"] for r in requests.requests] == ["bytes=0-1", "bytes=2-2"]
 
 
-def test_small_reads_are_a_request_a_megabyte_and_one_that_fails_is_made_again(
+def test_small_reads_need_a_request_per_megabyte_and_are_repeated_after_faults(
     root: Location, proxy: Proxy
 ) -> None:
-    place, part = root / "archive", DATA[: 5 << 20]
-    place.write(part)
-    stat, faults = place.stat(), ("503", "cut short", "reset in the answer")
+    place = root / "archive"
+    content = DATA[: 5 << 20]
+    place.write(content)
+    stat = place.stat()
+    faults = ("503", "cut short", "reset in the answer")
     proxy.rules = [Rule(fault, "GET", "archive") for fault in faults]
-    with count_requests(proxy) as seen, place.open_random(stat) as file:
-        assert b"".join(iter(lambda: file.read(10_000), b"")) == part
-    assert seen.by_operation == {"GET": 5 + len(faults)}, str(seen)
-    assert all(r.headers["if-match"] == f'"{stat.stamp}"' for r in seen.requests)
+    with count_requests(proxy) as requests, place.open_random(stat) as file:
+        assert b"".join(iter(lambda: file.read(10_000), b"")) == content
+    assert requests.by_operation == {"GET": 5 + len(faults)}, str(requests)
+    assert all(r.headers["if-match"] == f'"{stat.stamp}"' for r in requests.requests)
 
 
 STORES: list[tuple[str, Any, bool, int]] = [
@@ -284,16 +290,16 @@ STORES: list[tuple[str, Any, bool, int]] = [
     ("501 NotImplemented", lambda r: bool(CONDITIONS & r.headers.keys()), False, 19),
     ("412", lambda r: "if-match" in r.headers, False, 19),
     ("412", lambda r: "if-none-match" in r.headers, False, 19),
-    # Ceph takes an ETag without its quotes alone, which three writes more find out.
+    # Ceph accepts an ETag only without its quotes; three more writes find this out.
     ("412", lambda r: r.headers.get("if-match", "").startswith('"'), True, 10),
 ]
-"""What a store makes of conditions, which writes, whether it keeps them, and the most requests that
-tell so.
+"""How a store answers conditional writes, which writes, whether it keeps conditions, and the most
+requests that are needed to find out.
 """
 
 
 @pytest.mark.parametrize(("fault", "when", "is_kept", "most"), STORES)
-def test_whether_a_store_keeps_conditions_is_tried_once_and_they_are_kept(
+def test_a_store_is_tested_once_for_whether_it_keeps_conditions(
     fault: str, when: Any, is_kept: bool, most: int, root: Location, proxy: Proxy
 ) -> None:
     proxy.rules = [Rule(fault, "PUT", times=10**9, when=when)]
