@@ -1,4 +1,9 @@
-"""Mixes for the tests of the checks: streams to publish, and the training YAMLs that read them."""
+"""Mixes for the tests of the checks: streams to publish, and training YAMLs and recipes that read
+them.
+
+A test needs a folder of its own for its streams, so most functions here return a function that
+publishes the streams in a folder and opens the mix (`BuildMix`).
+"""
 
 from __future__ import annotations
 
@@ -21,297 +26,360 @@ from mdsmix.mix.streams.resolve import make_mix, make_recipe_mix
 from mdsmix.shards.counts import Records
 from mdsmix.shards.published import StreamFault
 from mdsmix.storage import locate
-from tests import published as hand
+from tests import published
 from tests.converting import Told
 from tests.published import CARD, CONCAT, LENGTH, PAIR, SPLIT, TOKEN_ROW, TURNS, TURNS_ROW, edit
 
 Keys = dict[str, Any]
-Make = Callable[[Path], Mix]
+BuildMix = Callable[[Path], Mix]
+"A function that publishes streams in a folder and opens a mix of them."
 P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
-class Sort:
-    """A stream to publish, of 40 equal rows unless it says otherwise."""
+class PublishedStream:
+    """A stream to publish: 40 equal rows, unless the options set others."""
 
     name: str
     columns: dict[str, str]
     row: Keys
-    how: Keys = field(default_factory=dict)
+    options: Keys = field(default_factory=dict)
+    """`rows`, or `n` for their number, and arguments of `published.publish`, such as `card` (None:
+    without a manifest).
+    """
     change: Callable[[Path], object] = bool
-    "Made to the folder of its split."
-    section: Callable[[Keys], Keys] = dict
+    "Applied to the folder of the split after it is published."
+    make_section: Callable[[Keys], Keys] = dict
+    "Makes the stream's section of the YAML from the keys that name its folder."
 
-    def __call__(self, name: str = "", **how: Any) -> Sort:
-        """The same under another name, or published otherwise."""
-        return replace(self, name=name or self.name, how=self.how | how)
+    def __call__(self, name: str = "", **options: Any) -> PublishedStream:
+        """Return the same stream with another name or other options."""
+        return replace(self, name=name or self.name, options=self.options | options)
 
-    def __or__(self, keys: Keys) -> Sort:
-        return replace(self, section=lambda own: own | keys)
+    def __or__(self, keys: Keys) -> PublishedStream:
+        """Return the same stream with these keys in its section."""
+        return replace(self, make_section=lambda section: section | keys)
 
-    def at(self, home: Path) -> Keys:
-        """Publishes it below `home`; its section."""
-        rows = self.how.get("rows") or [self.row] * self.how.get("n", 40)
-        how = {"card": {}} | {k: v for k, v in self.how.items() if k not in ("rows", "n")}
-        folder = hand.publish(home / self.name, self.columns, rows, **how)
+    def publish(self, home: Path) -> Keys:
+        """Publish the stream below `home`, and return its section of a YAML."""
+        options = {"card": {}} | self.options
+        rows = options.pop("rows", None) or [self.row] * options.pop("n", 40)
+        folder = published.publish(home / self.name, self.columns, rows, **options)
         self.change(folder / "train")
-        return self.section({"local": str(folder), "split": "train"})
+        return self.make_section({"local": str(folder), "split": "train"})
 
 
-THEIRS: Keys = {"card": None}
-"Of other tools: without a manifest."
-OF_TURNS = {"kind": "finetuning", "layout": None, "add_bos": None, "add_eos": None}
-MESSAGES = {"fields": {"messages": "m"}}
-PACK = OF_TURNS | MESSAGES | {"pack": True}
-WEB = Sort("web", CONCAT, TOKEN_ROW)
-DOCS = Sort("docs", {"tokens": "ndarray:uint16"}, TOKEN_ROW)
-BARE = WEB(card=None)
-CHUNKS = Sort("web", SPLIT, hand.SPLIT_ROW)
-CHAT = Sort("chat", TURNS, TURNS_ROW)
-PACKS = Sort("chat", hand.PACKED, hand.PACKED_ROW, {"card": PACK})
-FAQ = Sort("faq", PAIR, hand.PAIR_ROW)
-TEXT = Sort("raw", {"text": "str"}, {"text": "a"}, THEIRS)
-RAW = Sort("raw", {"prompt": "str", "response": "str"}, {"prompt": "hi", "response": "ho"}, THEIRS)
-PICKLES = Sort("web", CONCAT | {"x": "pkl"}, TOKEN_ROW | {"x": b"N."}, THEIRS)
+NO_MANIFEST: Keys = {"card": None}
+"Options of a stream that another tool wrote."
+TURNS_CARD = {"kind": "finetuning", "layout": None, "add_bos": None, "add_eos": None}
+MESSAGES_CARD = {"fields": {"messages": "m"}}
+PACKED_CARD = TURNS_CARD | MESSAGES_CARD | {"pack": True}
+WEB = PublishedStream("web", CONCAT, TOKEN_ROW)
+DOCS = PublishedStream("docs", {"tokens": "ndarray:uint16"}, TOKEN_ROW)
+WEB_BARE = WEB(card=None)
+CHUNKS = PublishedStream("web", SPLIT, published.SPLIT_ROW)
+CHAT = PublishedStream("chat", TURNS, TURNS_ROW)
+PACKS = PublishedStream("chat", published.PACKED, published.PACKED_ROW, {"card": PACKED_CARD})
+FAQ = PublishedStream("faq", PAIR, published.PAIR_ROW)
+TEXT = PublishedStream("raw", {"text": "str"}, {"text": "a"}, NO_MANIFEST)
+RAW_COLUMNS = {"prompt": "str", "response": "str"}
+RAW = PublishedStream("raw", RAW_COLUMNS, {"prompt": "hi", "response": "ho"}, NO_MANIFEST)
+PICKLES = PublishedStream("web", CONCAT | {"x": "pkl"}, TOKEN_ROW | {"x": b"N."}, NO_MANIFEST)
 INT32, UINT16 = (
-    Sort("old", {"tokens": "bytes"}, {"tokens": dtype(TOKEN_ROW["tokens"]).tobytes()}, THEIRS)
+    PublishedStream(
+        "old", {"tokens": "bytes"}, {"tokens": dtype(TOKEN_ROW["tokens"]).tobytes()}, NO_MANIFEST
+    )
     for dtype in (np.int32, np.uint16)
 )
-IMAGES = {"images": "bytes", "sizes": "json", **TURNS}
-SEES = Sort("see", IMAGES, {"images": bytes(8), "sizes": [], **TURNS_ROW})
-TWO = WEB(shards=2, card=None)
+IMAGE_COLUMNS = {"images": "bytes", "sizes": "json", **TURNS}
+IMAGE_TURNS = PublishedStream("see", IMAGE_COLUMNS, {"images": bytes(8), "sizes": [], **TURNS_ROW})
+TWO_SHARDS = WEB(shards=2, card=None)
 
 
-def at_home(build: Callable[Concatenate[Path, P], Mix]) -> Callable[P, Make]:
-    """The mix is built later, when the folder is known."""
+def built_later(build: Callable[Concatenate[Path, P], Mix]) -> Callable[P, BuildMix]:
+    """Turn a function of a folder and other arguments into one of the other arguments. It returns
+    a BuildMix, which is called when the folder is known.
+    """
     return lambda *args, **keys: lambda home: build(home, *args, **keys)
 
 
-@at_home
-def loaded(home: Path, name: str, *sorts: Sort, loader: Any = (), top: Any = (), **dataset: Any) -> Mix:  # fmt: skip
-    """The streams under that loader. `loader` and `top`: keys of its section and of the config;
-    `...` takes a key out.
+@built_later
+def train_mix(
+    home: Path,
+    name: str,
+    *streams: PublishedStream,
+    loader: Any = (),
+    top: Any = (),
+    **dataset: Any,
+) -> Mix:
+    """Return a mix of these streams.
+
+    Args:
+        name: the loader's name.
+        loader: further keys of train_loader.
+        top: further keys at the top of the YAML.
+        dataset: further keys of the loader's dataset. `...` as a value removes a key, here and in
+            `loader`; without `streams` the dataset is the stream `web` itself.
     """
-    streams = {sort.name: sort.at(home) for sort in sorts}
-    keys = {"max_seq_len": LENGTH, "shuffle": True, "streams": streams} | dataset
-    if keys["streams"] is ...:  # the dataset is the one stream
-        keys |= streams["web"]
+    sections = {stream.name: stream.publish(home) for stream in streams}
+    keys = {"max_seq_len": LENGTH, "shuffle": True, "streams": sections} | dataset
+    if keys["streams"] is ...:
+        keys |= sections["web"]
     section = {"name": name, "drop_last": True, "num_workers": 2} | dict(loader)
-    section["dataset"] = {k: v for k, v in keys.items() if v is not ...}
-    section = {k: v for k, v in section.items() if v is not ...}
+    section["dataset"] = {key: value for key, value in keys.items() if value is not ...}
+    section = {key: value for key, value in section.items() if value is not ...}
     config = {"max_seq_len": LENGTH, "train_loader": section} | dict(top)
     return replace(make_mix(config, "train.yaml"), tokenizer=CARD)
 
 
-own = partial(loaded, "mdsmix")
+mdsmix_loader = partial(train_mix, "mdsmix")
 
 
-def text(*sorts: Sort, **keys: Any) -> Make:
-    return loaded("text", *(sorts or [WEB]), **keys)
+def text_loader(*streams: PublishedStream, **keys: Any) -> BuildMix:
+    return train_mix("text", *(streams or [WEB]), **keys)
 
 
-def finetuning(*sorts: Sort, **keys: Any) -> Make:
-    return loaded("finetuning", *(sorts or [CHAT]), **({"decoder_only_format": True} | keys))
+def finetuning_loader(*streams: PublishedStream, **keys: Any) -> BuildMix:
+    return train_mix("finetuning", *(streams or [CHAT]), **({"decoder_only_format": True} | keys))
 
 
-@at_home
-def converted_by(home: Path, source: bytes | None = b"", **keys: Any) -> Mix:
-    """The published stream `web`, and its recipe. `source`: what its source file holds now, None
-    without one; `keys`: of the stream, as the recipe says them now.
+@built_later
+def recipe_mix(home: Path, source: bytes | None = b"", **keys: Any) -> Mix:
+    """Return the mix of a recipe whose stream `web` is published.
+
+    Args:
+        source: the content of its source file now; None if the file is gone.
+        keys: keys of the stream that were added to the recipe since the conversion.
     """
-    WEB(card={"fields": {"text": "text"}, "min_tokens": 0}).at(home)
+    WEB(card={"fields": {"text": "text"}, "min_tokens": 0}).publish(home)
     if source is not None:
         (home / "a.jsonl").write_bytes(source)
     stream = {"kind": "pretraining", "source": {"path": "a.jsonl", "text": "text"}} | keys
     tree = {"tokenizer": "tok", "max_seq_len": LENGTH, "local": ".", "streams": {"web": stream}}
     path = home / "recipe.yaml"
     path.write_text(json.dumps(tree))
-    recipe = open_recipe(path)
-    made = make_recipe_mix(recipe, str(path), may_estimate=False)
-    return replace(made, run_tokenizer=hand.TOKENIZER, tokenizer=CARD)
+    mix = make_recipe_mix(open_recipe(path), str(path), may_estimate=False)
+    return replace(mix, run_tokenizer=published.TOKENIZER, tokenizer=CARD)
 
 
-@at_home
-def of_mix(home: Path, make: Make, **changes: Any) -> Mix:
-    return replace(make(home), **changes)
+@built_later
+def with_fields(home: Path, build: BuildMix, **fields: Any) -> Mix:
+    return replace(build(home), **fields)
 
 
-def ended(opened: Any, target_responses: str = "all") -> Make:
-    """Chats by that tokenizer, all of whose answers are trained unless `target_responses` says
-    otherwise.
-    """
-    card = OF_TURNS | MESSAGES | {"target_responses": target_responses}
-    return of_mix(
-        finetuning(CHAT(card=card), target_responses=target_responses), run_tokenizer=opened
-    )
+def chats_ended_by(tokenizer: Any, target_responses: str = "all") -> BuildMix:
+    """Return chats of a run with this tokenizer. All their answers are trained by default."""
+    card = TURNS_CARD | MESSAGES_CARD | {"target_responses": target_responses}
+    mix = finetuning_loader(CHAT(card=card), target_responses=target_responses)
+    return with_fields(mix, run_tokenizer=tokenizer)
 
 
-def tokenized(make: Make, **changes: Any) -> Make:
-    """The run's tokenizer is another."""
-    return of_mix(make, tokenizer=replace(CARD, **changes))
+def with_tokenizer_card(build: BuildMix, **fields: Any) -> BuildMix:
+    """Change the card of the run's tokenizer, but not those of the streams."""
+    return with_fields(build, tokenizer=replace(CARD, **fields))
 
 
-def model(name: str | None = None, **section: Any) -> Keys:
-    return {"top": {"model": section | ({"name": name} if name else {})}}
+def model_keys(name: str | None = None, **section: Any) -> Keys:
+    """Return the argument of `train_mix` for a YAML with this model."""
+    named = {"name": name} if name else {}
+    return {"top": {"model": section | named}}
 
 
-def tokenizer(name: str) -> Keys:
+def tokenizer_keys(name: str) -> Keys:
+    """Return the argument of `train_mix` for a YAML with this tokenizer."""
     return {"top": {"tokenizer": {"name": name}}}
 
 
-def totals(sort: Sort, **counts: Any) -> Sort:
-    return sort(card=sort.how.get("card", {}) | {"totals": counts})
+def with_totals(stream: PublishedStream, **counts: Any) -> PublishedStream:
+    """Change the totals in the stream's manifest."""
+    return stream(card=stream.options.get("card", {}) | {"totals": counts})
 
 
-def bytes_changed(sort: Sort, change: Callable[[bytes], bytes]) -> Sort:
-    def rewrite(at: Path) -> None:
-        (shard,) = at.glob("shard.*")
+def with_shard_bytes(stream: PublishedStream, change: Callable[[bytes], bytes]) -> PublishedStream:
+    """Change the bytes of the stream's only shard after it is published."""
+
+    def rewrite(folder: Path) -> None:
+        (shard,) = folder.glob("shard.*")
         shard.write_bytes(change(shard.read_bytes()))
 
-    return replace(sort, change=rewrite)
+    return replace(stream, change=rewrite)
 
 
-def placed(section: Callable[[str], Keys], name: str = "web") -> Sort:
-    """A stream whose section is made of its place."""
-    return replace(WEB(name), section=lambda own: section(own["local"]))
+def with_local_section(make_section: Callable[[str], Keys], name: str = "web") -> PublishedStream:
+    """Return a stream whose section is made from the path of its folder."""
+    return replace(WEB(name), make_section=lambda section: make_section(section["local"]))
 
 
-def cached(content: bytes | None) -> Make:
-    """A stream with a remote and a local cache whose index is `content`, or the remote's own."""
+def cached_index(content: bytes | None) -> BuildMix:
+    """Return a mix of a stream with a remote and a local cache. The cached index has this content,
+    or that of the remote if it is None.
+    """
 
-    def section(local: str) -> Keys:
-        remote, cache = Path(local, "train"), Path(local).with_name("cache")
+    def make_section(local: str) -> Keys:
+        remote = Path(local, "train")
+        cache = Path(local).with_name("cache")
         (cache / "train").mkdir(parents=True)
         (cache / "train/index.json").write_bytes(content or (remote / "index.json").read_bytes())
         return {"remote": local, "local": str(cache), "split": "train"}
 
-    return text(placed(section))
+    return text_loader(with_local_section(make_section))
 
 
-def preferring(*rewards: bool, **keys: Any) -> Make:
-    """A stream of preferences for each, with a reward or without. `keys`: of the loader's
-    dataset.
+def preference_streams(*has_rewards: bool, **dataset: Any) -> BuildMix:
+    """Return a mix with a stream of preferences for each argument, with or without a reward."""
+    streams = list[PublishedStream]()
+    for number, has_reward in enumerate(has_rewards):
+        row = dict.fromkeys(("prompt", "chosen", "rejected"), bytes([5] + [0] * 7))
+        if has_reward:
+            row["chosen_reward"] = bytes(8)
+        columns = dict.fromkeys(row, "bytes")
+        streams.append(PublishedStream(f"s{number}", columns, row, NO_MANIFEST))
+    return train_mix("pairwise_preference", *streams, **dataset)
+
+
+def encoder_decoder(max_seq_len: int, longest: int, cut_rows: int = 0) -> BuildMix:
+    """Return a mix for rows of LENGTH, with a stream for encoder-decoder models.
+
+    Args:
+        max_seq_len: the length that the stream was converted for.
+        longest: tokens of its longest sample.
+        cut_rows: rows that lose one token each.
     """
-    row = dict.fromkeys(("prompt", "chosen", "rejected"), bytes([5] + [0] * 7))
-    rows = [row | ({"chosen_reward": bytes(8)} if has else {}) for has in rewards]
-    sorts = (Sort(f"s{n}", dict.fromkeys(r, "bytes"), r, THEIRS) for n, r in enumerate(rows))
-    return loaded("pairwise_preference", *sorts, **keys)
-
-
-def two_sided(max_seq_len: int, longest: int, cut_rows: int = 0) -> Make:
-    """An encoder-decoder's stream that was converted for that length, in a mix for LENGTH."""
     counted = {"longest": longest, "cut_rows": cut_rows, "cut_tokens": cut_rows}
     card = {"decoder_only_format": False, "max_seq_len": max_seq_len, "totals": counted}
-    return finetuning(CHAT(card=card), decoder_only_format=False)
+    return finetuning_loader(CHAT(card=card), decoder_only_format=False)
 
 
-def theirs(*lengths: tuple[int, int], **dataset: Any) -> Make:
-    """Samples of LLM-Foundry's converter: of each the tokens of its prompt and of its response."""
-    turns = ({"input_ids": [5] * prompt, "labels": [6] * answer} for prompt, answer in lengths)
-    return finetuning(CHAT(rows=[{"turns": [turn]} for turn in turns], **THEIRS), **dataset)
+def foundry_turns(*lengths: tuple[int, int], **dataset: Any) -> BuildMix:
+    """Return a mix of samples as LLM-Foundry's converter writes them, with these tokens of prompt
+    and response.
+    """
+    rows = [
+        {"turns": [{"input_ids": [5] * prompt, "labels": [6] * response}]}
+        for prompt, response in lengths
+    ]
+    return finetuning_loader(CHAT(rows=rows, **NO_MANIFEST), **dataset)
 
 
-def evals(*labels: str) -> Make:
+def evaluations(*labels: str) -> BuildMix:
+    """Return a mix with an evaluation of Hugging Face data for each label; empty for none."""
     section = {"name": "finetuning", "dataset": {"hf_name": "a/b", "max_seq_len": LENGTH}}
     section |= {"num_workers": 2, "drop_last": False}
-    return text(top={"eval_loader": [section | ({"label": of} if of else {}) for of in labels]})
+    entries = [section | ({"label": label} if label else {}) for label in labels]
+    return text_loader(top={"eval_loader": entries})
 
 
-@at_home
-def lone_eval(home: Path, **keys: Any) -> Mix:
-    """One evaluation that is not in a list, with further keys in its section."""
+@built_later
+def lone_evaluation(home: Path, **keys: Any) -> Mix:
+    """Return a mix with one evaluation that is not in a list, with these keys in its section."""
     section = {"name": "text", "num_workers": 2, "drop_last": False} | keys
-    section["dataset"] = {"streams": {"held": DOCS.at(home)}, "max_seq_len": LENGTH}
-    return text(top={"eval_loader": section})(home)
+    section["dataset"] = {"streams": {"held": DOCS.publish(home)}, "max_seq_len": LENGTH}
+    return text_loader(top={"eval_loader": section})(home)
 
 
-@at_home
-def evaluated(home: Path, repeat: float, **dataset: Any) -> Mix:
-    """An evaluation that draws its stream so often."""
-    held = DOCS.at(home) | {"repeat": repeat}
-    keys = {"streams": {"held": held}, "max_seq_len": LENGTH} | dataset
+@built_later
+def evaluation_drawing(home: Path, repeat: float, **dataset: Any) -> Mix:
+    """Return a mix with an evaluation that draws its stream `repeat` times."""
+    stream = DOCS.publish(home) | {"repeat": repeat}
+    keys = {"streams": {"held": stream}, "max_seq_len": LENGTH} | dataset
     section = {"label": "held", "name": "text", "num_workers": 2, "drop_last": False}
-    return text(top={"eval_loader": [section | {"dataset": keys}]})(home)
+    return text_loader(top={"eval_loader": [section | {"dataset": keys}]})(home)
 
 
-def with_mask(token: str | None) -> Make:
-    """A loader that masks tokens, under a tokenizer with that mask token."""
+def with_mask_token(token: str | None) -> BuildMix:
+    """Return a mix whose loader masks tokens, and whose tokenizer has this mask token."""
     variables = {"mask_token": token} if token else {}
-    opened = replace(hand.TOKENIZER, template_variables=variables)
-    return of_mix(text(mlm_probability=0.15), run_tokenizer=opened)
+    tokenizer = replace(published.TOKENIZER, template_variables=variables)
+    return with_fields(text_loader(mlm_probability=0.15), run_tokenizer=tokenizer)
 
 
-def read_by(**changes: str) -> Make:
-    """A mix whose tokenizer was opened with these remarks on how its folder was read."""
-    return of_mix(text(), run_tokenizer=replace(hand.TOKENIZER, **changes))
+def with_tokenizer_notes(**notes: str) -> BuildMix:
+    """Return a mix whose tokenizer has these notes on how its folder was read."""
+    return with_fields(text_loader(), run_tokenizer=replace(published.TOKENIZER, **notes))
 
 
-def own_place(split: str) -> Make:
-    """A dataset that is one local stream by itself, in the folder of that split."""
+def lone_local_stream(split: str) -> BuildMix:
+    """Return a mix whose dataset is one local stream, in the folder of that split."""
 
-    def section(local: str) -> Keys:
+    def make_section(local: str) -> Keys:
         folder = str(Path(local, "train"))[: -len(split) - 1]
         return {"remote": folder, "local": folder, "split": split}
 
-    return finetuning(placed(section), streams=...)
+    return finetuning_loader(with_local_section(make_section), streams=...)
 
 
-def batched(method: str, batch: int, *sizes: int) -> Make:
-    sorts = (WEB(f"s{i}", n=n) for i, n in enumerate(sizes))
-    return text(*sorts, batching_method=method, top={"global_train_batch_size": batch})
+def batching_mix(method: str, batch: int, *sizes: int) -> BuildMix:
+    """Return a mix of streams with so many samples, under a batching method."""
+    streams = [WEB(f"s{number}", n=size) for number, size in enumerate(sizes)]
+    top = {"global_train_batch_size": batch}
+    return text_loader(*streams, batching_method=method, top=top)
 
 
-@at_home
-def pretrained(home: Path, own: Any, run: Any, is_seen: bool = True, **of: Any) -> Mix:
-    """A pretrained model with a tokenizer of its own, and the run's; what is added to either stands
-    behind 100.
+@built_later
+def pretrained_model(
+    home: Path,
+    model_ids: dict[str, int],
+    run_ids: dict[str, int],
+    can_open: bool = True,
+    **section: Any,
+) -> Mix:
+    """Return a mix with a pretrained model.
+
+    Args:
+        model_ids: the vocabulary of the model's own tokenizer; tokens with ids above 100 are added
+            tokens.
+        run_ids: the vocabulary of the run's tokenizer.
+        can_open: whether the model's tokenizer can be opened.
+        section: further keys of the model's section.
     """
-    known = {"name": "hf_causal_lm", "pretrained_model_name_or_path": "hub/model"} | of
-    mix = text(top={"model": known, "tokenizer": {"name": "hub/t"}})(home)
-    for name, ids in (("own", own), ("run", run)):
-        built = Tokenizer(WordLevel(ids, unk_token=next(iter(ids))))
-        built.add_tokens([token for token, i in ids.items() if i > 100])
-        built.save(str(home / f"{name}.json"))
-    mix = replace(
-        mix,
-        run_tokenizer=SimpleNamespace(path=str(home / "run.json"), class_changes="", note=""),
-        tokenizer_problem=None,
-    )
-    mix.__dict__["model_tokenizer"] = str(home / "own.json") if is_seen else None
+    model = {"name": "hf_causal_lm", "pretrained_model_name_or_path": "hub/model"} | section
+    mix = text_loader(top={"model": model, "tokenizer": {"name": "hub/t"}})(home)
+    for name, ids in (("model", model_ids), ("run", run_ids)):
+        tokenizer = Tokenizer(WordLevel(ids, unk_token=next(iter(ids))))
+        tokenizer.add_tokens([token for token, id in ids.items() if id > 100])
+        tokenizer.save(str(home / f"{name}.json"))
+    run_tokenizer = SimpleNamespace(path=str(home / "run.json"), class_changes="", note="")
+    mix = replace(mix, run_tokenizer=run_tokenizer, tokenizer_problem=None)
+    mix.__dict__["model_tokenizer"] = str(home / "model.json") if can_open else None
     return mix
 
 
-@at_home
-def fetched_by_nodes(home: Path, published: str) -> Mix:
-    place = home / "tokenizer-0123abcd"
-    place.mkdir(parents=True)
-    (place / f"mdsmix{published}").write_text("{}")
-    return replace(text()(home), tokenizer_home=locate(place))
+@built_later
+def tokenizer_for_nodes(home: Path, suffix: str) -> Mix:
+    """Return a mix whose tokenizer training nodes fetch. Its folder contains one file, with this
+    suffix.
+    """
+    folder = home / "tokenizer-0123abcd"
+    folder.mkdir(parents=True)
+    (folder / f"mdsmix{suffix}").write_text("{}")
+    return replace(text_loader()(home), tokenizer_home=locate(folder))
 
 
-def bad(count: int, **records: Any) -> Make:
-    """A stream of 100 records, of which so many are bad."""
-    reasons = {"invalid_json": count - 1, "no_text": 1} if count else {}
-    counts = {"read": 100, "written": 100 - count, "quarantined": reasons} | records
-    return text(WEB(card={"records": Records(**counts)}))
+def records_mix(bad: int, **records: Any) -> BuildMix:
+    """Return a mix of a stream of 100 records, with so many bad ones."""
+    reasons = {"invalid_json": bad - 1, "no_text": 1} if bad else {}
+    counts = {"read": 100, "written": 100 - bad, "quarantined": reasons} | records
+    return text_loader(WEB(card={"records": Records(**counts)}))
 
 
-@at_home
-def read_through(home: Path, make: Make, *in_transit: StreamFault) -> Mix:
-    """Every byte of its streams is read, of which some came damaged once."""
-    mix = verify_streams(make(home), Told())
-    found = {url: replace(each, in_transit=in_transit) for url, each in mix.verified.items()}
-    return replace(mix, verified=found)
+@built_later
+def deep_checked(home: Path, build: BuildMix, *in_transit: StreamFault) -> Mix:
+    """Return a mix whose streams were read completely, with these faults in transit."""
+    mix = verify_streams(build(home), Told())
+    reports = {url: replace(report, in_transit=in_transit) for url, report in mix.verified.items()}
+    return replace(mix, verified=reports)
 
 
-def damaged(by: bytes) -> Make:
-    """The last bytes of its shard are these."""
-    changed = bytes_changed(BARE, lambda data: data[: len(data) - len(by)] + by)
-    return read_through(text(changed))
+def damaged_shard(end: bytes) -> BuildMix:
+    """Return a deeply checked mix of a stream whose shard ends in these bytes."""
+    stream = with_shard_bytes(WEB_BARE, lambda data: data[: len(data) - len(end)] + end)
+    return deep_checked(text_loader(stream))
 
 
-def second(change: Callable[[list[Any]], object]) -> Make:
-    """Two shards, of which the index says something else of the second."""
-    return text(
-        replace(TWO, change=lambda at: edit(at / "index.json", lambda t: change(t["shards"])))
-    )
+def changed_index(change: Callable[[list[Any]], object]) -> BuildMix:
+    """Return a mix of a stream of two shards, with a change of the entries in its index."""
+
+    def change_index(folder: Path) -> None:
+        edit(folder / "index.json", lambda index: change(index["shards"]))
+
+    return text_loader(replace(TWO_SHARDS, change=change_index))

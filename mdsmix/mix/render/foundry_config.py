@@ -28,7 +28,7 @@ Section = dict[str, Any]
 LENGTH_VARIABLE = "${max_seq_len}"
 EVALS = "eval_loader"
 LONE_LABEL = "eval"
-"The label by which LLM-Foundry reports a lone evaluation without one."
+"LLM-Foundry reports a lone evaluation without a label under this one."
 NUM_WORKERS = 8
 "As in Foundry's own example configs."
 WORKER_KEYS = ("num_workers", "prefetch_factor", "persistent_workers")
@@ -168,8 +168,7 @@ def merge_by_label(evaluations: Any, entries: list[Section]) -> list[Any]:
     """Return a config's evaluations in their order, with these entries. An entry replaces the
     evaluation with its label, or is appended.
 
-    In a list each evaluation needs a label, so a lone one gets the label by which LLM-Foundry
-    reports it.
+    In a list each evaluation needs a label, so a lone one gets LONE_LABEL.
 
     Args:
         evaluations: the config's eval_loader: a list, one evaluation, or any other value, which is

@@ -217,21 +217,21 @@ def _comment_lines(lines: str, node: Any) -> str:
     return "".join(COMMENT_LINE.findall(lines))
 
 
-def list_changes(was: Any, now: Any, key: str = "") -> Iterator[str]:
-    """Yield a line for each changed key, `path: old -> new`, in the order of `was`; new keys come
+def list_changes(old: Any, new: Any, key: str = "") -> Iterator[str]:
+    """Yield a line for each changed key, `path: old -> new`, in the order of `old`; new keys come
     last.
 
     Args:
         key: the path of both values; empty at the top.
     """
-    old_keys = _keys_of(was)
-    new_keys = _keys_of(now)
+    old_keys = _keys_of(old)
+    new_keys = _keys_of(new)
     if old_keys is not None and new_keys is not None:
         for name in old_keys | new_keys:
             path = f"{key}.{name}".lstrip(".")
             yield from list_changes(old_keys.get(name, UNSET), new_keys.get(name, UNSET), path)
-    elif _differ(was, now):
-        yield f"{key}: {_describe_value(was)} -> {_describe_value(now)}"
+    elif _differ(old, new):
+        yield f"{key}: {_describe_value(old)} -> {_describe_value(new)}"
 
 
 def _keys_of(value: Any) -> dict[Any, Any] | None:
