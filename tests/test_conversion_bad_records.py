@@ -32,7 +32,9 @@ from tests.converting import Answer, Project, chats, documents, pairs, read_file
 GOOD = [f"a document, number {n}" for n in range(20)]
 LINES = [json.dumps({"text": f"document {n}"}) for n in range(20)]
 ARRAY = ("begins with [, so it is one JSON array", "name it .json, or set source.format: json")
-TABLE = '1,hello\n"[{""role"": ""user"", ""content"": ""a""}, {""role"": ""who"", ""content"": ""a""}]",b\n'
+TABLE = """1,hello
+"[{""role"": ""user"", ""content"": ""a""}, {""role"": ""who"", ""content"": ""a""}]",b
+"""
 
 
 @pytest.fixture
@@ -174,10 +176,14 @@ def test_a_source_whose_beginning_is_bad_is_refused_early(strict: Project) -> No
     answer = strict.convert("--workers", 4)
     assert answer.code == 5
     assert find_error(answer) == (
-        "error: stream web: 30 of 30 records are bad (30 missing_field) in the first 3 of 40 work units, and max_bad "
-        "is 10%, so the others were not converted; nothing new is published, finished units are kept. "
-        'The first missing_field, of 00.jsonl: missing: text in {"body":"text 000 of file 000, some words"}. '
-        f"The bad records are in {strict.train}/quarantine (mdsmix quarantine shows them): fix the source, or raise max_bad (1.0 allows any number)."
+        "error: stream web: 30 of 30 records are bad (30 missing_field) in the first 3 of 40 work "
+        "units, and max_bad "
+        "is 10%, so the others were not converted; nothing new is published, finished units are "
+        "kept. "
+        "The first missing_field, of 00.jsonl: missing: text in "
+        '{"body":"text 000 of file 000, some words"}. '
+        f"The bad records are in {strict.train}/quarantine (mdsmix quarantine shows them): fix "
+        "the source, or raise max_bad (1.0 allows any number)."
     )
     assert not (strict.train / "index.json").exists()
     before = strict.files
@@ -191,7 +197,11 @@ def test_a_source_whose_beginning_is_bad_is_refused_early(strict: Project) -> No
 
 VERDICTS: list[tuple[list[float], str, str | int]] = [
     ([1, 1, 1, *[0.0] * 9], "10%", "in the first 3 of 12 work units"),
-    ([1, 1, 0.7, *[1.0] * 9], "10%", "117 of 120 records are bad (117 missing_field), more than max_bad 10%"),
+    (
+        [1, 1, 0.7, *[1.0] * 9],
+        "10%",
+        "117 of 120 records are bad (117 missing_field), more than max_bad 10%",
+    ),
     ([0.0] * 3 + [1.0] * 3, "10%", "30 of 60 records"),
     ([0.1] * 4 + [0.2], "10%", "6 of 50 records are bad (6 missing_field), more than max_bad 10%"),
     ([0.1] * 5, "10%", 5),

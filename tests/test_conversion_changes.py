@@ -191,11 +191,15 @@ def test_replacing_another_stream_is_refused(project: Project) -> None:
     )
     columns = (
         r"for the text loader with the columns tokens, but the recipe asks for input_ids, labels "
-        rf"for the finetuning loader. All 50 records, {project.manifest.totals.tokens} tokens, .* pass --reencode"
+        rf"for the finetuning loader. All 50 records, {project.manifest.totals.tokens} tokens, .* "
+        r"pass --reencode"
     )
     finetuning = "train_loader.name=finetuning"
     assert_needs_reencode(project, columns, finetuning)
-    missing = r"a\.jsonl is no longer among its sources: about 50 of the 50 records published, 100\.0% of their bytes; bring the missing"
+    missing = (
+        r"a\.jsonl is no longer among its sources: about 50 of the 50 records published, 100\.0% "
+        "of their bytes; bring the missing"
+    )
     assert_needs_reencode(project, missing, finetuning, "streams.web.source.path=b.jsonl")
 
 
@@ -224,7 +228,10 @@ def test_a_missing_source_file_is_a_warning_and_more_than_a_tenth_an_error(
     project: Project,
 ) -> None:
     """A moved file is not missing. A file of the size of one that stays was not moved."""
-    words = "g/b.jsonl is no longer among its sources: about 5 of the 100 records published, 5.0% of their bytes"
+    words = (
+        "g/b.jsonl is no longer among its sources: about 5 of the 100 records published, 5.0% of "
+        "their bytes"
+    )
     remove_published_source(project, remaining=95, removed=5)
     assert words in project.convert_ok("--dry-run").out
     assert f"WARNING: {words}" in project.convert_ok().out
@@ -239,8 +246,10 @@ def test_a_missing_source_file_is_a_warning_and_more_than_a_tenth_an_error(
     assert_refused(
         project.convert(),
         2,
-        "stream web: g/b.jsonl is no longer among its sources: about 300 of the 330 records published, 90.9% of their bytes; "
-        f"bring the missing files back, publish to another place, or pass --reencode to replace {project.train} by a stream without them",
+        "stream web: g/b.jsonl is no longer among its sources: about 300 of the 330 records "
+        "published, 90.9% of their bytes; "
+        "bring the missing files back, publish to another place, or pass --reencode to replace "
+        f"{project.train} by a stream without them",
     )
     assert project.files == before
     (project.folder / "b.jsonl").rename(project.folder / "g/c.jsonl")

@@ -178,7 +178,8 @@ REFUSED = {
     "tokenizer.template.enable_thinkin=false": "does not read it: did you mean enable_thinking?",
     "tokenizer.template.messages=x": "tokenizer.template.messages is set by mdsmix itself",
     "tokenizer.kwargs.enable_thinking=false": " does not read it: correct or remove it; a variable",
-    "tokenizer.kwargs.model_max_lenght=1": "tokenizer.kwargs: model_max_lenght would change nothing",
+    "tokenizer.kwargs.model_max_lenght=1":
+        "tokenizer.kwargs: model_max_lenght would change nothing",
     "streams.web.rewritten_history=each target_responses=last": "each trains every answer",
 }  # fmt: skip
 
@@ -307,9 +308,14 @@ def test_truncated_tokens_are_reported_with_their_rows_for_every_kind(project: P
     answers = [f"{n} {LONG}" for n in range(10)] + [f"answer {n}" for n in range(10)]
     pair_records = [{"prompt": "Which?", "response": answer} for answer in answers]
     chat_records = [
-        {"messages": [{"role": r, "content": t} for r, t in zip(("user", "assistant"), each.values(), strict=True)]}
-        for each in pair_records
-    ]  # fmt: skip
+        {
+            "messages": [
+                {"role": "user", "content": pair["prompt"]},
+                {"role": "assistant", "content": pair["response"]},
+            ]
+        }
+        for pair in pair_records
+    ]
     project.write_source(pair_records, "asked.json")
     project.write_source(chat_records, "talked.json")
     encode = make_encoder(project.tokenizer)
@@ -325,7 +331,8 @@ def test_truncated_tokens_are_reported_with_their_rows_for_every_kind(project: P
         ]
         assert "WARNING: " in line
         assert f"10 of 20 {'documents' if name == 'packed' else 'rows'}" in line
-        checked, plan = mdsmix("check", project.recipe).out, run_ok("plan", project.recipe, "--batch", 1, "--gpus", 1).out  # fmt: skip
+        checked = mdsmix("check", project.recipe).out
+        plan = run_ok("plan", project.recipe, "--batch", 1, "--gpus", 1).out
         assert f"rows-cut [{name}]: 10 of 20 samples" in checked
         assert "tokens an epoch are cut off at max_seq_len" in plan
         if name in whole:

@@ -33,8 +33,10 @@ reasoning_effort.
 """
 GLM_4 = (
     "{% for m in messages %}{% if m['tools'] is defined and m.role == 'system' %}<|system|>"
-    "{% for tool in m['tools'] %}{% if tool['type'] == 'function' %}## {{ tool['function']['name'] }}\n{% endif %}{% endfor %}"
-    "{% endif %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    "{% for tool in m['tools'] %}{% if tool['type'] == 'function' %}## {{ "
+    "tool['function']['name'] }}\n{% endif %}{% endfor %}"
+    "{% endif %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}{% if add_generation_prompt "
+    "%}<|assistant|>\n{% endif %}"
 )
 "Prints only the tools of the system message, like the template of GLM-4."
 VARIABLES: list[Any] = [
@@ -58,6 +60,13 @@ def read_texts(project: Project) -> list[str]:
     rows = read_samples(project.train)
     parts = [[part for turn in row["turns"] for part in turn.values()] for row in rows]
     return [decode([id for part in row for id in part], skip_special_tokens=False) for row in parts]
+
+
+def configure_preferences(project: Project, *fields: str) -> None:
+    source = {"path": "a.jsonl", **{field: field for field in fields}}
+    stream = {"kind": "preference", "source": source}
+    loader = {"name": "pairwise_preference"}
+    project.configure(stream, max_seq_len=1024, train_loader=loader)
 
 
 def write_records(project: Project, form: str, records: list[dict[str, Any]]) -> str:
@@ -115,7 +124,7 @@ def test_variables_of_a_record_override_the_recipe_and_unread_ones_are_reported(
     preferred = talk("user", "assistant")["messages"]
     sides = {"chosen": preferred, "rejected": preferred, "chat_template_kwargs": variables[2]}
     project.write_source([sides])
-    project.configure({"kind": "preference", "source": {"path": "a.jsonl", "chosen": "chosen", "rejected": "rejected"}}, max_seq_len=1024, train_loader={"name": "pairwise_preference"})  # fmt: skip
+    configure_preferences(project, "chosen", "rejected")
     output = project.convert_ok("--reencode").out
     assert "WARNING: the field chat_template_kwargs.effort of 1 record is not read" in output
     assert "/no_think" in run_ok("inspect", project.train).out
@@ -258,7 +267,7 @@ def test_placeholders_in_preferences_are_reported(
     project.write_source(
         [pair, {"prompt": None, "chosen": chosen, "rejected": [chosen[0], asked | answer]}]
     )
-    project.configure({"kind": "preference", "source": {"path": "a.jsonl", "prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}}, max_seq_len=1024, train_loader={"name": "pairwise_preference"})  # fmt: skip
+    configure_preferences(project, "prompt", "chosen", "rejected")
     output = project.convert_ok().out
     for word in ("<ref-object>", "<bbox>", "<video>"):
         assert f"WARNING: {word} of 1 record is trained as text" in output

@@ -138,10 +138,26 @@ def test_only_files_with_names_of_mdsmix_are_deleted(project: Project) -> None:
     project.run()
     published = project.train
     value = "0123456789abcdef" * 2
-    kinds = ("{0}.mds", "{0}-3.mds.zstd", ".mdsmix/{0}", ".mdsmix/{0}-01234567.bad", ".mdsmix/{0}-01234567.unit", ".mdsmix/part-3-of-64", "quarantine/{0}-01234567.jsonl.zst")  # fmt: skip
-    ours = [name.format(value) for name in kinds]
+    ours = [
+        f"{value}.mds",
+        f"{value}-3.mds.zstd",
+        f".mdsmix/{value}",
+        f".mdsmix/{value}-01234567.bad",
+        f".mdsmix/{value}-01234567.unit",
+        ".mdsmix/part-3-of-64",
+        f"quarantine/{value}-01234567.jsonl.zst",
+    ]
     unfinished = (f"index.json.{value[:16]}.tmp", f".mdsmix/{value}.{value[16:]}.tmp")
-    others = ("README.md", "shard.00000.mds", f"{value}.mds.bak", f"sub/{value}.mds", f"{value.upper()}.mds", ".mdsmix/mixed", f"quarantine/{value}.txt", "notes.tmp")  # fmt: skip
+    others = (
+        "README.md",
+        "shard.00000.mds",
+        f"{value}.mds.bak",
+        f"sub/{value}.mds",
+        f"{value.upper()}.mds",
+        ".mdsmix/mixed",
+        f"quarantine/{value}.txt",
+        "notes.tmp",
+    )
     outside, link = published.parent / f"{value}.mds", f"{'f' * 32}.mds"
     for path in (outside, *(published / name for name in (*ours, *unfinished, *others))):
         path.parent.mkdir(exist_ok=True)

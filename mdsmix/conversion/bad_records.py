@@ -268,8 +268,8 @@ def make_too_many_bad_error(job: Job, records: Records, reason: str) -> TooManyB
     """
     return TooManyBadRecords(
         f"stream {job.name}: {records.bad:,} of {records.sampled:,} records are bad "
-        f"({join_counts(records.quarantined)}){reason}; nothing new is published, finished units are "
-        f"kept. {advise(job, records)} The bad records are in {job.target}/quarantine (mdsmix "
+        f"({join_counts(records.quarantined)}){reason}; nothing new is published, finished units "
+        f"are kept. {advise(job, records)} The bad records are in {job.target}/quarantine (mdsmix "
         "quarantine shows them): fix the source, or raise max_bad (1.0 allows any number)."
     )
 

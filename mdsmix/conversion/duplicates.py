@@ -114,8 +114,8 @@ def _find_repeats(
     except OSError as error:
         raise Unreachable(
             "the fingerprints of the records cannot be compared in "
-            f"{tempfile.gettempdir()} ({error.strerror}), so duplicates cannot be found. This takes "
-            "24 bytes per record: free space there, or set TMPDIR to another folder."
+            f"{tempfile.gettempdir()} ({error.strerror}), so duplicates cannot be found. This "
+            "takes 24 bytes per record: free space there, or set TMPDIR to another folder."
         ) from None
 
 

@@ -361,8 +361,8 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
     unknown = len(units) - len(contents)
     if unknown:
         yield (
-            f"  {plural(unknown, 'unit')} must be read to see if the records changed; those already "
-            "converted are then skipped"
+            f"  {plural(unknown, 'unit')} must be read to see if the records changed; those "
+            "already converted are then skipped"
         )
     if dropped is None:
         yield (

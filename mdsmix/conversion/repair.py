@@ -54,8 +54,8 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
     if folder != current:
         raise RecipeError(
             f"{folder} is an older version of the stream, and only the current one, {current}, can "
-            "be made again from its source; bring the old source back and run mdsmix convert, or let "
-            "mdsmix gc --keep delete it."
+            "be made again from its source; bring the old source back and run mdsmix convert, or "
+            "let mdsmix gc --keep delete it."
         )
     # Find the damage.
     verified = verify(folder, watcher)
@@ -90,8 +90,8 @@ def _refuse_other_stream(plan: StreamPlan, folder: Location) -> str:
     manifest = published_manifest(plan.job, plan.target, reencode=False)
     if manifest is None:
         raise RecipeError(
-            f"{job.target} has no manifest, so what the stream should contain is unknown; run mdsmix "
-            "convert with --reencode."
+            f"{job.target} has no manifest, so what the stream should contain is unknown; run "
+            "mdsmix convert with --reencode."
         )
     sizes = {file.name: file.stat.size for file in plan.files if file.stat.size}
     is_same_source = len(sizes) == manifest.source_count
@@ -109,8 +109,8 @@ def _refuse_other_stream(plan: StreamPlan, folder: Location) -> str:
         reason = f"with its current `publish` the recipe would not publish it at {folder} again"
     if reason:
         raise RecipeError(
-            f"{folder} cannot be repaired, because {reason}, so the same shards would not come out; "
-            "run mdsmix convert, which publishes a new version, or bring the old recipe and source "
-            "back."
+            f"{folder} cannot be repaired, because {reason}, so the same shards would not come "
+            "out; run mdsmix convert, which publishes a new version, or bring the old recipe and "
+            "source back."
         )
     return manifest.index_hash

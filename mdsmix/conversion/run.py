@@ -64,8 +64,8 @@ from mdsmix.sources.stamps import remember_stamps
 from mdsmix.storage import Location, map_threads, store_addresses
 
 NO_MEMORY_LIMIT = (
-    "this system has no /proc/PID/smaps_rollup, so the memory of a process is unknown and --memory is "
-    "not enforced: use fewer --workers if memory is short"
+    "this system has no /proc/PID/smaps_rollup, so the memory of a process is unknown and --memory "
+    "is not enforced: use fewer --workers if memory is short"
 )
 OutcomeT = TypeVar("OutcomeT")
 

@@ -116,9 +116,9 @@ def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifes
         raise Unreachable(f"{target.damage} To publish the stream again, pass --reencode.")
     if target.manifest is None and not reencode and INDEX in target.files:
         raise RecipeError(
-            f"stream {job.name}: {job.target} has a stream without an mdsmix manifest, which convert "
-            "would overwrite; publish to another place (another stream name, remote or local), or "
-            "pass --reencode to replace it."
+            f"stream {job.name}: {job.target} has a stream without an mdsmix manifest, which "
+            "convert would overwrite; publish to another place (another stream name, remote or "
+            "local), or pass --reencode to replace it."
         )
     return target.manifest
 
@@ -188,14 +188,15 @@ def warn_missing_sources(
     # Refuse or warn, with the share that is missing.
     share = Fraction(sum(source.size for source in missing), total or 1)
     sentence = (
-        f"{join_names(sorted(source.path for source in missing))} {choose_verb(missing, 'is', 'are')} no longer "
-        f"among its sources: about {float(share * old.records.read):,.0f} of the "
-        f"{plural(old.records.read, 'record')} published, {float(share):.1%} of their bytes"
+        f"{join_names(sorted(source.path for source in missing))} "
+        f"{choose_verb(missing, 'is', 'are')} no longer among its sources: about "
+        f"{float(share * old.records.read):,.0f} of the {plural(old.records.read, 'record')} "
+        f"published, {float(share):.1%} of their bytes"
     )
     if share > MOST_MISSING and not reencode:
         raise RecipeError(
-            f"stream {job.name}: {sentence}; bring the missing files back, publish to another place, "
-            f"or pass --reencode to replace {job.target} by a stream without them."
+            f"stream {job.name}: {sentence}; bring the missing files back, publish to another "
+            f"place, or pass --reencode to replace {job.target} by a stream without them."
         )
     return f"WARNING: {sentence}"
 
@@ -239,6 +240,6 @@ def rebuild_reason(job: Job, target: TargetState) -> str | None:
     if not is_earlier:
         return None
     return (
-        f"{job.name}: the data at {job.target} was written by an earlier commit of mdsmix; all of it "
-        "is converted again"
+        f"{job.name}: the data at {job.target} was written by an earlier commit of mdsmix; all of "
+        "it is converted again"
     )

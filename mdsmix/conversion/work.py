@@ -73,7 +73,8 @@ class Work:
         if changes:
             watcher.say(
                 f"{plan.job.name}: rules have changed since it was published "
-                f"({join_names([*map(str, changes)])}); the units that they affect are converted again"
+                f"({join_names([*map(str, changes)])}); the units that they affect are converted "
+                "again"
             )
         is_empty = plan.target.is_empty
         job = plan.job if is_empty else with_versions(plan.job, plan.old)
@@ -136,7 +137,7 @@ def do_units(work: Work) -> DoneWork:
     except Unequal as unequal:
         store_difference(work.job.tokenizer, unequal)
         work.say(f"{unequal}; starting again with the reference tokenizer")
-        note = f"{unequal}; the whole stream was encoded by the reference, and other streams will be too"
+        note = f"{unequal}; this stream and later ones are encoded by the reference"
     work = replace(work, job=replace(work.job, backend="reference"))
     return DoneWork(work, _convert_units(work), note)
 
