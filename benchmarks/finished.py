@@ -28,7 +28,7 @@ from mdsmix.conversion.unit_files import (
     FOLDER,
     UNIT,
     UnitRecord,
-    compressed,
+    compress_with_checksum,
     pack_unit_file,
     parse_record,
     read_unit_file,
@@ -65,12 +65,12 @@ def finish_units(recipe: Path, like: Location) -> None:
         ]
         windows = [done for result in results for done in result.windows]
         for done in windows:
-            hashes = compressed(xxhash.xxh3_128_digest(done.base))
+            hashes = compress_with_checksum(xxhash.xxh3_128_digest(done.base))
             content = pack_unit_file([orjson.dumps(done.record)], {done.base: hashes})
             (job.folder / FOLDER / done.file).write(content)
         joined = join_unit_files(job.folder, StoredUnits(), windows, drops=False)
         publish(job, records, make_source_entries(units, contents), held, Records())
-        delete_joined(job.folder, joined, held)
+        delete_joined(job.folder, joined.obsolete, held)
     KnownSources.load(job.target).save(dict(zip(units, contents, strict=True)))
 
 
