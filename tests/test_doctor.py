@@ -1,5 +1,5 @@
-"""`mdsmix doctor` on a disk: what would end a run is a problem with its fix, and nothing is left
-behind.
+"""`mdsmix doctor` on a disk: each thing that would end a run is a problem with its fix, and no file
+is left over.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mdsmix import doctor
+from mdsmix.doctor import diagnoses
 from mdsmix.kinds import open_recipe
 from tests.converting import documents, files, mdsmix, write_jsonl, write_recipe
 
@@ -22,61 +22,66 @@ def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
     return write_recipe(tmp_path, tokenizer_folder, local=f"{tmp_path}/new/mix", streams=streams)
 
 
-def found(recipe: Path, *overrides: str) -> dict[str, tuple[str, str]]:
-    """State and sentence of each thing that was looked at; of several of one name the worst."""
-    worst = ["ok", "warning", "problem"].index
-    diagnoses = doctor.diagnose(open_recipe(recipe, overrides))
-    ascending = sorted(diagnoses, key=lambda each: worst(each.state))
-    return {each.what: (each.state, each.said) for each in ascending}
+def diagnose(recipe: Path, *overrides: str) -> dict[str, diagnoses.Diagnosis]:
+    """Return the diagnosis of each thing; the worst of several with one name."""
+    severity = ["ok", "warning", "problem"].index
+    unsorted = diagnoses.diagnose(open_recipe(recipe, overrides))
+    worst_last = sorted(unsorted, key=lambda diagnosis: severity(diagnosis.state))
+    return {diagnosis.what: diagnosis for diagnosis in worst_last}
 
 
-def test_all_is_well_and_nothing_is_left(recipe: Path, tmp_path: Path) -> None:
-    before = files(tmp_path)
-    states = found(recipe)
-    assert set(states) >= {"versions", "memory", "tokenizer", "source of web", "disk"}
-    assert "problem" not in {state for state, _ in states.values()}
-    assert files(tmp_path) == before
+def test_without_a_problem_no_file_is_left_over(recipe: Path, tmp_path: Path) -> None:
+    files_before = files(tmp_path)
+    found = diagnose(recipe)
+    assert set(found) >= {"versions", "memory", "tokenizer", "source of web", "disk"}
+    assert "problem" not in {diagnosis.state for diagnosis in found.values()}
+    assert files(tmp_path) == files_before
     assert not (tmp_path / "new").exists()
 
 
-def test_each_thing_that_fails_is_named_and_hides_no_other(recipe: Path, tmp_path: Path) -> None:
+def test_each_failure_is_named_and_hides_no_other_failure(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "a.jsonl").unlink()
     target = f"{tmp_path}/file/mix"
     answer = mdsmix("doctor", recipe, "tokenizer=./nowhere", f"local={target}")
     assert answer.code == 4
     problems = [line for line in answer.out.splitlines() if line.startswith("problem")]
-    named = {line[9:].partition(": ")[0] for line in problems}
-    assert named == {"tokenizer", "source of web", f"target {target}"}
-    assert "ok       target" not in answer.out, "what failed is not said to work"
-    # A stream that others made has to be there.
-    wanted = f"streams.old={{local: {tmp_path / 'theirs'}}}"
-    assert found(recipe, wanted)["stream old"][0] == "problem"
+    things = {line[9:].partition(": ")[0] for line in problems}
+    assert things == {"tokenizer", "source of web", f"target {target}"}
+    assert "ok       target" not in answer.out, "a target that failed is not ok"
+    # A stream without a source must be published.
+    override = f"streams.old={{local: {tmp_path / 'theirs'}}}"
+    assert diagnose(recipe, override)["stream old"].state == "problem"
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/index.json").write_text("{}")
-    assert found(recipe, wanted)["stream old"][0] == "ok"
+    assert diagnose(recipe, override)["stream old"].state == "ok"
 
 
-def test_without_credentials(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_a_problem_of_everything_in_the_store(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     other = "streams.old={kind: pretraining, source: {path: s3://bucket/old.jsonl, text: text}}"
-    states = found(recipe, "remote=s3://bucket/mix", other)
-    problems = {what: said for what, (state, said) in states.items() if state == "problem"}
+    found = diagnose(recipe, "remote=s3://bucket/mix", other)
+    problems = {what: each.message for what, each in found.items() if each.state == "problem"}
     assert set(problems) == {"store", "source of old", "target s3://bucket/mix"}
-    assert all("no credentials were found" in said for said in problems.values())
-    assert states["source of web"][0] == "ok", "what lies on a disk is looked at"
+    assert all("no credentials were found" in message for message in problems.values())
+    assert found["source of web"].state == "ok", "files on the disk can still be read"
 
 
 def test_little_memory_or_disk_is_a_warning(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "count_cpus", lambda: 2)
+    monkeypatch.setattr(diagnoses, "count_cpus", lambda: 2)
     for mebibytes, free, state in ((300, 3, "warning"), (8192, 1 << 30, "ok")):
         usage = shutil._ntuple_diskusage(1 << 40, 1 << 40, free)
         monkeypatch.setattr(
-            doctor, "choose_memory_cap", lambda mebibytes=mebibytes: mebibytes << 20
+            diagnoses, "choose_memory_cap", lambda mebibytes=mebibytes: mebibytes << 20
         )
-        monkeypatch.setattr("mdsmix.doctor.shutil.disk_usage", lambda path, usage=usage: usage)
-        states = found(recipe)
-        assert (states["memory"][0], states["disk"][0]) == (state, state)
+        monkeypatch.setattr(
+            "mdsmix.doctor.diagnoses.shutil.disk_usage", lambda path, usage=usage: usage
+        )
+        found = diagnose(recipe)
+        assert found["memory"].state == state
+        assert found["disk"].state == state

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import typer
 
 from mdsmix.cli.options import (
@@ -23,7 +21,7 @@ def doctor(recipe: RecipeFile, overrides: Overrides = None, as_json: AsJson = Fa
     Each right is tried with a small object at the target, which is deleted again. Exit code 4:
     something would end the run.
     """
-    from mdsmix.doctor import diagnose
+    from mdsmix.doctor.diagnoses import diagnose
     from mdsmix.kinds import open_recipe
 
     diagnoses = []
@@ -32,6 +30,6 @@ def doctor(recipe: RecipeFile, overrides: Overrides = None, as_json: AsJson = Fa
         if not as_json:
             echo(str(diagnosis))
     if as_json:
-        echo_json({"diagnoses": [asdict(diagnosis) for diagnosis in diagnoses]})
+        echo_json({"diagnoses": [diagnosis.to_json() for diagnosis in diagnoses]})
     if any(diagnosis.state == "problem" for diagnosis in diagnoses):
         raise typer.Exit(Unreachable.exit_code)

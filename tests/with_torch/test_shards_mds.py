@@ -24,7 +24,7 @@ from mdsmix.shards import shard_files
 from mdsmix.shards.codecs import find_codec
 from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index, read_index
 from mdsmix.shards.shard_files import (
-    HASH,
+    HASH_ALGORITHM,
     ShardLayout,
     lay_out_samples,
     make_shard,
@@ -75,7 +75,7 @@ def test_the_bytes_are_mdswriters(tmp_path: Path) -> None:
     ):
         samples = [make(i) for i in range(30)]
         theirs, ours = tmp_path / f"{number}-theirs", tmp_path / f"{number}-ours"
-        how = {"columns": encodings, "hashes": [HASH], "compression": compression}
+        how = {"columns": encodings, "hashes": [HASH_ALGORITHM], "compression": compression}
         with MDSWriter(out=str(theirs), **how) as writer:
             for sample in samples:
                 writer.write(sample)

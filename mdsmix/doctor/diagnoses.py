@@ -1,0 +1,296 @@
+"""Diagnoses the environment of a recipe's run, in the order in which the run would fail: machine,
+tokenizer, stores, sources, target.
+
+Each operation of the run at the target is tried once, with a small file that is deleted again.
+"""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from mdsmix import __version__, sources
+from mdsmix.conversion.job import make_job
+from mdsmix.conversion.publish_pretrained import refuse_unproved_processor
+from mdsmix.engines.memory import WORKER_BYTES, choose_memory_cap, count_cpus
+from mdsmix.errors import Denied, MdsmixError
+from mdsmix.messages import plural
+from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.storage import STORES, Location, find_store, locate
+from mdsmix.table import format_size
+from mdsmix.tokenizer.card import open_tokenizer
+
+PACKAGES = ("mosaicml-streaming", "torch", "transformers", "tokenizers", "boto3")
+"Packages whose versions are shown."
+TRIAL = b"A trial of mdsmix doctor, which deletes it again."
+MOST_SKEW = 300
+"""Seconds by which clocks may differ. A store refuses requests that were signed by a clock 15
+minutes off.
+"""
+FIRST_BYTES = 1 << 10
+"Bytes of a source that are read."
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The state of one thing that a run needs."""
+
+    what: str
+    "`versions`, `memory`, `source of web`, `target s3://bucket/mix`, ..."
+    state: Literal["ok", "warning", "problem"]
+    "A problem ends a run; a warning may."
+    message: str
+    "A sentence on the state; unless it is ok, with a fix."
+
+    def __str__(self) -> str:
+        return f"{self.state:<8} {self.what}: {self.message}"
+
+    def to_json(self) -> dict[str, str]:
+        """Return the diagnosis as `--json` prints it."""
+        return {"what": self.what, "state": self.state, "said": self.message}
+
+
+Diagnoses = Generator[Diagnosis, None, None]
+
+
+class Operation(NamedTuple):
+    """An operation of a run at a location."""
+
+    name: str
+    "A key of `Location.permissions`, such as `read`."
+    run: Callable[[], Any]
+
+
+def diagnose(recipe: Recipe) -> Diagnoses:
+    """Yield a Diagnosis for each thing that a run needs, as soon as it is known. Files that are
+    written are deleted again.
+    """
+    # The machine, then the tokenizer.
+    yield diagnose_versions()
+    yield diagnose_memory()
+    yield from _diagnose_tokenizer(recipe)
+
+    # The stores that need credentials.
+    streams = [stream for stream in recipe.streams.values() if not stream.held_out_of]
+    addresses = [recipe.remote]
+    for stream in streams:
+        addresses += stream.source.path if stream.source else [stream.remote]
+    used_stores = {find_store(str(address)) for address in addresses}
+    for store in STORES:
+        if store in used_stores and store.needs_credentials:
+            yield try_to_describe("store", store.describe_access)
+
+    # Each stream's source, or the stream itself if it has none; then the target.
+    source_bytes = 0
+    for stream in streams:
+        if stream.source:
+            source_bytes += yield from _diagnose_source(recipe, stream)
+        else:
+            folder = locate(recipe.published(stream))
+            yield try_to_describe(f"stream {stream.name}", partial(_describe_folder, folder))
+    if recipe.sourced:
+        yield from _diagnose_target(locate(str(recipe.remote or recipe.local)), source_bytes)
+
+
+def try_to_describe(what: str, describe: Callable[[], str]) -> Diagnosis:
+    """Return a Diagnosis with the sentence of `describe`; a MdsmixError from it is a problem."""
+    try:
+        return Diagnosis(what, "ok", describe())
+    except MdsmixError as error:
+        return Diagnosis(what, "problem", str(error))
+
+
+def warn_if(has_flaw: bool, what: str, message: str, flaw: str) -> Diagnosis:
+    """Return a warning with `flaw`, which ends with a fix, if `has_flaw`; otherwise ok."""
+    if has_flaw:
+        return Diagnosis(what, "warning", f"{message}; {flaw}")
+    return Diagnosis(what, "ok", message)
+
+
+def try_operations(
+    what: str, message: str, location: Location, *operations: Operation
+) -> Diagnoses:
+    """Yield a problem for each operation that fails, or ok with `message` if none does.
+
+    A failure other than a missing permission ends the trials, since later operations would fail for
+    the same reason.
+    """
+    is_ok = True
+    for operation in operations:
+        name = operation.name
+        try:
+            operation.run()
+        except Denied as error:
+            is_ok = False
+            permission = location.permissions.get(name, name)
+            yield Diagnosis(what, "problem", f"may not {name} ({permission}): {error}")
+        except MdsmixError as error:
+            yield Diagnosis(what, "problem", f"cannot {name}: {error}")
+            return
+    if is_ok:
+        yield Diagnosis(what, "ok", message)
+
+
+def diagnose_versions() -> Diagnosis:
+    """List the installed versions. (`pip check` finds versions that do not fit together.)"""
+    packages = ", ".join(f"{name} {_find_version(name) or 'missing'}" for name in PACKAGES)
+    python = platform.python_version()
+    return Diagnosis("versions", "ok", f"mdsmix {__version__}, Python {python}, {packages}")
+
+
+def _find_version(name: str) -> str | None:
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return None
+
+
+def diagnose_memory() -> Diagnosis:
+    """Compare the memory of a run without --memory with the memory that all its workers need."""
+    cap = choose_memory_cap()
+    workers = count_cpus()
+    message = (
+        f"{cap / (1 << 30):.1f} GiB for {plural(workers, 'worker')} (half of what the machine or "
+        "its control group has)"
+    )
+    flaw = (
+        f"it is enough for {max(1, cap // WORKER_BYTES)} at a time: give the machine or container "
+        "more, or set fewer --workers"
+    )
+    return warn_if(cap < workers * WORKER_BYTES, "memory", message, flaw)
+
+
+def _diagnose_tokenizer(recipe: Recipe) -> Diagnoses:
+    """Diagnose the tokenizer, and whether its class changes ids."""
+    try:
+        tokenizer = open_tokenizer(recipe.tokenizer)
+    except MdsmixError as error:
+        yield Diagnosis("tokenizer", "problem", str(error))
+        return
+    message = f"{tokenizer.name}: {tokenizer.class_name}, ids below {tokenizer.vocab_size:,}"
+    yield Diagnosis("tokenizer", "ok", message)
+    if tokenizer.warning:
+        yield Diagnosis("tokenizer", "warning", tokenizer.warning)
+
+
+def _describe_folder(folder: Location) -> str:
+    """Describe the folder of a stream without a source. Raises MdsmixError if it is empty or
+    missing.
+    """
+    if not any(chain(*folder.entries())):
+        raise MdsmixError(
+            f"{folder} is empty or does not exist; correct remote or local, or publish the stream "
+            "first"
+        )
+    return f"{folder} can be listed"
+
+
+def _diagnose_source(recipe: Recipe, stream: StreamSpec) -> Generator[Diagnosis, None, int]:
+    """Diagnose a stream's source: it names files, the first can be read, and the processor gives
+    equal rows. Return the files' bytes.
+    """
+    what = f"source of {stream.name}"
+    source = stream.source
+    assert source
+    try:
+        files = sources.find_files(source.path, recipe.folder, sources.ReadAs.of(source))
+    except MdsmixError as error:
+        yield Diagnosis(what, "problem", str(error))
+        return 0
+    first_file = files[0]
+    size = sum(file.stat.size for file in files)
+    message = (
+        f"{plural(len(files), 'file')}, {plural(size, 'byte')}; the first, {first_file.name}, can "
+        "be read"
+    )
+    read = Operation("read", partial(first_file.location.read, 0, FIRST_BYTES))
+    yield from try_operations(what, message, first_file.location, read)
+    if stream.has_images and recipe.processor:
+        compare = partial(_compare_processor, recipe, stream, files)
+        yield try_to_describe(f"processor of {stream.name}", compare)
+    return size
+
+
+def _compare_processor(recipe: Recipe, stream: StreamSpec, files: list[sources.SourceFile]) -> str:
+    """Compare the processor's rows with the loader's. Raises MdsmixError if they differ."""
+    job = make_job(recipe, stream, open_tokenizer(recipe.tokenizer), None)
+    refuse_unproved_processor(job, files)
+    return f"whole conversations put through {recipe.processor} equal the rows of the loader"
+
+
+def _diagnose_target(target: Location, source_bytes: int) -> Diagnoses:
+    """Diagnose the operations of publishing (list, write, read, copy, delete, conditional write),
+    the clock, and the space on a disk.
+    """
+    what = f"target {target}"
+    # On a disk the target may not exist yet: files are tried in its nearest folder that does.
+    folder = target
+    while not target.is_store and not Path(folder.url).exists() and folder.parent != folder:
+        folder = folder.parent
+    trial = folder / f".mdsmix-doctor-{secrets.token_hex(8)}"
+    copy = folder / f"{trial.name}-copied"
+    skews = list[float]()
+
+    def read() -> None:
+        now = time.time()
+        answer = trial.fetch()
+        if answer:
+            stat, _ = answer
+            skews.append(now - stat.modified)
+
+    def delete() -> None:
+        copy.delete()
+        trial.delete()
+
+    # The operations, of which conditional writes are only tried if the others work.
+    diagnoses = list(
+        try_operations(
+            what,
+            "listing, writing, reading, copying and deleting work",
+            target,
+            Operation("list", lambda: list(islice(folder.list(), 1))),
+            Operation("write", lambda: trial.write(TRIAL)),
+            Operation("read", read),
+            Operation("copy", lambda: trial.copy_to(copy)),
+            Operation("delete", delete),
+        )
+    )
+    yield from diagnoses
+    if diagnoses[-1].state == "problem":
+        with suppress(MdsmixError):
+            delete()
+    elif target.is_store and not trial.try_conditions():
+        yield Diagnosis(
+            what,
+            "warning",
+            "the store keeps no conditions (If-Match, If-None-Match), so it cannot reliably keep "
+            "two runs from writing one stream: never start two at once, or publish as versions",
+        )
+
+    # The clock, then the space on a disk.
+    for skew in skews:
+        yield warn_if(
+            abs(skew) > MOST_SKEW,
+            "clock",
+            f"this machine's differs from that of {target} by {skew:+.0f} s",
+            "a store refuses requests signed by a clock 15 minutes off, and leases depend on it: "
+            "set it by NTP",
+        )
+    if not target.is_store:
+        free = shutil.disk_usage(folder.url).free
+        yield warn_if(
+            free < source_bytes,
+            "disk",
+            f"{format_size(free)} are free for {target}; the sources have "
+            f"{format_size(source_bytes)}",
+            "the shards may not fit: free some space, or publish elsewhere",
+        )
