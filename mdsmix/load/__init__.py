@@ -1,8 +1,8 @@
-"""YAML -> batches: a thin wrapper of StreamingDataset for training loops of one's own.
+"""YAML -> batches: a thin wrapper of StreamingDataset, for training loops of your own.
 
-It reads the YAML that mdsmix renders, or a whole LLM-Foundry config, and gives the batches that
-LLM-Foundry's loaders give, for both kinds of stream in one loader. Importing it imports torch and
-streaming, which takes 4-15 s; no other room of mdsmix does.
+It reads the YAML that mdsmix renders, or a whole LLM-Foundry config, and gives the batches of
+LLM-Foundry's loaders, for both kinds of stream in one loader. Importing this package imports torch
+and streaming, which takes 4-15 s; of the other packages only preview, which uses it, does so.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Streams of every column layout in one loader, drawn by weight, stopped and resumed without losing
-or repeating a row.
+"""`build_loader`: streams of every column layout in one loader, packed batches and their state, and
+settings of which no loader can be built.
 """
 
 from __future__ import annotations
@@ -40,42 +40,45 @@ pytestmark = pytest.mark.usefixtures("_release_loaders")
 ROW = np.arange(10, 18, dtype=np.uint16)
 CHUNK = {"input_ids": "ndarray:uint16:1", "labels": "ndarray:uint16:7"}
 CUT = {"input_ids": ROW[:1] + 30, "labels": ROW[1:] + 30}
-SAID = {"input_ids": ROW[:2] + 40, "labels": ROW[2:3] + 40}
+TURN = {"input_ids": ROW[:2] + 40, "labels": ROW[2:3] + 40}
 CHAT = [{"input_ids": [60, 61], "labels": [62]}, {"input_ids": [63], "labels": [64, EOS]}]
 PACKED = {"input_ids": "ndarray:uint16", "starts": "ndarray:int32"}
-BEGINS = {"input_ids": ROW[:4] + 60, "starts": np.int32([0, 2])}
+DOCUMENTS = {"input_ids": ROW[:4] + 60, "starts": np.int32([0, 2])}
 LAYOUTS: tuple[tuple[dict[str, str], dict[str, Any], list[int], list[int]], ...] = (
     # Columns, a sample, and the ids and labels of its row before padding.
     ({"tokens": "ndarray:uint16:8"}, {"tokens": ROW}, [*range(10, 18)], [*range(10, 18)]),
     ({"tokens": "ndarray:int32"}, {"tokens": np.int32([20, EOS])}, [20, EOS], [20, EOS]),
     ({"tokens": "bytes"}, {"tokens": np.int64([30, 31]).tobytes()}, [30, 31], [30, 31]),
     (CHUNK, CUT, [*range(40, 48)], [X, *range(41, 48)]),
-    (PAIR, SAID, [50, 51, 52, EOS], [X, X, 52, EOS]),
+    (PAIR, TURN, [50, 51, 52, EOS], [X, X, 52, EOS]),
     ({"turns": "json"}, {"turns": CHAT}, [60, 61, 62, 63, 64, EOS], [X, X, X, X, 64, EOS]),
-    (PACKED, BEGINS, [70, 71, 72, 73], [X, 71, X, 73]),
+    (PACKED, DOCUMENTS, [70, 71, 72, 73], [X, 71, X, 73]),
 )
-"The first token tells them apart."
+"Their rows begin with different tokens."
 
 
-def test_every_layout_mixes_in_one_loader(tmp_path: Path) -> None:
+def test_streams_of_every_layout_are_read_by_one_loader(tmp_path: Path) -> None:
     for number, (columns, sample, *_) in enumerate(LAYOUTS):
         write_stream(tmp_path / str(number), columns, [sample])
     streams = {str(number): {"local": f"{tmp_path}/{number}"} for number in range(len(LAYOUTS))}
     batches = list(loaded(streams))
-    found = {key: torch.cat([batch[key] for batch in batches]).tolist() for key in batches[0]}
+    columns = {key: torch.cat([batch[key] for batch in batches]).tolist() for key in batches[0]}
     assert {batch[key].dtype for batch in batches for key in batch} == {torch.int64}
-    assert "sequence_id" in found, "a stream is packed, and attention must not cross its documents"
-    wanted = {ids[0]: (ids, labels) for _, _, ids, labels in LAYOUTS}
-    assert sorted(ids[0] for ids in found["input_ids"]) == sorted(wanted)
-    rows = (found[key] for key in ("input_ids", "labels", "attention_mask"))
+    assert "sequence_id" in columns, (
+        "a stream is packed, and attention must not cross its documents"
+    )
+    expected = {ids[0]: (ids, labels) for _, _, ids, labels in LAYOUTS}
+    assert sorted(ids[0] for ids in columns["input_ids"]) == sorted(expected)
+    rows = (columns[key] for key in ("input_ids", "labels", "attention_mask"))
     for ids, labels, mask in zip(*rows, strict=True):
-        row, trained = wanted[ids[0]]
-        left = 8 - len(row)
-        assert (ids, labels) == (row + [PAD] * left, trained + [X] * left)
-        assert mask == [1] * len(row) + [0] * left
+        row, row_labels = expected[ids[0]]
+        padding = 8 - len(row)
+        assert ids == row + [PAD] * padding
+        assert labels == row_labels + [X] * padding
+        assert mask == [1] * len(row) + [0] * padding
 
 
-def test_a_packed_batch_counts_the_samples_that_it_drew(tmp_path: Path) -> None:
+def test_the_state_counts_the_samples_that_packed_batches_drew(tmp_path: Path) -> None:
     rows = [{"input_ids": ROW[:1] + i, "labels": np.uint16([5, EOS])} for i in range(11)]
     streams = {"a": {"local": str(write_stream(tmp_path / "a", PAIR, rows))}}
     settings = config(streams, packing_ratio=2)
@@ -88,17 +91,17 @@ def test_a_packed_batch_counts_the_samples_that_it_drew(tmp_path: Path) -> None:
     assert state["sample_in_epoch"] == 4
     resumed = build_loader(settings, 2, ids=IDS)
     resumed.load_state_dict(state)
-    left = sorted(int(t) for b in resumed for t in b["input_ids"].flatten() if t >= 10)
-    assert left == list(range(14, 21))
+    ids = [int(token) for batch in resumed for token in batch["input_ids"].flatten()]
+    assert sorted(token for token in ids if token >= 10) == list(range(14, 21))
     for _ in zip(range(3), first, strict=False):
         state = first.state_dict()
-    assert state["sample_in_epoch"] == 11, "the last one drew fewer"
-    less = loaded(streams, 3, "finetuning", packing_ratio=1.9)
-    assert less.batch_size == 5, "5.7, rounded down as in LLM-Foundry"
+    assert state["sample_in_epoch"] == 11, "the last batch drew fewer"
+    fractional = loaded(streams, 3, "finetuning", packing_ratio=1.9)
+    assert fractional.batch_size == 5, "5.7, rounded down as in LLM-Foundry"
 
 
 KEYS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
-    # loader, its dataset's keys, and what these are in the rules of rows and in the collator
+    # Loader, keys of its dataset, and their values in the rules of rows and in the collator.
     ("finetuning", {"target_prompts": "all"}, {"target_prompts": "all"}, {}),
     ("finetuning", {"target_responses": "all"}, {"target_responses": "all"}, {}),
     ("finetuning", {"decoder_only_format": False}, {"decoder_only_format": False}, {}),
@@ -112,7 +115,7 @@ KEYS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def test_what_the_yaml_says_of_rows_reaches_them() -> None:
+def test_the_keys_of_the_yaml_reach_the_rules_and_the_collator() -> None:
     for name, dataset, rows, batches in KEYS:
         settings = read_settings(config({"a": {"local": "a"}}, name, **dataset))
         rules = loader.make_row_rules(settings, TokenIds(eos=EOS, pad=PAD, bos=5))
@@ -121,38 +124,42 @@ def test_what_the_yaml_says_of_rows_reaches_them() -> None:
         assert {key: getattr(collate, key) for key in batches} == batches
 
 
-def test_ranks_take_the_smallest_of_their_packing_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each finds one from rows of its own, and batches of different sizes would not fit
-    together.
-    """
-    made = config({"a": {"local": "a"}}, packing_ratio="auto") | {"max_seq_len": 200}
+def test_all_ranks_use_the_smallest_of_their_packing_ratios(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rank computes a ratio from rows of its own, and all need batches of one size."""
+    settings = config({"a": {"local": "a"}}, packing_ratio="auto") | {"max_seq_len": 200}
     row = TrainingRow(np.full(100, 9), np.full(100, 9))
-    monkeypatch.setattr(loader, "_open_dataset", lambda *of: SimpleNamespace(end=lambda: None))
+    monkeypatch.setattr(
+        loader, "_open_dataset", lambda *arguments: SimpleNamespace(end=lambda: None)
+    )
     monkeypatch.setattr(loader, "islice", lambda dataset, count: [row] * 1600)
     rules = RowRules(ids=IDS, max_seq_len=200)
-    assert loader._find_packing_ratio(read_settings(made), rules, 8) == 2
+    assert loader._find_packing_ratio(read_settings(settings), rules, 8) == 2
     run = torch.distributed
     monkeypatch.setattr(run, "is_initialized", lambda: True)
     monkeypatch.setattr(run, "get_world_size", lambda: 2)
-    monkeypatch.setattr(run, "all_gather_object", lambda every, mine: every.append(mine - 0.5))
-    assert loader._find_packing_ratio(read_settings(made), rules, 8) == 1.5
+    monkeypatch.setattr(run, "all_gather_object", lambda ratios, own: ratios.append(own - 0.5))
+    assert loader._find_packing_ratio(read_settings(settings), rules, 8) == 1.5
 
 
-def test_what_no_loader_can_be_built_of_is_one_sentence(tmp_path: Path) -> None:
+def test_settings_of_which_no_loader_can_be_built_are_refused_in_one_sentence(
+    tmp_path: Path,
+) -> None:
     local = {"local": str(write_tokens(tmp_path, 4))}
-    for stream, dataset, why in (
+    for stream, dataset, message in (
         ({"repeat": 2}, {"epoch_size": 10}, "and repeat or choose of"),
         ({"remote": "ftp://x"}, {}, "Streaming refuses it: Unsupported remote path"),
         ({}, {"batching_method": "any"}, "set it to random or stratified"),
         ({}, {"eos_token_id": 9}, "eos_token_id of train_loader is 9, and the tokenizer's is"),
     ):
-        with pytest.raises(RecipeError, match=why):
+        with pytest.raises(RecipeError, match=message):
             loaded({"a": local | stream}, **dataset)
     with pytest.raises(RecipeError, match="neither a padding nor an EOS token"):
         build_loader(config({"a": local}), 1, ids=TokenIds(eos=None))
-    two_sided = config({"a": local}, decoder_only_format=False)
+    encoder_decoder = config({"a": local}, decoder_only_format=False)
     with pytest.raises(RecipeError, match="leave them out"):
-        build_loader(two_sided, 1, ids=IDS, position_ids=True)
+        build_loader(encoder_decoder, 1, ids=IDS, position_ids=True)
     for size in (2.5, 0, -1, "8", None):
         with pytest.raises(RecipeError, match=r"^batch_size is .*: it must be a whole number of"):
             loaded({"a": local}, size)  # type: ignore[arg-type]
@@ -160,9 +167,7 @@ def test_what_no_loader_can_be_built_of_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_an_epoch_that_fills_no_batch_is_refused(tmp_path: Path) -> None:
-    """Streaming gives a pass without a batch and without a word; where the last batch may be short,
-    it is one.
-    """
+    """Streaming silently gives a pass without a batch, unless the last batch may be short."""
     streams = {n: {"local": str(write_tokens(tmp_path / n, 30))} for n in "ab"}
     for size, drop_last in ((200, False), (60, True)):
         assert len(list(loaded(streams, size, drop_last=drop_last))) == 1
@@ -175,46 +180,48 @@ def test_an_epoch_that_fills_no_batch_is_refused(tmp_path: Path) -> None:
             loaded(streams, size, **dataset)
 
 
-def test_a_batch_that_a_batching_method_cannot_fill_is_one_sentence(tmp_path: Path) -> None:
-    """Streaming raises a bare ValueError in a worker as the first epoch begins."""
-    few, many = (str(write_tokens(tmp_path / str(n), n)) for n in (3, 60))
+def test_a_batching_method_that_cannot_fill_a_batch_is_refused_in_one_sentence(
+    tmp_path: Path,
+) -> None:
+    """Streaming raises a bare ValueError in a worker when the first epoch begins."""
+    few = str(write_tokens(tmp_path / "few", 3))
+    many = str(write_tokens(tmp_path / "many", 60))
     streams = {"few": {"local": few}, "many": {"local": many}}
     for method, size, word in (
         ("stratified", 4, "larger"),
         ("per_stream", 4, "smaller"),
         ("device_per_stream", 4, "smaller"),
     ):
-        told = (
-            f"{method} cannot fill a batch of {size} samples .* too few of few; set a {word} batch"
-        )
-        with pytest.raises(RecipeError, match=told):
+        problem = f"{method} cannot fill a batch of {size} samples"
+        with pytest.raises(RecipeError, match=f"{problem} .* too few of few; set a {word} batch"):
             loaded(streams, size, batching_method=method)
     for method, size in (("stratified", 16), ("per_stream", 2), ("device_per_stream", 2)):
         assert list(loaded(streams, size, batching_method=method, drop_last=True)), method
 
 
-def test_a_packing_ratio_that_no_row_can_hold_is_a_warning(
+def test_a_packing_ratio_that_is_too_high_is_a_warning(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    """The least that `check` counts as untrained is untrained, and nearly all of it."""
+    """At least as many samples are untrained as `check` counts, and few more."""
     texts = [f"{n} " + "one two three four " * (n % 4 + 2) for n in range(400)]
     records = [{"prompt": text, "response": text[:20]} for text in texts]
     streams = {"faq": pairs(write_jsonl(tmp_path / "faq.jsonl", records))}
-    given = {"streams": streams, "max_seq_len": 64, "train_loader": {"num_workers": 0}}
-    recipe, train = write_recipe(tmp_path, tokenizer_folder, **given), tmp_path / "train.yaml"
+    settings = {"streams": streams, "max_seq_len": 64, "train_loader": {"num_workers": 0}}
+    recipe = write_recipe(tmp_path, tokenizer_folder, **settings)
+    train = tmp_path / "train.yaml"
     done("convert", recipe)
     keys = ("train_loader.name=mdsmix", "train_loader.dataset.packing_ratio=4.0")
     done("render-yaml", recipe, "-o", train, *keys)
     answer = done("check", train)
-    found = re.search(r"packing-high.* at least ([\d,]+) of 400 samples", answer.out)
-    assert found, answer.out
-    least = int(found[1])
+    match = re.search(r"packing-high.* at least ([\d,]+) of 400 samples", answer.out)
+    assert match, answer.out
+    least = int(match[1])
     plan = make_plan(resolve_for_plan([str(train)]), PlanOptions(gpus=1, batch=8))
     loader = build_loader(str(train), batch_size=8)
     batches = list(loader)
     trained = sum(int(row.max()) + 1 for batch in batches for row in batch["sequence_id"])
     positions = sum(batch["input_ids"].numel() for batch in batches)
-    assert plan.epoch.tokens <= 1.000001 * positions, "no more than there is room for"
+    assert plan.epoch.tokens <= 1.000001 * positions, "no more than fit the batches"
     assert sum(stream.tokens for stream in plan.streams) <= 1.000001 * 64 * 400 / 4
     assert "packing_ratio 4 draws more tokens" in " ".join(plan.notes)
     assert 100 < least <= 400 - trained <= least * 1.2
@@ -222,13 +229,13 @@ def test_a_packing_ratio_that_no_row_can_hold_is_a_warning(
     assert "packing-high" not in done("check", train).out
 
 
-def test_a_cache_folder_in_use_is_refused_until_its_loader_is_gone(tmp_path: Path) -> None:
+def test_a_local_folder_in_use_is_refused_until_its_loader_is_deleted(tmp_path: Path) -> None:
     remote = write_tokens(tmp_path / "remote", 4)
     streams = {"a": {"remote": str(remote), "local": f"{tmp_path}/local"}}
     first = loaded(streams)
     with pytest.raises(RecipeError, match="is in use"):
         loaded(streams)
-    assert len(first_tokens(first)) == 4, "the loader that lives was left alone"
+    assert len(first_tokens(first)) == 4, "the first loader still works"
     del first
     gc.collect()
     assert len(first_tokens(loaded(streams))) == 4

@@ -1,5 +1,5 @@
-"""An order that was kept is the one that Streaming works out, for all that ask; and what decides it
-decides which one is read.
+"""Kept orders of epochs: a kept order is the one that Streaming computes, for every process that
+reads it, and every setting that changes the order changes the name of its file.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import gc
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import Mock
 
 import numpy as np
@@ -19,8 +19,17 @@ from streaming.base.world import World
 from mdsmix.load import internals as order
 from tests.with_torch.load_streams import first_tokens, loaded, write_tokens
 
-ROWS, DRAWN = 60, 105
-Streams, Asked, Patch = dict[str, dict[str, Any]], tuple[Any, Mock], pytest.MonkeyPatch
+ROWS = 60
+DRAWN = 105
+Streams = dict[str, dict[str, Any]]
+Patch = pytest.MonkeyPatch
+
+
+class CountedOrder(NamedTuple):
+    """A function that returns an order, and a mock that counts the orders that were computed."""
+
+    draw: Any
+    generate_work: Mock
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +41,8 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Streams:
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
-    """The folder of kept orders, of epochs of any size."""
+def orders(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
+    """The folder of kept orders; those of epochs of any size are kept."""
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
     monkeypatch.setattr(order, "KEEP_ORDERS_FROM", 1)
     yield tmp_path / "orders"
@@ -48,27 +57,32 @@ def inodes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in folder.glob("*")}
 
 
-def test_a_second_start_orders_nothing(streams: Streams, kept: Path, monkeypatch: Patch) -> None:
-    """And reads the same rows."""
+def test_a_second_start_reads_the_kept_order(
+    streams: Streams, orders: Path, monkeypatch: Patch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(order, "KEEP_ORDERS_FROM", 10**9)
-        streamings = first_tokens(loader(streams))
-        assert not kept.exists()
-    first, written = first_tokens(loader(streams)), inodes(kept)
-    monkeypatch.setattr(order, "generate_work", lambda *_: pytest.fail("it is worked out again"))
-    assert streamings == first == first_tokens(loader(streams))
-    assert (len(first), len(written), inodes(kept)) == (DRAWN, 1, written)
+        order_of_streaming = first_tokens(loader(streams))
+        assert not orders.exists()
+    first = first_tokens(loader(streams))
+    files = inodes(orders)
+    monkeypatch.setattr(order, "generate_work", lambda *_: pytest.fail("it is computed again"))
+    assert order_of_streaming == first == first_tokens(loader(streams))
+    assert (len(first), len(files)) == (DRAWN, 1)
+    assert inodes(orders) == files
 
 
-def test_what_decides_it_names_it(streams: Streams, tmp_path: Path, monkeypatch: Patch) -> None:
-    more = {"web": {"local": str(write_tokens(tmp_path / "more", ROWS + 1, size_limit=600))}}
+def test_everything_that_decides_an_order_changes_its_name(
+    streams: Streams, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    longer = {"web": {"local": str(write_tokens(tmp_path / "more", ROWS + 1, size_limit=600))}}
     changed: list[Any] = [
         loader(streams, 5),
         loader(streams, shuffle_seed=7),
         loader(streams, num_canonical_nodes=2),
         loader(streams, shuffle_block_size=300_000),
         loader(streams | {"faq": streams["faq"] | {"repeat": 2}}),
-        loader(streams | more),
+        loader(streams | longer),
         loader({"web": streams["web"]}),
         loader(streams, sampling_method="fixed"),
     ]
@@ -77,78 +91,89 @@ def test_what_decides_it_names_it(streams: Streams, tmp_path: Path, monkeypatch:
         shared["faq"]["proportion"] = 2
         changed.append(loader(shared, epoch_size=40))
 
-    def key(dataset: Any, nodes: int = 1, epoch: int = 0, start: int = 0) -> str:
+    def name_order(dataset: Any, nodes: int = 1, epoch: int = 0, start: int = 0) -> str:
         dataset._resume(World.detect(), 0)
-        return order._key(dataset, World(nodes, 1, 1, 0), epoch, start)
+        return order._name_order(dataset, World(nodes, 1, 1, 0), epoch, start)
 
     base = loader(streams).dataset
-    keys = [key(base), key(base, nodes=2), key(base, epoch=1), key(base, start=8)]
-    for where, name, value in (
+    names = [
+        name_order(base),
+        name_order(base, nodes=2),
+        name_order(base, epoch=1),
+        name_order(base, start=8),
+    ]
+    for owner, attribute, value in (
         (order, "version", lambda _: "0"),
         (base, "shards_per_stream", base.shards_per_stream[::-1]),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(where, name, value)
-            keys.append(key(base))
-    keys += [key(each.dataset) for each in changed]
-    assert len(set(keys)) == len(keys)
-    assert key(base) == keys[0] == key(loader(streams).dataset)
+            patch.setattr(owner, attribute, value)
+            names.append(name_order(base))
+    names += [name_order(other.dataset) for other in changed]
+    assert len(set(names)) == len(names)
+    assert name_order(base) == names[0] == name_order(loader(streams).dataset)
 
 
 @pytest.fixture
-def asked(streams: Streams, monkeypatch: Patch) -> Asked:
-    """Gives the order of two nodes with eight ranks each as their datasets ask for it; a mock
-    counts those that Streaming worked out.
-    """
-    dataset, world, work = loader(streams).dataset, World(2, 8, 2, 0), Mock(wraps=generate_work)
+def counted_order(streams: Streams, monkeypatch: Patch) -> CountedOrder:
+    """The order of two nodes with eight ranks each."""
+    dataset = loader(streams).dataset
+    world = World(2, 8, 2, 0)
+    work = Mock(wraps=generate_work)
     dataset._resume(world, 0)
     monkeypatch.setattr(order, "generate_work", work)
-    return lambda epoch=0: order.draw_order("random", dataset, world, epoch, 0), work
+    return CountedOrder(lambda epoch=0: order.draw_order("random", dataset, world, epoch, 0), work)
 
 
-def test_ranks_share_an_order_of_which_no_bit_may_be_another(kept: Path, asked: Asked) -> None:
-    """Its shape too: another one makes other ids of the same bytes."""
-    ask, work = asked
-    wanted = ask()
-    assert np.array_equal(ask(), wanted)
+def test_ranks_share_a_kept_order_and_a_damaged_one_is_computed_again(
+    orders: Path, counted_order: CountedOrder
+) -> None:
+    """Damage to its shape is noticed too: another shape makes other ids of the same bytes."""
+    draw, work = counted_order
+    expected = draw()
+    assert np.array_equal(draw(), expected)
     assert work.call_count == 1
-    (path,) = kept.iterdir()
+    (path,) = orders.iterdir()
     whole = path.read_bytes()
-    flips = zip(range(0, len(whole), 11), cycle((1, 3, 6)), strict=False)
-    flipped = (whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :] for at, bit in flips)
-    # A bit of the zip file that tells nothing of the ids, such as a date, may be another.
-    for bad in (whole[:-40], b"", b"0" * 500, *flipped):
-        path.write_bytes(bad)
-        read = ask()
-        assert np.array_equal(read, wanted)
+    damaged_files = [whole[:-40], b"", b"0" * 500]
+    for offset, bit in zip(range(0, len(whole), 11), cycle((1, 3, 6)), strict=False):
+        flipped = bytes([whole[offset] ^ 1 << bit])
+        damaged_files.append(whole[:offset] + flipped + whole[offset + 1 :])
+    # A flipped bit that does not concern the ids, such as one of a date, is not noticed.
+    for damaged in damaged_files:
+        path.write_bytes(damaged)
+        read = draw()
+        assert np.array_equal(read, expected)
         assert read.dtype == np.int64
     assert work.call_count > 40
     path.write_bytes(whole)
-    work.side_effect = AssertionError("it is worked out again")
-    assert np.array_equal(ask(), wanted)
+    work.side_effect = AssertionError("it is computed again")
+    assert np.array_equal(draw(), expected)
 
 
-def test_the_last_orders_are_kept_and_half_written_ones_go(kept: Path, asked: Asked) -> None:
-    ask, work = asked
-    kept.mkdir()
-    (kept / "of-a-killed-start.npz.77").write_bytes(b"half")
-    ask(0)
-    early = inodes(kept).keys()
-    assert len(early) == 2
-    for epoch in range(1, order.MOST_KEPT_ORDERS + 2):
-        ask(epoch)
-    assert len(inodes(kept)) == order.MOST_KEPT_ORDERS
-    assert not early & inodes(kept).keys()
-    work.side_effect = AssertionError("it is worked out again")
-    for epoch in range(2, order.MOST_KEPT_ORDERS + 2):
-        ask(epoch)
-
-
-def test_a_full_disk_hinders_no_epoch(
-    streams: Streams, kept: Path, monkeypatch: Patch, caplog: Any
+def test_the_last_orders_are_kept_and_half_written_ones_are_deleted(
+    orders: Path, counted_order: CountedOrder
 ) -> None:
-    full = Mock(side_effect=OSError(28, "No space left on device"))
-    monkeypatch.setattr(Path, "replace", full)
+    draw, work = counted_order
+    orders.mkdir()
+    (orders / "of-a-killed-start.npz.77").write_bytes(b"half")
+    draw(0)
+    early_files = inodes(orders).keys()
+    assert len(early_files) == 2
+    for epoch in range(1, order.MOST_KEPT_ORDERS + 2):
+        draw(epoch)
+    assert len(inodes(orders)) == order.MOST_KEPT_ORDERS
+    assert not early_files & inodes(orders).keys()
+    work.side_effect = AssertionError("it is computed again")
+    for epoch in range(2, order.MOST_KEPT_ORDERS + 2):
+        draw(epoch)
+
+
+def test_an_epoch_is_read_on_a_full_disk(
+    streams: Streams, orders: Path, monkeypatch: Patch, caplog: Any
+) -> None:
+    fail = Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr(Path, "replace", fail)
     assert len(first_tokens(loader(streams))) == DRAWN
-    assert inodes(kept) == {}
+    assert inodes(orders) == {}
     assert "is not kept for the next start" in caplog.text

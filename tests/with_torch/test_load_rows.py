@@ -1,5 +1,5 @@
-"""A sample becomes the row that LLM-Foundry's collators would make of it, rows are packed, and
-become one padded batch: by hand.
+"""Rows and batches, compared with values written by hand: a sample becomes the row that
+LLM-Foundry's collators make of it, and rows are packed and padded to a batch.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ IDS_OF_CHAT = [10, 11, 12, 20, 21, 13, 22, 23, EOS]
 
 @pytest.fixture(autouse=True)
 def nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test warn of cut rows as a new run does."""
     nothing = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
     monkeypatch.setattr(training_rows, "last_warned", nothing)
 
@@ -36,9 +37,10 @@ def rules(max_seq_len: int = 16, ids: TokenIds = IDS, **settings: Any) -> RowRul
 
 
 def row(sample: dict[str, Any], **settings: Any) -> tuple[list[int], list[int]]:
-    made = make_row(sample, rules(**settings))
-    assert made.input_ids.dtype == made.labels.dtype == np.int64
-    return made.input_ids.tolist(), made.labels.tolist()
+    """Return ids and labels of a sample's row."""
+    training_row = make_row(sample, rules(**settings))
+    assert training_row.input_ids.dtype == training_row.labels.dtype == np.int64
+    return training_row.input_ids.tolist(), training_row.labels.tolist()
 
 
 def pair(context: list[int], target: list[int], dtype: Any = np.uint16) -> dict[str, Any]:
@@ -47,11 +49,13 @@ def pair(context: list[int], target: list[int], dtype: Any = np.uint16) -> dict[
 
 def packed(*documents: list[int], trained: list[int] | None = None) -> dict[str, Any]:
     starts = np.cumsum([0, *map(len, documents[:-1])]).astype(np.int32)
-    made = {"input_ids": np.concatenate(documents).astype(np.uint16), "starts": starts}
-    return made if trained is None else made | {"loss_mask": np.array(trained, np.uint8)}
+    sample = {"input_ids": np.concatenate(documents).astype(np.uint16), "starts": starts}
+    if trained is not None:
+        sample["loss_mask"] = np.array(trained, np.uint8)
+    return sample
 
 
-def test_the_policies_say_what_is_trained_on() -> None:
+def test_the_target_policies_decide_which_tokens_are_trained() -> None:
     for prompts, responses, labels in (
         ("none", "last", [X, X, X, X, X, X, 22, 23, EOS]),
         ("none", "all", [X, X, X, 20, 21, X, 22, 23, EOS]),
@@ -60,11 +64,11 @@ def test_the_policies_say_what_is_trained_on() -> None:
         ("length>=3", "last", [10, 11, 12, X, X, X, 22, 23, EOS]),
         ("length>=4", "last", [X, X, X, X, X, X, 22, 23, EOS]),
     ):
-        found = row(CHAT, target_prompts=prompts, target_responses=responses)
-        assert found == (IDS_OF_CHAT, labels), (prompts, responses)
+        actual = row(CHAT, target_prompts=prompts, target_responses=responses)
+        assert actual == (IDS_OF_CHAT, labels), (prompts, responses)
 
 
-def test_only_the_last_response_is_ended_and_a_row_loses_only_the_eos_that_was_added() -> None:
+def test_only_the_last_response_gets_an_eos_which_is_cut_without_a_warning() -> None:
     for target in ([20], [20, EOS]):
         assert row(pair([10], target)) == ([10, 20, EOS], [X, 20, EOS])
     assert row(pair([10], [20]), ids=TokenIds(eos=None, pad=PAD)) == ([10, 20], [X, 20])
@@ -92,7 +96,7 @@ def _send_warnings_of_cuts(counts: Any) -> None:
 def test_one_process_of_many_warns_that_rows_are_cut() -> None:
     """Workers of a loader are forks, and so are the passes of a bench, each with its own workers.
 
-    Four forks at once. A Pool with `maxtasksperchild=1` is no use here: it may start another
+    Four forks at once. A Pool with `maxtasksperchild=1` cannot be used here: it may start another
     worker while it is closed, and then waits for that worker forever.
     """
     fork = get_context("fork")
@@ -106,7 +110,7 @@ def test_one_process_of_many_warns_that_rows_are_cut() -> None:
     assert (_warnings_of_cuts(3), _warnings_of_cuts(4)) == (0, 1)
 
 
-def test_every_integer_dtype_is_read_and_bytes_as_the_encoding_that_the_config_names() -> None:
+def test_every_integer_dtype_is_read_and_bytes_by_the_dtype_that_the_config_names() -> None:
     for dtype in (np.uint8, np.uint16, np.int32, np.uint32, np.int64, np.uint64):
         assert row({"tokens": np.array([10, 11], dtype)}) == ([10, 11], [10, 11])
         assert row(pair([10], [20, EOS], dtype)) == ([10, 20, EOS], [X, 20, EOS])
@@ -115,7 +119,7 @@ def test_every_integer_dtype_is_read_and_bytes_as_the_encoding_that_the_config_n
     assert row(columns, token_encoding_type="uint16") == ([10, 20, EOS], [X, 20, EOS])
 
 
-def test_a_pretraining_row_trains_every_token_but_the_tokenizers_own_padding() -> None:
+def test_a_pretraining_row_trains_every_token_except_the_tokenizers_own_padding() -> None:
     ids = [10, EOS, 11, PAD]
     tokens = {"tokens": np.array(ids, np.uint16), "id": 7}
     assert row(tokens) == (ids, [10, EOS, 11, X])
@@ -124,28 +128,30 @@ def test_a_pretraining_row_trains_every_token_but_the_tokenizers_own_padding() -
     assert row(tokens, max_seq_len=2) == ([10, EOS], [10, EOS])
 
 
-def test_an_encoder_gets_all_but_the_last_response_and_cut_sides_end_in_eos() -> None:
-    found = row(CHAT, decoder_only_format=False)
-    assert found == ([10, 11, 12, 20, 21, 13], [22, 23, EOS])
+def test_an_encoder_gets_everything_before_the_last_response_and_cut_sides_end_in_eos() -> None:
+    sides = row(CHAT, decoder_only_format=False)
+    assert sides == ([10, 11, 12, 20, 21, 13], [22, 23, EOS])
     long = {"turns": [{"input_ids": [10, 11, 12, 13], "labels": [20, 21, 22]}]}
     with pytest.warns(UserWarning, match="are cut"):
         sides = row(long, max_seq_len=3, decoder_only_format=False)
     assert sides == ([10, 11, EOS], [20, 21, EOS])
 
 
-def test_the_labels_of_a_packed_row_were_settled_when_it_was_made() -> None:
-    two = packed([5, 6], [7, 8, 9], trained=[1, 1, 1, 0, 1])
+def test_the_target_policies_do_not_change_the_labels_of_a_packed_row() -> None:
+    sample = packed([5, 6], [7, 8, 9], trained=[1, 1, 1, 0, 1])
     for policies in ({}, {"target_prompts": "all", "target_responses": "all"}):
-        found = make_row(two, rules(**policies))
-        assert found.labels.tolist() == [X, 6, X, X, 9]
-        assert found.documents.tolist() == [0, 0, 1, 1, 1]
+        training_row = make_row(sample, rules(**policies))
+        assert training_row.labels.tolist() == [X, 6, X, X, 9]
+        assert training_row.documents.tolist() == [0, 0, 1, 1, 1]
     assert row(packed([5, 6], [7, 8]))[1] == [X, 6, X, 8]
     with pytest.warns(UserWarning, match="longer than max_seq_len 3"):
-        found = make_row(packed([5, 6], [7, 8], [9, 10]), rules(3))
-    assert (found.input_ids.tolist(), found.documents.tolist()) == ([5, 6, 7], [0, 0, 1])
+        training_row = make_row(packed([5, 6], [7, 8], [9, 10]), rules(3))
+    assert training_row.input_ids.tolist() == [5, 6, 7]
+    assert training_row.documents.tolist() == [0, 0, 1]
 
 
-PACKED, STARTS = packed([5, 6], [7, 8]), ([1], [0, 2, 2], [0, 4], [])
+PACKED = packed([5, 6], [7, 8])
+WRONG_STARTS = ([1], [0, 2, 2], [0, 4], [])
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"text": "hello"}, {}, "its columns text contain no tokens"),
     ({"turns": []}, {}, "has no turns"),
@@ -156,113 +162,131 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (PACKED, {"decoder_only_format": False}, "decoder_only_format: true"),
     (packed([5, 6], trained=[0, 1]), {"max_seq_len": 1}, "nothing left to train on"),
     (packed([5, 6], trained=[0, 0]), {}, "nothing left to train on"),
-    *((PACKED | {"starts": np.int32(of)}, {}, "contradict its") for of in STARTS),
+    *((PACKED | {"starts": np.int32(starts)}, {}, "contradict its") for starts in WRONG_STARTS),
     (PACKED | {"loss_mask": np.uint8([1])}, {}, "contradict its tokens"),
 ]
 
 
-def test_what_cannot_be_trained_on_is_refused_in_a_sentence() -> None:
-    for sample, how, why in REFUSED:
-        with pytest.raises(MixRefused, match=why):
-            print(sample, row(sample, **how))
+def test_a_sample_that_cannot_be_trained_is_refused_in_one_sentence() -> None:
+    for sample, settings, message in REFUSED:
+        with pytest.raises(MixRefused, match=message):
+            print(sample, row(sample, **settings))
 
 
-def made(ids: Any, labels: list[int] | None = None) -> TrainingRow:
+def training_row_of(ids: Any, labels: list[int] | None = None) -> TrainingRow:
     return TrainingRow(np.array(ids), np.array(ids if labels is None else labels))
 
 
-def long(*sizes: int) -> list[TrainingRow]:
-    return [made([n] * n) for n in sizes]
+def rows_of_sizes(*sizes: int) -> list[TrainingRow]:
+    return [training_row_of([size] * size) for size in sizes]
 
 
-def sizes(bins: list[list[TrainingRow]]) -> list[list[int]]:
+def list_sizes(bins: list[list[TrainingRow]]) -> list[list[int]]:
     return [[row.input_ids.size for row in packed] for packed in bins]
 
 
-def test_the_longest_rows_are_placed_first_and_what_does_not_fit_waits_for_the_next_batch() -> None:
-    assert sizes(Packer(bins=2, max_seq_len=10).pack(long(3, 7, 2, 5))) == [[7, 3], [5, 2]]
-    assert sizes(Packer(bins=3, max_seq_len=10).pack(long(1, 2, 3))) == [[3], [2], [1]]
+def test_the_longest_rows_are_packed_first_and_rows_that_do_not_fit_wait_for_the_next_batch() -> (
+    None
+):
+    assert list_sizes(Packer(bins=2, max_seq_len=10).pack(rows_of_sizes(3, 7, 2, 5))) == [
+        [7, 3],
+        [5, 2],
+    ]
+    assert list_sizes(Packer(bins=3, max_seq_len=10).pack(rows_of_sizes(1, 2, 3))) == [
+        [3],
+        [2],
+        [1],
+    ]
     for keep, waiting in {None: [[8], [7]], 0: [], 1: [[8]], 5: [[8], [7]]}.items():
         packer = Packer(bins=1, max_seq_len=10, keep=keep)
-        assert sizes(packer.pack(long(9, 8, 7))) == [[9]]
-        assert sizes(packer.waiting) == waiting
-    assert sizes(packer.pack(long(2))) == [[8, 2]]
-    assert sizes(packer.waiting) == [[7]]
+        assert list_sizes(packer.pack(rows_of_sizes(9, 8, 7))) == [[9]]
+        assert list_sizes(packer.waiting) == waiting
+    assert list_sizes(packer.pack(rows_of_sizes(2))) == [[8, 2]]
+    assert list_sizes(packer.waiting) == [[7]]
 
 
 def test_the_best_ratio_is_the_last_that_leaves_no_row_waiting() -> None:
-    tried = {4: 1.0, 8: 2.0, 12: 3.0}
+    ratios = {4: 1.0, 8: 2.0, 12: 3.0}
     for length, best in ((5, 2), (3, 3), (6, 1)):
-        assert find_best_ratio(long(*[length] * 24), tried, 4, 10) == best
-    assert find_best_ratio(long(1, 1, 1), tried, 4, 10) == 1, "no full batch to go by"
+        assert find_best_ratio(rows_of_sizes(*[length] * 24), ratios, 4, 10) == best
+    assert find_best_ratio(rows_of_sizes(1, 1, 1), ratios, 4, 10) == 1, "there is no full batch"
 
 
-def collate(width: int = 6, ids: TokenIds = IDS, two_sided: bool = False, **more: Any) -> Collate:
-    return Collate(rules=rules(width, ids, decoder_only_format=not two_sided), **more)
+def collate(
+    width: int = 6, ids: TokenIds = IDS, is_encoder_decoder: bool = False, **settings: Any
+) -> Collate:
+    return Collate(rules=rules(width, ids, decoder_only_format=not is_encoder_decoder), **settings)
 
 
-def lists(batch: dict[str, torch.Tensor]) -> dict[str, list[list[int]]]:
+def as_lists(batch: dict[str, torch.Tensor]) -> dict[str, list[list[int]]]:
     assert {tensor.dtype for tensor in batch.values()} <= {torch.int64, torch.bool}
     return {key: value.tolist() for key, value in batch.items()}
 
 
 def test_rows_are_padded_on_the_tokenizers_side_by_its_padding_token_or_eos() -> None:
-    assert lists(collate()([made([5, 6, 7], [X, 6, 7]), made([8] * 6)])) == {
+    assert as_lists(
+        collate()([training_row_of([5, 6, 7], [X, 6, 7]), training_row_of([8] * 6)])
+    ) == {
         "input_ids": [[5, 6, 7, PAD, PAD, PAD], [8] * 6],
         "labels": [[X, 6, 7, X, X, X], [8] * 6],
         "attention_mask": [[1, 1, 1, 0, 0, 0], [1] * 6],
         "sequence_id": [[0, 0, 0, -1, -1, -1], [0] * 6],
     }
-    left = collate(4, LEFT, with_sequence_id=False)([made([5, 6])])
+    left = collate(4, LEFT, with_sequence_id=False)([training_row_of([5, 6])])
     padded = {"input_ids": [[PAD, PAD, 5, 6]], "labels": [[X, X, 5, 6]]}
-    assert lists(left) == padded | {"attention_mask": [[0, 0, 1, 1]]}
-    batch = collate(3, TokenIds(eos=2))([made([5, 2], [5, 2])])
+    assert as_lists(left) == padded | {"attention_mask": [[0, 0, 1, 1]]}
+    batch = collate(3, TokenIds(eos=2))([training_row_of([5, 2], [5, 2])])
     assert (batch["input_ids"].tolist(), batch["labels"].tolist()) == ([[5, 2, 2]], [[5, 2, X]])
-    assert collate(2, TokenIds(eos=2, pad=0))([made([5])])["input_ids"].tolist() == [[5, 0]]
+    assert collate(2, TokenIds(eos=2, pad=0))([training_row_of([5])])["input_ids"].tolist() == [
+        [5, 0]
+    ]
 
 
-def test_padding_is_trimmed_from_the_second_batch_on_or_is_as_wide_as_the_longest_row() -> None:
-    rows = [made([5, 6, 7]), made([8])]
-    for ids, kept in ((IDS, slice(0, 8)), (LEFT, slice(12, 20))):
-        trimming, expected = collate(20, ids, allow_pad_trimming=True), collate(20, ids)(rows)
+def test_padding_is_trimmed_from_the_second_batch_on_or_ends_with_the_longest_row() -> None:
+    rows = [training_row_of([5, 6, 7]), training_row_of([8])]
+    for ids, columns in ((IDS, slice(0, 8)), (LEFT, slice(12, 20))):
+        trimming = collate(20, ids, allow_pad_trimming=True)
+        expected = collate(20, ids)(rows)
         assert torch.equal(trimming(rows)["input_ids"], expected["input_ids"])
-        assert torch.equal(trimming(rows)["input_ids"], expected["input_ids"][:, kept])
+        assert torch.equal(trimming(rows)["input_ids"], expected["input_ids"][:, columns])
     longest = collate(20, pad_to_longest=True, with_sequence_id=False)(rows)
     assert longest["labels"].tolist() == [[5, 6, 7], [8, X, X]]
     assert "sequence_id" not in longest
 
 
 def test_an_encoder_decoder_batch_shifts_its_targets_and_is_trimmed_on_each_side() -> None:
-    assert lists(collate(4, LEFT, two_sided=True)([made([5, 6], [7, 8, EOS])])) == {
+    assert as_lists(
+        collate(4, LEFT, is_encoder_decoder=True)([training_row_of([5, 6], [7, 8, EOS])])
+    ) == {
         "input_ids": [[PAD, PAD, 5, 6]],
         "attention_mask": [[0, 0, 1, 1]],
         "labels": [[7, 8, EOS, X]],
         "decoder_input_ids": [[PAD, 7, 8, EOS]],
         "decoder_attention_mask": [[True, True, True, False]],
     }
-    trimming = collate(32, two_sided=True, allow_pad_trimming=True)
-    rows = [made(list(range(5, 17)), [7, 8, EOS])]
+    trimming = collate(32, is_encoder_decoder=True, allow_pad_trimming=True)
+    rows = [training_row_of(list(range(5, 17)), [7, 8, EOS])]
     assert {v.shape[1] for v in trimming(rows).values()} == {32}
     widths = {key: value.shape[1] for key, value in trimming(rows).items()}
     assert (widths["input_ids"], widths["labels"]) == (16, 8)
 
 
 def of_documents(*lengths: int) -> TrainingRow:
-    row = made(np.arange(10, 10 + sum(lengths)))
+    row = training_row_of(np.arange(10, 10 + sum(lengths)))
     documents = np.repeat(np.arange(len(lengths)), lengths)
     return row._replace(documents=documents if len(lengths) > 1 else None)
 
 
 def test_packed_rows_are_packed_further_and_padded_on_either_side() -> None:
-    """None predicts the first token of the next."""
-    for ids, places, position in (
+    """The first token of a document is never a target."""
+    for ids, documents, positions in (
         (IDS, [0, 0, 1, 2, 2, -1], [0, 1, 0, 0, 1, 0]),
         (LEFT, [-1, 0, 0, 1, 2, 2], [0, 0, 1, 0, 0, 1]),
     ):
         packing = collate(6, ids, packer=Packer(bins=1, max_seq_len=6), with_position_ids=True)
         batch = packing([of_documents(2), of_documents(2, 1)])
-        assert batch["sequence_id"].tolist() == [places]
-        assert batch["position_ids"].tolist() == [position]
+        assert batch["sequence_id"].tolist() == [documents]
+        assert batch["position_ids"].tolist() == [positions]
         is_token = batch["attention_mask"].bool()
         assert batch["input_ids"][is_token].tolist() == [10, 11, 12, 10, 11]
         assert batch["labels"][is_token].tolist() == [10, 11, 12, X, 11]
@@ -272,37 +296,46 @@ def test_packed_rows_are_packed_further_and_padded_on_either_side() -> None:
     assert "sequence_id" not in batch
 
 
-def test_a_model_computes_for_each_document_what_it_computes_for_it_alone() -> None:
+def test_a_model_computes_each_document_of_a_row_as_if_it_were_alone() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(1)
     shape = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = LlamaConfig(vocab_size=99, num_hidden_layers=2, intermediate_size=64, **shape)
-    model, rows = LlamaForCausalLM(config).eval(), [of_documents(9, 5, 12), of_documents(6, 20)]
+    model = LlamaForCausalLM(config).eval()
+    rows = [of_documents(9, 5, 12), of_documents(6, 20)]
     batch = collate(32, with_position_ids=True)(rows)
-    ids, places = batch["input_ids"], batch["sequence_id"]
+    ids = batch["input_ids"]
+    sequence_id = batch["sequence_id"]
     with torch.no_grad():
-        masks = {"attention_mask": document_mask(places), "position_ids": batch["position_ids"]}
-        apart = model(ids, **masks).logits
-        crossing, crossed = model(ids, attention_mask=batch["attention_mask"]).logits, 0.0
+        masks = {
+            "attention_mask": document_mask(sequence_id),
+            "position_ids": batch["position_ids"],
+        }
+        masked = model(ids, **masks).logits
+        unmasked = model(ids, attention_mask=batch["attention_mask"]).logits
+        largest_difference = 0.0
         for line, number in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
-            here = places[line] == number
-            alone = model(ids[line][here][None]).logits[0]
-            torch.testing.assert_close(apart[line][here], alone, atol=1e-5, rtol=1e-4)
-            crossed = max(crossed, float((crossing[line][here] - alone).abs().max()))
-    assert crossed > 0.01, "without the mask documents are seen, so the test would notice"
+            is_document = sequence_id[line] == number
+            alone = model(ids[line][is_document][None]).logits[0]
+            torch.testing.assert_close(masked[line][is_document], alone, atol=1e-5, rtol=1e-4)
+            difference = float((unmasked[line][is_document] - alone).abs().max())
+            largest_difference = max(largest_difference, difference)
+    assert largest_difference > 0.01, "without the mask the results differ"
 
 
-def test_separators_tell_documents_of_pretraining_rows_apart_and_none_of_a_chat() -> None:
-    for starts, documents, places in (
+def test_separators_divide_pretraining_rows_into_documents_but_not_chats() -> None:
+    for starts, documents, packed_documents in (
         (False, [0, 0, 1, 1], [0, 0, 1, 1, 2, 2, 2, -1]),
         (True, [0, 1, 1, 2], [0, 1, 1, 2, 3, 3, 3, -1]),
     ):
-        told = rules(8, separator=EOS, separator_starts=starts)
-        text = make_row({"tokens": np.array([4, EOS, 5, EOS])}, told)
-        chat = make_row({"input_ids": np.array([7, EOS]), "labels": np.array([8])}, told)
-        batch = Collate(rules=told)([text, chat])
+        row_rules = rules(8, separator=EOS, separator_starts=starts)
+        text = make_row({"tokens": np.array([4, EOS, 5, EOS])}, row_rules)
+        chat = make_row({"input_ids": np.array([7, EOS]), "labels": np.array([8])}, row_rules)
+        batch = Collate(rules=row_rules)([text, chat])
         assert batch["sequence_id"].tolist() == [documents + [-1] * 4, [0] * 4 + [-1] * 4]
-        batch = Collate(rules=told, packer=Packer(bins=1, max_seq_len=8))([made([7, EOS, 8]), text])
+        batch = Collate(rules=row_rules, packer=Packer(bins=1, max_seq_len=8))(
+            [training_row_of([7, EOS, 8]), text]
+        )
         assert batch["input_ids"].tolist() == [[4, EOS, 5, EOS, 7, EOS, 8, PAD]]
-        assert batch["sequence_id"].tolist() == [places]
+        assert batch["sequence_id"].tolist() == [packed_documents]
