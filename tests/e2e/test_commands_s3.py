@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import zstandard
 
-from mdsmix import doctor
 from mdsmix.conversion import source_cache
+from mdsmix.doctor import diagnoses
 from mdsmix.errors import Unreachable
 from mdsmix.mix.plan.plan import PlanOptions, make_plan, resolve_for_plan
 from mdsmix.storage import locate, s3_conditions
@@ -169,7 +169,7 @@ def test_doctor_checks_rights_clock_and_conditions_one_by_one(
         assert all("may not" in line for line in refused)
     proxy.rules = [Rule(IGNORES, "PUT", times=100)]
     monkeypatch.setattr(s3_conditions, "_keeps", {})
-    monkeypatch.setattr(doctor, "MOST_SKEW", -1)
+    monkeypatch.setattr(diagnoses, "MOST_SKEW", -1)
     code, lines = run_doctor(recipe)
     assert code == 0
     assert any(line.startswith("warning target") and "If-None-Match" in line for line in lines)

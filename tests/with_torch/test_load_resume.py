@@ -286,9 +286,9 @@ class Lit(lightning.LightningModule):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_lightning_read_steps(mixed: Any, tmp_path: Path) -> None:
-    """Its checkpoint of the end of an epoch is not handed to the loader: Lightning says which epoch
-    begins.
+def test_lightning_resumes(mixed: Any, tmp_path: Path) -> None:
+    """Lightning does not load its checkpoint of the end of an epoch into the loader: it sets the
+    epoch that begins.
     """
 
     def fit(epochs: int, begin: Path | None = None, **saving: Any) -> list[int]:
