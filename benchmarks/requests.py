@@ -154,7 +154,7 @@ def fresh_machine(bench: Bench, n: int, **options: Any) -> RequestCount:
 
 def verified_source(bench: Bench, n: int) -> RequestCount:
     found = fresh_machine(bench, n, verify_source=True)
-    assert found.at(".jsonl")["GET"] == n
+    assert found.for_key(".jsonl")["GET"] == n
     return found
 
 

@@ -1,4 +1,4 @@
-"""An end for what would hang."""
+"""Time limits, so that a test that hangs fails."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from collections.abc import Iterator
 from types import FrameType
 
 WAIT_SECONDS = 600
-"""What is waited for longer hangs, on however busy a machine: nothing that tests wait for takes a
+"""A wait that takes longer hangs, even on a busy machine: nothing that tests wait for takes a
 hundredth of it on an idle one.
 """
 
 
 @contextlib.contextmanager
 def fail_after(seconds: int) -> Iterator[None]:
-    """Fails a test that hangs: Streaming does when a worker loses a shard, a reader does on an
-    endless file. `seconds`: of the processor, much more than it takes on any; what waits has
-    WAIT_SECONDS, since it is no hang that is slow.
+    """Fail a test that hangs, as Streaming does when a worker loses a shard, and a reader on an
+    endless file.
+
+    Args:
+        seconds: processor time, much more than the block takes anywhere. Waiting has WAIT_SECONDS
+        of its own, since a slow machine is not a hang.
     """
     seconds *= 5
 
@@ -26,7 +29,8 @@ def fail_after(seconds: int) -> Iterator[None]:
             f"no answer within {seconds} s of work and {WAIT_SECONDS} s of waiting"
         )
 
-    before = [signal.signal(number, stop) for number in (signal.SIGALRM, signal.SIGPROF)]
+    alarm_handler = signal.signal(signal.SIGALRM, stop)
+    profile_handler = signal.signal(signal.SIGPROF, stop)
     signal.alarm(WAIT_SECONDS)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
@@ -34,5 +38,5 @@ def fail_after(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGALRM, before[0])
-        signal.signal(signal.SIGPROF, before[1])
+        signal.signal(signal.SIGALRM, alarm_handler)
+        signal.signal(signal.SIGPROF, profile_handler)

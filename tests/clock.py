@@ -1,4 +1,6 @@
-"""The time of a module under test (`monkeypatch.setattr(module, "time", Clock())`)."""
+"""A replacement for the module `time` in a module under test: `monkeypatch.setattr(module, "time",
+Clock())`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from typing import Any
 
 
 class Clock:
-    """To sleep takes no time and moves it on, and nothing else does: a machine that is busy for
-    longer than a test waits changes nothing.
+    """A clock that only `sleep` advances, without waiting. So a machine that is busy for longer
+    than a test waits changes nothing.
     """
 
     now = 0.0

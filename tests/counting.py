@@ -1,5 +1,5 @@
-"""How many requests a piece of work makes at a store, by operation: what is paid for, and what a
-slow link waits for.
+"""Counts the requests that a piece of work sends to a store, by operation. Requests cost money, and
+a slow link waits for each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.faults import Proxy, Request
 
 @dataclass
 class RequestCount:
-    """The requests of one piece of work, once it is done."""
+    """The requests of one piece of work, when it is done."""
 
     requests: Sequence[Request] = ()
     seconds: float = 0
@@ -29,36 +29,37 @@ class RequestCount:
 
     @property
     def missed(self) -> int:
-        """Those that asked for what is not there."""
+        """How many asked for something that is missing."""
         return sum(request.status == 404 for request in self.requests)
 
     @property
     def by_operation(self) -> Counter[str]:
         """HEAD, GET, GET list, PUT, PUT copy, DELETE, ..."""
-        return self.at("")
+        return self.for_key("")
 
-    def at(self, key: str) -> Counter[str]:
-        """Of the objects whose key ends so."""
-        return Counter(_operation(r) for r in self.requests if r.key.endswith(key))
+    def for_key(self, key: str) -> Counter[str]:
+        """Return the requests by operation for objects whose key ends so."""
+        requests = [request for request in self.requests if request.key.endswith(key)]
+        return Counter(map(_operation, requests))
 
     def __str__(self) -> str:
-        """What a failing test shows."""
-        counts = ", ".join(f"{n} {what}" for what, n in sorted(self.by_operation.items()))
-        return f"{self.total} requests ({counts}; {self.missed} of them for what is not there)"
+        """Return the counts for the message of a failing test."""
+        items = sorted(self.by_operation.items())
+        counts = ", ".join(f"{count} {operation}" for operation, count in items)
+        return f"{self.total} requests ({counts}; {self.missed} found nothing)"
 
 
 @contextmanager
 def count_requests(proxy: Proxy) -> Iterator[RequestCount]:
-    """Counts what goes through the proxy inside of the block, by whatever process."""
-    found, before, began, used = (
-        RequestCount(),
-        len(proxy.requests),
-        time.monotonic(),
-        os.times()[:4],
-    )
-    yield found
-    found.processor = sum(os.times()[:4]) - sum(used)
-    found.requests, found.seconds = proxy.requests[before:], time.monotonic() - began
+    """Count the requests that pass the proxy inside the block, from any process."""
+    count = RequestCount()
+    earlier = len(proxy.requests)
+    start = time.monotonic()
+    processor_start = sum(os.times()[:4])
+    yield count
+    count.processor = sum(os.times()[:4]) - processor_start
+    count.requests = proxy.requests[earlier:]
+    count.seconds = time.monotonic() - start
 
 
 def _operation(request: Request) -> str:

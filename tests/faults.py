@@ -1,9 +1,9 @@
-"""A store that fails: an HTTP proxy on loopback before a real MinIO, whose rules say which requests
-go wrong, and how.
+"""A store that fails: an HTTP proxy on loopback before a real MinIO. Rules choose which requests
+fail, and how.
 
 It reads whole requests and whole answers, so it can do what a network does: lose an answer after
-the store did the work, break a body in the middle, damage a byte, be silent. Every request is kept,
-with the fault it met, so that a test can say that its fault was met at all.
+the store did the work, break a body in the middle, damage a byte, be silent. Every request is
+recorded with its fault, so that a test can check that its fault happened at all.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ XML = "<?xml version='1.0' encoding='UTF-8'?><Error><Code>{}</Code><Message>a fa
 
 
 class Broken(Exception):
-    """The connection is at its end."""
+    """The connection has to be closed."""
 
 
 @dataclass(slots=True)
 class Request:
-    """One request as it came, and the fault it met."""
+    """One request as it arrived, and its fault."""
 
     method: str
     path: str
@@ -41,7 +41,7 @@ class Request:
     body: bytes = b""
     fault: str = ""
     status: int = 0
-    "What the store answered; 0 where it was not asked, or did not answer."
+    "The store's answer; 0 if it was not asked, or did not answer."
     began: int = field(default_factory=time.monotonic_ns)
     ended: int = 0
 
@@ -58,7 +58,7 @@ class Request:
 
 @dataclass(slots=True)
 class Rule:
-    """Which requests meet a fault: so many of an operation at a key, behind the first `skip`."""
+    """Which requests fail: `times` of an operation at a key, after the first `skip`."""
 
     fault: str
     operation: str = ".*"
@@ -67,16 +67,20 @@ class Rule:
     skip: int = 0
     when: Callable[[Request], bool] = lambda request: True
     then: Callable[[], object] = lambda: None
-    "Done before the fault."
+    "Called before the fault."
 
-    def meets(self, request: Request) -> bool:
+    def take(self, request: Request) -> bool:
+        """Return whether this request fails, and count it."""
         is_meant = re.fullmatch(self.operation, request.operation) and self.when(request)
         if not is_meant or not re.search(self.key, request.key):
             return False
-        self.skip -= 1
-        is_met = self.skip < 0 and self.times > 0
-        self.times -= is_met
-        return is_met
+        if self.skip > 0:
+            self.skip -= 1
+            return False
+        if self.times <= 0:
+            return False
+        self.times -= 1
+        return True
 
 
 class Proxy:
@@ -95,7 +99,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def met(self, fault: str = "") -> list[Request]:
-        """The requests that met this fault, or any."""
+        """Return the requests with this fault, or with any."""
         with self._lock:
             return [r for r in self.requests if r.fault and fault in (r.fault, "")]
 
@@ -119,7 +123,8 @@ class Proxy:
         fault, then = self._fault(request)
         size = int(request.headers.get("content-length", 0))
         if request.headers.get("expect", "").lower() == "100-continue":
-            client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")  # boto3 waits for leave to send a body
+            # boto3 waits for the permission to send a body
+            client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         if fault == "reset in the request":
             stream.read(size // 2)
             _reset(client)
@@ -129,7 +134,7 @@ class Proxy:
 
     def _fault(self, request: Request) -> tuple[str, Callable[[], object]]:
         with self._lock:
-            rule = next((rule for rule in self.rules if rule.meets(request)), None)
+            rule = next((rule for rule in self.rules if rule.take(request)), None)
             request.fault = rule.fault if rule else ""
             self.requests.append(request)
         return request.fault, rule.then if rule else lambda: None
@@ -142,16 +147,17 @@ class Proxy:
             raise Broken
         if fault == "a login page":
             return _send(client, request, 200, b"<html><p>Please log in", "text/html")
-        if found := re.fullmatch(r"(\d{3}) ?(\w*)", fault):
-            code = found[2] or CODES.get(found[1], "")
-            return _refuse(client, request, int(found[1]), code)
+        status = re.fullmatch(r"(\d{3}) ?(\w*)", fault)
+        if status:
+            code = status[2] or CODES.get(status[1], "")
+            return _refuse(client, request, int(status[1]), code)
         if fault == "a 404 in broken XML":
             broken = "<Error><Code>NoSuchKey</Code><Key>ü".encode("latin-1")
             return _send(client, request, 404, broken)
         if fault in (IGNORES, RACES) and CONDITIONS & request.headers.keys():
-            if fault == RACES and not self._is_met(request):
+            if fault == RACES and not self._condition_holds(request):
                 return _refuse(client, request, 412, "PreconditionFailed")
-            request = _signed_anew(request, request.method, request.body)
+            request = _sign_without_conditions(request, request.method, request.body)
         if fault == "damaged" and request.body:
             request.body = bytes([request.body[0] ^ 1]) + request.body[1:]
         head, body = self._forward(request)
@@ -166,23 +172,23 @@ class Proxy:
             body = body[:-1] + bytes([body[-1] ^ 1])
         return _reply(client, head, body, fault)
 
-    def _is_met(self, request: Request) -> bool:
-        """Whether the request's condition holds now; by the time that it is written, it may not."""
-        head, _ = self._forward(_signed_anew(request, "HEAD", b""))
-        if "-trial-" in request.key:  # whose writers all look before the first one writes
+    def _condition_holds(self, request: Request) -> bool:
+        """Return whether the request's condition holds now; at the time of the write it may not."""
+        head, _ = self._forward(_sign_without_conditions(request, "HEAD", b""))
+        if "-trial-" in request.key:  # all writers of a trial look before the first one writes
             with self._lock:
                 looks = self._looks.setdefault(request.key, threading.Barrier(WRITERS))
             looks.wait(WAIT_SECONDS)
         else:
             time.sleep(0.1)
-        wanted = request.headers.get("if-match", "").strip('"').encode()
-        return wanted in head if wanted else head.startswith(b"HTTP/1.1 404")
+        stamp = request.headers.get("if-match", "").strip('"').encode()
+        return stamp in head if stamp else head.startswith(b"HTTP/1.1 404")
 
     def _forward(self, request: Request) -> tuple[bytes, bytes]:
         connection = http.client.HTTPConnection(*self._store, timeout=WAIT_SECONDS)
-        alone = {"skip_host": True, "skip_accept_encoding": True}
+        no_own_headers = {"skip_host": True, "skip_accept_encoding": True}
         try:
-            connection.putrequest(request.method, request.path, **alone)
+            connection.putrequest(request.method, request.path, **no_own_headers)
             for name, value in request.headers.items():
                 if name not in ("expect", "connection"):
                     connection.putheader(name, value)
@@ -195,38 +201,39 @@ class Proxy:
             raise Broken from None
         finally:
             connection.close()
-        left_out = ("connection", "transfer-encoding", "content-length")
-        lines = [f"{k}: {v}" for k, v in answer.getheaders() if k.lower() not in left_out]
+        dropped = ("connection", "transfer-encoding", "content-length")
+        lines = [f"{k}: {v}" for k, v in answer.getheaders() if k.lower() not in dropped]
         size = answer.getheader("content-length") if request.method == "HEAD" else str(len(body))
-        lines += [f"content-length: {size}"] if answer.status not in (204, 304) and size else []
+        if answer.status not in (204, 304) and size:
+            lines.append(f"content-length: {size}")
         return _head(answer.status, lines), body
 
 
 CODES = {"500": "InternalError", "503": "SlowDown", "400": "InvalidRequest"}
 IGNORES = "ignores conditions"
 "As Garage and s3rver do: every PUT is answered with 200."
-RACES = "looks, and writes then"
-"As S3Mock and s3s-fs do: two at one moment both succeed."
+RACES = "looks first, then writes"
+"As S3Mock and s3s-fs do: two writers at one moment both succeed."
 CONDITIONS = {"if-match", "if-none-match"}
 
 
-def _signed_anew(request: Request, method: str, body: bytes) -> Request:
-    """The request without its conditions, which its signature spoke of."""
+def _sign_without_conditions(request: Request, method: str, body: bytes) -> Request:
+    """Return the request without its conditions, signed again, since the signature covers them."""
     from botocore.auth import S3SigV4Auth
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 
-    kept = ("host", "content-type", "content-length") if body else ("host",)
-    headers = {name: value for name, value in request.headers.items() if name in kept}
-    anew = AWSRequest(method, f"http://{headers['host']}{request.path}", headers, body)
-    who = Credentials(os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
-    S3SigV4Auth(who, "s3", os.environ["AWS_DEFAULT_REGION"]).add_auth(anew)
-    signed = {name.lower(): value for name, value in anew.headers.items()}
+    names = ("host", "content-type", "content-length") if body else ("host",)
+    headers = {name: value for name, value in request.headers.items() if name in names}
+    unsigned = AWSRequest(method, f"http://{headers['host']}{request.path}", headers, body)
+    credentials = Credentials(os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
+    S3SigV4Auth(credentials, "s3", os.environ["AWS_DEFAULT_REGION"]).add_auth(unsigned)
+    signed = {name.lower(): value for name, value in unsigned.headers.items()}
     return Request(method, request.path, signed, body)
 
 
 def make_failing_proxy(endpoint: str) -> contextlib.closing[Proxy]:
-    """A proxy before this endpoint."""
+    """Return a proxy before this endpoint, which is closed with the block."""
     return contextlib.closing(Proxy(endpoint))
 
 
@@ -249,7 +256,7 @@ def _refuse(client: socket.socket, request: Request, status: int, code: str) -> 
 def _send(
     client: socket.socket, request: Request, status: int, body: bytes, kind: str = "application/xml"
 ) -> None:
-    """What is answered in place of the store; of a HEAD the lines alone."""
+    """Send an answer instead of the store's; to a HEAD only its headers."""
     body = b"" if request.method == "HEAD" else body
     client.sendall(_head(status, [f"content-type: {kind}", f"content-length: {len(body)}"]) + body)
 
@@ -258,7 +265,7 @@ def _reply(client: socket.socket, head: bytes, body: bytes, fault: str) -> None:
     half = len(body) // 2
     if fault == "reset in the answer":
         client.sendall(head + body[:half])
-        time.sleep(0.01)  # a reset overtakes what was not yet taken
+        time.sleep(0.01)  # a reset overtakes bytes that were not read yet
         _reset(client)
     if fault == "cut short":
         client.sendall(head + body[:half])

@@ -1,4 +1,4 @@
-"""A real MinIO for the tests that need S3: one that runs already, or a server of their own; and
+"""A real MinIO for the tests that need S3, one that runs already or one that the tests start; and
 other servers on the loopback.
 
 `MDSMIX_TEST_S3_ENDPOINT` names a running one, used with the AWS_* credentials of the environment.
@@ -38,8 +38,9 @@ MINIO_SETTINGS = {
 
 @contextlib.contextmanager
 def provide_minio(folder: Path) -> Iterator[dict[str, str]]:
-    """Yields the environment variables with which boto3, streaming and mdsmix reach the server."""
-    if endpoint := os.environ.get("MDSMIX_TEST_S3_ENDPOINT"):
+    """Yield the environment variables with which boto3, streaming and mdsmix reach the server."""
+    endpoint = os.environ.get("MDSMIX_TEST_S3_ENDPOINT")
+    if endpoint:
         yield {"S3_ENDPOINT_URL": endpoint}
         return
     with start_own_minio(folder) as server:
@@ -48,7 +49,7 @@ def provide_minio(folder: Path) -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def start_own_minio(folder: Path) -> Iterator[Server]:
-    """A server of the test's own, even where another one is named."""
+    """Start a server for this test alone, even if the environment names another one."""
     address = ["--address", "127.0.0.1:{port}", "--console-address", "127.0.0.1:0"]
     binary = find_binary("minio", "make minio (4.5 minutes the first time)")
     with run_server(
@@ -62,11 +63,12 @@ class Server:
 
     def __init__(self, command: Sequence[str], folder: Path, port: int) -> None:
         self._command = [word.format(port=port) for word in command]
-        self._log, self._process = folder / "server.log", None
+        self._log = folder / "server.log"
+        self._process: subprocess.Popen[bytes] | None = None
         self.settings = {"S3_ENDPOINT_URL": f"http://127.0.0.1:{port}", **KEYS}
 
     def start(self) -> None:
-        """Returns once it answers."""
+        """Start the server, and return when it answers."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, env=os.environ | MINIO_SETTINGS, stdout=log, stderr=subprocess.STDOUT
@@ -87,7 +89,7 @@ class Server:
 
 
 def is_answering(url: str) -> bool:
-    """Whether a server does. A refusal is an answer; that it is not ready yet is none."""
+    """Return whether a server answers. A refusal counts as an answer, an error 5xx does not."""
     try:
         urllib.request.urlopen(url, timeout=2)
     except urllib.error.HTTPError as refusal:
@@ -99,7 +101,7 @@ def is_answering(url: str) -> bool:
 
 @contextlib.contextmanager
 def run_server(command: Sequence[str], folder: Path) -> Iterator[Server]:
-    """A server of this command, until the block ends."""
+    """Run the server of this command until the block ends."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
     server = Server(command, folder, free_port())
     try:
@@ -109,27 +111,33 @@ def run_server(command: Sequence[str], folder: Path) -> Iterator[Server]:
         server.stop()
 
 
-def find_binary(name: str, made_by: str) -> str:
-    """On PATH, or where `go install` puts binaries, with or without a Go on this machine."""
-    places = [None, os.environ.get("GOBIN", ""), str(Path.home() / "go" / "bin")]
-    if go := shutil.which("go"):
+def find_binary(name: str, remedy: str) -> str:
+    """Return the path of a binary on PATH or where `go install` puts binaries.
+
+    Args:
+        remedy: the command that installs it, for the message if it is missing.
+    """
+    folders = [None, os.environ.get("GOBIN", ""), str(Path.home() / "go" / "bin")]
+    go = shutil.which("go")
+    if go:
         answer = subprocess.run([go, "env", "GOPATH"], capture_output=True, text=True, check=True)
-        places.append(f"{answer.stdout.strip()}/bin")
-    found = [path for place in places if (path := shutil.which(name, path=place))]
-    if not found:
-        raise RuntimeError(f"there is no `{name}` on PATH or in the Go bin folder: run {made_by}")
-    return found[0]
+        folders.append(f"{answer.stdout.strip()}/bin")
+    for folder in folders:
+        path = shutil.which(name, path=folder)
+        if path:
+            return path
+    raise RuntimeError(f"there is no `{name}` on PATH or in the Go bin folder: run {remedy}")
 
 
-_ours: list[socket.socket] = []
-"""Names that this process holds until it ends, one of each port: no other run of tests on this
-machine is given the same one.
+_reserved: list[socket.socket] = []
+"""A socket name for each port that this process uses, until it ends: no other run of tests on this
+machine gets the same port.
 """
 
 
 def free_port() -> int:
-    """Below those that the system gives to connections: none of these takes it before the server,
-    nor while that is stopped.
+    """Return a free port below those that the system gives to connections: no connection takes it
+    before the server starts, nor while the server is stopped.
     """
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
@@ -138,5 +146,5 @@ def free_port() -> int:
             if sys.platform == "linux":
                 name = socket.socket(socket.AF_UNIX)
                 name.bind(f"\0mdsmix-tests-{port}")
-                _ours.append(name)
+                _reserved.append(name)
             return port

@@ -1,5 +1,5 @@
-"""A command as a user starts it, and what it and all that it starts take of memory: /proc, so on
-Linux only.
+"""Runs a command as a user starts it, and measures the memory of it and of all processes that it
+starts. It reads /proc, so it works on Linux only.
 """
 
 from __future__ import annotations
@@ -12,51 +12,56 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PROGRESS = re.compile(r"\S+: \d+%, ")
-"A line every ten seconds, where stderr is no terminal."
+"A line of progress, if stderr is not a terminal."
 MDSMIX = (sys.executable, "-c", "from mdsmix.cli.main import run; run()")
 SET_UNIT_SIZE = (
     "from mdsmix import sources; plan = sources.plan_units; "
     "sources.plan_units = lambda files, **settings: plan(files, **settings | {{'window_bytes': {}}})"
 )
-"What comes before, for work units of so many bytes."
+"A beginning of a program that sets the bytes of a work unit."
 
 
 def run_and_measure(*arguments: object, seconds: float, window: int = 96 << 20) -> tuple[str, int]:
-    """Runs `mdsmix` with these arguments to its good end, without a complaint; returns what it
-    printed and its most memory in bytes. `window`: bytes of a work unit.
+    """Run `mdsmix` with these arguments. It has to succeed, and to print nothing but progress to
+    stderr. Return its output and its peak memory in bytes.
+
+    Args:
+        seconds: after so many it is killed, and fails.
+        window: bytes of a work unit.
     """
     python, option, program = MDSMIX
     command = [python, option, f"{SET_UNIT_SIZE.format(window)}; {program}", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    peak, deadline = 0, time.monotonic() + seconds
+    peak = 0
+    deadline = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < deadline:
         peak = max(peak, measure_tree(process.pid))
         time.sleep(0.02)
     process.kill()
-    printed, said = process.communicate()
-    complaints = [line for line in said.splitlines() if not PROGRESS.match(line)]
+    printed, errors = process.communicate()
+    complaints = [line for line in errors.splitlines() if not PROGRESS.match(line)]
     assert (process.returncode, complaints) == (0, [])
     return printed, peak
 
 
 def measure_tree(pid: int) -> int:
-    """Bytes that the tree of processes holds, a page that several share counted once; 0 where it is
-    gone.
+    """Return the memory of a process and its descendants in bytes; a page that several share counts
+    once. 0 if it has ended.
     """
-    return sum(map(_held, _tree(pid)))
+    return sum(map(_measure_pss, _list_tree(pid)))
 
 
-def _tree(pid: int) -> Iterator[int]:
+def _list_tree(pid: int) -> Iterator[int]:
     yield pid
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:  # it has ended
         return
     for child in children:
-        yield from _tree(int(child))
+        yield from _list_tree(int(child))
 
 
-def _held(pid: int) -> int:
+def _measure_pss(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:

@@ -1,11 +1,10 @@
-"""What a run changes at its target, in the order in which it does: an instrument for tests of order
-and durability.
+"""Records the changes of a run at its target in their order, for tests of order and durability.
 
-On a disk the system calls themselves are noted (also those of forked workers, in one log that all
-append to), with what a file held when it was flushed, renamed or linked; so a missing fsync is
-seen. Of a store the requests are, by the proxy of `tests/faults.py`. Both make `Step`s: a name
-below the root has new content, or is gone. A step has a beginning and an end on the machine's one
-clock, since of two that overlap nobody can say which was first.
+On a disk the system calls are recorded (also those of forked workers, in one log that all append
+to), with the content of a file when it was flushed, renamed or linked; so a missing fsync is
+noticed. In a store the requests are recorded, by the proxy of `tests/faults.py`. Both make `Step`s:
+a name below the root has new content, or is gone. A step has a beginning and an end on the
+machine's one clock, since of two that overlap nobody can know which was first.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp$")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A system call that was done: open (for writing), sync, rename, link, unlink, mkdir, rmdir."""
+    """A finished system call: open (for writing), sync, rename, link, unlink, mkdir, rmdir."""
 
     what: str
     name: str
-    "Below the root, as `to` is; the root itself is the empty name."
+    "Relative to the root, as `to` is; the root itself is the empty name."
     to: str
     content: str
-    "The hash of what the file held then; none of a folder."
+    "The hash of the file's content then; empty for a folder."
     began: int
     ended: int
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A change of what lies at the target."""
+    """A change at the target."""
 
     how: str
     "write, create, replace, copy, link or delete"
@@ -73,20 +72,22 @@ class Step:
 
 
 class Disk:
-    """Notes the calls that change `root`. `within` keeps the log."""
+    """Records the calls that change `root`, in the new folder `log`."""
 
-    def __init__(self, root: Path, within: Path) -> None:
-        within.mkdir(parents=True)
-        self.root, self._within, self._log = root, within, within / "calls"
+    def __init__(self, root: Path, log: Path) -> None:
+        log.mkdir(parents=True)
+        self.root = root
+        self._contents = log
+        self._log = log / "calls"
         self._log.touch()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             for name, what in _CALLS.items():
-                patch.setattr(os, name, self._noting(getattr(os, name), what))
+                patch.setattr(os, name, self._wrap_call(getattr(os, name), what))
             for module in (builtins, io):
-                patch.setattr(module, "open", self._opening(open))
+                patch.setattr(module, "open", self._wrap_open(open))
             yield
 
     @property
@@ -94,56 +95,66 @@ class Disk:
         return [Call(**json.loads(line)) for line in self._log.read_text().splitlines()]
 
     def content(self, call: Call) -> bytes:
-        return (self._within / call.content).read_bytes()
+        return (self._contents / call.content).read_bytes()
 
     @property
     def steps(self) -> list[Step]:
-        return list(_steps(self.calls, self.content))
+        return list(_make_steps(self.calls, self.content))
 
-    def _noting(self, real: Callable[..., Any], what: str) -> Callable[..., Any]:
+    def _wrap_call(self, real: Callable[..., Any], what: str) -> Callable[..., Any]:
+        paths_of_call = 2 if what in _MOVES else 1
+
         @functools.wraps(real)
-        def call(*given: Any, **named: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
             began = time.monotonic_ns()
-            result = real(*given, **named)
-            paths = [self._below(path) for path in given[: 2 if what in _MOVES else 1]]
-            if paths[0] is not None:
-                self._note(what, began, *(path or "" for path in paths))
+            result = real(*arguments, **keywords)
+            names = [self._relative_name(path) for path in arguments[:paths_of_call]]
+            if names[0] is not None:
+                self._record(what, began, *(name or "" for name in names))
             return result
 
         return call
 
-    def _opening(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(file: Any, mode: str = "r", *given: Any, **named: Any) -> Any:
+    def _wrap_open(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
             began = time.monotonic_ns()
-            opened = real(file, mode, *given, **named)
-            if set(mode) & set("wxa") and (name := self._below(file)) is not None:
-                self._note("open", began, name)
+            opened = real(file, mode, *arguments, **keywords)
+            if set(mode) & set("wxa"):
+                name = self._relative_name(file)
+                if name is not None:
+                    self._record("open", began, name)
             return opened
 
         return call
 
-    def _below(self, path: Any) -> str | None:
-        """The name below the root; None of what lies elsewhere."""
+    def _relative_name(self, path: Any) -> str | None:
+        """Return the name of a path or a descriptor relative to the root; None if it is outside."""
         text = os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else os.fspath(path)
-        name = os.path.relpath(text, self.root) if isinstance(text, str) else ".."
-        return None if name.split("/")[0] == ".." else "" if name == "." else name
+        if not isinstance(text, str):
+            return None
+        name = os.path.relpath(text, self.root)
+        if name.split("/")[0] == "..":
+            return None
+        return "" if name == "." else name
 
-    def _note(self, what: str, began: int, name: str, to: str = "") -> None:
-        held = self._held(self.root / (to or name)) if what in ("sync", *_MOVES) else ""
-        call = Call(what, name, to, held, began, time.monotonic_ns())
+    def _record(self, what: str, began: int, name: str, to: str = "") -> None:
+        has_content = what in ("sync", *_MOVES)
+        digest = self._keep_content(self.root / (to or name)) if has_content else ""
+        call = Call(what, name, to, digest, began, time.monotonic_ns())
         log = os.open(self._log, os.O_WRONLY | os.O_APPEND)
         os.write(log, json.dumps(asdict(call)).encode() + b"\n")
         os.close(log)
 
-    def _held(self, path: Path) -> str:
+    def _keep_content(self, path: Path) -> str:
+        """Copy the content of a file to a file named by its hash, and return the hash."""
         if stat.S_ISDIR(path.stat().st_mode):
             return ""
         content = path.read_bytes()
-        held = xxhash.xxh128_hexdigest(content)
-        kept = os.open(self._within / held, os.O_WRONLY | os.O_CREAT)
-        os.write(kept, content)
-        os.close(kept)
-        return held
+        digest = xxhash.xxh128_hexdigest(content)
+        copy = os.open(self._contents / digest, os.O_WRONLY | os.O_CREAT)
+        os.write(copy, content)
+        os.close(copy)
+        return digest
 
 
 _CALLS = {"fsync": "sync", "fdatasync": "sync", "replace": "rename", "remove": "unlink"}
@@ -151,45 +162,66 @@ _CALLS |= {name: name for name in ("rename", "link", "unlink", "rmdir", "mkdir")
 _MOVES = ("rename", "link")
 
 
-def _steps(calls: Iterable[Call], content: Callable[[Call], bytes]) -> Iterator[Step]:
+def _make_steps(calls: Iterable[Call], content: Callable[[Call], bytes]) -> Iterator[Step]:
+    """Yield the changes of visible names that the calls made."""
     created = set()
     for call in calls:
-        at, times = call.to or call.name, (call.began, call.ended)
-        if TEMPORARY.search(at):
+        name = call.to or call.name
+        times = (call.began, call.ended)
+        if TEMPORARY.search(name):
             continue
         if call.what == "open":
-            created.add(at)
+            created.add(name)
         elif call.what == "unlink":
-            yield Step("delete", at, None, *times)
-        elif call.what in _MOVES or (call.what == "sync" and at in created):
-            is_made = call.what == "sync" or TEMPORARY.search(call.name)
-            how = "write" if call.what == "rename" else "create" if is_made else "link"
-            yield Step(how, at, content(call), *times)
+            yield Step("delete", name, None, *times)
+        elif call.what == "rename":
+            yield Step("write", name, content(call), *times)
+        elif call.what == "link":
+            how = "create" if TEMPORARY.search(call.name) else "link"
+            yield Step(how, name, content(call), *times)
+        elif call.what == "sync" and name in created:
+            yield Step("create", name, content(call), *times)
 
 
 def list_store_steps(proxy: Proxy, root: str, before: State) -> list[Step]:
-    """What the requests changed below `root`, a bucket with a prefix."""
-    lying, steps = dict(before), list[Step]()
+    """Return the changes that the requests made below `root`, a bucket with a prefix.
+
+    Args:
+        before: the objects before the first request.
+    """
+    objects = dict(before)
+    steps = list[Step]()
     for request in sorted(proxy.requests, key=lambda request: request.ended):
         if 200 <= request.status < 300 and request.key.startswith(f"/{root}/"):
             name = request.key.removeprefix(f"/{root}/")
-            steps += [step] if (step := _step_of(request, name, root, lying)) else []
+            step = _apply_request(request, name, root, objects)
+            if step:
+                steps.append(step)
     return steps
 
 
-def _step_of(request: Request, name: str, root: str, lying: dict[str, bytes]) -> Step | None:
-    headers, times = request.headers, (request.began, request.ended)
+def _apply_request(
+    request: Request, name: str, root: str, objects: dict[str, bytes]
+) -> Step | None:
+    """Change `objects` as the request does, and return the step; None if it changes nothing."""
+    headers = request.headers
+    times = (request.began, request.ended)
     if request.operation == "DELETE":
-        return Step("delete", name, None, *times) if lying.pop(name, None) is not None else None
+        was_there = objects.pop(name, None) is not None
+        return Step("delete", name, None, *times) if was_there else None
     if request.operation != "PUT":
         assert request.operation in ("GET", "HEAD", "GET list"), request.operation
         return None
-    if source := headers.get("x-amz-copy-source"):
-        source = unquote(source).strip("/").removeprefix(f"{root}/")
-        lying[name] = lying[source]
-        return Step("copy", name, lying[name], *times)
+    if "x-amz-copy-source" in headers:
+        source = unquote(headers["x-amz-copy-source"]).strip("/").removeprefix(f"{root}/")
+        objects[name] = objects[source]
+        return Step("copy", name, objects[name], *times)
     assert "content-encoding" not in headers
-    lying[name] = request.body
-    conditions = {"if-none-match": "create", "if-match": "replace"}
-    how = next((how for header, how in conditions.items() if header in headers), "write")
+    objects[name] = request.body
+    if "if-none-match" in headers:
+        how = "create"
+    elif "if-match" in headers:
+        how = "replace"
+    else:
+        how = "write"
     return Step(how, name, request.body, *times)

@@ -1,8 +1,8 @@
-"""A disk that is full or read-only, for real: a small tmpfs in a mount namespace of its own, where
-the machine allows one.
+"""A disk that really is full or read-only: a small tmpfs in a mount namespace of its own, if the
+machine allows one.
 
-Where it does not (no root, no user namespaces) the kernel's other means stand in: a limit on the
-size of files, and folders without the right to write.
+Otherwise (no root, no user namespaces) it uses a limit on the size of files, and folders without
+the permission to write.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LIBC: Any = ctypes.CDLL(None, use_errno=True)
 
 
 def run_in_process(work: Callable[[], None]) -> None:
-    """Runs `work` in a forked process, which takes its mounts and its limits with it. Where it
-    fails, stderr says how.
+    """Run `work` in a forked process, whose mounts and limits end with it. If it fails, stderr
+    shows how.
     """
     process: Any = multiprocessing.get_context("fork").Process(target=work)
     process.start()
@@ -33,17 +33,17 @@ def run_in_process(work: Callable[[], None]) -> None:
 
 
 class SmallDisk:
-    """`folder` on a disk of so many bytes. Only for a process of its own."""
+    """`folder` on a disk of `size` bytes. Only for a process of its own (`run_in_process`)."""
 
     def __init__(self, folder: Path, size: int, *, mounted: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self.is_mounted = mounted and _has_own_mounts() and self._mount(0, size)
+        self.is_mounted = mounted and _enter_mount_namespace() and self._mount(0, size)
         if not self.is_mounted:
             _limit(size)
 
     def grow(self) -> None:
-        """Room for all."""
+        """Give the disk enough space for everything."""
         if self.is_mounted:
             assert self._mount(_REMOUNT, 64 << 20)
         else:
@@ -58,18 +58,21 @@ class SmallDisk:
 
     def _mount(self, flags: int, size: int) -> bool:
         settings = f"size={size}".encode()
-        where = os.fsencode(self._folder)
-        return bool(_LIBC.mount(b"tmpfs", where, b"tmpfs", flags, settings) == 0)
+        folder = os.fsencode(self._folder)
+        return bool(_LIBC.mount(b"tmpfs", folder, b"tmpfs", flags, settings) == 0)
 
 
-def _has_own_mounts() -> bool:
-    ids = os.getuid(), os.getgid()
-    if _LIBC.unshare(_NEWNS | (_NEWUSER if ids[0] else 0)):
+def _enter_mount_namespace() -> bool:
+    """Move this process to a mount namespace of its own. Return whether that is allowed."""
+    user = os.getuid()
+    group = os.getgid()
+    is_root = user == 0
+    if _LIBC.unshare(_NEWNS if is_root else _NEWNS | _NEWUSER):
         return False
-    if ids[0]:
+    if not is_root:
         Path("/proc/self/setgroups").write_text("deny")
-        for name, number in zip(("uid_map", "gid_map"), ids, strict=True):
-            Path(f"/proc/self/{name}").write_text(f"0 {number} 1")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
     return bool(_LIBC.mount(b"none", b"/", None, _PRIVATE, None) == 0)
 
 

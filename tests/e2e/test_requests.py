@@ -69,7 +69,7 @@ def test_a_check_lists_a_stream_and_reads_two_small_files_and_one_more_for_versi
     run_recipe(recipe)
     with count_requests(proxy) as requests:
         assert not run_checks(resolve_mix([str(recipe)]))
-    assert not requests.at(".mds")
+    assert not requests.for_key(".mds")
     # One HEAD for all streams: whether the tokenizer for the YAML is published next to them.
     assert requests.by_operation == {"GET": reads * 3, "GET list": 3, "HEAD": 1}, requests
 
@@ -83,7 +83,7 @@ def test_a_check_reads_no_shard_if_the_manifest_answers_for_the_settings(
     for overrides, reads in ([], {}), (["target_prompts=all"], {"GET": 2}):
         with count_requests(proxy) as requests:
             run_checks(resolve_mix([str(recipe), *overrides]))
-        assert requests.at(".mds") == reads, overrides
+        assert requests.for_key(".mds") == reads, overrides
 
 
 def test_inspect_finds_the_longest_sample_without_reading_whole_shards(

@@ -143,8 +143,8 @@ def test_two_ranks_train_from_minio_with_an_empty_disk(
         ended = [each.wait() for each in ranks(programs, LLMFOUNDRY, *words, **cache)]
     assert [each.returncode for each in ended] == [0, 0], ended[0].stderr[-3000:]
     assert len(losses(ended[0].stdout + ended[0].stderr)) == 6
-    assert asked.at("/tokenizer.json") == {"GET": 1}, "its files come once a node"
-    assert asked.at("/mdsmix.tokenizer") == {"GET": 2}
+    assert asked.for_key("/tokenizer.json") == {"GET": 1}, "its files come once a node"
+    assert asked.for_key("/mdsmix.tokenizer") == {"GET": 2}
 
 
 def test_both_environments_write_the_same_bytes_and_the_real_loader_draws_from_them(
