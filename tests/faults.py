@@ -24,7 +24,10 @@ from urllib.parse import unquote
 from mdsmix.storage.s3_conditions import WRITERS
 from tests.alarm import WAIT_SECONDS
 
-XML = "<?xml version='1.0' encoding='UTF-8'?><Error><Code>{}</Code><Message>a fault of the tests</Message></Error>"
+XML = (
+    "<?xml version='1.0' encoding='UTF-8'?>"
+    "<Error><Code>{}</Code><Message>a fault of the tests</Message></Error>"
+)
 
 
 class Broken(Exception):

@@ -15,8 +15,8 @@ PROGRESS = re.compile(r"\S+: \d+%, ")
 "A line of progress, if stderr is not a terminal."
 MDSMIX = (sys.executable, "-c", "from mdsmix.cli.main import run; run()")
 SET_UNIT_SIZE = (
-    "from mdsmix import sources; plan = sources.plan_units; "
-    "sources.plan_units = lambda files, **settings: plan(files, **settings | {{'window_bytes': {}}})"
+    "from mdsmix import sources; plan = sources.plan_units; sources.plan_units = "
+    "lambda files, **settings: plan(files, **settings | {{'window_bytes': {}}})"
 )
 "A beginning of a program that sets the bytes of a work unit."
 

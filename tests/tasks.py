@@ -1,4 +1,4 @@
-"""Tasks for engines, each a call of a function, and local engines of one run."""
+"""Tasks for engines, each a call of a function; and runs of a local engine that is closed again."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def return_result(result: Any) -> Any:
 
 @dataclass(frozen=True)
 class Call:
-    """A task that is this call, with the attempt and the reporter as its last arguments; `store`
-    turns its result into the task's.
+    """A task that calls a function, with the attempt and the reporter as its last arguments.
+    `store` turns its result into the task's.
     """
 
     function: Callable[..., Any]
@@ -33,34 +33,35 @@ class Call:
     store: Callable[[Any], Any] = return_result
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Any]:
-        return partial(self.store, self.function(*self.arguments, attempt, reporter))
+        result = self.function(*self.arguments, attempt, reporter)
+        return partial(self.store, result)
 
 
 def make_call(function: Callable[..., Any], *arguments: Any) -> Call:
     return Call(function, arguments)
 
 
-def make_records(at: int, records: int = 1, size: int = 0) -> ActiveRecords:
-    """So many records in work, of 9 bytes each, from this one on."""
+def make_records(ordinal: int, records: int = 1, size: int = 0) -> ActiveRecords:
+    """Return active records of 9 bytes each, from this one on."""
     return ActiveRecords(
-        file="a", ordinal=at, where=f"byte {at}", length=9, records=records, size=size
+        file="a", ordinal=ordinal, where=f"byte {ordinal}", length=9, records=records, size=size
     )
 
 
 def report_records(
-    records: int, attempt: Attempt, reporter: Reporter, size: int = 0
+    count: int, attempt: Attempt, reporter: Reporter, size: int = 0
 ) -> Iterator[range]:
-    """What an attempt has in work of a unit of so many records, piece by piece, as the reporter is
-    told.
+    """Yield the pieces in which an attempt does a unit of `count` records, and report each as
+    active.
     """
     skipped = {ordinal for _, ordinal in attempt.skipped}
-    for piece in split_positions(records, attempt.halvings, skipped):
+    for piece in split_positions(count, attempt.halvings, skipped):
         reporter.on_records(make_records(piece.start, len(piece), size))
         yield piece
 
 
 def make_settings(workers: int = 1, set_aside: bool = False) -> PoolSettings:
-    """More memory than any test takes."""
+    """Return settings with more memory than any test takes."""
     return PoolSettings(workers=workers, memory=64 << 30, set_aside=set_aside)
 
 
@@ -73,20 +74,22 @@ def run_tasks(
     on_progress: OnProgress = ignore_progress,
     say: Say = print,
 ) -> Iterator[tuple[int, Any]]:
-    """By an engine of its own, which is closed when the tasks have ended."""
+    """Yield the results of an engine that is closed when the tasks have ended."""
     with closing(LocalEngine(pool)) as engine:
         yield from engine.run(tasks, on_progress, say)
 
 
-def wait_for_file(folder: Path, name: str, *_: object) -> None:
-    """Until there is a file with such a name."""
-    while not any(folder.glob(name)):
+def wait_for_file(folder: Path, pattern: str, *_: object) -> None:
+    """Return when the folder has a file that matches."""
+    while not any(folder.glob(pattern)):
         time.sleep(0.01)
 
 
-def write_slowly(path: Path, is_deaf: bool, *_: object) -> None:
-    """Half a file, and what is left of it once a worker that hears is told to stop."""
-    if is_deaf:
+def write_slowly(path: Path, ignores_sigterm: bool, *_: object) -> None:
+    """Create a file and wait. When the worker is stopped, it deletes the file, unless it ignores
+    SIGTERM.
+    """
+    if ignores_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     path.touch()
     try:

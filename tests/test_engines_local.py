@@ -29,7 +29,7 @@ from mdsmix.engines.workers import WorkerChannel
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.storage import s3_client
 from tests.alarm import WAIT_SECONDS, fail_after
-from tests.converting import run_recipe, windows, write_jsonl, write_recipe
+from tests.converting import run_recipe, set_window_size, write_jsonl, write_recipe
 from tests.tasks import (
     Call,
     ignore_progress,
@@ -321,7 +321,7 @@ def test_spawned_workers_write_the_bytes_of_forked_ones(
     """Whatever the default start method, which is `forkserver` from Python 3.14 on. A function of
     the user's own is imported by each worker.
     """
-    windows(monkeypatch, 2_000)
+    set_window_size(monkeypatch, 2_000)
     (tmp_path / "mine.py").write_text("def read(record):\n    return {'text': record['body']}\n")
     bodies = [{"body": f"{n} hens. " * 20} for n in range(60)]
     source = {"path": str(write_jsonl(tmp_path / "a.jsonl", bodies)), "shape": "mine.py:read"}

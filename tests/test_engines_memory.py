@@ -18,7 +18,7 @@ from mdsmix.engines import memory
 from mdsmix.engines.local_engine import LocalEngine
 from mdsmix.engines.memory import MemoryBudget, choose_memory_cap, count_cpus, parse_memory_option
 from mdsmix.errors import RecipeError
-from tests.converting import Web
+from tests.converting import Project
 from tests.processes import run_and_measure
 from tests.tasks import ignore_progress, make_call, make_settings
 
@@ -98,14 +98,16 @@ def test_memory_is_reserved_for_a_process_that_is_not_a_worker() -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_system_that_tells_nothing_is_told_of(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_tells_nothing_is_told_of(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """macOS, and sandboxes without smaps_rollup: the cap is not kept there, and nobody believes
     that it is.
     """
     assert memory.can_measure_memory()
     monkeypatch.setattr(memory, "_read_field", lambda path, name: 0)
-    web.holds(["a text " * 9])
-    answer = web.convert()
+    project.write_source(["a text " * 9])
+    answer = project.convert()
     assert answer.code == 0
     assert "--memory is not enforced" in answer.err
     assert "peak memory" not in answer.out
@@ -138,15 +140,15 @@ def test_as_many_workers_go_on_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert budget.allowed_workers(8) == 1, "one has taken 900"
 
 
-def test_large_documents_stay_within_a_small_cap(web: Web) -> None:
+def test_large_documents_stay_within_a_small_cap(project: Project) -> None:
     """Six documents of 8 MB in three units, the peak of the whole tree measured from outside:
     without a cap it is 493 MiB.
     """
     words = " ".join(f"word{n} and {n * n} of them\n" for n in range(300_000))
-    source = web.says(max_seq_len=2048).holds([words[: 8 << 20]] * 6)
+    source = project.configure(max_seq_len=2048).write_source([words[: 8 << 20]] * 6)
     options = ("--memory", "400MiB", "--workers", 2)
     window = source.stat().st_size // 3
-    printed, peak = run_and_measure("convert", web.recipe, *options, seconds=300, window=window)
+    printed, peak = run_and_measure("convert", project.recipe, *options, seconds=300, window=window)
     assert "peak memory: " in printed
     assert 128 * MIB < peak < 400 * MIB
 

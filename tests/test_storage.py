@@ -18,7 +18,7 @@ from mdsmix.storage import locate
 from mdsmix.storage.local import explained
 from mdsmix.storage.location import path_matches
 from tests.alarm import WAIT_SECONDS
-from tests.converting import Web, done, files, mdsmix, refused
+from tests.converting import Project, assert_refused, mdsmix, read_files, run_ok
 
 
 def test_what_is_written_is_read_in_full_and_in_part(tmp_path: Path) -> None:
@@ -150,25 +150,34 @@ def test_a_name_that_begins_like_a_url_is_one_or_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("place", ["s3:/bucket/x", "s3:bucket/x", "s3//bucket/x", "dbfs:Volumes"])
-def test_no_command_takes_a_mistyped_url_for_a_folder(web: Web, place: str) -> None:
-    web.holds(["a text of more tokens than a row of the stream holds, which is sixteen"] * 3)
-    done("convert", web.recipe)
-    web.patch.chdir(web.folder)
-    before = files(web.folder)
-    stream, recipe = web.train, web.recipe
+def test_no_command_takes_a_mistyped_url_for_a_folder(project: Project, place: str) -> None:
+    project.write_source(
+        ["a text of more tokens than a row of the stream holds, which is sixteen"] * 3
+    )
+    run_ok("convert", project.recipe)
+    project.patch.chdir(project.folder)
+    before = read_files(project.folder)
+    stream, recipe = project.train, project.recipe
     for command in (
         ("convert", recipe, f"local={place}"),
         ("convert", recipe, f"remote={place}"),
         ("convert", recipe, f"tokenizer={place}"),
-        ("convert", recipe, f"streams.web.source.path={place}/a.jsonl"),
+        ("convert", recipe, f"streams.project.source.path={place}/a.jsonl"),
         ("check", recipe, f"local={place}"),
         ("check", place),
         ("check", f"{place}/recipe.yaml"),
         ("plan", place, "--batch", 8),
         ("leaks", recipe, "--eval", place),
-        ("init", place, "--tokenizer", web.tokenizer),
-        ("init", web.folder / "a.jsonl", "--tokenizer", place),
-        ("init", web.folder / "a.jsonl", "--tokenizer", web.tokenizer, "-o", f"{place}/r.yaml"),
+        ("init", place, "--tokenizer", project.tokenizer),
+        ("init", project.folder / "a.jsonl", "--tokenizer", place),
+        (
+            "init",
+            project.folder / "a.jsonl",
+            "--tokenizer",
+            project.tokenizer,
+            "-o",
+            f"{place}/r.yaml",
+        ),
         ("inspect", place),
         ("inspect", stream, "--images", place),
         ("verify", place),
@@ -176,23 +185,26 @@ def test_no_command_takes_a_mistyped_url_for_a_folder(web: Web, place: str) -> N
         ("gc", place),
         ("repair", place, "--recipe", recipe),
         ("fetch", f"{place}/tokenizer-0f3a9c21", "tokenizer"),
-        ("fetch", web.out / "tokenizer-0f3a9c21", place),
+        ("fetch", project.out / "tokenizer-0f3a9c21", place),
         ("render-yaml", recipe, "-o", f"{place}/train.yaml"),
         ("report", recipe, "-o", f"{place}/report.html"),
         ("mix", recipe, "-o", place),
         ("mix", recipe, "-o", "mixed", "--tmp", place),
     ):
-        refused(mdsmix(*command), 2, place)
-    assert files(web.folder) == before
+        assert_refused(mdsmix(*command), 2, place)
+    assert read_files(project.folder) == before
 
 
-def test_every_key_says_that_a_url_names_no_bucket(web: Web) -> None:
-    web.holds(["a text of some words"])
-    for key in ("local", "remote", "tokenizer", "streams.web.source.path"):
-        refused(
-            mdsmix("convert", web.recipe, f"{key}=s3:///x"), 2, "s3:///x", " does not name a bucket"
+def test_every_key_says_that_a_url_names_no_bucket(project: Project) -> None:
+    project.write_source(["a text of some words"])
+    for key in ("local", "remote", "tokenizer", "streams.project.source.path"):
+        assert_refused(
+            mdsmix("convert", project.recipe, f"{key}=s3:///x"),
+            2,
+            "s3:///x",
+            " does not name a bucket",
         )
-    refused(mdsmix("check", "s3:/bucket/recipe.yaml"), 2, "is not a file of this machine")
+    assert_refused(mdsmix("check", "s3:/bucket/recipe.yaml"), 2, "is not a file of this machine")
 
 
 def test_create_writes_where_nothing_is_and_replace_what_was_looked_at(tmp_path: Path) -> None:
@@ -234,13 +246,17 @@ def test_unfinished_finds_what_a_killed_write_left_and_nothing_else(tmp_path: Pa
     assert len(list(root.list(recursive=True))) == 3
 
 
-def test_a_place_at_which_streaming_would_end_the_key_is_refused(web: Web) -> None:
+def test_a_place_at_which_streaming_would_end_the_key_is_refused(project: Project) -> None:
     """`#` and `?`, in remote, in the name of a stream's split, and in the place of a mix."""
     for sign in "#?":
         for override in (f"remote=s3://bucket/c{sign}/mix", f"local=file:///mix/c{sign}"):
-            refused(mdsmix("convert", web.recipe, override), 2, f"has a `{sign}`")
-        refused(mdsmix("mix", web.recipe, "-o", f"s3://bucket/c{sign}/mix"), 2, f"has a `{sign}`")
+            assert_refused(mdsmix("convert", project.recipe, override), 2, f"has a `{sign}`")
+        assert_refused(
+            mdsmix("mix", project.recipe, "-o", f"s3://bucket/c{sign}/mix"), 2, f"has a `{sign}`"
+        )
         text = f"https://bucket/c{sign}/mix/shard.mds"
         assert urlparse(text).path != "/c" + sign + "/mix/shard.mds", "as Streaming parses it"
-        web.holds(["a text of more tokens than a row holds, which is sixteen of them"] * 3)
-        done("convert", web.recipe, f"local={web.folder / sign}")
+        project.write_source(
+            ["a text of more tokens than a row holds, which is sixteen of them"] * 3
+        )
+        run_ok("convert", project.recipe, f"local={project.folder / sign}")

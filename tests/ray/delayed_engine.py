@@ -1,4 +1,6 @@
-"""A Ray engine whose first unit waits until it is let go, and a driver that ends in the middle."""
+"""A Ray engine whose first unit waits until a test lets it continue; and a driver that ends itself
+in the middle of a run.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,18 @@ from tests.alarm import WAIT_SECONDS
 
 
 def wait_until(condition: Callable[[], Any]) -> Any:
-    """What it returns once that is true."""
+    """Return the result of `condition` as soon as it is true."""
     deadline = time.monotonic() + WAIT_SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "nothing came of it"
+    while True:
+        result = condition()
+        if result:
+            return result
+        assert time.monotonic() < deadline, "the condition never became true"
         time.sleep(0.02)
-    return found
 
 
 class ProcessTree(NamedTuple):
-    """A worker, and the processes that have started it."""
+    """The ids of a worker and of the processes that have started it."""
 
     raylet: int
     supervisor: int
@@ -35,7 +39,7 @@ class ProcessTree(NamedTuple):
 
 
 def describe_process_tree() -> str:
-    """The processes of this worker, from the raylet on, in one word."""
+    """Return the process ids from the raylet to this worker: `12_34_56`."""
     pids = [os.getpid()]
     while b"raylet" not in Path(f"/proc/{pids[0]}/cmdline").read_bytes().split(b"\0")[0]:
         stat = Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2]
@@ -45,7 +49,7 @@ def describe_process_tree() -> str:
 
 @dataclass(frozen=True)
 class DelayedTask:
-    """A task whose first try waits, and does it in other pieces than whoever does it again."""
+    """A task whose first attempt waits, and then does it in other pieces than later attempts."""
 
     task: Any
     folder: Path
@@ -55,7 +59,8 @@ class DelayedTask:
         return str(self.task.name)
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Any]:
-        if is_first := not any(self.folder.glob("began*")):
+        is_first = not any(self.folder.glob("began*"))
+        if is_first:
             (self.folder / f"began_{describe_process_tree()}").touch()
             wait_until((self.folder / "go").exists)
             attempt = replace(attempt, halvings=3)
@@ -66,7 +71,7 @@ class DelayedTask:
 
 
 def end_after_first_answer(number: int) -> None:
-    """This process, a driver, gives itself a signal once it has taken the answer of its
+    """Make this process, a driver, send itself a signal when it has received the result of its
     first unit.
     """
     handle_message = RayEngine._handle_message
@@ -80,19 +85,22 @@ def end_after_first_answer(number: int) -> None:
 
 
 class DelayingEngine(RayEngine):
-    """Its first unit waits, and tells in a folder who has it and when it has ended."""
+    """An engine that delays its first unit. Files in `folder` show which processes have the unit
+    and when it has ended.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__("", PoolSettings(workers=0, memory=0), {})
         folder.mkdir()
         self.folder = folder
 
-    def holder(self) -> ProcessTree:
+    def find_processes(self) -> ProcessTree:
+        """Wait until a worker has the first unit, and return its processes."""
         (began,) = wait_until(lambda: [*self.folder.glob("began_*")])
         return ProcessTree(*map(int, began.name.split("_")[1:]))
 
     def run(
         self, tasks: Sequence[Any], on_progress: OnProgress, say: Say
     ) -> Generator[Any, None, None]:
-        held = [DelayedTask(task, self.folder) for task in tasks[:1]]
-        return super().run([*held, *tasks[1:]], on_progress, say)
+        delayed = [DelayedTask(task, self.folder) for task in tasks[:1]]
+        return super().run([*delayed, *tasks[1:]], on_progress, say)

@@ -1,10 +1,10 @@
-"""On a cluster that loses nodes, workers and its driver: the bytes of one process, and what is told
-of it.
+"""A cluster that loses nodes, workers and its driver writes the bytes of one process, and reports
+the losses.
 
-It is one cluster for all tests here: a head without processors, and two nodes of one processor
-each, all on this machine. Ray's own folder is in the system's temporary one, under a short name,
-because sockets lie in it. A lost node is given up within seven seconds, not within a minute as
-Ray's own settings have it.
+All tests here use one cluster: a head without processors, and two nodes of one processor each, all
+on this machine. Ray's own folder is in the system's temporary one, under a short name, because it
+contains sockets. A lost node is given up within seven seconds, not within a minute as with Ray's
+own settings.
 """
 
 from __future__ import annotations
@@ -35,7 +35,15 @@ from mdsmix.engines.ray_engine import RayEngine
 from mdsmix.kinds import open_recipe
 from tests import converting
 from tests.alarm import WAIT_SECONDS
-from tests.converting import documents, files, lying_at, mdsmix, pairs, write_jsonl, write_recipe
+from tests.converting import (
+    documents,
+    mdsmix,
+    pairs,
+    read_files,
+    read_location,
+    write_jsonl,
+    write_recipe,
+)
 from tests.processes import SET_UNIT_SIZE
 from tests.ray.delayed_engine import DelayingEngine, ProcessTree, wait_until
 from tests.tasks import ignore_progress, make_call, wait_for_file, write_slowly
@@ -49,13 +57,13 @@ IMPATIENT = {
     "health_check_failure_threshold": 3,
     "memory_monitor_refresh_ms": 0,
 }
-"And none of its workers is ended because others on this machine take memory."
+"Lost nodes are noticed fast, and no worker is ended because the machine is short of memory."
 WINDOW = 4_000
 
 
 @dataclass
 class Cluster:
-    """The cluster, and nodes that tests take away from it."""
+    """The cluster, with nodes that tests remove."""
 
     cluster: Any
 
@@ -69,7 +77,7 @@ class Cluster:
         self.cluster.wait_for_nodes(WAIT_SECONDS)
 
     def replace(self, raylet: int) -> None:
-        """Another node in the place of one whose raylet is dead."""
+        """Replace a node whose raylet is dead by a new one."""
         raylets = {n.all_processes["raylet"][0].process.pid: n for n in self.cluster.worker_nodes}
         self.cluster.remove_node(raylets[raylet], allow_graceful=False)
         self.add()
@@ -77,8 +85,8 @@ class Cluster:
 
 @pytest.fixture(scope="session")
 def cluster(_minio_settings: dict[str, str]) -> Iterator[Cluster]:
-    """This process is its driver. Its nodes have the credentials of the tests' MinIO, and know not
-    where it is.
+    """Start the cluster, with this process as its driver. Its nodes have the credentials of the
+    tests' MinIO, but not its address.
     """
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     with pytest.MonkeyPatch.context() as patch:
@@ -88,94 +96,100 @@ def cluster(_minio_settings: dict[str, str]) -> Iterator[Cluster]:
             if "ENDPOINT" not in name:
                 patch.setenv(name, value)
         import ray
-        from ray.cluster_utils import Cluster as Made
+        from ray.cluster_utils import Cluster as RayCluster
 
         head = {"num_cpus": 0, "include_dashboard": False, "_system_config": IMPATIENT, **SMALL}
-        made = Made(initialize_head=True, head_node_args=head)
+        ray_cluster = RayCluster(initialize_head=True, head_node_args=head)
         try:
-            cluster = Cluster(made)
+            cluster = Cluster(ray_cluster)
             cluster.add(2)
-            ray.init(address=made.address, logging_level=logging.ERROR, log_to_driver=False)
+            ray.init(address=ray_cluster.address, logging_level=logging.ERROR, log_to_driver=False)
             yield cluster
         finally:
             ray.shutdown()
-            made.shutdown()
+            ray_cluster.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
 def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two streams; `web` leaves tokens over in each unit and holds bad records."""
-    converting.windows(monkeypatch, WINDOW)
+    """Return a recipe of two streams; `web` has leftover tokens in each unit, and bad records."""
+    converting.set_window_size(monkeypatch, WINDOW)
     texts = [{"text": f"Document {n} says so. " * (n % 7)} for n in range(400)]
     web = write_jsonl(tmp_path / "a.jsonl", [*texts, {"text": 5}, {"no": "text"}])
-    asked = [{"prompt": f"What is {n % 90}?", "response": f"It is {n % 90}."} for n in range(300)]
-    faq = write_jsonl(tmp_path / "c.jsonl", asked)
+    questions = [
+        {"prompt": f"What is {n % 90}?", "response": f"It is {n % 90}."} for n in range(300)
+    ]
+    faq = write_jsonl(tmp_path / "c.jsonl", questions)
     streams = {"web": documents(web), "faq": pairs(faq, duplicates="drop")}
     return write_recipe(tmp_path, tokenizer_folder, streams=streams, shared=True)
 
 
-def by_one_process(recipe: Path) -> dict[str, bytes]:
-    """What one process makes of `web`."""
-    one = recipe.parent / "one"
-    converting.run_recipe(recipe, f"local={one}", only=["web"])
-    return published(one)
+def convert_in_one_process(recipe: Path) -> dict[str, bytes]:
+    """Return the files of `web` as one process writes them."""
+    folder = recipe.parent / "one"
+    converting.run_recipe(recipe, f"local={folder}", only=["web"])
+    return read_published(folder)
 
 
-def published(root: Path) -> dict[str, bytes]:
-    """All that lies there but the lease and what a killed process leaves of a write."""
-    found = files(root).items()
-    return {name: data for name, data in found if not name.endswith((".tmp", "/lease"))}
+def read_published(root: Path) -> dict[str, bytes]:
+    """Return all files except the lease and temporary files of killed writers."""
+    files = read_files(root).items()
+    return {name: data for name, data in files if not name.endswith((".tmp", "/lease"))}
 
 
 POOL = PoolSettings(workers=0, memory=0)
 
 
-def test_the_bytes_are_those_of_one_process(cluster: Cluster, recipe: Path, bucket: str) -> None:
-    """Into a folder that all nodes share, and into a bucket, whose endpoint the nodes learn from
-    the driver.
+def test_a_cluster_writes_the_bytes_of_one_process(
+    cluster: Cluster, recipe: Path, bucket: str
+) -> None:
+    """It writes to a folder that all nodes share, and to a bucket, whose endpoint the nodes get
+    from the driver.
     """
     answer = mdsmix("convert", recipe, f"remote=s3://{bucket}", "--engine", cluster.engine)
     assert answer.code == 0, answer.err
     assert re.search(r"web +402 +342 +58 +2 ", answer.out), answer.out
-    watcher = converting.Told()
+    watcher = converting.RecordingWatcher()
     with closing(RayEngine("", POOL, {})) as engine:
         list(convert(open_recipe(recipe), Options(), watcher, engine))
     home = recipe.parent
     converting.run_recipe(recipe, f"local={home / 'one'}")
-    assert files(home / "out") == files(home / "one") == lying_at(f"s3://{bucket}")
+    assert read_files(home / "out") == read_files(home / "one") == read_location(f"s3://{bucket}")
     sizes = [(home / name).stat().st_size for name in ("a.jsonl", "c.jsonl")]
-    assert watcher.sizes == sizes[0] + 2 * sizes[1], "what drops duplicates is read twice"
+    assert watcher.sizes == sizes[0] + 2 * sizes[1], "a stream that drops duplicates is read twice"
     again = mdsmix("convert", recipe, "--engine", cluster.engine)
     assert "web: up to date" in again.out
 
 
 def test_a_late_worker_of_a_lost_node_changes_nothing(cluster: Cluster, recipe: Path) -> None:
     """A raylet is killed while its worker has the first unit, and the worker waits until its unit
-    was done again and all is published. Then it goes on, in other pieces, to its end.
+    was done again and everything is published. Then it continues, in other pieces, to its end.
     """
-    expected, out = by_one_process(recipe), recipe.parent / "out"
-    engine, watcher = DelayingEngine(recipe.parent / "told"), converting.Told()
+    expected = convert_in_one_process(recipe)
+    out = recipe.parent / "out"
+    engine = DelayingEngine(recipe.parent / "delayed")
+    watcher = converting.RecordingWatcher()
     ended = engine.folder / "ended"
 
-    def strike() -> ProcessTree:
-        found = engine.holder()
-        os.kill(found.raylet, signal.SIGKILL)
-        return found
+    def kill_raylet() -> ProcessTree:
+        processes = engine.find_processes()
+        os.kill(processes.raylet, signal.SIGKILL)
+        return processes
 
     with ThreadPoolExecutor(1) as pool, closing(engine):
-        striker = pool.submit(strike)
+        killing = pool.submit(kill_raylet)
         list(convert(open_recipe(recipe), Options(only=["web"]), watcher, engine))
-    late = striker.result()
+    late = killing.result()
     try:
-        (lost,) = [sentence for sentence in watcher.messages if "was lost" in sentence]
-        assert "work unit" in lost
-        assert published(out) == expected
-        assert not ended.exists(), "it is to be late"
+        (sentence,) = [message for message in watcher.messages if "was lost" in message]
+        assert "work unit" in sentence
+        assert read_published(out) == expected
+        assert not ended.exists(), "the worker still waits"
         os.kill(late.worker, 0)
         (engine.folder / "go").touch()
         wait_until(ended.exists)
-        assert published(out) == expected
+        assert read_published(out) == expected
         assert mdsmix("verify", out / "web/train").code == 0
         assert "web: up to date" in mdsmix("convert", recipe, "--only", "web").out
     finally:
@@ -185,9 +199,7 @@ def test_a_late_worker_of_a_lost_node_changes_nothing(cluster: Cluster, recipe: 
 
 @pytest.mark.usefixtures("cluster")
 @mock.patch.object(ray_engine, "GRACE_SECONDS", 30)  # on a busy machine
-def test_a_closed_run_leaves_nobody_at_work_and_nothing_half_written(
-    tmp_path: Path,
-) -> None:
+def test_a_closed_run_ends_its_workers_and_leaves_no_half_written_file(tmp_path: Path) -> None:
     halves = [make_call(write_slowly, tmp_path / f"half-{n}", False) for n in range(4)]
     tasks = [make_call(wait_for_file, tmp_path, "half-*"), *halves]
     with closing(RayEngine("", POOL, {})) as engine:
@@ -198,40 +210,49 @@ def test_a_closed_run_leaves_nobody_at_work_and_nothing_half_written(
         assert list(tmp_path.glob("half-*")) == []
 
 
-def ended(recipe: Path, number: int, *arguments: str, **more: str) -> tuple[int, str]:
-    """`mdsmix convert` as a process of its own that ends by this signal in the middle: its exit
-    code, and what it said.
+def convert_and_signal(
+    recipe: Path, number: int, *arguments: str, **environment: str
+) -> tuple[int, str]:
+    """Run `mdsmix convert` in a process of its own that sends itself this signal in the middle.
+    Return its exit code and its stderr.
     """
-    program = f"{SET_UNIT_SIZE.format(WINDOW)}; from tests.ray.delayed_engine import end_after_first_answer as end; end({number}); from mdsmix.cli.main import run; run()"
+    program = (
+        f"{SET_UNIT_SIZE.format(WINDOW)}; "
+        f"from tests.ray.delayed_engine import end_after_first_answer as end; end({number}); "
+        "from mdsmix.cli.main import run; run()"
+    )
     words = [sys.executable, "-c", program, "convert", str(recipe), "--only", "web", *arguments]
-    driver = subprocess.run(words, env=os.environ | more, capture_output=True, text=True)
+    driver = subprocess.run(words, env=os.environ | environment, capture_output=True, text=True)
     return driver.returncode, driver.stderr
 
 
-def test_a_driver_that_was_killed_goes_on_where_it_was(cluster: Cluster, recipe: Path) -> None:
-    assert ended(recipe, signal.SIGKILL, "--engine", cluster.engine)[0] == -signal.SIGKILL
+def test_after_a_killed_driver_the_same_command_reuses_finished_units(
+    cluster: Cluster, recipe: Path
+) -> None:
+    code, _ = convert_and_signal(recipe, signal.SIGKILL, "--engine", cluster.engine)
+    assert code == -signal.SIGKILL
     (outcome,) = converting.run_recipe(recipe, only=["web"], engine=cluster.engine)
     assert outcome.reused > 0
-    assert published(recipe.parent / "out") == by_one_process(recipe)
+    assert read_published(recipe.parent / "out") == convert_in_one_process(recipe)
 
 
-def test_a_cluster_of_its_own_ends_with_a_run_that_is_terminated(recipe: Path) -> None:
+def test_a_cluster_that_a_run_has_started_ends_when_the_run_is_terminated(recipe: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
         arguments = ("--engine", "ray", "--workers", "1", "shared=false")
-        code, said = ended(recipe, signal.SIGTERM, *arguments, TMPDIR=folder)
-        assert code == 143, said
-        assert said.splitlines()[-1].startswith("interrupted: nothing was half published")
+        code, errors = convert_and_signal(recipe, signal.SIGTERM, *arguments, TMPDIR=folder)
+        assert code == 143, errors
+        assert errors.splitlines()[-1].startswith("interrupted: nothing was half published")
         assert not list(Path(folder).iterdir())
         names = [path.name for path in (recipe.parent / "out").rglob("*")]
         assert any(name.endswith(".unit") for name in names)
         assert not [name for name in names if name.endswith((".tmp", "lease", "index.json"))]
-        wait_until(lambda: not processes_with(folder))
+        wait_until(lambda: not find_processes_with(folder))
 
 
-def processes_with(word: str) -> list[str]:
-    """Of all that run, the command lines that hold this word."""
-    found = list[str]()
+def find_processes_with(word: str) -> list[str]:
+    """Return the command lines of running processes that contain this word."""
+    command_lines = list[str]()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            found.append(path.read_bytes().decode(errors="replace"))
-    return [line for line in found if word in line]
+            command_lines.append(path.read_bytes().decode(errors="replace"))
+    return [line for line in command_lines if word in line]

@@ -15,7 +15,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.shards.index import read_index
 from mdsmix.storage import Location, locate, s3
 from tests.conftest import IDENTITIES
-from tests.converting import Web, done, lying_at, mdsmix
+from tests.converting import Project, mdsmix, read_location, run_ok
 from tests.stores.servers import NAMED, STORES, Store, run_store
 
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
@@ -122,43 +122,43 @@ def test_create_and_replace_keep_their_conditions(root: Location, store: Store) 
 
 
 def test_a_stream_is_converted_mixed_repaired_changed_and_tidied(
-    web: Web, store: Store, root: Location
+    project: Project, store: Store, root: Location
 ) -> None:
     """A bucket gets the bytes that a disk gets, from two workers, and nothing twice."""
-    recipe = web.recipe
+    recipe = project.recipe
     split = root / "mix ü/web/train"
-    web.windows(1500)
-    web.says(remote=f"{root}/mix ü").holds([*TEXTS, {"text": 5}])
-    web.run("remote=null")
-    expected = lying_at(web.out / "web")
-    answer = done("convert", recipe, "--workers", "2")
+    project.set_window_size(1500)
+    project.configure(remote=f"{root}/mix ü").write_source([*TEXTS, {"text": 5}])
+    project.run("remote=null")
+    expected = read_location(project.out / "web")
+    answer = run_ok("convert", recipe, "--workers", "2")
     assert ("keeps no conditions" in answer.out + answer.err) is not store.keeps_conditions
-    assert lying_at(split.parent) == expected
-    assert web.run().state == "up to date"
+    assert read_location(split.parent) == expected
+    assert project.run().state == "up to date"
     for command in ("verify", "check", "inspect"):
-        done(command, split.parent)
+        run_ok(command, split.parent)
 
-    done("mix", recipe, "--out", f"{root}/all")
-    done("verify", f"{root}/all")
-    mixed = lying_at(root / "all")
-    assert "up to date" in done("mix", recipe, "--out", f"{root}/all").out
-    assert lying_at(root / "all") == mixed
+    run_ok("mix", recipe, "--out", f"{root}/all")
+    run_ok("verify", f"{root}/all")
+    mixed = read_location(root / "all")
+    assert "up to date" in run_ok("mix", recipe, "--out", f"{root}/all").out
+    assert read_location(root / "all") == mixed
 
     shards = [split / shard.stored.basename for shard in read_index(split).shards]
     shards[0].write(shards[0].read()[:-1] + b"\0")
     shards[1].delete()
     assert mdsmix("verify", split).code == 3
-    done("repair", split.parent, "--recipe", recipe, "--workers", "1")
-    assert lying_at(split.parent) == expected
+    run_ok("repair", split.parent, "--recipe", recipe, "--workers", "1")
+    assert read_location(split.parent) == expected
 
-    web.holds(CHANGED)
-    outcome = web.run()
+    project.write_source(CHANGED)
+    outcome = project.run()
     assert 0 < outcome.done < outcome.units
     kinds = {item.kind for item in find_garbage(split, 0)}
     assert {"shard", "unit record", "old index"} <= kinds
-    before = lying_at(split)
+    before = read_location(split)
     deleted = delete_garbage(split, 0, lambda _: None)
-    assert before.keys() - lying_at(split).keys() == {item.name for item in deleted}
+    assert before.keys() - read_location(split).keys() == {item.name for item in deleted}
     assert find_garbage(split, 0) == []
-    done("verify", split)
-    assert web.run().state == "up to date"
+    run_ok("verify", split)
+    assert project.run().state == "up to date"
