@@ -1,5 +1,5 @@
-"""Whoever does a task and whenever it ends, its result is found under its number; what fails is
-told in its own words.
+"""The local engine returns the result of each task under its number, whichever worker did it and
+whenever it ended; an error of a task is raised with its own message.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from itertools import pairwise
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -43,19 +44,17 @@ from tests.tasks import (
 
 @pytest.fixture(autouse=True)
 def strangers() -> Iterator[set[str]]:
-    """Children of this process from before the test. Whatever the test does, none of its own is
-    left after it.
-    """
-    resource_tracker.ensure_running()  # what spawning starts, and leaves
-    found = set(children())
-    yield found
-    assert children(found) == []
+    """Yield the children of this process from before the test. The test leaves none of its own."""
+    resource_tracker.ensure_running()  # spawning starts it, and leaves it running
+    pids = set(list_children())
+    yield pids
+    assert list_children(pids) == []
 
 
-def children(strangers: set[str] = frozenset()) -> list[str]:  # type: ignore[assignment]
-    """Processes that this one has started, ended ones that nobody has asked for included."""
-    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return [pid for pid in found if pid not in strangers]
+def list_children(strangers: set[str] = frozenset()) -> list[str]:  # type: ignore[assignment]
+    """Return the processes that this one has started, also ended ones that were not waited for."""
+    pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [pid for pid in pids if pid not in strangers]
 
 
 def square(number: int, seconds: float, attempt: Attempt, reporter: Reporter) -> tuple[int, int]:
@@ -65,7 +64,7 @@ def square(number: int, seconds: float, attempt: Attempt, reporter: Reporter) ->
 
 
 def wait_for_a_store(attempt: Attempt, reporter: Reporter) -> None:
-    """As a thread does that reads ahead, while the worker reports."""
+    """Show a notice from a thread, as one that reads ahead does, while the worker reports."""
     thread = threading.Thread(target=s3_client.show_wait, args=("here", "waiting for a store"))
     thread.start()
     for _ in range(100):
@@ -78,35 +77,35 @@ def fail(kind: type[Exception], words: list[str], *_: object) -> None:
     raise kind(*words)
 
 
-def hold(size: int, attempt: Attempt, reporter: Reporter) -> tuple[float, float]:
-    """Holds so much memory for a while; returns from when to when."""
-    began = time.monotonic()
-    held = b"x" * size
+def use_memory(size: int, attempt: Attempt, reporter: Reporter) -> tuple[float, float]:
+    """Use so many bytes for a while; return from when to when."""
+    start = time.monotonic()
+    data = b"x" * size
     time.sleep(0.15)
-    del held
-    return began, time.monotonic()
+    del data
+    return start, time.monotonic()
 
 
 def free_blocks(attempt: Attempt, reporter: Reporter) -> int:
-    """Frees 300 MB, less than LIFE_BYTES, in blocks that glibc keeps; returns the bytes that it
-    holds then.
+    """Free 300 MB, less than LIFE_BYTES, in blocks that glibc keeps; return the resident bytes
+    after that.
     """
-    held = [b"x" * (1 << 16) for _ in range(4600)]
-    del held
+    blocks = [b"x" * (1 << 16) for _ in range(4600)]
+    del blocks
     return measure_rss(os.getpid())
 
 
 def begin_in(folder: Path, attempt: Attempt, reporter: Reporter) -> tuple[Path, int]:
-    """Leaves a file for each task that has begun."""
+    """Create a file in the folder for each task that has begun."""
     (folder / f"{len(list(folder.iterdir()))}").touch()
     return folder, attempt.deaths
 
 
-def store_beside(dies: bool, made: tuple[Path, int]) -> tuple[bool, int]:
-    """Stores the first task until a second one begins, for ten seconds at most; returns whether one
-    did. Or dies then, the first time.
+def store_until_next(dies: bool, result: tuple[Path, int]) -> tuple[bool, int]:
+    """Store the first task until a second one begins, for ten seconds at most; return whether one
+    did, and the deaths. If `dies`, the first worker dies then.
     """
-    folder, deaths = made
+    folder, deaths = result
     for _ in range(1000):
         if (folder / "1").exists():
             break
@@ -116,78 +115,83 @@ def store_beside(dies: bool, made: tuple[Path, int]) -> tuple[bool, int]:
     return (folder / "1").exists(), deaths
 
 
-def store_slowly(made: tuple[Path, int]) -> None:
-    (made[0] / "storing").touch()
+def store_slowly(result: tuple[Path, int]) -> None:
+    folder, _ = result
+    (folder / "storing").touch()
     time.sleep(0.5)
-    (made[0] / "stored").touch()
+    (folder / "stored").touch()
 
 
-class Untransportable(Exception):
-    """Two words in, one kept: it cannot be unpickled."""
+class Unpicklable(Exception):
+    """It takes two arguments and keeps one, so it cannot be unpickled."""
 
-    def __init__(self, one: str, two: str) -> None:
-        super().__init__(one + two)
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first + second)
 
 
-def test_every_task_is_done_once_and_what_several_wait_for_is_said_once() -> None:
-    for crew in (1, 2, 9):
-        assert list(run_tasks([], make_settings(crew))) == []
-        said, heard = list[str](), list[tuple[int, int]]()
+def test_every_task_is_done_once_and_a_notice_of_several_workers_is_shown_once() -> None:
+    for count in (1, 2, 9):
+        settings = make_settings(count)
+        assert list(run_tasks([], settings)) == []
+        progress = list[tuple[int, int]]()
+        sentences = list[str]()
         squares = [make_call(square, n, 0.05 if n % 3 == 0 else 0) for n in range(7)]
         tasks = [*squares, *[make_call(wait_for_a_store)] * 4]
-        found = list(
-            run_tasks(tasks, make_settings(crew), lambda *of, to=heard: to.append(of), said.append)
-        )
-        assert sorted(n for n, _ in found) == [*range(11)], crew
-        assert {n: r[0] for n, r in found if n < 7} == {n: n * n for n in range(7)}
-        assert os.getpid() not in {result[1] for n, result in found if n < 7}
-        assert sorted({*heard} - {(0, 0)}) == [(n, 2 * n) for n in range(1, 7)]
-        assert said == ["waiting for a store"], crew
+
+        def note_progress(size: int, tokens: int, progress: list[Any] = progress) -> None:
+            progress.append((size, tokens))
+
+        results = list(run_tasks(tasks, settings, note_progress, sentences.append))
+        assert sorted(number for number, _ in results) == [*range(11)], count
+        of_squares = {number: result for number, result in results if number < 7}
+        assert {n: result[0] for n, result in of_squares.items()} == {n: n * n for n in range(7)}
+        assert os.getpid() not in {pid for _, pid in of_squares.values()}
+        assert sorted({*progress} - {(0, 0)}) == [(n, 2 * n) for n in range(1, 7)]
+        assert sentences == ["waiting for a store"], count
 
 
-def test_an_error_keeps_its_class_and_its_words_and_one_that_cannot_travel_its_words() -> None:
+def test_an_error_keeps_its_class_and_message_and_an_unpicklable_one_its_message() -> None:
     for kind, words in (
         (Unreachable, ["the store is gone"]),
         (MdsmixError, ["a sentence"]),
         (Unequal, ["fastokens 1", "a text"]),
         (KeyError, ["x"]),
     ):
-        with pytest.raises(kind) as caught:
+        with pytest.raises(kind) as error:
             list(run_tasks([make_call(fail, kind, words)], make_settings()))
-        assert str(caught.value) == str(kind(*words))
-    with pytest.raises(RuntimeError, match="Untransportable: one, two"):
-        list(run_tasks([make_call(fail, Untransportable, ["one, ", "two"])], make_settings()))
+        assert str(error.value) == str(kind(*words))
+    with pytest.raises(RuntimeError, match="Unpicklable: one, two"):
+        list(run_tasks([make_call(fail, Unpicklable, ["one, ", "two"])], make_settings()))
 
 
-def threads(attempt: Attempt, reporter: Reporter) -> tuple[int, int, set[str]]:
+def describe_worker(attempt: Attempt, reporter: Reporter) -> tuple[int, int, set[str]]:
+    """Return the process id, the deaths of the attempt and the numbers of threads."""
     return os.getpid(), attempt.deaths, {os.environ[name] for name in workers.THREADS}
 
 
 def test_workers_stay_for_later_runs(strangers: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a recipe's streams most may be small: 200 of them cost two workers."""
+    """Most streams of a recipe may be small: 200 of them need only two workers."""
     for name in workers.THREADS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(workers, "count_cpus", lambda: 4)
     with closing(LocalEngine(make_settings(2))) as engine:
 
-        def pids(tasks: int, each: str) -> set[int]:
-            found = [
-                result
-                for _, result in engine.run([make_call(threads)] * tasks, ignore_progress, print)
-            ]
-            assert len(found) == tasks
-            assert all((deaths, said) == (0, {each}) for _, deaths, said in found)
-            return {pid for pid, *_ in found}
+        def run_and_list_pids(count: int, threads: str) -> set[int]:
+            tasks = [make_call(describe_worker)] * count
+            results = [result for _, result in engine.run(tasks, ignore_progress, print)]
+            assert len(results) == count
+            assert all(result[1:] == (0, {threads}) for result in results)
+            return {pid for pid, *_ in results}
 
-        kept = set.union(*(pids(6, "2") for _ in range(5)))
-        assert len(kept) == len(children(strangers)) == 2
-        engine.idle[0].process.kill()  # one that dies while it waits is nobody's fault
+        pids = set.union(*(run_and_list_pids(6, "2") for _ in range(5)))
+        assert len(pids) == len(list_children(strangers)) == 2
+        engine.idle[0].process.kill()  # no task is blamed if an idle worker dies
         engine.idle[0].process.join()
-        assert pids(6, "2")
-        assert pids(1, "4")
+        assert run_and_list_pids(6, "2")
+        assert run_and_list_pids(1, "4")
 
 
-def test_a_large_worker_that_waits_for_a_later_run_holds_nothing_that_it_freed() -> None:
+def test_a_large_idle_worker_returns_freed_memory() -> None:
     """The end of a run takes memory itself, to count repeats."""
     with closing(LocalEngine(make_settings(1))) as engine:
         ((_, full),) = engine.run([make_call(free_blocks)], ignore_progress, print)
@@ -196,14 +200,14 @@ def test_a_large_worker_that_waits_for_a_later_run_holds_nothing_that_it_freed()
                 time.sleep(0.01)
 
 
-def test_a_task_is_done_while_another_is_stored_and_both_again_after_a_death(
+def test_a_task_is_done_while_another_is_stored_and_both_are_retried_after_a_death(
     tmp_path: Path,
 ) -> None:
-    """Only the task in work is blamed."""
+    """Only the task that was being done is blamed."""
     for dies, deaths in ((False, [0, 0]), (True, [0, 1])):
         folder = tmp_path / str(dies)
         folder.mkdir()
-        task = Call(begin_in, (folder,), store=partial(store_beside, dies))
+        task = Call(begin_in, (folder,), store=partial(store_until_next, dies))
         assert sorted(run_tasks([task] * 2, make_settings(1))) == [
             *enumerate((True, n) for n in deaths)
         ]
@@ -212,41 +216,49 @@ def test_a_task_is_done_while_another_is_stored_and_both_again_after_a_death(
         list(run_tasks([Call(square, (3, 0), store=full)], make_settings(1)))
 
 
-def test_worn_workers_take_no_task_more_and_a_run_of_any_length_holds_no_more(
+def test_workers_that_need_a_restart_get_no_more_tasks_and_leave_no_descriptors(
     strangers: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each takes a while to end, as to free gigabytes does: at most two are at that, beside two at
-    work. There is room for 24 more descriptors, and two of each worker were kept. A worker has
-    begun its second task when the first is stored.
+    """Each takes a while to end, as a process that frees gigabytes does: at most two are ending
+    while two are at work. There is room for 24 more descriptors; a worker that ended and kept two
+    would exhaust it. A worker has begun its second task when the first is stored.
     """
-    end, held = os._exit, opened()
-    monkeypatch.setattr(os, "_exit", lambda code: time.sleep(0.02) or end(code))  # type: ignore[func-returns-value]
+    exit_process = os._exit
+    descriptors = list_descriptors()
+
+    def exit_slowly(code: int) -> None:
+        time.sleep(0.02)
+        exit_process(code)
+
+    monkeypatch.setattr(os, "_exit", exit_slowly)
     monkeypatch.setattr(workers, "measure_rss", lambda pid: 1 << 60)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 24, limits[1]))
-    most, pids = list[tuple[int, int]](), set[int]()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(descriptors) + 24, limits[1]))
+    counts = list[tuple[int, int]]()
+    "Descriptors and children after each task."
+    pids = set[int]()
     try:
         for _, (_, pid) in run_tasks([make_call(square, 3, 0)] * 24, make_settings(2)):
             pids.add(pid)
-            most.append((len(opened()), len(children(strangers))))
+            counts.append((len(list_descriptors()), len(list_children(strangers))))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert len(most) == 24
+    assert len(counts) == 24
     assert len(pids) >= 12
-    assert max(number for number, _ in most) <= len(held) + 20
-    assert max(number for _, number in most) <= 5
-    assert opened() == held
+    assert max(open_files for open_files, _ in counts) <= len(descriptors) + 20
+    assert max(children for _, children in counts) <= 5
+    assert list_descriptors() == descriptors
 
 
-def opened() -> set[int]:
-    """This process's descriptors, but for the one that lists them."""
-    found = {int(name) for name in os.listdir("/proc/self/fd")}
-    return {number for number in found if Path(f"/proc/self/fd/{number}").exists()}
+def list_descriptors() -> set[int]:
+    """Return this process's descriptors, except the one that lists them."""
+    numbers = {int(name) for name in os.listdir("/proc/self/fd")}
+    return {number for number in numbers if Path(f"/proc/self/fd/{number}").exists()}
 
 
-def test_where_memory_is_tight_workers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """200 MB fit once beside this process: the first worker shows it, and so no two are at work at
-    once. Others that are at work already wait.
+def test_workers_take_turns_if_memory_is_tight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is room for 200 MB once besides this process: the first worker shows it, so no two are
+    at work at once. Workers that are at work already wait.
     """
     engine = LocalEngine(make_settings(3))
     room = (measure_rss(os.getpid()) + 300_000_000) / HEADROOM
@@ -254,55 +266,59 @@ def test_where_memory_is_tight_workers_take_turns(monkeypatch: pytest.MonkeyPatc
     with closing(engine):
         spans = sorted(
             span
-            for _, span in engine.run([make_call(hold, 200_000_000)] * 3, ignore_progress, print)
+            for _, span in engine.run(
+                [make_call(use_memory, 200_000_000)] * 3, ignore_progress, print
+            )
         )
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert engine.peak > 200_000_000
-    told = list[bool]()
-    engine.workers = [SimpleNamespace(pause=told.append)] * 3  # type: ignore[list-item]
+    pauses = list[bool]()
+    engine.workers = [SimpleNamespace(pause=pauses.append)] * 3  # type: ignore[list-item]
     monkeypatch.setattr(MemoryBudget, "allowed_workers", lambda budget, workers: 2)
     engine._assign_tasks()
-    assert told == [False, False, True]
+    assert pauses == [False, False, True]
 
 
-def test_a_worker_that_is_to_wait_waits_before_its_next_records() -> None:
-    ours, its = multiprocessing.Pipe()
-    channel, released = WorkerChannel(its, os.getppid(), memory=9, share=1), list[bool]()
+def test_a_paused_worker_waits_before_its_next_records() -> None:
+    engine_end, worker_end = multiprocessing.Pipe()
+    channel = WorkerChannel(worker_end, os.getppid(), memory=9, share=1)
+    released = list[bool]()
 
     def release() -> None:
         released.append(True)
-        ours.send(False)
+        engine_end.send(False)
 
     channel.wait_for_room()
-    ours.send(True)
+    engine_end.send(True)
     threading.Timer(0.1, release).start()
     channel.wait_for_room()
     assert released
     assert channel.is_tight()
-    assert not WorkerChannel(its, os.getppid(), memory=9, share=1 << 50).is_tight()
+    assert not WorkerChannel(worker_end, os.getppid(), memory=9, share=1 << 50).is_tight()
 
 
-def stop(task: Call, begun: Path) -> None:
-    """A run of it is stopped when this file is there."""
-    results = run_tasks(
-        [task, make_call(wait_for_file, begun.parent, begun.name)], make_settings(2)
-    )
+def run_and_stop(task: Call, file: Path) -> None:
+    """Run a task, and stop the run when this file exists."""
+    waiting = make_call(wait_for_file, file.parent, file.name)
+    results = run_tasks([task, waiting], make_settings(2))
     next(results)
     results.close()  # type: ignore[attr-defined]
 
 
-def test_what_a_run_that_is_stopped_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is half written is taken back; what is being stored is stored."""
-    stop(Call(begin_in, (tmp_path,), store=store_slowly), tmp_path / "storing")
+def test_a_stopped_run_leaves_no_half_written_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A half-written file is deleted; a task that is being stored is stored completely."""
+    run_and_stop(Call(begin_in, (tmp_path,), store=store_slowly), tmp_path / "storing")
     assert (tmp_path / "stored").exists()
-    for is_deaf, grace in ((False, WAIT_SECONDS), (True, 0.2)):
+    for ignores_sigterm, grace in ((False, WAIT_SECONDS), (True, 0.2)):
         monkeypatch.setattr(workers, "GRACE_SECONDS", grace)
-        begun = tmp_path / str(is_deaf)
-        stop(make_call(write_slowly, begun, is_deaf), begun)
-        assert begun.exists() is is_deaf
+        file = tmp_path / str(ignores_sigterm)
+        run_and_stop(make_call(write_slowly, file, ignores_sigterm), file)
+        assert file.exists() is ignores_sigterm
 
 
-def test_only_linux_forks_but_no_process_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_forked_only_on_linux_and_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         for platform, method in (("darwin", "spawn"), ("freebsd14", "spawn"), ("linux", "fork")):
             patch.setattr(sys, "platform", platform)
@@ -315,11 +331,11 @@ def test_only_linux_forks_but_no_process_of_ray(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("processes")
-def test_spawned_workers_write_the_bytes_of_forked_ones(
+def test_spawned_workers_write_the_same_bytes_as_forked_ones(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the default start method, which is `forkserver` from Python 3.14 on. A function of
-    the user's own is imported by each worker.
+    """The default start method, which is `forkserver` from Python 3.14 on, does not matter. Each
+    worker imports the user's own function.
     """
     set_window_size(monkeypatch, 2_000)
     (tmp_path / "mine.py").write_text("def read(record):\n    return {'text': record['body']}\n")

@@ -1,5 +1,5 @@
-"""Memory is a cap: sizes are read as they are written, the least limit counts, and a run stays
-below what it was given.
+"""The cap on memory: sizes are parsed, the least limit of the machine counts, and a run stays below
+its cap.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.tasks import ignore_progress, make_call, make_settings
 MIB, GIB = 1 << 20, 1 << 30
 
 
-def test_sizes_are_what_they_say_and_what_is_none_or_too_little_is_one_sentence() -> None:
+def test_the_option_memory_is_parsed_or_refused_with_a_sentence() -> None:
     sizes = {"2GiB": 2 * GIB, "2G": 2 * GIB, "2gb": 2 * 10**9, "1.5 GiB": 3 * GIB // 2}
     sizes |= {"256MiB": 256 * MIB, "300000 k": 300_000 << 10, "1TB": 10**12, f"{2 * GIB}": 2 * GIB}
     assert {text: parse_memory_option(text) for text in sizes} == sizes
@@ -39,8 +39,8 @@ def test_sizes_are_what_they_say_and_what_is_none_or_too_little_is_one_sentence(
 
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Processors and cap on a machine of 128 processors and 64 GiB, where /proc/self/cgroup and
-    /sys/fs/cgroup hold this.
+    """Return a function that gives processors and cap on a machine of 128 processors and 64 GiB,
+    for these contents of /proc/self/cgroup and /sys/fs/cgroup.
     """
     monkeypatch.setattr(memory, "_GROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(memory, "_MEMBER", tmp_path / "self")
@@ -60,8 +60,8 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_least_limit_counts(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container the root is its group: its path is that of the machine, which it does
-    not see.
+    """In a container the root is its group: the path is the one of the machine, which the container
+    does not see.
     """
     box = "4:cpu,memory:/elsewhere\n0::/pod/box\n"
     quotas = {"max 100000": 128, "400000 100000": 4, "250000 100000": 3, "50000 100000": 1}
@@ -85,24 +85,25 @@ def test_the_least_limit_counts(group: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_memory_is_reserved_for_a_process_that_is_not_a_worker() -> None:
-    budget, alone = MemoryBudget(3 * GIB, reserved=GIB), MemoryBudget(3 * GIB)
+    budget = MemoryBudget(3 * GIB, reserved=GIB)
+    alone = MemoryBudget(3 * GIB)
     assert alone.share(1) - budget.share(1) == GIB
     assert (alone.allowed_workers(3), budget.allowed_workers(3)) == (3, 1), "before any has worked"
-    for each in (alone, budget):
-        each.on_finished_unit([], False)
+    alone.on_finished_unit([], False)
+    budget.on_finished_unit([], False)
     assert alone.allowed_workers(64) - budget.allowed_workers(64) in (3, 4), "of 320 MiB each"
-    seeing = MemoryBudget(3 * GIB, side_pids=lambda: [os.getpid()])
-    seeing.on_finished_unit([], False)
-    assert seeing.peak > 1.9 * memory.measure_pss(os.getpid())
-    assert 0 < seeing.reserved < seeing.peak
+    measuring = MemoryBudget(3 * GIB, side_pids=lambda: [os.getpid()])
+    measuring.on_finished_unit([], False)
+    assert measuring.peak > 1.9 * memory.measure_pss(os.getpid())
+    assert 0 < measuring.reserved < measuring.peak
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_system_that_tells_nothing_is_told_of(
+def test_a_system_that_cannot_measure_memory_is_reported(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """macOS, and sandboxes without smaps_rollup: the cap is not kept there, and nobody believes
-    that it is.
+    """On macOS, and in sandboxes without smaps_rollup, the cap is not enforced, and users are not
+    left to believe that it is.
     """
     assert memory.can_measure_memory()
     monkeypatch.setattr(memory, "_read_field", lambda path, name: 0)
@@ -113,8 +114,8 @@ def test_a_system_that_tells_nothing_is_told_of(
     assert "peak memory" not in answer.out
 
 
-def test_as_many_workers_go_on_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the cap is tight, the first worker shows what it takes."""
+def test_as_many_workers_are_allowed_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the cap is tight, the first worker shows how much it takes."""
     sizes = {os.getpid(): 100, 1: 150, 2: 700}
     for name in ("measure_rss", "measure_peak_private", "measure_pss"):
         monkeypatch.setattr(memory, name, lambda pid: sizes[pid])
@@ -132,16 +133,16 @@ def test_as_many_workers_go_on_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (budget.allowed_workers(8), budget.peak) == (1, 950)
     sizes[1] = 900
     budget.update([1, 2])
-    assert budget.peak == 950, "not looked at again yet"
+    assert budget.peak == 950, "not measured again yet"
     budget.on_finished_unit([1, 2], True)
-    assert budget.peak == 1700, "but before a worn worker ends"
+    assert budget.peak == 1700, "but before a worker ends"
     sizes[1], sizes[2] = 150, 300
     budget.update([1, 2], at_once=True)
     assert budget.allowed_workers(8) == 1, "one has taken 900"
 
 
 def test_large_documents_stay_within_a_small_cap(project: Project) -> None:
-    """Six documents of 8 MB in three units, the peak of the whole tree measured from outside:
+    """Six documents of 8 MB are in three units. The peak of all processes is measured from outside:
     without a cap it is 493 MiB.
     """
     words = " ".join(f"word{n} and {n * n} of them\n" for n in range(300_000))
@@ -153,14 +154,15 @@ def test_large_documents_stay_within_a_small_cap(project: Project) -> None:
     assert 128 * MIB < peak < 400 * MIB
 
 
-def test_a_cap_that_would_hold_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And again only where even that was not enough."""
-    said, held = list[str](), [200_000_000, 300_000_000, 310_000_000, 900_000_000]
+def test_a_sufficient_cap_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second warning follows only if even that cap was not enough."""
+    sentences = list[str]()
+    peaks = [200_000_000, 300_000_000, 310_000_000, 900_000_000]
     monkeypatch.setattr(MemoryBudget, "update", lambda budget, *_, **more: None)
     with closing(LocalEngine(replace(make_settings(1), memory=256 << 20))) as engine:
-        for _ in engine.run([make_call(ignore_progress)] * 5, ignore_progress, said.append):
-            engine.budget.peak = held.pop(0) if held else 0
-    warning, again = said
-    found = re.search(r"pass --memory (\d+MiB), or split the largest records$", warning)
-    assert 300_000_000 < parse_memory_option(found[1]) < 360_000_000
-    assert "the run used 900 MB of memory, more than --memory allows (268 MB)" in again
+        for _ in engine.run([make_call(ignore_progress)] * 5, ignore_progress, sentences.append):
+            engine.budget.peak = peaks.pop(0) if peaks else 0
+    warning, second = sentences
+    match = re.search(r"pass --memory (\d+MiB), or split the largest records$", warning)
+    assert 300_000_000 < parse_memory_option(match[1]) < 360_000_000
+    assert "the run used 900 MB of memory, more than --memory allows (268 MB)" in second
