@@ -70,11 +70,11 @@ def choose_sampling_share(
         tokens: the tokens that are needed.
         trained_part: the part of the source that is not held out.
     """
-    part = float(tokens) / (source.tokens * trained_part)
-    records = max(1.0, source.records * trained_part * part)
+    needed_part = float(tokens) / (source.tokens * trained_part)
+    records = max(1.0, source.records * trained_part * needed_part)
     deviation = math.sqrt((1 + source.rates.spread**2) / records)
     margin = MARGIN + DEVIATIONS * (source.rates.error + deviation)
-    return SamplingShare(min(Fraction(1), round_up_share(part * (1 + margin))), margin)
+    return SamplingShare(min(Fraction(1), round_up_share(needed_part * (1 + margin))), margin)
 
 
 def round_up_share(share: float) -> Fraction:
@@ -93,7 +93,7 @@ class BudgetShare:
     source: SourceEstimate
     "The estimate for all of its source, on both sides of a holdout."
     margin: float
-    "The part by which the sample is to exceed `tokens`: 0.1 for a tenth."
+    "How far the sample is to exceed `tokens`: 0.1 for a tenth."
     share: Fraction
     "The share of the records that is taken; 1: all of them."
 

@@ -31,8 +31,8 @@ class Assembled(NamedTuple):
     leftover: NDArray[Any] = np.empty(0, np.uint8)
     "Concat: the tokens after the last full row, in the stream's token dtype."
     documents: Ragged | None = None
-    """int64, for packed rows: each row's documents, by their numbers in the order in which they
-    were added. None: each row is one sample.
+    """int64, for packed rows: the numbers of each row's documents, counted as they were added.
+    None: each row is one sample.
     """
 
 

@@ -61,7 +61,7 @@ class Kind(ABC):
     window_bytes: ClassVar[int] = WINDOW_BYTES
     "Uncompressed source bytes of a work unit."
     key_groups: ClassVar[tuple[str, ...]] = ()
-    "The groups of streams, named in a recipe key's `of`, that streams of this kind belong to."
+    "The groups of streams that a recipe's keys are for (`key(only_for=...)`) and this kind is in."
     has_template: ClassVar[bool] = False
     "A chat template renders its records."
     has_images: ClassVar[bool] = False
@@ -239,8 +239,7 @@ def stored_pieces(
     target_responses: str = "last",
     untrained: int | None = None,
 ) -> Iterator[Piece]:
-    """Yield the pieces of a stored sample. Its columns tell in which layout it is, of all that a
-    loader reads.
+    """Yield the pieces of a stored sample in any layout that a loader reads, known by its columns.
 
     Args:
         sample: its decoded columns.

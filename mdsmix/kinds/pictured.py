@@ -161,12 +161,14 @@ def _image_settings(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) ->
 
 
 def _missing_image_token(stream: StreamSpec, tokenizer: Tokenizer, token: str | None) -> str:
-    known = [name for name in tokenizer.special_tokens if "image" in name.lower()]
+    image_tokens = [name for name in tokenizer.special_tokens if "image" in name.lower()]
     fault = f"has no token {token} of its own" if token else "declares no image_token"
-    suggestion = suggest_key(token or "", known or tokenizer.special_tokens, "its own tokens are")
+    suggestion = suggest_key(
+        token or "", image_tokens or tokenizer.special_tokens, "its own tokens are"
+    )
     return (
-        f"stream {stream.name} has images, and the tokenizer {tokenizer.name} {fault}, by which "
-        f"they are found in the tokens: name one by images.token; {suggestion}"
+        f"stream {stream.name} has images, and the tokenizer {tokenizer.name} {fault}, which would "
+        f"mark them among the tokens: set images.token; {suggestion}"
     )
 
 
@@ -221,7 +223,7 @@ class ImageTurnRenderer(TurnRenderer):
         # The last row ends with the last trained answer, the row before it with the trained answer
         # before that, and so on.
         for row, end in zip(rows, find_trained_answers(conversation)[-len(rows) :], strict=True):
-            images = sum(part["type"] == "image" for part in chain(*parts[: end + 1]))
+            images = sum(item["type"] == "image" for item in chain(*parts[: end + 1]))
             placeholders = sum(text.count(token) for text in chain(*row))
             if images != placeholders:
                 raise RecordRefused("image_placeholders", images=images, placeholders=placeholders)

@@ -8,7 +8,7 @@ and are stored without the prompt.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
@@ -46,8 +46,8 @@ class Halves(NamedTuple):
     rejected: Half
 
 
-class Columns(NamedTuple):
-    """The stored ids of a preference."""
+class StoredIds(NamedTuple):
+    """The ids of a preference that can be trained on."""
 
     prompt: Ids
     chosen: Ids
@@ -172,46 +172,46 @@ class Preferences(Kind):
         halves, with_specials = self._tokenize(preferences)
         self._share_prompts(preferences, halves)
         # Select the preferences that can be trained on.
-        kept = dict[int, Columns]()
-        rejected = dict[int, str]()
+        trainable = dict[int, StoredIds]()
+        faults = dict[int, str]()
         for position, preference in enumerate(preferences):
             verdict = self._judge(preference, halves[position])
             if isinstance(verdict, str):
-                rejected[position] = verdict
+                faults[position] = verdict
             else:
-                kept[position] = verdict
+                trainable[position] = verdict
         # Cut the answers as the dataset does. It cuts each side before the collator sees it. If
         # max_seq_len is not a multiple of 8, it fails on a side that is longer (it cuts bytes
         # there), so such a side is not stored.
-        prompts = Ragged.from_rows([columns.prompt for columns in kept.values()], "<i8")
-        chosen = Ragged.from_rows([columns.chosen for columns in kept.values()], "<i8")
-        others = Ragged.from_rows([columns.rejected for columns in kept.values()], "<i8")
-        whole = chosen.lengths + others.lengths
-        longest_answer = self.encoding.max_seq_len - prompts.lengths
-        chosen = chosen.first(longest_answer)
-        others = others.first(longest_answer)
-        answers = chosen.lengths + others.lengths
-        cut = 2 * cut_per_answer(2 * prompts.lengths + answers, self.encoding.max_seq_len)
+        max_seq_len = self.encoding.max_seq_len
+        prompts, chosen, rejected = (
+            Ragged.from_rows(rows, "<i8") for rows in _transpose(trainable.values())
+        )
+        whole = chosen.lengths + rejected.lengths
+        chosen = chosen.first(max_seq_len - prompts.lengths)
+        rejected = rejected.first(max_seq_len - prompts.lengths)
+        answers = chosen.lengths + rejected.lengths
+        cut = 2 * cut_per_answer(2 * prompts.lengths + answers, max_seq_len)
         # Lay them out in columns.
         columns = dict[str, Ragged]()
-        for name, ids in zip(PREFERENCE_COLUMNS, (prompts, chosen, others), strict=True):
+        for name, ids in zip(PREFERENCE_COLUMNS, (prompts, chosen, rejected), strict=True):
             columns[name] = Ragged(ids.values.view(np.uint8), ids.offsets * 8)
         if self._has_rewards:
             for number, key in enumerate(REWARDS):
-                rewards = [preferences[position].rewards[number : number + 1] for position in kept]
+                rewards = [[preferences[position].rewards[number]] for position in trainable]
                 columns[key] = Ragged.from_rows(rewards, np.float64)
         return make_encoded(
             columns,
-            [prompts, prompts, chosen, others],
-            [*kept],
+            [prompts, prompts, chosen, rejected],
+            [*trainable],
             loss_tokens=int((answers - cut).sum()),
             lost_tokens=int((whole - answers).sum()),
             cut=cut,
             truncated=whole - answers,
             specials=len(with_specials),
-            unread=self._count_unread(preferences, kept),
+            unread=self._count_unread(preferences, trainable),
             placeholders=_placeholders_in(preferences),
-            rejected=rejected,
+            rejected=faults,
         )
 
     def _tokenize(self, preferences: Sequence[Preference]) -> tuple[list[Halves], set[int]]:
@@ -251,15 +251,15 @@ class Preferences(Kind):
         """
         positions = list[int]()
         texts = list[str]()
-        for position, (chosen, other) in enumerate(halves):
-            if isinstance(chosen, str) or isinstance(other, str):
+        for position, (chosen, rejected) in enumerate(halves):
+            if isinstance(chosen, str) or isinstance(rejected, str):
                 continue
-            if np.array_equal(chosen.prompt, other.prompt):
+            if np.array_equal(chosen.prompt, rejected.prompt):
                 continue
             try:
                 texts += self.renderer.whole_texts(preferences[position])
             except RecordRefused as refused:
-                halves[position] = Halves(refused.why, other)
+                halves[position] = Halves(refused.why, rejected)
             else:
                 positions.append(position)
         if not texts:
@@ -272,35 +272,35 @@ class Preferences(Kind):
                 *(Turn(whole[:end], self._end_with_eos(whole[end:])) for whole in wholes)
             )
 
-    def _judge(self, preference: Preference, halves: Halves) -> Columns | str:
+    def _judge(self, preference: Preference, halves: Halves) -> StoredIds | str:
         """Return the ids of a preference that can be trained on, or the reason code of another."""
-        chosen, other = halves
+        chosen, rejected = halves
         if self._has_rewards and not preference.rewards:
             return "bad_reward"
         if isinstance(chosen, str):
             return chosen
-        if isinstance(other, str):
-            return other
+        if isinstance(rejected, str):
+            return rejected
         if not len(chosen.prompt):
             return "empty_prompt"
-        if not (len(chosen.response) and len(other.response)):
+        if not (len(chosen.response) and len(rejected.response)):
             return "empty_response"
         longest = self.encoding.max_seq_len
-        sides = [min(sum(map(len, side)), longest) for side in (chosen, other)]
+        sides = [min(sum(map(len, side)), longest) for side in (chosen, rejected)]
         shortest = min(sides) - int(cut_per_answer(sum(sides), longest))
         if shortest <= len(chosen.prompt):
             return "no_loss_tokens"
-        return Columns(chosen.prompt, chosen.response, other.response)
+        return StoredIds(chosen.prompt, chosen.response, rejected.response)
 
     def _count_unread(
-        self, preferences: Sequence[Preference], kept: Mapping[int, Any]
+        self, preferences: Sequence[Preference], trainable: Mapping[int, Any]
     ) -> Counter[str]:
         """Count the rewards that no column stores, and the variables that the template does not
         read.
         """
         unstored = 0
         if not self._has_rewards:
-            unstored = sum(bool(preferences[position].rewards) for position in kept)
+            unstored = sum(bool(preferences[position].rewards) for position in trainable)
         unread = Counter(dict.fromkeys(REWARDS, unstored))
         for preference in preferences:
             # Both answers have the record's variables.
@@ -337,6 +337,18 @@ class Preferences(Kind):
 def _rewards_of(stream: StreamSpec) -> list[str]:
     """Return the keys of rewards whose fields the recipe names."""
     return [key for key in REWARDS if stream.source and key in stream.source.fields]
+
+
+def _transpose(preferences: Iterable[StoredIds]) -> tuple[list[Ids], list[Ids], list[Ids]]:
+    """Return the prompts, the chosen and the rejected answers of preferences."""
+    prompts = list[Ids]()
+    chosen = list[Ids]()
+    rejected = list[Ids]()
+    for preference in preferences:
+        prompts.append(preference.prompt)
+        chosen.append(preference.chosen)
+        rejected.append(preference.rejected)
+    return prompts, chosen, rejected
 
 
 def _common_length(rows: Sequence[Ids]) -> int:

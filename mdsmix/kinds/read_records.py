@@ -45,7 +45,7 @@ class Diagnostics:
 
         Args:
             fields_read: names of the fields that are read.
-            rival_fields: fields of which only the first that is not empty is read.
+            rival_fields: only the first of these fields that is not empty is read.
         """
         self._fields_read = frozenset(fields_read)
         self._rival_fields = rival_fields

@@ -14,7 +14,7 @@ from mdsmix.sources.formats import FORMATS
 
 
 def list_bad_reasons() -> dict[str, str]:
-    """Return reason code -> explanation, in the order in which a record meets them."""
+    """Return reason code -> explanation, in the order that a record meets them."""
     declared: list[Mapping[str, str]] = [BAD]
     declared += [format.reasons for format in FORMATS.values()]
     declared += [FUNCTION_REASONS]

@@ -41,9 +41,9 @@ def open_recipe(
             "recipe.yaml` writes a recipe for it."
         ) from None
     if recipe.loader not in DATASET_KEYS_OF:
-        known = join_names(list(DATASET_KEYS_OF), len(DATASET_KEYS_OF))
+        names = join_names(list(DATASET_KEYS_OF), len(DATASET_KEYS_OF))
         raise RecipeError(
-            f"{path}: train_loader.name is {recipe.loader!r}; the loaders are {known}."
+            f"{path}: train_loader.name is {recipe.loader!r}; the loaders are {names}."
         )
     has_templates = False
     for stream in recipe.sourced:
@@ -168,7 +168,7 @@ def _foreign_options(stream: StreamSpec, shape: Shape) -> Iterator[str]:
     """Yield a sentence for each option of other shapes that the stream sets."""
     for key in set_options(stream):
         if key not in shape.options:
-            shapes = [other.name for other in SHAPES.values() if key in other.options]
+            shapes = [candidate.name for candidate in SHAPES.values() if key in candidate.options]
             yield (
                 f"{key} is for records of the shape {' and '.join(shapes)}, and these are "
                 f"{shape.name}; take it out, it would change nothing."

@@ -32,7 +32,7 @@ class ResolvedStream:
     "Made of the encoding, not opened: it cannot encode yet."
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the encoding: a shape of another package may hold what cannot be pickled."""
+        """Pickle only the encoding: functions of a shape may be impossible to pickle."""
         return resolve_encoding, (self.encoding,)
 
     def with_settings(self, **changes: Any) -> ResolvedStream:
@@ -68,8 +68,8 @@ class ResolvedStream:
 
     @property
     def rival_fields(self) -> tuple[str, ...]:
-        """Image fields of which only the first with an image is read; empty if the recipe names the
-        field, or images are in the texts.
+        """The image fields, if only the first of them with an image is read; empty if the recipe
+        names the field, or images are in the texts.
         """
         names_field = "field" in self.encoding.images
         return FIELDS if self._has_image_fields and not names_field else ()

@@ -144,7 +144,9 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
         loaded = make_config(text)
         streams = loaded.get("streams")
         dotted = [str(name) for name in streams or () if "." in str(name)]
-        changes = OmegaConf.from_dotlist([_bracket_name(each, dotted) for each in overrides])
+        changes = OmegaConf.from_dotlist(
+            [_bracket_name(override, dotted) for override in overrides]
+        )
         if isinstance(changes.get("tokenizer"), str):
             loaded["tokenizer"] = {}  # the file's arguments are those of the other tokenizer
         for config in (loaded, changes):

@@ -22,7 +22,7 @@ TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 PROCESSOR_FOLDER = re.compile(r"processor-[0-9a-f]{8}")
 PRETRAINED_FOLDER = re.compile(rf"tokenizer-[0-9a-f]{{8}}|{PROCESSOR_FOLDER.pattern}")
-"Names of the folders next to the streams in which mdsmix keeps a tokenizer or a processor."
+"Names of the folders next to the streams that contain a tokenizer or a processor."
 OWN_SPLIT = re.compile(r"limit-\d+|.+-[0-9a-f]{8}")
 """Names of folders that mdsmix makes next to a split: first looks (`limit-N`), and versions, which
 `mdsmix gc --keep` deletes.
@@ -87,8 +87,8 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         yield from find_foreign_keys(stream, {UNSOURCED})
         if not (stream.remote or stream.local):
             yield (
-                "has neither a source nor a remote or local; set what to convert or where it was "
-                "published."
+                "has neither a source nor a remote or local; set the data to convert, or the place "
+                "of a published stream."
             )
         return
     yield from find_sample_contradictions(recipe, stream)

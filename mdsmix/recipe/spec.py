@@ -148,8 +148,8 @@ class Recipe:
         None, must=must_be(A_BUDGET, lambda value: read_budget(value) is not None)
     )
     """The size of an epoch: `2B tokens`, `500M loss_tokens`, `1M samples` or `2 passes of STREAM`
-    (`k`, `M`, `B`, `T` are thousands). Without it: the largest in which no stream is taken more
-    than once.
+    (`k`, `M`, `B`, `T` are thousands). Without it: the largest epoch that takes no stream
+    more than once.
     """
     count: Literal["tokens", "loss_tokens", "samples"] | None = None
     """The unit of shares: `tokens` that the model sees, `loss_tokens` that it is trained on, or

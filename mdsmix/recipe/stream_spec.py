@@ -1,4 +1,4 @@
-"""The sections of a recipe's stream, in the order in which a user writes them, and the declaration
+"""The sections of a recipe's stream, in the order that a user writes them, and the declaration
 of a key.
 
 The string under a field is its sentence in docs/recipe.md.
@@ -31,7 +31,7 @@ def must_be(words: str, test: Callable[[Any], object]) -> dict[str, Any]:
 def key(
     default: Any = MISSING,
     *synonyms: str,
-    of: str = "",
+    only_for: str = "",
     must: Mapping[str, Any] | None = None,
 ) -> Any:
     """Declare a key of a section.
@@ -39,14 +39,15 @@ def key(
     Args:
         default: without one the key is required.
         synonyms: words of other tools for the key, for the hint on an unknown key.
-        of: the group of streams to which the key applies (`Kind.key_groups`, SOURCED, UNSOURCED).
+        only_for: the group of streams to which the key applies (`Kind.key_groups`, or one of the
+            two groups below).
         must: the bound on its value, from `must_be`.
     """
     metadata: dict[str, Any] = dict(must or {})
     if synonyms:
         metadata["also called"] = synonyms
-    if of:
-        metadata["only of"] = of
+    if only_for:
+        metadata["only of"] = only_for
     return field(default=default, metadata=metadata)
 
 
@@ -223,41 +224,41 @@ class StreamSpec:
     "`pretraining`, `finetuning`, or [`preference`](data.md#preferences)."
     source: SourceSpec | None = None
     "The raw records, below; without one the stream is mixed as it was published."
-    layout: Literal["concat", "document"] = key("concat", of="pretraining")
+    layout: Literal["concat", "document"] = key("concat", only_for="pretraining")
     """`concat` joins documents and cuts full rows; `document` gives each document a row of its own,
     and splits a longer one.
     """
-    add_bos: bool = key(False, of="pretraining")
+    add_bos: bool = key(False, only_for="pretraining")
     "Start every document with BOS if the tokenizer itself does not."
-    add_eos: bool = key(True, of="pretraining")
+    add_eos: bool = key(True, only_for="pretraining")
     "End every document with EOS if the tokenizer itself does not."
-    min_tokens: int = key(0, of="pretraining", must=NOT_NEGATIVE)
+    min_tokens: int = key(0, only_for="pretraining", must=NOT_NEGATIVE)
     "Documents of fewer tokens, BOS and EOS included, are filtered."
-    max_tokens: int | None = key(None, of="pretraining")
+    max_tokens: int | None = key(None, only_for="pretraining")
     "Documents of more tokens are filtered."
-    date_string: str | None = key(None, of="messages")
+    date_string: str | None = key(None, only_for="messages")
     """The day that some chat templates print. Without it: today, and a published stream keeps its
     day.
     """
-    columns: Literal["turns", "compact"] = key("turns", of="messages without images")
+    columns: Literal["turns", "compact"] = key("turns", only_for="messages without images")
     """`compact` writes two columns at 2 to 4 bytes a token; only with `target_prompts: none` and
     `target_responses: last`.
     """
-    rewritten_history: Literal["reject", "last", "each"] = key("reject", of="messages")
+    rewritten_history: Literal["reject", "last", "each"] = key("reject", only_for="messages")
     """Some chat templates change earlier turns once later ones exist (e.g. drop reasoning).
     `reject` quarantines such a conversation, `last` keeps a row for the last answer, `each` makes a
     row per answer.
     """
-    too_long: Literal["cut", "filter", "first_turns"] = key("cut", of="finetuning")
+    too_long: Literal["cut", "filter", "first_turns"] = key("cut", only_for="finetuning")
     """A record of more than `max_seq_len` tokens, EOS included, is cut by the loader (`cut`), is
     left out (`filter`), or ends after the last answer that fits (`first_turns`, conversations).
     """
-    pack: bool = key(False, "packing", "packed", of=SOURCED)
+    pack: bool = key(False, "packing", "packed", only_for=SOURCED)
     """Documents (`layout: document`), pairs or conversations are joined when converting into rows
     of `max_seq_len` that record where each begins; only `mdsmix.load` and `train_loader.name:
     mdsmix` read them ([packing](one-loader.md#packing-when-converting)).
     """
-    consecutive_roles: Literal["reject", "merge"] = key("reject", of="messages")
+    consecutive_roles: Literal["reject", "merge"] = key("reject", only_for="messages")
     """Messages of one role in a row make the record bad (`reject`), or are joined by an empty line
     (`merge`).
     """
@@ -267,7 +268,7 @@ class StreamSpec:
         "subsample",
         "sample_rate",
         "ratio",
-        of=SOURCED,
+        only_for=SOURCED,
         must=must_be(
             "a share above 0 of at most 1, such as 5% or 0.05, or budget, which takes as much as "
             "the recipe's budget needs",
@@ -286,7 +287,7 @@ class StreamSpec:
     """
     holdout: str | int | float | None = key(
         None,
-        of=SOURCED,
+        only_for=SOURCED,
         must=must_be(
             "a share between 0 and 1, such as 0.5% or 0.005",
             lambda value: 0 < read_share(value) < 1,
@@ -299,20 +300,20 @@ class StreamSpec:
     held_out_of: str | None = field(default=None, metadata=SET_BY_READER)
     "For a held-out stream: the stream whose records it holds out."
     duplicates: Literal["keep", "drop"] = key(
-        "keep", "dedup", "deduplicate", "duplicate", of=SOURCED
+        "keep", "dedup", "deduplicate", "duplicate", only_for=SOURCED
     )
     """Exact duplicates of an earlier record of the stream are trained and counted (`keep`), or only
     [the first stays](publishing.md#duplicates) (`drop`).
     """
-    images: ImagesSpec | None = key(None, of="messages with images")
+    images: ImagesSpec | None = key(None, only_for="messages with images")
     """The [images](images.md) of messages: a section, below. `{}` takes all defaults, and so do the
     shapes `llava` and `qwen_vl` without it.
     """
     split: str = "train"
     "Any other than `train` is rendered as an `eval_loader` entry."
-    remote: str | None = key(None, of=UNSOURCED)
+    remote: str | None = key(None, only_for=UNSOURCED)
     "Where the stream was published, by mdsmix or by anyone."
-    local: str | None = key(None, of=UNSOURCED)
+    local: str | None = key(None, only_for=UNSOURCED)
     "The stream's folder, or with a remote the training node's cache of the stream."
 
     @property
@@ -327,7 +328,7 @@ def find_foreign_keys(stream: StreamSpec, groups: Collection[str]) -> Iterator[s
 
     Args:
         stream: a stream of a recipe.
-        groups: the groups of streams that it belongs to, as `key(of=...)` names them.
+        groups: the groups of streams that it belongs to, as `key(only_for=...)` names them.
     """
     for key in dataclasses.fields(stream):
         group = key.metadata.get("only of")
