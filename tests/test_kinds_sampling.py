@@ -1,5 +1,5 @@
-"""What a record says decides whether it is in a sample or held out; what is not trained on is
-counted and said.
+"""The content of a record decides whether it is in a sample or held out. Records and parts of
+records that are not trained are counted and reported.
 """
 
 from __future__ import annotations
@@ -19,199 +19,225 @@ from mdsmix.kinds.turn_rows import PLACEHOLDERS, count_placeholders
 from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
-from tests.converting import Web, chats, documents, manifest_of, mdsmix, pairs
+from tests.converting import Project, chats, documents, manifest_of, mdsmix, pairs
 from tests.styles import in_turn
 
 TEXTS = [f"document {n}, with words of its own" for n in range(400)]
 
 
-def asked(web: Web, **stream: Any) -> Web:
-    return web.says(documents("*.jsonl", layout="document", **stream), max_seq_len=64)
+def configure_documents(project: Project, **stream: Any) -> Project:
+    """Write a recipe of one stream, with a row for each document."""
+    return project.configure(documents("*.jsonl", layout="document", **stream), max_seq_len=64)
 
 
-def is_in(record: Any, share: Fraction | str) -> bool:
-    (found,) = Membership(sample=Fraction(share)).select([{}], [record], 0)
-    return bool(found != NOT_SAMPLED)
+def is_sampled(record: Any, share: Fraction | str) -> bool:
+    (result,) = Membership(sample=Fraction(share)).select([{}], [record], 0)
+    return bool(result != NOT_SAMPLED)
 
 
-def test_a_sample_is_a_part_of_the_whole(web: Web) -> None:
-    """Which is told and alone tokenized, and spread over all work units. A stream without it keeps
-    its bytes and key, and all of a source is no sample.
+def test_a_sample_is_a_part_of_the_whole_stream(project: Project) -> None:
+    """Only the sampled records are tokenized. They are spread over all work units, and the summary
+    reports the share. A stream without a sample keeps its bytes and key, as one of 100% does.
     """
-    web.windows(2_000)
-    web.holds(TEXTS[:200]), web.holds(TEXTS[200:], "b.jsonl")
-    asked(web).run()
-    before, whole = web.files, {*map(tuple, web.rows)}
-    outcome = asked(web, sample="100%").run()
-    assert (web.files, outcome.done) == (before, 0)
+    project.set_window_size(2_000)
+    project.write_source(TEXTS[:200])
+    project.write_source(TEXTS[200:], "b.jsonl")
+    configure_documents(project).run()
+    files = project.files
+    all_rows = {*map(tuple, project.rows)}
+    outcome = configure_documents(project, sample="100%").run()
+    assert (project.files, outcome.done) == (files, 0)
     assert Encoding.__dataclass_fields__["sample"].default is None
 
-    seen, encode = list[Any](), Pretraining.encode
-    web.patch.setattr(Pretraining, "encode", lambda self, of: seen.extend(of) or encode(self, of))
-    answer = asked(web, sample="20%").convert()
-    manifest = web.manifest
+    encode = Pretraining.encode
+    encoded = list[Any]()
+
+    def encode_and_count(self: Pretraining, records: Any) -> Any:
+        encoded.extend(records)
+        return encode(self, records)
+
+    project.patch.setattr(Pretraining, "encode", encode_and_count)
+    answer = configure_documents(project, sample="20%").convert()
+    manifest = project.manifest
     written = manifest.records.written
-    assert {*map(tuple, web.rows)} < whole
-    assert 50 < written == len(seen) < 110  # 80, and a standard deviation of 8
+    assert {*map(tuple, project.rows)} < all_rows
+    assert 50 < written == len(encoded) < 110  # 80, and a standard deviation of 8
     assert (manifest.encoding.sample, manifest.records.read) == ("1/5", 400)
     assert manifest.records.filtered == {NOT_SAMPLED: 400 - written}
     assert sum(part.samples > 0 for part in manifest.parts) == len(manifest.parts) >= 8
     assert f"filtered: {400 - written} not_sampled" in answer.out
     assert "WARNING" not in answer.out
-    shown = mdsmix("inspect", web.out / "web", "-n", "0").out
-    assert "sample                  1/5" in shown
-    assert f"400 read = {written} written" in shown
-    assert mdsmix("check", web.recipe).code == 0
-    assert "up to date" in web.convert().out
+    inspected = mdsmix("inspect", project.out / "web", "-n", "0").out
+    assert "sample                  1/5" in inspected
+    assert f"400 read = {written} written" in inspected
+    assert mdsmix("check", project.recipe).code == 0
+    assert "up to date" in project.convert().out
 
 
-def test_which_texts_are_in_follows_from_the_second_half_of_their_hash() -> None:
-    """Published streams hold these."""
+def test_the_second_half_of_its_hash_decides_whether_a_record_is_sampled() -> None:
+    """Published streams consist of these records."""
     texts = [f"number {n}" for n in range(40)]
-    hashes = [*map(xxhash.xxh3_128_digest, texts)]
-    of_pairs = [xxhash.xxh3_128_digest(each + hashes[0]) for each in hashes]
+    text_hashes = [*map(xxhash.xxh3_128_digest, texts)]
+    pair_hashes = [xxhash.xxh3_128_digest(digest + text_hashes[0]) for digest in text_hashes]
+    documents = [*map(Document, texts)]
     pairs = [Pair(text, texts[0]) for text in texts]
-    for records, said in (([*map(Document, texts)], hashes), (pairs, of_pairs)):
-        wanted = [each[8] < 64 for each in said]
-        assert 0 < sum(wanted) < 40
-        members = Membership(sample=Fraction(1, 4))
-        found = members.select([None] * 40, records, 0)
-        assert [each is not NOT_SAMPLED for each in found] == wanted
-        kept = b"".join(each if of else bytes(16) for each, of in zip(said, wanted, strict=True))
-        assert members.fingerprints(40) == kept
+    for records, hashes in ((documents, text_hashes), (pairs, pair_hashes)):
+        are_sampled = [digest[8] < 64 for digest in hashes]
+        assert 0 < sum(are_sampled) < 40
+        membership = Membership(sample=Fraction(1, 4))
+        results = membership.select([None] * 40, [*records], 0)
+        assert [result is not NOT_SAMPLED for result in results] == are_sampled
+        fingerprints = [
+            digest if is_sampled else bytes(16)
+            for digest, is_sampled in zip(hashes, are_sampled, strict=True)
+        ]
+        assert membership.fingerprints(40) == b"".join(fingerprints)
 
 
-def test_a_bad_record_is_in_by_its_raw_content(web: Web) -> None:
-    """As what `where` leaves out, so that the share of bad records is that of the sample: a tenth
-    of it, as of the source, not nine tenths.
+def test_a_bad_record_is_sampled_by_its_raw_content(project: Project) -> None:
+    """So is a record that `where` leaves out. The share of bad records is then that of the sample:
+    a tenth of it, as of the source, not nine tenths.
     """
     lines = [f'{{"text": "{text}", "n": {n}}}' for n in (1, 0) for text in TEXTS]
     lines += [f'{{"body": "{text}", "n": 1}}' for text in TEXTS[:60]]
-    (web.folder / "a.jsonl").write_text("\n".join([*lines, *(f"no json {n}" for n in range(60))]))
+    lines += [f"no json {n}" for n in range(60)]
+    (project.folder / "a.jsonl").write_text("\n".join(lines))
     stream = documents("*.jsonl", layout="document", sample="10%")
     stream["source"]["where"] = "n == 1"
-    records = web.says(stream, max_seq_len=64).run().manifest.records
+    records = project.configure(stream, max_seq_len=64).run().manifest.records
     assert records.read == 920
     assert 15 < records.filtered["where"] < 70
     assert records.adds_up
     assert records.sampled == 920 - records.filtered[NOT_SAMPLED]
-    assert all(0 < records.quarantined[why] < 20 for why in ("missing_field", "not_json"))
-    assert len(web.bad) == records.bad
-    answer = web.convert("--max-bad", "5%")
+    assert all(0 < records.quarantined[reason] < 20 for reason in ("missing_field", "not_json"))
+    assert len(project.bad) == records.bad
+    answer = project.convert("--max-bad", "5%")
     assert answer.code == 5
     assert f"of {records.sampled:,} records are bad" in answer.err
 
 
-def test_a_bad_record_that_cannot_be_written_again_is_in() -> None:
-    """Nested deeper than JSON is written, though it could be read; or with half a character."""
+def test_a_bad_record_that_cannot_be_written_again_is_sampled() -> None:
+    """One is nested deeper than JSON can be written, though it could be read; the other has half a
+    character.
+    """
     deep: Any = "the end"
     for _ in range(100_000):
         deep = [deep]
-    told: list[Any] = [{"body": deep}, {"body": "half \ud800 a character"}]
+    records: list[Any] = [{"body": deep}, {"body": "half \ud800 a character"}]
     bad = ["missing_field"] * 2
-    assert Membership(sample=Fraction(1, 1 << 40)).select(told, [*bad], 0) == bad
+    assert Membership(sample=Fraction(1, 1 << 40)).select(records, [*bad], 0) == bad
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.fractions(0, 1), st.fractions(0, 1), st.text(st.characters(exclude_categories=["Cs"])))
-def test_a_larger_share_only_adds(one: Fraction, other: Fraction, text: str) -> None:
-    """To a sample and to a holdout; an item that was too long to be kept is in whatever
-    the share.
-    """
-    small, large = sorted((one, other))
+def test_a_larger_share_only_adds_records(
+    share: Fraction, other_share: Fraction, text: str
+) -> None:
+    """To a sample and to a holdout. An item that was too long to be kept is in every sample."""
+    small, large = sorted((share, other_share))
     records = Document(text), Pair(text, "a"), Conversation(in_turn(text))
-    for record, holds in product(records, (is_in, is_held_out)):
-        assert holds(record, small) <= holds(record, large)
-        assert not holds(record, Fraction(0))
-        assert holds(record, Fraction(1))
-    few, many = (Membership(sample=share) for share in (small, large))
-    assert few.samples_raw(text.encode()) <= many.samples_raw(text.encode())
-    assert few.samples_raw(b"")
+    for record, is_in in product(records, (is_sampled, is_held_out)):
+        assert is_in(record, small) <= is_in(record, large)
+        assert not is_in(record, Fraction(0))
+        assert is_in(record, Fraction(1))
+    small_sample = Membership(sample=small)
+    large_sample = Membership(sample=large)
+    raw = text.encode()
+    assert small_sample.samples_raw(raw) <= large_sample.samples_raw(raw)
+    assert small_sample.samples_raw(b"")
 
 
-def test_it_is_rendered_as_an_eval_loader_and_no_record_in_it_is_said(web: Web) -> None:
-    web.holds({"messages": in_turn(f"q {n}", "a")} for n in range(60))
-    said = web.says(chats("*.jsonl", holdout="25%"), max_seq_len=64).convert("--only", "web")
-    assert (said.code, "web-eval" in said.out, "WARNING" in said.out) == (0, True, False)
-    assert mdsmix("check", web.recipe).code == 0
-    rendered = mdsmix("render-yaml", web.recipe).out
+def test_a_holdout_is_rendered_as_an_eval_loader(project: Project) -> None:
+    """A holdout without a record is refused."""
+    project.write_source({"messages": in_turn(f"q {n}", "a")} for n in range(60))
+    project.configure(chats("*.jsonl", holdout="25%"), max_seq_len=64)
+    answer = project.convert("--only", "web")
+    assert (answer.code, "web-eval" in answer.out, "WARNING" in answer.out) == (0, True, False)
+    assert mdsmix("check", project.recipe).code == 0
+    rendered = mdsmix("render-yaml", project.recipe).out
     assert "label: web-eval" in rendered
     assert "split: eval" in rendered
-    assert "up to date" in web.convert().out
+    assert "up to date" in project.convert().out
 
-    web.holds(TEXTS[:1])
-    said = asked(web, holdout="0.1%").convert("--reencode")
-    assert said.code == 5
-    assert "web-eval: its source gives no sample (1 record: 1 not_held_out)" in said.err
-    assert web.manifest.totals.samples == 1
+    project.write_source(TEXTS[:1])
+    answer = configure_documents(project, holdout="0.1%").convert("--reencode")
+    assert answer.code == 5
+    assert "web-eval: its source gives no sample (1 record: 1 not_held_out)" in answer.err
+    assert project.manifest.totals.samples == 1
 
 
-def test_a_field_counts_where_it_says_something_in_bounded_memory() -> None:
+def test_unread_fields_that_are_not_empty_are_counted_in_bounded_memory() -> None:
     diagnostics = Diagnostics(["text"])
+    empty = [None, "", [], {}]
     full = [0, False, 0.0, " ", [None], {"a": None}]
-    values = [None, "", [], {}, *full]
-    diagnostics.count_unread_fields([{"text": "x", "other": value} for value in values])
+    diagnostics.count_unread_fields([{"text": "x", "other": value} for value in empty + full])
     diagnostics.count_unread_fields([["text"], "text", None, {"text": 1}])
     assert diagnostics.counts["unread"] == {"other": len(full)}
     diagnostics = Diagnostics(["text"])
     diagnostics.count_unread_fields([{f"field {n}": 1} for n in range(1_000)])
-    found = diagnostics.counts["unread"]
-    assert (len(found), found[FURTHER_NAMES]) == (MAX_NAMES + 1, 1_000 - MAX_NAMES)
-    assert next(iter(found)) == "field 0"
+    counts = diagnostics.counts["unread"]
+    assert (len(counts), counts[FURTHER_NAMES]) == (MAX_NAMES + 1, 1_000 - MAX_NAMES)
+    assert next(iter(counts)) == "field 0"
 
 
 def test_placeholders_are_counted_once_a_record() -> None:
     texts = ["<image><image>\n<video>", "a < b\n<image>", "<im\nage>"]
     assert count_placeholders(texts, texts) == {"<image>": 2, "<video>": 1}
     assert count_placeholders(["<im", "age>"], ["<im\nage>"]) == {}
-    for each in PLACEHOLDERS:
-        assert count_placeholders(["a", f"b{each}"], [f"a\nb{each}", "c"]) == {each: 1}
+    for placeholder in PLACEHOLDERS:
+        texts = ["a", f"b{placeholder}"]
+        assert count_placeholders(texts, [f"a\nb{placeholder}", "c"]) == {placeholder: 1}
 
 
-def test_lost_parts_of_records_are_said(web: Web) -> None:
-    """With their numbers; and a stream whose records are read whole has nothing to say."""
-    records = [{"prompt": f"do {n}", "response": "done", "input": "this" * (n % 3), "label": n % 2 == 0} for n in range(12)]  # fmt: skip
-    faq = pairs(web.holds(records, "alpaca.jsonl"))
-    whole = web.holds([{"text": "about <image> tags", "id": ""}], "docs.jsonl")
-    web.says(streams={"faq": faq, "docs": documents(whole, layout="document")})
-    web.windows(300)  # several units: their counts are summed
-    for _ in range(2):  # said again when all is up to date
-        said = web.convert().out
-        assert "fields not read: label (12 of 12 not empty), input (8 of 12 not empty)" in said
-        assert "WARNING: the field input of 8 records is not read" in said
-        assert "WARNING: the field label of 12 records" in said
-        assert said.count("WARNING") == 2
-    assert manifest_of(web.out / "faq/train").records.unread == {"input": 8, "label": 12}
-    assert b"unread" not in (web.out / "docs/train/mdsmix.manifest").read_bytes()
+def test_fields_that_are_not_read_are_reported_with_their_numbers(project: Project) -> None:
+    """Nothing is reported of a stream whose records are read whole."""
+    records = [
+        {"prompt": f"do {n}", "response": "done", "input": "this" * (n % 3), "label": n % 2 == 0}
+        for n in range(12)
+    ]
+    faq = pairs(project.write_source(records, "alpaca.jsonl"))
+    whole = project.write_source([{"text": "about <image> tags", "id": ""}], "docs.jsonl")
+    project.configure(streams={"faq": faq, "docs": documents(whole, layout="document")})
+    project.set_window_size(300)  # several units: their counts are summed
+    for _ in range(2):  # reported again when all is up to date
+        out = project.convert().out
+        assert "fields not read: label (12 of 12 not empty), input (8 of 12 not empty)" in out
+        assert "WARNING: the field input of 8 records is not read" in out
+        assert "WARNING: the field label of 12 records" in out
+        assert out.count("WARNING") == 2
+    assert manifest_of(project.out / "faq/train").records.unread == {"input": 8, "label": 12}
+    assert b"unread" not in (project.out / "docs/train/mdsmix.manifest").read_bytes()
 
 
-def talks(web: Web, *texts: tuple[str, ...]) -> Web:
-    web.holds({"messages": in_turn(*each)} for each in texts)
-    return web.says(chats("*.jsonl"), max_seq_len=64)
+def write_chats(project: Project, *conversations: tuple[str, ...]) -> Project:
+    """Write conversations, each the texts of user and assistant in turn, and their recipe."""
+    project.write_source({"messages": in_turn(*texts)} for texts in conversations)
+    return project.configure(chats("*.jsonl"), max_seq_len=64)
 
 
-def test_many_filtered_records_are_warned_of_with_the_way_out(web: Web) -> None:
-    """Two answers, the first of which fits: `all` keeps what `last` filters."""
-    long, longer = "word " * 30, "word " * 400
+def test_a_warning_about_many_filtered_records_names_the_way_out(project: Project) -> None:
+    """Of two answers only the first fits: `all` keeps a record that `last` filters."""
+    long = "word " * 30
+    longer = "word " * 400
     texts = [(long, "b", "c", "d"), (longer, "b", "c", "d")]
-    out = talks(web, tuple("abcd"), ("a", "b", long, "d"), *texts).convert().out
+    out = write_chats(project, tuple("abcd"), ("a", "b", long, "d"), *texts).convert().out
     assert "WARNING: 75.0% of the records are filtered: 3 no_loss_tokens\n" in out
     assert "a larger max_seq_len, or target_responses: all, may keep these records" in out
-    for change, kept in (("max_seq_len=128", 3), ("target_responses=all", 2)):
-        assert web.run(change).manifest.records.written == kept
+    for override, written in (("max_seq_len=128", 3), ("target_responses=all", 2)):
+        assert project.run(override).manifest.records.written == written
 
 
-def test_tokens_that_the_loader_cuts_off_are_not_counted_as_seen(web: Web) -> None:
-    out = talks(web, ("a", "word " * 300), ("a", "b"), ("a", "b")).convert().out
-    totals = web.manifest.totals
+def test_tokens_that_the_loader_cuts_off_do_not_count_as_seen(project: Project) -> None:
+    out = write_chats(project, ("a", "word " * 300), ("a", "b"), ("a", "b")).convert().out
+    totals = project.manifest.totals
     cut = totals.cut_tokens
     assert (totals.cut_rows, cut) == (1, totals.longest - 64)
     # The two short ones get the EOS that the loader appends.
     assert totals.seen_tokens == totals.tokens - cut + 2 < 200
-    said = f"1 of 3 rows are longer than max_seq_len: the loader cuts off {cut} tokens"
-    for words in (said, f" {totals.seen_tokens} ", f"{cut / totals.tokens:.1%}"):
+    note = f"1 of 3 rows are longer than max_seq_len: the loader cuts off {cut} tokens"
+    for words in (note, f" {totals.seen_tokens} ", f"{cut / totals.tokens:.1%}"):
         assert words in out
-    mixed = web.folder / "mixed"
-    assert mdsmix("mix", web.recipe, "--out", mixed, "--seed", "1").code == 0
+    mixed = project.folder / "mixed"
+    assert mdsmix("mix", project.recipe, "--out", mixed, "--seed", "1").code == 0
     totals = manifest_of(mixed / "train").totals
     assert (totals.cut_rows, totals.cut_tokens) == (1, cut)
