@@ -1,5 +1,7 @@
-"""Versions of rules: a raised one makes again what it shapes and nothing else, and `check` names it
-for what was made before.
+"""Versions of rules: when one is raised, the streams that it shapes are converted again and no
+others, and `check` names it for streams made before.
+
+`raise_kind` and its like raise a rule. `recipe` is a recipe of streams that different rules shape.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def raise_shape(patch: pytest.MonkeyPatch) -> None:
 
 
 def raise_format(patch: pytest.MonkeyPatch) -> None:
-    raised_version(patch, Parquet, Parquet.version + 1)
+    set_format_version(patch, Parquet, Parquet.version + 1)
 
 
 def raise_template_rule(patch: pytest.MonkeyPatch) -> None:
@@ -61,40 +63,42 @@ def raise_template_rule(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(TEMPLATE_RULES, HISTORY, rule._replace(version=rule.version + 1))
 
 
-def raised_version(patch: pytest.MonkeyPatch, format: type[Format], version: int) -> None:
-    """Raise a format for all of its files."""
+def set_format_version(patch: pytest.MonkeyPatch, format: type[Format], version: int) -> None:
+    """Set the version of a format for all of its files."""
     patch.setattr(format, "version", version)
     patch.setattr(format, "version_for", lambda self, file, fields: version)
 
 
-class Raised(NamedTuple):
+class RaisedRule(NamedTuple):
     """A rule that is raised, and the streams that it shapes."""
 
-    by: Raise
+    apply: Raise
     rule: str
     streams: set[str]
 
 
 RAISED = [
-    Raised(raise_kind, "kind.pairs", {"pairs"}),
-    Raised(raise_shape, "shape.messages", {"chats", "rewritten"}),
-    Raised(raise_format, "format.parquet", {"rows"}),
-    Raised(raise_template_rule, "template.rewritten_history", {"rewritten"}),
+    RaisedRule(raise_kind, "kind.pairs", {"pairs"}),
+    RaisedRule(raise_shape, "shape.messages", {"chats", "rewritten"}),
+    RaisedRule(raise_format, "format.parquet", {"rows"}),
+    RaisedRule(raise_template_rule, "template.rewritten_history", {"rewritten"}),
 ]
 
 
 @pytest.fixture
 def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Streams of two work units or more, by another kind, shape, format or template rule each."""
+    """Write a recipe of streams of at least two work units, each shaped by another kind, shape,
+    format or template rule.
+    """
     texts = [{"text": f"the document of the number {n} is not long"} for n in range(40)]
-    asked = [{"prompt": f"what is {n}", "response": f"it is {n}"} for n in range(40)]
-    talks = [
+    questions = [{"prompt": f"what is {n}", "response": f"it is {n}"} for n in range(40)]
+    conversations = [
         {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "so"}]}
         for n in range(40)
     ]
     write_jsonl(tmp_path / "texts.jsonl", texts)
-    write_jsonl(tmp_path / "pairs.jsonl", asked)
-    write_jsonl(tmp_path / "chats.jsonl", talks)
+    write_jsonl(tmp_path / "pairs.jsonl", questions)
+    write_jsonl(tmp_path / "chats.jsonl", conversations)
     write_rows(tmp_path / "rows.parquet", texts)
     windows(monkeypatch, 1000)
     streams = {
@@ -111,55 +115,59 @@ def write_rows(path: Path, records: list[dict[str, str]]) -> None:
     pq.write_table(pa.Table.from_pylist(records), path, row_group_size=10)
 
 
-def published(recipe: Path, stream: str) -> dict[str, bytes]:
+def read_published(recipe: Path, stream: str) -> dict[str, bytes]:
+    """Return the index and manifest of a published stream."""
     split = recipe.parent / "out" / stream / "train"
     return {name: (split / name).read_bytes() for name in ("index.json", "mdsmix.manifest")}
 
 
 @pytest.mark.parametrize("raised", RAISED, ids=lambda raised: raised.rule)
-def test_a_raised_rule_makes_again_what_it_shapes(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, raised: Raised
+def test_a_raised_rule_converts_only_the_streams_that_it_shapes(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, raised: RaisedRule
 ) -> None:
-    before = {o.stream: o.units for o in run_recipe(recipe)}
-    assert min(before.values()) > 1
-    kept = {stream: published(recipe, stream) for stream in before}
-    split = {stream: recipe.parent / "out" / stream / "train" for stream in before}
-    rows = {stream: token_rows(split[stream]) for stream in before}
+    # Convert, and keep the result.
+    units = {outcome.stream: outcome.units for outcome in run_recipe(recipe)}
+    assert min(units.values()) > 1
+    before = {stream: read_published(recipe, stream) for stream in units}
+    splits = {stream: recipe.parent / "out" / stream / "train" for stream in units}
+    rows = {stream: token_rows(splits[stream]) for stream in units}
     yaml = recipe.parent / "train.yaml"
     done("render-yaml", recipe, "-o", yaml)
     lock = Path(f"{yaml}.mix.lock").read_bytes()
     assert "rows-outdated" not in mdsmix("check", recipe).out
-    raised.by(monkeypatch)
+    raised.apply(monkeypatch)
 
-    warned = done("check", recipe).out
-    (line,) = [line for line in warned.splitlines() if "rows-outdated" in line]
+    # `check` names the rule and the streams; an older stream is still read.
+    out = done("check", recipe).out
+    (line,) = [line for line in out.splitlines() if "rows-outdated" in line]
     assert re.search(rf"the rule {re.escape(raised.rule)} was version \d+ .* and is \d+", line)
     assert "mdsmix convert" in line
-    assert {stream for stream in before if f"{stream}" in named(line)} == raised.streams
+    assert set(streams_in(line)) & set(units) == raised.streams
     again = recipe.parent / "again.yaml"
-    done("render-yaml", recipe, "-o", again)  # an older stream is still read
+    done("render-yaml", recipe, "-o", again)
     assert Path(f"{again}.mix.lock").read_bytes() == lock
-    dry = done("convert", recipe, "--dry-run").out
-    assert dry.count(f"the rule {raised.rule} was version ") == len(raised.streams)
+    dry_run = done("convert", recipe, "--dry-run").out
+    assert dry_run.count(f"the rule {raised.rule} was version ") == len(raised.streams)
 
-    outcomes = {o.stream: o for o in run_recipe(recipe)}
-    assert {o.stream: o.done for o in outcomes.values()} == {
-        stream: units if stream in raised.streams else 0 for stream, units in before.items()
-    }
-    for stream in before:
-        now = published(recipe, stream)
-        assert (now == kept[stream]) == (stream not in raised.streams)
-        assert token_rows(split[stream]) == rows[stream]
-        assert (raised.rule in manifest_of(split[stream]).rules) == (stream in raised.streams)
+    # A conversion makes these streams again, and nothing else.
+    converted = {outcome.stream: outcome.done for outcome in run_recipe(recipe)}
+    for stream in units:
+        is_raised = stream in raised.streams
+        assert converted[stream] == (units[stream] if is_raised else 0)
+        assert (read_published(recipe, stream) == before[stream]) == (not is_raised)
+        assert token_rows(splits[stream]) == rows[stream]
+        assert (raised.rule in manifest_of(splits[stream]).rules) == is_raised
     assert "rows-outdated" not in done("check", recipe).out
     done("check", "--lock", yaml)
-    assert not any(o.done for o in run_recipe(recipe))
+    assert not any(outcome.done for outcome in run_recipe(recipe))
 
 
-def test_a_stream_whose_records_had_unread_extras_is_made_again_and_no_other(
+def test_only_streams_with_unread_extras_are_converted_again(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its manifest tells, since fields that are not read are counted there; the rule then stays."""
+    """The manifest counts fields that are not read, which tells these streams. The rule then
+    stays.
+    """
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "so"}] * 2
     write_jsonl(tmp_path / "plain.jsonl", [{"messages": messages, "lang": "en"}] * 3)
     write_jsonl(tmp_path / "masked.jsonl", [{"messages": messages, "loss_mask": [1, 0]}] * 3)
@@ -170,26 +178,28 @@ def test_a_stream_whose_records_had_unread_extras_is_made_again_and_no_other(
         for module in ("extras", "messages"):
             patch.setattr(f"mdsmix.shapes.{module}.NAMES", frozenset())
         run_recipe(recipe)
-    kept = {stream: published(recipe, stream) for stream in streams}
-    warned = done("check", recipe).out
-    (line,) = [line for line in warned.splitlines() if "rows-outdated" in line]
+    before = {stream: read_published(recipe, stream) for stream in streams}
+    out = done("check", recipe).out
+    (line,) = [line for line in out.splitlines() if "rows-outdated" in line]
     assert "the rule record.extras was version 1" in line
-    assert named(line) == ["masked"]
-    assert {o.stream: o.done for o in run_recipe(recipe)} == {"plain": 0, "masked": 1}
-    assert {s for s in streams if published(recipe, s) == kept[s]} == {"plain"}
+    assert streams_in(line) == ["masked"]
+    converted = {outcome.stream: outcome.done for outcome in run_recipe(recipe)}
+    assert converted == {"plain": 0, "masked": 1}
+    unchanged = {name for name in streams if read_published(recipe, name) == before[name]}
+    assert unchanged == {"plain"}
     assert manifest_of(recipe.parent / "out/masked/train").rules == {"record.extras": 2}
     assert "rows-outdated" not in done("check", recipe).out
-    assert not any(o.done for o in run_recipe(recipe))
+    assert not any(outcome.done for outcome in run_recipe(recipe))
     done("convert", recipe, "--reencode", "--only", "masked")
-    assert not any(o.done for o in run_recipe(recipe))
+    assert not any(outcome.done for outcome in run_recipe(recipe))
 
 
-def named(line: str) -> list[str]:
-    """The streams that a finding's line names in its brackets."""
+def streams_in(line: str) -> list[str]:
+    """Return the streams that the line of a finding names in brackets."""
     return line.partition("[")[2].partition("]")[0].split(", ")
 
 
-def test_a_raised_format_makes_again_the_units_of_its_files_alone(
+def test_a_raised_format_converts_only_the_units_of_its_files(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = [{"text": f"the document of the number {n} is not long"} for n in range(60)]
@@ -201,8 +211,9 @@ def test_a_raised_format_makes_again_the_units_of_its_files_alone(
     source: dict[str, Any] = {"path": ["a.jsonl", "b.parquet", "c.parquet"], "text": "text"}
     streams["mixed"]["source"] = source
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
-    version, of_lines = Parquet.version + 1, Jsonl.version + 1
-    raised_version(monkeypatch, Parquet, version - 1)
+    version = Parquet.version + 1
+    jsonl_version = Jsonl.version + 1
+    set_format_version(monkeypatch, Parquet, version - 1)
     (first,) = run_recipe(recipe)
 
     def only_b(self: Parquet, file: SourceFile, fields: tuple[str, ...]) -> int:
@@ -210,18 +221,18 @@ def test_a_raised_format_makes_again_the_units_of_its_files_alone(
 
     monkeypatch.setattr(Parquet, "version", version)
     monkeypatch.setattr(Parquet, "version_for", only_b)
-    (of_b,) = run_recipe(recipe)
-    assert 0 < of_b.done < first.units / 2
+    (after_b,) = run_recipe(recipe)
+    assert 0 < after_b.done < first.units / 2
     assert manifest_of(tmp_path / "out" / "mixed" / "train").formats["format.parquet"] == version
-    raised_version(monkeypatch, Parquet, version + 1)
-    (of_rows,) = run_recipe(recipe)
-    assert of_b.done < of_rows.done < first.units
-    raised_version(monkeypatch, Jsonl, of_lines)
-    (others,) = run_recipe(recipe)
-    assert others.done == first.units - of_rows.done
+    set_format_version(monkeypatch, Parquet, version + 1)
+    (after_parquet,) = run_recipe(recipe)
+    assert after_b.done < after_parquet.done < first.units
+    set_format_version(monkeypatch, Jsonl, jsonl_version)
+    (after_jsonl,) = run_recipe(recipe)
+    assert after_jsonl.done == first.units - after_parquet.done
 
 
-def test_versions_published_beside_each_other_name_the_rules_that_made_them(
+def test_a_published_version_names_the_rules_that_made_it(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = ("publish=versioned",)
@@ -235,16 +246,18 @@ def test_versions_published_beside_each_other_name_the_rules_that_made_them(
     assert "rows-outdated" not in mdsmix("check", version).out
 
 
-def test_a_stream_of_a_newer_mdsmix_is_told(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_a_stream_of_a_newer_mdsmix(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Pretraining, "version", RAISED_VERSION)
         run_recipe(recipe)
-    told = mdsmix("check", recipe).out
-    assert f"kind.pretraining was version {RAISED_VERSION}" in told
-    assert "a newer mdsmix made the stream" in told
+    out = mdsmix("check", recipe).out
+    assert f"kind.pretraining was version {RAISED_VERSION}" in out
+    assert "a newer mdsmix converted the stream" in out
 
 
-def test_a_stream_drawn_of_older_ones_is_outdated_too(
+def test_a_stream_drawn_from_older_ones_is_outdated_too(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("one", "other"):
