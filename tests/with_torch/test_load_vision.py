@@ -1,5 +1,5 @@
-"""Batches of images: what the processor makes of a stored row, for four families, and what a model
-sees of it.
+"""Batches of images: they equal the processor's own output for whole conversations, for four
+families of processors, and a model learns nothing from an image that is only padding.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 from io import BytesIO
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -34,22 +34,26 @@ from tests.with_torch.load_streams import loaded, write_tokens
 from tests.with_torch.seeing import LENGTH, Folders, rendered, unnamed, written
 
 pytestmark = pytest.mark.usefixtures("_looks_here")
-Published = tuple[Path, Path, list[Path]]
-"""The folder of a processor, a recipe, and the images of its rows: one, none, two, one turned by
-EXIF.
-"""
+
+
+class Published(NamedTuple):
+    """A published stream of images of four rows: one image, none, two, one rotated by EXIF."""
+
+    processor: Path
+    recipe: Path
+    images: list[Path]
 
 
 @pytest.fixture(scope="module")
 def published(
     processors: Folders, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Published]:
-    """Converts the rows for a family, once."""
+    """Convert the rows for a family of processors, once."""
     exif = Image.Exif()
     exif[0x0112] = 6
 
     @cache
-    def of(family: str) -> Published:
+    def publish(family: str) -> Published:
         folder = tmp_path_factory.mktemp(family)
         paths = [*write_drawings(folder / "img", 3, (70, 40)), folder / "img/turned.jpg"]
         paths[3].write_bytes(drawing("JPEG", (120, 60), exif=exif))
@@ -57,34 +61,39 @@ def published(
         records = [record(names[0]), record(), record(*names[1:3]), record(names[3])]
         recipe = written(folder, processors[family], records, dataset={"dummy_image": True})
         run_recipe(recipe)
-        return processors[family][1], recipe, paths
+        return Published(processors[family][1], recipe, paths)
 
-    return of
+    return publish
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_batch_is_what_the_processor_makes_of_it(family: str, published: Any) -> None:
+def test_a_batch_equals_the_processors_own_output(family: str, published: Any) -> None:
     processor, recipe, paths = published(family)
     loader = build_loader(rendered(recipe), 4)
-    (batch,), seeing = loader, load_processor(str(processor))
+    (batch,) = loader
+    loaded_processor = load_processor(str(processor))
     masks = batch["attention_mask"].bool()
     rows = [row[mask] for row, mask in zip(batch["input_ids"], masks, strict=True)]
     upright = [ImageOps.exif_transpose(Image.open(path)).convert("RGB") for path in paths]
     images = [upright[:1], upright[1:3], upright[3:]]
-    pictured, eos = [0, 2, 3], seeing.tokenizer.eos_token
-    texts = [_talk(family, len(of)) + eos for of in images]
-    given = {"padding": True, "return_tensors": "pt", "add_special_tokens": False}
-    wanted = seeing.processor(text=texts, images=images, **given)
-    for row, ids, mask in zip(pictured, wanted["input_ids"], wanted["attention_mask"], strict=True):
+    pictured = [0, 2, 3]
+    eos = loaded_processor.tokenizer.eos_token
+    texts = [_print_conversation(family, len(images_of_row)) + eos for images_of_row in images]
+    options = {"padding": True, "return_tensors": "pt", "add_special_tokens": False}
+    expected = loaded_processor.processor(text=texts, images=images, **options)
+    for row, ids, mask in zip(
+        pictured, expected["input_ids"], expected["attention_mask"], strict=True
+    ):
         assert torch.equal(rows[row], ids[mask.bool()])
-    of_types = {"token_type_ids"} if family == "gemma3" else set()
-    for key in wanted.keys() - {"input_ids", "attention_mask", "token_type_ids"} | of_types:
-        is_of_tokens = wanted[key].shape == wanted["input_ids"].shape
-        shown = batch[key][pictured, : wanted[key].shape[1]] if is_of_tokens else batch[key]
-        assert torch.equal(shown, wanted[key]), key
-    assert batch.keys() & {"token_type_ids"} == of_types
+    type_keys = {"token_type_ids"} if family == "gemma3" else set()
+    for key in expected.keys() - {"input_ids", "attention_mask", "token_type_ids"} | type_keys:
+        actual = batch[key]
+        if expected[key].shape == expected["input_ids"].shape:  # a value per token
+            actual = actual[pictured, : expected[key].shape[1]]
+        assert torch.equal(actual, expected[key]), key
+    assert batch.keys() & {"token_type_ids"} == type_keys
     trained = batch["labels"] != -100
-    assert not trained[batch["input_ids"] == seeing.token_id].any()
+    assert not trained[batch["input_ids"] == loaded_processor.token_id].any()
     assert trained.any(dim=1).all()
     assert torch.equal(batch["labels"][trained], batch["input_ids"][trained])
     totals = manifest_of(recipe.parent / "out/see/train").totals
@@ -92,38 +101,42 @@ def test_a_batch_is_what_the_processor_makes_of_it(family: str, published: Any) 
     assert totals.seen_tokens == int(masks.sum())
     assert totals.seen_tokens == totals.tokens + totals.image_tokens - totals.images + 4
 
-    # Microbatches are what the loader makes of their rows, but for zeros up to the largest image of
-    # the whole batch.
-    drawn_rows, collate = list(loader.dataset), loader.collate_fn
+    # Microbatches equal the loader's batches of their rows, except for zeros up to the size of the
+    # largest image of the whole batch.
+    all_rows = list(loader.dataset)
+    collate = loader.collate_fn
     alone = replace(collate, vision=replace(collate.vision))
     split = prepare_microbatches(collate)
-    for whole, size in product((drawn_rows, [drawn_rows[1]] * 2), (1, 2, 3, 4)):
-        batch = collate(whole)
-        parts = split(batch, size)
-        drawn = [whole[n : n + size] for n in range(0, len(whole), size)]
-        assert [*map(count_rows, parts)] == [*map(len, drawn)]
-        for part, own in zip(parts, map(alone, drawn), strict=True):
-            assert part.keys() == own.keys()
-            for key, tensor in own.items():
-                assert torch.equal(part[key][tuple(map(slice, tensor.shape))], tensor), (size, key)
-                assert part[key].abs().sum() == tensor.abs().sum()
+    for batch_rows, size in product((all_rows, [all_rows[1]] * 2), (1, 2, 3, 4)):
+        batch = collate(batch_rows)
+        microbatches = split(batch, size)
+        starts = range(0, len(batch_rows), size)
+        rows_of_microbatches = [batch_rows[start : start + size] for start in starts]
+        assert [*map(count_rows, microbatches)] == [*map(len, rows_of_microbatches)]
+        expected_batches = map(alone, rows_of_microbatches)
+        for microbatch, expected in zip(microbatches, expected_batches, strict=True):
+            assert microbatch.keys() == expected.keys()
+            for key, tensor in expected.items():
+                common = microbatch[key][tuple(map(slice, tensor.shape))]
+                assert torch.equal(common, tensor), (size, key)
+                assert microbatch[key].abs().sum() == tensor.abs().sum()
     with pytest.raises(RecipeError, match="a whole number of rows"):
         split(batch, 0.5)
 
 
-def _talk(family: str, images: int) -> str:
-    """The conversation of a row with so many images, as the template has it."""
+def _print_conversation(family: str, images: int) -> str:
+    """Print the conversation of a row with `images` images, as the chat template does."""
     token = IMAGE_TOKEN[family]
     shown = f"<|vision_start|>{token}<|vision_end|>\n" if family == "qwen" else f"{token}\n"
-    said = ("user", shown * images + "What is it?"), ("assistant", "A drawing.")
-    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in said)
+    turns = ("user", shown * images + "What is it?"), ("assistant", "A drawing.")
+    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
 
 
 def test_a_preview_shows_one_token_an_image(published: Any) -> None:
-    """And has the lengths of the loader's rows."""
+    """The lengths that it shows are those of the loader's rows."""
     processor, recipe, _ = published("idefics")
     (batch,) = build_loader(rendered(recipe), 4)
-    asked = (
+    command = (
         "preview",
         rendered(recipe),
         "--gpus",
@@ -135,7 +148,7 @@ def test_a_preview_shows_one_token_an_image(published: Any) -> None:
         "--samples",
         "4",
     )
-    answer = done(*asked, "--json")
+    answer = done(*command, "--json")
     (step,) = json.loads(answer.out)["steps"]
     assert step["streams"][0]["tokens"] == batch["attention_mask"].sum()
     assert step["streams"][0]["trained"] == (batch["labels"][:, 1:] != -100).sum()
@@ -144,7 +157,7 @@ def test_a_preview_shows_one_token_an_image(published: Any) -> None:
     assert [len(shown.get("images", [])) for shown in step["shown"]] == [1, 0, 2, 1]
     text = "".join(part["text"] for part in step["shown"][2]["sample"])
     assert text.count("<image>") == 2
-    assert f"\nimage 1: height: 40, width: 70, tokens: {tokens}\n" in mdsmix(*asked).out
+    assert f"\nimage 1: height: 40, width: 70, tokens: {tokens}\n" in mdsmix(*command).out
     short = Path(unnamed(recipe))
     short.write_text(short.read_text().replace(f"max_seq_len: {LENGTH}", "max_seq_len: 30"))
     answer = mdsmix("preview", short, "--gpus", "1", "--batch", "4")
@@ -152,30 +165,36 @@ def test_a_preview_shows_one_token_an_image(published: Any) -> None:
     assert re.search(r"Step 0, .*, row 0: its images end at token \d+ of at most 30", answer.err)
 
 
-def test_a_model_learns_nothing_of_a_masked_image(published: Any) -> None:
-    """That stands where a batch has none: a loader trains with text alone too."""
+def test_a_model_learns_nothing_from_a_dummy_image(published: Any) -> None:
+    """A batch of text alone gets such an image."""
     processor, recipe, _ = published("qwen")
-    loader, seeing = build_loader(rendered(recipe), 4), load_processor(str(processor))
-    model = tiny_model(len(seeing.tokenizer), seeing)
-    row, collate = next(row for row in loader.dataset if not row.pictures), loader.collate_fn
+    loader = build_loader(rendered(recipe), 4)
+    loaded_processor = load_processor(str(processor))
+    model = tiny_model(len(loaded_processor.tokenizer), loaded_processor)
+    row = next(row for row in loader.dataset if not row.pictures)
+    collate = loader.collate_fn
     for side in ("right", "left"):
         ids = replace(collate.rules.ids, padding_side=side)
         rules = replace(collate.rules, ids=ids)
         batch = replace(collate, rules=rules, pad_to_longest=True)([row] * 2)
-        is_image = batch["input_ids"] == seeing.token_id
+        is_image = batch["input_ids"] == loaded_processor.token_id
         assert is_image.sum() == batch["image_grid_thw"].prod() // 4
         assert not batch["attention_mask"][is_image].any()
         assert (batch["labels"][is_image] == -100).all()
         assert batch["attention_mask"].sum() == 2 * row.input_ids.size
         batch.pop("sequence_id")
-        alone = {k: batch[k] for k in ("labels", "attention_mask")}
-        alone["input_ids"] = batch["input_ids"].masked_fill(is_image, 1)
+        without_image = {key: batch[key] for key in ("labels", "attention_mask")}
+        without_image["input_ids"] = batch["input_ids"].masked_fill(is_image, 1)
         with torch.no_grad():
-            assert float(model(**batch).loss) == pytest.approx(float(model(**alone).loss), abs=1e-4)
+            loss = float(model(**batch).loss)
+            loss_without_image = float(model(**without_image).loss)
+        assert loss == pytest.approx(loss_without_image, abs=1e-4)
 
 
-def test_records_too_long_for_their_images_are_not_cut(tmp_path: Path, processors: Folders) -> None:
-    """They have a reason, and the loader refuses such a row."""
+def test_records_whose_images_do_not_fit_are_filtered_and_not_cut(
+    tmp_path: Path, processors: Folders
+) -> None:
+    """The loader refuses such a row."""
     small, large, wide = names = ("56.png", "224.png", "wide.png")
     for name, size in zip(names, ((56, 56), (224, 224), (3000, 10)), strict=True):
         (tmp_path / name).write_bytes(drawing("PNG", size))
@@ -214,9 +233,9 @@ ODD = [(600, 3), (3, 600), (1, 1), (2, 2), (4, 4), (3, 3), (30, 600)]
 "Widths and heights of images that some processors refuse, alone or in a batch with another image."
 
 
-def _is_taken(processor: Any, token: str, image: Image.Image) -> bool:
-    """Whether AutoProcessor takes an image alone, and in a batch with another one, before and after
-    it.
+def _is_accepted(processor: Any, token: str, image: Image.Image) -> bool:
+    """Check whether AutoProcessor accepts an image alone, and in a batch before and after another
+    one.
     """
     usual = Image.new("RGB", (80, 60))
     try:
@@ -229,7 +248,7 @@ def _is_taken(processor: Any, token: str, image: Image.Image) -> bool:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "llava", "pixtral"])
-def test_an_odd_image_is_set_aside_if_a_batch_with_it_would_end_training(
+def test_an_image_that_would_make_a_batch_fail_is_quarantined(
     tmp_path: Path, tokenizer_folder: Path, family: str
 ) -> None:
     of = made(family, tokenizer_folder, tmp_path)
@@ -245,20 +264,20 @@ def test_an_odd_image_is_set_aside_if_a_batch_with_it_would_end_training(
     refused = {
         name
         for name, path in zip(names, paths, strict=True)
-        if not _is_taken(reference, IMAGE_TOKEN[family], Image.open(path))
+        if not _is_accepted(reference, IMAGE_TOKEN[family], Image.open(path))
     }
     assert {each["detail"]["image"] for each in bad} == refused
     assert {each["reason"] for each in bad} <= {"image_refused"}
-    if IS_TRANSFORMERS_4:  # transformers 5 takes all of them
+    if IS_TRANSFORMERS_4:  # transformers 5 accepts all of them
         assert bool(refused) == (family != "qwen")
     kept = len(paths) - len(bad)
     loader = build_loader(rendered(recipe), kept)
     rows = [loader.dataset[at] for at in range(kept)]
-    for first in range(kept):  # each row's image is once the first of the batch
+    for first in range(kept):  # each image is once the first of a batch
         assert "pixel_values" in loader.collate_fn(rows[first:] + rows[:first])
 
 
-@pytest.mark.skipif(not IS_TRANSFORMERS_4, reason="transformers 5 takes such an image")
+@pytest.mark.skipif(not IS_TRANSFORMERS_4, reason="transformers 5 accepts such an image")
 def test_one_bad_image_of_two_is_one_bad_record(tmp_path: Path, processors: Folders) -> None:
     """By the default of max_bad, and though the processor is tried on the first records."""
     paths = write_drawings(tmp_path / "img", 1, (80, 60))
@@ -272,10 +291,10 @@ def test_one_bad_image_of_two_is_one_bad_record(tmp_path: Path, processors: Fold
     done("check", rendered(recipe))
 
 
-def test_no_token_of_an_image_is_trained_or_counted_so(tmp_path: Path, processors: Folders) -> None:
-    """Wherever it stands. And plain Streaming opens what is stored, lazily, and an empty
-    list too.
-    """
+def test_no_token_of_an_image_is_trained_or_counted_as_trained(
+    tmp_path: Path, processors: Folders
+) -> None:
+    """Also in an answer. Plain Streaming opens the stored images lazily, and an empty list too."""
     paths = write_drawings(tmp_path / "img")
     drawn = record(question="Draw it.", answer="<image> and <image>.")
     records = [record("img/0.jpg"), drawn | {"image": ["img/1.png"] * 2}, record()]
@@ -297,7 +316,7 @@ def test_no_token_of_an_image_is_trained_or_counted_so(tmp_path: Path, processor
     assert np.array_equal(stored[1]["images"][0], Image.open(paths[1]))
 
 
-def test_packing_and_an_image_that_is_not_what_was_stored_are_refused(tmp_path: Path) -> None:
+def test_packing_with_a_processor_and_a_damaged_image_are_refused(tmp_path: Path) -> None:
     content = drawing("JPEG", (400, 300))
     image = Image.open(BytesIO(content[: len(content) // 2]))
     pictures = RowImages([image], [[300, 400]], np.zeros(1, np.int64), "row 3")
@@ -305,6 +324,6 @@ def test_packing_and_an_image_that_is_not_what_was_stored_are_refused(tmp_path: 
         decode_image(pictures, 0)
     web = {"local": str(write_tokens(tmp_path, 4))}
     for keys in ({"packing_ratio": 2}, {"decoder_only_format": False}):
-        # Before the processor is opened, which is not there.
+        # Refused before the processor is loaded, which does not exist.
         with pytest.raises(RecipeError, match="must be a row of its own"):
             loaded({"web": web}, 1, "mdsmix", processor="none", **keys)

@@ -1,5 +1,5 @@
-"""Workers that a server forks, as from Python 3.14 on, give the batches that forked ones give. What
-they are given is pickled as for spawned workers, which take 20 s each to begin.
+"""Workers that are forked by a server, the default from Python 3.14 on, give the same batches as
+forked ones. Their dataset is pickled, as for spawned workers, which take 20 s each to start.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ Batches = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def _server() -> None:
-    """Make the fork server import the loader, so that its workers begin at once. It ends when this
-    process does, and so later than pytest's temporary folder, where its socket would be.
+    """Make the fork server import the loader, so that its workers start at once.
+
+    The server ends when this process does, after pytest has deleted its temporary folder, so its
+    socket must be somewhere else.
     """
     multiprocessing.set_forkserver_preload(["mdsmix.load"])
     with pytest.MonkeyPatch.context() as patch:
@@ -81,22 +83,22 @@ def opened(mixed: dict[str, Any], copy: Path, **settings: Any) -> MixLoader:
 def test_a_fork_server_gives_the_same_batches(
     mixed: dict[str, Any], tmp_path: Path, is_persistent: bool, packing_ratio: int
 ) -> None:
-    """Also of a dataset that this process has read, which has locks and a client of its store. Rows
-    that are cut are warned of once, in whichever worker.
+    """Also if this process has read the dataset, which then has locks and a client of a store. Cut
+    rows are warned of once, in any worker.
     """
     settings = {"persistent_workers": is_persistent, "packing_ratio": packing_ratio}
     forked = opened(mixed, tmp_path / "a", max_seq_len=7, **settings)
-    wanted = read_and_resume(forked, "fork")
-    assert len(wanted[0]) > len(wanted[1]) > 0
+    expected = read_and_resume(forked, "fork")
+    assert len(expected[0]) > len(expected[1]) > 0
     training_rows.last_warned.fill_(0)
     served = opened(mixed, tmp_path / "b", max_seq_len=7, **settings)
     assert len(served.dataset[0].input_ids) > 0
     served.dataset.streams[0]._downloader.client = threading.Lock()
-    assert read_and_resume(served, "forkserver") == wanted
+    assert read_and_resume(served, "forkserver") == expected
     assert training_rows.last_warned.item() == 7
 
 
-def test_a_dataset_that_was_read_here_is_read_by_forked_workers(
+def test_forked_workers_read_a_dataset_that_this_process_has_read(
     mixed: dict[str, Any], tmp_path: Path
 ) -> None:
     """A forked worker has none of this process's threads, and must not wait for them."""
@@ -106,10 +108,10 @@ def test_a_dataset_that_was_read_here_is_read_by_forked_workers(
     assert len(first_tokens(loader)) == 80
 
 
-def test_a_spawned_worker_knows_of_trainer_five(
+def test_a_spawned_worker_refuses_batches_that_trainer_five_skips(
     mixed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has not imported Trainer itself, whose skipped batches are refused."""
+    """The worker has not imported Trainer itself."""
     loader = opened(mixed, tmp_path / "a")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "transformers", SimpleNamespace(__version__="5.24.0"))
@@ -147,12 +149,13 @@ def test_a_fork_server_gives_images(tmp_path: Path, processors: Folders) -> None
 
 
 def compare(build: Callable[[], MixLoader]) -> None:
-    """Fail unless a fork server's worker gives the batches that a forked one gives."""
-    made = []
+    """Check that a fork server's worker gives the same batches as a forked one."""
+    batches = []
     for method in ("fork", "forkserver"):
         loader = build()
         loader.multiprocessing_context = method
-        made.append(read(loader))
+        batches.append(read(loader))
         loader.end()
         del loader
-    assert made[0] == made[1] != []
+    forked, served = batches
+    assert forked == served != []

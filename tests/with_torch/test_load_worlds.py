@@ -1,5 +1,5 @@
-"""On which other devices a run goes on exactly in the middle of an epoch, by Streaming's own layout
-of it.
+"""Resuming in the middle of an epoch on other devices: under which batching methods it is exact, by
+Streaming's own layout of the epoch.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ Steps = list[Counter[int]]
 
 
 @dataclass
-class Part:
-    """A stream of shards of these sizes."""
+class SizedStream:
+    """A stream, as far as a layout reads it."""
 
     name: str
     sizes: list[int]
+    "Samples of each shard."
 
     @property
     def shards(self) -> Any:
-        return [Size(size) for size in self.sizes]
+        return [SizedShard(size) for size in self.sizes]
 
     @property
     def weight(self) -> dict[str, Any]:
@@ -41,27 +42,34 @@ class Part:
 
 
 @dataclass
-class Size:
+class SizedShard:
     samples: int
 
 
-def laid_out(parts: list[Part], method: str, nodes: int, gpus: int, workers: int) -> EpochLayout:
-    streams = {part.name: {"local": part.name} for part in parts}
+def lay_out(
+    streams: list[SizedStream], method: str, nodes: int, gpus: int, workers: int
+) -> EpochLayout:
+    sections = {stream.name: {"local": stream.name} for stream in streams}
     keys = {"batching_method": method, "shuffle": True, "shuffle_block_size": 100}
-    settings = read_settings(config(streams, "mdsmix", drop_last=False, **keys))
+    settings = read_settings(config(sections, "mdsmix", drop_last=False, **keys))
     world = Machines(batch=BATCH, nodes=nodes, gpus=gpus, workers=workers)
-    return EpochLayout(settings, parts, world, BATCH // nodes // gpus)  # type: ignore[arg-type]
+    return EpochLayout(settings, streams, world, BATCH // nodes // gpus)  # type: ignore[arg-type]
 
 
-def counted(layout: EpochLayout, first: int = 0) -> Steps:
+def count_samples(layout: EpochLayout, first: int = 0) -> Steps:
     steps = layout.draw_steps(0, first * BATCH)
     return [Counter(step[step != NO_SAMPLE].tolist()) for step in steps]
 
 
-def resumed(method: str, choice: random.Random, same: bool) -> tuple[Steps, Steps]:
-    """The steps that a run had before it, and those that follow on other devices."""
-    parts = [
-        Part(name, [choice.randint(10, 70) for _ in range(choice.randint(1, 4))]) for name in "abc"
+def resume(method: str, choice: random.Random, same: bool) -> tuple[Steps, Steps]:
+    """Stop at a random step. Return the remaining steps on the same devices and on other ones.
+
+    Args:
+        same: the other devices are the same ones with other workers.
+    """
+    streams = [
+        SizedStream(name, [choice.randint(10, 70) for _ in range(choice.randint(1, 4))])
+        for name in "abc"
     ]
     before, after = (
         (choice.choice((1, 2)), choice.choice((1, 2, 4, 8)), choice.choice((1, 3, 8)))
@@ -69,33 +77,35 @@ def resumed(method: str, choice: random.Random, same: bool) -> tuple[Steps, Step
     )
     if same:
         after = *before[:2], after[2]
-    first = laid_out(parts, method, *before)
+    first = lay_out(streams, method, *before)
     canonical = choice.choice((2, 8))
     first.apply_state(canonical)
-    steps = counted(first)
+    steps = count_samples(first)
     step = choice.randrange(len(steps) - 1)
-    second = laid_out(parts, method, *after)
+    second = lay_out(streams, method, *after)
     second.apply_state(canonical, first.shuffle_seed, before[0])
-    return steps[step:], counted(second, step)
+    return steps[step:], count_samples(second, step)
 
 
 @pytest.mark.parametrize("method", ["random", "stratified", "per_stream", "device_per_stream"])
-def test_what_is_exact_on_other_devices(method: str) -> None:
-    """Every method goes on exactly on the same devices with other workers, and `random` on all, up
-    to the last batch of the epoch, which may not be full. Under each other method some change loses
-    samples, which is why `load_state_dict` refuses it.
+def test_only_random_batching_resumes_exactly_on_other_devices(method: str) -> None:
+    """Under every method a resume is exact on the same devices with other workers, and under
+    `random` on all devices, up to the last batch of the epoch, which may not be full. Under the
+    other methods some change of devices loses samples, so `load_state_dict` refuses it.
     """
     choice = random.Random(45)
-    compared = inexact = 0
+    compared = 0
+    inexact = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for number in range(80):
             try:
-                wanted, found = resumed(method, choice, same=number % 3 == 0)
+                expected, actual = resume(method, choice, same=number % 3 == 0)
             except RecipeError:  # a stream is too small for a batch of its own
                 continue
             compared += 1
-            is_exact = found[: len(wanted) - 1] == wanted[:-1] and len(found) <= len(wanted) + 1
+            has_same_steps = actual[: len(expected) - 1] == expected[:-1]
+            is_exact = has_same_steps and len(actual) <= len(expected) + 1
             if number % 3 == 0:
                 assert is_exact, (method, number)
             inexact += not is_exact
