@@ -98,7 +98,7 @@ def _measure_setting(bench: Bench, setting: LoaderSetting, ids: Any) -> list[Pas
                 cache=cache,
                 step=bench.step,
                 seconds=bench.seconds / 2,
-                most=most_batches,
+                most_batches=most_batches,
             )
             passes.append(_run_with_loader(bench, setting, ids, caches, work))
             most_batches = passes[0].batches
@@ -130,18 +130,23 @@ def _run_with_loader(
 
 
 def time_pass(
-    loader: Any, setting: LoaderSetting, cache: str, step: float, seconds: float, most: int | None
+    loader: Any,
+    setting: LoaderSetting,
+    cache: str,
+    step: float,
+    seconds: float,
+    most_batches: int | None,
 ) -> Pass:
     """Time a pass over a loader. Raises TooSmall if its epoch ends too soon.
 
     Args:
         step: seconds of a step of the model.
         seconds: of the measurement; half for each pace.
-        most: the most batches that are read; None: all of the epoch.
+        most_batches: the most batches that are read; None: all of the epoch.
     """
     # Half of the batches that are not ready are followed by a step; the other half is read at full
     # speed.
-    total = min(len(loader), most or len(loader))
+    total = min(len(loader), most_batches or len(loader))
     most_steps = (total - 1 - setting.ready) // 2
     if most_steps < LEAST:
         needed = 1 + setting.ready + 2 * LEAST

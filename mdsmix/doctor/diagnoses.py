@@ -241,11 +241,11 @@ def _diagnose_target(target: Location, source_bytes: int) -> Diagnoses:
     skews = list[float]()
 
     def read() -> None:
-        now = time.time()
+        read_at = time.time()
         answer = trial.fetch()
         if answer:
             stat, _ = answer
-            skews.append(now - stat.modified)
+            skews.append(read_at - stat.modified)
 
     def delete() -> None:
         copy.delete()

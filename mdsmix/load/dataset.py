@@ -521,8 +521,8 @@ class MixDataset(ShardKeeper):
         except Unreachable:
             raise
         except MixRefused as refusal:
-            place = _describe_place(stream, shard, position)
-            raise MixRefused(f"{place}: {refusal}") from refusal
+            row_name = _describe_place(stream, shard, position)
+            raise MixRefused(f"{row_name}: {refusal}") from refusal
         except Exception as error:
             raise stream.failure(shard, f"row {position}: {describe_error(error)}") from error
 

@@ -100,7 +100,7 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
                 raise
             # Raise the error without torch's frames: they refer to the error, and so keep the
             # workers of this pass alive. If they were collected as a cycle, the workers' queues
-            # would go before the workers are told to stop, and torch would wait 5 s for each.
+            # would go before the workers are asked to stop, and torch would wait 5 s for each.
             sentence = last_line.partition(": ")[2]
             raise type(error)(sentence) from error.with_traceback(None)
         finally:

@@ -176,17 +176,17 @@ class Vision:
             [decode_image(pictures, number) for number in range(len(pictures.images))]
             for pictures in pictures_of_rows.values()
         ]
-        first_place = next(iter(pictures_of_rows.values())).where
+        first_row_name = next(iter(pictures_of_rows.values())).where
         if self.is_split:
             pieces_of_rows = []
             pixels_of_rows = {}
             for number, images in zip(pictures_of_rows, images_of_rows, strict=True):
-                (pieces,), pixels_of_row = self._process([images], first_place)
+                (pieces,), pixels_of_row = self._process([images], first_row_name)
                 pieces_of_rows.append(pieces)
                 pixels_of_rows[number] = pixels_of_row
             pixels = _join_pixels(pixels_of_rows, len(rows))
         else:
-            pieces_of_rows, pixels = self._process(images_of_rows, first_place)
+            pieces_of_rows, pixels = self._process(images_of_rows, first_row_name)
 
         # Replace the token of each image.
         expanded_rows = list(rows)
@@ -199,12 +199,12 @@ class Vision:
         (row,), pixels = self.processor.process_images([[make_blank_image(DUMMY_SIZE)]])
         return row[0], pixels
 
-    def _process(self, images_of_rows: Sequence[Sequence[Any]], place: str) -> Any:
+    def _process(self, images_of_rows: Sequence[Sequence[Any]], row_name: str) -> Any:
         try:
             return self.processor.process_images(images_of_rows)
         except Exception as error:
             raise MixRefused(
-                f"{place}: the processor {self.name} refuses a batch with its images "
+                f"{row_name}: the processor {self.name} refuses a batch with its images "
                 f"({describe_error(error)[:300]}); convert the stream for this processor."
             ) from error
 

@@ -337,8 +337,8 @@ def _restore_manifest(folder: Location, *known_manifests: bytes | None) -> None:
     knows the right one.
     """
     manifests = dict[str, bytes]()
-    for known in known_manifests:
-        manifests |= _by_index_hash(known)
+    for known_manifest in known_manifests:
+        manifests |= _by_index_hash(known_manifest)
     for _ in range(CONFLICTS):
         # Read the manifest first: if the two belong together, they did so at one moment.
         manifest = Revision.read(folder / MANIFEST)

@@ -243,7 +243,7 @@ class Manifest:
 
     @property
     def source_count(self) -> int:
-        return len(self.sources) + sum(part.files for part in self.source_parts)
+        return len(self.sources) + sum(source_list.files for source_list in self.source_parts)
 
     @property
     def named_files(self) -> list[NamedFile]:
@@ -259,8 +259,8 @@ class Manifest:
             folder: where the manifest was read.
         """
         yield from self.sources
-        for part in self.source_parts:
-            yield from read_source_list(folder, part)
+        for source_list in self.source_parts:
+            yield from read_source_list(folder, source_list)
 
     def to_bytes(self) -> bytes:
         # orjson alone leaves the keys of dataclasses unsorted; `asdict` copies everything and takes

@@ -117,7 +117,8 @@ def _lay_out_interleaved(codec: Codec, cells: Ragged, columns: int) -> Ragged:
     pieces = codec.lay_out(cells)
     sizes = np.asarray(sum(piece.lengths for piece in pieces)).astype("<u4").view(np.uint8)
     # The sizes of all cells of a sample are put in front of its first cell.
-    head_bytes = np.tile([4 * columns] + [0] * (columns - 1), len(cells) // columns)
+    head_bytes = np.zeros(len(cells), np.int64)
+    head_bytes[::columns] = 4 * columns
     laid_out = Ragged.zip([Ragged.from_lengths(sizes, head_bytes), *pieces])
     return Ragged(laid_out.values, laid_out.offsets[::columns])
 
@@ -220,12 +221,12 @@ def make_shard(
 
 def _describe_file(parts: Sequence[bytes | memoryview], suffix: str = "") -> StoredFile:
     hasher = xxhash.xxh128()
-    for part in parts:
-        hasher.update(part)
+    for chunk in parts:
+        hasher.update(chunk)
     digest = hasher.hexdigest()
     return StoredFile(
         basename=f"{digest}.mds{suffix}",
-        bytes=sum(len(part) for part in parts),
+        bytes=sum(map(len, parts)),
         hashes={HASH_ALGORITHM: digest},
     )
 
@@ -345,7 +346,7 @@ def write_once(file: Location, *parts: bytes | memoryview, is_new: bool = False)
         is_new: the file does not exist, so the store is not asked.
     """
     stat = None if is_new else file.stat()
-    if stat is None or stat.size != sum(len(part) for part in parts):
+    if stat is None or stat.size != sum(map(len, parts)):
         file.write(*parts)
 
 

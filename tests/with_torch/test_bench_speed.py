@@ -52,12 +52,12 @@ def test_a_step_waits_as_long_as_a_batch_takes_to_make(monkeypatch: pytest.Monke
     alone = LoaderSetting(0)
     ahead = LoaderSetting(2, 2)
     loader = Loader(clock, 1000, 1 / 64)
-    measured = time_pass(loader, alone, "warm", step=1 / 256, seconds=0.5, most=None)
+    measured = time_pass(loader, alone, "warm", step=1 / 256, seconds=0.5, most_batches=None)
     assert (measured.first, measured.wait, measured.samples) == (1 / 64, 1 / 64, 64 * ROWS)
     # Half of the time each, and between them the batches that are ready.
     assert measured.batches == 1 + 13 + alone.ready + 16
     loader = Loader(clock, 13, 0.02, ready=ahead.ready)
-    measured = time_pass(loader, ahead, "warm", step=0.0, seconds=60, most=None)
+    measured = time_pass(loader, ahead, "warm", step=0.0, seconds=60, most_batches=None)
     assert measured.samples / ROWS == pytest.approx(50)
     assert measured.batches <= 13
 

@@ -213,7 +213,9 @@ train_loader:
   drop_last: true
   num_workers: 8
 eval_loader:
-- {label: faq, name: finetuning, dataset: {streams: {faq: {local: a}}, max_seq_len: 8, decoder_only_format: true}}
+- label: faq
+  name: finetuning
+  dataset: {streams: {faq: {local: a}}, max_seq_len: 8, decoder_only_format: true}
 - {label: web, name: text, dataset: {local: b/web, max_seq_len: 8, validate_hash: sha1}}
 """
 
@@ -243,17 +245,31 @@ def test_of_a_foundry_config_only_the_section_of_the_loader_is_resolved(tmp_path
 # Each rule has its cases in tests/test_mix_checks.py. Here is one of each sort, and keys that only
 # this loader refuses.
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("finetuning", {"shufle": True}, "dataset of train_loader has the key shufle, which is not read there. The loader is called with it and fails (TypeError). Fix: leave it out, or write the key that was meant (shuffle)."),
+    (
+        "finetuning",
+        {"shufle": True},
+        "dataset of train_loader has the key shufle, which is not read there. The loader is called "
+        "with it and fails (TypeError). Fix: leave it out, or write the key that was meant "
+        "(shuffle).",
+    ),
     ("finetuning", {"target_prompts": "some"}, "target_prompts is 'some'"),
-    ("finetuning", {"decoder_only_format": False, "packing_ratio": 2}, "sets packing_ratio: 2 under decoder_only_format: false"),
+    (
+        "finetuning",
+        {"decoder_only_format": False, "packing_ratio": 2},
+        "sets packing_ratio: 2 under decoder_only_format: false",
+    ),
     ("finetuning", {"max_seq_len": 1}, "dataset.max_seq_len of train_loader is 1"),
     ("finetuning", {"allow_unsafe_types": True}, "runs any code that a shard of pickles contains"),
     ("finetuning", {"streams": {}}, "train_loader reads no MDS stream"),
     ("finetuning", {"streams": {"web": {"local": "web", "repeat": "2"}}}, "repeat of web is '2'"),
     ("finetuning", {"streams": {"web": "web"}}, "must be keys and values"),
     ("text", {"mlm_probability": 0.15}, "no token is masked here"),
-    ("mdsmix", {"mlm_probability": 0.1}, "dataset of train_loader has the key mlm_probability, which is not read there."),
-]  # fmt: skip
+    (
+        "mdsmix",
+        {"mlm_probability": 0.1},
+        "dataset of train_loader has the key mlm_probability, which is not read there.",
+    ),
+]
 
 
 def test_a_missing_or_hostile_stream_is_refused_in_one_sentence(tmp_path: Path) -> None:

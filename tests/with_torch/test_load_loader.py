@@ -108,11 +108,31 @@ KEYS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("finetuning", {}, {"max_seq_len": 8}, {"with_sequence_id": True, "packer": None}),
     ("finetuning", {"pad_to_longest": True}, {}, {"pad_to_longest": True}),
     ("finetuning", {"allow_pad_trimming": True}, {}, {"allow_pad_trimming": True}),
-    ("finetuning", {"packing_ratio": 2, "max_leftover_bins_to_keep": 0}, {}, {"packer": Packer(bins=2, max_seq_len=8, keep=0)}),
-    ("text", {"token_encoding_type": "uint16"}, {"token_encoding_type": "uint16"}, {"with_sequence_id": False}),
-    ("text", {"eos_token_id": 0}, {"separator": 0, "separator_starts": False}, {"with_sequence_id": True}),
-    ("text", {"bos_token_id": 5}, {"separator": 5, "separator_starts": True}, {"with_sequence_id": True}),
-]  # fmt: skip
+    (
+        "finetuning",
+        {"packing_ratio": 2, "max_leftover_bins_to_keep": 0},
+        {},
+        {"packer": Packer(bins=2, max_seq_len=8, keep=0)},
+    ),
+    (
+        "text",
+        {"token_encoding_type": "uint16"},
+        {"token_encoding_type": "uint16"},
+        {"with_sequence_id": False},
+    ),
+    (
+        "text",
+        {"eos_token_id": 0},
+        {"separator": 0, "separator_starts": False},
+        {"with_sequence_id": True},
+    ),
+    (
+        "text",
+        {"bos_token_id": 5},
+        {"separator": 5, "separator_starts": True},
+        {"with_sequence_id": True},
+    ),
+]
 
 
 def test_the_keys_of_the_yaml_reach_the_rules_and_the_collator() -> None:
