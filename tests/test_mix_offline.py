@@ -1,5 +1,5 @@
-"""`mdsmix mix`: what was drawn is what the weights say, in a random order that follows from the
-seed, published whole or not at all.
+"""`mdsmix mix`: the draws follow the weights, their random order follows from the seed, and a
+mix is published whole or not at all.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def _known_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def concat_rows(n: int, first: int = 2) -> list[dict[str, Any]]:
-    """Full rows that differ from each other: `first` tells the stream."""
+    """Return `n` different rows. Their first token is `first`, which identifies the stream."""
     return [{"tokens": [first, *divmod(i, 500), 7, 8, 9, 10, 0]} for i in range(n)]
 
 
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
-    """A recipe of two streams: a of 300 samples, b of 200."""
+    """Write a recipe of two streams: a of 300 samples, b of 200."""
     publish(tmp_path / "a", CONCAT, concat_rows(300, 2), card={}, shards=4)
     publish(tmp_path / "b", CONCAT, concat_rows(200, 3), card={}, shards=3, compression="zstd")
     return write_mix(tmp_path, "a", "b", **TEXT)
@@ -61,7 +61,7 @@ def invoke(recipe: Path, *arguments: object, out: str = "out", **how: bool) -> A
     return mdsmix("mix", recipe, "--out", recipe.parent / out, *arguments, **how)
 
 
-def said(recipe: Path, *arguments: object) -> str:
+def output_of(recipe: Path, *arguments: object) -> str:
     return invoke(recipe, *arguments, together=True).out
 
 
@@ -72,7 +72,7 @@ def mix(recipe: Path, *arguments: object, out: str = "out") -> Path:
 
 
 def refused(code: int, match: str, recipe: Path, *arguments: object, out: str = "out") -> None:
-    """Refused in one sentence that names the matter; no file lies in `out` then."""
+    """Require a refusal in one sentence that matches, and no file in `out`."""
     result = invoke(recipe, *arguments, out=out)
     assert (result.code, match in result.err) == (code, True), result
     assert files(recipe.parent / "out") == {}
@@ -102,7 +102,7 @@ more.
 """
 
 
-def test_every_sample_is_drawn_as_often_as_the_weights_say(two: Path) -> None:
+def test_every_sample_is_drawn_as_often_as_its_weight_requires(two: Path) -> None:
     a, b = source(two, "a"), source(two, "b")
     for number, (weights, of_a, of_b) in enumerate(DRAWN):
         folder = mix(two, *weights, out=str(number))
@@ -113,7 +113,7 @@ def test_every_sample_is_drawn_as_often_as_the_weights_say(two: Path) -> None:
         assert [part.name for part in manifest_of(folder).mixed] == ["a", "b"][not of_a :]
 
 
-def test_the_same_seed_gives_the_same_bytes_however_the_recipe_is_ordered(two: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes_in_any_order_of_the_recipe(two: Path) -> None:
     draw = ("mix.a.repeat=1.5", "--seed")
     folder = mix(two, *draw, 5)
     known = "3ca67b948ff4751157e205887564a67b"
@@ -126,7 +126,7 @@ def test_the_same_seed_gives_the_same_bytes_however_the_recipe_is_ordered(two: P
     assert Counter(samples(other)) != Counter(samples(folder)), "another seed draws others"
 
 
-def test_the_order_is_a_shuffle_of_everything(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_is_a_shuffle_of_all_samples(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, drawn = source(two, "a"), samples(mix(two))
     of_a = np.array([sample in a for sample in drawn])
     # Neighbours are of one stream with a probability of 0.6² + 0.4².
@@ -161,7 +161,7 @@ def test_memory_does_not_grow_with_a_mix(tmp_path: Path, monkeypatch: pytest.Mon
     assert any(peak(out) < 8 * 500 * 2048 // 3 for out in ("first", "second"))
 
 
-def test_what_was_not_drawn_is_in_no_total(tmp_path: Path) -> None:
+def test_totals_count_only_drawn_samples(tmp_path: Path) -> None:
     """Of rows of 4, 9 and 2 tokens the second, which has the largest id and is the longest, is
     never drawn.
     """
@@ -178,8 +178,8 @@ def test_what_was_not_drawn_is_in_no_total(tmp_path: Path) -> None:
     assert (longest.cut_rows, nothing) == (3, Totals())
 
 
-def test_the_manifest_the_record_and_the_table_say_what_came_from_where(two: Path) -> None:
-    told = said(two, "mix.a.repeat=0.5", "--seed", 9)
+def test_manifest_record_and_table_count_the_draws_of_each_stream(two: Path) -> None:
+    told = output_of(two, "mix.a.repeat=0.5", "--seed", 9)
     rows = [" ".join(line.split()) for line in told.splitlines()]
     assert "a 300 repeat 0.5 150 42.9% 1,200 42.9%" in rows
     assert "b 200 all 200 57.1% 1,600 57.1%" in rows
@@ -196,19 +196,19 @@ def test_the_manifest_the_record_and_the_table_say_what_came_from_where(two: Pat
 def test_a_second_run_writes_nothing_unless_something_changed(two: Path) -> None:
     folder = mix(two)
     before, stamps = (folder / "index.json").read_bytes(), times(folder)
-    assert "up to date, seed 0" in said(two)
+    assert "up to date, seed 0" in output_of(two)
     assert times(folder) == stamps
     shutil.copy(two.parent / "a" / "train" / "index.json", folder)
-    assert "up to date" not in said(two), "the index was replaced"
+    assert "up to date" not in output_of(two), "the index was replaced"
     assert (folder / "index.json").read_bytes() == before
     (two.parent / "b" / "train" / "mdsmix.manifest").unlink()
-    assert "a stream has no manifest, so the mix has none" in said(two)
+    assert "the mix has no manifest, because one of its streams has none" in output_of(two)
     assert not (folder / "mdsmix.manifest").exists()
-    assert "up to date" in said(two)
+    assert "up to date" in output_of(two)
     assert len(samples(mix(two, "mix.a.repeat=2", "--replace"))) == 800
 
 
-def test_a_mix_is_checked_rendered_and_mixed_again_as_any_stream(two: Path) -> None:
+def test_a_mix_is_checked_rendered_and_mixed_again_like_any_stream(two: Path) -> None:
     plain, packed = mix(two), mix(two, "compression=zstd:3", out="packed")
     assert [p.suffix for p in packed.iterdir() if ".mds" in p.suffixes] == [".zstd"]
     assert samples(packed) == samples(plain)
@@ -218,7 +218,7 @@ def test_a_mix_is_checked_rendered_and_mixed_again_as_any_stream(two: Path) -> N
     assert len(samples(mix(again, out="second"))) == 500
 
 
-def test_streams_that_cannot_meet_say_how_they_could(tmp_path: Path) -> None:
+def test_the_refusal_of_different_streams_names_the_remedy(tmp_path: Path) -> None:
     faq = {"kind": "finetuning", "fields": {"prompt": "p", "response": "r"}}
     publish(tmp_path / "faq", PAIR, [hand.PAIR_ROW] * 30, card=faq)
     chat = faq | {"fields": {"messages": "m"}}
@@ -228,13 +228,13 @@ def test_streams_that_cannot_meet_say_how_they_could(tmp_path: Path) -> None:
     for names, said in (
         ("faq chat", "columns: compact gives conversations the columns of pairs"),
         ("web faq", "or mix them while training"),
-        ("faq all", "all has target_prompts: all, and faq target_prompts: none"),
+        ("faq all", "all has target_prompts: all and faq has target_prompts: none"),
     ):
         recipe = write_mix(tmp_path, *names.split(), target_prompts="all", **FINETUNING)
         refused(3, said, recipe)
 
 
-def test_what_cannot_be_mixed_is_refused(two: Path) -> None:
+def test_streams_that_cannot_be_mixed_are_refused(two: Path) -> None:
     for columns, card, weights, said in (
         ({"tokens": "ndarray:uint16"}, {}, (), "one stream can have only one"),
         (CONCAT, {"tokenizer": replace(CARD, hash="b" * 32)}, (), "error tokenizer-differs [b]"),
@@ -250,9 +250,9 @@ def test_what_cannot_be_mixed_is_refused(two: Path) -> None:
     refused(3, "shard.00002.mds", two)
 
 
-def test_a_stream_of_the_recipe_is_never_replaced_and_another_when_asked(two: Path) -> None:
+def test_a_stream_of_the_recipe_is_never_replaced_and_others_with_replace(two: Path) -> None:
     (two.parent / "sourced").symlink_to(two.parent / "a")
-    before, said = files(two.parent / "a"), "is where the stream a of the recipe lies"
+    before, said = files(two.parent / "a"), "is the folder of the recipe's stream a"
     for place in ("a", "a/train", "sourced"):
         refused(2, said, two, out=place)
     assert files(two.parent / "a") == before
@@ -262,7 +262,7 @@ def test_a_stream_of_the_recipe_is_never_replaced_and_another_when_asked(two: Pa
     assert len(samples(mix(two, "--replace", out="other"))) == 500
     before = files(folder := mix(two, "--seed", 3))
     publish(two.parent / "c", CONCAT, concat_rows(9))
-    was = 'holds another draw, {"a":{},"b":{}} (seed 3, columns tokens)'
+    was = 'has another draw, {"a":{},"b":{}} (seed 3, columns tokens)'
     for streams, change, draw in (
         ("ab", ("--seed", 4), '{"a":{},"b":{}} (seed 4,'),
         ("ab", ("mix.a.repeat=2",), '{"a":{"repeat":2},"b":{}} (seed 3,'),
@@ -272,7 +272,7 @@ def test_a_stream_of_the_recipe_is_never_replaced_and_another_when_asked(two: Pa
         recipe = write_mix(two.parent, *streams, **TEXT)
         result = invoke(recipe, "--seed", 3, *change)
         assert result.code == 2
-        assert f"{was}, and this one is {draw}" in result.err
+        assert f"{was}; this draw is {draw}" in result.err
         assert files(folder) == before
     assert len(samples(mix(recipe, "--replace"))) == 9
 
@@ -304,7 +304,9 @@ def test_an_interrupted_run_leaves_nothing(two: Path, monkeypatch: pytest.Monkey
     assert files(mix(two)).items() >= whole.items()
 
 
-def test_what_came_before_the_lease_stays(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_published_before_the_lease_is_kept(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = two.parent / "out"
 
     @contextmanager
@@ -318,17 +320,19 @@ def test_what_came_before_the_lease_stays(two: Path, monkeypatch: pytest.MonkeyP
     assert len(samples(out / "train")) == 3
 
 
-def test_two_at_once_the_second_is_refused_and_told_who_is_at_work(two: Path) -> None:
-    """A mix or a conversion, whoever holds the stream. What is there already needs no lease."""
+def test_a_second_run_at_the_same_time_is_refused_with_the_first_ones_process(two: Path) -> None:
+    """The first run may be a mix or a conversion. An up-to-date mix needs no lease."""
     before = files(folder := mix(two))
     with hold_lease(locate(folder), lambda _: None), ThreadPoolExecutor(1) as pool:
         answer = pool.submit(invoke, two, "mix.a.repeat=2", "--replace").result()
         assert (answer.code, "is being written by process" in answer.err) == (4, True)
-        assert "up to date" in pool.submit(said, two).result()
+        assert "up to date" in pool.submit(output_of, two).result()
     assert files(folder) == before
 
 
-def test_who_lost_the_lease_publishes_nothing(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_lost_the_lease_publishes_nothing(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before, stored = files(out := mix(two)), mix_streams.store_shards
 
     def robbed(folder: Location, *arguments: Any) -> Any:
@@ -340,7 +344,7 @@ def test_who_lost_the_lease_publishes_nothing(two: Path, monkeypatch: pytest.Mon
     assert files(out).items() >= before.items()
 
 
-def test_a_draw_takes_the_smallest_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_is_of_the_smallest_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mdsmix.mix.offline.drawn_samples.BLOCK", 64)
     seed = derive_seed(1, "x")
     for more in (0, 1, 500, 999):

@@ -1,21 +1,21 @@
-"""The draw of samples and their shuffle, both by a random number for each sample, which is computed
-and never stored.
+"""The draw of samples and their shuffle. Both use a random number for each sample, which is
+computed and never stored.
 
 The numbers are SplitMix64's. Its n-th number follows from n alone, so any part of the sequence can
-be computed again, at 100 M numbers a second, and memory never holds a permutation of a stream. All
+be computed again, at 100 M numbers a second, and no permutation of a stream is kept in memory. All
 numbers of one seed differ, so sorting by them is a shuffle without ties. numpy's generators promise
 neither, nor the same numbers in every version. Source: Steele, Lea, Flood: Fast splittable
 pseudorandom number generators, OOPSLA 2014.
 
-A stream's shards are read one after the other, verified and counted. Drawn samples are dealt into
-buckets, which are files on a local disk, by ranges of their numbers. Each bucket is sorted in
-memory, so all buckets in a row hold the samples in the order of their numbers.
+A stream's shards are read one after the other, verified and counted. Drawn samples are put into
+buckets, files on a local disk, by ranges of their numbers. Each bucket is sorted in memory, so the
+buckets one after the other contain the samples in the order of their numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -38,25 +38,26 @@ from mdsmix.shards.token_ids import Tokens, decode_tokens, has_images
 from mdsmix.shards.verification import ReadingWatcher
 
 BLOCK = 1 << 20
-"Random numbers that are computed at a time: 8 MB."
+"Random numbers to compute at a time: 8 MB."
 CHUNK = 1 << 12
-"Samples that are joined at a time: their copy takes a few MB."
-TOP, HALF = np.uint64(48), np.uint64(32)
-KEYS = ".keys"
+"Samples to join at a time: their copy takes a few MB."
+TOP_SHIFT = np.uint64(48)
+HALF_SHIFT = np.uint64(32)
+KEYS_SUFFIX = ".keys"
 Keys = NDArray[np.uint64]
 Copies = NDArray[np.int64]
 
 
 def derive_seed(*parts: object) -> int:
-    """A seed of 64 bits from the purpose of a sequence, such as (7, "draw", "web"), so that no two
-    purposes share numbers.
+    """Return a seed of 64 bits for a purpose such as (7, "draw", "web"), so that no two purposes
+    share numbers.
     """
     return xxhash.xxh64_intdigest("\0".join(map(str, parts)))
 
 
 def make_random_keys(seed: int, start: int, stop: int) -> Keys:
-    """uint64 [stop - start]: the numbers `start` to `stop` of the seed's sequence, which are all
-    different.
+    """Return the numbers `start` to `stop` of the seed's sequence, all different: uint64 [stop -
+    start].
     """
     z = np.arange(start + 1, stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z += np.uint64(seed)
@@ -66,103 +67,123 @@ def make_random_keys(seed: int, start: int, stop: int) -> Keys:
 
 
 def draw_copies(sizes: Iterable[int], drawn: int, seed: int) -> Iterator[Copies]:
-    """For each shard, int64 [size]: how often each sample is drawn. Of 10 samples, 23 draws take
-    each twice and 3 once more.
+    """Yield how often each sample of a shard is drawn: int64 [size], for each shard.
 
-    The 3 are the samples with the smallest random keys: a choice without replacement in which all
-    samples are equally likely.
+    23 draws from 10 samples draw each sample twice, and 3 samples once more. These are the samples
+    with the smallest random keys, so all samples are equally likely.
     """
-    ends = np.cumsum([0, *sizes]).tolist()
-    whole, more = divmod(drawn, ends[-1])
-    last = _kth_smallest(seed, ends[-1], more) if more else None
-    for start, stop in pairwise(ends):
-        copies = np.full(stop - start, whole, np.int64)
-        if last is not None:
-            copies += make_random_keys(seed, start, stop) <= last
+    edges = np.cumsum([0, *sizes]).tolist()
+    full_passes, remainder = divmod(drawn, edges[-1])
+    largest_key = _kth_smallest(seed, edges[-1], remainder) if remainder else None
+    for start, stop in pairwise(edges):
+        copies = np.full(stop - start, full_passes, np.int64)
+        if largest_key is not None:
+            copies += make_random_keys(seed, start, stop) <= largest_key
         yield copies
 
 
 def _kth_smallest(seed: int, n: int, k: int) -> np.uint64:
-    """The k-th smallest (from 1) of the first n keys. Memory holds only the keys with the same
-    first 16 bits, a 65,536th of them.
+    """Return the k-th smallest (from 1) of the first n keys. Only the keys with the same first 16
+    bits as it, about a 65,536th of all, are kept in memory.
     """
 
-    def blocks() -> Iterator[Keys]:
-        return (make_random_keys(seed, at, min(n, at + BLOCK)) for at in range(0, n, BLOCK))
+    def key_blocks() -> Iterator[Keys]:
+        for start in range(0, n, BLOCK):
+            yield make_random_keys(seed, start, min(n, start + BLOCK))
 
-    ends = np.cumsum(
-        sum(np.bincount((keys >> TOP).astype(np.int64), minlength=1 << 16) for keys in blocks())
-    )
-    top = int(np.searchsorted(ends, k))
-    near = np.concatenate([keys[keys >> TOP == np.uint64(top)] for keys in blocks()])
-    return np.uint64(np.sort(near)[k - 1 - int(ends[top - 1] if top else 0)])
+    # Count the keys by their first 16 bits, to find those of the k-th.
+    counts = np.zeros(1 << 16, np.int64)
+    for keys in key_blocks():
+        counts += np.bincount((keys >> TOP_SHIFT).astype(np.int64), minlength=1 << 16)
+    up_to = np.cumsum(counts)
+    top_bits = int(np.searchsorted(up_to, k))
+    smaller = int(up_to[top_bits - 1]) if top_bits else 0
+
+    # Sort only the keys that begin with these bits.
+    same_top = [keys[keys >> TOP_SHIFT == np.uint64(top_bits)] for keys in key_blocks()]
+    return np.uint64(np.sort(np.concatenate(same_top))[k - 1 - smaller])
 
 
 class Buckets:
-    """`number` files of samples in `folder`, each beside a file of their keys and sizes. Samples
-    are numbered in the order of deals.
+    """Files of samples, each with a second file of the samples' keys and sizes.
+
+    Samples get their keys in the order in which they are added.
     """
 
-    def __init__(self, folder: Path, number: int, seed: int) -> None:
-        self._folder, self._number, self._seed = folder, number, seed
-        self._dealt, self._used = 0, set[int]()
+    def __init__(self, folder: Path, count: int, seed: int) -> None:
+        self._folder = folder
+        self._count = count
+        self._seed = seed
+        self._added = 0
+        self._filled = set[int]()
 
-    def deal(self, samples: Ragged, rows: NDArray[np.int64]) -> None:
-        """Deals out these rows of a shard. A row that is given twice counts as two samples."""
-        keys = make_random_keys(self._seed, self._dealt, self._dealt + len(rows))
-        self._dealt += len(rows)
-        # Bucket = (upper half of the key * number) >> 32: ranges of keys of equal width.
-        buckets = ((keys >> HALF) * np.uint64(self._number)) >> HALF
-        self._used |= set(buckets.tolist())
-        order = np.argsort(buckets, kind="stable")
-        for dealt in np.split(order, np.flatnonzero(np.diff(buckets[order])) + 1):
-            for chosen in np.array_split(dealt, -(-len(dealt) // CHUNK)):
-                picked, path = samples.take(rows[chosen]), self._folder / str(buckets[chosen[0]])
-                heads = np.stack([keys[chosen], picked.lengths.astype(np.uint64)], axis=1)
-                # Opened for each chunk, since a process may not hold ten thousand buckets open.
-                with path.open("ab") as file, path.with_suffix(KEYS).open("ab") as beside:
-                    file.write(picked.values.data)
-                    beside.write(heads.data)
+    def add(self, samples: Ragged, rows: NDArray[np.int64]) -> None:
+        """Add these rows of a shard. A row that is listed twice counts as two samples."""
+        keys = make_random_keys(self._seed, self._added, self._added + len(rows))
+        self._added += len(rows)
+        # Bucket = (upper half of the key * count) >> 32: ranges of keys of equal width.
+        buckets = ((keys >> HALF_SHIFT) * np.uint64(self._count)) >> HALF_SHIFT
+        self._filled |= set(buckets.tolist())
+        by_bucket = np.argsort(buckets, kind="stable")
+        bucket_edges = np.flatnonzero(np.diff(buckets[by_bucket])) + 1
+        for members in np.split(by_bucket, bucket_edges):
+            for chunk in np.array_split(members, -(-len(members) // CHUNK)):
+                chosen = samples.take(rows[chunk])
+                keys_and_sizes = np.stack([keys[chunk], chosen.lengths.astype(np.uint64)], axis=1)
+                path = self._folder / str(buckets[chunk[0]])
+                # Opened for each chunk, because a process may not keep ten thousand files open.
+                with path.open("ab") as data_file:
+                    data_file.write(chosen.values.data)
+                with path.with_suffix(KEYS_SUFFIX).open("ab") as keys_file:
+                    keys_file.write(keys_and_sizes.data)
 
     def shuffled(self) -> Iterator[Ragged]:
-        """The sorted samples of each bucket in turn, whose files are deleted. FileNotFoundError
-        where another program deleted them.
+        """Yield the sorted samples of each bucket, and delete its files.
+
+        Raises FileNotFoundError if another program deleted them.
         """
-        for bucket in sorted(self._used):
-            yield _sorted(self._folder / str(bucket))
+        for bucket in sorted(self._filled):
+            yield _read_sorted(self._folder / str(bucket))
 
 
-def _sorted(path: Path) -> Ragged:
-    """The samples of a bucket in the order of their keys."""
-    beside = path.with_suffix(KEYS)
-    heads, data = np.fromfile(beside, np.uint64), np.fromfile(path, np.uint8)
+def _read_sorted(path: Path) -> Ragged:
+    """Return the samples of a bucket in the order of their keys."""
+    keys_path = path.with_suffix(KEYS_SUFFIX)
+    keys_and_sizes = np.fromfile(keys_path, np.uint64)
+    data = np.fromfile(path, np.uint8)
     path.unlink()
-    beside.unlink()
-    samples = Ragged.from_lengths(data, heads[1::2])
-    chunks = np.array_split(np.argsort(heads[0::2]), -(-len(samples) // CHUNK))
+    keys_path.unlink()
+    samples = Ragged.from_lengths(data, keys_and_sizes[1::2])
+    order = np.argsort(keys_and_sizes[0::2])
+    chunks = np.array_split(order, -(-len(samples) // CHUNK))
     parts = [samples.take(chunk) for chunk in chunks]
     del data, samples  # makes room for the joined parts
     return Ragged.concat(parts)
 
 
-def deal_stream(
+def draw_stream(
     source: Source, seed: int, buckets: Buckets, watcher: ReadingWatcher
 ) -> tuple[MixedStream, Totals]:
-    """Deals out the drawn samples of a stream, and returns their counts. Unreachable, with the
-    shard's name, where a shard is damaged.
+    """Add the drawn samples of a stream to the buckets, and return their counts.
+
+    Raises Unreachable, with the shard's name, if a shard is damaged.
     """
-    stream, totals, is_counted = source.stream, Totals(), True
-    copies_a_shard = draw_copies(
+    stream = source.stream
+    totals = Totals()
+    is_counted = True
+    copies_by_shard = draw_copies(
         (shard.samples for shard in stream.shards),
         source.drawn,
         derive_seed(seed, "draw", stream.name),
     )
-    for shard, copies, samples in _read_ahead(stream, copies_a_shard):
-        buckets.deal(samples, np.repeat(np.arange(len(samples)), copies))
-        found = _counted(stream, shard, samples, copies)
-        is_counted &= found is not None
-        totals += found or Totals(samples=int(copies.sum()))
-        watcher.on_progress(int(samples.lengths @ copies), found.tokens if found else 0)
+    for shard, copies, samples in _read_drawn_shards(stream, copies_by_shard):
+        buckets.add(samples, np.repeat(np.arange(len(samples)), copies))
+        counts = _count_shard(stream, shard, samples, copies)
+        if counts is None:
+            is_counted = False
+            counts = Totals(samples=int(copies.sum()))
+        totals += counts
+        watcher.on_progress(int(samples.lengths @ copies), counts.tokens)
     return MixedStream(
         name=stream.name,
         index_hash=stream.index.hash,
@@ -173,77 +194,100 @@ def deal_stream(
     ), totals
 
 
-def _read_ahead(
-    stream: StreamInMix, copies: Iterable[Copies]
+def _read_drawn_shards(
+    stream: StreamInMix, copies_by_shard: Iterable[Copies]
 ) -> Iterator[tuple[Shard, Copies, Ragged]]:
-    """The shards with drawn samples, their copies and all their samples. The next shard is read
-    ahead.
+    """Yield the shards with drawn samples, their copies and all their samples.
+
+    A thread reads the next such shard while the caller works on one.
     """
     with ThreadPoolExecutor(1) as reader:
-        reading = (
-            (shard, times, reader.submit(read_all_samples, stream.folder, shard))
-            for shard, times in zip(stream.shards, copies, strict=True)
-            if times.any()
-        )
-        for now, _ in pairwise(chain(reading, [None])):
-            assert now, "None is the last"
-            yield *now[:2], now[2].result()
+        pending: tuple[Shard, Copies, Future[Ragged]] | None = None
+        for shard, copies in zip(stream.shards, copies_by_shard, strict=True):
+            if not copies.any():
+                continue
+            samples = reader.submit(read_all_samples, stream.folder, shard)
+            if pending:
+                yield pending[0], pending[1], pending[2].result()
+            pending = (shard, copies, samples)
+        if pending:
+            yield pending[0], pending[1], pending[2].result()
 
 
-def _counted(stream: StreamInMix, shard: Shard, samples: Ragged, copies: Copies) -> Totals | None:
-    """The counts of a shard's drawn samples; None where its columns hold no token ids."""
+def _count_shard(
+    stream: StreamInMix, shard: Shard, samples: Ragged, copies: Copies
+) -> Totals | None:
+    """Return the counts of a shard's drawn samples; None if its columns contain no token ids."""
     manifest = stream.trusted_manifest
     with open_shard(stream.folder, shard):
-        if (tokens := decode_tokens(shard, samples)) is None:
+        tokens = decode_tokens(shard, samples)
+        if tokens is None:
             return None
-        found = count_samples(tokens, copies, manifest)
+        counts = count_samples(tokens, copies, manifest)
         if has_images(shard.columns):
-            found += _images(shard, samples, copies, manifest)
-        return found
+            counts += _count_images(shard, samples, copies, manifest)
+        return counts
 
 
 def count_samples(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
-    """The counts of the samples, each taken `copies` times; without a manifest only their number
-    and tokens.
+    """Return the counts of the samples, each drawn `copies` times. Without a manifest only their
+    number and tokens are counted.
     """
-    lengths, drawn = tokens.ids.lengths, copies > 0
+    lengths = tokens.ids.lengths
+    drawn = copies > 0
     plain = Totals(samples=int(copies.sum()), tokens=int(lengths @ copies))
     if manifest is None or not drawn.any():
         return plain
     kind = kind_of(manifest.encoding)
-    appended = None
+    eos = manifest.tokenizer.eos_id
+    given_eos = 0
+    not_given_eos = 0
+    documents = 0
     if tokens.trained is None:
-        losses, cut = kind.losses(tokens, manifest.tokenizer.eos_id), kind.cut(tokens)
-        appended = kind.appended(tokens, manifest.tokenizer.eos_id)
-    else:  # a packed row names its trained tokens, and none of it is cut
-        losses, cut = tokens.trained, np.zeros_like(tokens.trained)
-    given_eos = 0 if appended is None else int(appended @ copies)
+        losses = kind.losses(tokens, eos)
+        cut = kind.cut(tokens)
+        appended = kind.appended(tokens, eos)
+        if appended is not None:
+            given_eos = int(appended @ copies)
+            not_given_eos = plain.samples - given_eos
+    else:
+        # A packed row lists its trained tokens, and nothing of it is cut off.
+        losses = tokens.trained
+        cut = np.zeros_like(tokens.trained)
+        documents = int(np.diff(tokens.turns) @ copies)
     return replace(
         plain,
         given_eos=given_eos,
-        not_given_eos=0 if appended is None else plain.samples - given_eos,
+        not_given_eos=not_given_eos,
         loss_tokens=int(losses @ copies),
         largest_id=int(tokens.largest[drawn].max()),
         longest=int(lengths[drawn].max()),
         cut_rows=int((cut > 0) @ copies),
         cut_tokens=int(cut @ copies),
         lengths=count_by_length(np.repeat(lengths, copies)),
-        documents=0 if tokens.trained is None else int(np.diff(tokens.turns) @ copies),
+        documents=documents,
     )
 
 
-def _images(shard: Shard, samples: Ragged, copies: Copies, manifest: Manifest | None) -> Totals:
-    """The images of the samples, their bytes, and their tokens by the processor of the conversion
-    (0 without one).
+def _count_images(
+    shard: Shard, samples: Ragged, copies: Copies, manifest: Manifest | None
+) -> Totals:
+    """Return the counts of the samples' images, their bytes, and their tokens by the conversion's
+    processor (0 without one).
     """
-    found = dict(split_columns(shard, samples))
-    sizes = [[*map(tuple, orjson.loads(cell))] for cell in found["sizes"].slices()]
-    counts, tokens = np.array([*map(len, sizes)], np.int64), np.zeros(len(sizes), np.int64)
-    if digest := manifest and manifest.encoding.images.get("processor"):
-        each = count_image_tokens(digest, chain.from_iterable(sizes))
-        tokens = np.array([sum(int(each[size]) for size in of) for of in sizes], np.int64)
+    columns = dict(split_columns(shard, samples))
+    sizes_by_sample = []
+    for cell in columns["sizes"].slices():
+        sizes_by_sample.append([tuple(size) for size in orjson.loads(cell)])
+    counts = np.array([len(sizes) for sizes in sizes_by_sample], np.int64)
+    tokens = np.zeros(len(counts), np.int64)
+    processor = manifest and manifest.encoding.images.get("processor")
+    if processor:
+        tokens_by_size = count_image_tokens(processor, chain.from_iterable(sizes_by_sample))
+        for number, sizes in enumerate(sizes_by_sample):
+            tokens[number] = sum(int(tokens_by_size[size]) for size in sizes)
     return Totals(
         images=int(counts @ copies),
-        image_bytes=int((found["images"].lengths - 8 - 4 * counts) @ copies),
+        image_bytes=int((columns["images"].lengths - 8 - 4 * counts) @ copies),
         image_tokens=int(tokens @ copies),
     )

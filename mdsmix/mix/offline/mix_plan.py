@@ -1,13 +1,13 @@
-"""The plan of a mix, settled before a sample is read: the samples of each stream, their columns,
-their manifest.
+"""The plan of an offline mix, made before a sample is read: the samples of each stream, their
+columns and the manifest.
 
 The plan follows from the recipe, the indexes and the manifests. So streams that cannot be mixed are
-refused before anything is downloaded, and a second run knows by one key that nothing changed.
+refused before anything is downloaded, and one key tells a second run that nothing changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -30,11 +30,11 @@ from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.shards.token_ids import has_images
 
 BUCKET_BYTES = 120 << 20
-"""Bytes of samples that are shuffled in memory at a time: 120 MiB, which become two shards. The
-bytes of a mix depend on it.
+"""Bytes of samples to shuffle in memory at a time: 120 MiB, which become two shards. A mix's
+published bytes depend on it.
 """
 BUCKET_ROWS = 1 << 20
-"The most samples of a bucket, about a million: each takes 40 bytes of bookkeeping."
+"Samples of a bucket at most, about a million: each takes 40 bytes of bookkeeping."
 RUN_CHECK_PREFIXES = (
     "images-",
     "shuffle-",
@@ -63,7 +63,7 @@ DESCRIPTIVE_KEYS = (
     "holdout",
     "id",
 )
-"Keys of Encoding on how samples were made; null in the mix where streams differ."
+"Keys of Encoding on how samples were made. They are null in the mix if streams differ."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Source:
 
     stream: StreamInMix
     drawn: int
-    "Samples that are drawn; a sample drawn twice counts twice."
+    "Number of draws. A sample that is drawn twice counts twice."
     weight: Settings
     "The weight that the recipe gives the stream, such as `repeat: 2`."
 
@@ -88,12 +88,12 @@ class MixPlan:
     """The plan of a whole mix."""
 
     sources: tuple[Source, ...]
-    "Sorted by name, so that the order in a recipe shapes no byte."
+    "Sorted by name, so that the order in the recipe does not matter."
     seed: int
     layout: ShardLayout
     manifest: Manifest | None
-    """The mix's manifest, still without counts; None where a stream has no manifest, since its
-    contents are not known.
+    """The mix's manifest, still without counts. None if a stream has no manifest, because its
+    contents are unknown then.
     """
 
     @property
@@ -107,92 +107,106 @@ class MixPlan:
 
     @property
     def draw(self) -> str:
-        """The draw in words: weights, seed and columns, but not the contents of streams. Another
-        draw makes another stream.
+        """Describe the draw: weights, seed and columns, but not the contents of streams. It is
+        stored with the mix, and another draw is another stream.
         """
         weights = {source.stream.name: source.weight for source in self.sources}
-        said = orjson.dumps(weights, option=orjson.OPT_SORT_KEYS).decode()
-        return f"{said} (seed {self.seed}, columns {', '.join(sorted(self.layout.encodings))})"
+        weights_json = orjson.dumps(weights, option=orjson.OPT_SORT_KEYS).decode()
+        return (
+            f"{weights_json} (seed {self.seed}, columns {', '.join(sorted(self.layout.encodings))})"
+        )
 
     @property
     def key(self) -> str:
-        """A hash of everything that shapes the mix or its manifest, 32 hex digits."""
+        """Hash everything that the mix and its manifest depend on: 32 hex digits."""
         streams = [[s.stream.name, s.stream.index.hash, s.weight, s.drawn] for s in self.sources]
         manifest = self.manifest
-        identity = manifest and [manifest.encoding.non_defaults, asdict(manifest.tokenizer)]
-        shaping = [FORMAT_VERSION, self.seed, streams, self.layout.settings, identity]
-        return xxhash.xxh128_hexdigest(orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
+        encoding = manifest and [manifest.encoding.non_defaults, asdict(manifest.tokenizer)]
+        inputs = [FORMAT_VERSION, self.seed, streams, self.layout.settings, encoding]
+        return xxhash.xxh128_hexdigest(orjson.dumps(inputs, option=orjson.OPT_SORT_KEYS))
 
 
 def check_streams(mix: Mix) -> list[Finding]:
-    """Return errors and warnings on the streams themselves and their weights."""
+    """Return errors and warnings on the streams and their weights."""
     return [finding for finding in run_checks(mix) if _is_about_streams(finding)]
 
 
 def _is_about_streams(finding: Finding) -> bool:
-    """Check whether a finding is more than a note, and not about a loader that nobody uses here."""
+    """Return whether a finding is an error or warning that does not concern a loader."""
     if finding.severity == "note" or finding.id.startswith(RUN_CHECK_PREFIXES):
         return False
     return finding.id.startswith("weights-") or finding.id not in LOADER_RULES
 
 
 def plan_mix(mix: Mix, compression: str | None, seed: int) -> MixPlan:
-    """The plan of a mix that has passed the checks; MixRefused where its streams cannot become one
-    stream.
+    """Return the plan of a mix that has passed the checks.
+
+    Raises MixRefused if its streams cannot become one stream.
     """
+    # The drawn streams and their weights.
     drawn = count_loader_draws(mix.train)
     assert drawn is not None, "the checks on weights refuse what Streaming refuses"
-    sources = [
-        Source(stream=s, drawn=n, weight=mix.shares.weight(s.name) if mix.shares else s.weight)
-        for s, n in zip(mix.train.streams, drawn, strict=True)
-        if n
-    ]
+    sources = []
+    for stream, draws in zip(mix.train.streams, drawn, strict=True):
+        if draws:
+            weight = mix.shares.weight(stream.name) if mix.shares else stream.weight
+            sources.append(Source(stream=stream, drawn=draws, weight=weight))
     if not sources:
         raise MixRefused("the weights draw no sample of any stream; give one a weight above 0.")
     sources.sort(key=lambda source: source.stream.name)
-    _refuse_unlike({source.stream.name: source.stream for source in sources})
+    _refuse_different_settings([source.stream for source in sources])
+
+    # The layout and manifest of the one stream.
     columns = sources[0].stream.columns
     layout = ShardLayout(columns, None if has_images(columns) else compression)
     manifests = [source.stream.trusted_manifest for source in sources]
     known = [manifest for manifest in manifests if manifest]
-    return MixPlan(
-        sources=tuple(sources),
-        seed=seed,
-        layout=layout,
-        manifest=_merged(known, layout.compression, seed) if len(known) == len(sources) else None,
-    )
+    manifest = None
+    if len(known) == len(sources):
+        manifest = _merge_manifests(known, layout.compression, seed)
+    return MixPlan(sources=tuple(sources), seed=seed, layout=layout, manifest=manifest)
 
 
-def _refuse_unlike(streams: Mapping[str, StreamInMix]) -> None:
-    """MixRefused where streams differ in a setting that decides how a sample is stored, trained or
-    loaded. Samples of equal columns have one format, so their bytes can be copied.
+def _refuse_different_settings(streams: Sequence[StreamInMix]) -> None:
+    """Raise MixRefused if streams differ in a setting that decides how a sample is stored, trained
+    or loaded. Samples of equal columns have one format, so their bytes can be copied.
     """
-    known: dict[str, tuple[str, Any]] = {}
-    for name, stream in streams.items():
-        settings: dict[str, Any] = {"columns": dict(stream.columns)}
-        if encoding := stream.encoding:
-            keys = ("loader", *(TARGET_KEYS_OF_ENCODING if stream.has_targets else ()))
-            settings |= {key: getattr(encoding, key) for key in keys}
-            settings |= {f"images.{k}": encoding.images.get(k) for k in ("token", "processor")}
-        for key, value in settings.items():
-            first, other = known.setdefault(key, (name, value))
-            if value != other:
+    first_by_key: dict[str, tuple[str, Any]] = {}
+    for stream in streams:
+        for key, value in _settings_to_share(stream).items():
+            first_name, first_value = first_by_key.setdefault(key, (stream.name, value))
+            if value != first_value:
                 raise MixRefused(
-                    f"{first} has {key}: {other}, and {name} {key}: {value}, and one stream can have only one: convert both for the same loader under "
-                    "the same settings (columns: compact gives conversations the columns of pairs, layout: document those of text, images: {} "
-                    "those of streams with images), or mix them while training (`mdsmix render-yaml`)."
+                    f"{first_name} has {key}: {first_value} and {stream.name} has {key}: {value}, "
+                    "but one stream can have only one: convert both for the same loader with the "
+                    "same settings (columns: compact gives conversations the columns of pairs, "
+                    "layout: document those of text, images: {} those of streams with images), "
+                    "or mix them while training (`mdsmix render-yaml`)."
                 )
 
 
-def _merged(manifests: Sequence[Manifest], compression: str | None, seed: int) -> Manifest:
-    """The manifest of the mix, without counts: settings that hold for the samples of all
+def _settings_to_share(stream: StreamInMix) -> dict[str, Any]:
+    """Return the settings that all streams of an offline mix must share."""
+    settings: dict[str, Any] = {"columns": dict(stream.columns)}
+    encoding = stream.encoding
+    if encoding:
+        settings["loader"] = encoding.loader
+        if stream.has_targets:
+            settings |= {key: getattr(encoding, key) for key in TARGET_KEYS_OF_ENCODING}
+        for key in ("token", "processor"):
+            settings[f"images.{key}"] = encoding.images.get(key)
+    return settings
+
+
+def _merge_manifests(manifests: Sequence[Manifest], compression: str | None, seed: int) -> Manifest:
+    """Return the manifest of the mix, without counts: its settings are true of the samples of all
     streams.
     """
-    leading = max(manifests, key=_leads)
+    leading = max(manifests, key=_precedence)
     return Manifest(
         format_version=FORMAT_VERSION,
         tool_version=__version__,
-        encoding=_encoding(leading.encoding, [m.encoding for m in manifests], compression),
+        encoding=_merge_encodings(leading.encoding, [m.encoding for m in manifests], compression),
         tokenizer=leading.tokenizer,
         backend=", ".join(sorted({manifest.backend for manifest in manifests})),
         totals=Totals(),
@@ -205,47 +219,54 @@ def _merged(manifests: Sequence[Manifest], compression: str | None, seed: int) -
     )
 
 
-def _leads(manifest: Manifest) -> tuple[bool, bool]:
-    """The rank of a manifest. Conversations lead, since their samples depend on the tokenizer's
-    chat template.
+def _precedence(manifest: Manifest) -> tuple[bool, bool]:
+    """Return the rank of a manifest. Conversations come first, because their samples depend on the
+    tokenizer's chat template.
     """
     kind = kind_of(manifest.encoding)
     return kind.has_targets, kind.has_template
 
 
-def _encoding(
+def _merge_encodings(
     leading: Encoding, encodings: Sequence[Encoding], compression: str | None
 ) -> Encoding:
-    """The encoding that holds for the samples of all streams."""
-    disputed: dict[str, Any] = {
-        k: None
-        for k in DESCRIPTIVE_KEYS
-        if any(getattr(e, k) != getattr(leading, k) for e in encodings)
-    }
-    images = leading.images.items()
-    joined = replace(
+    """Return the encoding that is true of the samples of all streams."""
+    different: dict[str, Any] = {}
+    for key in DESCRIPTIVE_KEYS:
+        if any(getattr(encoding, key) != getattr(leading, key) for encoding in encodings):
+            different[key] = None
+    images = {}
+    for key, value in leading.images.items():
+        if all(encoding.images.get(key) == value for encoding in encodings):
+            images[key] = value
+    fields = dict[str, str]()
+    for encoding in encodings:
+        fields |= encoding.fields
+    special_tokens = sorted({encoding.special_tokens_in_text for encoding in encodings})
+    merged = replace(
         leading,
-        **disputed,
+        **different,
         # Pairs may share columns with compact conversations: the whole mix is then compact.
         compact=any(e.compact for e in encodings if kind_of(e).has_targets),
-        max_seq_len=max(e.max_seq_len for e in encodings),
-        special_tokens_in_text=" + ".join(sorted({e.special_tokens_in_text for e in encodings})),
-        images={k: v for k, v in images if all(e.images.get(k) == v for e in encodings)},
+        max_seq_len=max(encoding.max_seq_len for encoding in encodings),
+        special_tokens_in_text=" + ".join(special_tokens),
+        images=images,
         duplicates="keep",  # a sample may be drawn any number of times
-        fields={k: v for e in encodings for k, v in e.fields.items()},
+        fields=fields,
         compression=compression,
     )
-    return replace(joined, rules=_oldest_rules(joined, encodings))
+    return replace(merged, rules=_oldest_rules(merged, encodings))
 
 
-def _oldest_rules(joined: Encoding, encodings: Sequence[Encoding]) -> dict[str, int]:
-    """Return the rules of a drawn stream: name -> the oldest version that shaped any of its
-    samples.
+def _oldest_rules(merged: Encoding, encodings: Sequence[Encoding]) -> dict[str, int]:
+    """Map each rule of a drawn stream to the oldest version by which any of its samples was made.
+
+    Version 1 is left out.
     """
-    versions = dict[str, int]()
+    oldest = dict[str, int]()
     for encoding in encodings:
         for rule in find_raised_rules(encoding, None):
-            made = encoding.rules.get(rule, 1)
-            versions[rule] = min(made, versions.get(rule, made))
-    found = find_raised_rules(joined, None) | versions
-    return {rule: version for rule, version in found.items() if version > 1}
+            version = encoding.rules.get(rule, 1)
+            oldest[rule] = min(version, oldest.get(rule, version))
+    rules = find_raised_rules(merged, None) | oldest
+    return {rule: version for rule, version in rules.items() if version > 1}

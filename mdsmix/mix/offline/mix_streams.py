@@ -1,11 +1,11 @@
-"""Carries out a planned mix: deals the drawn samples into buckets, shuffles each, publishes.
+"""The work of `mdsmix mix`: put the drawn samples into buckets, shuffle each bucket, publish.
 
-Nothing reaches the target before every drawn shard was read and verified, and the index is written
-after all shards are there. The temporary folder needs room for all drawn samples.
+Nothing is written to the target before every drawn shard was read and verified, and the index is
+written after all shards. The temporary folder needs room for all drawn samples.
 
-Every mix leaves a record, `.mdsmix/mixed`, beside its manifest or in place of one. Its key says
-whether the wanted mix is there already. The record also proves that `mdsmix mix` made the stream,
-so that it may be replaced.
+Every mix has a record, `.mdsmix/mixed`, whether or not it has a manifest. The record's key tells
+whether the wanted mix is already published. The record also proves that `mdsmix mix` made the
+stream, so that it may be replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import xxhash
 from mdsmix import schema
 from mdsmix.cache import cache_folder
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.mix.offline.drawn_samples import Buckets, deal_stream, derive_seed
+from mdsmix.mix.offline.drawn_samples import Buckets, derive_seed, draw_stream
 from mdsmix.mix.offline.mix_plan import MixPlan
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Totals
@@ -74,78 +74,89 @@ class MixOutcome:
 
 
 def refuse_sources(recipe: Recipe, out: Location) -> None:
-    """RecipeError where the mix would land in the folder of a stream of the recipe."""
+    """Raise RecipeError if the mix would be written into the folder of a stream of the recipe."""
+    target = _resolve_links(str(out / SPLIT))
     for name, spec in recipe.streams.items():
-        if f"{_real(str(out / SPLIT))}/".startswith(f"{_real(recipe.published(spec))}/"):
+        if f"{target}/".startswith(f"{_resolve_links(recipe.published(spec))}/"):
             raise RecipeError(
-                f"--out {out} is where the stream {name} of the recipe lies, which the mix would overwrite; publish "
-                "it elsewhere."
+                f"--out {out} is the folder of the recipe's stream {name}, which the mix would "
+                "overwrite; publish it elsewhere."
             )
 
 
-def _real(place: str) -> str:
-    return place if "://" in place else os.path.realpath(place)
+def _resolve_links(url: str) -> str:
+    return url if "://" in url else os.path.realpath(url)
 
 
 def mix_offline(
     plan: MixPlan, out: Location, *, replace: bool, temporary: Path | None, watcher: ReadingWatcher
 ) -> MixOutcome:
-    """Publishes the mix as `out`/train, unless it is there already."""
+    """Publish the mix as `out`/train, unless it is already published."""
     folder = out / SPLIT
     refuse_links(out, SPLIT)
-    record, found = _read_record(folder), (folder / INDEX).fetch()
-    content = found[1] if found else b""
-    is_there = record and (record.key, record.index_hash) == (
-        plan.key,
-        xxhash.xxh128_hexdigest(content),
-    )
-    if record and content and is_there:
+    record = _read_record(folder)
+    fetched = (folder / INDEX).fetch()
+    content = fetched[1] if fetched else b""
+    is_published = False
+    if record and content and record.key == plan.key:
+        is_published = record.index_hash == xxhash.xxh128_hexdigest(content)
+
+    if record and is_published:
         index = parse_index(content, str(folder))
     else:
         _refuse_replacing(plan, out, replace)
-        with hold_lease(folder, watcher.say) as held:
-            _refuse_replacing(plan, out, replace)  # the last holder of the lease may have published
-            record, index = _mix(plan, folder, temporary or cache_folder() / "mix", watcher, held)
+        with hold_lease(folder, watcher.say) as lease:
+            # Another run may have published while this one waited for the lease.
+            _refuse_replacing(plan, out, replace)
+            record, index = _mix(plan, folder, temporary or cache_folder() / "mix", watcher, lease)
     return MixOutcome(
         target=str(folder),
         record=record,
         index=index,
         has_manifest=plan.manifest is not None,
-        is_new=not is_there,
+        is_new=not is_published,
     )
 
 
 def _read_record(folder: Location) -> MixRecord | None:
-    """The record of the mix in `folder`; None where there is none that can be read."""
-    found = (folder / RECORD).fetch()
-    return schema.parse_json_if_fit(MixRecord, found[1]) if found else None
+    """Return the record of the mix in `folder`; None if absent or unreadable."""
+    fetched = (folder / RECORD).fetch()
+    return schema.parse_json_if_fit(MixRecord, fetched[1]) if fetched else None
 
 
 def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:
-    """RecipeError where `out` holds another stream than an earlier mix of the same draw (streams,
-    weights, seed).
+    """Raise RecipeError if `out` has another stream than an earlier mix of the same draw (streams,
+    weights, seed), unless `replace` is set.
     """
     folder = out / SPLIT
-    held = next((f for f in (out, folder) if (f / INDEX).stat()), None)
-    record = _read_record(folder) if held is folder else None
-    if not replace and held is not None and (record is None or record.draw != plan.draw):
-        was = (
-            f"another draw, {record.draw}" if record else "a stream that `mdsmix mix` did not make"
-        )
-        raise RecipeError(
-            f"{held} holds {was}, and this one is {plan.draw}; publish elsewhere, or pass --replace to put the new mix in its place."
-        )
+    if replace:
+        return
+    published = next((f for f in (out, folder) if (f / INDEX).stat()), None)
+    if published is None:
+        return
+    content = "a stream that `mdsmix mix` did not make"
+    record = _read_record(folder) if published is folder else None
+    if record:
+        if record.draw == plan.draw:
+            return
+        content = f"another draw, {record.draw}"
+    raise RecipeError(
+        f"{published} has {content}; this draw is {plan.draw}. Publish elsewhere, or pass "
+        "--replace to replace it."
+    )
 
 
 def _mix(
-    plan: MixPlan, folder: Location, temporary: Path, watcher: ReadingWatcher, held: Lease
+    plan: MixPlan, folder: Location, temporary: Path, watcher: ReadingWatcher, lease: Lease
 ) -> tuple[MixRecord, Index]:
-    """Publishes the drawn samples: shards, record and manifest, and the index last."""
+    """Publish the drawn samples: shards, record and manifest, and the index last."""
+    # Each sample is written twice, so progress counts twice the bytes.
     watcher.begin(folder.parent.name, 2 * plan.bytes)
-    with _room(temporary, plan.bytes) as buckets_folder:
+    with _temporary_folder(temporary, plan.bytes) as buckets_folder:
         buckets = Buckets(buckets_folder, plan.buckets, derive_seed(plan.seed, "shuffle"))
-        drawn = [deal_stream(source, plan.seed, buckets, watcher) for source in plan.sources]
-        shards = _store(plan, buckets, folder, watcher)
+        drawn = [draw_stream(source, plan.seed, buckets, watcher) for source in plan.sources]
+        shards = _store_buckets(plan, buckets, folder, watcher)
+
     index = make_index(make_names_distinct(shards))
     copy_missing(folder, index.files, [folder])
     record = MixRecord(
@@ -162,37 +173,39 @@ def _mix(
         index_hash=index.hash,
         mixed=record.mixed,
     )
-    held.confirm()
+    lease.confirm()
     write_if_changed(folder / RECORD, record.to_bytes())
-    publish_in_place(folder, index, manifest.to_bytes() if manifest else None, held)
+    publish_in_place(folder, index, manifest.to_bytes() if manifest else None, lease)
     return record, index
 
 
 @contextmanager
-def _room(parent: Path, size: int) -> Iterator[Path]:
-    """A temporary folder with room for `size` bytes, deleted in the end. Unreachable where there is
-    no room.
+def _temporary_folder(parent: Path, size: int) -> Iterator[Path]:
+    """Give a temporary folder with room for `size` bytes, and delete it at the end.
+
+    Raises Unreachable if there is no room, or if the disk fails.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(parent).free
         if free < size:
             raise Unreachable(
-                f"the temporary folder {parent} has {free / 1e9:.1f} GB left, and the drawn samples are "
-                f"{size / 1e9:.1f} GB; name a place with more room by --tmp."
+                f"the temporary folder {parent} has {free / 1e9:.1f} GB left, but the drawn "
+                f"samples need {size / 1e9:.1f} GB; name a folder with more room with --tmp."
             )
         with tempfile.TemporaryDirectory(dir=parent) as folder:
             yield Path(folder)
     except OSError as error:
         raise Unreachable(
-            f"the temporary folder {parent} cannot be used: {error.strerror}; nothing is published. Name another place with --tmp."
+            f"the temporary folder {parent} cannot be used: {error.strerror}; nothing is "
+            "published. Name another folder with --tmp."
         ) from None
 
 
-def _store(
+def _store_buckets(
     plan: MixPlan, buckets: Buckets, folder: Location, watcher: ReadingWatcher
 ) -> list[Shard]:
-    """Writes the shards of all buckets; no index names them yet."""
+    """Write the shards of all buckets. No index names them yet."""
     shards = list[Shard]()
     for rows in buckets.shuffled():
         shards += store_shards(folder, plan.layout, rows)
