@@ -50,7 +50,7 @@ UNIT = re.compile(r"([0-9a-f]{32})-[0-9a-f]{8}\.unit")
 FINGERPRINTS = re.compile(r"([0-9a-f]{32})\.hashes")
 SEGMENT = re.compile(r"([0-9a-f]{32})\.segment")
 EARLIER = re.compile(r"([0-9a-f]{32})(?:-[0-9a-f]{8}\.bad)?")
-"Names of the unit files of earlier mdsmix commits; fingerprints had the same names as today."
+"Names of the unit files of an earlier commit of mdsmix, except for its fingerprints."
 KEY_DIGITS = 32
 LENGTH_BYTES = 8
 "Bytes that store the length of a head."
