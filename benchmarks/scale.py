@@ -35,7 +35,7 @@ from mdsmix.shards.index import Index, StoredFile, make_index, parse_index
 from mdsmix.shards.shard_files import ShardLayout, make_shard
 from mdsmix.shards.side_files import SourceEntry, SourceList, read_source_list, store_sources
 from mdsmix.storage import locate, s3
-from tests.converting import documents, run_recipe, windows, write_jsonl, write_recipe
+from tests.converting import documents, run_recipe, set_window_size, write_jsonl, write_recipe
 from tests.corpus import train_tokenizer
 
 R = TypeVar("R")
@@ -104,7 +104,7 @@ def one_file_more(work: Path, count: int = 20_000) -> Took:
     """The real run, on a disk: one new file beside so many finished units."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MDSMIX_CACHE", str(work / "cache"))
-        windows(patch, LINE)
+        set_window_size(patch, LINE)
         tokenizer = train_tokenizer(work / "tokenizer", documents_n=30)
 
         def recipe(*names: str) -> Path:

@@ -27,7 +27,7 @@ from mdsmix.shards.counts import Records
 from mdsmix.shards.published import StreamFault
 from mdsmix.storage import locate
 from tests import published
-from tests.converting import Told
+from tests.converting import RecordingWatcher
 from tests.published import CARD, CONCAT, LENGTH, PAIR, SPLIT, TOKEN_ROW, TURNS, TURNS_ROW, edit
 
 Keys = dict[str, Any]
@@ -365,7 +365,7 @@ def records_mix(bad: int, **records: Any) -> BuildMix:
 @built_later
 def deep_checked(home: Path, build: BuildMix, *in_transit: StreamFault) -> Mix:
     """Return a mix whose streams were read completely, with these faults in transit."""
-    mix = verify_streams(build(home), Told())
+    mix = verify_streams(build(home), RecordingWatcher())
     reports = {url: replace(report, in_transit=in_transit) for url, report in mix.verified.items()}
     return replace(mix, verified=reports)
 

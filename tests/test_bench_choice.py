@@ -29,7 +29,7 @@ from mdsmix.bench.choice import (
 )
 from mdsmix.bench.loader_bench import LoaderSetting
 from mdsmix.table import table_to_json
-from tests.converting import documents, done, mdsmix, run_recipe, token_rows, write_recipe
+from tests.converting import documents, mdsmix, read_token_rows, run_ok, run_recipe, write_recipe
 from tests.published import SPLIT, SPLIT_ROW, publish, write_mix
 
 STEP = 0.25
@@ -93,7 +93,7 @@ def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
 
 def render_loader(*arguments: object) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the loader's keys that a setting has, and all others except its dataset."""
-    loader = yaml.safe_load(done("render-yaml", *arguments).out)["train_loader"]
+    loader = yaml.safe_load(run_ok("render-yaml", *arguments).out)["train_loader"]
     del loader["dataset"]
     return {key: loader.pop(key, None) for key in LoaderSetting(0).loader_keys}, loader
 
@@ -152,5 +152,5 @@ def test_the_ceiling_writes_the_rows_that_mdsmix_writes(
     out.mkdir()
     _run_script("ceiling.py", source, tokenizer_folder / "tokenizer.json", out, 16)
     (ours,) = run_recipe(write_recipe(tmp_path, tokenizer_folder, streams={"s": documents(source)}))
-    assert token_rows(out) == token_rows(ours.target)
+    assert read_token_rows(out) == read_token_rows(ours.target)
     assert 0 <= outputs.mdsmix(Path(ours.target)) - outputs.mds_rows(out) < 16

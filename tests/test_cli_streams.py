@@ -14,7 +14,16 @@ import pytest
 
 from mdsmix.foundry_yaml.findings import Finding
 from mdsmix.report.show import print_findings
-from tests.converting import Answer, Web, documents, done, flip, manifest_of, mdsmix, pairs
+from tests.converting import (
+    Answer,
+    Project,
+    documents,
+    flip_byte,
+    manifest_of,
+    mdsmix,
+    pairs,
+    run_ok,
+)
 from tests.corpus import train_tokenizer
 from tests.published import CONCAT, TOKEN_ROW, publish
 
@@ -26,15 +35,17 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
     """Two streams that are converted, with a bad record each, and one of another tool, that lies
     flat.
     """
-    web = Web(tmp_path_factory.mktemp("several"), tokenizer_folder, pytest.MonkeyPatch())
+    project = Project(tmp_path_factory.mktemp("several"), tokenizer_folder, pytest.MonkeyPatch())
     streams: dict[str, Any] = {}
     for name, bad in (("a", [{"text": 5}]), ("b", [{"text": 5}, {"other": 1}])):
         rows: list[Any] = [f"Document {n} of {name}" for n in range(20)]
-        streams[name] = documents(web.holds(rows + bad, f"{name}.jsonl"))
-    theirs = publish(web.folder / "theirs", CONCAT, [TOKEN_ROW], split="")
+        streams[name] = documents(project.write_source(rows + bad, f"{name}.jsonl"))
+    theirs = publish(project.folder / "theirs", CONCAT, [TOKEN_ROW], split="")
     streams["c"] = {"kind": "pretraining", "local": str(theirs)}
-    (web.folder / "convert.json").write_text(web.says(streams=streams).done("--json").out)
-    return web.recipe
+    (project.folder / "convert.json").write_text(
+        project.configure(streams=streams).convert_ok("--json").out
+    )
+    return project.recipe
 
 
 def asked(*arguments: object) -> tuple[int, list[dict[str, Any]], str]:
@@ -89,14 +100,14 @@ def test_a_recipe_is_all_its_streams_and_one_that_fails_ends_none(recipe: Path) 
 def test_a_damaged_stream_is_less_grave_than_a_missing_one(recipe: Path) -> None:
     home = recipe.parent
     (shard,) = (home / "out/a/train").glob("*.mds")
-    flip(shard)
+    flip_byte(shard)
     code, streams, _ = asked("verify", recipe)
     assert code == 3
     assert [len(stream["faults"]) for stream in streams] == [1, 0, 0]
     a, b, none = home / "out/a", home / "out/b", home / "nowhere"
     for arguments, grave in (((recipe, "--quick"), 0), ((a, none), 4), ((none, a), 4), ((b, a), 3)):
         assert mdsmix("verify", *arguments).code == grave
-    flip(shard)
+    flip_byte(shard)
 
 
 LINES = """{"text": "good"}
@@ -109,12 +120,12 @@ no json
 
 
 @pytest.fixture
-def docs(web: Web) -> Web:
-    (web.folder / "docs.jsonl").write_text(LINES)
-    return web.says(documents("docs.jsonl", layout="document"))
+def docs(project: Project) -> Project:
+    (project.folder / "docs.jsonl").write_text(LINES)
+    return project.configure(documents("docs.jsonl", layout="document"))
 
 
-def test_each_reason_has_its_count_and_its_first_records(docs: Web) -> None:
+def test_each_reason_has_its_count_and_its_first_records(docs: Project) -> None:
     for way in ("publish=replace", "publish=versioned"):
         docs.convert(way)
         for at in (docs.train.parent, docs.train):
@@ -129,7 +140,7 @@ def test_each_reason_has_its_count_and_its_first_records(docs: Web) -> None:
             )
 
 
-def test_an_unpublished_run_has_bad_records_and_a_sentence_tells_the_rest(docs: Web) -> None:
+def test_an_unpublished_run_has_bad_records_and_a_sentence_tells_the_rest(docs: Project) -> None:
     bad, good, hurt = (docs.folder / name / "web/train" for name in ("bad", "good", "hurt"))
     docs.convert("max_bad=10%", f"local={docs.folder}/bad")
     docs.convert(f"local={docs.folder}/hurt")
@@ -176,14 +187,14 @@ def hostile(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Hostile everywhere: folder, files, field names, fields that nothing reads, bad records and
     texts.
     """
-    web = Web(tmp_path / f"data {HOSTILE}", tokenizer, monkeypatch)
+    project = Project(tmp_path / f"data {HOSTILE}", tokenizer, monkeypatch)
     texts: list[Any] = [{"text": f"Number {n} {HOSTILE}", HOSTILE: "more"} for n in range(20)]
-    web.holds([*texts, {"text": {HOSTILE: 1}}, {HOSTILE: 1}], f"docs {HOSTILE}.jsonl")
-    web.holds([{HOSTILE: "Which?", "answer": "This."}], f"faq {HOSTILE}.jsonl")
+    project.write_source([*texts, {"text": {HOSTILE: 1}}, {HOSTILE: 1}], f"docs {HOSTILE}.jsonl")
+    project.write_source([{HOSTILE: "Which?", "answer": "This."}], f"faq {HOSTILE}.jsonl")
     faq = pairs("faq*.jsonl")
     faq["source"] |= {"prompt": HOSTILE, "response": "answer"}
     streams = {"docs": documents("docs*.jsonl", layout="document"), "faq": faq}
-    return web.says(streams=streams, max_seq_len=64, special_tokens_in_text="allow").recipe
+    return project.configure(streams=streams, max_seq_len=64, special_tokens_in_text="allow").recipe
 
 
 def is_safe(text: str) -> bool:
@@ -195,7 +206,7 @@ def without_colours(text: str) -> str:
 
 
 def safe(*arguments: object) -> Answer:
-    answer = done(*arguments)
+    answer = run_ok(*arguments)
     assert is_safe(answer.out + answer.err), ascii(answer)
     return answer
 
@@ -227,6 +238,6 @@ def test_colours_are_our_own(hostile: Path, monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     for command in ("convert", "inspect", "quarantine"):
-        answer = done(command, hostile)
+        answer = run_ok(command, hostile)
         assert is_safe(without_colours(answer.out)), ascii(answer.out)
     assert ":smile:[bold]" in answer.out, "neither an emoji nor markup"

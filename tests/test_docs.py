@@ -27,11 +27,11 @@ from mdsmix.tokenizer.card import open_tokenizer
 from tests.converting import (
     chats,
     documents,
-    done,
     manifest_of,
     pairs,
-    quarantined,
-    token_rows,
+    read_quarantined,
+    read_token_rows,
+    run_ok,
     write_jsonl,
     write_recipe,
 )
@@ -98,7 +98,7 @@ def fenced(language: str) -> list[str]:
 
 def converted(folder: Path, tokenizer: Path, streams: Mapping[str, Any]) -> list[Path]:
     """Where the streams are published."""
-    done("convert", write_recipe(folder, tokenizer, streams=streams, max_seq_len=64))
+    run_ok("convert", write_recipe(folder, tokenizer, streams=streams, max_seq_len=64))
     return [folder / "out" / name / "train" for name in streams]
 
 
@@ -119,7 +119,7 @@ def test_the_shape(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.M
     write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": q, "response": a} for q, a in pairs])
     streams = yaml.safe_load(lines)["streams"] | {"pairs": stream("pairs.jsonl", "prompt_response")}
     dolly, pairs_too = converted(tmp_path, tokenizer_folder, streams)
-    assert token_rows(dolly) == token_rows(pairs_too)
+    assert read_token_rows(dolly) == read_token_rows(pairs_too)
     assert manifest_of(dolly).records.quarantined == {"field_not_text": 1, "missing_field": 1}
 
 
@@ -141,8 +141,8 @@ def test_the_format(
     names = {"sequence": f"a.json-seq{packing}", "lines": "b.jsonl"}
     streams = {name: documents(file, layout="document") for name, file in names.items()}
     sequence, lines = converted(tmp_path, tokenizer_folder, streams)
-    assert token_rows(sequence) == token_rows(lines)
-    (bad,) = quarantined(sequence)
+    assert read_token_rows(sequence) == read_token_rows(lines)
+    (bad,) = read_quarantined(sequence)
     assert (bad["reason"], bad["offset"]) == ("not_json", stored.index(b"{no"))
 
 

@@ -29,17 +29,17 @@ from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.shape import RawRecord
 from mdsmix.shards.codecs import CODECS, Codec, find_codec
 from tests.converting import (
-    Told,
+    RecordingWatcher,
     documents,
-    done,
-    files,
     manifest_of,
     mdsmix,
     pairs,
+    read_files,
+    read_samples,
+    read_token_rows,
+    run_ok,
     run_recipe,
-    samples,
-    token_rows,
-    windows,
+    set_window_size,
     write_jsonl,
     write_recipe,
 )
@@ -93,7 +93,7 @@ def converted(
     streams = {"quiz": {"kind": "finetuning", "source": source}}
     recipe, quiz = write_recipe(tmp_path, tokenizer_folder, streams=streams), tmp_path / "out/quiz"
     for command in (("convert", recipe), ("check", recipe), ("inspect", quiz), ("verify", quiz)):
-        done(*command)
+        run_ok(*command)
     yield recipe
     KINDS.pop()
 
@@ -101,8 +101,8 @@ def converted(
 def test_a_kind_is_one_class_and_one_line_and_so_is_a_codec(converted: Path) -> None:
     """And a shape that no kind of that word reads is refused."""
     split = converted.parent / "out/quiz/train"
-    assert token_rows(split) == [[5, 5], [3, 5]]
-    assert [each["score"] for each in samples(split)] == [Decimal("5.50"), Decimal("3.50")]
+    assert read_token_rows(split) == [[5, 5], [3, 5]]
+    assert [each["score"] for each in read_samples(split)] == [Decimal("5.50"), Decimal("3.50")]
     answer = mdsmix("convert", converted, "streams.quiz.kind=pretraining")
     assert (answer.code, "is length; pretraining reads text" in answer.err) == (2, True)
 
@@ -159,16 +159,16 @@ def test_its_shape_reads_its_format_and_a_new_version_converts_again(
     stream = {"kind": "finetuning", "source": {"path": "a.chats", "shape": "chatty"}}
     recipe = write_recipe(package, tokenizer_folder, streams={"s": stream}, max_seq_len=64)
     by_name = [f"streams.s.source.path={named}", "streams.s.source.format=chats", "--reencode"]
-    done("convert", recipe)
-    assert len(samples(package / "out/s/train")) == 3
+    run_ok("convert", recipe)
+    assert len(read_samples(package / "out/s/train")) == 3
     assert manifest_of(package / "out/s/train").encoding.shape == "chatty of shapes-of-mine 1.2"
-    done("check", recipe)
-    assert "up to date" in done("convert", recipe).out
+    run_ok("check", recipe)
+    assert "up to date" in run_ok("convert", recipe).out
     metadata = package / "shapes_of_mine-1.2.dist-info/METADATA"
     metadata.write_text(metadata.read_text().replace("1.2", "1.3"))
     _forget()
-    assert "1 of 1 work units converted" in done("convert", recipe).out
-    done("convert", recipe, *by_name)
+    assert "1 of 1 work units converted" in run_ok("convert", recipe).out
+    run_ok("convert", recipe, *by_name)
 
 
 def test_its_codec_decodes_and_what_cannot_be_imported_is_told(
@@ -203,7 +203,7 @@ class Elsewhere(Engine, Reporter):
 
 
 def test_an_engine_is_one_class(tmp_path: Path, tokenizer_folder: Path, monkeypatch: Any) -> None:
-    windows(monkeypatch, 600)
+    set_window_size(monkeypatch, 600)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
     texts = [{"text": f"Document {n}. " * 5, "prompt": "?", "response": str(n)} for n in range(99)]
     source, out = write_jsonl(tmp_path / "a.jsonl", texts), tmp_path / "out"
@@ -211,10 +211,10 @@ def test_an_engine_is_one_class(tmp_path: Path, tokenizer_folder: Path, monkeypa
     mix = {"faq": {"repeat": 2}}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64, mix=mix)
     engine = Elsewhere(tmp_path / "cache")
-    found = list(convert(open_recipe(recipe), Options(), Told(), engine))
+    found = list(convert(open_recipe(recipe), Options(), RecordingWatcher(), engine))
     assert min(outcome.done for outcome in found) > 5
     run_recipe(recipe, f"local={tmp_path / 'other'}")
-    assert files(out) == files(tmp_path / "other"), "equal to the local engine's"
+    assert read_files(out) == read_files(tmp_path / "other"), "equal to the local engine's"
     rendered = ("render-yaml", recipe, "-o", tmp_path / "t.yaml", "train_loader.num_workers=0")
     for command in (("check", recipe), ("inspect", out / "web"), ("verify", out / "faq"), rendered):
-        done(*command)
+        run_ok(*command)

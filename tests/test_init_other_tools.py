@@ -19,7 +19,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.init.other_tools import read_dataset_info
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe.rules import read_shares
-from tests.converting import Answer, done, manifest_of, mdsmix, quarantined, write_jsonl
+from tests.converting import Answer, manifest_of, mdsmix, read_quarantined, run_ok, write_jsonl
 from tests.tool_styles import HERMES
 
 TOOLS = json.dumps(
@@ -236,10 +236,10 @@ def test_one_recipe_converts_all_files(info: Path, tokenizer_folder: Path) -> No
     assert (answer.code, answer.err) == (0, "fields of asked that are not read: tools\n")
     text = Path("recipe.yaml").read_text()
     assert "num_samples: 2 is ignored: mix.alpaca.choose: 2 draws as many" in text
-    done("convert", "recipe.yaml")
+    run_ok("convert", "recipe.yaml")
     for name, (*_, count) in INFO.items():
         folder = Path("mix") / name / "train"
-        assert (manifest_of(folder).records.written, quarantined(folder)) == (count, [])
+        assert (manifest_of(folder).records.written, read_quarantined(folder)) == (count, [])
     answer = mdsmix(*command, tokenizer_folder, "-o", "toolless.yaml")
     text, names = Path("toolless.yaml").read_text(), {"glaive", "openai", "tooled"}
     for name in names:

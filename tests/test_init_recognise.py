@@ -22,7 +22,7 @@ from mdsmix.kinds import open_recipe
 from mdsmix.shapes.condition import parse_where
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Stat, locate
-from tests.converting import Answer, done, manifest_of, mdsmix, write_jsonl
+from tests.converting import Answer, manifest_of, mdsmix, run_ok, write_jsonl
 from tests.formats import encode_parquet, encode_tar
 from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
 
@@ -307,7 +307,7 @@ def init(tokenizer: Path, *arguments: object) -> Answer:
 def test_records_with_images_become_streams_that_convert(data: Path, seeing: Path) -> None:
     answer = init(seeing, "data")
     assert (answer.code, answer.err) == (0, "")
-    done("convert", "recipe.yaml")
+    run_ok("convert", "recipe.yaml")
     streams = open_recipe("recipe.yaml").sourced
     found = {stream.name: manifest_of(data / "mix" / stream.name / "train") for stream in streams}
     counts = {"llava": 3, "archive": 2, "talk": 0}

@@ -23,7 +23,7 @@ from mdsmix.mix.streams.resolve import make_mix, resolve_mix
 from mdsmix.report.named_streams import named_streams
 from mdsmix.tokenizer import card as pretrained
 from tests import published
-from tests.converting import done, mdsmix
+from tests.converting import mdsmix, run_ok
 from tests.corpus import train_tokenizer
 from tests.published import SPLIT, SPLIT_ROW, TURNS, TURNS_ROW, publish, write_mix
 from tests.test_cli_streams import without_colours
@@ -69,10 +69,10 @@ def test_the_last_lines_are_folded_between_words_in_a_narrow_terminal(
     streams: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As findings are, so that no number is broken."""
-    wide = done("check", streams / "web", streams / "chat").out.splitlines()[-2:]
+    wide = run_ok("check", streams / "web", streams / "chat").out.splitlines()[-2:]
     for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", "32")):
         monkeypatch.setenv(name, value)
-    narrow = without_colours(done("check", streams / "web", streams / "chat").out)
+    narrow = without_colours(run_ok("check", streams / "web", streams / "chat").out)
     folded = narrow[narrow.index(wide[0].split(",")[0][:20]) :]
     assert folded.split() == " ".join(wide).split()
     assert max(map(len, folded.splitlines())) <= 32
@@ -81,7 +81,7 @@ def test_the_last_lines_are_folded_between_words_in_a_narrow_terminal(
 def test_deep_reads_shard_contents(streams: Path) -> None:
     shard = next((streams / "plain/train").glob("*.mds"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"!")
-    plain = done("check", streams / "plain")
+    plain = run_ok("check", streams / "plain")
     assert plain.out.splitlines()[-1].startswith(
         "shard contents not read (only names and sizes): 1 shard, "
     )
@@ -136,7 +136,7 @@ def test_a_wrong_command_is_refused_in_one_sentence(
 
 def test_a_recipe_and_its_rendered_yaml_get_the_same_findings(recipe: Path) -> None:
     out = recipe.with_name("out.yaml")
-    to_file = done("render-yaml", recipe, "-o", out)
+    to_file = run_ok("render-yaml", recipe, "-o", out)
     printed = mdsmix("render-yaml", recipe)
     assert (to_file.out, printed.out) == ("", out.read_text())
     assert "may be mixed" in printed.err
@@ -170,7 +170,7 @@ def test_a_pretrained_model_is_refused_another_tokenizer(recipe: Path) -> None:
     assert "error model-tokenizer: " in errors
     assert config.read_text() == before
     same = ("render-yaml", recipe, f"tokenizer={model_tokenizer}", "--into", config)
-    assert "model-tokenizer" not in done(*same).err
+    assert "model-tokenizer" not in run_ok(*same).err
 
 
 EVALS = """
@@ -190,7 +190,7 @@ def test_an_evaluation_without_its_data_is_refused_unless_it_is_kept(recipe: Pat
     command = ("render-yaml", recipe, "--into", config)
     problem = f"the stream c4 of eval_loader c4 is not at {home}/c4/val: "
     assert "--keep-evals" in run_refused(4, problem, *command)
-    assert "kept unseen: eval_loader c4\n" in done(*command, "--keep-evals").err
+    assert "kept unseen: eval_loader c4\n" in run_ok(*command, "--keep-evals").err
     assert before.strip() in config.read_text()
 
 
@@ -229,7 +229,7 @@ def test_a_mix_set_into_a_config_keeps_the_variables_of_the_config(recipe: Path)
     config.write_text(STOCK)
     command = ("render-yaml", recipe, "--into", config)
     assert "--drop-evals" in run_refused(4, "is not at ", *command)
-    done(*command, "--drop-evals")
+    run_ok(*command, "--drop-evals")
     text = config.read_text()
     assert "eval_loader" not in text
     assert text.count("max_seq_len: ${variables.max_seq_len}") == 2
@@ -238,7 +238,7 @@ def test_a_mix_set_into_a_config_keeps_the_variables_of_the_config(recipe: Path)
     }
     assert "  max_seq_len: 8\n" in text
     assert "seed: 17\n" in text
-    done("check", config)
+    run_ok("check", config)
     run_refused(2, "contradict each other", *command, "--drop-evals", "--keep-evals")
 
 
@@ -250,10 +250,10 @@ def test_the_keys_of_an_evaluation_that_is_kept_unseen_are_checked(recipe: Path)
     stream = "    streams: {c4: {local: ./my-copy-c4, split: val}}\n"
     config.write_text(STOCK.replace(data, stream))
     command = ("render-yaml", recipe, "--into", config, "--keep-evals")
-    assert "kept unseen: eval_loader\n" in done(*command).err
-    assert "kept unseen: eval_loader\n" in done("check", config, "--keep-evals").out
+    assert "kept unseen: eval_loader\n" in run_ok(*command).err
+    assert "kept unseen: eval_loader\n" in run_ok("check", config, "--keep-evals").out
     run_refused(4, "is not at ", "check", config)
-    done("check", config, "--drop-evals")
+    run_ok("check", config, "--drop-evals")
     config.write_text(STOCK.replace(data, f"{stream}    odd: 1\n"))
     assert "key-rejected" in run_refused(3, "nothing was rendered", *command)
 
@@ -276,7 +276,7 @@ eval_loader: {name: finetuning, num_workers: 2, dataset: {hf_name: a/b, max_seq_
 def test_a_config_is_checked_without_the_variables_of_the_training_node(streams: Path) -> None:
     config = streams / "train.yaml"
     config.write_text(CONFIG.replace("HOME", str(streams)))
-    assert "1 stream may be mixed" in done("check", config).out
+    assert "1 stream may be mixed" in run_ok("check", config).out
 
 
 def test_a_yaml_that_names_a_split_is_refused_once_versions_are_published(streams: Path) -> None:

@@ -15,32 +15,32 @@ from omegaconf import OmegaConf
 from mdsmix.foundry_yaml.lock import LoaderLock, Lock, LockedShard, lock_stream, parse_lock
 from mdsmix.mix.lock_check import TRAIN, compare_locks, make_lock
 from mdsmix.mix.streams.resolve import resolve_mix
-from tests.converting import Answer, Web, documents, done, mdsmix, pairs
+from tests.converting import Answer, Project, documents, mdsmix, pairs, run_ok
 
 
-class Lab(Web):
+class Lab(Project):
     """A recipe of two streams and an evaluation, converted and rendered."""
 
     def __init__(self, folder: Path, tokenizer: Path, **settings: Any) -> None:
         super().__init__(folder, tokenizer, pytest.MonkeyPatch())
         self.config = folder / "train.yaml"
         asked = [{"prompt": f"which {n}?", "response": "that one"} for n in range(10)]
-        faq = pairs(self.holds(asked, "faq.jsonl"))
+        faq = pairs(self.write_source(asked, "faq.jsonl"))
         streams = {"web": documents(["a.jsonl", "b.jsonl"]), "faq": faq}
         streams["held"] = faq | {"split": "val"}
-        self.says(**{"streams": streams, "mix": {"faq": {"repeat": 2}}} | settings)
+        self.configure(**{"streams": streams, "mix": {"faq": {"repeat": 2}}} | settings)
         self.publish()
         self.lock = self.render()
 
     def publish(self, version: str = "") -> None:
         texts = [f"{n} one two three four five six seven" for n in range(40)]
-        self.holds(texts[:20])
-        self.holds([version + texts[20], *texts[21:]], "b.jsonl")
-        self.done()
+        self.write_source(texts[:20])
+        self.write_source([version + texts[20], *texts[21:]], "b.jsonl")
+        self.convert_ok()
 
     def render(self, name: str = "train.yaml") -> Path:
         """The lock next to the YAML."""
-        told = done("render-yaml", self.recipe, "-o", self.folder / name, "--json").out
+        told = run_ok("render-yaml", self.recipe, "-o", self.folder / name, "--json").out
         assert json.loads(told)["lock"] == f"{self.folder / name}.mix.lock"
         return Path(f"{self.folder / name}.mix.lock")
 

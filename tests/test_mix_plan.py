@@ -21,7 +21,16 @@ from mdsmix.mix.epoch.figures import make_epoch_table, measure_epoch
 from mdsmix.mix.plan.plan import Plan, PlanOptions, list_figures, make_plan, resolve_for_plan
 from mdsmix.sources import unit_plan
 from mdsmix.table import Estimate, is_known, table_to_json
-from tests.converting import Web, documents, done, manifest_of, mdsmix, pairs, refused, run_recipe
+from tests.converting import (
+    Project,
+    assert_refused,
+    documents,
+    manifest_of,
+    mdsmix,
+    pairs,
+    run_ok,
+    run_recipe,
+)
 from tests.published import CONCAT, LENGTH, TOKEN_ROW, publish
 
 
@@ -61,11 +70,11 @@ def is_exact(figure: float) -> bool:
 
 def test_a_stream_of_full_rows_is_exact_throughout(tmp_path: Path) -> None:
     plan = _plan(_yaml(tmp_path), batch=8, tokens="1k")
-    (web,) = plan.streams
-    assert (web.samples, web.padding, plan.epoch.steps, plan.epoch.dropped) == (30, 0, 3, 6)
+    (project,) = plan.streams
+    assert (project.samples, project.padding, plan.epoch.steps, plan.epoch.dropped) == (30, 0, 3, 6)
     assert (plan.step.tokens, plan.step.trained) == (8 * 8, 8 * 7)
     assert (plan.run.steps, plan.run.tokens) == (math.ceil(1000 / 64), 16 * 64)
-    assert web.passes == pytest.approx(16 / 3)
+    assert project.passes == pytest.approx(16 / 3)
     estimated = [path for path, figure in list_figures(asdict(plan)) if not is_exact(figure)]
     assert estimated == ["run.hours"], "the speed is unknown"
 
@@ -148,8 +157,11 @@ def test_the_figures_of_a_run_are_those_worked_out_by_hand(tmp_path: Path) -> No
         assert actual == pytest.approx(expected), (settings, options)
 
 
-def test_a_stream_of_weight_0_is_planned_as_if_it_were_absent(web: Web) -> None:
-    streams = {"web": documents(web.holds(CORPUS)), "b": documents(web.holds(CORPUS, "b.jsonl"))}
+def test_a_stream_of_weight_0_is_planned_as_if_it_were_absent(project: Project) -> None:
+    streams = {
+        "web": documents(project.write_source(CORPUS)),
+        "b": documents(project.write_source(CORPUS, "b.jsonl")),
+    }
     half, nothing = {"proportion": 0.5}, {"proportion": 0}
     for weights in (
         {"b": {"repeat": 0}},
@@ -157,20 +169,22 @@ def test_a_stream_of_weight_0_is_planned_as_if_it_were_absent(web: Web) -> None:
         {"b": {"share": 0}},
         {"web": half, "b": nothing},
     ):
-        recipe = web.says(streams=streams, mix=weights).recipe
+        recipe = project.configure(streams=streams, mix=weights).recipe
         run_recipe(recipe)
-        yaml = web.folder / "train.yaml"
+        yaml = project.folder / "train.yaml"
         for command in (
             ("check", recipe),
             ("plan", recipe, "--batch", 8),
-            ("report", recipe, "--batch", 8, "-o", web.folder / "report.html"),
+            ("report", recipe, "--batch", 8, "-o", project.folder / "report.html"),
             ("render-yaml", recipe, "-o", yaml),
             ("plan", yaml, "--batch", 8),
-            ("report", yaml, "--batch", 8, "-o", web.folder / "report.html"),
+            ("report", yaml, "--batch", 8, "-o", project.folder / "report.html"),
         ):
-            done(*command)
+            run_ok(*command)
         with_b = _plan(str(recipe), gpus=1, batch=8)
-        alone = _plan(str(web.says(streams={"web": streams["web"]}).recipe), gpus=1, batch=8)
+        alone = _plan(
+            str(project.configure(streams={"web": streams["web"]}).recipe), gpus=1, batch=8
+        )
         b = with_b.streams[1]
         assert (b.delivered, b.tokens, b.share, b.padding, b.run_tokens) == (0, 0, 0, 0, 0)
         if "web" not in weights:
@@ -227,10 +241,10 @@ def test_a_remote_that_streaming_alone_reads_is_named_and_not_taken_for_a_folder
             ("leaks", yaml, "--eval", tmp_path / "web"),
             ("check", yaml, "--lock"),
         ):
-            refused(mdsmix(*command), 4, f"train_loader reads web ({remote})")
+            assert_refused(mdsmix(*command), 4, f"train_loader reads web ({remote})")
     for remote in ("s3:/a/b", "ftp://a/b", "gs:/a/b"):
         yaml = _yaml(tmp_path, stream={"remote": remote})
-        refused(mdsmix("check", yaml), 2, f"{remote} cannot be opened")
+        assert_refused(mdsmix("check", yaml), 2, f"{remote} cannot be opened")
 
 
 DRAW = np.random.default_rng(5)
@@ -243,11 +257,11 @@ def _surveyed(recipe: Path, name: str = "web", *overrides: str) -> tuple[Any, st
     return forecast.forecast_stream(opened, opened.streams[name])
 
 
-def test_a_survey_comes_near_what_is_counted(web: Web) -> None:
+def test_a_survey_comes_near_what_is_counted(project: Project) -> None:
     """Of a source of 100 kB, about a third is looked at."""
-    web.patch.setattr(forecast, "LEAST_WINDOW", 1 << 12)
-    web.patch.setattr(forecast, "BYTES", 1 << 15)
-    source, arrow = web.holds(CORPUS), web.folder / "a.arrow"
+    project.patch.setattr(forecast, "LEAST_WINDOW", 1 << 12)
+    project.patch.setattr(forecast, "BYTES", 1 << 15)
+    source, arrow = project.write_source(CORPUS), project.folder / "a.arrow"
     table = pa.Table.from_pylist([each | {"more": "x" * 100} for each in CORPUS])
     with pa.ipc.new_file(str(arrow), table.schema) as writer:
         writer.write_table(table, max_chunksize=50)
@@ -258,7 +272,7 @@ def test_a_survey_comes_near_what_is_counted(web: Web) -> None:
         "arrow": documents(arrow, layout="document"),
         "b": documents(source, layout="document"),
     }
-    recipe = web.says(max_seq_len=64, streams=streams).recipe
+    recipe = project.configure(max_seq_len=64, streams=streams).recipe
     run_recipe(recipe, only=["web", "b", "packed"])
     for name in streams:
         published, said = _surveyed(recipe, name)
@@ -266,7 +280,7 @@ def test_a_survey_comes_near_what_is_counted(web: Web) -> None:
         assert looked_at, said
         assert int(looked_at[1].replace(",", "")) < len(CORPUS) / 2
         assert 10 < int(looked_at[2]) <= unit_plan.MOST_SPLITS
-        converted = web.out / f"{'b' if name == 'arrow' else name}/train"
+        converted = project.out / f"{'b' if name == 'arrow' else name}/train"
         true = manifest_of(converted).totals
         for key in ("samples", "tokens", "loss_tokens"):
             found = getattr(published.manifest.totals, key)
@@ -280,10 +294,10 @@ def test_a_survey_comes_near_what_is_counted(web: Web) -> None:
     assert part.manifest.totals.tokens == pytest.approx(whole.manifest.totals.tokens / 100, rel=0.1)
 
 
-def test_of_a_budget_what_it_takes_is_planned(web: Web) -> None:
-    mix, source = {"web": {"share": "60%"}, "b": {"share": "40%"}}, web.holds(CORPUS)
+def test_of_a_budget_what_it_takes_is_planned(project: Project) -> None:
+    mix, source = {"web": {"share": "60%"}, "b": {"share": "40%"}}, project.write_source(CORPUS)
     streams = {name: documents(source, sample="budget") for name in mix}
-    recipe = web.says(streams=streams, mix=mix, budget="30k tokens").recipe
+    recipe = project.configure(streams=streams, mix=mix, budget="30k tokens").recipe
     looked = {name: _surveyed(recipe, name)[0].manifest for name in mix}
     whole, _ = _surveyed(recipe, "web", "budget=9B tokens")
     assert whole.manifest.encoding.sample is None
@@ -294,42 +308,42 @@ def test_of_a_budget_what_it_takes_is_planned(web: Web) -> None:
         assert planned.totals.tokens >= outcome.budget_share.tokens
 
 
-def test_published_streams_and_others_are_planned(web: Web) -> None:
-    source = web.holds(CORPUS)
-    qa = web.holds([{"prompt": "word", "response": "word word"}] * 4000, "qa.jsonl")
+def test_published_streams_and_others_are_planned(project: Project) -> None:
+    source = project.write_source(CORPUS)
+    qa = project.write_source([{"prompt": "word", "response": "word word"}] * 4000, "qa.jsonl")
     streams = {"web": documents(source), "qa": pairs(qa), "val": documents(source, split="val")}
     mix = {"web": {"share": 0.5}, "qa": {"share": 0.5}}
-    recipe = web.says(streams=streams, mix=mix, max_repeat=100).recipe
+    recipe = project.configure(streams=streams, mix=mix, max_repeat=100).recipe
     for only, known in ((None, [False, False]), ("qa", [False, True]), ("web", [True, True])):
         if only:
             run_recipe(recipe, only=[only])
         plan = _plan(str(recipe), gpus=1, batch=4)
         assert [is_exact(s.samples) for s in plan.streams] == known
-        assert web.out.exists() is any(known), "planning writes nothing"
+        assert project.out.exists() is any(known), "planning writes nothing"
         assert all(known) or "not converted yet" in plan.notes[0]
     assert [s.share for s in plan.streams] == [pytest.approx(0.5, abs=0.01)] * 2
 
 
-def test_a_stream_of_which_nothing_becomes_a_sample_is_refused(web: Web) -> None:
-    source = web.holds([{"body": "x"}] * 5)
+def test_a_stream_of_which_nothing_becomes_a_sample_is_refused(project: Project) -> None:
+    source = project.write_source([{"body": "x"}] * 5)
     with pytest.raises(RecipeError, match=r"5 of these records become no sample \(5 missing_field"):
-        resolve_for_plan([str(web.recipe)])
+        resolve_for_plan([str(project.recipe)])
     source.write_bytes(b"")
     with pytest.raises(RecipeError, match=r"the source of web is empty"):
-        resolve_for_plan([str(web.recipe)])
+        resolve_for_plan([str(project.recipe)])
 
 
-def test_the_command_shows_what_its_json_says(web: Web) -> None:
-    web.holds(CORPUS)
-    asked = ("plan", web.recipe, "--gpus", 2, "--batch", 4, "--tokens-per-second", 100)
-    told, tree = done(*asked), orjson.loads(done(*asked, "--json").out)
+def test_the_command_shows_what_its_json_says(project: Project) -> None:
+    project.write_source(CORPUS)
+    asked = ("plan", project.recipe, "--gpus", 2, "--batch", 4, "--tokens-per-second", 100)
+    told, tree = run_ok(*asked), orjson.loads(run_ok(*asked, "--json").out)
     assert "epoch.tokens" in tree["estimated"]
     assert f"~{tree['epoch']['tokens']:,.0f}" in told.out
     assert max(len(line) for line in told.out.splitlines() if line.startswith("  web ")) <= 80
     assert {each["key"] for each in tree["settings"]} == {"cache_limit", "num_canonical_nodes"}
     assert "~ estimated" in told.out
-    assert mdsmix("plan", web.recipe, "--batch", 4, "--nodes", 0).code == 2
-    bad = _yaml(web.folder, stream={"repeat": 1, "choose": 2})
+    assert mdsmix("plan", project.recipe, "--batch", 4, "--nodes", 0).code == 2
+    bad = _yaml(project.folder, stream={"repeat": 1, "choose": 2})
     told = mdsmix("plan", bad, "--gpus", 1)
     assert (told.code, "weights-scheme" in told.err) == (3, True)
     assert "nothing was planned" in told.err

@@ -31,7 +31,7 @@ from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.recipe.amounts import Budget
 from mdsmix.tokenizer import card as pretrained
 from tests import published
-from tests.converting import done, mdsmix
+from tests.converting import mdsmix, run_ok
 from tests.published import CARD, LENGTH, SPLIT, TURNS, publish
 
 IDEAL_COUNTS = st.lists(st.fractions(0, 10**6, max_denominator=10**4), min_size=1, max_size=8)
@@ -196,9 +196,9 @@ COUNTS: tuple[tuple[dict[str, Any], int, int], ...] = (
 
 
 def test_shares_are_converted_to_the_counts_computed_by_hand(home: Path) -> None:
-    for keys, web, chat in COUNTS:
+    for keys, project, chat in COUNTS:
         path = write_recipe(home, **{"mix": HALVES} | keys)
-        assert choose_by_recipe(path) == {"web": web, "chat": chat}, keys
+        assert choose_by_recipe(path) == {"web": project, "chat": chat}, keys
     shorter = write_recipe(home, "web", mix={}, budget="1 pass of web", max_seq_len=LENGTH // 2)
     assert choose_by_recipe(shorter) == {"web": 4000}, "rows of one length are counted for any"
     mix = resolve_mix([write_recipe(home, mix={"chat": {"share": 0}})])
@@ -212,7 +212,7 @@ def test_shares_are_rendered_and_shown_as_a_table_and_as_json(home: Path) -> Non
     assert {n: s["choose"] for n, s in streams.items()} == {"web": 2250, "chat": 4000}
     assert "# mdsmix: shares of an epoch's tokens; budget: 36,000 tokens" in text
     row = "web 4,000 2,250 0.56 50.00% 50.00%"
-    assert row in " ".join(done("check", path).out.split())
+    assert row in " ".join(run_ok("check", path).out.split())
     assert f"# mdsmix: {row}" in " ".join(text.split())
     tree = orjson.loads(mdsmix("check", path, "--json").out)["shares"]
     assert (tree["count"], tree["budget"], tree["is_exact"]) == ("tokens", "36,000 tokens", True)

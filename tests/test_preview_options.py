@@ -36,8 +36,8 @@ def test_a_state_is_read_as_a_loader_or_composer_writes_it(tmp_path: Path) -> No
 
 
 def test_the_command_refuses_in_a_sentence_without_importing_streaming(tmp_path: Path) -> None:
-    web = str(publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 4))
-    dataset = {"streams": {"web": {"local": web, "split": "train"}}, "max_seq_len": 8}
+    project = str(publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 4))
+    dataset = {"streams": {"web": {"local": project, "split": "train"}}, "max_seq_len": 8}
     config = tmp_path / "train.yaml"
     config.write_text(json.dumps({"train_loader": {"name": "text", "dataset": dataset}}))
     eight = [config, "--batch", "8"]
@@ -48,7 +48,7 @@ def test_the_command_refuses_in_a_sentence_without_importing_streaming(tmp_path:
         ([*eight, "--state", "none"], "--state none is no state"),
         ([*eight, "--state", "none", "--epoch", "1"], "leave --epoch"),
         ([eight[0], "--batch", "4"], "take a multiple of 8,"),  # as plan, bench and report
-        ([web, "--batch", "8"], "streams alone have no batches"),
+        ([project, "--batch", "8"], "streams alone have no batches"),
     ):
         answer = mdsmix("preview", *arguments)
         assert (answer.code, answer.out, len(answer.err.splitlines())) == (2, "", 1), told

@@ -15,13 +15,13 @@ import pytest
 
 from tests.converting import (
     Answer,
+    assert_refused,
     chats,
     documents,
-    done,
     manifest_of,
     mdsmix,
     pairs,
-    refused,
+    run_ok,
     write_jsonl,
     write_recipe,
 )
@@ -102,7 +102,7 @@ def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
         "chat": chats("chat.jsonl", holdout="25%"),
     }
     path = write_recipe(tmp_path, tokenizer, max_seq_len=48, streams=streams)
-    done("convert", path)
+    run_ok("convert", path)
     return path
 
 
@@ -119,7 +119,7 @@ def findings(answer: Answer, id: str = "recipe-changed") -> dict[str, str]:
 
 
 def test_what_shapes_rows_is_refused_and_nothing_else(recipe: Path) -> None:
-    assert findings(done("check", recipe, "--json")) == {}
+    assert findings(run_ok("check", recipe, "--json")) == {}
     for change in CHANGES:
         answer = mdsmix("check", recipe, change.override, "--json")
         found = findings(answer)
@@ -132,7 +132,7 @@ def test_what_shapes_rows_is_refused_and_nothing_else(recipe: Path) -> None:
 def test_every_command_that_takes_a_recipe_says_so(recipe: Path) -> None:
     override, said = "streams.web.min_tokens=9", "min_tokens was 0 and is 9"
     config = recipe.parent / "train.yaml"
-    done("render-yaml", recipe, "-o", config)
+    run_ok("render-yaml", recipe, "-o", config)
     before = config.read_bytes()
     for command in (
         ("render-yaml", recipe, override),
@@ -147,11 +147,11 @@ def test_every_command_that_takes_a_recipe_says_so(recipe: Path) -> None:
         assert f"mdsmix convert {recipe} {override}" in answer.err
     assert config.read_bytes() == before
     page = recipe.parent / "page.html"
-    done("report", recipe, override, "-o", page, "--no-preview")
+    run_ok("report", recipe, override, "-o", page, "--no-preview")
     assert said in page.read_text()
     # A training YAML and bare streams have no recipe.
-    done("check", config)
-    done("check", recipe.parent / "out")
+    run_ok("check", config)
+    run_ok("check", recipe.parent / "out")
 
 
 def test_a_holdout_that_was_added_is_the_same_answer_at_every_command(recipe: Path) -> None:
@@ -174,18 +174,18 @@ def test_a_holdout_that_was_added_is_the_same_answer_at_every_command(recipe: Pa
     assert mdsmix("report", recipe, added, "-o", page, "--no-preview").code == 3
     assert "holdout was not set and is" in page.read_text()
     # A stream that is missing for another reason is not published.
-    refused(mdsmix("check", recipe, added, "local=nowhere"), 4, "not published: web at")
-    done("convert", recipe, added)
-    done("check", recipe, added)
+    assert_refused(mdsmix("check", recipe, added, "local=nowhere"), 4, "not published: web at")
+    run_ok("convert", recipe, added)
+    run_ok("check", recipe, added)
     shutil.rmtree(recipe.parent / "out" / "web" / "eval")
-    refused(mdsmix("check", recipe, added), 4, "not published: web-eval at")
+    assert_refused(mdsmix("check", recipe, added), 4, "not published: web-eval at")
 
 
 def test_after_converting_again_all_is_well(recipe: Path) -> None:
     for override in ("streams.web.min_tokens=9", "streams.web.source.path=web*.jsonl"):
         assert mdsmix("check", recipe, override).code == 3
-        done("convert", recipe, override)
-        assert findings(done("check", recipe, override, "--json")) == {}
+        run_ok("convert", recipe, override)
+        assert findings(run_ok("check", recipe, override, "--json")) == {}
         assert mdsmix("check", recipe).code == 3
 
 
@@ -205,37 +205,37 @@ def removed(recipe: Path) -> None:
 @pytest.mark.parametrize("change", [edited, touched, removed])
 def test_sources_that_changed_are_a_warning(recipe: Path, change: Callable[[Path], None]) -> None:
     change(recipe)
-    answer = done("check", recipe, "--json")
+    answer = run_ok("check", recipe, "--json")
     words = "1 gone" if change is removed else "1 edited"
     found = findings(answer, "sources-changed")
     assert found.keys() == {"web", "docs"}
     assert all(words in message for message in found.values())
-    assert "sources-changed" in done("render-yaml", recipe).err
+    assert "sources-changed" in run_ok("render-yaml", recipe).err
     for fix in fixes(answer, "sources-changed").values():
         assert ("correct `path`, or bring the files back" in fix) == (change is removed)
         assert (f"mdsmix convert {recipe}" in fix) == (change is not removed)
     if change is removed:
-        refused(mdsmix("convert", recipe), 2, "web.jsonl")
+        assert_refused(mdsmix("convert", recipe), 2, "web.jsonl")
     if change is not removed:
-        done("convert", recipe)
-        assert not findings(done("check", recipe, "--json"), "sources-changed")
+        run_ok("convert", recipe)
+        assert not findings(run_ok("check", recipe, "--json"), "sources-changed")
 
 
 def test_files_that_a_pattern_finds_now_or_no_more_are_counted(recipe: Path) -> None:
     wide = "streams.web.source.path=web*.jsonl"
-    done("convert", recipe, wide)
+    run_ok("convert", recipe, wide)
     shutil.copy(recipe.parent / "web.jsonl", recipe.parent / "web3.jsonl")
     (recipe.parent / "web2.jsonl").unlink()
     (recipe.parent / "web4.jsonl").touch()  # an empty file holds nothing
-    answer = done("check", recipe, wide, "--json")
+    answer = run_ok("check", recipe, wide, "--json")
     (message,) = findings(answer, "sources-changed").values()
     assert message.endswith("1 new, 1 gone.")
     (fix,) = fixes(answer, "sources-changed").values()
     assert "correct `path`, or bring the files back" in fix
     assert "mdsmix convert" in fix
-    refused(mdsmix("convert", recipe, wide), 2, "web2.jsonl is no longer among its sources")
+    assert_refused(mdsmix("convert", recipe, wide), 2, "web2.jsonl is no longer among its sources")
     (recipe.parent / "web3.jsonl").unlink()
-    (fix,) = fixes(done("check", recipe, wide, "--json"), "sources-changed").values()
+    (fix,) = fixes(run_ok("check", recipe, wide, "--json"), "sources-changed").values()
     assert fix == "correct `path`, or bring the files back."
 
 
@@ -246,11 +246,11 @@ def test_a_machine_without_sources_says_that_they_were_not_looked_at(
     shutil.copytree(Path(os.environ["MDSMIX_CACHE"]) / "tokenizers", cache / "tokenizers")
     monkeypatch.setenv("MDSMIX_CACHE", str(cache))
     touched(recipe)
-    assert not findings(done("check", recipe, "--json"), "sources-changed")
+    assert not findings(run_ok("check", recipe, "--json"), "sources-changed")
     edited(recipe)
-    assert findings(done("check", recipe, "--json"), "sources-changed").keys() == {"web", "docs"}
+    assert findings(run_ok("check", recipe, "--json"), "sources-changed").keys() == {"web", "docs"}
     removed(recipe)
-    answer = done("check", recipe, "--json")
+    answer = run_ok("check", recipe, "--json")
     assert findings(answer, "recipe-unseen").keys() == {"web", "docs"}
     assert not findings(answer, "sources-changed")
     other = mdsmix("check", recipe, "streams.web.source.path=nowhere.jsonl", "--json")
@@ -268,7 +268,7 @@ def test_a_recipe_and_its_files_may_be_moved(recipe: Path) -> None:
     below = recipe.parent / "below" / "recipe.yaml"
     below.parent.mkdir()
     below.write_text(json.dumps(tree))
-    answer = done("check", below, "--json")
+    answer = run_ok("check", below, "--json")
     assert not findings(answer)
     assert not findings(answer, "sources-changed")
 
@@ -280,17 +280,17 @@ def test_a_sample_for_a_budget_stays_as_published(tmp_path: Path, tokenizer_fold
     recipe = write_recipe(
         tmp_path, tokenizer_folder, streams=streams, mix={"web": {"share": "100%"}}
     )
-    done("convert", recipe, "--budget", "600")
+    run_ok("convert", recipe, "--budget", "600")
     assert manifest_of(tmp_path / "out" / "web" / "train").encoding.sample
-    answer = done("check", recipe, "--json")
+    answer = run_ok("check", recipe, "--json")
     assert not findings(answer)
     assert "sample: budget" in findings(answer, "recipe-unseen")["web"]
     asked = ["budget=600 tokens", "streams.web.sample=budget"]
-    answer = done("check", recipe, *asked, "--json")
+    answer = run_ok("check", recipe, *asked, "--json")
     assert not findings(answer)
     assert not findings(answer, "recipe-unseen")
     assert findings(mdsmix("check", recipe, "streams.web.sample=50%", "--json")).keys() == {"web"}
-    done("convert", recipe, "streams.web.sample=50%")
+    run_ok("convert", recipe, "streams.web.sample=50%")
     assert findings(mdsmix("check", recipe, "--json")).keys() == {"web"}
 
 
@@ -299,7 +299,7 @@ def test_the_day_of_a_template_stays_as_published(recipe: Path) -> None:
     tree = json.loads(config.read_text())
     tree["chat_template"] = "{{ date_string }}" + tree["chat_template"]
     config.write_text(json.dumps(tree))
-    done("convert", recipe, "streams.chat.date_string=2024-05-01")
+    run_ok("convert", recipe, "streams.chat.date_string=2024-05-01")
     assert not findings(mdsmix("check", recipe, "--json"))
     other = mdsmix("check", recipe, "streams.chat.date_string=2024-05-02", "--json")
     assert findings(other).keys() == {"chat", "chat-eval"}
@@ -308,6 +308,6 @@ def test_the_day_of_a_template_stays_as_published(recipe: Path) -> None:
 def test_a_stream_of_a_manifest_without_paths_is_told_by_its_files(recipe: Path) -> None:
     manifest = recipe.parent / "out" / "web" / "train" / "mdsmix.manifest"
     edit(manifest, lambda tree: {key: of for key, of in tree.items() if key != "source"})
-    assert not findings(done("check", recipe, "--json"))
+    assert not findings(run_ok("check", recipe, "--json"))
     other = mdsmix("check", recipe, "streams.web.source.path=other.jsonl", "--json")
     assert "source.path was web.jsonl and is other.jsonl" in findings(other)["web"]

@@ -20,7 +20,7 @@ from mdsmix.report.page.sample_browser import BROKEN, cut_into_spans, make_thumb
 from mdsmix.report.shown_samples import Picture, Segment
 from mdsmix.tokenizer.card import open_tokenizer
 from mdsmix.tokenizer.decoder import open_decoder
-from tests.converting import Answer, Web, chats, documents, mdsmix, pairs
+from tests.converting import Answer, Project, chats, documents, mdsmix, pairs
 from tests.pages import Page
 from tests.pictures import drawing, record, stream, write_drawings
 from tests.published import CONCAT, PAIR, PAIR_ROW, TOKEN_ROW, publish
@@ -52,23 +52,25 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
     """Convert hostile documents, pairs with bad ones among them, and chats with long ones among
     them, mixed by shares.
     """
-    web = Web(tmp_path_factory.mktemp("page"), tokenizer_folder, pytest.MonkeyPatch())
+    project = Project(tmp_path_factory.mktemp("page"), tokenizer_folder, pytest.MonkeyPatch())
     texts: list[Any] = [f"{HOSTILE[n % len(HOSTILE)]} number {n}" for n in range(60)]
-    docs = web.holds([*texts, {"text": 7}, {"other": "<b onclick=alert(1)>"}], "docs.jsonl")
+    docs = project.write_source(
+        [*texts, {"text": 7}, {"other": "<b onclick=alert(1)>"}], "docs.jsonl"
+    )
     asked = [{"prompt": f"What is {n}?", "response": f"{n} </mark> it is."} for n in range(60)]
     question = {"role": "user", "content": "Say it."}
     says = [[question, {"role": "assistant", "content": text}] for text in ("It.", "It, " * 60)]
-    chat = web.holds([{"messages": says[n % 9 == 0]} for n in range(60)], "chat.jsonl")
+    chat = project.write_source([{"messages": says[n % 9 == 0]} for n in range(60)], "chat.jsonl")
     streams = {"docs": documents(docs, layout="document"), "chat": chats(chat)}
-    streams["faq"] = pairs(web.holds(asked, "faq.jsonl"))
+    streams["faq"] = pairs(project.write_source(asked, "faq.jsonl"))
     streams["packed"] = streams["faq"] | {"pack": True}
     mix = {
         n: {"share": s} for n, s in (("docs", 0.4), ("faq", 0.3), ("chat", 0.2), ("packed", 0.1))
     }
     drawn = {"mix": mix, "budget": "400000 tokens", "max_repeat": 1000}
     drawn |= {"special_tokens_in_text": "allow", "max_seq_len": 64}
-    web.says(streams=streams, **drawn).done()
-    return web.recipe
+    project.configure(streams=streams, **drawn).convert_ok()
+    return project.recipe
 
 
 @pytest.fixture(scope="module")
@@ -140,12 +142,12 @@ def test_spans_are_the_text_and_all_its_tokens(decoder: Any, text: str) -> None:
         assert said.translate(joiners) == "".join(kept), "a joiner alone is named"
 
 
-def test_images_are_thumbnails_and_damaged_ones_a_sentence(web: Web, seeing: Path) -> None:
-    write_drawings(web.folder, 3, size=(600, 400))
-    web.holds([record("0.jpg", "1.png"), record("2.webp"), record()])
-    web.tokenizer = seeing
-    web.says(stream("a.jsonl"), max_seq_len=400).done()
-    page, _ = report(web.recipe, out=web.folder / "r.html")
+def test_images_are_thumbnails_and_damaged_ones_a_sentence(project: Project, seeing: Path) -> None:
+    write_drawings(project.folder, 3, size=(600, 400))
+    project.write_source([record("0.jpg", "1.png"), record("2.webp"), record()])
+    project.tokenizer = seeing
+    project.configure(stream("a.jsonl"), max_seq_len=400).convert_ok()
+    page, _ = report(project.recipe, out=project.folder / "r.html")
     assert sorted(len(sample.images) for sample in page.samples) == [0, 1, 2]
     assert all(url.startswith("data:image/webp;base64,") for s in page.samples for url in s.images)
     assert "600 x 400 JPEG" in page.text
@@ -159,7 +161,7 @@ def test_images_are_thumbnails_and_damaged_ones_a_sentence(web: Web, seeing: Pat
     for damaged in (data[: len(data) // 2], b"<svg onload=alert(1)>", b""):
         made = make_thumbnail(Picture(400, 600, damaged))
         assert (made.data, "; not shown: " in made.caption) == ("", True)
-    web.patch.setattr("mdsmix.report.page.sample_browser.MOST_PIXELS", 600 * 400 - 1)
+    project.patch.setattr("mdsmix.report.page.sample_browser.MOST_PIXELS", 600 * 400 - 1)
     assert "image_too_large" in make_thumbnail(Picture(400, 600, data)).caption
 
 
@@ -180,47 +182,47 @@ def test_markup_in_stream_names_and_text_columns_stays_text(tmp_path: Path) -> N
 
 
 def test_missing_and_damaged_streams_are_reported_and_the_rest_is_shown(tmp_path: Path) -> None:
-    web, hurt, out = tmp_path / "web", tmp_path / "hurt", tmp_path / "r.html"
-    publish(web, CONCAT, [TOKEN_ROW] * 5)
+    project, hurt, out = tmp_path / "web", tmp_path / "hurt", tmp_path / "r.html"
+    publish(project, CONCAT, [TOKEN_ROW] * 5)
     (shard,) = publish(hurt, CONCAT, [TOKEN_ROW] * 5, card={}).rglob("*.mds")
     shard.write_bytes(bytes(shard.stat().st_size))
-    page, answer = report(web, hurt, out=out, code=4)
+    page, answer = report(project, hurt, out=out, code=4)
     assert ("is damaged" in answer.err, "is damaged" in page.text) == (True, True)
     assert answer.out.endswith(", without data that could not be read\n")
     assert page.samples
-    page, answer = report(web, tmp_path / "gone", out=out, code=4)
+    page, answer = report(project, tmp_path / "gone", out=out, code=4)
     assert page.text.count("gone contains no published stream") == 1, "once, and referred to"
     assert page.text.count("see the problem at the top of the page") >= 4
     assert answer.err.count("\n") == 1
 
 
-def test_a_recipe_is_planned_however_much_of_it_is_converted(web: Web) -> None:
-    web.holds(f"Number {n} of them." for n in range(50))
-    web.holds([""], "b.jsonl")
+def test_a_recipe_is_planned_however_much_of_it_is_converted(project: Project) -> None:
+    project.write_source(f"Number {n} of them." for n in range(50))
+    project.write_source([""], "b.jsonl")
     made = {name: documents("a.jsonl", layout="document") for name in "ab"}
-    recipe, out = web.says(streams=made).recipe, web.folder / "r.html"
+    recipe, out = project.configure(streams=made).recipe, project.folder / "r.html"
     page, answer = report(recipe, *NUMBERS, out=out, code=4)
     tokens = as_json("plan", recipe, *NUMBERS)["epoch"]["tokens"]
     assert float(page.figures["epoch.tokens"][0]) == tokens
     said = (
-        f"error: not published: a at {web.out}/a/train; b at {web.out}/b/train: run `mdsmix "
+        f"error: not published: a at {project.out}/a/train; b at {project.out}/b/train: run `mdsmix "
         "convert` on this recipe first."
     )
     assert answer.err.startswith(said)
     for command in ("check", "render-yaml"):
         assert mdsmix(command, recipe) == Answer(4, "", f"{said}\n")
     assert "Nothing is published yet." in page.text
-    web.done("--limit", 3, "--only", "a")
+    project.convert_ok("--limit", 3, "--only", "a")
     for command in ("check", "render-yaml"):
         answer = mdsmix(command, recipe)
         assert answer.code == 4
         start, _, rest = answer.err.partition(", without --limit; ")
         assert start == said.removesuffix(".")
-        looks = f"`mdsmix check {web.out}/a/limit-3`"
+        looks = f"`mdsmix check {project.out}/a/limit-3`"
         assert rest == f"to check what --limit converted, run {looks}.\n"
-    assert mdsmix("check", web.out / "a/limit-3").code == 0
+    assert mdsmix("check", project.out / "a/limit-3").code == 0
     made["b"] = documents("b.jsonl", layout="document")
-    web.says(streams=made).done("--only", "a")
+    project.configure(streams=made).convert_ok("--only", "a")
     page, _ = report(recipe, *NUMBERS, "-n", 2, out=out, code=4)
     assert [sample.stream for sample in page.samples] == ["a", "a"]
     assert "1 of these records become no sample" in page.text, "a stream that comes to nothing"
@@ -241,15 +243,15 @@ def test_the_page_of_another_mix_stays(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_one_sentence_says_why_there_is_no_page(tmp_path: Path) -> None:
     """An output that cannot be written is refused before streams are read."""
-    web, page = publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5, card={}), tmp_path / "r.html"
+    project, page = publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5, card={}), tmp_path / "r.html"
     for arguments, out, code, said in (
         ([tmp_path / "gone"], page, 4, "contains no published stream"),
         ([tmp_path / "a.yaml", "x=1"], page, 2, "a.yaml cannot be read"),
         ([], page, 2, "Usage"),
-        ([web, "--batch", 7, "--gpus", 2], page, 2, "cannot be divided among 2 devices"),
-        ([web], tmp_path, 2, str(tmp_path)),
-        ([web], tmp_path / "no/r.html", 2, str(tmp_path / "no/r.html")),
-        ([web], Path("/proc/r.html"), 4, "/proc/r.html"),
+        ([project, "--batch", 7, "--gpus", 2], page, 2, "cannot be divided among 2 devices"),
+        ([project], tmp_path, 2, str(tmp_path)),
+        ([project], tmp_path / "no/r.html", 2, str(tmp_path / "no/r.html")),
+        ([project], Path("/proc/r.html"), 4, "/proc/r.html"),
     ):
         answer = mdsmix("report", *arguments, "--no-preview", "-o", out)
         assert (answer.code, said in answer.err) == (code, True), answer.err

@@ -14,7 +14,14 @@ import yaml
 
 from mdsmix.init.other_tools import read_dataset_info
 from mdsmix.shapes import SHAPES
-from tests.converting import done, manifest_of, mdsmix, quarantined, write_jsonl, write_recipe
+from tests.converting import (
+    manifest_of,
+    mdsmix,
+    read_quarantined,
+    run_ok,
+    write_jsonl,
+    write_recipe,
+)
 
 Record = dict[str, Any]
 
@@ -131,7 +138,7 @@ def converted(
     path = str(write_jsonl(folder / "a.jsonl", records))
     stream = {"kind": "preference", "source": {"path": path, **source}}
     settings = {"max_seq_len": 256, "train_loader": {"name": "pairwise_preference"}, "max_bad": 0.9}
-    done("convert", write_recipe(folder, tokenizer, streams={"likes": stream}, **settings))
+    run_ok("convert", write_recipe(folder, tokenizer, streams={"likes": stream}, **settings))
     return manifest_of(folder / "out/likes/train")
 
 
@@ -144,7 +151,7 @@ def test_each_form_is_recognised_and_gives_the_rows_of_the_plain_one(
     assert wanted.records.written == len(plain)
     monkeypatch.chdir(tmp_path)
     write_jsonl(tmp_path / "likes.jsonl", records)
-    done("init", "likes.jsonl", "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")
+    run_ok("init", "likes.jsonl", "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")
     (stream,) = yaml.safe_load((tmp_path / "recipe.yaml").read_text())["streams"].values()
     source = stream["source"]
     assert stream["kind"] == "preference"
@@ -167,7 +174,7 @@ def test_one_odd_record_is_one_bad_record(tmp_path: Path, tokenizer_folder: Path
         folder = tmp_path / str(number)
         found = converted(folder, tokenizer_folder, [*whole, *ODD], source)
         assert found.records.written == 1
-        reasons = [bad["reason"] for bad in quarantined(folder / "out/likes/train")]
+        reasons = [bad["reason"] for bad in read_quarantined(folder / "out/likes/train")]
         assert reasons == ["no_prompt", "bad_message_keys", "missing_field"]
         planned = mdsmix("plan", folder / "recipe.yaml", "--batch", "1")
         assert "mdsmix itself failed" not in planned.err
@@ -266,13 +273,13 @@ def test_a_ranked_entry_of_dataset_info_is_a_stream_of_preferences(
     (draft,) = read_dataset_info(str(info), [], tmp_path, said)
     both = {"chosen": "chosen", "rejected": "rejected"}
     assert (draft.source, said) == ({"path": ["LF/data.jsonl"]} | both | source, [])
-    done("init", "--dataset-info", info, "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")
+    run_ok("init", "--dataset-info", info, "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")
     tree = yaml.safe_load(Path("recipe.yaml").read_text())
     assert (tree["streams"][name]["kind"], tree["train_loader"]) == (
         "preference",
         {"name": "pairwise_preference"},
     )
-    done("convert", "recipe.yaml")
+    run_ok("convert", "recipe.yaml")
     assert manifest_of(tmp_path / "mix" / name / "train").records.written == len(records)
 
 
@@ -290,7 +297,7 @@ def test_a_function_may_give_a_preference(tmp_path: Path, tokenizer_folder: Path
     (tmp_path / "likes.py").write_text(READ)
     records = [{"kind": kind, "good": " Ann.", "bad": " Bob."} for kind in ("text", "chat", "pair")]
     found = converted(tmp_path, tokenizer_folder, records, {"shape": "likes.py:read"})
-    (bad,) = quarantined(tmp_path / "out/likes/train")
+    (bad,) = read_quarantined(tmp_path / "out/likes/train")
     assert (bad["reason"], bad["detail"]["said"]) == (
         "function_gave_other",
         "a pair in a stream of preferences: write source.gives: pair for pairs",

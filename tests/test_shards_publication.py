@@ -20,7 +20,7 @@ from mdsmix.shards.lease import Overtaken, Revision, publish_in_place, replace_u
 from mdsmix.storage import Stat, locate
 from mdsmix.storage.local import LocalPath
 from tests.alarm import WAIT_SECONDS
-from tests.converting import Web, windows
+from tests.converting import Project, set_window_size
 from tests.paused_run import COMMITS, assert_paused_run_publishes_nothing
 from tests.published import CONCAT, TOKEN_ROW, publish
 
@@ -192,7 +192,7 @@ def test_a_conflict_without_a_change_is_tried_again(
 
 @pytest.mark.parametrize("way", COMMITS)
 def test_a_run_that_is_paused_at_any_step_publishes_nothing_over_a_newer_publication(
-    web: Web, way: str, monkeypatch: pytest.MonkeyPatch
+    project: Project, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    windows(monkeypatch, 1500)
-    assert_paused_run_publishes_nothing(web.recipe, locate(web.train), way)
+    set_window_size(monkeypatch, 1500)
+    assert_paused_run_publishes_nothing(project.recipe, locate(project.train), way)

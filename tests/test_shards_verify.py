@@ -19,14 +19,23 @@ from mdsmix.shards.index import read_index
 from mdsmix.shards.verification import VerifyReport, verify
 from mdsmix.storage import locate
 from mdsmix.storage.local import LocalPath
-from tests.converting import Told, Web, chats, documents, done, flip, mdsmix, run_recipe
+from tests.converting import (
+    Project,
+    RecordingWatcher,
+    chats,
+    documents,
+    flip_byte,
+    mdsmix,
+    run_ok,
+    run_recipe,
+)
 from tests.published import CONCAT, TOKEN_ROW, edit, publish
 
 PAIR = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
 
 
 def verify_folder(folder: Path, quick: bool = False) -> VerifyReport:
-    return verify(locate(folder), Told(), quick)
+    return verify(locate(folder), RecordingWatcher(), quick)
 
 
 def find_faults(folder: Path, quick: bool = False) -> list[tuple[str, str]]:
@@ -44,7 +53,7 @@ def list_shards(folder: Path) -> list[Path]:
     return [folder / shard.stored.basename for shard in read_index(locate(folder)).shards]
 
 
-def test_streams_that_convert_publishes_are_whole(web: Web, corpus_folder: Path) -> None:
+def test_streams_that_convert_publishes_are_whole(project: Project, corpus_folder: Path) -> None:
     """All layouts and columns. The golden rows contain the totals of the manifests."""
     streams = {"web": documents(corpus_folder / "web.jsonl.zst")}
     streams["docs"] = documents(corpus_folder / "docs.jsonl", layout="document")
@@ -53,9 +62,9 @@ def test_streams_that_convert_publishes_are_whole(web: Web, corpus_folder: Path)
         ("text", None, streams),
         ("finetuning", "zstd", with_chats),
     ):
-        settings = {"train_loader": {"name": loader}, "local": str(web.folder / loader)}
-        web.says(streams=converted, compression=compression, max_seq_len=64, **settings)
-        for outcome in run_recipe(web.recipe):
+        settings = {"train_loader": {"name": loader}, "local": str(project.folder / loader)}
+        project.configure(streams=converted, compression=compression, max_seq_len=64, **settings)
+        for outcome in run_recipe(project.recipe):
             report = verify_folder(Path(outcome.target))
             assert (report.faults, report.blind) == ((), 0)
             assert report.samples == outcome.manifest.totals.samples > 0
@@ -66,7 +75,7 @@ def test_every_damaged_shard_is_named_once_with_what_was_expected_and_found(spli
     gone.unlink()
     size = cut.stat().st_size
     os.truncate(cut, size - 1)
-    flip(flipped, -1)
+    flip_byte(flipped, -1)
     problems = dict(find_faults(split))
     assert problems.keys() == {gone.name, cut.name, flipped.name}
     assert problems[gone.name].endswith("found no such file")
@@ -136,7 +145,7 @@ def test_a_stream_of_another_tool_is_compared_with_its_index(tmp_path: Path) -> 
             tmp_path / str(compression), columns, rows, shards=2, compression=compression
         )
         assert verify_folder(home / "train").faults == ()
-        flip(list_shards(home / "train")[1], 40)
+        flip_byte(list_shards(home / "train")[1], 40)
         ((file, problem),) = find_faults(home / "train")
         assert file == list_shards(home / "train")[1].name
         assert "xxh128" in problem
@@ -144,8 +153,8 @@ def test_a_stream_of_another_tool_is_compared_with_its_index(tmp_path: Path) -> 
 
 def test_the_command_prints_a_line_for_each_fault_and_exits_with_its_code(split: Path) -> None:
     """0: whole, 3: the stream may not be used, 4: it could not be read."""
-    assert re.fullmatch(rf"{split}: .*bytes: whole\n", done("verify", split.parent).out)
-    assert done("verify", "--quick", split).out.endswith("names and sizes are right\n")
+    assert re.fullmatch(rf"{split}: .*bytes: whole\n", run_ok("verify", split.parent).out)
+    assert run_ok("verify", "--quick", split).out.endswith("names and sizes are right\n")
     gone = list_shards(split)[0]
     gone.unlink()
     answer = mdsmix("verify", split)
@@ -179,7 +188,7 @@ def test_damage_in_transit_is_not_a_fault(split: Path, monkeypatch: pytest.Monke
         return real_read(self, *arguments)
 
     monkeypatch.setattr(LocalPath, "read", flip_at_first_read)
-    answer = done("verify", split)
+    answer = run_ok("verify", split)
     assert f"damaged in transit, whole when read again: {victim}" in answer.err
     times.clear()
     assert "damage-in-transit" in mdsmix("check", split, "--deep").out
@@ -188,12 +197,12 @@ def test_damage_in_transit_is_not_a_fault(split: Path, monkeypatch: pytest.Monke
         verify_folder(split)
 
 
-def test_repair_restores_lost_bad_records(web: Web) -> None:
+def test_repair_restores_lost_bad_records(project: Project) -> None:
     """Bad records that a later, refused run has added are not a fault."""
-    (web.folder / "a.jsonl").write_bytes(b'{"text": "a document"}\n' * 9 + b"not json\n")
+    (project.folder / "a.jsonl").write_bytes(b'{"text": "a document"}\n' * 9 + b"not json\n")
     for way in ("replace", "versioned"):
-        stream = web.folder / way / "web"
-        web.says(publish=way, local=str(web.folder / way)).done()
+        stream = project.folder / way / "web"
+        project.configure(publish=way, local=str(project.folder / way)).convert_ok()
         (quarantine_file,) = stream.glob("train/quarantine/*.zst")
         before = quarantine_file.read_bytes()
         for content in (None, b"", b"not zstd", before[:-8] + b"\0" + before[-7:]):
@@ -202,9 +211,9 @@ def test_repair_restores_lost_bad_records(web: Web) -> None:
                 quarantine_file.write_bytes(content)
             answer = mdsmix("verify", stream)
             assert (answer.code, answer.out[:18]) == (3, "fault quarantine: ")
-            done("check", stream)  # training reads none of them
-            done("repair", stream, "--recipe", web.recipe)
+            run_ok("check", stream)  # training reads none of them
+            run_ok("repair", stream, "--recipe", project.recipe)
             assert [path.read_bytes() for path in stream.glob("train/quarantine/*")] == [before]
-        done("verify", stream)
-    assert web.convert("streams.web.source.text=body").code == 5
-    done("verify", stream)
+        run_ok("verify", stream)
+    assert project.convert("streams.web.source.text=body").code == 5
+    run_ok("verify", stream)

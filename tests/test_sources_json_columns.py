@@ -20,12 +20,12 @@ from mdsmix.shapes import SHAPES
 from mdsmix.shapes.condition import parse_where
 from mdsmix.sources.arrow_values import decoders_of
 from tests.converting import (
-    done,
     manifest_of,
     mdsmix,
     pairs,
+    read_token_rows,
+    run_ok,
     run_recipe,
-    token_rows,
     write_jsonl,
     write_recipe,
 )
@@ -229,7 +229,9 @@ def test_a_number_in_a_text_field_is_bad_in_every_format(
     streams = {f"from-{name[2:]}": pairs(name) for name in names}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_bad=1.0)
     run_recipe(recipe)
-    rows = {name: token_rows(tmp_path / "out" / f"from-{name[2:]}" / "train") for name in names}
+    rows = {
+        name: read_token_rows(tmp_path / "out" / f"from-{name[2:]}" / "train") for name in names
+    }
     assert len({repr(stream_rows) for stream_rows in rows.values()}) == 1
     for name in names:
         split = tmp_path / "out" / f"from-{name[2:]}" / "train"
@@ -246,7 +248,7 @@ def test_a_condition_reads_values_inside_json(tmp_path: Path) -> None:
 
 def init(source: Path, tokenizer: Path) -> str:
     """Return the recipe that `mdsmix init` writes, without the sizes of files."""
-    done("init", source, "--tokenizer", tokenizer, "-o", source.parent / "made.yaml", "--replace")
+    run_ok("init", source, "--tokenizer", tokenizer, "-o", source.parent / "made.yaml", "--replace")
     return re.sub(r"[\d,]+ bytes", "", (source.parent / "made.yaml").read_text())
 
 

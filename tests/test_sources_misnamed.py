@@ -20,7 +20,7 @@ from mdsmix.shards.index import make_index
 from mdsmix.shards.shard_files import ShardLayout, lay_out_samples, store_shards
 from mdsmix.sources import find_files
 from mdsmix.storage import locate
-from tests.converting import documents, mdsmix, refused, write_recipe
+from tests.converting import assert_refused, documents, mdsmix, write_recipe
 from tests.formats import ENCODERS, all_records, bad_items, make_tar, read_file
 
 LINE = b'{"text": "one"}\n'
@@ -53,7 +53,7 @@ def test_a_file_of_another_format_is_refused_with_that_format_and_a_remedy(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     recipe = write_recipe(tmp_path, tokenizer_folder, streams={"a": documents(name)})
-    refused(mdsmix("convert", recipe), 4, name, format, remedy)
+    assert_refused(mdsmix("convert", recipe), 4, name, format, remedy)
 
 
 @pytest.mark.parametrize("split_by", ["file", "line", "paragraph"])
@@ -112,7 +112,7 @@ def test_columns_of_128_bit_integers_are_refused_with_a_remedy(
 ) -> None:
     (tmp_path / name).write_bytes(gzip.decompress(base64.b64decode(text)))
     recipe = write_recipe(tmp_path, tokenizer_folder, streams={"a": documents(name)})
-    refused(mdsmix("convert", recipe), 4, name, which, "Int128", "cast the column to Int64")
+    assert_refused(mdsmix("convert", recipe), 4, name, which, "Int128", "cast the column to Int64")
 
 
 MAC = [("./._1.jpg", b"m"), ("1.jpg", b"\xff"), ("._1.txt", b"m"), ("1.txt", b"t"), ("__MACOSX/._1.txt", b"x"), ("__MACOSX/1.txt", b"x"), (".DS_Store", b"\0"), ("1.cls", b"5"), ("2.txt", b"u")]  # fmt: skip

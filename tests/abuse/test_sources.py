@@ -20,7 +20,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.sources import find_files, inflate, plan_units
 from tests.abuse.conftest import Arena
 from tests.alarm import WAIT_SECONDS
-from tests.converting import manifest_of, quarantined, write_jsonl
+from tests.converting import manifest_of, read_quarantined, write_jsonl
 from tests.processes import run_and_measure
 
 RECORDS = [{"text": "one two three four five " * 9}] * 9
@@ -62,7 +62,7 @@ def test_a_file_s_name_controls_neither_a_shell_nor_a_terminal(arena: Arena) -> 
     recipe = arena.recipe("data/**/*.jsonl")
     folder, read = arena.convert(recipe), {f"data/c.jsonl/{name}" for name in NAMES}
     assert {file.path for file in manifest_of(folder).sources} == read
-    assert {bad["file"] for bad in quarantined(folder)} == read
+    assert {bad["file"] for bad in read_quarantined(folder)} == read
     for name in NAMES:
         named = ((command, f"no {name}") for command in ("verify", "check"))
         for arguments in (("convert", recipe, "--only", name), *named):
@@ -183,7 +183,7 @@ def test_each_bad_line_is_set_aside_with_its_place(arena: Arena) -> None:
     lines = b"".join(GOOD + line + b"\n" for line, _ in LINES.values())
     (arena.home / "a.jsonl").write_bytes(lines + b'{"text": 1, ' + GOOD[1:])
     folder = arena.convert(arena.recipe())
-    records, bad = manifest_of(folder).records, quarantined(folder)
+    records, bad = manifest_of(folder).records, read_quarantined(folder)
     assert (records.read, records.written) == (2 * len(LINES) + 1, len(LINES) + 1)
     by_line = {record["line"]: (record["reason"], record["length"]) for record in bad}
     for number, (name, (line, reason)) in enumerate(LINES.items()):
@@ -235,7 +235,7 @@ def test_a_line_of_300_megabytes_is_set_aside_by_its_place_and_length(arena: Are
     source.unlink()
     folder = arena.out / "web" / "train"
     assert manifest_of(folder).records.written == 18
-    [bad] = quarantined(folder)
+    [bad] = read_quarantined(folder)
     assert (bad["reason"], bad["line"], bad["length"]) == ("line_too_long", 10, length)
     assert bad["raw"] == ""
     assert peak < 1 << 30, f"{peak >> 20} MiB"

@@ -17,7 +17,7 @@ from mdsmix.bench import speed
 from mdsmix.bench.loader_bench import LoaderSetting
 from mdsmix.bench.speed import time_pass
 from tests.clock import Clock
-from tests.converting import done, mdsmix
+from tests.converting import mdsmix, run_ok
 from tests.with_torch.load_streams import config, write_tokens
 
 ROWS = 4
@@ -78,15 +78,15 @@ def test_no_cache_is_left_over_or_touched(
     """One stream has a remote folder, so that cold and warm passes are measured; its local folder
     is the user's own cache. The other has none.
     """
-    web = str(write_tokens(tmp_path / "web", 200, size_limit=2000))
+    project = str(write_tokens(tmp_path / "web", 200, size_limit=2000))
     docs = str(write_tokens(tmp_path / "docs", 200, size_limit=2000))
-    mixed = {"web": {"remote": web, "local": str(tmp_path / "cache")}, "docs": {"local": docs}}
+    mixed = {"web": {"remote": project, "local": str(tmp_path / "cache")}, "docs": {"local": docs}}
     tree = config(mixed, "text", shuffle=True) | {"tokenizer": {"name": str(tokenizer_folder)}}
     train = tmp_path / "train.yaml"
     tuned = tmp_path / "tuned"
     train.write_text(json.dumps(tree))
     short = ("--seconds", 0.2, "--step-ms", 5, "--workers", "0,1", "--prefetch", 2, "--batch", 4)
-    answer = done("bench", train, *short, "-o", tuned, "--json")
+    answer = run_ok("bench", train, *short, "-o", tuned, "--json")
     report = json.loads(answer.out)
     caches = [(row["workers"], row["cache"]) for row in report["rows"]][:4]
     assert caches == [(0, "cold"), (0, "warm"), (1, "cold"), (1, "warm")]

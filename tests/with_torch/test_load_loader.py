@@ -20,7 +20,7 @@ from mdsmix.load.collate import Packer
 from mdsmix.load.loader_settings import read_settings
 from mdsmix.load.training_rows import RowRules, TrainingRow
 from mdsmix.mix.plan.plan import PlanOptions, make_plan, resolve_for_plan
-from tests.converting import done, pairs, write_jsonl, write_recipe
+from tests.converting import pairs, run_ok, write_jsonl, write_recipe
 from tests.test_house_extensions import converted  # noqa: F401
 from tests.with_torch.load_streams import (
     EOS,
@@ -229,10 +229,10 @@ def test_a_packing_ratio_that_is_too_high_is_a_warning(
     settings = {"streams": streams, "max_seq_len": 64, "train_loader": {"num_workers": 0}}
     recipe = write_recipe(tmp_path, tokenizer_folder, **settings)
     train = tmp_path / "train.yaml"
-    done("convert", recipe)
+    run_ok("convert", recipe)
     keys = ("train_loader.name=mdsmix", "train_loader.dataset.packing_ratio=4.0")
-    done("render-yaml", recipe, "-o", train, *keys)
-    answer = done("check", train)
+    run_ok("render-yaml", recipe, "-o", train, *keys)
+    answer = run_ok("check", train)
     match = re.search(r"packing-high.* at least ([\d,]+) of 400 samples", answer.out)
     assert match, answer.out
     least = int(match[1])
@@ -245,8 +245,8 @@ def test_a_packing_ratio_that_is_too_high_is_a_warning(
     assert sum(stream.tokens for stream in plan.streams) <= 1.000001 * 64 * 400 / 4
     assert "packing_ratio 4 draws more tokens" in " ".join(plan.notes)
     assert 100 < least <= 400 - trained <= least * 1.2
-    done("render-yaml", recipe, "-o", train, keys[0], "train_loader.dataset.packing_ratio=1.2")
-    assert "packing-high" not in done("check", train).out
+    run_ok("render-yaml", recipe, "-o", train, keys[0], "train_loader.dataset.packing_ratio=1.2")
+    assert "packing-high" not in run_ok("check", train).out
 
 
 def test_a_local_folder_in_use_is_refused_until_its_loader_is_deleted(tmp_path: Path) -> None:
@@ -263,6 +263,6 @@ def test_a_local_folder_in_use_is_refused_until_its_loader_is_deleted(tmp_path: 
 
 def test_a_new_kind_with_a_new_codec_is_loaded(converted: Path) -> None:  # noqa: F811
     train = converted.with_name("train.yaml")
-    done("render-yaml", converted, "-o", train, "train_loader.num_workers=0")
+    run_ok("render-yaml", converted, "-o", train, "train_loader.num_workers=0")
     (batch,) = build_loader(str(train), batch_size=2)
     assert sorted(row[:2].tolist() for row in batch["input_ids"]) == [[3, 5], [5, 5]]

@@ -23,7 +23,7 @@ from torch.utils.data._utils.worker import WorkerInfo
 
 from mdsmix.errors import RecipeError
 from mdsmix.load import MixLoader, build_loader, training_rows
-from tests.converting import done, run_recipe
+from tests.converting import run_ok, run_recipe
 from tests.pictures import record, write_drawings
 from tests.with_torch.load_streams import PAIR, first_tokens, loaded, pair, write_stream
 from tests.with_torch.load_streams import write_tokens as write_text
@@ -131,7 +131,7 @@ def test_a_fork_server_gives_preferences(tmp_path: Path, tokenizer_folder: Path)
     case = RECORDED["cases"][0]
     names = {key: key for key in case["rows"][0]}
     converted(tmp_path, tokenizer_folder, records_of(case["rows"], tokenizer_folder), **names)
-    done("render-yaml", tmp_path / "recipe.yaml", "-o", tmp_path / "train.yaml")
+    run_ok("render-yaml", tmp_path / "recipe.yaml", "-o", tmp_path / "train.yaml")
     config = yaml.safe_load((tmp_path / "train.yaml").read_text())
     config["train_loader"] |= {"num_workers": 1, "prefetch_factor": 2}
     compare(lambda: build_loader(config, 2))

@@ -29,9 +29,9 @@ from mdsmix.table import Estimate
 from tests.converting import (
     chats,
     documents,
-    done,
     manifest_of,
     pairs,
+    run_ok,
     run_recipe,
     write_jsonl,
     write_recipe,
@@ -320,10 +320,10 @@ def test_every_command_counts_the_tokens_of_a_pass_of_the_loader(
     if loader == "sides":
         made["decoder_only_format"] = False
     recipe = write_recipe(tmp_path, tokenizer_folder, **made)
-    told = orjson.loads(done("convert", recipe, "--json").out)
+    told = orjson.loads(run_ok("convert", recipe, "--json").out)
     converted = {row["stream"]: row["tokens"] for row in told["rows"]}
     rendered = tmp_path / "train.yaml"
-    done("render-yaml", recipe, "-o", rendered)
+    run_ok("render-yaml", recipe, "-o", rendered)
     tree = yaml.safe_load(rendered.read_text())
     seen = dict[str, int]()
     for each, settings in tree["train_loader"]["dataset"]["streams"].items():
@@ -331,7 +331,7 @@ def test_every_command_counts_the_tokens_of_a_pass_of_the_loader(
         one["train_loader"]["dataset"]["streams"] = {each: settings}
         seen[each] = _tokens_of_a_pass(one)
     assert converted == seen
-    checked = orjson.loads(done("check", recipe, "--json").out)["epoch"]
+    checked = orjson.loads(run_ok("check", recipe, "--json").out)["epoch"]
     assert {row["stream"]: row["tokens"] for row in checked} == seen
     for line in rendered.read_text().splitlines()[1:]:
         _, _, row = line.partition("# mdsmix:   ")
@@ -342,7 +342,7 @@ def test_every_command_counts_the_tokens_of_a_pass_of_the_loader(
     assert {stream.stream: stream.tokens for stream in plan.streams} == seen
     assert not any(isinstance(stream.tokens, Estimate) for stream in plan.streams)
     for each, tokens in seen.items():
-        out = done("inspect", tmp_path / "out" / each, "-n", 0).out
+        out = run_ok("inspect", tmp_path / "out" / each, "-n", 0).out
         (line,) = [line for line in out.splitlines() if line.split()[:1] == ["tokens"]]
         assert line.split()[1].rstrip(",") == f"{tokens:,}", each
 
@@ -354,16 +354,16 @@ def test_a_manifest_that_counts_no_eos_gives_a_marked_number(
     talked = write_jsonl(tmp_path / "t.jsonl", TALKED)
     made = {"streams": {"chats": chats(talked)}, "max_seq_len": 48}
     recipe = write_recipe(tmp_path, tokenizer_folder, **made)
-    done("convert", recipe)
+    run_ok("convert", recipe)
     forget_eos(tmp_path / "out/chats/train")
-    header = done("render-yaml", recipe).out
+    header = run_ok("render-yaml", recipe).out
     plan = make_plan(resolve_for_plan([str(recipe)]), PlanOptions(gpus=1, batch=4))
     assert isinstance(plan.streams[0].tokens, Estimate)
     assert f"~{plan.streams[0].tokens:,.0f}" in header
-    assert "~" in done("convert", recipe).out.splitlines()[3]
+    assert "~" in run_ok("convert", recipe).out.splitlines()[3]
     (line,) = [
         line
-        for line in done("inspect", tmp_path / "out/chats", "-n", 0).out.splitlines()
+        for line in run_ok("inspect", tmp_path / "out/chats", "-n", 0).out.splitlines()
         if line.split()[:1] == ["tokens"]
     ]
     assert "~" in line

@@ -28,7 +28,7 @@ from mdsmix.preview.preview import preview
 from mdsmix.preview.shard_reader import ShardReader
 from mdsmix.preview.step_rows import COUNTED, Step
 from mdsmix.shards.token_ids import IGNORED_LABEL
-from tests.converting import chats, documents, done, mdsmix, run_recipe, write_jsonl, write_recipe
+from tests.converting import chats, documents, mdsmix, run_ok, run_recipe, write_jsonl, write_recipe
 from tests.corpus import docstrings
 from tests.published import CARD
 from tests.with_torch.load_streams import IDS, PAIR, config, pair, write_stream, write_tokens
@@ -211,11 +211,11 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
 
 
 def preview_as_json(*arguments: object) -> dict[str, Any]:
-    return json.loads(done("preview", *arguments, "--json").out)
+    return json.loads(run_ok("preview", *arguments, "--json").out)
 
 
 def test_the_text_shows_steps_samples_and_the_epoch(recipe: Path) -> None:
-    answer = done("preview", recipe, "--batch", 8, "--gpus", 2, "--workers", 2, "--ids")
+    answer = run_ok("preview", recipe, "--batch", 8, "--gpus", 2, "--workers", 2, "--ids")
     assert re.search(r"^  rows_a_step +8$", answer.out, re.MULTILINE)
     assert answer.out.count("step 2: 8 samples drawn") == 1
     assert "⟦This.⟨<|im_end|>⟩" in answer.out
@@ -249,7 +249,7 @@ def test_json_has_sample_ids_and_a_loaders_state_continues_them(
     assert sum(row["samples"] for row in whole["epoch"]["rows"]) == 8 * whole["steps_an_epoch"]
     assert len(whole["epoch"]["windows"]) == 3
     rendered = recipe.with_name("train.yaml")
-    done("render-yaml", recipe, "-o", rendered)
+    run_ok("render-yaml", recipe, "-o", rendered)
     loader = build_loader(rendered, 8)
     assert len(list(islice(loader, 2))) == 2
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
@@ -275,7 +275,7 @@ def test_json_has_sample_ids_and_a_loaders_state_continues_them(
 def test_every_region_of_the_page_has_its_own_name(recipe: Path, tmp_path: Path) -> None:
     """A screen reader jumps between the regions of a page by their names."""
     options = ("mix.docs.choose=4", "mix.chat.choose=4", "--batch", 8, "--gpus", 1, "-n", 1)
-    done("report", recipe, *options, "-o", tmp_path / "r.html")
+    run_ok("report", recipe, *options, "-o", tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text("utf-8")
     names = re.findall('role="region"[^>]*aria-label="([^"]+)"', page)
     assert len(set(names)) == len(names), names

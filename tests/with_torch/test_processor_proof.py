@@ -30,7 +30,7 @@ from mdsmix.processor.counts import count_image_tokens
 from mdsmix.processor.loaded import LoadedProcessor
 from mdsmix.storage import locate
 from mdsmix.tokenizer.card import open_tokenizer
-from tests.converting import done, mdsmix, run_recipe
+from tests.converting import mdsmix, run_ok, run_recipe
 from tests.pictures import record, write_drawings
 from tests.processors import FAMILIES, IMAGE_TOKEN, made
 from tests.versions import IS_TRANSFORMERS_4
@@ -204,7 +204,7 @@ def test_a_loader_finds_the_processor_beside_the_streams_as_it_was_published(
     (found,) = build_loader(path, 3)
     assert found.keys() == named.keys()
     assert all(torch.equal(found[key], named[key]) for key in named)
-    done("check", path)
+    run_ok("check", path)
     with monkeypatch.context() as patched:
         patched.setattr(LoadedProcessor, "digest", property(lambda _: "0" * 32))
         with pytest.raises(

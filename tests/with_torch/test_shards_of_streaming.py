@@ -24,7 +24,7 @@ from mdsmix.shards.verification import verify
 from mdsmix.sources.find import find_files
 from mdsmix.sources.units import ReadAs
 from mdsmix.storage import locate
-from tests.converting import Told
+from tests.converting import RecordingWatcher
 from tests.with_torch.load_streams import IDS, first_tokens, loaded, write_stream, write_tokens
 
 
@@ -43,7 +43,7 @@ def test_a_merged_index_is_read_like_any_other(merged: Path) -> None:
     stream = open_stream_in(locate(merged))
     assert [shard.stored.basename[:2] for shard in stream.shards] == ["0/", "1/"]
     assert not stream.contradictions
-    assert not verify(locate(merged), Told()).faults
+    assert not verify(locate(merged), RecordingWatcher()).faults
     refused = [
         each for each in run_checks(make_stream_mix([str(merged)])) if each.severity == "error"
     ]
@@ -59,7 +59,7 @@ def test_a_missing_shard_of_a_merged_index_is_missed(merged: Path) -> None:
     assert [fault.file for fault in open_stream_in(locate(merged)).contradictions] == [
         f"1/{shard.name}"
     ]
-    assert verify(locate(merged), Told()).faults
+    assert verify(locate(merged), RecordingWatcher()).faults
 
 
 def test_a_merged_index_is_one_source(merged: Path) -> None:

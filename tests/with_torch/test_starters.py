@@ -15,7 +15,7 @@ from mdsmix.load import build_loader
 from mdsmix.storage import locate
 from tests import drawings
 from tests.alarm import fail_after
-from tests.converting import chats, done, run_recipe, write_recipe
+from tests.converting import chats, run_ok, run_recipe, write_recipe
 
 YAMLS = Path(__file__).parents[2] / "yamls"
 STARTERS = sorted(path.name for path in YAMLS.glob("*.yaml"))
@@ -25,15 +25,15 @@ LENGTH = 128
 
 def _sources(corpus: Path) -> dict[str, bytes]:
     """Where a starter looks for data, and what lies there."""
-    web = (corpus / "web.jsonl.zst").read_bytes()
-    plain = zstandard.ZstdDecompressor().decompressobj().decompress(web)
+    project = (corpus / "web.jsonl.zst").read_bytes()
+    plain = zstandard.ZstdDecompressor().decompressobj().decompress(project)
     code = plain.replace(b'{"text":', b'{"content":')
     docs, faq, chat = ((corpus / f"{name}.jsonl").read_bytes() for name in ("docs", "faq", "chat"))
     raw = {"raw/code/deep/a.jsonl.gz": gzip.compress(code), "raw/web-heldout.jsonl": plain}
     chats = ("data/chat.jsonl", "data/chat/a.jsonl", "data/chat-heldout.jsonl")
     webs = ("raw/web/a.jsonl.zst", "data/web/a.jsonl.zst")
     plain_data = {"data/books/a.jsonl": docs, "data/faq.jsonl": faq}
-    return raw | plain_data | dict.fromkeys(webs, web) | dict.fromkeys(chats, chat)
+    return raw | plain_data | dict.fromkeys(webs, project) | dict.fromkeys(chats, chat)
 
 
 def _at_home(name: str, home: Path, tokenizer: Path, corpus: Path, bucket: str) -> Path:
@@ -71,10 +71,10 @@ def test_a_starter_goes_the_whole_way(
         streams = {"older-stream": chats(corpus_folder / "chat.jsonl")}
         settings = {"max_seq_len": LENGTH, "remote": f"s3://{bucket}"}
         run_recipe(write_recipe(tmp_path, tokenizer_folder, streams=streams, **settings))
-    done("convert", recipe)
-    done("check", recipe)
+    run_ok("convert", recipe)
+    run_ok("check", recipe)
     rendered = tmp_path / "train.yaml"
-    done("render-yaml", recipe, "-o", rendered)
+    run_ok("render-yaml", recipe, "-o", rendered)
     tree = yaml.safe_load(rendered.read_text())
     tree["train_loader"] |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
     with fail_after(120):
