@@ -38,7 +38,7 @@ TABLE = """1,hello
 
 
 @pytest.fixture
-def two(project: Project) -> Project:
+def two_files(project: Project) -> Project:
     """Two files with a bad record each, in small units."""
     project.set_window_size(100)
     for name in "ab":
@@ -50,61 +50,61 @@ def list_lines(project: Project) -> list[tuple[str, int]]:
     return sorted((record["file"], record["line"]) for record in project.bad)
 
 
-def test_a_fixed_record_leaves_the_quarantine(two: Project) -> None:
-    two.run()
-    assert list_lines(two) == [("a.jsonl", 11), ("b.jsonl", 11)]
-    two.write_source([*GOOD[:10], {"text": "a"}, *GOOD[10:]])
-    two.run()
-    assert list_lines(two) == [("b.jsonl", 11)]
-    assert two.manifest.records.bad == 1
-    two.write_source(GOOD, "b.jsonl")
-    two.run()
-    assert not [name for name in read_files(two.out) if "quarantine" in name]
+def test_a_fixed_record_leaves_the_quarantine(two_files: Project) -> None:
+    two_files.run()
+    assert list_lines(two_files) == [("a.jsonl", 11), ("b.jsonl", 11)]
+    two_files.write_source([*GOOD[:10], {"text": "a"}, *GOOD[10:]])
+    two_files.run()
+    assert list_lines(two_files) == [("b.jsonl", 11)]
+    assert two_files.manifest.records.bad == 1
+    two_files.write_source(GOOD, "b.jsonl")
+    two_files.run()
+    assert not [name for name in read_files(two_files.out) if "quarantine" in name]
 
 
 @pytest.mark.parametrize("window", [100, 1 << 20])
 def test_equal_files_and_files_of_one_unit_have_their_own_bad_records(
-    two: Project, window: int
+    two_files: Project, window: int
 ) -> None:
     """The bad records have the current names of their files."""
-    two.set_window_size(window)
-    shutil.copy(two.folder / "a.jsonl", two.folder / "b.jsonl")
-    assert (two.run().units == 1) == (window > 100)
-    assert two.manifest.records.bad == 2
+    two_files.set_window_size(window)
+    shutil.copy(two_files.folder / "a.jsonl", two_files.folder / "b.jsonl")
+    assert (two_files.run().units == 1) == (window > 100)
+    assert two_files.manifest.records.bad == 2
     for name in ("b.jsonl", "c.jsonl"):
-        assert list_lines(two) == [("a.jsonl", 11), (name, 11)]
-        (two.folder / name).rename(two.folder / "c.jsonl")
-        two.run()
+        assert list_lines(two_files) == [("a.jsonl", 11), (name, 11)]
+        (two_files.folder / name).rename(two_files.folder / "c.jsonl")
+        two_files.run()
 
 
-def test_a_bad_record_of_a_reused_unit_has_its_current_line_number(two: Project) -> None:
+def test_a_bad_record_of_a_reused_unit_has_its_current_line_number(two_files: Project) -> None:
     """Its unit is reused after lines were inserted above it."""
-    two.run()
-    path = two.folder / "a.jsonl"
-    first, *rest = path.read_bytes().splitlines(keepends=True)
+    two_files.run()
+    path = two_files.folder / "a.jsonl"
+    first, *later_lines = path.read_bytes().splitlines(keepends=True)
     shorter = first.replace(b"document", b"d")
     filler = b"\n" * (len(first) - len(shorter))  # later lines keep their offsets
-    path.write_bytes(b"".join([shorter, filler, *rest]))
-    assert two.run().done == 1
-    (record,) = (r for r in two.bad if r["file"] == "a.jsonl")
+    path.write_bytes(b"".join([shorter, filler, *later_lines]))
+    assert two_files.run().done == 1
+    (record,) = (r for r in two_files.bad if r["file"] == "a.jsonl")
     assert record["line"] == 11 + len(filler)
     assert path.read_bytes()[record["offset"] :].startswith(b'{"name":"a"}')
 
 
-def test_lost_bad_records_are_restored_and_damaged_ones_are_an_error(two: Project) -> None:
-    two.run()
-    before = read_files(two.out)
-    first = min((two.train / "quarantine").iterdir())
-    unit_file = two.train / ".mdsmix" / f"{first.name.partition('.')[0]}.unit"
-    (two.train / "index.json").unlink()
+def test_lost_bad_records_are_restored_and_damaged_ones_are_an_error(two_files: Project) -> None:
+    two_files.run()
+    before = read_files(two_files.out)
+    first = min((two_files.train / "quarantine").iterdir())
+    unit_file = two_files.train / ".mdsmix" / f"{first.name.partition('.')[0]}.unit"
+    (two_files.train / "index.json").unlink()
     unit_file.write_bytes(unit_file.read_bytes()[:-9] + b"no frame.")
-    answer = two.convert()
+    answer = two_files.convert()
     assert (answer.code, f"{unit_file.name} is damaged" in answer.err) == (4, True)
-    assert two.convert("--verify-target").code == 0
-    for lost in (unit_file, two.train / "index.json"):
+    assert two_files.convert("--verify-target").code == 0
+    for lost in (unit_file, two_files.train / "index.json"):
         lost.unlink()
-    assert two.run().done == 1
-    assert read_files(two.out) == before
+    assert two_files.run().done == 1
+    assert read_files(two_files.out) == before
 
 
 def format_record(raw: bytes, detail: Any = None, has_images: bool = False) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def test_a_tokenizer_rebuilds_all_streams_and_a_template_conversations(mixed: Pr
 
 
 @pytest.fixture
-def two(project: Project) -> Project:
+def strict(project: Project) -> Project:
     return project.configure(max_bad=None)
 
 
@@ -128,44 +128,46 @@ def describe(project: Project, *overrides: str, **options: Any) -> str:
     return "\n".join(describe_plans(open_recipe(project.recipe, overrides), Options(**options)))
 
 
-def test_a_dry_run_prints_reasons_and_writes_nothing(two: Project) -> None:
-    assert "1 of 1 work units would be converted" in describe(two)
-    assert "nothing is published there yet" in describe(two)
-    assert not two.out.exists()
-    two.run()
-    assert "0 of 1 work units" in describe(two)
+def test_a_dry_run_prints_reasons_and_writes_nothing(strict: Project) -> None:
+    assert "1 of 1 work units would be converted" in describe(strict)
+    assert "nothing is published there yet" in describe(strict)
+    assert not strict.out.exists()
+    strict.run()
+    assert "0 of 1 work units" in describe(strict)
     for n in range(7):
-        two.write_source(["another text of other words"], f"b-{n}.jsonl")
+        strict.write_source(["another text of other words"], f"b-{n}.jsonl")
     names = ", ".join(["a.jsonl", *(f"b-{n}.jsonl" for n in range(4))])
-    assert describe(two).endswith(f"{EDITED}{names} and 4 more")
+    assert describe(strict).endswith(f"{EDITED}{names} and 4 more")
     for name in ("b", *(f"b-{n}" for n in range(7))):
-        (two.folder / f"{name}.jsonl").unlink()
-    assert "b.jsonl is no longer among its sources" in describe(two, reencode=True)
-    two.patch.setattr(sources, "content_of", None)
-    assert "the first 7 records would be converted" in describe(two, limit=7), "no source is read"
+        (strict.folder / f"{name}.jsonl").unlink()
+    assert "b.jsonl is no longer among its sources" in describe(strict, reencode=True)
+    strict.patch.setattr(sources, "content_of", None)
+    assert "the first 7 records would be converted" in describe(strict, limit=7), (
+        "no source is read"
+    )
 
 
-def test_a_published_stream_is_refused_if_max_bad_is_lower_now(two: Project) -> None:
-    (two.folder / "b.jsonl").write_text("no record\n")
-    two.run()
+def test_a_published_stream_is_refused_if_max_bad_is_lower_now(strict: Project) -> None:
+    (strict.folder / "b.jsonl").write_text("no record\n")
+    strict.run()
     with pytest.raises(TooManyBadRecords):
-        two.run("max_bad=0.001")
+        strict.run("max_bad=0.001")
 
 
-def test_a_dry_run_reports_lost_and_unpublished_files_and_backends(two: Project) -> None:
-    two.run()
-    reason = f"not all of them are, at {two.train}"
-    assert f"{reason}-" in describe(two, "publish=versioned")
-    (two.train / "index.json").rename(two.folder / "index")
-    assert "0 of 1 work units" in describe(two)
-    assert describe(two).endswith(reason)
-    (two.folder / "index").rename(two.train / "index.json")
-    assert "and is the reference" in describe(two, "tokenizer.backend=reference")
-    two.run("tokenizer.backend=reference")
-    assert two.manifest.backend.startswith("tokenizers ")
-    assert len(describe(two).splitlines()) == 1
-    two.shards[0].unlink()
-    assert describe(two).endswith(f"{EDITED}a.jsonl, b.jsonl")
+def test_a_dry_run_reports_lost_and_unpublished_files_and_backends(strict: Project) -> None:
+    strict.run()
+    reason = f"not all of them are, at {strict.train}"
+    assert f"{reason}-" in describe(strict, "publish=versioned")
+    (strict.train / "index.json").rename(strict.folder / "index")
+    assert "0 of 1 work units" in describe(strict)
+    assert describe(strict).endswith(reason)
+    (strict.folder / "index").rename(strict.train / "index.json")
+    assert "and is the reference" in describe(strict, "tokenizer.backend=reference")
+    strict.run("tokenizer.backend=reference")
+    assert strict.manifest.backend.startswith("tokenizers ")
+    assert len(describe(strict).splitlines()) == 1
+    strict.shards[0].unlink()
+    assert describe(strict).endswith(f"{EDITED}a.jsonl, b.jsonl")
 
 
 def assert_needs_reencode(project: Project, match: str, *overrides: str) -> None:

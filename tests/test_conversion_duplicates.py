@@ -236,15 +236,15 @@ def list_set_bits(bits: bytes) -> list[int]:
 
 @given(some_windows, st.integers(1, 30))
 def test_repeats_are_found_as_by_a_set(windows: list[Pairs], rows_at_once: int) -> None:
-    seen = set[tuple[int, int]]()
+    earlier = set[tuple[int, int]]()
     expected = list[list[int]]()
     for window in windows:
         repeats = list[int]()
         for number, fingerprint in enumerate(window):
-            if fingerprint in seen:
+            if fingerprint in earlier:
                 repeats.append(number)
             if fingerprint != (0, 0):
-                seen.add(fingerprint)
+                earlier.add(fingerprint)
         expected.append(repeats)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(duplicates, "ROWS_AT_ONCE", rows_at_once)
@@ -266,9 +266,9 @@ def test_memory_does_not_grow_with_the_stream(monkeypatch: pytest.MonkeyPatch) -
     def peak(windows: int) -> int:
         tracemalloc.start()
         count_repeats(half_equal(windows))
-        most = tracemalloc.get_traced_memory()[1]
+        peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        return most
+        return peak_bytes
 
     peak(1)  # the first call imports 1 to 4 MB
     large, small = (min(peak(windows) for _ in range(2)) for windows in (64, 16))

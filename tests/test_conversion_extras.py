@@ -147,22 +147,22 @@ def test_tools_of_the_system_message_are_printed(
     """If the template prints tools of the system message, as GLM-4's does, they stay there.
     Otherwise they are the record's tools, as in OpenAI's format.
     """
-    asked, answer = talk("user", "assistant")["messages"]
+    question, answer = talk("user", "assistant")["messages"]
     system = {"role": "system", "content": "Help."}
     source = {"tools": QWEN_2_5, "glm": GLM_4}[style]
-    inside = [system | {"tools": TOOLS}, asked, answer]
-    bare = [system | {"tools": [tool["function"] for tool in TOOLS]}, asked, answer]
+    inside = [system | {"tools": TOOLS}, question, answer]
+    bare = [system | {"tools": [tool["function"] for tool in TOOLS]}, question, answer]
     project.write_source({"messages": messages} for messages in (inside, bare))
     configure_chats(project, styles[style], shape="openai").run()
     if style == "glm":
         expected = theirs(source, inside, False)
     else:
-        expected = theirs(source, [system, asked, answer], False, tools=TOOLS)
+        expected = theirs(source, [system, question, answer], False, tools=TOOLS)
     assert TOOLS[0]["function"]["name"] in expected
     assert read_texts(project) == [expected] * 2
     other = {"messages": inside, "tools": TOOLS[:1]}
     project.write_source(
-        [other, {"messages": [{**system, "tools": "none"}, asked, answer]}, {"messages": inside}]
+        [other, {"messages": [{**system, "tools": "none"}, question, answer]}, {"messages": inside}]
     )
     configure_chats(project, styles[style], shape="openai", tools="tools").convert_ok("--reencode")
     quarantined = {"bad_tools": 2} if style == "tools" else {"bad_tools": 1, "tools_not_printed": 1}
@@ -172,11 +172,13 @@ def test_tools_of_the_system_message_are_printed(
 def test_possible_marks_and_unprinted_reasoning_are_reported(
     project: Project, styles: dict[str, Path]
 ) -> None:
-    asked, answer = talk("user", "assistant")["messages"]
-    keep = [{"messages": [asked | {"keep": 0}, answer | {"keep": n}]} for n in (0, 1, True, False)]
-    thought = {"messages": [asked, answer | {"reasoning": "Hm.", "score": 1}]}
-    scored = {"messages": [asked, answer | {"score": 0.5}]}
-    rejected = {"messages": [asked, answer], "rejected_response": "no"}
+    question, answer = talk("user", "assistant")["messages"]
+    keep = [
+        {"messages": [question | {"keep": 0}, answer | {"keep": n}]} for n in (0, 1, True, False)
+    ]
+    thought = {"messages": [question, answer | {"reasoning": "Hm.", "score": 1}]}
+    scored = {"messages": [question, answer | {"score": 0.5}]}
+    rejected = {"messages": [question, answer], "rejected_response": "no"}
     project.write_source([*keep, thought, scored, rejected])
     output = configure_chats(project, styles["tools"], shape="openai").convert_ok().out
     assert (
@@ -199,8 +201,8 @@ def test_possible_marks_and_unprinted_reasoning_are_reported(
 def test_init_notes_that_records_mark_their_answers(
     project: Project, styles: dict[str, Path]
 ) -> None:
-    asked, answer = talk("user", "assistant")["messages"]
-    messages = [asked, answer | {"loss_mask": 0}, asked, answer | {"loss_mask": 1}]
+    question, answer = talk("user", "assistant")["messages"]
+    messages = [question, answer | {"loss_mask": 0}, question, answer | {"loss_mask": 1}]
     project.write_source([{"messages": messages}] * 3)
     recipe = project.folder / "drafted.yaml"
     run_ok("init", project.folder / "a.jsonl", "--tokenizer", styles["tools"], "-o", recipe)
@@ -214,15 +216,15 @@ def test_an_image_key_of_a_message_is_read_like_a_content_part(
     project.tokenizer = seeing_tokenizer(project.tokenizer, tmp_path / "seeing")
     for number in range(2):
         (project.folder / f"{number}.jpg").write_bytes(drawing(seed=number))
-    asked, answer = talk("user", "assistant")["messages"]
+    question, answer = talk("user", "assistant")["messages"]
     parts = [{"type": "image", "image": "0.jpg"}, {"type": "text", "text": "u"}]
-    in_parts = [asked | {"content": parts}, answer]
-    inside = [asked | {"image": "0.jpg"}, answer]
-    placed = [asked | {"images": ["0.jpg"], "content": "<image>u"}, answer]
-    later = [*inside, asked | {"image": "1.jpg", "content": "v"}, answer]
+    in_parts = [question | {"content": parts}, answer]
+    inside = [question | {"image": "0.jpg"}, answer]
+    placed = [question | {"images": ["0.jpg"], "content": "<image>u"}, answer]
+    later = [*inside, question | {"image": "1.jpg", "content": "v"}, answer]
     shared = [{"from": "human", "value": "u", "image": "0.jpg"}, {"from": "gpt", "value": "a"}]
-    bad = [asked | {"images": ["0.jpg", "1.jpg"], "content": "<image>u"}, answer]
-    empty = [asked | {"image": None}, answer]
+    bad = [question | {"images": ["0.jpg", "1.jpg"], "content": "<image>u"}, answer]
+    empty = [question | {"image": None}, answer]
     project.write_source(
         {"messages": messages} for messages in (in_parts, inside, placed, later, bad, empty)
     )
@@ -261,11 +263,11 @@ def test_placeholders_in_preferences_are_reported(
     project: Project, styles: dict[str, Path]
 ) -> None:
     project.tokenizer = styles["tools"]
-    asked, answer = talk("user", "assistant")["messages"]
+    question, answer = talk("user", "assistant")["messages"]
     pair = {"prompt": "<ref-object>?", "chosen": "<bbox>", "rejected": "no"}
     chosen = [{"role": "user", "content": "<video>"}, answer]
     project.write_source(
-        [pair, {"prompt": None, "chosen": chosen, "rejected": [chosen[0], asked | answer]}]
+        [pair, {"prompt": None, "chosen": chosen, "rejected": [chosen[0], question | answer]}]
     )
     configure_preferences(project, "prompt", "chosen", "rejected")
     output = project.convert_ok().out
@@ -326,14 +328,14 @@ def test_images_of_finevision_come_before_the_first_question(
     content = [drawing(seed=number) for number in range(2)]
     for number in range(2):
         (project.folder / f"{number}.jpg").write_bytes(content[number])
-    asked, answer = talk("user", "assistant")["messages"]
+    question, answer = talk("user", "assistant")["messages"]
     parts = [{"type": "image", "image": f"{n}.jpg"} for n in range(2)]
-    more = [asked | {"content": "v"}, answer]
+    more = [question | {"content": "v"}, answer]
     project.write_source(
         [
             {
                 "messages": [
-                    asked | {"content": [*parts, {"type": "text", "text": "u"}]},
+                    question | {"content": [*parts, {"type": "text", "text": "u"}]},
                     answer,
                     *more,
                 ]
@@ -354,12 +356,12 @@ def test_images_of_finevision_come_before_the_first_question(
         chats("b.parquet", images={}) | {"source": {"path": "b.parquet", "texts": "texts"}},
         max_seq_len=400,
     )
-    said = project.convert_ok("--reencode").out
+    output = project.convert_ok("--reencode").out
     (row,) = read_samples(project.train)
     assert {key: row[key] for key in ("turns", "images")} == {
         key: expected[key] for key in ("turns", "images")
     }
-    assert "fields not read: messages.source (1 of 1 not empty)" in said
+    assert "fields not read: messages.source (1 of 1 not empty)" in output
     drafted = run_ok("init", project.folder / "b.parquet", "--tokenizer", project.tokenizer).out
     assert "texts: texts" in drafted
     assert "images: {}" in drafted

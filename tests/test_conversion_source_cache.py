@@ -68,12 +68,12 @@ def test_every_setting_that_decides_what_is_read_is_in_the_stamp() -> None:
 
 
 def test_a_unit_that_lost_a_window_is_read_again() -> None:
-    known = KnownSources.empty("/mix")
-    known.learn(unit_stamp(make_unit()), CONTENT)
-    known.units["begun"] = Content(windows=WINDOWS, files=())
-    known.forget({*WINDOWS[1:]})
-    assert known.content(make_unit()) is None
-    assert list(known.units.values()) == [Content(windows=WINDOWS[:1], files=())] * 2
+    known_sources = KnownSources.empty("/mix")
+    known_sources.learn(unit_stamp(make_unit()), CONTENT)
+    known_sources.units["begun"] = Content(windows=WINDOWS, files=())
+    known_sources.forget({*WINDOWS[1:]})
+    assert known_sources.content(make_unit()) is None
+    assert list(known_sources.units.values()) == [Content(windows=WINDOWS[:1], files=())] * 2
 
 
 def test_a_damaged_cache_counts_as_empty(cache: Path) -> None:
@@ -88,16 +88,16 @@ def test_windows_and_units_are_noted_as_soon_as_they_are_finished(cache: Path) -
     """First the windows of a unit, then the unit. A killed run leaves half a line. Lines are only
     appended.
     """
-    known = KnownSources.empty("/mix")
+    known_sources = KnownSources.empty("/mix")
     for number, window in enumerate(WINDOWS, 1):
-        known.note(make_unit(), Content(windows=(window,), files=()))
+        known_sources.note(make_unit(), Content(windows=(window,), files=()))
         loaded = KnownSources.load("/mix")
         assert loaded.windows_of(make_unit()) == {w.number: w for w in WINDOWS[:number]}
         assert loaded.content(make_unit()) is None
     (file,) = (cache / "seen").iterdir()
     sizes = [file.stat().st_size]
     for start in range(3):
-        known.note(make_unit(start=start), OTHER)
+        known_sources.note(make_unit(start=start), OTHER)
         sizes.append(file.stat().st_size)
     assert sizes[3] - sizes[2] == sizes[2] - sizes[1] < sizes[1]
     lines = file.read_bytes()

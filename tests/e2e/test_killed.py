@@ -263,13 +263,13 @@ def test_a_terminated_run_ends_in_order_and_another_machine_continues(
     assert (code, time.monotonic() - began < 30) == (143, True), output
     assert output.splitlines()[-1].startswith("interrupted: nothing was half published")
     assert not run.has_processes()
-    left = read_location(out)
-    assert not [name for name in left if name.endswith((".tmp", "lease", "index.json"))]
+    remaining = read_location(out)
+    assert not [name for name in remaining if name.endswith((".tmp", "lease", "index.json"))]
 
     project.patch.setenv("MDSMIX_CACHE", str(project.folder / "another machine"))
     outcome = project.run(f"{key}={out}")
-    records = [name for name in left if name.endswith(".unit")]
-    assert 3 <= len(records) == outcome.reused < outcome.units, sorted(left)
+    records = [name for name in remaining if name.endswith(".unit")]
+    assert 3 <= len(records) == outcome.reused < outcome.units, sorted(remaining)
     assert read_location(out) == read_location(project.convert_into().out)
 
 

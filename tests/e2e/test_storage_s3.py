@@ -298,16 +298,16 @@ requests that are needed to find out.
 """
 
 
-@pytest.mark.parametrize(("fault", "when", "is_kept", "most"), STORES)
+@pytest.mark.parametrize(("fault", "when", "is_kept", "most_requests"), STORES)
 def test_a_store_is_tested_once_for_whether_it_keeps_conditions(
-    fault: str, when: Any, is_kept: bool, most: int, root: Location, proxy: Proxy
+    fault: str, when: Any, is_kept: bool, most_requests: int, root: Location, proxy: Proxy
 ) -> None:
     proxy.rules = [Rule(fault, "PUT", times=10**9, when=when)]
     assert (root / "x").try_conditions() is is_kept
-    asked, a = len(proxy.requests), root / "a"
-    assert asked == most if is_kept else asked <= most
+    request_count, a = len(proxy.requests), root / "a"
+    assert request_count == most_requests if is_kept else request_count <= most_requests
     assert (root / "y").try_conditions() is is_kept
-    assert len(proxy.requests) == asked
+    assert len(proxy.requests) == request_count
     assert list(root.list(recursive=True)) == []
     first = a.create(b"one")
     assert a.create(b"two") is None
