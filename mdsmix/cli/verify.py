@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,7 +48,7 @@ def verify(
             report = verification.verify(folder, watcher, quick)
         damaged.extend(report.faults)
         if as_json:
-            return asdict(report)
+            return report.to_json()
         _print(report, quick, quiet)
         return None
 
@@ -64,8 +63,8 @@ def _print(report: VerifyReport, quick: bool, quiet: bool) -> None:
     for fault in report.faults:
         echo(f"fault {fault}")
     outcome = "names and sizes are right" if quick else "whole"
-    if report.blind and not quick:
-        shards = plural(report.blind, "shard")
+    if report.unchecked and not quick:
+        shards = plural(report.unchecked, "shard")
         outcome += f"; {shards} not checked: no hash or no decompressor is known"
     if report.faults:
         outcome = (

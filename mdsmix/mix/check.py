@@ -138,7 +138,7 @@ def describe_coverage(mix: Mix) -> str:
             f"shard contents not read (only names and sizes): {counted}; `mdsmix check --deep`, or "
             "`mdsmix verify` of a stream, reads and hashes them"
         )
-    unchecked = sum(report.blind for report in mix.verified.values())
+    unchecked = sum(report.unchecked for report in mix.verified.values())
     if unchecked:
         return (
             f"read and hashed: {counted}; {plural(unchecked, 'shard')} could not be checked, since "

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mdsmix.errors import EarlierFormat, Unreachable
 from mdsmix.messages import flatten_error
@@ -77,13 +77,18 @@ class VerifyReport:
     shards: int = 0
     samples: int = 0
     bytes: int = 0
-    blind: int = 0
+    unchecked: int = 0
     """Shards that mdsmix cannot decompress, or that have no hash in the index: damage that leaves
     their layout whole is not noticed.
     """
     faults: tuple[StreamFault, ...]
     in_transit: tuple[StreamFault, ...] = ()
     "Damage that a second read did not find: the stored files are whole."
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as `--json` prints it; `unchecked` has the key `blind` there."""
+        tree = asdict(self)
+        return {"blind" if key == "unchecked" else key: value for key, value in tree.items()}
 
 
 def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> VerifyReport:
@@ -123,7 +128,7 @@ def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> Ve
         shards=len(index.shards),
         samples=index.samples,
         bytes=index.bytes,
-        blind=are_checkable.count(False),
+        unchecked=are_checkable.count(False),
         faults=tuple(faults),
         in_transit=tuple(file.fault for file in read_files if file.fault and file.is_whole),
     )

@@ -1,5 +1,5 @@
-"""Small streams in every column layout, written by Streaming's own MDSWriter, and the config that
-loads them.
+"""Writes small streams in every column layout with Streaming's own MDSWriter, and makes the config
+that loads them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ PAIR = {"input_ids": "ndarray:uint16", "labels": "ndarray:uint16"}
 
 
 def write_stream(folder: Path, columns: dict[str, str], samples: Any, **settings: Any) -> Path:
-    """`settings`: of MDSWriter, which hashes by sha1 unless they say otherwise."""
+    """Write a stream and return its folder.
+
+    Args:
+        settings: of MDSWriter; by default it hashes by sha1.
+    """
     from streaming import MDSWriter
 
     settings = {"hashes": ["sha1"], **settings}
@@ -32,7 +36,7 @@ def write_stream(folder: Path, columns: dict[str, str], samples: Any, **settings
 
 
 def write_tokens(folder: Path, count: int, length: int = 8, **settings: Any) -> Path:
-    """A concat stream as mdsmix writes it for the text loader, in which no token comes twice: row i
+    """Write a concat stream as mdsmix does for the text loader. All tokens are different: row i
     starts with 10 + i * length.
     """
     rows = np.arange(10, 10 + count * length, dtype=np.uint16).reshape(count, length)
@@ -41,12 +45,13 @@ def write_tokens(folder: Path, count: int, length: int = 8, **settings: Any) -> 
 
 
 def pair(i: int) -> dict[str, Any]:
-    """A prompt of 1 to 4 tokens and a response of 1 to 7."""
+    """Return a prompt of 1 to 4 tokens and a response of 1 to 7."""
     ids = np.arange(10, 11 + i % 4, dtype=np.uint16)
     return {"input_ids": ids, "labels": np.arange(20, 21 + i % 7, dtype=np.uint16)}
 
 
 def first_tokens(batches: Iterable[Any]) -> list[int]:
+    """Return the first token of each row."""
     return [token for batch in batches for token in batch["input_ids"][:, 0].tolist()]
 
 
@@ -55,8 +60,10 @@ def loaded(mixed: Mixed, batch: int = 2, name: str = "text", **dataset: Any) -> 
 
 
 def config(mixed: Mixed, name: str = "finetuning", **dataset: Any) -> dict[str, Any]:
-    """A config for rows of 8 tokens; keywords of the loader are those that LLM-Foundry has
-    there.
+    """Make a config for rows of 8 tokens.
+
+    Args:
+        dataset: keys of `dataset`, and the keys of the loader itself.
     """
     keys = ("num_workers", "drop_last", "prefetch_factor", "persistent_workers", "timeout")
     loader = {key: dataset.pop(key) for key in keys if key in dataset}
@@ -66,7 +73,7 @@ def config(mixed: Mixed, name: str = "finetuning", **dataset: Any) -> dict[str, 
 
 
 def ranks(programs: Standing, *program: object, **environment: str) -> list[Program]:
-    """A program in two processes of a training run on this machine."""
+    """Start a program in two processes, as two ranks of a training run on this machine."""
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
     common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **environment}
     return [programs.start(*program, **common, RANK=n, LOCAL_RANK=n) for n in "01"]
