@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 
 import xxhash
@@ -105,15 +106,11 @@ class _Member(NamedTuple):
     field: str
     info: tarfile.TarInfo
 
-    @property
-    def record(self) -> tuple[str, str]:
-        return self.key, self.reason
-
 
 def _items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
     """Yield the records of the archive, in order, each made of neighbouring members of one key."""
     members = map(_member, _files(archive))
-    for (key, reason), group in groupby(members, key=lambda member: member.record):
+    for (key, reason), group in groupby(members, key=attrgetter("key", "reason")):
         record = _Record(key, reason, unit)
         for member in group:
             record.add(member, archive)
