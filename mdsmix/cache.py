@@ -1,6 +1,6 @@
 """The cache of this machine: a folder of files that can be deleted at any time.
 
-It holds descriptions of tokenizers and processors, the contents of sources that were read, and
+It contains descriptions of tokenizers and processors, the contents of sources that were read, and
 other results that are slow to work out again.
 """
 
@@ -37,6 +37,6 @@ def keep_in_cache(path: Path, content: bytes) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise Unreachable(
-            f"cannot write {path} ({error.strerror}), a file of mdsmix's cache: set MDSMIX_CACHE to a "
-            "folder that can be written."
+            f"cannot write {path} ({error.strerror}), a file of mdsmix's cache: "
+            "set MDSMIX_CACHE to a folder that can be written."
         ) from None

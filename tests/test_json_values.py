@@ -1,5 +1,5 @@
-"""Whole numbers of any size are read as they are written, by every door that reads JSON; Python's
-own reader is the oracle.
+"""Whole numbers of any size are read exactly, everywhere JSON is read. Python's own reader is the
+oracle.
 """
 
 from __future__ import annotations
@@ -33,29 +33,33 @@ VALUES = st.recursive(
 @given(VALUES)
 @example(10**400)
 @example({"a" * 25: [f"{10**30}", -(2**63) - 1, 0.1, 1e22]})
-def test_a_value_is_that_of_its_text(value: Any) -> None:
+def test_json_is_read_as_by_python(value: Any) -> None:
     for text in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
         assert repr(read_json(text)) == repr(read_json(text.encode())) == repr(json.loads(text))
     assert repr(read_json(write_json(value))) == repr(value)
 
 
 @given(st.text(st.sampled_from("a 1-9"), max_size=90), st.integers(-(10**25), 10**25))
-def test_only_runs_of_digits_are_looked_at_twice(text: str, number: int) -> None:
-    for around in (text, f"{text}{number}", f"{text} {number}{text}"):
-        runs = [part.rpartition("-") for part in around.replace("a", " ").split()]
-        is_long = any(len(last) >= 20 - (sign == "-") for _, sign, last in runs)
-        is_long |= any(len(part) >= 20 for each in around.replace("a", " ").split() for part in each.split("-"))  # fmt: skip
-        assert has_long_numbers(around.encode()) == is_long
+def test_only_long_runs_of_digits_are_found(text: str, number: int) -> None:
+    for content in (text, f"{text}{number}", f"{text} {number}{text}"):
+        words = content.replace("a", " ").split()
+        has_long_negative = any(
+            sign == "-" and len(digits) >= 19
+            for _, sign, digits in (word.rpartition("-") for word in words)
+        )
+        runs = [digits for word in words for digits in word.split("-")]
+        is_long = has_long_negative or any(len(digits) >= 20 for digits in runs)
+        assert has_long_numbers(content.encode()) == is_long
 
 
-def test_texts_of_digits_everywhere_are_searched_too() -> None:
+def test_long_numbers_are_found_among_many_digits() -> None:
     digits = b"12345678 " * 3000
     assert not has_long_numbers(digits)
     assert has_long_numbers(digits + b"1" * 20)
 
 
 @pytest.mark.parametrize("text", ["1e400", "[-1e999]", "1" * 5000, '{"a": 1e400, "b": 1}'])
-def test_a_number_that_python_cannot_hold_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_number_that_python_cannot_represent_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UnreadableNumber):
         read_json(text)
     for name, content in (("a.jsonl", f"1\n{text}\n2"), ("a.json", f"[1, {text}, 2]")):
@@ -64,7 +68,7 @@ def test_a_number_that_python_cannot_hold_is_refused(tmp_path: Path, text: str) 
         assert [reason for reason, _ in bad_items(found)] == ["unreadable_value"]
 
 
-def test_every_format_that_holds_json_keeps_large_numbers(tmp_path: Path) -> None:
+def test_every_format_with_json_keeps_large_numbers(tmp_path: Path) -> None:
     said = [{"n": {"wei": number, "text": "1" * 30}, "t": f"{number}"} for number in LARGE]
     lines = "\n".join(map(json.dumps, said)).encode()
     table, members = encode_table(said, ","), []
@@ -80,10 +84,11 @@ def test_every_format_that_holds_json_keeps_large_numbers(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("number", LARGE)
-def test_tools_and_calls_hold_numbers_as_transformers_prints_them(number: int) -> None:
+def test_tools_and_calls_have_numbers_as_transformers_prints_them(number: int) -> None:
     """Its filter `tojson` is json.dumps with ensure_ascii=False."""
     arguments = {"wei": number}
-    function = {"name": "pay", "parameters": {"type": "object", "properties": {"wei": {"maximum": number}}}}  # fmt: skip
+    parameters = {"type": "object", "properties": {"wei": {"maximum": number}}}
+    function = {"name": "pay", "parameters": parameters}
     for given_tools in ([{"type": "function", "function": function}], json.dumps([function])):
         for given_arguments in (arguments, json.dumps(arguments)):
             call = {"id": "1", "function": {"name": "pay", "arguments": given_arguments}}

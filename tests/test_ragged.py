@@ -1,4 +1,4 @@
-"""Ragged rows behave as the list of arrays that they stand for."""
+"""Ragged rows behave as the same rows in a list of arrays."""
 
 from __future__ import annotations
 
@@ -19,24 +19,28 @@ ROWS = st.lists(st.lists(st.integers(0, 1000), max_size=6), max_size=12)
 
 @settings(max_examples=40)
 @given(ROWS, ROWS, st.randoms(use_true_random=False))
-def test_rows_come_back_taken_joined_and_sliced(
-    rows: list[list[int]], others: list[list[int]], random: random.Random
+def test_rows_are_the_same_after_take_concat_and_slice(
+    rows: list[list[int]], more_rows: list[list[int]], random: random.Random
 ) -> None:
-    made = Ragged.from_rows(rows, np.uint16)
-    assert lists(made) == rows
+    ragged_rows = Ragged.from_rows(rows, np.uint16)
+    assert lists(ragged_rows) == rows
     mask = np.array([random.random() < 0.5 for _ in rows], bool)
-    assert lists(made.take(mask)) == [row for row, kept in zip(rows, mask, strict=True) if kept]
+    assert lists(ragged_rows.take(mask)) == [
+        row for row, is_in in zip(rows, mask, strict=True) if is_in
+    ]
     order = np.array(random.sample(range(len(rows)), len(rows)), np.int64)
-    assert lists(made.take(order)) == [rows[i] for i in order]
-    both = Ragged.concat([made, Ragged.from_rows(others, np.uint16)])
-    assert lists(both) == rows + others
-    assert lists(both.slice(len(rows), len(both))) == others
-    cut = Chunked.from_parts([made, both]).slice(len(rows) // 2, len(rows) + len(both) // 2)
+    assert lists(ragged_rows.take(order)) == [rows[i] for i in order]
+    both = Ragged.concat([ragged_rows, Ragged.from_rows(more_rows, np.uint16)])
+    assert lists(both) == rows + more_rows
+    assert lists(both.slice(len(rows), len(both))) == more_rows
+    cut = Chunked.from_parts([ragged_rows, both]).slice(len(rows) // 2, len(rows) + len(both) // 2)
     values = np.concatenate([np.empty(0, np.uint16), *cut.arrays])
-    assert lists(Ragged(values, cut.offsets)) == (rows * 2 + others)[len(rows) // 2 :][: len(cut)]
+    assert (
+        lists(Ragged(values, cut.offsets)) == (rows * 2 + more_rows)[len(rows) // 2 :][: len(cut)]
+    )
 
 
-def test_cut_takes_a_stretch_of_each_row_and_bytes_are_read_as_the_dtype() -> None:
+def test_cut_takes_a_part_of_each_row_and_bytes_are_read_as_the_dtype() -> None:
     rows = Ragged.from_rows([[1, 2, 3], [], [4, 5]], "uint16")
     assert lists(rows.cut(np.array([1, 0, 0]), np.array([2, 0, 1]))) == [[2, 3], [], [4]]
     assert lists(rows.first(2)) == [[1, 2], [], [4, 5]]

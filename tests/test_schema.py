@@ -1,5 +1,5 @@
-"""Values as YAML gives them: a mapping becomes a dataclass, or one sentence that names the key; and
-lists in sentences.
+"""A mapping, as YAML gives it, becomes a dataclass or one sentence that names the key. Also: lists
+of names in sentences.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def test_sections_lists_and_mappings_become_dataclasses() -> None:
     assert schema.parse_mapping(Outer, tree) == expected
 
 
-def test_a_misfit_is_named() -> None:
+def test_a_value_that_does_not_fit_is_named() -> None:
     misfits: list[tuple[Any, str]] = [
         ([], "the top level must contain keys and values"),
         ({}, "name is missing."),
@@ -62,11 +62,11 @@ def test_a_misfit_is_named() -> None:
             schema.parse_mapping(Outer, tree)
 
 
-def test_only_a_whole_number_is_one() -> None:
+def test_only_an_int_is_a_whole_number() -> None:
     values = (0, 7, -1, True, 1.5, "7", None)
     assert [as_whole_number(value) for value in values] == [0, 7, -1, None, None, None, None]
 
 
-def test_names_beyond_the_most_are_counted() -> None:
-    for names, said in (("", ""), ("a", "a"), ("ab", "a, b"), ("abc", "a, b and 1 more")):
-        assert join_names([*names], 2) == said
+def test_names_beyond_the_limit_are_counted() -> None:
+    for names, joined in (("", ""), ("a", "a"), ("ab", "a, b"), ("abc", "a, b and 1 more")):
+        assert join_names([*names], 2) == joined

@@ -1,4 +1,6 @@
-"""Local files: a write is all or nothing, missing is an answer, and every failure is a sentence."""
+"""Local files: a write is complete or has no effect, a missing file is an ordinary result, and
+every failure is one sentence. URLs are opened or refused with a suggestion.
+"""
 
 from __future__ import annotations
 
@@ -21,65 +23,67 @@ from tests.alarm import WAIT_SECONDS
 from tests.converting import Project, assert_refused, mdsmix, read_files, run_ok
 
 
-def test_what_is_written_is_read_in_full_and_in_part(tmp_path: Path) -> None:
-    place = locate(tmp_path) / "new/folder" / "file.bin"
-    place.write(b"ab", memoryview(b"cdef"), bytearray(b"g"))
-    assert (place.read(), place.read(2, 3), place.read(6, 10)) == (b"abcdefg", b"cde", b"g")
-    assert (place.read(99, 1), place.open(5).read()) == (b"", b"fg")
-    found = place.stat()
-    with place.open_random(found) as file:
-        assert (file.seek(5), file.read()) == (5, b"fg")
-    place.write(b"1234567")
-    assert place.stat() != found, "the stamp changes with every write"
+def test_a_written_file_is_read_completely_and_in_parts(tmp_path: Path) -> None:
+    file = locate(tmp_path) / "new/folder" / "file.bin"
+    file.write(b"ab", memoryview(b"cdef"), bytearray(b"g"))
+    assert (file.read(), file.read(2, 3), file.read(6, 10)) == (b"abcdefg", b"cde", b"g")
+    assert (file.read(99, 1), file.open(5).read()) == (b"", b"fg")
+    stat = file.stat()
+    with file.open_random(stat) as reader:
+        assert (reader.seek(5), reader.read()) == (5, b"fg")
+    file.write(b"1234567")
+    assert file.stat() != stat, "the stamp changes with every write"
     with pytest.raises(Unreachable, match="was changed while it was being read"):
-        place.open_random(found)
+        file.open_random(stat)
 
 
 def test_a_write_that_fails_leaves_the_old_bytes_and_no_other_file(tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match="the disk is full"), explained("write", "x"):
         Path("/dev/full").write_bytes(b"x" * 100_000)
-    place = locate(tmp_path) / "a"
-    place.write(b"old")
+    file = locate(tmp_path) / "a"
+    file.write(b"old")
     with pytest.raises(TypeError):
-        place.write(b"new", "text is not bytes")  # type: ignore[arg-type]
-    assert place.read() == b"old"
+        file.write(b"new", "text is not bytes")  # type: ignore[arg-type]
+    assert file.read() == b"old"
     assert [name for name, _ in locate(tmp_path).list()] == ["a"]
 
 
-def test_missing_is_an_answer_to_stat_delete_and_list_and_an_error_to_read(tmp_path: Path) -> None:
-    place = locate(tmp_path) / "none" / "x"
-    assert (place.stat(), place.fetch(), list(place.list()), place.expand()) == (None, None, [], [])
-    place.delete()
-    for act in (place.read, place.open, partial(place.copy_to, locate(tmp_path) / "copy")):
+def test_a_missing_file_is_an_error_only_if_it_is_read(tmp_path: Path) -> None:
+    file = locate(tmp_path) / "none" / "x"
+    assert (file.stat(), file.fetch(), list(file.list()), file.expand()) == (None, None, [], [])
+    file.delete()
+    for act in (file.read, file.open, partial(file.copy_to, locate(tmp_path) / "copy")):
         with pytest.raises(Unreachable, match="no such file"):
             act()
 
 
-def test_fetch_is_stat_and_read_of_one_file_and_a_folder_is_none(tmp_path: Path) -> None:
-    place, folder = locate(tmp_path) / "a", locate(tmp_path)
-    place.write(b"abc")
-    for most, content in ((None, b"abc"), (3, b"abc"), (2, b"")):
-        assert place.fetch(*filter(None, [most])) == (place.stat(), content)
-    assert (folder.fetch(), folder.stat(), (place / "below").fetch()) == (None, None, None)
+def test_fetch_returns_stat_and_content_of_a_file_but_not_of_a_folder(tmp_path: Path) -> None:
+    folder = locate(tmp_path)
+    file = folder / "a"
+    file.write(b"abc")
+    assert file.fetch() == (file.stat(), b"abc")
+    assert file.fetch(3) == (file.stat(), b"abc")
+    assert file.fetch(2) == (file.stat(), b"")
+    assert (folder.fetch(), folder.stat(), (file / "below").fetch()) == (None, None, None)
     os.mkfifo(tmp_path / "pipe")
-    for act, said in (
+    for act, message in (
         (folder.read, "it is a folder"),
-        (lambda: (place / "below").write(b""), "is a file, not a folder"),
+        (lambda: (file / "below").write(b""), "is a file, not a folder"),
         ((folder / "pipe").fetch, "which may never end"),
     ):
-        with pytest.raises(Unreachable, match=said):
+        with pytest.raises(Unreachable, match=message):
             act()
 
 
-def test_expand_finds_what_a_shell_would(tmp_path: Path) -> None:
-    """A bucket is matched by the same rules."""
+def test_expand_finds_the_same_files_as_a_shell(tmp_path: Path) -> None:
+    """`path_matches` has the same rules; a bucket uses it."""
     root = locate(tmp_path)
     names = ["a.jsonl", "b.jsonl", "sub/c.jsonl", "sub/deep/d.jsonl", "sub/deep/e.txt", "x[1].txt"]
     hidden = [".hidden.jsonl", ".git/f.jsonl", "sub/.cache/g.jsonl"]
     for name in names + hidden:
         (root / name).write(b"")
     (tmp_path / "sub" / "loop").symlink_to(tmp_path)
-    for pattern, said in (
+    for pattern, matches in (
         ("*.jsonl", "a.jsonl b.jsonl"),
         ("?.jsonl", "a.jsonl b.jsonl"),
         ("[b-z].jsonl", "b.jsonl"),
@@ -92,15 +96,16 @@ def test_expand_finds_what_a_shell_would(tmp_path: Path) -> None:
         ("*.csv", ""),
         ("sub", ""),
     ):
-        expected = said.split()
-        found = [place.url for place, _ in (root / pattern).expand()]
-        assert found == [(root / name).url for name in expected], pattern
+        expected = matches.split()
+        urls = [file.url for file, _ in (root / pattern).expand()]
+        assert urls == [(root / name).url for name in expected], pattern
         if pattern != "x[1].txt":
-            matching = [n for n in names + hidden if path_matches(n.split("/"), pattern.split("/"))]
+            parts = pattern.split("/")
+            matching = [name for name in names + hidden if path_matches(name.split("/"), parts)]
             assert matching == expected, pattern
 
 
-def test_what_leads_outside_or_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+def test_names_that_lead_outside_and_unknown_urls_are_refused(tmp_path: Path) -> None:
     for name in ("../x", "a/../../x", "/etc/passwd", "a\0b"):
         with pytest.raises(Unreachable, match="leads out of"):
             _ = locate(tmp_path) / name
@@ -143,8 +148,8 @@ def test_a_name_that_begins_like_a_url_is_one_or_is_refused(tmp_path: Path) -> N
         with pytest.raises(RecipeError, match=f"^{re.escape(name)} cannot be opened: ") as error:
             locate(name)
         assert words in str(error.value)
-    here = ("./s3:/bucket/x", "./s3:x", "./s3//x", "s3/x", "s3", "/data/dbfs:/x")
-    for name in (*here, "a/s3:x", "a/b:/c", "a:b", "s3x:b", "12:/x"):
+    local = ("./s3:/bucket/x", "./s3:x", "./s3//x", "s3/x", "s3", "/data/dbfs:/x")
+    for name in (*local, "a/s3:x", "a/b:/c", "a:b", "s3x:b", "12:/x"):
         assert locate(name).url == os.path.abspath(name)
     assert locate("file:///data/a%20b").url == "/data/a b"
 
@@ -162,7 +167,7 @@ def test_no_command_takes_a_mistyped_url_for_a_folder(project: Project, place: s
         ("convert", recipe, f"local={place}"),
         ("convert", recipe, f"remote={place}"),
         ("convert", recipe, f"tokenizer={place}"),
-        ("convert", recipe, f"streams.project.source.path={place}/a.jsonl"),
+        ("convert", recipe, f"streams.web.source.path={place}/a.jsonl"),
         ("check", recipe, f"local={place}"),
         ("check", place),
         ("check", f"{place}/recipe.yaml"),
@@ -195,9 +200,9 @@ def test_no_command_takes_a_mistyped_url_for_a_folder(project: Project, place: s
     assert read_files(project.folder) == before
 
 
-def test_every_key_says_that_a_url_names_no_bucket(project: Project) -> None:
+def test_every_recipe_key_refuses_a_url_without_a_bucket(project: Project) -> None:
     project.write_source(["a text of some words"])
-    for key in ("local", "remote", "tokenizer", "streams.project.source.path"):
+    for key in ("local", "remote", "tokenizer", "streams.web.source.path"):
         assert_refused(
             mdsmix("convert", project.recipe, f"{key}=s3:///x"),
             2,
@@ -207,56 +212,58 @@ def test_every_key_says_that_a_url_names_no_bucket(project: Project) -> None:
     assert_refused(mdsmix("check", "s3:/bucket/recipe.yaml"), 2, "is not a file of this machine")
 
 
-def test_create_writes_where_nothing_is_and_replace_what_was_looked_at(tmp_path: Path) -> None:
-    place = locate(tmp_path) / "new" / "a"
-    first = place.create(b"one")
-    assert first == place.stat() is not None
-    assert place.create(b"two") is None
-    second = place.replace(first.stamp, b"three")
-    assert place.replace(first.stamp, b"four") is None
-    assert (place.read(), place.stat()) == (b"three", second)
-    place.delete()
-    assert place.replace(second.stamp, b"five") is None
-    assert list(place.parent.list()) == []
+def test_create_needs_a_missing_file_and_replace_the_version_of_the_stamp(tmp_path: Path) -> None:
+    file = locate(tmp_path) / "new" / "a"
+    first = file.create(b"one")
+    assert first == file.stat() is not None
+    assert file.create(b"two") is None
+    second = file.replace(first.stamp, b"three")
+    assert file.replace(first.stamp, b"four") is None
+    assert (file.read(), file.stat()) == (b"three", second)
+    file.delete()
+    assert file.replace(second.stamp, b"five") is None
+    assert list(file.parent.list()) == []
 
 
-def test_of_many_that_replace_one_version_one_does(tmp_path: Path) -> None:
-    place, together = locate(tmp_path) / "a", threading.Barrier(4)
+def test_only_one_of_several_writers_replaces_a_version(tmp_path: Path) -> None:
+    file = locate(tmp_path) / "a"
+    barrier = threading.Barrier(4)
 
-    def replace(stamp: str, mine: bytes) -> bool:
-        together.wait(WAIT_SECONDS)
-        return place.replace(stamp, mine) is not None
+    def replace(stamp: str, content: bytes) -> bool:
+        barrier.wait(WAIT_SECONDS)
+        return file.replace(stamp, content) is not None
 
     for number in range(10):
-        place.write(b"%d" % number)
+        file.write(b"%d" % number)
         with ThreadPoolExecutor(4) as pool:
-            stamp = place.stat().stamp
+            stamp = file.stat().stamp
             assert sum(pool.map(partial(replace, stamp), [b"a", b"b", b"c", b"d"])) == 1
 
 
-def test_unfinished_finds_what_a_killed_write_left_and_nothing_else(tmp_path: Path) -> None:
+def test_unfinished_finds_the_temporary_files_of_killed_writes_and_nothing_else(
+    tmp_path: Path,
+) -> None:
     root = locate(tmp_path)
     for name in ("a", "b/c.tmp", f"b/c.{'0' * 15}x.tmp", f"b/c.{'0' * 16}.tmp"):
         (root / name).write(b"1234")
-    ((name, left),) = root.unfinished()
-    assert (name, left.size) == (f"b/c.{'0' * 16}.tmp", 4)
-    assert abs(left.modified - time.time()) < 60
+    ((name, stat),) = root.unfinished()
+    assert (name, stat.size) == (f"b/c.{'0' * 16}.tmp", 4)
+    assert abs(stat.modified - time.time()) < 60
     (root / name).delete()
     assert list(root.unfinished()) == []
     assert len(list(root.list(recursive=True))) == 3
 
 
-def test_a_place_at_which_streaming_would_end_the_key_is_refused(project: Project) -> None:
-    """`#` and `?`, in remote, in the name of a stream's split, and in the place of a mix."""
+def test_a_url_whose_key_streaming_would_cut_off_is_refused(project: Project) -> None:
+    """`#` and `?` are refused in remote, in a stream's split, and in the folder of a mix."""
     for sign in "#?":
         for override in (f"remote=s3://bucket/c{sign}/mix", f"local=file:///mix/c{sign}"):
-            assert_refused(mdsmix("convert", project.recipe, override), 2, f"has a `{sign}`")
-        assert_refused(
-            mdsmix("mix", project.recipe, "-o", f"s3://bucket/c{sign}/mix"), 2, f"has a `{sign}`"
-        )
-        text = f"https://bucket/c{sign}/mix/shard.mds"
-        assert urlparse(text).path != "/c" + sign + "/mix/shard.mds", "as Streaming parses it"
-        project.write_source(
-            ["a text of more tokens than a row holds, which is sixteen of them"] * 3
-        )
+            answer = mdsmix("convert", project.recipe, override)
+            assert_refused(answer, 2, f"contains `{sign}`")
+        answer = mdsmix("mix", project.recipe, "-o", f"s3://bucket/c{sign}/mix")
+        assert_refused(answer, 2, f"has a `{sign}`")
+        url = f"https://bucket/c{sign}/mix/shard.mds"
+        assert urlparse(url).path != f"/c{sign}/mix/shard.mds", "as Streaming parses it"
+        long_text = "a text of more tokens than a row holds, which is sixteen of them"
+        project.write_source([long_text] * 3)
         run_ok("convert", project.recipe, f"local={project.folder / sign}")

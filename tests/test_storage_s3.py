@@ -1,5 +1,5 @@
-"""How patiently a store is asked, by a clock that the tests turn, and how a file of which any part
-may be read first asks it; no server is needed.
+"""How long a request to a store is retried, by a clock that the tests advance; and which requests a
+file sends that is read in any order. No server is needed.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from mdsmix.storage.s3_reader import make_random_reader
 from tests.clock import Clock
 
 
-def refused(code: str, status: int = 400) -> ClientError:
-    said = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    return ClientError(said, "PutObject")
+def make_error(code: str, status: int = 400) -> ClientError:
+    response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(response, "PutObject")
 
 
 TRIED = r"cannot reach s3://b/x at http://127\.0\.0\.1:9 \(tried \d+ times in \d+ s\): "
 REFUSED = EndpointConnectionError(endpoint_url="http://127.0.0.1:9")
 SILENT = ReadTimeoutError(endpoint_url="http://127.0.0.1:9")
-SLOW_DOWN = refused("SlowDown", 503)
+SLOW_DOWN = make_error("SlowDown", 503)
 
 
 class Waiting(Clock):
-    """Time passes where mdsmix sleeps, and by `work` with every request."""
+    """A clock that advances when mdsmix sleeps, and by `work` with every request."""
 
     def __init__(self) -> None:
         self.slept = list[float]()
@@ -48,7 +48,7 @@ class Waiting(Clock):
         super().sleep(seconds)
 
     def ask(self, seconds: float, error: Exception, work: float = 0) -> str:
-        """Asks a store that fails for so long."""
+        """Send a request to a store that fails for so many seconds."""
         end = self.now + seconds
         self.slept.clear()
 
@@ -60,21 +60,23 @@ class Waiting(Clock):
 
         return ask("s3://b/x", request)
 
-    def until_given_up(self, error: Exception, work: float = 0) -> tuple[float, str]:
-        """How long a request is tried, and what is said then."""
-        began = self.now
+    def ask_in_vain(self, error: Exception, work: float = 0) -> tuple[float, str]:
+        """Send a request to a store that always fails. Return for how many seconds it is retried,
+        and the message.
+        """
+        start = self.now
         with pytest.raises(Unreachable) as refusal:
             self.ask(1e9, error, work)
-        return self.now - began, str(refusal.value)
+        return self.now - start, str(refusal.value)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Waiting:
-    """And an endpoint that never answered."""
+    """Replace the time of the client, whose endpoint has never answered."""
     clock = Waiting()
     monkeypatch.setattr(s3_client, "time", clock)
-    for known in ("_answered", "_given_up", "_waited_for"):
-        monkeypatch.setattr(s3_client, known, set())
+    for name in ("_answered", "_given_up", "_waited_for"):
+        monkeypatch.setattr(s3_client, name, set())
     names = ("S3_ENDPOINT_URL", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     for name, value in zip(names, ("http://127.0.0.1:9", "us-east-1", "x", "y"), strict=True):
         monkeypatch.setenv(name, value)
@@ -82,53 +84,56 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Waiting:
 
 
 @pytest.fixture
-def known(clock: Waiting) -> Waiting:
-    """The endpoint has answered before."""
+def trusted(clock: Waiting) -> Waiting:
+    """Replace the time of the client, whose endpoint has answered before."""
     ask("s3://b/x", lambda client: None)
     return clock
 
 
-def test_a_store_that_is_gone_for_a_minute_is_waited_for(known: Waiting) -> None:
+def test_requests_are_retried_for_more_than_a_minute(trusted: Waiting) -> None:
     """Patience begins with the first failure: an upload that took two minutes before it broke is
     tried again.
     """
     for error in (REFUSED, SLOW_DOWN, SILENT):
-        assert known.ask(75, error, 0.01) == "done"
-        assert max(known.slept) <= 8
-        assert len(set(known.slept)) == len(known.slept), "no two wait for the same time"
-        assert 8 < len(known.slept) < 60
-    assert known.ask(200, REFUSED, 120) == "done"
-    assert len(known.slept) == 1
+        assert trusted.ask(75, error, 0.01) == "done"
+        assert max(trusted.slept) <= 8
+        assert len(set(trusted.slept)) == len(trusted.slept), "no two wait for the same time"
+        assert 8 < len(trusted.slept) < 60
+    assert trusted.ask(200, REFUSED, 120) == "done"
+    assert len(trusted.slept) == 1
 
 
 def test_a_store_that_stays_away_is_given_up_in_bounded_time(clock: Waiting) -> None:
-    """Soon, where it never answered; and soon for what is asked after that, until it answers."""
-    assert clock.until_given_up(REFUSED)[0] < 4
-    assert clock.until_given_up(SILENT, 30)[0] < 31
+    """It is given up soon if it never answered. After that, later requests are given up soon too,
+    until it answers.
+    """
+    assert clock.ask_in_vain(REFUSED)[0] < 4
+    assert clock.ask_in_vain(SILENT, 30)[0] < 31
     for error, work, most in ((REFUSED, 0, 91), (SILENT, 30, 151)):
         ask("s3://b/x", lambda client: None)
-        seconds, said = clock.until_given_up(error, work)
+        seconds, message = clock.ask_in_vain(error, work)
         assert 90 <= seconds < most
-        assert re.match(TRIED, said)
-        assert clock.until_given_up(SLOW_DOWN)[0] < 4
+        assert re.match(TRIED, message)
+        assert clock.ask_in_vain(SLOW_DOWN)[0] < 4
 
 
-def test_a_wait_is_said_once_and_again_after_the_store_has_answered(known: Waiting) -> None:
-    """Not one that ends within five seconds: a server that restarts is no news."""
-    said, before = list[str](), notices._say
-    with notices.redirect_notices(said.append):
-        known.ask(4, SLOW_DOWN)
-        assert said == []
+def test_a_notice_is_shown_once_and_again_after_the_store_has_answered(trusted: Waiting) -> None:
+    """A wait of less than five seconds is not shown: many servers restart faster."""
+    sentences = list[str]()
+    default = notices._say
+    with notices.redirect_notices(sentences.append):
+        trusted.ask(4, SLOW_DOWN)
+        assert sentences == []
         for _ in range(2):
-            known.ask(60, SLOW_DOWN)
-    assert notices._say is before
+            trusted.ask(60, SLOW_DOWN)
+    assert notices._say is default
     words = "the store asks to slow down; each request is retried for up to 90 s"
-    assert said == [f"waiting for http://127.0.0.1:9: {words}"] * 2
+    assert sentences == [f"waiting for http://127.0.0.1:9: {words}"] * 2
 
 
-def test_only_what_may_pass_is_asked_again(known: Waiting) -> None:
+def test_only_temporary_failures_are_retried(trusted: Waiting) -> None:
     down = "the store is overloaded or down"
-    for status, code, passes, words in (
+    for status, code, is_temporary, words in (
         (502, "502", True, f"{down} (502); run the same command again later"),
         (503, "SlowDownWrite", True, f"{down} (SlowDownWrite)"),
         (429, "429", True, f"{down} (429)"),
@@ -141,127 +146,143 @@ def test_only_what_may_pass_is_asked_again(known: Waiting) -> None:
         (501, "NotImplemented", False, "the store cannot do this"),
         (507, "XMinioStorageFull", False, "the store's disk is full; free some space"),
     ):
-        assert words in known.until_given_up(refused(code, status))[1]
-        assert (len(known.slept) > 8) is passes, code
+        assert words in trusted.ask_in_vain(make_error(code, status))[1]
+        assert (len(trusted.slept) > 8) is is_temporary, code
         ask("s3://b/x", lambda client: None)
 
 
-def test_a_forked_worker_knows_what_its_parent_knows(known: Waiting) -> None:
-    """But for its connections: two processes on one of them would read each other's answers."""
-    parents = ask("s3://b/x", lambda client: client)
-    assert ask("s3://b/y", lambda client: client) is parents
+def test_a_forked_worker_trusts_the_endpoints_of_its_parent_but_has_its_own_client(
+    trusted: Waiting,
+) -> None:
+    """Two processes on one connection would read each other's answers."""
+    client_of_parent = ask("s3://b/x", lambda client: client)
+    assert ask("s3://b/y", lambda client: client) is client_of_parent
 
-    def asked() -> None:
-        assert known.ask(30, REFUSED, 0.1) == "done"
-        assert ask("s3://b/x", lambda client: client) is not parents
+    def check() -> None:
+        assert trusted.ask(30, REFUSED, 0.1) == "done"
+        assert ask("s3://b/x", lambda client: client) is not client_of_parent
 
-    child = get_context("fork").Process(target=asked)
+    child = get_context("fork").Process(target=check)
     child.start()
     child.join()
     assert child.exitcode == 0
 
 
-def test_each_part_of_a_body_is_awaited(known: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object of five bytes, of which each body brings one in a minute, and then nothing."""
+def test_each_part_of_a_body_has_its_own_patience(
+    trusted: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object has five bytes. Each body returns one in a minute, and then nothing."""
 
-    def get(wanted: dict[str, str], client: object) -> dict[str, Any]:
-        start = int(wanted.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
-        left = [b"abcde"[start : start + 1]]
+    def get(request: dict[str, str], client: object) -> dict[str, Any]:
+        start = int(request.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        remaining = [b"abcde"[start : start + 1]]
 
         def read(size: int) -> bytes:
-            if not left:
+            if not remaining:
                 raise SILENT
-            known.now += 60
-            return left.pop()
+            trusted.now += 60
+            return remaining.pop()
 
         body = SimpleNamespace(read=read, close=lambda: None)
         return {"ETag": "etag", "Body": body, "ContentLength": 5}
 
     monkeypatch.setattr(s3_reader, "_get", get)
     assert locate("s3://b/x").read() == b"abcde"
-    assert known.now > 300
+    assert trusted.now > 300
 
 
-def test_fewer_bytes_are_another_object(clock: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a store that heeds no If-Match."""
+def test_too_few_bytes_mean_that_the_object_was_changed(
+    clock: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that ignores If-Match returns another version."""
     answer = {"ETag": "new", "Body": io.BytesIO(b"ab"), "ContentLength": 2}
-    monkeypatch.setattr(s3_reader, "_get", lambda wanted, client: answer)
+    monkeypatch.setattr(s3_reader, "_get", lambda request, client: answer)
     file = locate("s3://b/x").open_random(Stat(9, "old", 0))
     with pytest.raises(Unreachable, match="was changed while it was being read"):
         file.read(5)
 
 
-def test_a_store_says_which_version_and_when_or_is_refused() -> None:
-    """An ETag may be without quotes, or weakened by a proxy. A listing may be without: then the
+def test_an_answer_without_version_or_time_is_refused() -> None:
+    """An ETag may have no quotes, or be weakened by a proxy. A listing may have none: then the
     object itself is asked.
     """
     now = datetime(2026, 11, 22, tzinfo=timezone.utc)
     for etag in ('"abc"', "abc", 'W/"abc"'):
-        said = {"ETag": etag, "LastModified": now, "ContentLength": 5}
-        assert s3_client.stat_from(said) == Stat(5, "abc", now.timestamp())
+        answer = {"ETag": etag, "LastModified": now, "ContentLength": 5}
+        assert s3_client.stat_from(answer) == Stat(5, "abc", now.timestamp())
     assert s3_client.stat_from({"LastModified": now, "Size": 5}) == Stat(5, "", now.timestamp())
-    for said, lacking in (({"ETag": "a"}, "Last-Modified"), ({"LastModified": now}, "ETag")):
-        with pytest.raises(Unreachable, match=f"answers without {lacking}"):
-            s3_client.stat_from({"ContentLength": 5, **said})
+    for answer, missing in (({"ETag": "a"}, "Last-Modified"), ({"LastModified": now}, "ETag")):
+        with pytest.raises(Unreachable, match=f"answers without {missing}"):
+            s3_client.stat_from({"ContentLength": 5, **answer})
 
 
-def test_who_knows_no_conditions_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each answers so to a condition; nothing is there yet."""
-    store, place, known = ("http://store", "b"), {"Bucket": "b", "Key": "x"}, dict[Any, bool]()
-    monkeypatch.setattr(s3_conditions, "_keeps", known)
-    client = Mock(**{"head_object.side_effect": refused("404")})
+def test_a_store_that_refuses_the_headers_keeps_no_conditions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each store answers so to a condition; the object does not exist yet."""
+    store = ("http://store", "b")
+    target = {"Bucket": "b", "Key": "x"}
+    keeps = dict[Any, bool]()
+    monkeypatch.setattr(s3_conditions, "_keeps", keeps)
+    client = Mock(**{"head_object.side_effect": make_error("404")})
     client.meta.endpoint_url = store[0]
-    for word, before, is_learnt in (
-        *((word, {}, True) for word in ("NotImplemented", "MethodNotAllowed", "InvalidArgument")),
+    for code, before, is_learnt in (
+        ("NotImplemented", {}, True),
+        ("MethodNotAllowed", {}, True),
+        ("InvalidArgument", {}, True),
         ("NotImplemented", {store: True}, False),
         ("AccessDenied", {}, False),
     ):
-        known.clear()
-        known.update(before)
-        client.put_object.side_effect = [refused(word), {"ETag": '"new"'}]
+        keeps.clear()
+        keeps.update(before)
+        client.put_object.side_effect = [make_error(code), {"ETag": '"new"'}]
         with nullcontext() if is_learnt else pytest.raises(ClientError):
-            assert s3_conditions.put_if(client, place, b"1", None).stamp == "new"
-        assert known == ({store: False} if is_learnt else before)
+            assert s3_conditions.put_if(client, target, b"1", None).stamp == "new"
+        assert keeps == ({store: False} if is_learnt else before)
 
 
-def test_a_bucket_has_a_host_at_aws(clock: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a body gets a checksum of 2025 at AWS alone."""
+def test_a_bucket_is_part_of_the_host_name_only_at_aws(
+    clock: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the checksum headers of 2025 are sent only to AWS."""
 
-    def asked(client: Any) -> tuple[str, str]:
-        wanted = {"Bucket": "bucket", "Key": "x"}
-        url = client.generate_presigned_url("get_object", Params=wanted).partition("?")[0]
+    def describe(client: Any) -> tuple[str, str]:
+        target = {"Bucket": "bucket", "Key": "x"}
+        url = client.generate_presigned_url("get_object", Params=target).partition("?")[0]
         return url, client.meta.config.request_checksum_calculation
 
-    for endpoint, found in (
+    for endpoint, expected in (
         ("http://minio.example:9000", ("http://minio.example:9000/bucket/x", "when_required")),
         ("", ("https://bucket.s3.amazonaws.com/x", "when_supported")),
     ):
         monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
-        assert ask("s3://b/x", asked) == found
+        assert ask("s3://b/x", describe) == expected
 
 
 READ = st.tuples(st.none(), st.integers(-1, 90))
 SEEK = st.tuples(st.sampled_from([io.SEEK_SET, io.SEEK_CUR, io.SEEK_END]), st.integers(-140, 140))
 
 
-class Fetched:
-    """Ranges of some bytes, and what was asked for."""
+class RecordingFetch:
+    """Returns ranges of some bytes, and records them."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.asked = data, list[tuple[int, int]]()
+        self.data = data
+        self.ranges = list[tuple[int, int]]()
 
     def __call__(self, start: int, end: int) -> bytes:
         assert 0 <= start < end <= len(self.data)
-        self.asked.append((start, end))
+        self.ranges.append((start, end))
         return self.data[start:end]
 
 
 @given(st.binary(max_size=100), st.lists(st.one_of(READ, SEEK), max_size=25), st.integers(0, 120))
-def test_it_reads_as_a_file_in_memory(
+def test_a_random_reader_reads_as_a_file_in_memory(
     data: bytes, operations: list[tuple[int | None, int]], ahead: int
 ) -> None:
     """A seek to before the beginning moves BytesIO there, and is refused by files."""
-    file, memory = make_random_reader(Fetched(data), len(data), ahead), io.BytesIO(data)
+    file = make_random_reader(RecordingFetch(data), len(data), ahead)
+    memory = io.BytesIO(data)
     for whence, number in operations:
         if whence is None:
             assert file.read(number) == memory.read(number)
@@ -273,19 +294,19 @@ def test_it_reads_as_a_file_in_memory(
         assert file.tell() == memory.tell()
 
 
-def test_each_byte_is_fetched_once_and_with_the_end_what_lies_before_it() -> None:
-    fetch = Fetched(os.urandom(10_000))
+def test_each_byte_is_fetched_once_and_the_end_with_the_bytes_before_it() -> None:
+    fetch = RecordingFetch(os.urandom(10_000))
     file = make_random_reader(fetch, 10_000, 1_000)
     assert b"".join(iter(lambda: file.read(300), b"")) == fetch.data
-    assert fetch.asked == [(n, n + 1_000) for n in range(0, 10_000, 1_000)]
-    fetch.asked.clear()
+    assert fetch.ranges == [(n, n + 1_000) for n in range(0, 10_000, 1_000)]
+    fetch.ranges.clear()
     file.seek(0)
     file.read(1)
     for back in (22, 900):
         file.seek(-back, io.SEEK_END)
         assert file.read() == fetch.data[-back:]
-    assert fetch.asked == [(0, 1_000), (9_000, 10_000)]
-    fetch.asked.clear()
+    assert fetch.ranges == [(0, 1_000), (9_000, 10_000)]
+    fetch.ranges.clear()
     file.seek(10)
     assert file.read(5_000) + file.read(100) == fetch.data[10:5_110]
-    assert [fetch.asked[0][1]] == [start for start, _ in fetch.asked[1:]], "no byte twice"
+    assert [fetch.ranges[0][1]] == [start for start, _ in fetch.ranges[1:]], "no byte twice"

@@ -27,8 +27,8 @@ _SENTENCES = {
     "InvalidBucketName": "this is not a valid bucket name (at least 3 letters); correct it",
     "NoSuchKey": "there is no such object; check the path",
     "404": "there is no such object or bucket; check the path",
-    "InvalidAccessKeyId": "the store does not know this access key, or it has expired; correct AWS_ACCESS_KEY_ID, or "
-    + _RENEW,
+    "InvalidAccessKeyId": "the store does not know this access key, or it has expired; "
+    f"correct AWS_ACCESS_KEY_ID, or {_RENEW}",
     "SignatureDoesNotMatch": "the secret key is wrong; correct AWS_SECRET_ACCESS_KEY",
     "InvalidToken": f"the session token is not valid, or has expired; {_RENEW}",
     "InvalidTokenId": f"the session token is not valid, or has expired; {_RENEW}",
@@ -48,7 +48,8 @@ _SENTENCES = {
     "SlowDown": f"the store asks to slow down; {_LATER}",
     "InternalError": f"the store failed inside; {_LATER}",
     "500": f"the store failed inside; {_LATER}",
-    "NotImplemented": "the store cannot do this; look up in its manual which parts of S3 it supports",
+    "NotImplemented": "the store cannot do this; "
+    "look up in its manual which parts of S3 it supports",
     "XMinioStorageFull": f"the store's disk is full; {_SPACE}",
     "QuotaExceeded": f"the store's quota is used up; {_SPACE}",
     "NoCredentialsError": "no credentials were found; set AWS_ACCESS_KEY_ID and "
