@@ -30,7 +30,7 @@ from benchmarks.finished import finish_units
 from mdsmix.mix.check import run_checks
 from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.storage import locate
-from tests.converting import documents, run_recipe, windows, write_jsonl, write_recipe
+from tests.converting import documents, run_recipe, set_window_size, write_jsonl, write_recipe
 from tests.corpus import train_tokenizer
 from tests.counting import RequestCount, count_requests
 from tests.faults import Proxy, make_failing_proxy
@@ -228,7 +228,7 @@ def _surroundings(work: Path) -> Iterator[tuple[Path, Proxy]]:
             patch.setenv(name, value)
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
             patch.delenv(name, raising=False)
-        windows(patch, LINE)
+        set_window_size(patch, LINE)
         with make_failing_proxy(os.environ["S3_ENDPOINT_URL"]) as proxy:
             patch.setenv("S3_ENDPOINT_URL", proxy.endpoint)
             yield train_tokenizer(work / "tokenizer", documents_n=30), proxy

@@ -12,7 +12,7 @@ import pytest
 
 from mdsmix.doctor import diagnoses
 from mdsmix.kinds import open_recipe
-from tests.converting import documents, files, mdsmix, write_jsonl, write_recipe
+from tests.converting import documents, mdsmix, read_files, write_jsonl, write_recipe
 
 
 @pytest.fixture
@@ -31,11 +31,11 @@ def diagnose(recipe: Path, *overrides: str) -> dict[str, diagnoses.Diagnosis]:
 
 
 def test_without_a_problem_no_file_is_left_over(recipe: Path, tmp_path: Path) -> None:
-    files_before = files(tmp_path)
+    files_before = read_files(tmp_path)
     found = diagnose(recipe)
     assert set(found) >= {"versions", "memory", "tokenizer", "source of web", "disk"}
     assert "problem" not in {diagnosis.state for diagnosis in found.values()}
-    assert files(tmp_path) == files_before
+    assert read_files(tmp_path) == files_before
     assert not (tmp_path / "new").exists()
 
 

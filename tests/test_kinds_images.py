@@ -22,7 +22,14 @@ from mdsmix.record import Conversation, RecordRefused, canonical
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.image_parts import read_image, read_images, with_images
 from tests.alarm import fail_after
-from tests.converting import manifest_of, mdsmix, run_recipe, samples, write_jsonl, write_recipe
+from tests.converting import (
+    manifest_of,
+    mdsmix,
+    read_samples,
+    run_recipe,
+    write_jsonl,
+    write_recipe,
+)
 from tests.corpus import CHATML
 from tests.pictures import LLAVA, TOKEN, drawing, record, seeing_tokenizer, stream, write_drawings
 
@@ -71,7 +78,7 @@ def test_a_template_gets_images_in_the_form_that_it_prints(
         recipe = recipe_of(tmp_path, folder, record("img/0.jpg"), record(), images=images)
         run_recipe(recipe, f"local={tmp_path}/of-{name}")
         out = tmp_path / f"of-{name}/see/train"
-        with_image, plain = (text_of(sample, folder) for sample in samples(out))
+        with_image, plain = (text_of(sample, folder) for sample in read_samples(out))
         assert with_image.startswith(question)
         assert plain.startswith(("USER: What is it? ", f"{chatml}What is it?"))
         assert manifest_of(out).encoding.images["token"] == (token or "<image>")
@@ -206,8 +213,8 @@ def test_images_are_mixed_byte_for_byte_and_counted(tmp_path: Path, seeing: Path
     assert manifest_of(tmp_path / "out/a/train").encoding.compression is None
     mixed = mdsmix("mix", recipe, "--out", tmp_path / "mixed")
     assert mixed.code == 0, mixed.err
-    expected = samples(tmp_path / "out/a/train") * 2 + samples(tmp_path / "out/b/train")
-    assert sorted(map(repr, samples(tmp_path / "mixed/train"))) == sorted(map(repr, expected))
+    expected = read_samples(tmp_path / "out/a/train") * 2 + read_samples(tmp_path / "out/b/train")
+    assert sorted(map(repr, read_samples(tmp_path / "mixed/train"))) == sorted(map(repr, expected))
     manifest = manifest_of(tmp_path / "mixed/train")
     assert manifest.encoding.compression is None
     assert manifest.encoding.images.keys() == {"token", "id"}

@@ -33,7 +33,7 @@ from mdsmix.shards.shard_samples import read_all_samples
 from mdsmix.shards.token_ids import decode_tokens
 from mdsmix.storage import Location, locate
 from tests import published as hand
-from tests.converting import Answer, done, files, manifest_of, mdsmix, times
+from tests.converting import Answer, manifest_of, mdsmix, read_files, read_times, run_ok
 from tests.published import CARD, CONCAT, PAIR, TURNS, publish, write_mix
 
 TEXT, FINETUNING = ({"train_loader": {"name": name}} for name in ("text", "finetuning"))
@@ -75,7 +75,7 @@ def refused(code: int, match: str, recipe: Path, *arguments: object, out: str = 
     """Require a refusal in one sentence that matches, and no file in `out`."""
     result = invoke(recipe, *arguments, out=out)
     assert (result.code, match in result.err) == (code, True), result
-    assert files(recipe.parent / "out") == {}
+    assert read_files(recipe.parent / "out") == {}
 
 
 def samples(folder: Path) -> list[bytes]:
@@ -121,7 +121,7 @@ def test_the_same_seed_gives_the_same_bytes_in_any_order_of_the_recipe(two: Path
     tree = json.loads(two.read_text())
     tree["streams"] = dict(reversed(tree["streams"].items()))
     two.write_text(json.dumps(tree))
-    assert files(mix(two, *draw, 5, out="again")) == files(folder)
+    assert read_files(mix(two, *draw, 5, out="again")) == read_files(folder)
     other = mix(two, *draw, 6, out="other")
     assert Counter(samples(other)) != Counter(samples(folder)), "another seed draws others"
 
@@ -195,9 +195,9 @@ def test_manifest_record_and_table_count_the_draws_of_each_stream(two: Path) -> 
 
 def test_a_second_run_writes_nothing_unless_something_changed(two: Path) -> None:
     folder = mix(two)
-    before, stamps = (folder / "index.json").read_bytes(), times(folder)
+    before, stamps = (folder / "index.json").read_bytes(), read_times(folder)
     assert "up to date, seed 0" in output_of(two)
-    assert times(folder) == stamps
+    assert read_times(folder) == stamps
     shutil.copy(two.parent / "a" / "train" / "index.json", folder)
     assert "up to date" not in output_of(two), "the index was replaced"
     assert (folder / "index.json").read_bytes() == before
@@ -213,7 +213,7 @@ def test_a_mix_is_checked_rendered_and_mixed_again_like_any_stream(two: Path) ->
     assert [p.suffix for p in packed.iterdir() if ".mds" in p.suffixes] == [".zstd"]
     assert samples(packed) == samples(plain)
     again = write_mix(two.parent, "out", **TEXT)
-    shown = done("render-yaml", again).out
+    shown = run_ok("render-yaml", again).out
     assert "out 500 500 100.0% 4,000 100.0%" in " ".join(shown.split())
     assert len(samples(mix(again, out="second"))) == 500
 
@@ -252,15 +252,15 @@ def test_streams_that_cannot_be_mixed_are_refused(two: Path) -> None:
 
 def test_a_stream_of_the_recipe_is_never_replaced_and_others_with_replace(two: Path) -> None:
     (two.parent / "sourced").symlink_to(two.parent / "a")
-    before, said = files(two.parent / "a"), "is the folder of the recipe's stream a"
+    before, said = read_files(two.parent / "a"), "is the folder of the recipe's stream a"
     for place in ("a", "a/train", "sourced"):
         refused(2, said, two, out=place)
-    assert files(two.parent / "a") == before
+    assert read_files(two.parent / "a") == before
     other = publish(two.parent / "other", CONCAT, concat_rows(3), card={})
     refused(2, "`mdsmix mix` did not make", two, out="other")
     (other / "train" / "index.json").write_text("{")  # a damaged index is none
     assert len(samples(mix(two, "--replace", out="other"))) == 500
-    before = files(folder := mix(two, "--seed", 3))
+    before = read_files(folder := mix(two, "--seed", 3))
     publish(two.parent / "c", CONCAT, concat_rows(9))
     was = 'has another draw, {"a":{},"b":{}} (seed 3, columns tokens)'
     for streams, change, draw in (
@@ -273,7 +273,7 @@ def test_a_stream_of_the_recipe_is_never_replaced_and_others_with_replace(two: P
         result = invoke(recipe, "--seed", 3, *change)
         assert result.code == 2
         assert f"{was}; this draw is {draw}" in result.err
-        assert files(folder) == before
+        assert read_files(folder) == before
     assert len(samples(mix(recipe, "--replace"))) == 9
 
 
@@ -286,7 +286,10 @@ def test_the_same_draw_of_streams_that_have_changed_replaces_it(two: Path) -> No
 
 
 def test_an_interrupted_run_leaves_nothing(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, mixed_before = files(mix(two, out="whole")), files(mix(two, "mix.a.repeat=2", out="old"))
+    whole, mixed_before = (
+        read_files(mix(two, out="whole")),
+        read_files(mix(two, "mix.a.repeat=2", out="old")),
+    )
     stored, temporary = mix_streams.store_shards, two.parent / "tmp"
 
     def killed(*arguments: Any) -> Any:
@@ -299,9 +302,9 @@ def test_an_interrupted_run_leaves_nothing(two: Path, monkeypatch: pytest.Monkey
         for out in ("out", "old"):
             assert invoke(two, "--tmp", temporary, "--replace", out=out).code == 130
     assert not (two.parent / "out" / "train" / "index.json").exists()
-    assert files(two.parent / "old" / "train").items() >= mixed_before.items()
+    assert read_files(two.parent / "old" / "train").items() >= mixed_before.items()
     assert list(temporary.iterdir()) == []
-    assert files(mix(two)).items() >= whole.items()
+    assert read_files(mix(two)).items() >= whole.items()
 
 
 def test_a_stream_published_before_the_lease_is_kept(
@@ -322,18 +325,18 @@ def test_a_stream_published_before_the_lease_is_kept(
 
 def test_a_second_run_at_the_same_time_is_refused_with_the_first_ones_process(two: Path) -> None:
     """The first run may be a mix or a conversion. An up-to-date mix needs no lease."""
-    before = files(folder := mix(two))
+    before = read_files(folder := mix(two))
     with hold_lease(locate(folder), lambda _: None), ThreadPoolExecutor(1) as pool:
         answer = pool.submit(invoke, two, "mix.a.repeat=2", "--replace").result()
         assert (answer.code, "is being written by process" in answer.err) == (4, True)
         assert "up to date" in pool.submit(output_of, two).result()
-    assert files(folder) == before
+    assert read_files(folder) == before
 
 
 def test_a_run_that_lost_the_lease_publishes_nothing(
     two: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, stored = files(out := mix(two)), mix_streams.store_shards
+    before, stored = read_files(out := mix(two)), mix_streams.store_shards
 
     def robbed(folder: Location, *arguments: Any) -> Any:
         (folder / ".mdsmix" / "lease").write(b"another's")
@@ -341,7 +344,7 @@ def test_a_run_that_lost_the_lease_publishes_nothing(
 
     monkeypatch.setattr(mix_streams, "store_shards", robbed)
     assert "taken over by another run" in invoke(two, "mix.a.repeat=2", "--replace").err
-    assert files(out).items() >= before.items()
+    assert read_files(out).items() >= before.items()
 
 
 def test_a_draw_is_of_the_smallest_keys(monkeypatch: pytest.MonkeyPatch) -> None:

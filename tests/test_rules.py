@@ -27,13 +27,13 @@ from mdsmix.sources.parquet import Parquet
 from tests.converting import (
     chats,
     documents,
-    done,
     manifest_of,
     mdsmix,
     pairs,
+    read_token_rows,
+    run_ok,
     run_recipe,
-    token_rows,
-    windows,
+    set_window_size,
     write_jsonl,
     write_recipe,
 )
@@ -100,7 +100,7 @@ def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPat
     write_jsonl(tmp_path / "pairs.jsonl", questions)
     write_jsonl(tmp_path / "chats.jsonl", conversations)
     write_rows(tmp_path / "rows.parquet", texts)
-    windows(monkeypatch, 1000)
+    set_window_size(monkeypatch, 1000)
     streams = {
         "texts": documents("texts.jsonl"),
         "rows": documents("rows.parquet", layout="document"),
@@ -130,23 +130,23 @@ def test_a_raised_rule_converts_only_the_streams_that_it_shapes(
     assert min(units.values()) > 1
     before = {stream: read_published(recipe, stream) for stream in units}
     splits = {stream: recipe.parent / "out" / stream / "train" for stream in units}
-    rows = {stream: token_rows(splits[stream]) for stream in units}
+    rows = {stream: read_token_rows(splits[stream]) for stream in units}
     yaml = recipe.parent / "train.yaml"
-    done("render-yaml", recipe, "-o", yaml)
+    run_ok("render-yaml", recipe, "-o", yaml)
     lock = Path(f"{yaml}.mix.lock").read_bytes()
     assert "rows-outdated" not in mdsmix("check", recipe).out
     raised.apply(monkeypatch)
 
     # `check` names the rule and the streams; an older stream is still read.
-    out = done("check", recipe).out
+    out = run_ok("check", recipe).out
     (line,) = [line for line in out.splitlines() if "rows-outdated" in line]
     assert re.search(rf"the rule {re.escape(raised.rule)} was version \d+ .* and is \d+", line)
     assert "mdsmix convert" in line
     assert set(streams_in(line)) & set(units) == raised.streams
     again = recipe.parent / "again.yaml"
-    done("render-yaml", recipe, "-o", again)
+    run_ok("render-yaml", recipe, "-o", again)
     assert Path(f"{again}.mix.lock").read_bytes() == lock
-    dry_run = done("convert", recipe, "--dry-run").out
+    dry_run = run_ok("convert", recipe, "--dry-run").out
     assert dry_run.count(f"the rule {raised.rule} was version ") == len(raised.streams)
 
     # A conversion makes these streams again, and nothing else.
@@ -155,10 +155,10 @@ def test_a_raised_rule_converts_only_the_streams_that_it_shapes(
         is_raised = stream in raised.streams
         assert converted[stream] == (units[stream] if is_raised else 0)
         assert (read_published(recipe, stream) == before[stream]) == (not is_raised)
-        assert token_rows(splits[stream]) == rows[stream]
+        assert read_token_rows(splits[stream]) == rows[stream]
         assert (raised.rule in manifest_of(splits[stream]).rules) == is_raised
-    assert "rows-outdated" not in done("check", recipe).out
-    done("check", "--lock", yaml)
+    assert "rows-outdated" not in run_ok("check", recipe).out
+    run_ok("check", "--lock", yaml)
     assert not any(outcome.done for outcome in run_recipe(recipe))
 
 
@@ -179,7 +179,7 @@ def test_only_streams_with_unread_extras_are_converted_again(
             patch.setattr(f"mdsmix.shapes.{module}.NAMES", frozenset())
         run_recipe(recipe)
     before = {stream: read_published(recipe, stream) for stream in streams}
-    out = done("check", recipe).out
+    out = run_ok("check", recipe).out
     (line,) = [line for line in out.splitlines() if "rows-outdated" in line]
     assert "the rule record.extras was version 1" in line
     assert streams_in(line) == ["masked"]
@@ -188,9 +188,9 @@ def test_only_streams_with_unread_extras_are_converted_again(
     unchanged = {name for name in streams if read_published(recipe, name) == before[name]}
     assert unchanged == {"plain"}
     assert manifest_of(recipe.parent / "out/masked/train").rules == {"record.extras": 2}
-    assert "rows-outdated" not in done("check", recipe).out
+    assert "rows-outdated" not in run_ok("check", recipe).out
     assert not any(outcome.done for outcome in run_recipe(recipe))
-    done("convert", recipe, "--reencode", "--only", "masked")
+    run_ok("convert", recipe, "--reencode", "--only", "masked")
     assert not any(outcome.done for outcome in run_recipe(recipe))
 
 
@@ -206,7 +206,7 @@ def test_a_raised_format_converts_only_the_units_of_its_files(
     write_jsonl(tmp_path / "a.jsonl", records[:30])
     write_rows(tmp_path / "b.parquet", records[30:45])
     write_rows(tmp_path / "c.parquet", records[45:])
-    windows(monkeypatch, 400)
+    set_window_size(monkeypatch, 400)
     streams = {"mixed": documents("*.*l*", layout="document")}
     source: dict[str, Any] = {"path": ["a.jsonl", "b.parquet", "c.parquet"], "text": "text"}
     streams["mixed"]["source"] = source
@@ -268,8 +268,8 @@ def test_a_stream_drawn_from_older_ones_is_outdated_too(
     run_recipe(recipe)
     monkeypatch.setattr(Pretraining, "version", RAISED_VERSION)
     run_recipe(recipe, only=["one"])
-    done("mix", recipe, "--out", drawn)
+    run_ok("mix", recipe, "--out", drawn)
     assert "kind.pretraining was version" in mdsmix("check", drawn).out
     run_recipe(recipe)
-    done("mix", recipe, "--out", drawn)
+    run_ok("mix", recipe, "--out", drawn)
     assert "rows-outdated" not in mdsmix("check", drawn).out

@@ -116,12 +116,12 @@ def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPat
     """Return a recipe of two streams; `web` has leftover tokens in each unit, and bad records."""
     converting.set_window_size(monkeypatch, WINDOW)
     texts = [{"text": f"Document {n} says so. " * (n % 7)} for n in range(400)]
-    web = write_jsonl(tmp_path / "a.jsonl", [*texts, {"text": 5}, {"no": "text"}])
+    project = write_jsonl(tmp_path / "a.jsonl", [*texts, {"text": 5}, {"no": "text"}])
     questions = [
         {"prompt": f"What is {n % 90}?", "response": f"It is {n % 90}."} for n in range(300)
     ]
     faq = write_jsonl(tmp_path / "c.jsonl", questions)
-    streams = {"web": documents(web), "faq": pairs(faq, duplicates="drop")}
+    streams = {"web": documents(project), "faq": pairs(faq, duplicates="drop")}
     return write_recipe(tmp_path, tokenizer_folder, streams=streams, shared=True)
 
 
