@@ -21,7 +21,7 @@ from mdsmix.shapes.messages import MESSAGES
 from tests import tool_styles
 from tests.corpus import CHATML
 from tests.styles import DATED, FORGETS, GENERATION, NO_SYSTEM, REWRITING, TEMPLATES
-from tests.test_shapes_refused import say
+from tests.test_shapes_refused import numbered_messages
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": ["<|im_start|>"]}
 SAID = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -167,10 +167,10 @@ def test_what_a_template_cannot_do_has_a_reason() -> None:
     ):
         roles = ["system"] * (source == NO_SYSTEM) + ["user", "assistant"]
         with pytest.raises(RecordRefused, match=reason):
-            open_template(source, {}).turns(Conversation(say(*roles)))
+            open_template(source, {}).turns(Conversation(numbered_messages(*roles)))
     empty = open_template("", {})  # a template all the same: Foundry takes ChatML for none
-    assert empty.turns(Conversation(say("user", "assistant"))) == [("", "")]
-    forgetful, messages = open_template(FORGETS, {}), say(*["user", "assistant"] * 2)
+    assert empty.turns(Conversation(numbered_messages("user", "assistant"))) == [("", "")]
+    forgetful, messages = open_template(FORGETS, {}), numbered_messages(*["user", "assistant"] * 2)
     assert len(forgetful.turns(Conversation(messages))) == 2
     messages[1]["content"] = "<think>hm</think>yes"
     with pytest.raises(RecordRefused, match="not_prefix_stable"):
@@ -182,10 +182,10 @@ def test_what_a_template_cannot_do_has_a_reason() -> None:
 def test_a_day_is_the_pinned_one_everywhere_or_today_as_foundry_writes_it() -> None:
     for pinned in ("2026-01-02", "02 Jan 2026"):
         template = open_template(DATED, VARIABLES, pinned)
-        assert template.render(say("user"), False).startswith("02 Jan 2026 2026\n")
+        assert template.render(numbered_messages("user"), False).startswith("02 Jan 2026 2026\n")
         assert open_template(DATED, VARIABLES, pinned) is template, "compiled once"
     before = format_today()
-    shown = open_template(DATED, {}).render(say("user"), False)
+    shown = open_template(DATED, {}).render(numbered_messages("user"), False)
     assert shown.startswith((before, format_today())), "midnight may have passed"
     assert parse_day(format_today()).strftime("%d %b %Y") == format_today()
     by_clock = "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}"

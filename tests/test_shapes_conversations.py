@@ -1,5 +1,5 @@
-"""Conversations as Alpaca, OpenAI and ShareGPT write them: what reaches the template, under any
-names of keys and roles.
+"""Conversations as Alpaca, OpenAI and ShareGPT write them: the messages that the template gets,
+under any names of keys and roles.
 """
 
 from __future__ import annotations
@@ -21,13 +21,24 @@ from mdsmix.shapes.extras import EXTRAS
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.tokenizer.card import Tokenizer
 from tests.converting import write_recipe
-from tests.test_shapes_refused import ANSWERED, ASKED, GOOD, RESULT, TOOLS, A, B, call, item, say
+from tests.test_shapes_refused import (
+    ANSWER,
+    ANSWER_ITEM,
+    GOOD,
+    QUESTION,
+    QUESTION_ITEM,
+    RESULT,
+    TOOLS,
+    calling_message,
+    numbered_messages,
+    sharegpt_item,
+)
 
 CALL = {"name": "weather", "arguments": {"city": "Köln"}}
 TOOL = {"name": "weather", "description": "Tells it", "parameters": {"type": "object"}}
 GLAIVE = [
-    *(item("human", "Rain in Köln?"), item("function_call", json.dumps(CALL))),
-    *(item("observation", '{"rain": true}'), item("gpt", "Yes.")),
+    *(sharegpt_item("human", "Rain in Köln?"), sharegpt_item("function_call", json.dumps(CALL))),
+    *(sharegpt_item("observation", '{"rain": true}'), sharegpt_item("gpt", "Yes.")),
 ]
 TEXTS = st.text("ab\n", max_size=3)
 MERGED = {"consecutive_roles": "merge"}
@@ -60,11 +71,11 @@ def openai(*messages: Any, tools: Any = TOOLS, **options: Any) -> Any:
     return read("openai", {"messages": list(messages), "tools": tools}, **options)
 
 
-def sharegpt(items: list[Any], options: dict[str, Any] | None = None, **more: Any) -> Any:
-    return read("sharegpt", {"conversations": items} | more, **options or {})
+def sharegpt(items: list[Any], options: dict[str, Any] | None = None, **fields: Any) -> Any:
+    return read("sharegpt", {"conversations": items} | fields, **options or {})
 
 
-NEEDED = {"instruction": TEXTS, "output": TEXTS}
+REQUIRED = {"instruction": TEXTS, "output": TEXTS}
 OPTIONAL = {
     "input": st.none() | TEXTS,
     "system": st.none() | TEXTS,
@@ -72,53 +83,63 @@ OPTIONAL = {
 }
 
 
-@given(st.fixed_dictionaries(NEEDED, optional=OPTIONAL), st.sampled_from(["\n", "", " | "]))
-def test_a_record_of_alpaca_is_its_exchanges_in_order(record: dict[str, Any], between: str) -> None:
+@given(st.fixed_dictionaries(REQUIRED, optional=OPTIONAL), st.sampled_from(["\n", "", " | "]))
+def test_a_record_of_alpaca_is_its_exchanges_in_order(
+    record: dict[str, Any], separator: str
+) -> None:
     question, answer = record["instruction"], record["output"]
     if record.get("input"):
-        question += (between if question else "") + record["input"]
+        question += (separator if question else "") + record["input"]
     exchanges = [*(record.get("history") or ()), [question, answer]]
-    said = [("system", record["system"])] if record.get("system") else []
-    said += [
+    expected = [("system", record["system"])] if record.get("system") else []
+    expected += [
         (role, text)
-        for each in exchanges
-        for role, text in zip(("user", "assistant"), each, strict=True)
+        for exchange in exchanges
+        for role, text in zip(("user", "assistant"), exchange, strict=True)
     ]
-    found = read("alpaca", record, joined_by=between)
+    conversation = read("alpaca", record, joined_by=separator)
     if not (question and answer):
-        assert found == ("empty_answer" if question else "empty_question")
+        assert conversation == ("empty_answer" if question else "empty_question")
         return
-    assert [(m["role"], m["content"]) for m in found.messages] == said
-    assert found.trained is None
+    assert [(m["role"], m["content"]) for m in conversation.messages] == expected
+    assert conversation.trained is None
 
 
-def test_tools_in_any_form_are_those_that_the_template_is_given() -> None:
-    found = read("alpaca", GOOD | {"tools": '[{"name": "sum"}]'})
-    assert type(found) is RichConversation
-    assert found.tools == [{"type": "function", "function": {"name": "sum"}}]
-    assert found.messages == read("alpaca", GOOD).messages
+def test_the_template_gets_tools_of_any_form_in_one_form() -> None:
+    conversation = read("alpaca", GOOD | {"tools": '[{"name": "sum"}]'})
+    assert type(conversation) is RichConversation
+    assert conversation.tools == [{"type": "function", "function": {"name": "sum"}}]
+    assert conversation.messages == read("alpaca", GOOD).messages
     plain = read("alpaca", GOOD)
-    for none in ("", None):
-        assert read("alpaca", GOOD | {"tools": none}) == plain
+    for absent in ("", None):
+        assert read("alpaca", GOOD | {"tools": absent}) == plain
     for empty in ("[]", []):
         assert read("alpaca", GOOD | {"tools": empty}) == plain._replace(tools=[])
         assert canonical(plain._replace(tools=[])) == canonical(plain)
-    asked = call(tool_calls=[{"id": "c1", "name": "f", "arguments": {}}])
-    found = openai(ASKED, asked, tools=[{"type": "function", "name": "f", "parameters": {}}])
-    assert found.tools == TOOLS
-    assert found.messages[1]["tool_calls"] == call({})["tool_calls"]
+    call = calling_message(tool_calls=[{"id": "c1", "name": "f", "arguments": {}}])
+    conversation = openai(
+        QUESTION, call, tools=[{"type": "function", "name": "f", "parameters": {}}]
+    )
+    assert conversation.tools == TOOLS
+    assert conversation.messages[1]["tool_calls"] == calling_message({})["tool_calls"]
 
 
-def test_fields_tell_the_shape_and_only_these_are_read(tmp_path: Path, lettered: Tokenizer) -> None:
-    """A shape that is named alone reads all of its fields; extras, such as loss_mask, are read
-    wherever they are.
+def test_the_shape_follows_from_the_fields_and_only_these_are_read(
+    tmp_path: Path, lettered: Tokenizer
+) -> None:
+    """A shape that is named without fields reads all of them. Extras, such as loss_mask, are always
+    read.
     """
-    named, alpaca = {"instruction": "instruction", "output": "output"}, SHAPES["alpaca"]
-    fed, spaced = named | {"input": "input"}, {"joined_by": ""}
-    every = {key: key for key in (*alpaca.fields, *alpaca.optional)}
+    alpaca = SHAPES["alpaca"]
+    all_fields = {key: key for key in (*alpaca.fields, *alpaca.optional)}
+    required = {"instruction": "instruction", "output": "output"}
+    with_input = required | {"input": "input"}
+    joined = {"joined_by": ""}
     for source, fields, options in (
-        *(({"shape": "alpaca"}, every, {}), (named, named, {}), (fed, fed, {})),
-        (fed | spaced, fed, spaced),
+        ({"shape": "alpaca"}, all_fields, {}),
+        (required, required, {}),
+        (with_input, with_input, {}),
+        (with_input | joined, with_input, joined),
     ):
         stream = {"kind": "finetuning", "source": {"path": "a", **source}}
         recipe = open_recipe(write_recipe(tmp_path, tmp_path, streams={"s": stream}))
@@ -130,112 +151,135 @@ def test_fields_tell_the_shape_and_only_these_are_read(tmp_path: Path, lettered:
 
 
 def test_messages_reach_the_template_as_they_are() -> None:
-    """Plain ones as a plain conversation: so they are rendered once, as those of Foundry's
-    shape.
+    """Plain messages become a plain conversation, which is rendered only once, as one of Foundry's
+    shape is.
     """
-    rich = [ASKED, call('{"n": 1}'), RESULT, call({"n": 1}, content="Wait."), RESULT, ANSWERED]
+    rich = [
+        QUESTION,
+        calling_message('{"n": 1}'),
+        RESULT,
+        calling_message({"n": 1}, content="Wait."),
+        RESULT,
+        ANSWER,
+    ]
     assert type(openai(*rich)) is RichConversation
     assert openai(*rich) == RichConversation(rich, None, TOOLS)
-    for tools, known in ((None, None), ("", None), ([], []), ("[]", [])):
-        found = openai(ASKED | {"weight": None}, ANSWERED | {"weight": 1}, tools=tools)
-        assert type(found) is Conversation
-        assert found == Conversation([ASKED, ANSWERED], None, known)
-    told = {"role": "developer", "content": "Be brief."}
-    assert type(openai(told, ASKED, ANSWERED, tools=None)) is RichConversation
+    for tools, expected in ((None, None), ("", None), ([], []), ("[]", [])):
+        conversation = openai(QUESTION | {"weight": None}, ANSWER | {"weight": 1}, tools=tools)
+        assert type(conversation) is Conversation
+        assert conversation == Conversation([QUESTION, ANSWER], None, expected)
+    developer = {"role": "developer", "content": "Be brief."}
+    assert type(openai(developer, QUESTION, ANSWER, tools=None)) is RichConversation
     parts = [{"type": "text", "text": "one "}, {"type": "text", "value": "two"}]
-    found = openai(ASKED | {"content": parts}, ANSWERED | {"content": parts[:1]}, tools=None)
-    assert [m["content"] for m in found.messages] == ["one two", "one "]
+    conversation = openai(
+        QUESTION | {"content": parts}, ANSWER | {"content": parts[:1]}, tools=None
+    )
+    assert [m["content"] for m in conversation.messages] == ["one two", "one "]
 
 
 @given(st.lists(FLAGS, min_size=1, max_size=4))
-def test_a_flag_says_whether_a_message_is_trained(flags: list[dict[str, Any]]) -> None:
-    found = openai(*[m for flag in flags for m in (ASKED, ANSWERED | flag)])
+def test_a_mark_decides_whether_a_message_is_trained(flags: list[dict[str, Any]]) -> None:
+    conversation = openai(*[m for flag in flags for m in (QUESTION, ANSWER | flag)])
     expected = [all(value is None or value for value in flag.values()) for flag in flags]
-    assert found.messages == [ASKED, ANSWERED] * len(flags)
-    said = [trained for each in expected for trained in (True, each)]
-    assert found.trained == (None if all(expected) else said)
+    assert conversation.messages == [QUESTION, ANSWER] * len(flags)
+    trained = list[bool]()
+    for is_trained in expected:
+        trained += [True, is_trained]
+    assert conversation.trained == (None if all(expected) else trained)
 
 
 def test_numbers_of_any_size_and_values_of_arrow_have_a_canonical_form() -> None:
-    """So that they can be held out and compared: 2^70 is no number of orjson's, a Decimal
-    no JSON.
+    """So they can be held out and compared, although orjson does not write 2^70, and JSON has no
+    Decimal.
     """
     huge = '[{"name": "f", "parameters": {"maximum": 1180591620717411303424}}]'
-    calls = [call({"n": Decimal(n)}) for n in ("1.50", "1.50", "1.5")]
-    one, same, other = (canonical(openai(ASKED, each, tools=huge)) for each in calls)
-    assert b"1180591620717411303424" in one
-    assert one == same != other
+    calls = [calling_message({"n": Decimal(n)}) for n in ("1.50", "1.50", "1.5")]
+    forms = [canonical(openai(QUESTION, call, tools=huge)) for call in calls]
+    assert b"1180591620717411303424" in forms[0]
+    assert forms[0] == forms[1] != forms[2]
 
 
 def test_nulls_stay_unless_they_are_dropped() -> None:
-    """As Arrow adds them where the objects of a list differ; a null inside of JSON text is the
-    record's own.
+    """Arrow adds nulls if the objects of a list differ. A null inside JSON text is the record's own
+    and stays.
     """
-    said = [
-        ASKED | {"tool_calls": None},
-        call({"city": "X", "n": None}),
+    messages = [
+        QUESTION | {"tool_calls": None},
+        calling_message({"city": "X", "n": None}),
         RESULT | {"name": None},
-        call('{"n": null}'),
+        calling_message('{"n": null}'),
     ]
     tools = [{"type": None, "function": {"name": "f", "strict": None, "parameters": {}}}]
-    kept = [ASKED, *said[1:]]  # null for calls means that a message calls nothing
-    assert openai(*said, tools=tools) == RichConversation(kept, None, tools)
-    dropped = openai(*said, tools=tools, nulls="drop")
-    asked, called, result, texts = dropped.messages
-    assert (asked, result) == (ASKED, RESULT)
-    assert called["tool_calls"][0]["function"]["arguments"] == {"city": "X"}
-    assert texts["tool_calls"][0]["function"]["arguments"] == '{"n": null}'
+    unchanged = [QUESTION, *messages[1:]]  # null for calls means that a message calls nothing
+    assert openai(*messages, tools=tools) == RichConversation(unchanged, None, tools)
+    dropped = openai(*messages, tools=tools, nulls="drop")
+    question, call, result, call_in_text = dropped.messages
+    assert (question, result) == (QUESTION, RESULT)
+    assert call["tool_calls"][0]["function"]["arguments"] == {"city": "X"}
+    assert call_in_text["tool_calls"][0]["function"]["arguments"] == '{"n": null}'
     assert dropped.tools == [{"function": {"name": "f", "parameters": {}}}]
-    nulls = {"messages": [message | {"tool_calls": None} for message in (ASKED, ANSWERED)]}
-    assert read("messages", nulls, nulls="drop") == Conversation([ASKED, ANSWERED])
+    nulls = {"messages": [message | {"tool_calls": None} for message in (QUESTION, ANSWER)]}
+    assert read("messages", nulls, nulls="drop") == Conversation([QUESTION, ANSWER])
 
 
 def test_parallel_calls_have_results_one_after_the_other() -> None:
     second = {"id": "c2", "function": {"name": "f", "arguments": "{}"}}
-    both = call(tool_calls=[*call()["tool_calls"], second])
-    said = [ASKED, both, RESULT, RESULT | {"tool_call_id": "c2"}, ANSWERED]
-    assert len(openai(*said).messages) == len(openai(*said, **MERGED).messages) == 5
+    both = calling_message(tool_calls=[*calling_message()["tool_calls"], second])
+    messages = [QUESTION, both, RESULT, RESULT | {"tool_call_id": "c2"}, ANSWER]
+    assert len(openai(*messages).messages) == len(openai(*messages, **MERGED).messages) == 5
     items = [*GLAIVE[:3], *GLAIVE[2:]]
     assert len(sharegpt(items, MERGED, tools=[TOOL]).messages) == 5
 
 
-def test_an_empty_text_vanishes_in_a_merge_and_an_answer_that_stays_empty_is_bad() -> None:
-    """The same in `messages`, where LLM-Foundry takes an empty answer."""
+def test_merging_drops_an_empty_text_and_an_answer_that_stays_empty_is_bad() -> None:
+    """The shape `messages` merges them too, but takes an empty answer, as LLM-Foundry does."""
     for texts in itertools.product(("", "so", "more"), repeat=2):
-        said = [ASKED, *({"role": "assistant", "content": text} for text in texts)]
+        messages = [QUESTION, *({"role": "assistant", "content": text} for text in texts)]
         whole = "\n\n".join(filter(None, texts))
-        merged = Conversation([ASKED, {"role": "assistant", "content": whole}])
-        assert read("messages", {"messages": said}, **MERGED) == merged
-        assert openai(*said, tools=None, **MERGED) == (merged if whole else "empty_answer")
-        assert openai(*said, tools=None) == ("repeated_role" if all(texts) else "empty_answer")
+        merged = Conversation([QUESTION, {"role": "assistant", "content": whole}])
+        assert read("messages", {"messages": messages}, **MERGED) == merged
+        assert openai(*messages, tools=None, **MERGED) == (merged if whole else "empty_answer")
+        assert openai(*messages, tools=None) == ("repeated_role" if all(texts) else "empty_answer")
 
 
 @given(st.lists(WORDS, min_size=7, max_size=7, unique=True))
 def test_renamed_keys_and_roles_give_the_same_conversation(words: list[str]) -> None:
     tags = dict(zip(TAGS, words, strict=True))
-    named = {TAGS[tag]: word for tag, word in tags.items()}
-    items = [item("system", "Be brief."), *GLAIVE]
-    renamed = [{named["from"]: named[m["from"]], named["value"]: m["value"]} for m in items]
+    new_names = {TAGS[tag]: word for tag, word in tags.items()}
+    items = [sharegpt_item("system", "Be brief."), *GLAIVE]
+    renamed = [
+        {new_names["from"]: new_names[m["from"]], new_names["value"]: m["value"]} for m in items
+    ]
     assert sharegpt(renamed, {"tags": tags}, tools=[TOOL]) == sharegpt(items, tools=[TOOL])
     assert sharegpt(items, {"tags": tags}) in ("bad_message_keys", "unknown_role")
 
 
-def test_messages_of_one_role_are_merged_where_that_is_asked_for() -> None:
-    headed = [item("system", "Be brief."), A, B]
-    alone = sharegpt([A, B], system="Be brief.")
-    assert sharegpt(headed, system="Be long.") == sharegpt(headed) == alone
-    assert sharegpt(headed, MERGED, system="y").messages[0]["content"] == "y\n\nBe brief."
-    found = sharegpt([A, item("human", "b"), item("gpt", "c"), item("gpt", "d")], MERGED)
-    assert [m["content"] for m in found.messages] == ["a\n\nb", "c\n\nd"]
-    beside = sharegpt([A, item("gpt", "Wait."), *GLAIVE[1:]], MERGED, tools=[TOOL])
-    assert beside.messages[1]["content"] == "Wait."
-    assert beside.messages[1]["tool_calls"][0]["function"] == CALL
-    after = [A, GLAIVE[1], GLAIVE[3]]  # what a call gave is missing
-    assert sharegpt(after, MERGED, tools=[TOOL]) == "repeated_role"
-    half = [A, B | {"weight": 0}, item("gpt", "c")]
-    assert sharegpt(half, MERGED) == "repeated_role", "only one answer is trained"
-    said = say("user", "user", "assistant", "tool", "tool", "assistant")
-    found = read("messages", {"messages": said}, **MERGED)
+def test_messages_of_one_role_are_merged_if_the_recipe_asks_for_it() -> None:
+    with_system = [sharegpt_item("system", "Be brief."), QUESTION_ITEM, ANSWER_ITEM]
+    from_field = sharegpt([QUESTION_ITEM, ANSWER_ITEM], system="Be brief.")
+    assert sharegpt(with_system, system="Be long.") == sharegpt(with_system) == from_field
+    assert sharegpt(with_system, MERGED, system="y").messages[0]["content"] == "y\n\nBe brief."
+    conversation = sharegpt(
+        [
+            QUESTION_ITEM,
+            sharegpt_item("human", "b"),
+            sharegpt_item("gpt", "c"),
+            sharegpt_item("gpt", "d"),
+        ],
+        MERGED,
+    )
+    assert [m["content"] for m in conversation.messages] == ["a\n\nb", "c\n\nd"]
+    text_and_call = sharegpt(
+        [QUESTION_ITEM, sharegpt_item("gpt", "Wait."), *GLAIVE[1:]], MERGED, tools=[TOOL]
+    )
+    assert text_and_call.messages[1]["content"] == "Wait."
+    assert text_and_call.messages[1]["tool_calls"][0]["function"] == CALL
+    without_result = [QUESTION_ITEM, GLAIVE[1], GLAIVE[3]]
+    assert sharegpt(without_result, MERGED, tools=[TOOL]) == "repeated_role"
+    partly_trained = [QUESTION_ITEM, ANSWER_ITEM | {"weight": 0}, sharegpt_item("gpt", "c")]
+    assert sharegpt(partly_trained, MERGED) == "repeated_role", "only one answer is trained"
+    messages = numbered_messages("user", "user", "assistant", "tool", "tool", "assistant")
+    conversation = read("messages", {"messages": messages}, **MERGED)
     texts = ["user 0\n\nuser 1", "assistant 2", "tool 3\n\ntool 4", "assistant 5"]
-    assert [m["content"] for m in found.messages] == texts
+    assert [m["content"] for m in conversation.messages] == texts
     assert read("messages", {"messages": [3]}, **MERGED) == "bad_message_keys"

@@ -1,5 +1,5 @@
-"""A path, a template or a condition is its value in a record, found by another way: conditions by
-Python itself; nothing else is let in.
+"""Paths and templates have the values that an independent walk finds, and conditions mean the same
+as in Python. Anything else that a recipe may write in their places is refused.
 """
 
 from __future__ import annotations
@@ -26,35 +26,38 @@ RECORDS = st.dictionaries(NAMES, VALUES, max_size=3)
 TEXTS = st.dictionaries(st.sampled_from("abc"), st.text("x{}%\n", max_size=3), min_size=3)
 
 
-def places(value: Any, path: str = "") -> dict[str, Any]:
-    """Every path of a value, written as a recipe writes it, and what is there."""
-    found, inside = {path: value} if path else {}, dict[str, Any]()
+def list_paths(value: Any, path: str = "") -> dict[str, Any]:
+    """Return each path of a value, as a recipe writes it, with the value that it leads to."""
+    values = {path: value} if path else {}
+    inside = dict[str, Any]()
     if isinstance(value, dict):
-        inside = {f"{path}.{name}".lstrip("."): part for name, part in value.items()}
+        inside = {f"{path}.{name}".lstrip("."): inner for name, inner in value.items()}
     elif isinstance(value, list):
         inside = {f"{path}[{n}]": value[n] for n in range(-len(value), len(value))}
-    for below, part in inside.items():
-        found |= places(part, below)
-    return found
+    for inner_path, inner in inside.items():
+        values |= list_paths(inner, inner_path)
+    return values
 
 
 @given(RECORDS)
-def test_every_place_of_a_record_has_a_path(record: dict[str, Any]) -> None:
-    for path, value in places(record).items():
+def test_every_value_of_a_record_has_a_path(record: dict[str, Any]) -> None:
+    for path, value in list_paths(record).items():
         field, root = parse_field(path), path.split(".")[0].split("[")[0]
         assert field.find(record) is value
         assert field.roots >= {root}
         read = {name: record[name] for name in record if name in field.roots}
-        assert field.find(read) is value, "its roots are all that is read"
+        assert field.find(read) is value, "only its roots are read"
         assert field.entered == ({root} if set(path) & set(".[") else set())
 
 
 @given(RECORDS, st.lists(NAMES | st.integers(-2, 2), max_size=3))
-def test_what_no_walk_finds_is_missing(record: dict[str, Any], steps: list[str | int]) -> None:
+def test_a_path_that_leads_nowhere_is_a_missing_field(
+    record: dict[str, Any], steps: list[str | int]
+) -> None:
     path = "a" + "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in steps)
-    known = places(record)
-    if path in known:
-        assert parse_field(path).find(record) is known[path]
+    values = list_paths(record)
+    if path in values:
+        assert parse_field(path).find(record) is values[path]
     else:
         with pytest.raises(RecordRefused):
             parse_field(path).find(record)
@@ -62,12 +65,12 @@ def test_what_no_walk_finds_is_missing(record: dict[str, Any], steps: list[str |
 
 
 @given(st.sampled_from(["a.b", "a[0]", "a.b[1].c", "{a}", "a{{}}{b}"]), VALUES, RECORDS)
-def test_a_field_that_is_named_just_so_wins(name: str, value: Any, record: dict[str, Any]) -> None:
+def test_a_field_of_exactly_this_name_wins(name: str, value: Any, record: dict[str, Any]) -> None:
     assert parse_field(name).find(record | {name: value}) is value
     assert name in parse_field(name).roots
 
 
-def test_what_is_no_path_is_a_name_and_what_is_no_template_is_refused() -> None:
+def test_other_names_are_plain_fields_and_broken_templates_are_refused() -> None:
     for name in (
         "text",
         "score[en]",
@@ -92,10 +95,10 @@ def test_what_is_no_path_is_a_name_and_what_is_no_template_is_refused() -> None:
 def test_a_template_is_its_fields_joined(texts: dict[str, str], pieces: list[str]) -> None:
     template = "{a}" + "".join(pieces)
     record = {"a": texts["a"], "b": texts["b"], "m": {"c": texts["c"]}}
-    said = template.replace("{m.c}", "{c}").format(**texts)
-    assert parse_field(template).find(record) == said
+    expected = template.replace("{m.c}", "{c}").format(**texts)
+    assert parse_field(template).find(record) == expected
     derive: Any = make_deriver([template])
-    assert derive(record) == record | {template: said}
+    assert derive(record) == record | {template: expected}
     assert template not in record, "a record is not changed"
 
 
@@ -103,19 +106,19 @@ FIELDS = ("lang", "score", "tags", "meta")
 LITERALS = ("'en'", "'e'", "''", "0", "1", "-1.5", "True", "None", "['en', 1]", "['de']")
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=", "in", "not in")
 CELLS = st.sampled_from(["en", "", 0, 1, 0.5, True, None, ["en"], [], {"en": 1}, {"lang": "en"}])
-PLACES = st.sampled_from([*FIELDS, "meta.lang", "tags[0]", "tags[-1]"])
-OPERANDS = PLACES | st.sampled_from(LITERALS) | PLACES.map("len({})".format)
+FIELD_PATHS = st.sampled_from([*FIELDS, "meta.lang", "tags[0]", "tags[-1]"])
+OPERANDS = FIELD_PATHS | st.sampled_from(LITERALS) | FIELD_PATHS.map("len({})".format)
 CHAINS = st.builds(
-    lambda one, rest: " ".join([one, *(f"{op} {x}" for op, x in rest)]),
+    lambda operand, comparisons: " ".join([operand, *(f"{op} {x}" for op, x in comparisons)]),
     OPERANDS,
     st.lists(st.tuples(st.sampled_from(COMPARISONS), OPERANDS), min_size=1, max_size=2),
 )
 CONDITIONS = st.recursive(
     CHAINS | OPERANDS | st.sampled_from(["lang is None", "score is not None"]),
-    lambda part: st.one_of(
-        part.map("not ({})".format),
-        st.builds("({}) and ({})".format, part, part),
-        st.builds("({}) or ({})".format, part, part),
+    lambda inner: st.one_of(
+        inner.map("not ({})".format),
+        st.builds("({}) and ({})".format, inner, inner),
+        st.builds("({}) or ({})".format, inner, inner),
     ),
     max_leaves=4,
 )
@@ -127,14 +130,14 @@ class Attributes(dict[str, Any]):
     __getattr__ = dict.__getitem__
 
 
-def by_python(condition: str, record: dict[str, Any]) -> str | None:
-    """The reason that Python's own evaluation gives."""
+def evaluate_with_python(condition: str, record: dict[str, Any]) -> str | None:
+    """Return the reason code that Python's own evaluation gives."""
     names = {k: Attributes(v) if isinstance(v, dict) else v for k, v in record.items()}
-    # A letter of a text is no item of a list here, and a part of what has no parts is missing.
-    for place in set(re.findall(r"tags\[-?\d\]|meta\.lang", condition)):
-        whole = record.get(place[:4])
-        if type(whole) is not (list if place.startswith("tags") else dict):
-            condition = condition.replace(place, "MISSING")
+    # "abc"[0] is not an entry here: a path into a value that is not a list or object is missing.
+    for path in set(re.findall(r"tags\[-?\d\]|meta\.lang", condition)):
+        whole = record.get(path[:4])
+        if type(whole) is not (list if path.startswith("tags") else dict):
+            condition = condition.replace(path, "MISSING")
     try:
         return None if eval(condition, {"__builtins__": {"len": len}}, names) else "where"
     except (NameError, LookupError):
@@ -145,15 +148,15 @@ def by_python(condition: str, record: dict[str, Any]) -> str | None:
 
 @settings(max_examples=150)
 @given(CONDITIONS, st.dictionaries(st.sampled_from(FIELDS), CELLS))
-def test_a_condition_says_what_python_says(condition: str, record: dict[str, Any]) -> None:
+def test_a_condition_means_the_same_as_in_python(condition: str, record: dict[str, Any]) -> None:
     where = parse_where(condition)
-    assert where.refusal(record) == by_python(condition, record)
+    assert where.refusal(record) == evaluate_with_python(condition, record)
     assert where.entered == {sign[:4] for sign in ("tags[", "meta.") if sign in condition}
     read = {name: value for name, value in record.items() if name in where.roots}
-    assert where.refusal(read) == where.refusal(record), "its roots are all that it reads"
+    assert where.refusal(read) == where.refusal(record), "it reads only its roots"
 
 
-MORE: list[tuple[str, dict[str, Any], str | None]] = [
+BEYOND_PYTHON: list[tuple[str, dict[str, Any], str | None]] = [
     *(
         ("matches(url, '^https?://')", {"url": url}, why)
         for url, why in (("http://x", None), ("-", "where"))
@@ -186,24 +189,24 @@ MORE: list[tuple[str, dict[str, Any], str | None]] = [
     ),
     *(("a == 1", value, None) for value in (["list"], "text", None, 3)),
 ]
-"Where Python has no word for it. What is no object is left to its shape."
+"Conditions that Python cannot evaluate. A record that is not an object is left to its shape."
 
 
-def test_what_python_has_no_word_for() -> None:
-    for condition, record, reason in MORE:
+def test_conditions_that_python_cannot_evaluate() -> None:
+    for condition, record, reason in BEYOND_PYTHON:
         assert parse_where(condition).refusal(record) == reason, (condition, record)
     assert parse_where("a == true").roots == {"a"}
 
 
-def test_long_texts_and_deep_values_take_no_longer() -> None:
+def test_long_texts_and_deep_values_do_not_take_long() -> None:
     where = parse_where("matches(a, '^(a+)+$')")
     with fail_after(60):  # by backtracking 2^200,000 steps
         assert where.refusal({"a": "a" * 200_000 + "b"}) == "where"
     deep: Any = 1
     for _ in range(100_000):
         deep = [deep]
-    found = parse_where("a == b").refusal({"a": deep, "b": [deep]})
-    assert found in ("where", "where_not_comparable")
+    reason = parse_where("a == b").refusal({"a": deep, "b": [deep]})
+    assert reason in ("where", "where_not_comparable")
 
 
 BAD = {
@@ -230,11 +233,11 @@ BAD = {
 }
 
 
-def test_what_is_no_condition_is_one_sentence_with_its_place() -> None:
-    for words, condition in ((words, each) for words, of in BAD.items() for each in of):
+def test_a_condition_that_cannot_be_read_is_one_sentence_with_the_position() -> None:
+    for words, condition in ((words, c) for words, conditions in BAD.items() for c in conditions):
         with pytest.raises(BadCondition) as refusal:
             parse_where(condition)
-        said = str(refusal.value)
-        assert any(word in said for word in words.split("|")), condition[:30]
-        assert len(said) < 400
-        assert "\n" not in said
+        message = str(refusal.value)
+        assert any(word in message for word in words.split("|")), condition[:30]
+        assert len(message) < 400
+        assert "\n" not in message

@@ -1,5 +1,5 @@
-"""Preferences in all their forms: the rows are those of the same records with prompt and answers as
-texts or messages.
+"""Preferences in all their forms give the same rows as records with prompt and answers as texts or
+messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def message(role: str, text: str) -> Record:
     return {"role": role, "content": text}
 
 
-def turn(name: str, text: str) -> Record:
+def sharegpt_item(name: str, text: str) -> Record:
     return {"from": name, "value": text}
 
 
@@ -38,9 +38,9 @@ TALK = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Why?\n\nAssistant:"
 HH = [
     # A dialogue as hh-rlhf writes it; its last answer differs.
     {"chosen": TALK + " Because of it.", "rejected": TALK + " Becoming it."},
-    # The answers part earlier: the rest of each dialogue belongs to its answer.
+    # The dialogues differ earlier: all that follows belongs to the answers.
     {"chosen": TALK + " So.\n\nHuman: Ok\n\nAssistant: Yes.", "rejected": TALK + " No."},
-    # One text goes on after the other.
+    # One text is the beginning of the other.
     {"chosen": TALK + " Yes, of course.", "rejected": TALK + " Yes"},
     # Without the names of speakers, no word is divided, and a space belongs to the answer.
     {"chosen": "The town is Paris.", "rejected": "The town is Parma."},
@@ -49,22 +49,26 @@ HH = [
     {"chosen": "今天天气好", "rejected": "今天天气坏"},
 ]
 PROMPTS = [*[TALK] * 3, "The town is", "Which town?\n", "Which town?\n", "今天天气"]
-HH_EXPLICIT = [
+HH_WITH_PROMPTS = [
     {"prompt": prompt} | {side: text.removeprefix(prompt) for side, text in record.items()}
     for prompt, record in zip(PROMPTS, HH, strict=True)
 ]
 BEFORE = [message("system", "Be brief."), message("user", "Who?"), message("assistant", "Ann.")]
 SHAREGPT = [
     {
-        "conversations": [turn("human", "Who?")],
-        "chosen": turn("gpt", "Ann."),
-        "rejected": turn("gpt", "Bob."),
+        "conversations": [sharegpt_item("human", "Who?")],
+        "chosen": sharegpt_item("gpt", "Ann."),
+        "rejected": sharegpt_item("gpt", "Bob."),
     },
     {
-        "conversations": [turn("human", "Who?"), turn("gpt", "Ann."), turn("human", "Sure?")],
+        "conversations": [
+            sharegpt_item("human", "Who?"),
+            sharegpt_item("gpt", "Ann."),
+            sharegpt_item("human", "Sure?"),
+        ],
         "system": "Be brief.",
-        "chosen": turn("gpt", "Yes."),
-        "rejected": turn("gpt", "No."),
+        "chosen": sharegpt_item("gpt", "Yes."),
+        "rejected": sharegpt_item("gpt", "No."),
     },
 ]
 TAGGED = [
@@ -119,7 +123,7 @@ ODD: list[Any] = [
     {"chosen": 1},
 ]
 FORMS: dict[str, tuple[Sequence[Record], Sequence[Record], str]] = {
-    "hh_rlhf": (HH, HH_EXPLICIT, "preference"),
+    "hh_rlhf": (HH, HH_WITH_PROMPTS, "preference"),
     "sharegpt": (SHAREGPT, CHATS, "preference_sharegpt"),
     "openai": (TAGGED, CHATS, "preference_sharegpt"),
     "alpaca": (ALPACA, ALPACA_CHATS, "preference_alpaca"),
@@ -127,14 +131,14 @@ FORMS: dict[str, tuple[Sequence[Record], Sequence[Record], str]] = {
     "answers_as_texts": (ANSWERS_AS_TEXTS, CHATS, "preference"),
 }
 """Name -> records, the same records with messages or texts for prompt and answers, and the shape
-that `init` finds.
+that `init` recognises.
 """
 
 
-def converted(
+def convert(
     folder: Path, tokenizer: Path, records: Sequence[Any], source: Mapping[str, Any]
 ) -> Any:
-    """The manifest of a stream of preferences."""
+    """Convert a stream of preferences and return its manifest."""
     path = str(write_jsonl(folder / "a.jsonl", records))
     stream = {"kind": "preference", "source": {"path": path, **source}}
     settings = {"max_seq_len": 256, "train_loader": {"name": "pairwise_preference"}, "max_bad": 0.9}
@@ -143,12 +147,12 @@ def converted(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_each_form_is_recognised_and_gives_the_rows_of_the_plain_one(
+def test_each_form_is_recognised_and_gives_the_same_rows_as_the_plain_form(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     records, plain, shape = FORMS[form]
-    wanted = converted(tmp_path / "plain", tokenizer_folder, plain, {"shape": "preference"})
-    assert wanted.records.written == len(plain)
+    expected = convert(tmp_path / "plain", tokenizer_folder, plain, {"shape": "preference"})
+    assert expected.records.written == len(plain)
     monkeypatch.chdir(tmp_path)
     write_jsonl(tmp_path / "likes.jsonl", records)
     run_ok("init", "likes.jsonl", "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")
@@ -156,24 +160,24 @@ def test_each_form_is_recognised_and_gives_the_rows_of_the_plain_one(
     source = stream["source"]
     assert stream["kind"] == "preference"
     del source["path"]
-    found = converted(tmp_path / "found", tokenizer_folder, records, source)
-    assert found.encoding.shape in (shape, None)
-    assert found.index_hash == wanted.index_hash
-    odd = converted(tmp_path / "odd", tokenizer_folder, [*records, *ODD], source)
+    manifest = convert(tmp_path / "recognised", tokenizer_folder, records, source)
+    assert manifest.encoding.shape in (shape, None)
+    assert manifest.index_hash == expected.index_hash
+    odd = convert(tmp_path / "odd", tokenizer_folder, [*records, *ODD], source)
     assert (odd.records.written, odd.records.bad) == (len(plain), len(ODD))
-    assert odd.index_hash == wanted.index_hash
+    assert odd.index_hash == expected.index_hash
 
 
-def test_one_odd_record_is_one_bad_record(tmp_path: Path, tokenizer_folder: Path) -> None:
-    """Beside records with a prompt, as the shape is found from two field names of a recipe and from
-    its own name.
-    """
+def test_an_odd_record_does_not_spoil_its_neighbours(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """The shape is named in the recipe, or follows from the fields that it names."""
     whole = [{"prompt": "Why?", "chosen": " So.", "rejected": " No."}]
     fields = {key: key for key in whole[0]}
     for number, source in enumerate(({"shape": "preference"}, fields)):
         folder = tmp_path / str(number)
-        found = converted(folder, tokenizer_folder, [*whole, *ODD], source)
-        assert found.records.written == 1
+        manifest = convert(folder, tokenizer_folder, [*whole, *ODD], source)
+        assert manifest.records.written == 1
         reasons = [bad["reason"] for bad in read_quarantined(folder / "out/likes/train")]
         assert reasons == ["no_prompt", "bad_message_keys", "missing_field"]
         planned = mdsmix("plan", folder / "recipe.yaml", "--batch", "1")
@@ -189,23 +193,29 @@ VALUES: list[Any] = [
         [{"from": "gpt", "value": "a"}],
     ),
     *([message("user", "a"), message("assistant", "b")], {"role": {}, "content": []}, [[["a"]]]),
-    *([turn("human", "a"), turn("gpt", "b")], message("assistant", "a"), turn("gpt", "a")),
+    *(
+        [sharegpt_item("human", "a"), sharegpt_item("gpt", "b")],
+        message("assistant", "a"),
+        sharegpt_item("gpt", "a"),
+    ),
 ]
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_no_value_of_any_field_ends_a_run(name: str) -> None:
-    """Each field of each shape in turn has each value, beside fields that are whole, absent or odd
-    themselves.
-    """
+def test_no_value_of_any_field_raises_an_unexpected_error(name: str) -> None:
+    """Each field of each shape has each value in turn; the other fields are good, absent or odd."""
     shape = SHAPES[name]
     keys = [*shape.fields, *shape.optional]
     for key in keys:
         for value in VALUES:
-            for others in ({}, dict.fromkeys(keys, "a"), *(dict.fromkeys(keys, v) for v in VALUES)):
+            for other_fields in (
+                {},
+                dict.fromkeys(keys, "a"),
+                *(dict.fromkeys(keys, v) for v in VALUES),
+            ):
                 for fields in (shape.own_fields, {k: k for k in shape.fields}):
-                    found = shape.read(others | {key: value}, fields)
-                    assert isinstance(found, (str, shape.gives)), (key, value, others)
+                    result = shape.read(other_fields | {key: value}, fields)
+                    assert isinstance(result, (str, shape.gives)), (key, value, other_fields)
 
 
 RANKED: dict[str, tuple[Record, Sequence[Record], Record]] = {
@@ -254,8 +264,8 @@ RANKED: dict[str, tuple[Record, Sequence[Record], Record]] = {
         },
     ),
 }
-"""An entry with `ranking: true`, its records, and the source that its stream gets beside `chosen`
-and `rejected`.
+"""An entry with `ranking: true`, its records, and the source that its stream gets in addition to
+`chosen` and `rejected`.
 """
 
 
@@ -269,10 +279,10 @@ def test_a_ranked_entry_of_dataset_info_is_a_stream_of_preferences(
     info = tmp_path / "LF/dataset_info.json"
     entries = {name: {"file_name": "data.jsonl", "ranking": True} | entry}
     info.write_text(json.dumps(entries))
-    said: list[Any] = []
-    (draft,) = read_dataset_info(str(info), [], tmp_path, said)
+    notices: list[Any] = []
+    (draft,) = read_dataset_info(str(info), [], tmp_path, notices)
     both = {"chosen": "chosen", "rejected": "rejected"}
-    assert (draft.source, said) == ({"path": ["LF/data.jsonl"]} | both | source, [])
+    assert (draft.source, notices) == ({"path": ["LF/data.jsonl"]} | both | source, [])
     run_ok("init", "--dataset-info", info, "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")
     tree = yaml.safe_load(Path("recipe.yaml").read_text())
     assert (tree["streams"][name]["kind"], tree["train_loader"]) == (
@@ -283,7 +293,7 @@ def test_a_ranked_entry_of_dataset_info_is_a_stream_of_preferences(
     assert manifest_of(tmp_path / "mix" / name / "train").records.written == len(records)
 
 
-READ = """
+FUNCTION = """
 def read(record):
     if record["kind"] == "chat":
         return {"prompt": [{"role": "user", "content": "Who?"}], "chosen": record["good"], "rejected": record["bad"]}
@@ -293,10 +303,10 @@ def read(record):
 """
 
 
-def test_a_function_may_give_a_preference(tmp_path: Path, tokenizer_folder: Path) -> None:
-    (tmp_path / "likes.py").write_text(READ)
+def test_a_function_may_return_a_preference(tmp_path: Path, tokenizer_folder: Path) -> None:
+    (tmp_path / "likes.py").write_text(FUNCTION)
     records = [{"kind": kind, "good": " Ann.", "bad": " Bob."} for kind in ("text", "chat", "pair")]
-    found = converted(tmp_path, tokenizer_folder, records, {"shape": "likes.py:read"})
+    manifest = convert(tmp_path, tokenizer_folder, records, {"shape": "likes.py:read"})
     (bad,) = read_quarantined(tmp_path / "out/likes/train")
     assert (bad["reason"], bad["detail"]["said"]) == (
         "function_gave_other",
@@ -304,9 +314,9 @@ def test_a_function_may_give_a_preference(tmp_path: Path, tokenizer_folder: Path
     )
     text = {"prompt": "Who?", "chosen": " Ann.", "rejected": " Bob."}
     chat = text | {"prompt": [message("user", "Who?")]}
-    plain = converted(tmp_path / "p", tokenizer_folder, [text, chat], {"shape": "preference"})
-    assert found.index_hash == plain.index_hash
-    given = converted(
+    plain = convert(tmp_path / "p", tokenizer_folder, [text, chat], {"shape": "preference"})
+    assert manifest.index_hash == plain.index_hash
+    named = convert(
         tmp_path, tokenizer_folder, records, {"shape": "likes.py:read", "gives": "preference"}
     )
-    assert given.index_hash == plain.index_hash
+    assert named.index_hash == plain.index_hash

@@ -1,5 +1,5 @@
-"""What is wrong with a record has its reason, in every shape; records that are read together come
-out as they do one by one.
+"""Each fault of a record has its reason code, in every shape, and records that are read all at once
+give the same results as one by one.
 """
 
 from __future__ import annotations
@@ -13,30 +13,32 @@ from mdsmix.shapes import SHAPES
 from mdsmix.shapes.messages import MESSAGES, OPENAI
 
 
-def say(*roles: str) -> list[dict[str, Any]]:
-    return [{"role": role, "content": f"{role} {i}"} for i, role in enumerate(roles)]
+def numbered_messages(*roles: str) -> list[dict[str, Any]]:
+    """Return a message for each role, such as {"role": "user", "content": "user 0"}."""
+    return [{"role": role, "content": f"{role} {number}"} for number, role in enumerate(roles)]
 
 
-ASKED, ANSWERED = say("user", "assistant")
+QUESTION, ANSWER = numbered_messages("user", "assistant")
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "found"}
 GOOD = {"instruction": "Add", "input": "1, 2", "output": "3"}
 
 
-def call(arguments: Any = "{}", **more: Any) -> dict[str, Any]:
+def calling_message(arguments: Any = "{}", **keys: Any) -> dict[str, Any]:
     function = {"name": "f", "arguments": arguments}
     calls = [{"id": "c1", "type": "function", "function": function}]
-    return {"role": "assistant", "content": None, "tool_calls": calls} | more
+    return {"role": "assistant", "content": None, "tool_calls": calls} | keys
 
 
-def item(role: Any, value: Any) -> dict[str, Any]:
+def sharegpt_item(role: Any, value: Any) -> dict[str, Any]:
     return {"from": role, "value": value}
 
 
-A, B = item("human", "a"), item("gpt", "b")
+QUESTION_ITEM = sharegpt_item("human", "a")
+ANSWER_ITEM = sharegpt_item("gpt", "b")
 CALLED = [
-    *(A, item("function_call", json.dumps({"name": "f", "arguments": {}}))),
-    *(item("observation", "x"), B),
+    *(QUESTION_ITEM, sharegpt_item("function_call", json.dumps({"name": "f", "arguments": {}}))),
+    *(sharegpt_item("observation", "x"), ANSWER_ITEM),
 ]
 PARTS: list[Any] = [
     *([{"type": "image_url", "image_url": "x"}], [{"type": "text", "text": "a", "weight": 0}]),
@@ -48,52 +50,60 @@ FLAGS = (
     {"weight": 1, "train": False},
     {"train_detail": [{"begin_offset": 0}]},
 )
-OF_MESSAGES: dict[str, list[list[Any]]] = {
-    "bad_weight": [[ASKED, ANSWERED | flags] for flags in FLAGS],
-    "trained_prompt": [[ASKED | {"weight": 1}, ANSWERED]],
-    "arguments_not_json": [[ASKED, call(text)] for text in ("{", "[1]", '"{}"')],
-    "bad_tool_call": [[ASKED, call("{}", tool_calls=calls)] for calls in ([{"id": "c1"}], "f()")],
+FAULTY_MESSAGES: dict[str, list[list[Any]]] = {
+    "bad_weight": [[QUESTION, ANSWER | flags] for flags in FLAGS],
+    "trained_prompt": [[QUESTION | {"weight": 1}, ANSWER]],
+    "arguments_not_json": [[QUESTION, calling_message(text)] for text in ("{", "[1]", '"{}"')],
+    "bad_tool_call": [
+        [QUESTION, calling_message("{}", tool_calls=calls)] for calls in ([{"id": "c1"}], "f()")
+    ],
     "bad_message_keys": [
-        *([ASKED, call("{}", role="user"), ANSWERED], [ASKED, {"content": "x"}]),
-        [ASKED, call() | {"function_call": {"name": "f", "arguments": "{}"}}],
+        *([QUESTION, calling_message("{}", role="user"), ANSWER], [QUESTION, {"content": "x"}]),
+        [QUESTION, calling_message() | {"function_call": {"name": "f", "arguments": "{}"}}],
     ],
     "unknown_tool_call": [
-        [ASKED, RESULT, ANSWERED],
-        *([ASKED, call(), RESULT | {"tool_call_id": at}, ANSWERED] for at in ("c2", ["c1"])),
+        [QUESTION, RESULT, ANSWER],
+        *(
+            [QUESTION, calling_message(), RESULT | {"tool_call_id": call_id}, ANSWER]
+            for call_id in ("c2", ["c1"])
+        ),
     ],
     "content_not_text": [
-        [ASKED, ANSWERED | {"content": None}],
-        *([ASKED | {"content": said}, ANSWERED] for said in PARTS),
+        [QUESTION, ANSWER | {"content": None}],
+        *([QUESTION | {"content": content}, ANSWER] for content in PARTS),
     ],
-    "empty_answer": [[ASKED, ANSWERED | {"content": ""}]],
-    "unknown_role": [[ASKED | {"role": role}, ANSWERED] for role in ("human", {})],
-    "repeated_role": [[ASKED, ASKED, ANSWERED]],
+    "empty_answer": [[QUESTION, ANSWER | {"content": ""}]],
+    "unknown_role": [[QUESTION | {"role": role}, ANSWER] for role in ("human", {})],
+    "repeated_role": [[QUESTION, QUESTION, ANSWER]],
     "lone_surrogate": [
-        [ASKED, call('{"a": "\\ud800"}'), RESULT, ANSWERED | {"content": "\ud800"}],
-        *([ASKED, call(arguments)] for arguments in ({"a": "\ud800"}, {"\ud800": "a"})),
+        [QUESTION, calling_message('{"a": "\\ud800"}'), RESULT, ANSWER | {"content": "\ud800"}],
+        *(
+            [QUESTION, calling_message(arguments)]
+            for arguments in ({"a": "\ud800"}, {"\ud800": "a"})
+        ),
     ],
-    "last_not_assistant": [[ASKED, call(), RESULT]],
+    "last_not_assistant": [[QUESTION, calling_message(), RESULT]],
 }
 "Reason -> messages in OpenAI's form."
-OF_RECORDS: dict[str, dict[str, list[Any]]] = {
+FAULTY_RECORDS: dict[str, dict[str, list[Any]]] = {
     "openai": {
         "bad_tools": [
-            {"messages": [ASKED, ANSWERED], "tools": tools}
+            {"messages": [QUESTION, ANSWER], "tools": tools}
             for tools in ("{", '{"name": "f"}', {"name": "f"}, ["f"], [{"type": "function"}], 3)
         ],
-        "missing_tools": [{"messages": [ASKED, call()], "tools": None}],
+        "missing_tools": [{"messages": [QUESTION, calling_message()], "tools": None}],
         "lone_surrogate": [
             {
-                "messages": [ASKED, ANSWERED],
+                "messages": [QUESTION, ANSWER],
                 "tools": [{"type": "function", "function": {"name": "\ud800"}}],
             }
         ],
     },
     "messages": {
         "no_messages": [{"messages": []}],
-        "too_few_messages": [{"messages": say("assistant")}],
+        "too_few_messages": [{"messages": numbered_messages("assistant")}],
         "repeated_role": [
-            {"messages": say(*roles)}
+            {"messages": numbered_messages(*roles)}
             for roles in (
                 ("user", "tool", "tool", "assistant"),
                 ("user", "assistant", "assistant"),
@@ -101,49 +111,51 @@ OF_RECORDS: dict[str, dict[str, list[Any]]] = {
             )
         ],
         "bad_message_keys": [
-            {"messages": [message | {"tool_calls": None} for message in (ASKED, ANSWERED)]},
+            {"messages": [message | {"tool_calls": None} for message in (QUESTION, ANSWER)]},
             *(
-                {"messages": [asked, ANSWERED]}
-                for asked in (
+                {"messages": [question, ANSWER]}
+                for question in (
                     "hi",
                     {"role": "user"},
                     {"role": "user", "text": "a"},
-                    ASKED | {"name": "b"},
+                    QUESTION | {"name": "b"},
                 )
             ),
         ],
         "unknown_role": [
-            {"messages": say("human", "assistant")},
-            {"messages": [ASKED | {"role": ["user"]}, ANSWERED]},
+            {"messages": numbered_messages("human", "assistant")},
+            {"messages": [QUESTION | {"role": ["user"]}, ANSWER]},
         ],
         "content_not_text": [
-            {"messages": [ASKED | {"content": said}, ANSWERED]}
-            for said in (None, [{"type": "text", "text": "a"}])
+            {"messages": [QUESTION | {"content": content}, ANSWER]}
+            for content in (None, [{"type": "text", "text": "a"}])
         ],
-        "last_not_assistant": [{"messages": say("user", "assistant", "user")}],
-        "starts_with_assistant": [{"messages": say("assistant", "user", "assistant")}],
+        "last_not_assistant": [{"messages": numbered_messages("user", "assistant", "user")}],
+        "starts_with_assistant": [
+            {"messages": numbered_messages("assistant", "user", "assistant")}
+        ],
     },
     "sharegpt": {
         "bad_message_keys": [{"conversations": ["a"]}, {"conversations": [{"from": "human"}]}],
         "unknown_role": [
-            {"conversations": [item("bot", "a")]},
-            {"conversations": [item(["human"], "a")]},
+            {"conversations": [sharegpt_item("bot", "a")]},
+            {"conversations": [sharegpt_item(["human"], "a")]},
         ],
-        "content_not_text": [{"conversations": [item("human", ["a"])]}],
+        "content_not_text": [{"conversations": [sharegpt_item("human", ["a"])]}],
         "missing_tools": [{"conversations": CALLED}],
         "bad_tools": [
             {"conversations": CALLED, "tools": "none"},
             {"conversations": CALLED, "tools": [{"description": "x"}]},
         ],
         "bad_tool_call": [
-            {"conversations": [A, item("function_call", said)]}
-            for said in ("run", '{"name": "f", "arguments": {"n": NaN}}')
+            {"conversations": [QUESTION_ITEM, sharegpt_item("function_call", calls)]}
+            for calls in ("run", '{"name": "f", "arguments": {"n": NaN}}')
         ],
         "arguments_not_json": [
-            {"conversations": [A, item("function_call", said)]}
-            for said in ('{"name": "f", "arguments": "x"}', '{"name": "f"}')
+            {"conversations": [QUESTION_ITEM, sharegpt_item("function_call", calls)]}
+            for calls in ('{"name": "f", "arguments": "x"}', '{"name": "f"}')
         ],
-        "field_not_text": [{"conversations": [A, B], "system": 3}],
+        "field_not_text": [{"conversations": [QUESTION_ITEM, ANSWER_ITEM], "system": 3}],
     },
     "prompt_response": {
         "missing_field": [{"prompt": "a"}],
@@ -169,7 +181,9 @@ OF_RECORDS: dict[str, dict[str, list[Any]]] = {
             GOOD | {"instruction": 3},
             GOOD | {"input": ["x"]},
         ],
-        "bad_history": [GOOD | {"history": past} for past in ("before", [["q"]], [["q", None]])],
+        "bad_history": [
+            GOOD | {"history": history} for history in ("before", [["q"]], [["q", None]])
+        ],
         "lone_surrogate": [
             GOOD | {"system": "\ud800"},
             GOOD | {"history": [["q", "\ud800"]]},
@@ -180,23 +194,25 @@ OF_RECORDS: dict[str, dict[str, list[Any]]] = {
 }
 
 
-def test_what_is_wrong_has_its_reason() -> None:
-    of_messages = {
-        code: [{"messages": said, "tools": TOOLS} for said in given]
-        for code, given in OF_MESSAGES.items()
+def test_each_fault_has_its_reason_code() -> None:
+    openai_records = {
+        code: [{"messages": messages, "tools": TOOLS} for messages in lists]
+        for code, lists in FAULTY_MESSAGES.items()
     }
-    for name, reasons in [("openai", of_messages), *OF_RECORDS.items()]:
+    for name, reasons in [("openai", openai_records), *FAULTY_RECORDS.items()]:
         shape = SHAPES[name]
         fields = {key: key for key in (*shape.fields, *shape.optional)}
         for reason, records in reasons.items():
             for record in records:
                 assert shape.read(record, fields) == reason, (name, record)
-    # A system prompt may tell of tools, where no field is named.
-    alone = OPENAI.read({"messages": [ASKED, call()]}, {"messages": "messages"})
-    assert isinstance(alone, RichConversation)
+    # If the recipe names no field of tools, a system prompt may describe them.
+    conversation = OPENAI.read(
+        {"messages": [QUESTION, calling_message()]}, {"messages": "messages"}
+    )
+    assert isinstance(conversation, RichConversation)
 
 
-def test_what_is_nested_too_deep_to_be_followed_has_its_reason() -> None:
+def test_values_of_more_than_200_levels_are_too_deep() -> None:
     fields = {"messages": "messages", "tools": "tools"}
     for levels in (150, 250, 990, 5000):
         text, nested = '{"a":' * levels + "1" + "}" * levels, 1
@@ -205,20 +221,20 @@ def test_what_is_nested_too_deep_to_be_followed_has_its_reason() -> None:
         tool = {"type": "function", "function": {"name": "f", "parameters": nested}}
         tools = f'[{{"name": "f", "parameters": {text}}}]'
         records = [
-            {"messages": [ASKED, ANSWERED], "tools": [tool]},
-            {"messages": [ASKED, ANSWERED], "tools": tools},
-            {"messages": [ASKED, ANSWERED | {"more": nested}]},
-            {"messages": [ASKED, call(text), RESULT, ANSWERED], "tools": TOOLS},
+            {"messages": [QUESTION, ANSWER], "tools": [tool]},
+            {"messages": [QUESTION, ANSWER], "tools": tools},
+            {"messages": [QUESTION, ANSWER | {"more": nested}]},
+            {"messages": [QUESTION, calling_message(text), RESULT, ANSWER], "tools": TOOLS},
         ]
-        found = [OPENAI.read(record, fields) for record in records]
-        strict = {"messages": [ASKED, nested]}
-        found.append(MESSAGES.read(strict, {"messages": "messages"}, nulls="drop"))
-        deep = [each == "too_deep" for each in found]
-        assert all(deep) if levels > 200 else not any(deep)
+        results = [OPENAI.read(record, fields) for record in records]
+        strict = {"messages": [QUESTION, nested]}
+        results.append(MESSAGES.read(strict, {"messages": "messages"}, nulls="drop"))
+        are_deep = [result == "too_deep" for result in results]
+        assert all(are_deep) if levels > 200 else not any(are_deep)
 
 
-def turn(answer: Any = "b", role: Any = "assistant", **more: Any) -> list[Any]:
-    return [{"role": "user", "content": "a"}, {"role": role, "content": answer, **more}]
+def exchange(answer: Any = "b", role: Any = "assistant", **keys: Any) -> list[Any]:
+    return [{"role": "user", "content": "a"}, {"role": role, "content": answer, **keys}]
 
 
 ODD_MESSAGES = [
@@ -228,23 +244,27 @@ ODD_MESSAGES = [
         "ab",
         [],
         {},
-        turn()[:1],
-        turn()[1:],
-        [*turn(), "ab"],
-        [*turn(), ["role", "content"]],
+        exchange()[:1],
+        exchange()[1:],
+        [*exchange(), "ab"],
+        [*exchange(), ["role", "content"]],
     ),
-    *(turn(role=role) for role in ("user", "bot", None, ["user"], True)),
-    *(turn(answer) for answer in (None, 7, ["b"], "\ud800")),
-    *(turn(weight=1), turn() + turn(role="user"), [*turn(), *turn()[:1]], turn()[::-1]),
-    [{"role": "user", "text": "a"}, turn()[1]],
+    *(exchange(role=role) for role in ("user", "bot", None, ["user"], True)),
+    *(exchange(answer) for answer in (None, 7, ["b"], "\ud800")),
+    *(
+        exchange(weight=1),
+        exchange() + exchange(role="user"),
+        [*exchange(), *exchange()[:1]],
+        exchange()[::-1],
+    ),
+    [{"role": "user", "text": "a"}, exchange()[1]],
 ]
 
 
-GOOD_MESSAGES = [turn(), turn() * 3, [{"role": "system", "content": "é"}, *turn()]]
+GOOD_MESSAGES = [exchange(), exchange() * 3, [{"role": "system", "content": "é"}, *exchange()]]
 TEXTS, NO_TEXTS = ("", "a", "é 数"), ("\ud800", None, 7, ["a"], {"a": 1})
 GOOD_PAIRS = [{"my p": prompt, "my r": response} for prompt, response in product(TEXTS, repeat=2)]
-ALIKE: list[tuple[str, dict[str, str], list[Any], list[Any]]] = [
-    # shape, its fields, records, and what is none of its records
+CASES: list[tuple[str, dict[str, str], list[Any], list[Any]]] = [
     (
         "text",
         {"text": "my p"},
@@ -259,19 +279,20 @@ ALIKE: list[tuple[str, dict[str, str], list[Any], list[Any]]] = [
     ),
     (
         "messages",
-        {"messages": "said"},
-        [{"said": each} for each in GOOD_MESSAGES],
-        [{"said": each} for each in ODD_MESSAGES],
+        {"messages": "my messages"},
+        [{"my messages": messages} for messages in GOOD_MESSAGES],
+        [{"my messages": messages} for messages in ODD_MESSAGES],
     ),
 ]
+"Shape, its fields, good records, and records that are refused."
 
 
-def test_records_are_read_as_one_by_one() -> None:
-    for name, fields, good, odd in ALIKE:
+def test_records_read_all_at_once_are_as_read_one_by_one() -> None:
+    for name, fields, good, odd in CASES:
         shape = SHAPES[name]
-        found = shape.read_plain(good, fields)
-        assert found == [shape.read(record, fields) for record in good]
-        assert [*map(type, found or ())] == [shape.gives] * len(good)
-        for each in (None, 7, "my p", ["my p"], good[:1], {}, *odd):
-            assert isinstance(shape.read(each, fields), str), each
-            assert shape.read_plain([good[0], each, good[1]], fields) is None, each
+        records = shape.read_plain(good, fields)
+        assert records == [shape.read(record, fields) for record in good]
+        assert [*map(type, records or ())] == [shape.gives] * len(good)
+        for record in (None, 7, "my p", ["my p"], good[:1], {}, *odd):
+            assert isinstance(shape.read(record, fields), str), record
+            assert shape.read_plain([good[0], record, good[1]], fields) is None, record
