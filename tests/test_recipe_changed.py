@@ -1,5 +1,7 @@
-"""A recipe that says other rows than those that were published is refused, at every command that
+"""A recipe that would give other rows than the published ones is refused, by every command that
 takes one.
+
+`recipe` is a recipe of published streams; `findings` and `fixes` read the output of `check --json`.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ from tests.published import edit
 
 
 class Change(NamedTuple):
-    """An override, the streams whose rows it shapes, and the words that say so."""
+    """An override, the streams whose rows it shapes, and words of the message."""
 
     override: str
     streams: set[str]
-    said: str = ""
+    words: str = ""
 
 
 ALL = {"web", "docs", "faq", "chat", "chat-eval"}
@@ -79,17 +81,17 @@ CHANGES = [
 
 @pytest.fixture
 def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
-    """Streams of each kind, published; `chat` has a holdout."""
+    """Write and convert a recipe with a stream of each kind; `chat` has a holdout."""
     texts = [{"text": f"{n} a text of some words", "title": f"title {n}", "n": n} for n in range(60)]  # fmt: skip
     for name in ("web", "other", "web2"):
         write_jsonl(tmp_path / f"{name}.jsonl", texts if name == "web" else texts[:40])
-    asked = [{"prompt": f"what is {n}", "response": f"it is {n}"} for n in range(40)]
-    write_jsonl(tmp_path / "faq.jsonl", asked)
-    talks = [
+    questions = [{"prompt": f"what is {n}", "response": f"it is {n}"} for n in range(40)]
+    write_jsonl(tmp_path / "faq.jsonl", questions)
+    conversations = [
         {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "so"}]}
         for n in range(60)
     ]
-    write_jsonl(tmp_path / "chat.jsonl", talks)
+    write_jsonl(tmp_path / "chat.jsonl", conversations)
     tokenizer = tmp_path / "tokenizer"
     shutil.copytree(tokenizer_folder, tokenizer)
     config = json.loads((tokenizer / "tokenizer_config.json").read_text())
@@ -107,30 +109,37 @@ def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
 
 
 def fixes(answer: Answer, id: str) -> dict[str, str]:
-    """Return what a check says to do about each stream, from `--json`."""
-    told = [each for each in json.loads(answer.out)["findings"] if each["id"] == id]
-    return {stream: each["fix"] for each in told for stream in each["streams"]}
+    """Return stream -> the fix that a check suggests for it, from `--json`."""
+    return _read_findings(answer, id, "fix")
 
 
 def findings(answer: Answer, id: str = "recipe-changed") -> dict[str, str]:
-    """Stream -> what a check says of it, from `--json`."""
-    told = [each for each in json.loads(answer.out)["findings"] if each["id"] == id]
-    return {stream: each["message"] for each in told for stream in each["streams"]}
+    """Return stream -> the message of a check about it, from `--json`."""
+    return _read_findings(answer, id, "message")
 
 
-def test_what_shapes_rows_is_refused_and_nothing_else(recipe: Path) -> None:
+def _read_findings(answer: Answer, id: str, key: str) -> dict[str, str]:
+    values = dict[str, str]()
+    for finding in json.loads(answer.out)["findings"]:
+        if finding["id"] == id:
+            values |= dict.fromkeys(finding["streams"], finding[key])
+    return values
+
+
+def test_only_changes_that_shape_rows_are_refused(recipe: Path) -> None:
     assert findings(run_ok("check", recipe, "--json")) == {}
     for change in CHANGES:
         answer = mdsmix("check", recipe, change.override, "--json")
-        found = findings(answer)
-        assert found.keys() == change.streams, change
-        assert all(change.said in message for message in found.values()), (change, found)
-        assert (answer.code == 3) == bool(found), change
+        messages = findings(answer)
+        assert messages.keys() == change.streams, change
+        assert all(change.words in message for message in messages.values()), (change, messages)
+        assert (answer.code == 3) == bool(messages), change
         assert not findings(answer, "sources-changed"), change
 
 
-def test_every_command_that_takes_a_recipe_says_so(recipe: Path) -> None:
-    override, said = "streams.web.min_tokens=9", "min_tokens was 0 and is 9"
+def test_every_command_that_takes_a_recipe_refuses_it(recipe: Path) -> None:
+    override = "streams.web.min_tokens=9"
+    words = "min_tokens was 0 and is 9"
     config = recipe.parent / "train.yaml"
     run_ok("render-yaml", recipe, "-o", config)
     before = config.read_bytes()
@@ -143,18 +152,18 @@ def test_every_command_that_takes_a_recipe_says_so(recipe: Path) -> None:
         ("mix", recipe, override, "--out", recipe.parent / "drawn"),
     ):
         answer = mdsmix(*command)
-        assert (answer.code, said in answer.err) == (3, True), command
+        assert (answer.code, words in answer.err) == (3, True), command
         assert f"mdsmix convert {recipe} {override}" in answer.err
     assert config.read_bytes() == before
     page = recipe.parent / "page.html"
     run_ok("report", recipe, override, "-o", page, "--no-preview")
-    assert said in page.read_text()
+    assert words in page.read_text()
     # A training YAML and bare streams have no recipe.
     run_ok("check", config)
     run_ok("check", recipe.parent / "out")
 
 
-def test_a_holdout_that_was_added_is_the_same_answer_at_every_command(recipe: Path) -> None:
+def test_every_command_refuses_an_added_holdout_alike(recipe: Path) -> None:
     added = "streams.web.holdout=25%"
     page = recipe.parent / "page.html"
     for command in (
@@ -181,7 +190,7 @@ def test_a_holdout_that_was_added_is_the_same_answer_at_every_command(recipe: Pa
     assert_refused(mdsmix("check", recipe, added), 4, "not published: web-eval at")
 
 
-def test_after_converting_again_all_is_well(recipe: Path) -> None:
+def test_after_converting_again_the_recipe_is_accepted(recipe: Path) -> None:
     for override in ("streams.web.min_tokens=9", "streams.web.source.path=web*.jsonl"):
         assert mdsmix("check", recipe, override).code == 3
         run_ok("convert", recipe, override)
@@ -189,44 +198,44 @@ def test_after_converting_again_all_is_well(recipe: Path) -> None:
         assert mdsmix("check", recipe).code == 3
 
 
-def edited(recipe: Path) -> None:
+def edit_source(recipe: Path) -> None:
     with (recipe.parent / "web.jsonl").open("ab") as file:
         file.write(b'{"text": "one more"}\n')
 
 
-def touched(recipe: Path) -> None:
+def touch_source(recipe: Path) -> None:
     os.utime(recipe.parent / "web.jsonl", (1, 1))
 
 
-def removed(recipe: Path) -> None:
+def remove_source(recipe: Path) -> None:
     (recipe.parent / "web.jsonl").unlink()
 
 
-@pytest.mark.parametrize("change", [edited, touched, removed])
+@pytest.mark.parametrize("change", [edit_source, touch_source, remove_source])
 def test_sources_that_changed_are_a_warning(recipe: Path, change: Callable[[Path], None]) -> None:
     change(recipe)
     answer = run_ok("check", recipe, "--json")
-    words = "1 gone" if change is removed else "1 edited"
-    found = findings(answer, "sources-changed")
-    assert found.keys() == {"web", "docs"}
-    assert all(words in message for message in found.values())
+    words = "1 gone" if change is remove_source else "1 edited"
+    messages = findings(answer, "sources-changed")
+    assert messages.keys() == {"web", "docs"}
+    assert all(words in message for message in messages.values())
     assert "sources-changed" in run_ok("render-yaml", recipe).err
     for fix in fixes(answer, "sources-changed").values():
-        assert ("correct `path`, or bring the files back" in fix) == (change is removed)
-        assert (f"mdsmix convert {recipe}" in fix) == (change is not removed)
-    if change is removed:
+        assert ("correct `path`, or bring the files back" in fix) == (change is remove_source)
+        assert (f"mdsmix convert {recipe}" in fix) == (change is not remove_source)
+    if change is remove_source:
         assert_refused(mdsmix("convert", recipe), 2, "web.jsonl")
-    if change is not removed:
+    if change is not remove_source:
         run_ok("convert", recipe)
         assert not findings(run_ok("check", recipe, "--json"), "sources-changed")
 
 
-def test_files_that_a_pattern_finds_now_or_no_more_are_counted(recipe: Path) -> None:
+def test_new_and_missing_files_of_a_pattern_are_counted(recipe: Path) -> None:
     wide = "streams.web.source.path=web*.jsonl"
     run_ok("convert", recipe, wide)
     shutil.copy(recipe.parent / "web.jsonl", recipe.parent / "web3.jsonl")
     (recipe.parent / "web2.jsonl").unlink()
-    (recipe.parent / "web4.jsonl").touch()  # an empty file holds nothing
+    (recipe.parent / "web4.jsonl").touch()  # an empty file does not count
     answer = run_ok("check", recipe, wide, "--json")
     (message,) = findings(answer, "sources-changed").values()
     assert message.endswith("1 new, 1 gone.")
@@ -239,17 +248,17 @@ def test_files_that_a_pattern_finds_now_or_no_more_are_counted(recipe: Path) -> 
     assert fix == "correct `path`, or bring the files back."
 
 
-def test_a_machine_without_sources_says_that_they_were_not_looked_at(
+def test_a_machine_without_the_sources_reports_that_they_were_not_compared(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = recipe.parent / "cache"
     shutil.copytree(Path(os.environ["MDSMIX_CACHE"]) / "tokenizers", cache / "tokenizers")
     monkeypatch.setenv("MDSMIX_CACHE", str(cache))
-    touched(recipe)
+    touch_source(recipe)
     assert not findings(run_ok("check", recipe, "--json"), "sources-changed")
-    edited(recipe)
+    edit_source(recipe)
     assert findings(run_ok("check", recipe, "--json"), "sources-changed").keys() == {"web", "docs"}
-    removed(recipe)
+    remove_source(recipe)
     answer = run_ok("check", recipe, "--json")
     assert findings(answer, "recipe-unseen").keys() == {"web", "docs"}
     assert not findings(answer, "sources-changed")
@@ -258,7 +267,7 @@ def test_a_machine_without_sources_says_that_they_were_not_looked_at(
 
 
 def test_a_recipe_and_its_files_may_be_moved(recipe: Path) -> None:
-    """Another folder, or a recipe that names the same files from elsewhere, are not
+    """Neither another folder nor a recipe that names the same files from elsewhere counts as
     another path.
     """
     tree: dict[str, Any] = json.loads(recipe.read_text())
@@ -285,8 +294,8 @@ def test_a_sample_for_a_budget_stays_as_published(tmp_path: Path, tokenizer_fold
     answer = run_ok("check", recipe, "--json")
     assert not findings(answer)
     assert "sample: budget" in findings(answer, "recipe-unseen")["web"]
-    asked = ["budget=600 tokens", "streams.web.sample=budget"]
-    answer = run_ok("check", recipe, *asked, "--json")
+    overrides = ["budget=600 tokens", "streams.web.sample=budget"]
+    answer = run_ok("check", recipe, *overrides, "--json")
     assert not findings(answer)
     assert not findings(answer, "recipe-unseen")
     assert findings(mdsmix("check", recipe, "streams.web.sample=50%", "--json")).keys() == {"web"}
@@ -305,9 +314,9 @@ def test_the_day_of_a_template_stays_as_published(recipe: Path) -> None:
     assert findings(other).keys() == {"chat", "chat-eval"}
 
 
-def test_a_stream_of_a_manifest_without_paths_is_told_by_its_files(recipe: Path) -> None:
+def test_a_manifest_without_paths_is_compared_by_its_files(recipe: Path) -> None:
     manifest = recipe.parent / "out" / "web" / "train" / "mdsmix.manifest"
-    edit(manifest, lambda tree: {key: of for key, of in tree.items() if key != "source"})
+    edit(manifest, lambda tree: {key: tree[key] for key in tree if key != "source"})
     assert not findings(run_ok("check", recipe, "--json"))
     other = mdsmix("check", recipe, "streams.web.source.path=other.jsonl", "--json")
     assert "source.path was web.jsonl and is other.jsonl" in findings(other)["web"]
