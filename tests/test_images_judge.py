@@ -232,7 +232,9 @@ MARKS = (0xD9, 0xDA, 0xD0, 0xD3, 0xD7, 0xC0, 0xC2, 0xC4, 0xDB, 0xDC, 0xDD, 0x00,
 def kinds() -> dict[str, bytes]:
     """Return name -> a good JPEG, of every kind."""
     images = {path.stem: path.read_bytes() for path in KEPT.glob("*.jpg")}
-    for size, mode, progressive, restart in product(SIZES, ("RGB", "L", "CMYK"), (False, True), (0, 3)):  # fmt: skip
+    for size, mode, progressive, restart in product(
+        SIZES, ("RGB", "L", "CMYK"), (False, True), (0, 3)
+    ):
         options = {"progressive": progressive, "restart_marker_blocks": restart}
         images[f"{mode} {size} {options}"] = saved(noise(*size).convert(mode), **options)
     for size, sampling in product(SIZES, (0, 1)):

@@ -64,10 +64,27 @@ def test_a_path_that_leads_out_of_its_folder_is_bad_if_the_recipe_refuses_it(
         (tmp_path / name).write_bytes(b"")
     (real / "link.jpg").symlink_to(tmp_path / "secret.jpg")
     (real / "up").symlink_to(tmp_path)
-    inside_paths = ["0.jpg", "./up/img/0.jpg", f"{folder}/0.jpg", f"{real}/0.jpg", f"file://{real}/0.jpg", "gone.jpg", "http://a/x.jpg"]  # fmt: skip
+    inside_paths = [
+        "0.jpg",
+        "./up/img/0.jpg",
+        f"{folder}/0.jpg",
+        f"{real}/0.jpg",
+        f"file://{real}/0.jpg",
+        "gone.jpg",
+        "http://a/x.jpg",
+    ]
     for path in inside_paths:
         assert locate_image(path, locate(folder), inside=True)
-    outside_paths = ["../secret.jpg", "link.jpg", "up/secret.jpg", f"{real}2.jpg", "/etc/passwd", "file:///etc/passwd", "s3://bucket/0.jpg", "hf://datasets/a/b/c"]  # fmt: skip
+    outside_paths = [
+        "../secret.jpg",
+        "link.jpg",
+        "up/secret.jpg",
+        f"{real}2.jpg",
+        "/etc/passwd",
+        "file:///etc/passwd",
+        "s3://bucket/0.jpg",
+        "hf://datasets/a/b/c",
+    ]
     for path in outside_paths:
         assert locate_image(path, locate(folder))
         with pytest.raises(BadImage, match=r"images\.outside is refuse") as bad:
@@ -142,7 +159,10 @@ def test_an_image_is_judged_only_by_the_rules_of_its_stream(tmp_path: Path) -> N
     write_drawings(tmp_path, 1)
     settings = ({}, {"max_pixels": 5}, {"max_pixels": 5, "decode": "header"}, {})
     readers = [ImageReader(answer, locate(str(tmp_path))) for answer in settings]
-    assert [(r.rules.decode, r.rules.max_pixels == 5) for r in readers[1:3]] == [("full", True), ("header", True)]  # fmt: skip
+    assert [(r.rules.decode, r.rules.max_pixels == 5) for r in readers[1:3]] == [
+        ("full", True),
+        ("header", True),
+    ]
     answers = [reader.read([talk("0.jpg")])[0] for reader in readers]
     assert [isinstance(answer, str) for answer in answers] == [False, True, True, False]
     (tmp_path / "empty.jpg").touch()  # an empty file is not a missing one

@@ -38,7 +38,9 @@ EMPTY = st.one_of(st.just(""), TEXT)
 
 def talk(role: str, content: str, *roles: str) -> st.SearchStrategy[list[dict[str, str]]]:
     """Return messages of these roles, with any texts. `role`, `content`: the keys of a message."""
-    return st.tuples(*[TEXT] * len(roles)).map(lambda texts: [{role: r, content: text} for r, text in zip(roles, texts, strict=True)])  # fmt: skip
+    return st.tuples(*[TEXT] * len(roles)).map(
+        lambda texts: [{role: r, content: text} for r, text in zip(roles, texts, strict=True)]
+    )
 
 
 WEATHER = {"name": "weather", "arguments": '{"city": "X"}'}
@@ -52,20 +54,112 @@ CALLED = [
 ]
 CELLS: dict[str, tuple[dict[str, Any], st.SearchStrategy[Any]]] = {
     "text": ({"text": "text"}, st.fixed_dictionaries({"text": EMPTY})),
-    "prompt_response": ({"prompt": "q", "response": "a"}, st.fixed_dictionaries({"q": TEXT, "a": EMPTY})),
-    "messages": ({"messages": "m"}, st.fixed_dictionaries({"m": talk("role", "content", "system", "user", "assistant")})),
-    "openai": ({"shape": "openai", "messages": "m", "tools": "tools", "nulls": "drop"}, st.fixed_dictionaries({"m": st.just(CALLED), "tools": st.just(TOOLS)})),
-    "sharegpt": ({"conversations": "c", "system": "s"}, st.fixed_dictionaries({"c": talk("from", "value", "human", "gpt", "human", "gpt"), "s": EMPTY})),
-    "rounds": ({"conversation": "c"}, st.fixed_dictionaries({"c": st.lists(st.fixed_dictionaries({"human": TEXT, "assistant": TEXT}), min_size=1, max_size=3)})),
-    "llava": ({"conversations": "c"}, st.fixed_dictionaries({"c": talk("from", "value", "human", "gpt"), "image": st.just("0.jpg")})),
-    "qwen_vl": ({"conversations": "c", "system": "s"}, st.fixed_dictionaries({"c": st.tuples(TEXT).map(lambda texts: [{"from": "user", "value": f"Picture 1: <img>{texts[0].strip('<>') or 'a'}.jpg</img>"}, {"from": "assistant", "value": texts[0]}]), "s": EMPTY})),
-    "alpaca": ({"instruction": "i", "input": "more", "output": "o", "history": "past"}, st.fixed_dictionaries({"i": TEXT, "more": EMPTY, "o": TEXT, "past": st.lists(st.lists(TEXT, min_size=2, max_size=2), max_size=2)})),
-    "finevision": ({"texts": "t", "system": "s"}, st.fixed_dictionaries({"t": st.lists(st.fixed_dictionaries({"user": TEXT, "assistant": TEXT}), min_size=1, max_size=3), "s": EMPTY})),
-    "prompt_completion": ({"shape": "prompt_completion", "prompt": "p", "completion": "c"}, st.fixed_dictionaries({"p": talk("role", "content", "user"), "c": talk("role", "content", "assistant")})),
-    "preference_alpaca": ({"instruction": "i", "input": "more", "chosen": "c", "rejected": "r"}, st.fixed_dictionaries({"i": TEXT, "more": EMPTY, "c": TEXT, "r": TEXT})),
-    "preference_sharegpt": ({"conversations": "c", "chosen": "y", "rejected": "n"}, st.fixed_dictionaries({"c": talk("from", "value", "human"), "y": st.fixed_dictionaries({"from": st.just("gpt"), "value": TEXT}), "n": st.fixed_dictionaries({"from": st.just("gpt"), "value": TEXT})})),
-    "preference": ({"prompt": "p", "chosen": "c", "rejected": "r"}, st.fixed_dictionaries({"p": talk("role", "content", "user"), "c": talk("role", "content", "assistant"), "r": talk("role", "content", "assistant")})),
-}  # fmt: skip
+    "prompt_response": (
+        {"prompt": "q", "response": "a"},
+        st.fixed_dictionaries({"q": TEXT, "a": EMPTY}),
+    ),
+    "messages": (
+        {"messages": "m"},
+        st.fixed_dictionaries({"m": talk("role", "content", "system", "user", "assistant")}),
+    ),
+    "openai": (
+        {"shape": "openai", "messages": "m", "tools": "tools", "nulls": "drop"},
+        st.fixed_dictionaries({"m": st.just(CALLED), "tools": st.just(TOOLS)}),
+    ),
+    "sharegpt": (
+        {"conversations": "c", "system": "s"},
+        st.fixed_dictionaries(
+            {"c": talk("from", "value", "human", "gpt", "human", "gpt"), "s": EMPTY}
+        ),
+    ),
+    "rounds": (
+        {"conversation": "c"},
+        st.fixed_dictionaries(
+            {
+                "c": st.lists(
+                    st.fixed_dictionaries({"human": TEXT, "assistant": TEXT}),
+                    min_size=1,
+                    max_size=3,
+                )
+            }
+        ),
+    ),
+    "llava": (
+        {"conversations": "c"},
+        st.fixed_dictionaries(
+            {"c": talk("from", "value", "human", "gpt"), "image": st.just("0.jpg")}
+        ),
+    ),
+    "qwen_vl": (
+        {"conversations": "c", "system": "s"},
+        st.fixed_dictionaries(
+            {
+                "c": st.tuples(TEXT).map(
+                    lambda texts: [
+                        {
+                            "from": "user",
+                            "value": f"Picture 1: <img>{texts[0].strip('<>') or 'a'}.jpg</img>",
+                        },
+                        {"from": "assistant", "value": texts[0]},
+                    ]
+                ),
+                "s": EMPTY,
+            }
+        ),
+    ),
+    "alpaca": (
+        {"instruction": "i", "input": "more", "output": "o", "history": "past"},
+        st.fixed_dictionaries(
+            {
+                "i": TEXT,
+                "more": EMPTY,
+                "o": TEXT,
+                "past": st.lists(st.lists(TEXT, min_size=2, max_size=2), max_size=2),
+            }
+        ),
+    ),
+    "finevision": (
+        {"texts": "t", "system": "s"},
+        st.fixed_dictionaries(
+            {
+                "t": st.lists(
+                    st.fixed_dictionaries({"user": TEXT, "assistant": TEXT}), min_size=1, max_size=3
+                ),
+                "s": EMPTY,
+            }
+        ),
+    ),
+    "prompt_completion": (
+        {"shape": "prompt_completion", "prompt": "p", "completion": "c"},
+        st.fixed_dictionaries(
+            {"p": talk("role", "content", "user"), "c": talk("role", "content", "assistant")}
+        ),
+    ),
+    "preference_alpaca": (
+        {"instruction": "i", "input": "more", "chosen": "c", "rejected": "r"},
+        st.fixed_dictionaries({"i": TEXT, "more": EMPTY, "c": TEXT, "r": TEXT}),
+    ),
+    "preference_sharegpt": (
+        {"conversations": "c", "chosen": "y", "rejected": "n"},
+        st.fixed_dictionaries(
+            {
+                "c": talk("from", "value", "human"),
+                "y": st.fixed_dictionaries({"from": st.just("gpt"), "value": TEXT}),
+                "n": st.fixed_dictionaries({"from": st.just("gpt"), "value": TEXT}),
+            }
+        ),
+    ),
+    "preference": (
+        {"prompt": "p", "chosen": "c", "rejected": "r"},
+        st.fixed_dictionaries(
+            {
+                "p": talk("role", "content", "user"),
+                "c": talk("role", "content", "assistant"),
+                "r": talk("role", "content", "assistant"),
+            }
+        ),
+    ),
+}
 "Shape -> the recipe's keys, and records of it. A new shape needs one line here."
 
 
@@ -106,7 +200,12 @@ VALUE = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(WORDS, inner, max_size=3)),
     max_leaves=6,
 )
-MEMBERS = [("a/1.txt", b"one"), ("a/1.meta.JSON", b'{"n": [1]}'), ("b/1.txt", b"two"), ("b/1.jpg", b"\xff")]  # fmt: skip
+MEMBERS = [
+    ("a/1.txt", b"one"),
+    ("a/1.meta.JSON", b'{"n": [1]}'),
+    ("b/1.txt", b"two"),
+    ("b/1.jpg", b"\xff"),
+]
 CELL = st.text(st.sampled_from('ab",\n\r \té'), max_size=7)
 ENDS = st.sampled_from([",", "\t"]), st.booleans(), st.sampled_from(["\n", "\r\n"])
 SPLITS = st.sampled_from(["file", "line", "paragraph"])
@@ -162,7 +261,9 @@ def test_a_table_is_read_as_a_writer_wrote_it(
 @FUZZ
 @example(b'5" disk,1\n"a\nb",2\nc,3\n', 9)
 @example(b'"1\na\n1"a,1\n', 9)
-@given(st.lists(st.sampled_from(b'",\n\ra1'), min_size=1, max_size=60).map(bytes), st.integers(3, 70))  # fmt: skip
+@given(
+    st.lists(st.sampled_from(b'",\n\ra1'), min_size=1, max_size=60).map(bytes), st.integers(3, 70)
+)
 def test_every_byte_of_a_table_is_in_one_row(tmp_path: Path, data: bytes, piece: int) -> None:
     """The rows are in order, and only blank lines are left out."""
     batches = read_in_pieces(piece, tmp_path, "a.csv", data, header=("x", "y"))
@@ -178,14 +279,35 @@ def test_every_byte_of_a_table_is_in_one_row(tmp_path: Path, data: bytes, piece:
 
 TABLES: list[tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = [
     # Arrow and pandas make null of NA and 7 of 007.
-    (b'a,b\nNA,007\nnull,1e5\n,true\n"two\nlines",2020-01-01\n', {}, [{"a": "NA", "b": "007"}, {"a": "null", "b": "1e5"}, {"a": "", "b": "true"}, {"a": "two\nlines", "b": "2020-01-01"}]),
-    (b'm,t\n"[{""role"": ""user""}]",[1]\n,\n{,x\n', {"parsed": ("m",)}, [{"m": [{"role": "user"}], "t": "[1]"}, {"m": None, "t": ""}, {"m": "{", "t": "x"}]),
-    *((end.join([b'p;"a;b"', b'"1,5; 2";"x', b';y"', b"3;4", b""]), {"window": window}, [{"p": "1,5; 2", "a;b": f"x{end.decode()};y"}, {"p": "3", "a;b": "4"}]) for end in (b"\n", b"\r\n") for window in (7, 1 << 20)),
+    (
+        b'a,b\nNA,007\nnull,1e5\n,true\n"two\nlines",2020-01-01\n',
+        {},
+        [
+            {"a": "NA", "b": "007"},
+            {"a": "null", "b": "1e5"},
+            {"a": "", "b": "true"},
+            {"a": "two\nlines", "b": "2020-01-01"},
+        ],
+    ),
+    (
+        b'm,t\n"[{""role"": ""user""}]",[1]\n,\n{,x\n',
+        {"parsed": ("m",)},
+        [{"m": [{"role": "user"}], "t": "[1]"}, {"m": None, "t": ""}, {"m": "{", "t": "x"}],
+    ),
+    *(
+        (
+            end.join([b'p;"a;b"', b'"1,5; 2";"x', b';y"', b"3;4", b""]),
+            {"window": window},
+            [{"p": "1,5; 2", "a;b": f"x{end.decode()};y"}, {"p": "3", "a;b": "4"}],
+        )
+        for end in (b"\n", b"\r\n")
+        for window in (7, 1 << 20)
+    ),
     (b"m,t\n{,[1]\n", {"parsed": ("m", "t")}, [{"m": "{", "t": [1]}]),
     (b"1;2\n3;4\n", {"header": ("a", "b")}, [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]),
     (b"a;b,c\n1;2,3\n", {}, [{"a;b": "1;2", "c": "3"}]),
     (b"1,a\n", {"header": ("n", "text")}, [{"n": "1", "text": "a"}]),
-]  # fmt: skip
+]
 
 
 def test_cells_are_strings_or_json_by_the_names_of_their_columns(tmp_path: Path) -> None:
@@ -280,7 +402,10 @@ def test_row_groups_compression_and_batches_do_not_change_digests(
     """Records, windows and digests are the same however the file was written, and splits read every
     row once.
     """
-    table, path = pa.table({"text": texts, "other": list(range(len(texts)))}), tmp_path / "a.parquet"  # fmt: skip
+    table, path = (
+        pa.table({"text": texts, "other": list(range(len(texts)))}),
+        tmp_path / "a.parquet",
+    )
     whole = {"window": 1 << 30, "fields": ("text",)}
     pq.write_table(table, path)
     expected_digests = window_digests(tmp_path, **whole)

@@ -43,35 +43,75 @@ CHANGES: list[Callable[[Path], object]] = [
     Path.unlink,
 ]
 FAULTS: list[tuple[str, dict[str, str], bytes, bytes, list[Any], Place, dict[bytes, str]]] = [
-    ("a.jsonl", {}, b"1\n\n", b"\n2", [1, 2], {"line": 3, "offset": 3}, {
-        b"{": "not_json",
-        b"NaN": "not_json",
-        b"\xef\xbb\xbf1": "not_json",
-        b'{"a":1},{"a":2}': "not_json",
-        b'"\xed\xa0\x80"': "invalid_utf8",
-        b'{"a":"\xff"}': "invalid_utf8",
-        b'"\\ud800"': "lone_surrogate",
-        b'"\\udc00 \\ud83d\\u0041"': "lone_surrogate",
-        b"[" * 5000 + b"]" * 5000: "too_deep",
-    }),
-    ("a.json", {}, b'[{"n": 1}, ', b', {"n": 2}]', N, {"index": 1, "offset": 11}, {
-        b'{"a": NaN}': "not_json",
-        b'{"a" 1}': "not_json",
-        b'{"n": 1} x': "not_json",
-        b'{"a": "\\ud800"}': "lone_surrogate",
-        b'{"a": "\xff"}': "invalid_utf8",
-    }),
-    ("a.csv", {}, b"x,y\n1,a\n", b'"2",b\n', XY, {"row": 1, "line": 3, "offset": 8}, {
-        b"1,2,3\n": "too_many_fields",
-        b"1\n": "too_few_fields",
-        b"1,\xff\n": "invalid_utf8",
-        b"1,a\0b\n": "nul_byte",
-        b'1,"a"b\n': "not_csv",
-        b'"1,a\n': "not_csv",
-    }),
-    ("a.txt", {"split_by": "line"}, b"a\n", b"\nb\n", T, {"line": 2, "offset": 2}, {b"\xff": "invalid_utf8"}),
-    ("a.txt", {"split_by": "paragraph"}, b"a\n\n", b"\n\n\nb\n", T, {"line": 3, "offset": 3}, {b"\xff": "invalid_utf8"}),
-]  # fmt: skip
+    (
+        "a.jsonl",
+        {},
+        b"1\n\n",
+        b"\n2",
+        [1, 2],
+        {"line": 3, "offset": 3},
+        {
+            b"{": "not_json",
+            b"NaN": "not_json",
+            b"\xef\xbb\xbf1": "not_json",
+            b'{"a":1},{"a":2}': "not_json",
+            b'"\xed\xa0\x80"': "invalid_utf8",
+            b'{"a":"\xff"}': "invalid_utf8",
+            b'"\\ud800"': "lone_surrogate",
+            b'"\\udc00 \\ud83d\\u0041"': "lone_surrogate",
+            b"[" * 5000 + b"]" * 5000: "too_deep",
+        },
+    ),
+    (
+        "a.json",
+        {},
+        b'[{"n": 1}, ',
+        b', {"n": 2}]',
+        N,
+        {"index": 1, "offset": 11},
+        {
+            b'{"a": NaN}': "not_json",
+            b'{"a" 1}': "not_json",
+            b'{"n": 1} x': "not_json",
+            b'{"a": "\\ud800"}': "lone_surrogate",
+            b'{"a": "\xff"}': "invalid_utf8",
+        },
+    ),
+    (
+        "a.csv",
+        {},
+        b"x,y\n1,a\n",
+        b'"2",b\n',
+        XY,
+        {"row": 1, "line": 3, "offset": 8},
+        {
+            b"1,2,3\n": "too_many_fields",
+            b"1\n": "too_few_fields",
+            b"1,\xff\n": "invalid_utf8",
+            b"1,a\0b\n": "nul_byte",
+            b'1,"a"b\n': "not_csv",
+            b'"1,a\n': "not_csv",
+        },
+    ),
+    (
+        "a.txt",
+        {"split_by": "line"},
+        b"a\n",
+        b"\nb\n",
+        T,
+        {"line": 2, "offset": 2},
+        {b"\xff": "invalid_utf8"},
+    ),
+    (
+        "a.txt",
+        {"split_by": "paragraph"},
+        b"a\n\n",
+        b"\n\n\nb\n",
+        T,
+        {"line": 3, "offset": 3},
+        {b"\xff": "invalid_utf8"},
+    ),
+]
 """File, settings, bytes before and after a fault, the records that are read, the fault's place, and
 faults with their reasons.
 """
@@ -97,10 +137,25 @@ WORDS = (b"word " * 40, b"word\n" * 40)
 LONG: list[tuple[str, dict[str, str], bytes, bytes, bytes, list[Any], str]] = [
     ("a.jsonl", {}, b"1\n", b'"%s"' % (b"x" * 200), b"\n2\n", [1, 2], "line_too_long"),
     ("a.jsonl", {}, b"1\n2\n", b'"%s"' % (b"x" * 200), b"", [1, 2], "line_too_long"),
-    ("a.json", {}, b'[{"n": 1}, ', b'{"a": "%s"}' % (b"x" * 200), b', {"n": 2}]', N, "record_too_long"),
-    *(("a.csv", {}, b"x,y\n1,a\n", b'1,"%s"\n' % words, b"2,b\n", XY, "record_too_long") for words in WORDS),
-    *(("a.txt", {"split_by": split_by}, b"", words, b"", [], "record_too_long") for split_by in ("file", "paragraph") for words in WORDS),
-]  # fmt: skip
+    (
+        "a.json",
+        {},
+        b'[{"n": 1}, ',
+        b'{"a": "%s"}' % (b"x" * 200),
+        b', {"n": 2}]',
+        N,
+        "record_too_long",
+    ),
+    *(
+        ("a.csv", {}, b"x,y\n1,a\n", b'1,"%s"\n' % words, b"2,b\n", XY, "record_too_long")
+        for words in WORDS
+    ),
+    *(
+        ("a.txt", {"split_by": split_by}, b"", words, b"", [], "record_too_long")
+        for split_by in ("file", "paragraph")
+        for words in WORDS
+    ),
+]
 
 
 def test_a_record_that_is_too_long_is_skipped_and_its_place_and_length_are_kept(
@@ -130,7 +185,10 @@ def test_bad_rows_and_damaged_row_groups_are_set_aside(tmp_path: Path) -> None:
     path, table = tmp_path / "c.parquet", pa.table({"text": [f"text {n} " * 9 for n in range(90)]})
     pq.write_table(table, path, row_group_size=30, use_dictionary=False)
     page = pq.read_metadata(path).row_group(1).column(0)
-    stored, middle = bytearray(path.read_bytes()), page.data_page_offset + page.total_compressed_size // 2  # fmt: skip
+    stored, middle = (
+        bytearray(path.read_bytes()),
+        page.data_page_offset + page.total_compressed_size // 2,
+    )
     stored[middle : middle + 40] = b"\xff" * 40
     batches = read_file(tmp_path, "c.parquet", bytes(stored), fields=("text",))
     assert len(all_records(batches)) == 60
@@ -160,7 +218,14 @@ def test_bad_members_of_an_archive_are_set_aside_and_its_other_records_are_read(
 
 def damaged_files() -> Iterator[tuple[str, bytes, str]]:
     """Yield the names of files, their content, and the message about each."""
-    for content in (b'[{"a": 1}, {"a"', b'[{"a": "x', b'[{"a": 1}', b"[", b'[{"a": 1}]]', b'[{}, "\\'):  # fmt: skip
+    for content in (
+        b'[{"a": 1}, {"a"',
+        b'[{"a": "x',
+        b'[{"a": 1}',
+        b"[",
+        b'[{"a": 1}]]',
+        b'[{}, "\\',
+    ):
         yield "a.json", content, "is not a complete JSON array"
     whole = make_tar([("a.txt", b"x" * 600), ("b.txt", b"y" * 600), ("c.txt", b"z")])
     second = 3 * 512
@@ -190,7 +255,14 @@ def damaged_files() -> Iterator[tuple[str, bytes, str]]:
         first, *later = (PACKERS[packing](b"%d\n" % n * 1000) for n in (1, 22, 333))
         whole = b"".join([first, *later])
         broken = whole[:30] + b"\xff\xff" + whole[32:]
-        for content in (whole[:-1], whole[:-10], whole[: len(first) + 3], whole + b"garbage", broken, b"not packed\n"):  # fmt: skip
+        for content in (
+            whole[:-1],
+            whole[:-10],
+            whole[: len(first) + 3],
+            whole + b"garbage",
+            broken,
+            b"not packed\n",
+        ):
             yield f"a.jsonl{packing}", content, r"a\.jsonl\.\w+ is damaged after \d+ uncompressed"
 
 
@@ -205,15 +277,26 @@ UNREADABLE: list[tuple[str, bytes, dict[str, Any], type[MdsmixError], str]] = [
     ("a.csv", b"a,a\n1,2\n", {}, Unreachable, "two columns are named 'a'"),
     ("a.csv", b'"a\n', {}, Unreachable, r"its columns \(not_csv\)"),
     ("a.jsonl", b"1\n", {"header": ("n",)}, RecipeError, r"header does not apply to a\.jsonl"),
-    ("a.jsonl", b"1\n", {"format": "cvs"}, RecipeError, r"source\.format is 'cvs'; did you mean csv"),
+    (
+        "a.jsonl",
+        b"1\n",
+        {"format": "cvs"},
+        RecipeError,
+        r"source\.format is 'cvs'; did you mean csv",
+    ),
     ("a.txt", b"a\n", {}, RecipeError, "a.txt is plain text.*source.split_by"),
-]  # fmt: skip
+]
 FOLDERS: list[tuple[str, Any, type[MdsmixError], str]] = [
     ("dataset_dict.json", {"splits": ["train", "test"]}, RecipeError, "set/train"),
-    ("state.json", {"_data_files": [{"filename": "gone.arrow"}]}, Unreachable, "gone.arrow is missing"),
+    (
+        "state.json",
+        {"_data_files": [{"filename": "gone.arrow"}]},
+        Unreachable,
+        "gone.arrow is missing",
+    ),
     ("state.json", {}, Unreachable, "lists no _data_files"),
     ("state.json", {"_data_files": [{"filename": "../a.arrow"}]}, Unreachable, "leads out of"),
-]  # fmt: skip
+]
 
 
 def test_a_setting_or_folder_that_does_not_fit_is_refused_with_one_sentence(tmp_path: Path) -> None:

@@ -33,7 +33,14 @@ from tests.formats import all_records, bad_items, read_file, window_digests
 
 STRING = pa.string()
 NAME = {b"ARROW:extension:name": b"arrow.json", b"ARROW:extension:metadata": b""}
-TEXTS = ['"Ann \\"A\\"\\nLee"', "5", "null", None, '{"a": [1, null], "b": {"c": 1000000000000000000001}}', "[]"]  # fmt: skip
+TEXTS = [
+    '"Ann \\"A\\"\\nLee"',
+    "5",
+    "null",
+    None,
+    '{"a": [1, null], "b": {"c": 1000000000000000000001}}',
+    "[]",
+]
 VALUES = [None if text is None else json.loads(text) for text in TEXTS]
 
 
@@ -96,12 +103,18 @@ def test_json_and_maps_are_decoded_at_any_depth(tmp_path: Path, name: str) -> No
     column_of = {
         "list": nested(pa.list_, [[text, "1"] for text, _ in j]),
         "large": nested(pa.large_list, [[text] for text, _ in j]),
-        "struct": nested(lambda k: pa.struct([("a", k), ("t", STRING)]), [{"a": text, "t": text} for text, _ in j]),
-        "maps": pa.array([[("k", [{"j": text, "t": text}, None]), ("l", None)] for text, _ in j[:-1]] + [None], in_maps(STRING)).cast(in_maps(json_type())),
+        "struct": nested(
+            lambda k: pa.struct([("a", k), ("t", STRING)]),
+            [{"a": text, "t": text} for text, _ in j],
+        ),
+        "maps": pa.array(
+            [[("k", [{"j": text, "t": text}, None]), ("l", None)] for text, _ in j[:-1]] + [None],
+            in_maps(STRING),
+        ).cast(in_maps(json_type())),
         "numbers": pa.array([[(1, "a"), (-2, "b")]] * 6, pa.map_(pa.int64(), STRING)),
         "times": pa.array([[(0, "a")]] * 6, pa.map_(pa.date32(), STRING)),
         "in_list": pa.array([[[("a", 1)], [], None]] * 6, pa.list_(pa.map_(STRING, pa.int32()))),
-    }  # fmt: skip
+    }
     table = pa.table(column_of)
     read = all_records(read_file(tmp_path, name, WRITERS[name](table)))
     for number, (record, (text, value)) in enumerate(zip(read, j, strict=True)):
@@ -146,10 +159,19 @@ def test_json_is_recognised_by_parquet_s_type_if_arrow_s_schema_lacks_it(tmp_pat
     column = nested(
         lambda k: pa.list_(pa.struct([("t", STRING), ("j", k)])), [[{"t": "1", "j": "1"}]]
     )
-    table = pa.table({"a": [1], "m": pa.array([[("x", "1")]], pa.map_(STRING, STRING)), "c": column, "z": ["1"]})  # fmt: skip
+    table = pa.table(
+        {"a": [1], "m": pa.array([[("x", "1")]], pa.map_(STRING, STRING)), "c": column, "z": ["1"]}
+    )
     pq.write_table(table, tmp_path / "a.parquet", store_schema=False)
     opened = pq.ParquetFile(tmp_path / "a.parquet")
-    plain = pa.schema([("a", pa.int64()), ("m", pa.map_(STRING, STRING)), ("c", pa.list_(pa.struct([("t", STRING), ("j", STRING)]))), ("z", STRING)])  # fmt: skip
+    plain = pa.schema(
+        [
+            ("a", pa.int64()),
+            ("m", pa.map_(STRING, STRING)),
+            ("c", pa.list_(pa.struct([("t", STRING), ("j", STRING)]))),
+            ("z", STRING),
+        ]
+    )
     from mdsmix.sources.parquet import _json_leaves
 
     decoders = decoders_of(plain, _json_leaves(opened.schema))
@@ -259,7 +281,12 @@ def test_messages_stored_as_json_are_conversations(tmp_path: Path, tokenizer_fol
         {"role": "user", "content": "Go."},
         {"role": "assistant", "content": None, "tool_calls": [call]},
     ]
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"enum": [1, "x"]}}}}}]  # fmt: skip
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "f", "parameters": {"properties": {"a": {"enum": [1, "x"]}}}},
+        }
+    ]
     stored = {"messages": [[*map(json.dumps, messages)]], "tools": [[*map(json.dumps, tools)]]}
     table = pa.table({key: nested(pa.list_, values) for key, values in stored.items()})
     (record,) = all_records(read_file(tmp_path, "a.parquet", as_parquet(table)))

@@ -84,7 +84,9 @@ def test_a_path_that_matches_only_with_a_packing_suffix_names_that_file(
     tmp_path: Path, name: str, packing: str
 ) -> None:
     (tmp_path / f"b.jsonl{packing}").touch()
-    with pytest.raises(MdsmixError, match=f"matches no file, but {name}{packing} does".replace("*", r"\*")):  # fmt: skip
+    with pytest.raises(
+        MdsmixError, match=f"matches no file, but {name}{packing} does".replace("*", r"\*")
+    ):
         find_files([name], tmp_path)
 
 
@@ -106,7 +108,10 @@ IPC = (
 )
 
 
-@pytest.mark.parametrize(("name", "text", "which"), [("a.parquet", PARQUET, "the column wide"), ("a.arrow", IPC, "a column")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "which"),
+    [("a.parquet", PARQUET, "the column wide"), ("a.arrow", IPC, "a column")],
+)
 def test_columns_of_128_bit_integers_are_refused_with_a_remedy(
     tmp_path: Path, tokenizer_folder: Path, name: str, text: str, which: str
 ) -> None:
@@ -115,14 +120,27 @@ def test_columns_of_128_bit_integers_are_refused_with_a_remedy(
     assert_refused(mdsmix("convert", recipe), 4, name, which, "Int128", "cast the column to Int64")
 
 
-MAC = [("./._1.jpg", b"m"), ("1.jpg", b"\xff"), ("._1.txt", b"m"), ("1.txt", b"t"), ("__MACOSX/._1.txt", b"x"), ("__MACOSX/1.txt", b"x"), (".DS_Store", b"\0"), ("1.cls", b"5"), ("2.txt", b"u")]  # fmt: skip
+MAC = [
+    ("./._1.jpg", b"m"),
+    ("1.jpg", b"\xff"),
+    ("._1.txt", b"m"),
+    ("1.txt", b"t"),
+    ("__MACOSX/._1.txt", b"x"),
+    ("__MACOSX/1.txt", b"x"),
+    (".DS_Store", b"\0"),
+    ("1.cls", b"5"),
+    ("2.txt", b"u"),
+]
 
 
 def test_hidden_members_that_a_mac_adds_are_skipped(tmp_path: Path) -> None:
     """The archive is read as without these members, which WebDataset skips too."""
     members = [(name, data) for name, data in MAC if data not in (b"m", b"x", b"\0")]
     plain = all_records(read_file(tmp_path, "b.tar", make_tar(members)))
-    assert plain == [{"__key__": "1", "jpg": b"\xff", "txt": "t", "cls": "5"}, {"__key__": "2", "txt": "u"}]  # fmt: skip
+    assert plain == [
+        {"__key__": "1", "jpg": b"\xff", "txt": "t", "cls": "5"},
+        {"__key__": "2", "txt": "u"},
+    ]
     batches = read_file(tmp_path, "a.tar", make_tar(MAC))
     assert all_records(batches) == plain
     assert not bad_items(batches)

@@ -146,7 +146,12 @@ def test_a_changed_file_among_a_thousand_changes_only_units_near_it() -> None:
     for number in range(40):
         name, new_name = rng.choice([*tree]), f"{rng.getrandbits(40):010x}.jsonl"
         without = {old_name: size for old_name, size in tree.items() if old_name != name}
-        changed = (tree | {new_name: 500}, without, tree | {name: rng.randint(1, 999)}, tree | {name: 25_000})[number % 4]  # fmt: skip
+        changed = (
+            tree | {new_name: 500},
+            without,
+            tree | {name: rng.randint(1, 999)},
+            tree | {name: 25_000},
+        )[number % 4]
         after = groups(changed)
         added.append(len(after - before))
         assert len(before - after) <= 6

@@ -207,7 +207,11 @@ def test_a_decompression_bomb_takes_time_and_not_memory(arena: Arena) -> None:
     """A file expands more than 200-fold to hundreds of MB, while a line may have 256: the line is
     set aside without being kept.
     """
-    for suffix, pack, byte in ((".gz", gzip.compress, b"\0"), (".zst", zstandard.compress, b" "), (".xz", lzma.compress, b"\0")):  # fmt: skip
+    for suffix, pack, byte in (
+        (".gz", gzip.compress, b"\0"),
+        (".zst", zstandard.compress, b" "),
+        (".xz", lzma.compress, b"\0"),
+    ):
         block = byte * (4 << 20)
         packed = pack(GOOD * 9) + pack(b"\n" + block) + pack(block) * 70 + pack(b"\n")
         assert 70 * len(block) > 200 * len(packed)
