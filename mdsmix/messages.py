@@ -35,10 +35,10 @@ def format_percent(share: Fraction | str) -> str:
     return f"{number:f}%"  # plain digits, never 8e-05%
 
 
-def join_names(names: Collection[str], most: int = 3) -> str:
-    """Return the first `most` names and how many follow: `a, b, c and 4 more`."""
-    shown = ", ".join(islice(names, most))
-    hidden = len(names) - most
+def join_names(names: Collection[str], limit: int = 3) -> str:
+    """Return the first `limit` names and how many follow: `a, b, c and 4 more`."""
+    shown = ", ".join(islice(names, limit))
+    hidden = len(names) - limit
     return f"{shown} and {hidden} more" if hidden > 0 else shown
 
 

@@ -130,9 +130,9 @@ class Ragged:
             return self
         return self._pieces(self.offsets[:-1] + starts, lengths)
 
-    def first(self, most: NDArray[np.int64] | int) -> Ragged:
-        """Return at most the first `most` values of each row."""
-        return self.cut(0, np.minimum(self.lengths, most))
+    def first(self, limit: NDArray[np.int64] | int) -> Ragged:
+        """Return at most the first `limit` values of each row."""
+        return self.cut(0, np.minimum(self.lengths, limit))
 
     def _pieces(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Ragged:
         """Return rows joined from slices of bytes: 0.3 us a row and one copy. Indexing by value

@@ -60,11 +60,11 @@ class HangDetector:
             size: bytes of the active records; None without any.
             waits: whether the worker waits for memory.
         """
-        now = time.monotonic()
-        passed = now - self._checked
+        current_time = time.monotonic()
+        passed = current_time - self._checked
         if passed < CHECK_SECONDS:
             return None
-        self._checked = now
+        self._checked = current_time
         passed = min(passed, 2 * CHECK_SECONDS)
         if waits:
             self.reset()

@@ -85,7 +85,7 @@ class LocalEngine:
         return self.budget.peak
 
     def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> TaskResults[R]:
-        self.begin(on_progress, say, most=len(tasks))
+        self.begin(on_progress, say, max_workers=len(tasks))
         for number, task in enumerate(tasks):
             self.add(number, task)
         try:
@@ -94,15 +94,15 @@ class LocalEngine:
         finally:
             self.stop()
 
-    def begin(self, on_progress: OnProgress, say: Say, most: int = sys.maxsize) -> None:
+    def begin(self, on_progress: OnProgress, say: Say, max_workers: int = sys.maxsize) -> None:
         """Open a run. Idle workers are reused if they are all alive and this run has as many
         workers as the last one, since that number set their threads; otherwise new ones are
         started.
 
         Args:
-            most: how many workers have something to do.
+            max_workers: how many workers have something to do.
         """
-        size = min(self.settings.workers, most)
+        size = min(self.settings.workers, max_workers)
         if size != self._size or not all(worker.process.is_alive() for worker in self.idle):
             self.close()
         self._on_progress = on_progress

@@ -47,11 +47,11 @@ class HubPath(Location):
                 return None
         return _make_stat(info) if info["type"] == "file" else None
 
-    def fetch(self, most: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
+    def fetch(self, max_bytes: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
         stat = self.stat()
         if stat is None:
             return None
-        if stat.size > most:
+        if stat.size > max_bytes:
             return stat, b""
         with self.open(stamp=stat.stamp) as file:
             return stat, file.read()

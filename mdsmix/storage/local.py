@@ -85,7 +85,7 @@ class LocalPath(Location):
             return None if stat.S_ISDIR(status.st_mode) else _make_stat(status)
         return None
 
-    def fetch(self, most: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
+    def fetch(self, max_bytes: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
         with (
             explained("read", self.path),
             _IGNORE_MISSING,
@@ -93,7 +93,7 @@ class LocalPath(Location):
             self._open_binary() as file,
         ):
             status = _stat_of_open(file)
-            return status, b"" if status.size > most else file.read()
+            return status, b"" if status.size > max_bytes else file.read()
         return None
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:

@@ -159,9 +159,9 @@ class Location(ABC):
             return file.read(length)
 
     @abstractmethod
-    def fetch(self, most: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
+    def fetch(self, max_bytes: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
         """Return Stat and bytes of one version of the file, by one request to a bucket; None if the
-        file is missing. The bytes are empty if the file is larger than `most` bytes.
+        file is missing. The bytes are empty if the file is larger than `max_bytes`.
         """
 
     @abstractmethod

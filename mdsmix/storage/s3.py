@@ -92,13 +92,13 @@ class S3Path(Location):
     def stat(self) -> Stat | None:
         return ask(self.url, partial(_stat, self._object())) if self.key else None
 
-    def fetch(self, most: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
+    def fetch(self, max_bytes: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
         answer = ask(self.url, partial(_get, self._object()))
         if answer is None:
             return None
         stat = stat_from(answer)
         with ObjectReader(self.url, self._object(), answer=answer) as reader:
-            return stat, b"" if stat.size > most else reader.readall()
+            return stat, b"" if stat.size > max_bytes else reader.readall()
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
         reader = ObjectReader(self.url, self._object(), start, until, stamp=stamp)

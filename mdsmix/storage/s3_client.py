@@ -51,7 +51,7 @@ _given_up: set[str] = set()
 for _FIRST_SECONDS only.
 """
 NOTICE_SECONDS = 5.0
-"Seconds of failures in a row before the user is told of a wait: many servers restart faster."
+"Seconds of failures in a row before a wait is shown to the user: many servers restart faster."
 _waited_for: set[str] = set()
 "Endpoints whose wait was shown since they last answered."
 
