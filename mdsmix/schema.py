@@ -44,7 +44,7 @@ def parse_mapping(cls: type[T], values: Any, where: str = "") -> T:
     """
     if not isinstance(values, Mapping):
         name = where or "the top level"
-        raise Misfit(f"{name} must contain keys and values, not {shorten(values)}.")
+        raise Misfit(f"{name} must contain keys and values, not {shorten_value(values)}.")
     schema = _make_schema(typing.cast(Any, cls))
     fields = {}
     for key, value in values.items():
@@ -62,7 +62,7 @@ def parse_mapping(cls: type[T], values: Any, where: str = "") -> T:
         value = fields.get(name)
         if value is not None and not _passes(is_within, value):
             path = _join_keys(where, name)
-            raise Misfit(f"{path} is {shorten(value)}; it must be {words}.")
+            raise Misfit(f"{path} is {shorten_value(value)}; it must be {words}.")
     return cls(**fields)
 
 
@@ -147,7 +147,7 @@ class Reader:
                 return parse_mapping(typing.cast(Any, outer), value, where)
             elif outer is list and args == (str,) and isinstance(value, str):
                 return [value]
-        raise Misfit(f"{where} is {shorten(value)}; it must be {_describe_type(self.hint)}.")
+        raise Misfit(f"{where} is {shorten_value(value)}; it must be {_describe_type(self.hint)}.")
 
 
 _reader = functools.cache(Reader)
@@ -192,7 +192,7 @@ def parse_json_if_fit(cls: type[T], content: bytes) -> T | None:
     return None
 
 
-def shorten(value: Any) -> str:
+def shorten_value(value: Any) -> str:
     """Return the value as Python writes it, cut to 60 characters: a message must not contain a
     whole file that was read by mistake.
     """

@@ -150,7 +150,7 @@ def _pad(cell: str, width: int, to_left: bool) -> str:
     return cell + blanks if to_left else blanks + cell
 
 
-def format_lines(table: Table) -> Iterator[str]:
+def format_table(table: Table) -> Iterator[str]:
     """Yield the lines of the table as plain text."""
     for row in zip(*align_columns(table), strict=True):
         yield "  ".join(row).rstrip()

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from mdsmix.encode.control_words import ControlWords
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Message, RecordRefused
-from mdsmix.schema import shorten
+from mdsmix.schema import shorten_value
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -340,8 +340,8 @@ def _compile(
     # Not only jinja2's errors: Python's compiler has limits of depth and digits.
     except Exception as error:
         raise RecipeError(
-            f"The chat template of the tokenizer cannot be compiled ({shorten(str(error))}), so no "
-            "conversation can be rendered: correct its chat_template."
+            f"The chat template of the tokenizer cannot be compiled "
+            f"({shorten_value(str(error))}), so no conversation can be rendered: correct its chat_template."
         ) from error
     tool_use = None
     if tool_source is not None:

@@ -22,7 +22,7 @@ from mdsmix.foundry_yaml.training_yaml import LoaderSection, StreamSection
 from mdsmix.kinds.kind_table import DATASET_KEYS_OF, EXTRA_LOADERS
 from mdsmix.messages import format_yaml_value
 from mdsmix.recipe.rules import find_target_contradictions
-from mdsmix.schema import shorten
+from mdsmix.schema import shorten_value
 
 CHECKS = CheckList()
 
@@ -70,7 +70,7 @@ def setting_value(loader: LoaderSection) -> Findings:
             expected = describe_expected(section.allowed.get(key, Any), value)
             if expected:
                 yield Finding(
-                    f"{section.name}: {key} is {shorten(value)}.", f"set it to {expected}"
+                    f"{section.name}: {key} is {shorten_value(value)}.", f"set it to {expected}"
                 )
 
 

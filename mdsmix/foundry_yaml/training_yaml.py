@@ -25,7 +25,7 @@ from mdsmix.foundry_yaml.loader_keys import (
 )
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.read import make_config, read_text, translate_errors
-from mdsmix.schema import shorten
+from mdsmix.schema import shorten_value
 from mdsmix.storage import is_for_streaming_alone
 
 Settings = Mapping[str, Any]
@@ -192,7 +192,7 @@ class LoaderSection:
     def _require_keys(self, what: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise RecipeError(
-                f"{what} of {self.label} is {shorten(value)}; it must be keys and values."
+                f"{what} of {self.label} is {shorten_value(value)}; it must be keys and values."
             )
         return dict(value)
 
@@ -264,7 +264,9 @@ class TrainingYaml:
             return None
         kwargs = keys.get("kwargs") or {}
         if not isinstance(kwargs, Mapping):
-            raise RecipeError(f"tokenizer.kwargs is {shorten(kwargs)}; it must be keys and values.")
+            raise RecipeError(
+                f"tokenizer.kwargs is {shorten_value(kwargs)}; it must be keys and values."
+            )
         return TokenizerSpec(
             name=str(keys["name"]),
             kwargs={key: value for key, value in kwargs.items() if key != "model_max_length"},

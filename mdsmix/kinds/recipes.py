@@ -14,7 +14,7 @@ from mdsmix.kinds.kind_table import DATASET_KEYS_OF, KINDS, find_kinds
 from mdsmix.messages import join_names, suggest_key
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe
 from mdsmix.recipe.stream_spec import SOURCED, find_foreign_keys
-from mdsmix.schema import shorten
+from mdsmix.schema import shorten_value
 from mdsmix.shapes import SHAPES, Shape, find_shape
 from mdsmix.shapes.condition import BadCondition, parse_where
 from mdsmix.shapes.fields import BadField, parse_field
@@ -132,8 +132,8 @@ def _unreadable_fields(source: SourceSpec, shape: Shape | None) -> Iterator[str]
         for key, name in {**source.fields, "id": source.id}.items():
             if name and parse_field(name).is_template and shape and key in shape.structured:
                 yield (
-                    f"source.{key} is {shorten(name)}, a template, which gives a text: name the "
-                    "field that contains the list."
+                    f"source.{key} is {shorten_value(name)}, a template, which gives a text: "
+                    "name the field that contains the list."
                 )
         key = "where"
         if source.where is not None:

@@ -15,7 +15,7 @@ from mdsmix.messages import join_names, suggest_key
 from mdsmix.recipe.amounts import Budget, read_budget, read_share
 from mdsmix.recipe.spec import Recipe, WeightSpec
 from mdsmix.recipe.stream_spec import BY_BUDGET, UNSOURCED, StreamSpec, find_foreign_keys
-from mdsmix.schema import shorten
+from mdsmix.schema import shorten_value
 from mdsmix.storage import find_key_terminator
 
 TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
@@ -43,8 +43,8 @@ def find_contradictions(recipe: Recipe) -> Iterator[str]:
     dataset = recipe.train_loader.get("dataset")
     if dataset is not None and not isinstance(dataset, Mapping):
         yield (
-            f"train_loader.dataset is {shorten(dataset)}; it must be keys and values, for example "
-            "packing_ratio."
+            f"train_loader.dataset is {shorten_value(dataset)}; it must be keys and values, "
+            "for example packing_ratio."
         )
     yield from find_target_contradictions(
         recipe.target_prompts, recipe.target_responses, recipe.decoder_only_format

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mdsmix.record import Conversation, RecordRefused, is_encodable
-from mdsmix.schema import shorten
+from mdsmix.schema import shorten_value
 from mdsmix.shapes.conversation_rules import MASK, copy_nested, decode_json
 from mdsmix.shapes.shape import RawRecord
 
@@ -90,7 +90,9 @@ def read_variables(value: Any) -> Mapping[str, Any] | None:
     elif value is None:
         return None
     if not isinstance(tree, dict):
-        raise RecordRefused("bad_template_kwargs", why=f"it is {shorten(value)}, not an object")
+        raise RecordRefused(
+            "bad_template_kwargs", why=f"it is {shorten_value(value)}, not an object"
+        )
     variables: dict[str, Any] = copy_nested(tree, True)
     for name in variables:
         if name in OWN_VARIABLES:

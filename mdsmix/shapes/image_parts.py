@@ -25,7 +25,7 @@ from urllib.parse import unquote, unquote_to_bytes
 import orjson
 
 from mdsmix.record import Conversation, RecordRefused, RichConversation
-from mdsmix.schema import shorten
+from mdsmix.schema import shorten_value
 from mdsmix.shapes.content_parts import TEXTS, join_parts
 from mdsmix.shapes.fields import parse_field
 from mdsmix.shapes.shape import RawRecord, Shape
@@ -208,7 +208,7 @@ def read_image(value: Any) -> Image:
     if isinstance(source, bytes):
         return source
     if not isinstance(source, str) or not source:
-        why = f"it is {shorten(value)}, not a path, URL, bytes or base64"
+        why = f"it is {shorten_value(value)}, not a path, URL, bytes or base64"
         raise RecordRefused("bad_image", why=why)
     if source[:5].lower() == "data:":
         return _decode_data_uri(source)

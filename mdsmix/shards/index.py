@@ -244,10 +244,10 @@ def _find_problem(shard: Shard) -> str | None:
         if file is None:
             continue
         if not _is_below(file.basename):
-            name = schema.shorten(file.basename)
+            name = schema.shorten_value(file.basename)
             return f"names the file {name}, which is not inside the stream's folder"
         if not 0 <= file.bytes < 1 << 32:
-            return f"has a size of {schema.shorten(file.bytes)} bytes"
+            return f"has a size of {schema.shorten_value(file.bytes)} bytes"
     columns = len(shard.column_names)
     has_all_columns = columns == len(shard.column_encodings) == len(shard.column_sizes)
     is_compressed = bool(shard.compression)
@@ -257,5 +257,5 @@ def _find_problem(shard: Shard) -> str | None:
         try:
             find_codec(encoding)
         except (TypeError, ValueError, ArithmeticError):
-            return f"has a column of the unknown encoding {schema.shorten(encoding)}"
+            return f"has a column of the unknown encoding {schema.shorten_value(encoding)}"
     return None

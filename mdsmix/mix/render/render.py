@@ -42,7 +42,7 @@ from mdsmix.mix.streams.resolve import (
 )
 from mdsmix.recipe.read import read_text
 from mdsmix.storage import locate
-from mdsmix.table import format_lines
+from mdsmix.table import format_table
 
 DRAWN_BATCHES = 2
 DRAWN_BATCH_SIZE = 2
@@ -179,12 +179,12 @@ def make_epoch_comment(mix: Mix) -> str:
     comment = [
         f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} "
         "loader:",
-        *_indent(format_lines(epoch)),
+        *_indent(format_table(epoch)),
     ]
     if mix.shares:
         table = make_shares_table(mix.shares)
         comment.append(describe_shares(mix.shares))
-        comment += _indent([*format_lines(table), *table.notes])
+        comment += _indent([*format_table(table), *table.notes])
     command = fetch_command(mix)
     if command:
         comment.append(
