@@ -216,7 +216,7 @@ def test_a_loader_finds_the_processor_beside_the_streams_as_it_was_published(
     with pytest.raises(Unreachable, match="have changed since the processor was published"):
         build_loader(path, 3)
     (home / "mdsmix.processor").unlink()
-    with pytest.raises(MixRefused, match="no processor turns them into what a model sees"):
+    with pytest.raises(MixRefused, match="there is no processor to expand them"):
         list(build_loader(path, 3))
     assert "name the processor" in mdsmix("preview", path, "--gpus", "1", "--batch", "3").err
 
