@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.measure import descendants
 from mdsmix.load import MixLoader, TokenIds, build_loader
-from mdsmix.load.training_rows import make_row
+from mdsmix.load.training_rows import make_training_row
 
 LENGTH = 2048
 BATCH = 8
@@ -134,7 +134,7 @@ def _same(folder: Path, name: str, workings: dict[str, Any]) -> Any:
 
 
 def _collated(collate: Any, samples: Sequence[Sample]) -> Any:
-    return collate([make_row(sample, collate.rules) for sample in samples])
+    return collate([make_training_row(sample, collate.rules) for sample in samples])
 
 
 def _batch(is_finetuning: bool, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:

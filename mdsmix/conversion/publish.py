@@ -41,7 +41,7 @@ from mdsmix.shards.manifest import (
     UnitShards,
     read_manifest,
 )
-from mdsmix.shards.published import find_contradictions, find_named_version
+from mdsmix.shards.published import find_named_version, find_stream_faults
 from mdsmix.shards.shard_files import (
     copy_missing,
     make_names_distinct,
@@ -133,7 +133,7 @@ def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[s
         and manifest.formats == job.formats
         and all(map(job.trusts, manifest.backend.split(" + ")))
         and target.index is not None
-        and not any(True for _ in find_contradictions(target.index, manifest, target.stored))
+        and not any(True for _ in find_stream_faults(target.index, manifest, target.stored))
         and not any(file.stored.find_problem(target.files) for file in manifest.named_files)
         and MANIFEST in target.stored
         and not (job.is_versioned and INDEX in target.files)

@@ -38,7 +38,7 @@ from mdsmix.foundry_yaml.lock import (
 )
 from mdsmix.load import training_rows
 from mdsmix.load.internals import ShardKeeper, drop_connection, state_without_connection
-from mdsmix.load.training_rows import RowRules, make_row
+from mdsmix.load.training_rows import RowRules, make_training_row
 from mdsmix.messages import flatten_error, plural
 from mdsmix.shards.shard_samples import Sample
 
@@ -514,7 +514,7 @@ class MixDataset(ShardKeeper):
             sample = super().get_item(sample_id, retry)
             if self.other_row:
                 return self.other_row(sample, self.rules.max_seq_len)
-            row = make_row(sample, self.rules)
+            row = make_training_row(sample, self.rules)
             if row.pictures:  # they are decoded later
                 row.pictures.where = _describe_place(stream, shard, position)
             return row

@@ -102,7 +102,7 @@ class TrainingRow(NamedTuple):
     "Further outputs of a processor: name -> one value per token."
 
 
-def make_row(sample: Sample, rules: RowRules) -> TrainingRow:
+def make_training_row(sample: Sample, rules: RowRules) -> TrainingRow:
     """Make the row of a decoded MDS sample.
 
     Raises MixRefused if the sample does not fit the rules. The caller adds stream and shard to the

@@ -173,7 +173,7 @@ class Vision:
 
         # Decode, then put all images through the processor.
         images_of_rows = [
-            [decode_image(pictures, number) for number in range(len(pictures.images))]
+            [decode_row_image(pictures, number) for number in range(len(pictures.images))]
             for pictures in pictures_of_rows.values()
         ]
         first_row_name = next(iter(pictures_of_rows.values())).where
@@ -244,7 +244,7 @@ def _stack_padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(padded)
 
 
-def decode_image(pictures: RowImages, number: int) -> Any:
+def decode_row_image(pictures: RowImages, number: int) -> Any:
     """Return an image of a row, decoded and upright. Raises MixRefused if it does not decode."""
     try:
         return turn_upright(pictures.images[number])

@@ -19,7 +19,7 @@ from mdsmix.load.internals import Ids
 from mdsmix.load.layout import NO_SAMPLE, EpochLayout, SamplePlace
 from mdsmix.load.loader import make_collate
 from mdsmix.load.loader_settings import LoaderSettings
-from mdsmix.load.training_rows import RowRules, TrainingRow, make_row
+from mdsmix.load.training_rows import RowRules, TrainingRow, make_training_row
 from mdsmix.load.vision import expand_images
 from mdsmix.mix.epoch.draws import Machines
 from mdsmix.preview.shard_reader import Images, ImageSize, ShardReader, has_ids
@@ -195,7 +195,7 @@ def draws_of_rank(
 
 def make_sample_row(sample: Sample, rules: RowRules, images: Images | None) -> SampleRow:
     """Return the sample's row. Raises MixRefused if the loader would raise on the sample."""
-    stored = make_row(sample, rules)
+    stored = make_training_row(sample, rules)
     trained = stored
     sizes: Sequence[ImageSize] = ()
     if images and stored.pictures:

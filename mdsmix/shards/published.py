@@ -7,7 +7,7 @@ folder has no index. Its manifest names the current version by the hash of that 
 one small write moves every reader of the split's folder to the new version, and no reader of a
 version's own folder.
 
-`find_contradictions` has the rules between a stream's index, its manifest and the files next to
+`find_stream_faults` has the rules between a stream's index, its manifest and the files next to
 them, for `verify` and `check` alike. It needs one listing. Damage inside an index or a manifest is
 found when that file is read.
 """
@@ -118,7 +118,7 @@ class PublishedStream:
     @cached_property
     def contradictions(self) -> Sequence[StreamFault]:
         """The rules between index, manifest and files that the stream breaks."""
-        return list(find_contradictions(self.index, self.manifest, self.files))
+        return list(find_stream_faults(self.index, self.manifest, self.files))
 
     def has_file_of(self, shard: Shard) -> bool:
         """Check whether the shard's file is there, with the size that the index states."""
@@ -151,7 +151,7 @@ class PublishedStream:
         return read_record_id(self.folder, side_files, shard, row)
 
 
-def find_contradictions(
+def find_stream_faults(
     index: Index, manifest: Manifest | None, files: Mapping[str, Stat]
 ) -> Iterator[StreamFault]:
     """Yield the rules that a stream breaks.

@@ -35,7 +35,7 @@ from mdsmix.shards.published import (
     QUARANTINE,
     SIDE_FILES,
     StreamFault,
-    find_contradictions,
+    find_stream_faults,
     find_working_folder,
     read_quarantine,
 )
@@ -107,7 +107,7 @@ def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> Ve
             read_index(folder)  # raises the error of a missing index
         return VerifyReport(stream=str(folder), faults=tuple(faults))
     files = index.list_files(folder)
-    faults += find_contradictions(index, manifest, files)
+    faults += find_stream_faults(index, manifest, files)
     read_files = list[_FileResult]()
     if not quick:
         present = [

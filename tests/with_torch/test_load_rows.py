@@ -15,7 +15,7 @@ import torch
 from mdsmix.errors import MixRefused
 from mdsmix.load import document_mask, training_rows
 from mdsmix.load.collate import Collate, Packer, find_best_ratio
-from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow, make_row
+from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow, make_training_row
 from tests.with_torch.load_streams import EOS, IDS, PAD
 
 X = -100
@@ -38,7 +38,7 @@ def rules(max_seq_len: int = 16, ids: TokenIds = IDS, **settings: Any) -> RowRul
 
 def row(sample: dict[str, Any], **settings: Any) -> tuple[list[int], list[int]]:
     """Return ids and labels of a sample's row."""
-    training_row = make_row(sample, rules(**settings))
+    training_row = make_training_row(sample, rules(**settings))
     assert training_row.input_ids.dtype == training_row.labels.dtype == np.int64
     return training_row.input_ids.tolist(), training_row.labels.tolist()
 
@@ -140,12 +140,12 @@ def test_an_encoder_gets_everything_before_the_last_response_and_cut_sides_end_i
 def test_the_target_policies_do_not_change_the_labels_of_a_packed_row() -> None:
     sample = packed([5, 6], [7, 8, 9], trained=[1, 1, 1, 0, 1])
     for policies in ({}, {"target_prompts": "all", "target_responses": "all"}):
-        training_row = make_row(sample, rules(**policies))
+        training_row = make_training_row(sample, rules(**policies))
         assert training_row.labels.tolist() == [X, 6, X, X, 9]
         assert training_row.documents.tolist() == [0, 0, 1, 1, 1]
     assert row(packed([5, 6], [7, 8]))[1] == [X, 6, X, 8]
     with pytest.warns(UserWarning, match="longer than max_seq_len 3"):
-        training_row = make_row(packed([5, 6], [7, 8], [9, 10]), rules(3))
+        training_row = make_training_row(packed([5, 6], [7, 8], [9, 10]), rules(3))
     assert training_row.input_ids.tolist() == [5, 6, 7]
     assert training_row.documents.tolist() == [0, 0, 1]
 
@@ -330,8 +330,10 @@ def test_separators_divide_pretraining_rows_into_documents_but_not_chats() -> No
         (True, [0, 1, 1, 2], [0, 1, 1, 2, 3, 3, 3, -1]),
     ):
         row_rules = rules(8, separator=EOS, separator_starts=starts)
-        text = make_row({"tokens": np.array([4, EOS, 5, EOS])}, row_rules)
-        chat = make_row({"input_ids": np.array([7, EOS]), "labels": np.array([8])}, row_rules)
+        text = make_training_row({"tokens": np.array([4, EOS, 5, EOS])}, row_rules)
+        chat = make_training_row(
+            {"input_ids": np.array([7, EOS]), "labels": np.array([8])}, row_rules
+        )
         batch = Collate(rules=row_rules)([text, chat])
         assert batch["sequence_id"].tolist() == [documents + [-1] * 4, [0] * 4 + [-1] * 4]
         batch = Collate(rules=row_rules, packer=Packer(bins=1, max_seq_len=8))(

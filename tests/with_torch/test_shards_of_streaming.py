@@ -16,7 +16,7 @@ from streaming.base.util import merge_index
 from mdsmix import sources
 from mdsmix.errors import MixRefused, Unreachable
 from mdsmix.init.data_files import find_data
-from mdsmix.load.training_rows import RowRules, make_row
+from mdsmix.load.training_rows import RowRules, make_training_row
 from mdsmix.mix.check import run_checks
 from mdsmix.mix.streams.resolve import make_stream_mix
 from mdsmix.shards.published import open_stream_in
@@ -114,4 +114,6 @@ def test_ids_below_zero_are_refused_by_the_loader(tmp_path: Path) -> None:
     }
     assert "labels-repeated" in ids
     with pytest.raises(MixRefused, match="contains the id -100"):
-        make_row(open_stream_in(locate(folder)).read(0), RowRules(max_seq_len=8, ids=IDS))
+        make_training_row(
+            open_stream_in(locate(folder)).read_sample(0), RowRules(max_seq_len=8, ids=IDS)
+        )
