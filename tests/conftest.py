@@ -35,7 +35,7 @@ from tests.corpus import train_tokenizer, write_corpus
 from tests.faults import Proxy, make_failing_proxy
 from tests.minio import provide_minio
 from tests.pictures import seeing_tokenizer
-from tests.styles import letters
+from tests.styles import write_letter_tokenizer
 
 # No test is timed: on a busy machine an example of 12 ms takes 250, hypothesis' own deadline is
 # 200, and it fails what draws for more than a second. And a property has the same examples in every
@@ -61,7 +61,11 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     done once.
     """
     loader = botocore.loaders.create_loader()
-    with pytest.MonkeyPatch.context() as patch, in_process.as_engine(), in_process.forked_looks():
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        in_process.use_own_process(),
+        in_process.describe_by_forks(),
+    ):
         patch.setenv("MDSMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
         for name in ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
             patch.delenv(name, raising=False)
@@ -96,7 +100,7 @@ def own_temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def processes() -> Iterator[None]:
     """Conversions of the test are done by workers, as outside of tests."""
-    with in_process.processes():
+    with in_process.use_workers():
         yield
 
 
@@ -133,7 +137,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def lettered(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """One token per character (`letters`)."""
-    return letters(tmp_path_factory.mktemp("letters"))
+    return write_letter_tokenizer(tmp_path_factory.mktemp("letters"))
 
 
 @pytest.fixture(scope="session")

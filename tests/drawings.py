@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw
 
 from tests.corpus import train_tokenizer
 from tests.pictures import seeing_tokenizer
-from tests.processors import TOKENS, processor_of, tiny_model
+from tests.processors import TOKENS, make_processor, make_tiny_model
 
 COLOURS = ("red", "green", "blue", "black", "orange", "purple")
 FILES = (("jpg", "JPEG"), ("png", "PNG"), ("webp", "WEBP"))
@@ -84,7 +84,7 @@ def make_corpus(folder: Path) -> None:
     (folder / "drawings.jsonl").write_text("\n".join(lines) + "\n")
     plain = train_tokenizer(folder / "plain", vocab_size=1000, documents_n=30)
     words = seeing_tokenizer(plain, folder / "tokenizer", tokens=TOKENS)
-    processor_of("qwen", words).save_pretrained(folder / "processor")
+    make_processor("qwen", words).save_pretrained(folder / "processor")
     print(f"{len(all_records)} records about {DRAWINGS} drawings, bad ones among them: {folder}")
 
 
@@ -96,7 +96,7 @@ def train_model(config: str) -> None:
 
     loader = build_loader(config, batch_size=8)
     vision = load_processor(loader.collate_fn.vision.name)
-    model = tiny_model(len(vision.tokenizer), vision)
+    model = make_tiny_model(len(vision.tokenizer), vision)
     steps = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for batch in loader:

@@ -1,11 +1,11 @@
-"""Instead of processes: an engine that does a run's units in this one, with which most tests
-convert, and forks that look at tokenizers.
+"""Faster replacements of processes: an engine that converts in the test's own process, and a
+tokenizer description that is forked from a process with transformers imported.
 
-A forked worker costs 70 ms of processor time, five times what a handful of records takes, and shows
-nothing in a test of what is converted. So workers are forked only where a run asks for more than
-one of them or for what only they do (`--workers 2`, `--memory`, `--quarantine-crashes`), and for
-tests that use the fixture `processes`. A process that imports transformers takes 2.5 s of processor
-time: a first look at a tokenizer is a fork of one that stands by.
+A forked worker costs 70 ms of processor time, five times as much as converting a few records, and
+proves nothing about the converted rows. So workers are only forked if a run asks for more than one
+of them, or for an option that needs them (`--workers 2`, `--memory`, `--quarantine-crashes`), and
+for tests with the fixture `processes`. A process that imports transformers takes 2.5 s of processor
+time, so a tokenizer is described by a fork of one that has imported it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from mdsmix.conversion.planning import Options
 from mdsmix.engines.tasks import Attempt, Engine, Reporter
 from mdsmix.tokenizer import snapshot
 from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
-from tests.preloaded import Standing
+from tests.preloaded import PreloadedPython
 
-BY_IMPORT = re.compile("HF_.*|HOME|XDG_CACHE_HOME")
-"""The variables that are read when the libraries are imported: a look with others has a process of
-its own.
+READ_AT_IMPORT = re.compile("HF_.*|HOME|XDG_CACHE_HOME")
+"""Variables that the libraries read when they are imported. If they have changed since, a tokenizer
+is described by a new process.
 """
 IMPORTS = "from transformers import AutoTokenizer, PreTrainedTokenizerFast"
-LOOK = "from mdsmix.tokenizer import describe; describe.main()"
-_wants_processes = False
+DESCRIBE = "from mdsmix.tokenizer import describe; describe.main()"
+_uses_workers = False
 
 
-class Here(Engine, Reporter):
-    """Tasks and results travel as bytes, as to another process."""
+class InProcessEngine(Engine, Reporter):
+    """Converts in this process. Tasks and results are pickled, as for another process."""
 
-    peak, memory = 0, 1 << 30
+    peak = 0
+    memory = 1 << 30
 
     def run(self, tasks: Sequence[Any], on_progress: Any, say: Any) -> Generator[Any, None, None]:
         self.on_progress = on_progress
@@ -55,56 +56,62 @@ class Here(Engine, Reporter):
 
 
 @contextmanager
-def as_engine() -> Iterator[None]:
-    """Conversions of this process are done here, but for those that say what workers they want."""
+def use_own_process() -> Iterator[None]:
+    """Convert in this process, except for runs whose options need workers."""
     make_engine = run.make_engine
 
-    def chosen(recipe: Any, plans: Any, options: Options, watcher: Any) -> Engine:
-        wanted = (options.workers or 1) > 1 or options.memory or options.quarantine_crashes
-        if _wants_processes or wanted or options.engine != "local":
+    def make(recipe: Any, plans: Any, options: Options, watcher: Any) -> Engine:
+        needs_workers = (options.workers or 1) > 1 or options.memory or options.quarantine_crashes
+        if _uses_workers or needs_workers or options.engine != "local":
             return make_engine(recipe, plans, options, watcher)
-        return Here()
+        return InProcessEngine()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "make_engine", chosen)
+        patch.setattr(run, "make_engine", make)
         yield
 
 
 @contextmanager
-def aside() -> Iterator[None]:
-    """Conversions of this process are done here still, but by another thread, as a worker would."""
+def use_own_thread() -> Iterator[None]:
+    """Convert in this process, but in another thread, as if by a worker."""
+    do = InProcessEngine.do
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
-        do = Here.do
-        patch.setattr(Here, "do", lambda engine, task: pool.submit(do, engine, task).result())
+        patch.setattr(
+            InProcessEngine, "do", lambda engine, task: pool.submit(do, engine, task).result()
+        )
         yield
 
 
 @contextmanager
-def processes() -> Iterator[None]:
-    """All conversions by workers."""
-    global _wants_processes
-    before, _wants_processes = _wants_processes, True
+def use_workers() -> Iterator[None]:
+    """Convert everything by forked workers."""
+    global _uses_workers
+    before = _uses_workers
+    _uses_workers = True
     try:
         yield
     finally:
-        _wants_processes = before
+        _uses_workers = before
 
 
 @contextmanager
-def forked_looks() -> Iterator[None]:
-    """First looks of this process are forks of one that is ready."""
+def describe_by_forks() -> Iterator[None]:
+    """Describe tokenizers by forks of a process that has transformers imported."""
 
-    def now() -> Any:
-        return os.getpid(), {k: v for k, v in os.environ.items() if BY_IMPORT.fullmatch(k)}
+    def read_environment() -> Any:
+        variables = {k: v for k, v in os.environ.items() if READ_AT_IMPORT.fullmatch(k)}
+        return os.getpid(), variables
 
-    look, begun = snapshot.run_describe, now()
-    quiet = WITHOUT_FRAMEWORKS | {"TRANSFORMERS_VERBOSITY": "error"}
-    standing = Standing(IMPORTS, quiet)
+    run_describe = snapshot.run_describe
+    environment = read_environment()
+    python = PreloadedPython(IMPORTS, WITHOUT_FRAMEWORKS | {"TRANSFORMERS_VERBOSITY": "error"})
 
-    def looked(asked: str) -> subprocess.CompletedProcess[str]:
-        return standing.start(LOOK, given=asked).wait() if now() == begun else look(asked)
+    def run_fork(question: str) -> subprocess.CompletedProcess[str]:
+        if read_environment() != environment:
+            return run_describe(question)
+        return python.start(DESCRIBE, stdin=question).wait()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(snapshot, "run_describe", looked)
+        patch.setattr(snapshot, "run_describe", run_fork)
         yield
-    standing.close()
+    python.close()

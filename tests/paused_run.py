@@ -24,7 +24,7 @@ from mdsmix.shards.index import read_index
 from mdsmix.shards.published import find_current
 from mdsmix.storage import Location
 from tests.converting import manifest_of, mdsmix, run_recipe, write_jsonl
-from tests.in_process import aside
+from tests.in_process import use_own_thread
 
 COMMITS = {"replace": "train/index.json", "versioned": "train/mdsmix.manifest"}
 "The write by which a stream is published, for each value of the recipe's `publish`."
@@ -98,7 +98,7 @@ def assert_paused_run_publishes_nothing(recipe: Path, folder: Location, publish:
             pause = Pause(step, meanwhile)
             _patch_writes(patch, type(folder), pause)
             published_by_other.clear()
-            with aside():  # the writes of a worker are no steps
+            with use_own_thread():  # the writes of a worker are no steps
                 is_refused = _is_refused(recipe, 2 * step + 1, publish)
         if not pause.has_happened:
             break

@@ -1,10 +1,10 @@
-"""Python programs without the seconds that their imports take: a process that has done these stands
-by, and each program is a fork of it.
+"""Python programs that start without the seconds of their imports: one process imports the
+libraries, and each program is a fork of it.
 
-Run as `python -m tests.preloaded "import this; import that"`. A line of JSON on stdin is a program:
-`place` is a folder with its standard input `in`, where `out` and `err` are written, beside its
-arguments, folder and environment; its pid comes back. Or it is the pid of one that is waited for;
-its exit code comes back.
+The process runs `python -m tests.preloaded "import this; import that"`. A line of JSON on its stdin
+is either a program to start, or the pid of one to wait for. A program names a folder with its
+standard input `in`, where `out` and `err` are written; the answer is its pid. The answer to a pid
+is its exit code.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 SECONDS = 300
-"""A program that is waited for longer hangs: it is ended by a signal, which its exit code says, and
-its test fails.
+"""A program that runs longer hangs. It is ended by a signal, which its exit code shows, and its
+test fails.
 """
 
 
-class Standing:
-    """The process that has done these imports in an environment with such variables, started by the
-    first program.
+class PreloadedPython:
+    """A process that has done these imports in an environment with these variables. It is started
+    by the first program.
     """
 
     def __init__(
@@ -45,21 +45,22 @@ class Standing:
         self._process: Any = None
 
     def start(
-        self, program: str, *arguments: object, given: str = "", **environment: str
+        self, program: str, *arguments: object, stdin: str = "", **environment: str
     ) -> Program:
-        """As `python -c program arguments` with `given` on its standard input."""
-        place = TemporaryDirectory()
-        (Path(place.name) / "in").write_text(given)
+        """Start a program as by `python -c program arguments`."""
+        folder = TemporaryDirectory()
+        (Path(folder.name) / "in").write_text(stdin)
         order = {
             "program": program,
             "arguments": [*map(str, arguments)],
-            "place": place.name,
+            "folder": folder.name,
             "cwd": os.getcwd(),
             "environment": dict(os.environ) | self._environment | environment,
         }
-        return Program(self, self.ask(order), place)
+        return Program(self, self.send(order), folder)
 
-    def ask(self, order: dict[str, Any] | int) -> int:
+    def send(self, order: dict[str, Any] | int) -> int:
+        """Send a line to the process, and return its answer."""
         with self._lock:
             if not self._process:
                 self._process = subprocess.Popen(
@@ -80,32 +81,34 @@ class Standing:
 
 @dataclass
 class Program:
-    """One that was started."""
+    """A program that was started."""
 
-    standing: Standing
+    python: PreloadedPython
     pid: int
-    place: TemporaryDirectory[str]
+    folder: TemporaryDirectory[str]
 
-    def said(self, stream: str) -> str:
-        """What it has printed on `out` or `err`."""
-        return (Path(self.place.name) / stream).read_text()
+    def read(self, stream: str) -> str:
+        """Return the text that it has printed on `out` or `err`."""
+        return (Path(self.folder.name) / stream).read_text()
 
     def wait(self) -> subprocess.CompletedProcess[str]:
-        hung = threading.Timer(SECONDS, os.kill, (self.pid, signal.SIGALRM))
-        hung.daemon = True
-        hung.start()
-        with self.place:
-            code = self.standing.ask(self.pid)
-            hung.cancel()
-            return subprocess.CompletedProcess([], code, self.said("out"), self.said("err"))
+        alarm = threading.Timer(SECONDS, os.kill, (self.pid, signal.SIGALRM))
+        alarm.daemon = True
+        alarm.start()
+        with self.folder:
+            code = self.python.send(self.pid)
+            alarm.cancel()
+            return subprocess.CompletedProcess([], code, self.read("out"), self.read("err"))
 
 
-def _become(order: dict[str, Any]) -> None:
-    """What a fresh process finds: its own standard streams, arguments, folder and environment."""
-    place = Path(order["place"])
-    for name, mode, standard in (("in", "r", 0), ("out", "w", 1), ("err", "w", 2)):
-        with (place / name).open(mode) as file:
-            os.dup2(file.fileno(), standard)
+def _run(order: dict[str, Any]) -> None:
+    """Run a program in this fork, with its own standard streams, arguments, folder and
+    environment.
+    """
+    folder = Path(order["folder"])
+    for name, mode, descriptor in (("in", "r", 0), ("out", "w", 1), ("err", "w", 2)):
+        with (folder / name).open(mode) as file:
+            os.dup2(file.fileno(), descriptor)
     sys.stdin = os.fdopen(0)
     sys.argv = ["-c", *order["arguments"]]
     os.environ.clear()
@@ -120,13 +123,15 @@ def main() -> None:
     orders = os.fdopen(os.dup(0))
     for order in map(json.loads, orders):
         if isinstance(order, int):
-            print(os.waitstatus_to_exitcode(os.waitpid(order, 0)[1]), flush=True)
-        elif pid := os.fork():
-            print(pid, flush=True)
-        else:
-            _become(order)
+            _, status = os.waitpid(order, 0)
+            print(os.waitstatus_to_exitcode(status), flush=True)
+            continue
+        pid = os.fork()
+        if not pid:
+            _run(order)
             return
-    os._exit(0)  # what was imported has nothing to say at its end
+        print(pid, flush=True)
+    os._exit(0)  # without the exit handlers of the imported libraries
 
 
 if __name__ == "__main__":

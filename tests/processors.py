@@ -1,5 +1,5 @@
-"""Processors of many families, made of their classes and a tokenizer of our own: nothing comes from
-a hub.
+"""Processors of many families, made of transformers' classes and a tokenizer of our own: nothing is
+downloaded from a hub.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # LLM-Foundry's environment has none
     import pytest
 
 FAMILIES = ("qwen", "llava_next", "idefics", "gemma3")
-"Of which whole batches are compared; that of another tokenizer stands in its text around an image."
+"The families whose batches are compared in most tests."
 TOKENS = (
     *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
     *("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>"),
@@ -24,23 +24,28 @@ TOKENS = (
     *("<|python_tag|>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<|image_start|>", "<|image_end|>"),
     *("<|img_thumbnail|>", *(f"<|img_row_{i}_col_{j}|>" for i in range(1, 5) for j in range(1, 5))),
 )
-"What the tokenizer must know, whichever family reads it."
+"The tokens that the tokenizer of any family needs."
 
 
-def made(family: str, plain: Path, home: Path) -> tuple[Path, Path]:
-    """Folders of a tokenizer and a processor of the family, in `home`; `plain`: a folder with a
-    tokenizer.
+def write_processor(family: str, plain: Path, home: Path) -> tuple[Path, Path]:
+    """Write a tokenizer and a processor of the family to two folders in `home`, and return these.
+
+    Args:
+        plain: a folder with a tokenizer, which gets the family's tokens and template.
     """
     declared = {"image_token": IMAGE_TOKEN[family], **DECLARED.get(family, {})}
-    seen = "<|vision_start|><|image_pad|><|vision_end|>"
-    prints = QWEN if family == "qwen" else QWEN.replace(seen, IMAGE_TOKEN[family])
-    prints = "<bos>" * (family == "mllama") + prints
-    words = seeing_tokenizer(plain, home / f"{family}-tokenizer", TOKENS, prints, declared)
-    processor_of(family, words).save_pretrained(home / family)
-    return words, home / family
+    template = QWEN
+    if family != "qwen":
+        template = QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", IMAGE_TOKEN[family])
+    if family == "mllama":
+        template = "<bos>" + template
+    tokenizer = seeing_tokenizer(plain, home / f"{family}-tokenizer", TOKENS, template, declared)
+    make_processor(family, tokenizer).save_pretrained(home / family)
+    return tokenizer, home / family
 
 
-SIZE, PINPOINTS = {"height": 56, "width": 56}, [[56, 112], [112, 56], [112, 112]]
+SIZE = {"height": 56, "width": 56}
+PINPOINTS = [[56, 112], [112, 56], [112, 112]]
 CLIP = {"size": {"shortest_edge": 56}, "crop_size": SIZE}
 PATCHES = {"patch_size": 14, "num_additional_image_tokens": 1}
 PATCHES |= {"vision_feature_select_strategy": "default"}
@@ -51,8 +56,8 @@ PIXTRAL = {"size": {"longest_edge": 112}, "patch_size": {"height": 16, "width": 
 FULL = {"vision_feature_select_strategy": "full", "num_image_tokens": 16}
 SPLIT = {"size": SIZE, "image_grid_pinpoints": PINPOINTS}
 CLASSES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
-    # family: its processor's class, its images' class, the arguments of these, and those of the
-    # processor
+    # family: the class of its processor, the class of its image processor, arguments of the image
+    # processor, arguments of the processor
     "qwen": ("Qwen2_5_VL", "Qwen2VL", {"min_pixels": 56 * 56, "max_pixels": 224 * 224}, {}),
     "llava_next": ("LlavaNext", "LlavaNext", CLIP | {"image_grid_pinpoints": PINPOINTS}, PATCHES),
     "idefics": ("Idefics3", "Idefics3", SMALL, {"image_seq_len": 4}),
@@ -75,60 +80,68 @@ DECLARED = {
     "llava_onevision": {"video_token": "<video>"},
     "lfm2": LFM | {"image_thumbnail": "<|img_thumbnail|>"},
 }
-"What the tokenizer of a family says of itself beside its image_token."
+"Keys of the tokenizer's config that a family needs, in addition to image_token."
 
 
-def processor_of(family: str, tokenizer: Path) -> Any:
-    """A processor whose images become 4 to 200 tokens; `tokenizer`: a folder whose tokenizer knows
-    TOKENS.
+def make_processor(family: str, tokenizer: Path) -> Any:
+    """Return a processor that makes 4 to 200 tokens of an image.
+
+    Args:
+        tokenizer: a folder with a tokenizer that has TOKENS.
     """
-    import transformers as t
+    import transformers
 
-    name, images, sizes, more = CLASSES[family]
-    words = t.AutoTokenizer.from_pretrained(str(tokenizer))
-    given: dict[str, Any] = {"tokenizer": words, **more}
-    pixels = getattr(t, f"{images}ImageProcessor{'Fast' * (family == 'lfm2')}")(**sizes)
-    of = getattr(t, f"{name}Processor")
-    named = {key: getattr(words, key) for key in ("eos_token", "pad_token", "unk_token")}
+    name, image_class, image_arguments, processor_arguments = CLASSES[family]
+    own_tokenizer = transformers.AutoTokenizer.from_pretrained(str(tokenizer))
+    arguments: dict[str, Any] = {"tokenizer": own_tokenizer, **processor_arguments}
+    suffix = "ImageProcessorFast" if family == "lfm2" else "ImageProcessor"
+    images = getattr(transformers, image_class + suffix)(**image_arguments)
+    processor = getattr(transformers, f"{name}Processor")
+    tokens = {key: getattr(own_tokenizer, key) for key in ("eos_token", "pad_token", "unk_token")}
     file = str(tokenizer / "tokenizer.json")
     if family == "qwen":
-        given["tokenizer"] = t.Qwen2TokenizerFast(tokenizer_file=file, **named)
-        takes_videos = "video_processor" in of.__init__.__code__.co_varnames
-        if takes_videos and hasattr(t, "Qwen2VLVideoProcessor"):
-            given["video_processor"] = t.Qwen2VLVideoProcessor()
+        arguments["tokenizer"] = transformers.Qwen2TokenizerFast(tokenizer_file=file, **tokens)
+        takes_videos = "video_processor" in processor.__init__.__code__.co_varnames
+        if takes_videos and hasattr(transformers, "Qwen2VLVideoProcessor"):
+            arguments["video_processor"] = transformers.Qwen2VLVideoProcessor()
     elif family == "mllama":
-        words.bos_token = "<bos>"
+        own_tokenizer.bos_token = "<bos>"
     elif family == "paligemma":
-        pixels.image_seq_length = 4
-        named |= {"bos_token": "<bos>", "unk_token": named["eos_token"]}
-        given["tokenizer"] = t.GemmaTokenizerFast(tokenizer_file=file, **named)
+        images.image_seq_length = 4
+        tokens |= {"bos_token": "<bos>", "unk_token": tokens["eos_token"]}
+        arguments["tokenizer"] = transformers.GemmaTokenizerFast(tokenizer_file=file, **tokens)
     elif family == "llava_onevision":
-        given["video_processor"] = t.LlavaOnevisionVideoProcessor(size=SIZE)
-    return of(image_processor=pixels, **given)
+        videos = transformers.LlavaOnevisionVideoProcessor(size=SIZE)
+        arguments["video_processor"] = videos
+    return processor(image_processor=images, **arguments)
 
 
-def look_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What conversion asks of a process of its own, which takes 15 s to start, is asked of this
-    one.
+def ask_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answer questions to processors in this process, since the server takes 15 s to start."""
+
+    def answer(name: str, question: Any) -> tuple[Any, str]:
+        return load_processor(name).answer(question), ""
+
+    monkeypatch.setattr(server, "try_to_ask", answer)
+
+
+def make_tiny_model(vocabulary: int, seeing: Any) -> Any:
+    """Return a randomly initialised Qwen2.5-VL, small enough for a test.
+
+    Args:
+        vocabulary: number of tokens.
+        seeing: the LoadedProcessor.
     """
-    monkeypatch.setattr(
-        server,
-        "try_to_ask",
-        lambda name, asked: (load_processor(name).answer(asked), ""),
-    )
-
-
-def tiny_model(vocabulary: int, seeing: Any) -> Any:
-    """A randomly initialised Qwen2.5-VL, small enough for a test."""
     import torch
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     torch.manual_seed(1)
-    size, of = {"hidden_size": 32, "intermediate_size": 48}, seeing.tokenizer.convert_tokens_to_ids
+    size = {"hidden_size": 32, "intermediate_size": 48}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
     images = size | {"depth": 1, "num_heads": 2, "out_hidden_size": 32}
     names = ("vision_start", "vision_end", "video_pad")
-    start, end, video = (of(f"<|{name}|>") for name in names)
+    to_id = seeing.tokenizer.convert_tokens_to_ids
+    start, end, video = (to_id(f"<|{name}|>") for name in names)
     config = Qwen2_5_VLConfig(
         **{"vocab_size": vocabulary, "tie_word_embeddings": False, **size, **heads},
         rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]},

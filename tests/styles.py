@@ -1,8 +1,8 @@
-"""Tokenizers of the styles on which converters go wrong, chat templates likewise, and kinds of
-streams opened with them.
+"""Tokenizers and chat templates in all the styles that converters get wrong, and kinds of streams
+opened with them.
 
-`letters` is for expectations worked by hand: the id of a printable character is its code point.
-`train_style` writes folders that AutoTokenizer loads, trained on the standard library's docstrings.
+`write_letter_tokenizer` is for expectations worked out by hand: the id of a printable character
+is its code point.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tests.corpus import CHATML, docstrings, train_bpe, write_config
 from tests.tool_styles import MISTRAL
 
 BOS, EOS, START, END = 0, 1, 2, 3
-"The ids of <s>, </s>, <|im_start|> and <|im_end|> in a tokenizer of `letters`."
+"The ids of <s>, </s>, <|im_start|> and <|im_end|> in the letter tokenizer."
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
 NO_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
 )
-# Earlier answers lose what stands before </think>, as in the templates of reasoning models.
+# Earlier answers lose the text before </think>, as in the templates of reasoning models.
 FORGETS = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{% if loop.last %}{{ m['content'] }}{% else %}{{ m['content'].split('</think>')[-1] }}{% endif %}"
@@ -62,10 +62,10 @@ GENERATION = (
     "{% endgeneration %}{% else %}{{ m.role }}:{{ {'é': m.content} | tojson }}{% continue %}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
 )
-# Five templates that rewrite history, in the manner of today's models. Earlier answers lose their
-# reasoning (all but the last two), the generation prompt opens the reasoning (the first), every
-# text ends in EOS (the third), the last answer ends otherwise than those before it (the fourth),
-# and system prompt and tools stand before the last question (the fifth).
+# Five templates that rewrite history as today's models do. Earlier answers lose their reasoning
+# (all but the last two), the generation prompt opens the reasoning (the first), every text ends
+# in EOS (the third), the last answer ends differently from earlier ones (the fourth), and system
+# prompt and tools are printed before the last question (the fifth).
 DEEPSEEK_R1 = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
     "{% elif m.role == 'user' %}<User>{{ m.content }}"
@@ -98,9 +98,9 @@ GPT_OSS = (
     "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
-# Three whose generation prompt opens what the printed answer may be without: the first prints an
-# answer as it is, the second an empty pair of tags before an answer that holds none, the third the
-# reasoning of the last answer in tags of its own.
+# Three whose generation prompt opens reasoning that the printed answer may lack: the first prints
+# an answer unchanged, the second prints an empty pair of tags before an answer without tags, the
+# third prints the reasoning of the last answer in tags of its own.
 DEEPSEEK_V3 = DEEPSEEK_R1.replace(".split('</think>')[-1]", "")
 NEMOTRON_3 = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% set c = m.content %}"
@@ -115,8 +115,8 @@ QWEN_3_5_NOTHINK = (
     "{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
 )
-# Answers without reasoning begin with </think>, and the generation prompt ends in <think>: a token
-# of its own each.
+# Answers without reasoning begin with </think>, and the generation prompt ends in <think>. Each is
+# a token.
 GLM_4_7 = (
     "{% for m in messages %}{% if m.role != 'assistant' %}<|{{ m.role }}|>{{ m.content }}{% else %}<|assistant|>"
     "{% if '</think>' in m.content %}<think>{{ m.content.split('</think>')[0].split('<think>')[-1].strip() }}</think>"
@@ -130,7 +130,7 @@ MISTRAL_NEMO = (
     "[INST]{% if loop.last and system is defined %}{{ system + '\n\n' }}{% endif %}{{ m.content }}[/INST]"
     "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}"
 )
-"The system prompt is printed before the last message alone, and there is no generation prompt."
+"The system prompt is printed before the last message only, and there is no generation prompt."
 REWRITING = {
     "deepseek_r1": DEEPSEEK_R1, "qwen_3": QWEN_3, "phi_3": PHI_3, "gpt_oss": GPT_OSS,
     "mistral_v3": MISTRAL,
@@ -141,8 +141,12 @@ TEMPLATES = {
 }  # fmt: skip
 
 
-def letters(folder: Path, **changes: Any) -> Tokenizer:
-    """One token per character, with <s> as BOS and </s> as EOS; `changes` are of the snapshot."""
+def write_letter_tokenizer(folder: Path, **changes: Any) -> Tokenizer:
+    """Write a tokenizer with one token per character, <s> as BOS and </s> as EOS.
+
+    Args:
+        changes: fields of the returned Tokenizer.
+    """
     from tokenizers import AddedToken, Regex, models, pre_tokenizers
     from tokenizers import Tokenizer as Model
 
@@ -173,17 +177,22 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 def train_style(folder: Path, style: str, chat_template: str | None = None) -> Path:
-    """Writes a tokenizer of 1,000 tokens in that style, with its template or another one."""
+    """Write a tokenizer of 1,000 tokens in this style, with its template or another one. It is
+    trained on the standard library's docstrings, and AutoTokenizer loads it.
+    """
     from tokenizers import decoders, pre_tokenizers, processors
 
-    settings, split = STYLES[style], None
+    settings = STYLES[style]
+    split = None
     if settings.get("is_metaspace"):
         split = pre_tokenizers.Metaspace(prepend_scheme="first"), decoders.Metaspace()
     specials = [*SPECIALS, "<pad>"]
     model = train_bpe((d["text"] for d in docstrings(300)), 1000, specials, split)
-    if single := settings.get("single"):
-        ids = [("<s>", BOS), ("</s>", EOS)]
-        model.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
+    single = settings.get("single")
+    if single:
+        model.post_processor = processors.TemplateProcessing(
+            single=single, special_tokens=[("<s>", BOS), ("</s>", EOS)]
+        )
     folder.mkdir(parents=True, exist_ok=True)
     model.save(str(folder / "tokenizer.json"))
     template = chat_template or settings.get("chat_template")
@@ -193,7 +202,7 @@ def train_style(folder: Path, style: str, chat_template: str | None = None) -> P
     return folder
 
 
-def with_tokens(
+def add_tokens(
     plain: Path,
     folder: Path,
     template: str,
@@ -205,9 +214,9 @@ def with_tokens(
     """Copy the tokenizer of the folder `plain`, with more tokens and another template.
 
     Args:
-        ordinary: added tokens that are not special, as `<think>` is under most models.
+        ordinary: added tokens that are not special, as `<think>` is for most models.
         stops: the tokens of `eos_token_id` in its generation_config.json: a list, or one; None: no
-        file.
+            file.
         config: keys of its tokenizer_config.json.
     """
     from tokenizers import AddedToken
@@ -218,55 +227,63 @@ def with_tokens(
     model.add_special_tokens([AddedToken(token, special=True) for token in special])
     model.add_tokens([AddedToken(token, special=False) for token in ordinary])
     model.save(str(folder / "tokenizer.json"))
-    at = folder / "tokenizer_config.json"
-    settings = json.loads(at.read_text()) | {"chat_template": template} | config
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"chat_template": template} | config
     settings["added_tokens_decoder"] |= {
         str(model.token_to_id(token)): {"content": token, "special": token in special}
         for token in (*special, *ordinary)
     }
-    at.write_text(json.dumps(settings))
+    path.write_text(json.dumps(settings))
     if stops is not None:
-        is_one = isinstance(stops, str)
-        ids = [model.token_to_id(token) for token in ([stops] if is_one else stops)]
-        found = {"eos_token_id": ids[0] if is_one else ids}
-        (folder / "generation_config.json").write_text(json.dumps(found))
+        if isinstance(stops, str):
+            stop_ids: Any = model.token_to_id(stops)
+        else:
+            stop_ids = [model.token_to_id(token) for token in stops]
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stop_ids}))
     return folder
 
 
 COLUMNS = {"turns": ("turns",), "pair": ("input_ids", "labels"), "rows": ("tokens",)}
-USUAL: dict[str, Any] = {
+USUAL_SETTINGS: dict[str, Any] = {
     "kind": "finetuning", "loader": "finetuning", "max_seq_len": 100, "decoder_only_format": True,
     "target_prompts": "none", "target_responses": "last", "special_tokens_in_text": "escape",
 }  # fmt: skip
-"Settings of an encoding, but for its columns."
+"Settings of an encoding, without its columns."
 
 
-def lists(ragged: Ragged) -> list[list[int]]:
+def to_lists(ragged: Ragged) -> list[list[int]]:
     return [row.tolist() for row in ragged]
 
 
-def ids(text: str) -> list[int]:
+def to_ids(text: str) -> list[int]:
     return [*map(ord, text)]
 
 
-def in_turn(*texts: str) -> list[dict[str, Any]]:
-    """Messages of a user and an assistant in turn."""
+def make_dialogue(*texts: str) -> list[dict[str, Any]]:
+    """Return messages of a user and an assistant in turn."""
     roles = cycle(("user", "assistant"))
     return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
 
 
-def opened(kind: type[Kind], tokenizer: Tokenizer, changes: Any = None, **settings: Any) -> Any:
-    """`settings`: of the encoding, but `columns`: of COLUMNS, by default the usual ones of the
-    kind; and `backend`.
+def open_kind(kind: type[Kind], tokenizer: Tokenizer, changes: Any = None, **settings: Any) -> Any:
+    """Return a kind of stream that encodes with a tokenizer.
+
+    Args:
+        changes: fields of the tokenizer.
+        settings: of the encoding. `columns` is a key of COLUMNS, by default that of the kind.
+            `backend` is the reference by default.
     """
-    usual = {"conversations": "turns", "pairs": "pair", "pretraining": "rows"}[kind.name]
-    columns, backend = settings.pop("columns", "") or usual, settings.pop("backend", None)
-    told = {"kind": kind.word, "columns": dict.fromkeys(COLUMNS[columns], "")}
-    known = replace(tokenizer, **changes or {})
-    return kind(Encoding(**USUAL | told | settings)).open(known, backend or Reference(known))
+    usual_columns = {"conversations": "turns", "pairs": "pair", "pretraining": "rows"}[kind.name]
+    columns = settings.pop("columns", "") or usual_columns
+    changed = replace(tokenizer, **changes or {})
+    backend = settings.pop("backend", None) or Reference(changed)
+    own_settings = {"kind": kind.word, "columns": dict.fromkeys(COLUMNS[columns], "")}
+    return kind(Encoding(**USUAL_SETTINGS | own_settings | settings)).open(changed, backend)
 
 
-def chats(tokenizer: Tokenizer, template: Any = None, variables: Any = (), **settings: Any) -> Any:
-    """The encoder of conversations under a template."""
+def open_chats(
+    tokenizer: Tokenizer, template: Any = None, variables: Any = (), **settings: Any
+) -> Any:
+    """Return the kind of conversations with a chat template."""
     changes = {"chat_template": template, "template_variables": dict(variables)}
-    return opened(Conversations, tokenizer, changes, **{"date_string": "2026-01-01"} | settings)
+    return open_kind(Conversations, tokenizer, changes, **{"date_string": "2026-01-01"} | settings)

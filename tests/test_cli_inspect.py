@@ -15,7 +15,7 @@ import pytest
 from tests.converting import Web, chats, documents, done, mdsmix, pairs
 from tests.pictures import record, stream, write_drawings
 from tests.published import CONCAT, TOKEN_ROW, publish
-from tests.styles import in_turn
+from tests.styles import make_dialogue
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def mix(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Pat
     docs = web.holds([f"[bold]Document[/bold] {n}" for n in range(5)], "docs.jsonl")
     typed = web.holds(["Say <|endoftext|> and ⟨x⟩ :smile:"], "typed.jsonl")
     faq = web.holds([{"prompt": "Which one?", "response": " The red one."}], "faq.jsonl")
-    chat = web.holds([{"messages": in_turn("Which one?", "The red one.")}], "chat.jsonl")
+    chat = web.holds([{"messages": make_dialogue("Which one?", "The red one.")}], "chat.jsonl")
     streams = {p.stem: documents(p, layout="document") for p in (docs, typed)}
     web.says(streams=streams | {"faq": pairs(faq), "chat": chats(chat)}, max_seq_len=64).done()
     return web.out

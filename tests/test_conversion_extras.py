@@ -19,7 +19,7 @@ from tests.converting import Project, chats, pairs, read_samples, run_ok
 from tests.pictures import drawing, seeing_tokenizer
 from tests.styles import train_style
 from tests.test_conversion_chats import configure_chats, talk
-from tests.test_encode_chat import theirs
+from tests.test_encode_chat import render_by_transformers
 from tests.tool_styles import QWEN_2_5, TOOLS
 
 MODES = (
@@ -96,7 +96,10 @@ def test_a_record_is_rendered_with_its_own_variables(
         project, styles["modes"], path=write_records(project, form, records), shape=shape
     ).run()
     messages = records[0]["messages"]
-    expected = [theirs(MODES, messages, False, **(variables or {})) for variables in VARIABLES]
+    expected = [
+        render_by_transformers(MODES, messages, False, **(variables or {}))
+        for variables in VARIABLES
+    ]
     assert read_texts(project) == expected
     assert len({*expected}) == 4
     assert "fields not read" not in project.convert_ok("--reencode").out
@@ -155,9 +158,9 @@ def test_tools_of_the_system_message_are_printed(
     project.write_source({"messages": messages} for messages in (inside, bare))
     configure_chats(project, styles[style], shape="openai").run()
     if style == "glm":
-        expected = theirs(source, inside, False)
+        expected = render_by_transformers(source, inside, False)
     else:
-        expected = theirs(source, [system, question, answer], False, tools=TOOLS)
+        expected = render_by_transformers(source, [system, question, answer], False, tools=TOOLS)
     assert TOOLS[0]["function"]["name"] in expected
     assert read_texts(project) == [expected] * 2
     other = {"messages": inside, "tools": TOOLS[:1]}
@@ -299,13 +302,13 @@ def test_only_the_completion_of_trl_is_trained(project: Project, styles: dict[st
     shown = re.sub("[⟨⟩]", "", run_ok("inspect", project.train).out)
     for record, row in zip(records, read_texts(project), strict=True):
         tools = record["tools"] or None
-        assert row == theirs(
+        assert row == render_by_transformers(
             QWEN_2_5, [*record["prompt"], *record["completion"]], False, tools=tools
         )
     runs = re.findall("⟦(.*?)⟧", shown, re.DOTALL)
     trained = [run for run in runs if run != "</s>"]  # the EOS that the loader appends
-    before = theirs(QWEN_2_5, messages[:3], True)
-    assert trained[0] == theirs(QWEN_2_5, messages, False).removeprefix(before)
+    before = render_by_transformers(QWEN_2_5, messages[:3], True)
+    assert trained[0] == render_by_transformers(QWEN_2_5, messages, False).removeprefix(before)
     assert len(trained) == 3, "one answer of the first record, a call and an answer of the other"
     project.write_source(
         [

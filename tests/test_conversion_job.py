@@ -19,7 +19,7 @@ from mdsmix.sources import find_files
 from mdsmix.tokenizer.card import Tokenizer
 from tests.converting import Project, assert_refused, documents, make_encoder, mdsmix, run_ok
 from tests.corpus import CHATML
-from tests.styles import DATED, letters
+from tests.styles import DATED, write_letter_tokenizer
 
 
 def make_test_job(tokenizer: Tokenizer, kind: str = "pretraining", **changes: Any) -> Job:
@@ -38,8 +38,12 @@ def make_test_job(tokenizer: Tokenizer, kind: str = "pretraining", **changes: An
 
 def test_a_key_depends_on_content_and_settings(tmp_path: Path) -> None:
     """It does not depend on the path of the tokenizer. test_docs.py tests which settings it has."""
-    job = make_test_job(letters(tmp_path))
-    assert job.key("one") == make_test_job(letters(tmp_path)).key("one") != job.key("two")
+    job = make_test_job(write_letter_tokenizer(tmp_path))
+    assert (
+        job.key("one")
+        == make_test_job(write_letter_tokenizer(tmp_path)).key("one")
+        != job.key("two")
+    )
     assert replace(job, tokenizer=replace(job.tokenizer, hash="1")).key("one") != job.key("one")
     moved = replace(job.tokenizer, name="/elsewhere/letters", path="/elsewhere/tokenizer.json")
     assert replace(job, tokenizer=moved).key("one") == job.key("one")
@@ -49,21 +53,26 @@ def test_chats_are_cut_into_smaller_units_than_text(tmp_path: Path) -> None:
     with (tmp_path / "a.jsonl").open("wb") as file:
         file.truncate(96 << 20)  # a sparse file; it is not read
     for kind, units in (("pretraining", 1), ("finetuning", 6)):
-        job = make_test_job(letters(tmp_path), kind)
+        job = make_test_job(write_letter_tokenizer(tmp_path), kind)
         assert len(job.units_of(find_files(["a.jsonl"], tmp_path))) == units
 
 
 def test_a_chat_template_and_its_variables_affect_only_conversations(tmp_path: Path) -> None:
     for kind, is_affected in (("pretraining", False), ("finetuning", True)):
-        job = make_test_job(letters(tmp_path, chat_template=CHATML), kind)
+        job = make_test_job(write_letter_tokenizer(tmp_path, chat_template=CHATML), kind)
         variables = {**job.tokenizer.template_variables, "eos_token": "another"}
         printed = replace(job, tokenizer=replace(job.tokenizer, template_variables=variables))
-        for other in (make_test_job(letters(tmp_path, chat_template=CHATML + " "), kind), printed):
+        for other in (
+            make_test_job(write_letter_tokenizer(tmp_path, chat_template=CHATML + " "), kind),
+            printed,
+        ):
             assert (other.key("") != job.key("")) is is_affected
 
 
 def test_the_date_is_in_the_key_only_if_the_template_prints_it(tmp_path: Path) -> None:
-    plain, dated = (letters(tmp_path, chat_template=text) for text in (CHATML, DATED))
+    plain, dated = (
+        write_letter_tokenizer(tmp_path, chat_template=text) for text in (CHATML, DATED)
+    )
     assert with_date(make_test_job(plain, "finetuning"), "2026-01-01").encoding.date_string is None
     published = with_date(make_test_job(dated, "finetuning"), "2026-01-01")
     assert published.encoding.date_string == "2026-01-01"
@@ -75,7 +84,7 @@ def test_the_date_is_in_the_key_only_if_the_template_prints_it(tmp_path: Path) -
 
 def test_a_needed_token_that_the_tokenizer_lacks_is_refused(tmp_path: Path) -> None:
     for token in ("bos", "eos"):
-        without = letters(tmp_path, **{f"{token}_id": None})
+        without = write_letter_tokenizer(tmp_path, **{f"{token}_id": None})
         lacks = f"add_{token}: true, .* letters has no {token.upper()}"
         with pytest.raises(RecipeError, match=lacks):
             make_test_job(without, **{f"add_{token}": True})
@@ -91,7 +100,7 @@ def test_a_setting_with_its_default_is_not_in_the_key(tmp_path: Path) -> None:
         pictures: str | None = None
         tags: dict[str, str] = field(default_factory=dict)
 
-    job = make_test_job(letters(tmp_path))
+    job = make_test_job(write_letter_tokenizer(tmp_path))
     settings = {f.name: getattr(job.encoding, f.name) for f in fields(job.encoding)}
     used: tuple[dict[str, Any], ...] = ({}, {"pictures": "yes"}, {"tags": {"a": "b"}})
     streams = [replace(job.stream, encoding=Later(**settings, **more)) for more in used]

@@ -24,7 +24,7 @@ from mdsmix.errors import MdsmixError, TooManyBadRecords
 from mdsmix.kinds.pretraining import Pretraining
 from tests.converting import Project, documents, read_files, read_location, run_ok
 from tests.crash_states import list_ends
-from tests.in_process import Here
+from tests.in_process import InProcessEngine
 from tests.publish_order import VERSION, find_current_index, find_faults
 from tests.recording import TEMPORARY, Disk
 
@@ -215,7 +215,7 @@ def test_after_a_death_a_unit_reuses_windows_whose_shards_exist(project: Project
         encoded.append(number)
         return encode_window(task, number, *arguments)
 
-    def do_twice(engine: Here, task: UnitTask) -> UnitResult:
+    def do_twice(engine: InProcessEngine, task: UnitTask) -> UnitResult:
         first = task.do(Attempt(), engine)()
         loses_shard = len(counts) % 2
         if loses_shard:
@@ -228,6 +228,6 @@ def test_after_a_death_a_unit_reuses_windows_whose_shards_exist(project: Project
         return again
 
     project.patch.setattr(UnitTask, "_encode", encode_and_note)
-    project.patch.setattr(Here, "do", do_twice)
+    project.patch.setattr(InProcessEngine, "do", do_twice)
     convert(project, REPLACE, 1)
     assert set(counts) == {0, 1}

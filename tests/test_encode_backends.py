@@ -1,5 +1,5 @@
-"""The tokens are the tokenizer's: a fast backend is used only where it gives the reference's ids; a
-text with a special token is found.
+"""A fast backend is used only if it gives the reference's ids, and texts with special tokens are
+found.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
-from tests.converting import Told, Web, documents, windows
-from tests.styles import ids, lists
+from tests.converting import Project, RecordingWatcher, documents, set_window_size
+from tests.styles import to_ids, to_lists
 
-LIE = "this is where it lies"
+WRONG = "this text is encoded wrongly"
 LLAMA_3 = ["<|begin_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(250))]
 T5 = ["</s>", "<unk>", "<pad>", *(f"<extra_id_{i}>" for i in range(100))]
 TEXTS = st.lists(st.text("aABbCcDZz", max_size=4), max_size=6)
 RULES = st.sampled_from(["escape", "allow", "reject"])
 
 
-class Lying(Fastokens):
-    """Gives one id too few for a single text."""
+class WrongOnOneText(Fastokens):
+    """Gives one id too few for the text WRONG."""
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         rows = super().encode(texts, match_special)
         return Ragged.from_rows(
-            [rows[i][: -1 if LIE in t else None] for i, t in enumerate(texts)], "u4"
+            [rows[i][: -1 if WRONG in t else None] for i, t in enumerate(texts)], "u4"
         )
 
 
 @pytest.fixture(autouse=True)
-def _own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(unit, "_backends", {})
 
@@ -62,7 +62,7 @@ def tokenizer(tokenizer_folder: Path) -> Tokenizer:
 
 
 def test_the_fast_backend_gives_the_references_ids(tokenizer: Tokenizer) -> None:
-    """Special tokens are text unless they are to match; ids are uint32."""
+    """With special tokens matched and not. Ids are uint32."""
     texts = [*backends.make_hard_strings(tokenizer), "<|im_start|>"]
     for match in (False, True):
         fast, true = (b(tokenizer).encode(texts, match) for b in (Fastokens, Reference))
@@ -73,10 +73,10 @@ def test_the_fast_backend_gives_the_references_ids(tokenizer: Tokenizer) -> None
         assert (fast.values.dtype, true.values.dtype) == (np.uint32, np.uint32)
 
 
-def test_a_vocabulary_that_skips_ids_is_fast_too(
+def test_a_vocabulary_with_skipped_ids_is_fast_too(
     tokenizer_folder: Path, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    """GPT-4o's skips 199,998; fastokens refuses such a file as it is."""
+    """GPT-4o's skips 199,998. fastokens itself refuses such a file."""
     folder = shutil.copytree(tokenizer_folder, tmp_path / "skipping")
     tree = json.loads((folder / "tokenizer.json").read_bytes())
     vocabulary = tree["model"]["vocab"]
@@ -91,17 +91,17 @@ def test_a_vocabulary_that_skips_ids_is_fast_too(
     backend = open_backend(skipping, "fastokens")
     texts = [*backends.make_hard_strings(skipping), *words]
     for match in (False, True):
-        assert lists(backend.encode(texts, match)) == lists(
+        assert to_lists(backend.encode(texts, match)) == to_lists(
             Reference(skipping).encode(texts, match)
         )
-    rows = lists(backend.encode(words, False))
-    before = lists(Reference(tokenizer).encode(words, False))
+    rows = to_lists(backend.encode(words, False))
+    before = to_lists(Reference(tokenizer).encode(words, False))
     expected = [[last if number == last - 3 else number for number in row] for row in before]
     assert rows == expected
     assert any(last in row for row in rows)
 
 
-def test_hard_strings_are_of_every_kind_in_which_tokenizers_differ(tokenizer: Tokenizer) -> None:
+def test_hard_strings_cover_every_kind_of_difference(tokenizer: Tokenizer) -> None:
     texts = backends.make_hard_strings(tokenizer)
     whole = "\n".join(texts)
     kinds = ("\x00", "\r\n", "\t", "\u200d", "\U0010ffff", "ﬁ", "ß", "東", "한", "ع", "'ve", "0xF")
@@ -114,7 +114,9 @@ def test_hard_strings_are_of_every_kind_in_which_tokenizers_differ(tokenizer: To
     assert any(text.isdigit() and len(text) >= 500 for text in texts)
 
 
-def test_auto_is_proved_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_compares_the_hard_strings_once(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend, proved = open_backend(tokenizer), list[str]()
     assert (type(backend), backend.label[:10]) == (CheckedBackend, "fastokens ")
 
@@ -127,13 +129,15 @@ def test_auto_is_proved_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPat
         assert proved == 2 * backends.make_hard_strings(tokenizer)
 
 
-def test_what_the_fast_one_refuses_is_the_references(lettered: Tokenizer, tmp_path: Path) -> None:
+def test_the_reference_encodes_for_unsupported_tokenizers(
+    lettered: Tokenizer, tmp_path: Path
+) -> None:
     words = {"[UNK]": 0, "a": 1, "##b": 2, "b": 3}
     scored = [("[UNK]", 0.0), ("a", -1.0), ("b", -1.5)]
     none: dict[str, Any] = {"special_tokens": [], "special_ids": []}
     kinds = WordPiece(words, unk_token="[UNK]"), WordLevel(words, "[UNK]"), Unigram(scored, 0)
-    for made in kinds:
-        kind, model = type(made).__name__, Model(made)
+    for model_kind in kinds:
+        kind, model = type(model_kind).__name__, Model(model_kind)
         model.pre_tokenizer = Whitespace()
         model.save(path := str(tmp_path / kind))
         tokenizer = replace(lettered, name=kind, path=path, hash=kind, **none)
@@ -144,7 +148,7 @@ def test_what_the_fast_one_refuses_is_the_references(lettered: Tokenizer, tmp_pa
             open_backend(tokenizer, "fastokens")
 
 
-class Seeing(Reference):
+class RecordingReference(Reference):
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         self.seen = [*getattr(self, "seen", ()), *texts]
         return super().encode(texts, match_special)
@@ -152,13 +156,13 @@ class Seeing(Reference):
 
 @pytest.mark.parametrize("sizes", [[1], [16, 70], [900]])
 def test_texts_are_compared_at_every_doubling(tokenizer: Tokenizer, sizes: list[int]) -> None:
-    """The bound that the module states, after every batch of a stream, however it is cut; and of
-    the next stream again.
+    """The module's bound is met after every batch of a stream, for any sizes of batches, and again
+    for the next stream.
     """
-    backend = CheckedBackend(tokenizer, Fastokens(tokenizer), Seeing(tokenizer), "auto")
+    backend = CheckedBackend(tokenizer, Fastokens(tokenizer), RecordingReference(tokenizer), "auto")
     backend.encode(["proved"], True)
     for stream in ("one", "two"):
-        backend.reference = found = Seeing(tokenizer)
+        backend.reference = reference = RecordingReference(tokenizer)
         backend.begin(stream)
         done, batches = 0, itertools.cycle(sizes)
         while done < 300:
@@ -169,14 +173,14 @@ def test_texts_are_compared_at_every_doubling(tokenizer: Tokenizer, sizes: list[
             done += size
             bound = 16 + 8 * math.floor(math.log2(done / 16)) if done >= 16 else done
             late = 0 if size >= 8 else 8  # a doubling asks for 8, and a batch may have fewer
-            assert bound - late <= len(found.seen) <= bound
-        assert found.seen[:16] == [f"{n} is {n * n}" for n in range(16)] or sizes[0] > 1
-        assert len(set(found.seen)) == len(found.seen)
+            assert bound - late <= len(reference.seen) <= bound
+        assert reference.seen[:16] == [f"{n} is {n * n}" for n in range(16)] or sizes[0] > 1
+        assert len(set(reference.seen)) == len(reference.seen)
 
 
 def test_a_difference_is_found_before_one_id_is_used(tokenizer: Tokenizer) -> None:
-    """Sixteen texts of a source are compared, and by the ids that are used: right on few texts and
-    wrong on many is not right.
+    """Sixteen texts of a source are compared, by the ids that are used: a backend may be right on
+    few texts and wrong on many.
     """
 
     class WrongInBatches(Reference):
@@ -185,60 +189,70 @@ def test_a_difference_is_found_before_one_id_is_used(tokenizer: Tokenizer) -> No
             return ids if len(texts) < 50 else Ragged(ids.values * 0 + 7, ids.offsets)
 
     numbers = [f"{n} is {n}" for n in range(100)]
-    lies = (["", "", "", LIE], [*numbers[:10], LIE], ["." * 5000 + f"{LIE} " * 5000])
-    for fast, texts in (*((Lying, each) for each in lies), (WrongInBatches, numbers)):
-        with pytest.raises(Unequal, match=LIE if fast is Lying else "differs from the reference"):
+    lies = (["", "", "", WRONG], [*numbers[:10], WRONG], ["." * 5000 + f"{WRONG} " * 5000])
+    for fast, texts in (*((WrongOnOneText, each) for each in lies), (WrongInBatches, numbers)):
+        with pytest.raises(
+            Unequal, match=WRONG if fast is WrongOnOneText else "differs from the reference"
+        ):
             CheckedBackend(tokenizer, fast(tokenizer), Reference(tokenizer), "auto").encode(
                 texts, True
             )
 
 
-def test_a_lie_on_a_hard_string_is_found_and_listed_with_its_text(
+def test_a_difference_on_a_hard_string_is_found_and_stored_with_its_text(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "Fastokens", Lying)
-    monkeypatch.setattr(backends, "make_hard_strings", lambda tokenizer: ["a", LIE])
-    with pytest.raises(RecipeError, match=f"fastokens .* differs from the reference on '{LIE}'"):
+    monkeypatch.setattr(backends, "Fastokens", WrongOnOneText)
+    monkeypatch.setattr(backends, "make_hard_strings", lambda tokenizer: ["a", WRONG])
+    with pytest.raises(RecipeError, match=f"fastokens .* differs from the reference on '{WRONG}'"):
         open_backend(tokenizer, "fastokens").encode(["a"], False)
-    with pytest.raises(Unequal, match=LIE) as caught:
+    with pytest.raises(Unequal, match=WRONG) as caught:
         open_backend(tokenizer).encode(["a"], False)
     backends.store_difference(tokenizer, caught.value)
     assert isinstance(open_backend(tokenizer), Reference)
-    label, other = Fastokens(tokenizer).label, replace(tokenizer, hash="another")
-    asked = ((tokenizer, label), (tokenizer, "fastokens 99"), (other, label))
-    assert [bool(backends.find_known_difference(*each)) for each in asked] == [True, False, False]
+    label, other_tokenizer = Fastokens(tokenizer).label, replace(tokenizer, hash="another")
+    questions = ((tokenizer, label), (tokenizer, "fastokens 99"), (other_tokenizer, label))
+    assert [bool(backends.find_known_difference(*question)) for question in questions] == [
+        True,
+        False,
+        False,
+    ]
     backends.store_difference(tokenizer, Unequal("fastokens 1", "a\ud800"))
-    kept = [mark.read_text() for mark in (tmp_path / "backends").iterdir()]
-    assert sorted(kept) == ["a\\ud800", LIE]
+    stored = [mark.read_text() for mark in (tmp_path / "backends").iterdir()]
+    assert sorted(stored) == ["a\\ud800", WRONG]
 
 
 @pytest.fixture
-def units(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
-    """Three units; the lie stands in the last."""
-    windows(monkeypatch, 700)
+def units(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Return a project with three units, and the text WRONG in the last."""
+    set_window_size(monkeypatch, 700)
     for n in range(2):
-        web.holds([f"file {n} is told the truth of"] * 8, f"{n}.jsonl")
-    web.holds([LIE] * 20, "2.jsonl")
-    return web.says(documents("*.jsonl", layout="document"))
+        project.write_source([f"file {n} is encoded rightly"] * 8, f"{n}.jsonl")
+    project.write_source([WRONG] * 20, "2.jsonl")
+    return project.configure(documents("*.jsonl", layout="document"))
 
 
-def test_a_lie_redoes_the_whole_stream(units: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    true = units.anew("tokenizer.backend=reference")
-    monkeypatch.setattr(backends, "Fastokens", Lying)
+def test_a_difference_converts_the_whole_stream_again(
+    units: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true = units.convert_into("tokenizer.backend=reference")
+    monkeypatch.setattr(backends, "Fastokens", WrongOnOneText)
     monkeypatch.setattr(unit, "_backends", {})
-    outcome = units.run(workers=2, watcher=(watcher := Told()))
+    outcome = units.run(workers=2, watcher=(watcher := RecordingWatcher()))
     assert outcome.manifest.backend.startswith("tokenizers ")
     assert (outcome.done, outcome.reused) == (3, 0)
     assert units.rows == true.rows
-    assert [LIE in sentence for sentence in watcher.messages] == [True]
-    assert [LIE in note for note in outcome.notes] == [True]
+    assert [WRONG in sentence for sentence in watcher.messages] == [True]
+    assert [WRONG in note for note in outcome.notes] == [True]
     again = units.convert().out
     assert "up to date" in again
-    assert f"on '{LIE}', as an earlier run found; so the reference encodes" in again
+    assert f"on '{WRONG}', as an earlier run found; so the reference encodes" in again
 
 
-def test_what_an_unequal_backend_made_before_is_not_kept(units: Web, tokenizer: Tokenizer) -> None:
-    """Another stream, or a run that was killed before it began again, may have found the
+def test_units_of_a_backend_that_differs_are_not_reused(
+    units: Project, tokenizer: Tokenizer
+) -> None:
+    """Another stream, or a run that was killed before it started again, may have found the
     difference.
     """
     first = units.run().manifest
@@ -250,7 +264,7 @@ def test_what_an_unequal_backend_made_before_is_not_kept(units: Web, tokenizer: 
     assert second.manifest.index_hash == first.index_hash
 
 
-def test_every_token_is_found_wherever_it_stands_and_nothing_else() -> None:
+def test_the_search_finds_every_token_anywhere_and_nothing_else() -> None:
     for tokens in (LLAMA_3, T5, ["<s>", "</s>"], ["a"]):
         specials = backends.make_token_search(tokens)
         assert all(specials(f"{a}{token}{b}") for token in tokens for a in ("", "x<") for b in "|>")
@@ -260,51 +274,49 @@ def test_every_token_is_found_wherever_it_stands_and_nothing_else() -> None:
     assert not backends.make_token_search([""])("<s>")
 
 
-def test_a_control_token_of_ordinary_text_is_refused(lettered: Tokenizer, tmp_path: Path) -> None:
-    """Of a tokenizer whose model knows </s> as a piece of text too, as T5's does."""
+def test_a_control_token_in_ordinary_text_is_refused(lettered: Tokenizer, tmp_path: Path) -> None:
+    """For a tokenizer whose model also has </s> as a piece of text, as T5's does."""
     words, path = ["</s>", "<unk>", "a", "<", "/", "s", ">"], str(tmp_path / "tokenizer.json")
     own = {"special_tokens": ["</s>", "<unk>", "<x>"], "special_ids": [0, 1, 7]}
     tokenizer = replace(lettered, path=path, template_variables={"unk_token": "<unk>"}, **own)
     texts = ["a a", "a </s> a", "a é a", "a <x> é", "a <unk> a"]
     scored = [(word, 0.0 if word == "</s>" else -1.0) for word in words]
-    for made in (Unigram(scored, 1), WordLevel({w: i for i, w in enumerate(words)}, "<unk>")):
-        model = Model(made)
+    for model_kind in (Unigram(scored, 1), WordLevel({w: i for i, w in enumerate(words)}, "<unk>")):
+        model = Model(model_kind)
         model.pre_tokenizer = WhitespaceSplit()
         model.add_special_tokens(tokenizer.special_tokens)
         model.save(path)
         for rule, refused in (("escape", [1]), ("allow", []), ("reject", [1, 3])):
-            rows, marked, out = backends.encode_texts(Reference(tokenizer), texts, rule, tokenizer)
-            assert (marked, out) == ([1, 3], refused)
+            rows, marked, refused_rows = backends.encode_texts(
+                Reference(tokenizer), texts, rule, tokenizer
+            )
+            assert (marked, refused_rows) == ([1, 3], refused)
             assert rows[2].tolist() == [2, 1, 2], "an unknown character is no special token"
             assert rows[4].tolist() == [2, 1, 2], "nor is the name of one"
             assert (7 in rows[3]) == (rule != "escape")
 
 
-class Codes(backends.Backend):
-    """The ids of a text are the codes of its characters; as ordinary text an upper-case one is
-    lower case.
-    """
+class CodePoints(backends.Backend):
+    """The ids of a text are its code points. As ordinary text, upper case becomes lower case."""
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         read = str if match_special else str.lower
-        return Ragged.from_rows([ids(read(text)) for text in texts], "u4")
+        return Ragged.from_rows([to_ids(read(text)) for text in texts], "u4")
 
 
 @given(TEXTS, st.sets(st.sampled_from("ABCDZ"), max_size=4), RULES)
 @example(["AB"], {"B"}, "reject")  # the largest id of the batch is the least special one
 @example(["DZ"], {"D"}, "reject")
 @settings(max_examples=50, deadline=None)
-def test_a_record_holds_a_special_token_where_one_of_its_ids_is_special(
+def test_a_record_contains_a_special_token_if_one_of_its_ids_is_special(
     lettered: Tokenizer, texts: list[str], special: set[str], rule: str
 ) -> None:
-    """Wherever the special ids stand in the vocabulary, and whatever ids stand beside them in a
-    batch.
-    """
+    """Wherever the special ids are in the vocabulary, and whatever other ids are in the batch."""
     tokens = sorted(special)
     tokenizer = replace(lettered, special_tokens=tokens, special_ids=[*map(ord, tokens)])
-    rows, marked, refused = backends.encode_texts(Codes(), texts, rule, tokenizer)
+    rows, marked, refused = backends.encode_texts(CodePoints(), texts, rule, tokenizer)
     expected = [row for row, text in enumerate(texts) if special & set(text)]
     assert marked == expected
     assert refused == (expected if rule == "reject" else [])
     read = [t.lower() if rule == "escape" and special & set(t) else t for t in texts]
-    assert lists(rows) == [*map(ids, read)]
+    assert to_lists(rows) == [*map(to_ids, read)]

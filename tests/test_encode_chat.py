@@ -1,6 +1,6 @@
-"""Conversations are rendered as transformers renders them and cut at each answer. What is told of
-all conversations of the same roles is what rendering each prefix gives; a template that looks into
-a content is asked for each.
+"""Conversations are rendered as by transformers and cut at each answer. The layout that is rendered
+once for all conversations with the same roles gives the same turns as rendering each prefix. A
+template that inspects contents is rendered for each conversation.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ CAPTURES = [
 CONTENTS = ("", " ", "a", "b\n", "<think>x</think>y", " {{ z }} ", "é\U0001f600", "<s>", "{% if %}", "42", "%s")  # fmt: skip
 
 
-def conversations(count: int) -> Iterator[list[dict[str, str]]]:
-    """Valid ones of 2 to 8 messages, most of them a plain dialogue."""
+def draw_plain_conversations(count: int) -> Iterator[list[dict[str, str]]]:
+    """Yield valid conversations of 2 to 8 messages, most of them a plain dialogue."""
     rng = random.Random(3)
     while count:
         roles = ["user", "assistant"] * rng.randint(1, 4)
@@ -78,85 +78,102 @@ def conversations(count: int) -> Iterator[list[dict[str, str]]]:
             yield messages
 
 
-def theirs(source: str, messages: list[dict[str, Any]], asked: bool, **more: Any) -> str:
+def render_by_transformers(
+    source: str,
+    messages: list[dict[str, Any]],
+    add_generation_prompt: bool,
+    **variables_of_record: Any,
+) -> str:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    variables = {**VARIABLES, **more, "add_generation_prompt": asked}
+    variables = {**VARIABLES, **variables_of_record, "add_generation_prompt": add_generation_prompt}
     return render_jinja_template([messages], chat_template=source, **variables)[0][0]
 
 
-def text_or_fault(render: Any, *given: Any, **more: Any) -> str | None:
+def text_or_fault(render: Any, *arguments: Any, **options: Any) -> str | None:
     try:
-        return str(render(*given, **more))
+        return str(render(*arguments, **options))
     except Exception:
         return None
 
 
-def test_a_rendering_is_that_of_transformers() -> None:
-    """Of every prefix of a conversation, with and without the generation prompt, failures included.
-    Foundry takes ChatML for none.
+def test_rendering_equals_transformers() -> None:
+    """For every prefix of a conversation, with and without the generation prompt, failures
+    included. Without a template, Foundry takes ChatML.
     """
     day, tried = format_today(), 0
-    for given in (*TEMPLATES.values(), *REWRITING.values(), None):
-        template, source = open_template(given, VARIABLES, day), given or CHATML
-        for messages in conversations(7):
-            for end, asked in product(range(1, len(messages) + 1), (False, True)):
-                said = messages[:end]
-                wanted = text_or_fault(theirs, source, said, asked, **VARIABLES, date_string=day)
-                assert text_or_fault(template.render, said, asked) == wanted, (source, said)
-                tried += wanted is not None
+    for chosen in (*TEMPLATES.values(), *REWRITING.values(), None):
+        template, source = open_template(chosen, VARIABLES, day), chosen or CHATML
+        for messages in draw_plain_conversations(7):
+            for end, add_generation_prompt in product(range(1, len(messages) + 1), (False, True)):
+                prefix = messages[:end]
+                expected = text_or_fault(
+                    render_by_transformers,
+                    source,
+                    prefix,
+                    add_generation_prompt,
+                    **VARIABLES,
+                    date_string=day,
+                )
+                assert text_or_fault(template.render, prefix, add_generation_prompt) == expected, (
+                    source,
+                    prefix,
+                )
+                tried += expected is not None
     assert tried > 600
 
 
-def outcome(render: Any, messages: list[dict[str, str]]) -> list[tuple[str, str]] | str:
+def turns_or_reason(render: Any, messages: list[dict[str, str]]) -> list[tuple[str, str]] | str:
     try:
         return list(render(Conversation(messages)))
     except RecordRefused as fault:
         return fault.why
 
 
-def told(source: str) -> set[bool]:
-    """Whether something is told of all conversations of some roles. What is told is what the
-    template prints by each prefix.
+def find_layouts(source: str) -> set[bool]:
+    """Return whether the template has a layout for the roles of conversations, over many of them.
+    Check that turns from a layout are those of rendering each prefix.
     """
-    template, found = open_template(source, VARIABLES, "2026-01-01"), set[bool]()
+    template, has_layout = open_template(source, VARIABLES, "2026-01-01"), set[bool]()
     marked = f"a{PLACEHOLDER_PATTERN.replace('[0-9]+', '1')}b"
-    swapped, held = (
-        [{"content": asked, "role": "user"}, {"content": answer, "role": "assistant"}]
-        for asked, answer in (("a", ""), (marked, KEY))
+    swapped, with_key = (
+        [{"content": question, "role": "user"}, {"content": answer, "role": "assistant"}]
+        for question, answer in (("a", ""), (marked, KEY))
     )
-    for messages in (*conversations(25), swapped, held):
-        turns = outcome(template.turns, messages)
-        assert turns == outcome(template.turns_by_prefix, messages), (source, messages)
+    for messages in (*draw_plain_conversations(25), swapped, with_key):
+        turns = turns_or_reason(template.turns, messages)
+        assert turns == turns_or_reason(template.turns_by_prefix, messages), (source, messages)
         roles = tuple(message["role"] for message in messages)
         if isinstance(turns, list) or roles[0] == "user":
-            found.add(bool(layout_for_roles(template, roles)))
-    return found
+            has_layout.add(bool(layout_for_roles(template, roles)))
+    return has_layout
 
 
-def test_a_template_that_prints_contents_is_rendered_once_for_all_of_the_same_roles() -> None:
+def test_a_template_that_only_prints_contents_is_rendered_once_for_the_same_roles() -> None:
     looks = {"forgets", "generation", "deepseek_r1", "qwen_3", "gpt_oss", "mistral_v3"}
     for name, source in (TEMPLATES | REWRITING | PRINTS | {"qwen": tool_styles.QWEN_2_5}).items():
-        assert (True in told(source)) == (name not in looks), name
-    assert told(PRINTS["types"]) == told(PRINTS["keys"]) == {True}
+        assert (True in find_layouts(source)) == (name not in looks), name
+    assert find_layouts(PRINTS["types"]) == find_layouts(PRINTS["keys"]) == {True}
     template = open_template(SAID.replace("{{ m.content }}", "{{ m.name }}"), VARIABLES)
     named = [{"role": role, "content": "a", "name": "b"} for role in ("user", "assistant")]
     assert template.turns(Conversation(named)) == [("<user>b<assistant>", "b")]
 
 
-def test_a_template_that_looks_into_a_content_is_rendered_for_each_conversation() -> None:
-    """So is one whose last message alone is stripped: the text of a prompt ends before the space
-    that the next text prints.
+def test_a_template_that_inspects_contents_is_rendered_for_each_conversation() -> None:
+    """So is a template that strips the last message only: the text of a prompt ends before the
+    space that the next text prints.
     """
     stripped = "{{ m.content.strip() if loop.last else m.content }}"
     sources = [SAID.replace("{{ m.content }}", f"{{{{ {look} }}}}") for look in LOOKS]
     for source in (*sources, *CAPTURES, f"{{% for m in messages %}}{stripped}{{% endfor %}}"):
-        assert told(source) == {False}, source
+        assert find_layouts(source) == {False}, source
     for look in LOOKS:
-        told(SAID.replace("{{ m.content }}", f"{{% if {look} %}}{{{{ m.content }}}}{{% endif %}}"))
+        find_layouts(
+            SAID.replace("{{ m.content }}", f"{{% if {look} %}}{{{{ m.content }}}}{{% endif %}}")
+        )
 
 
-def test_what_a_template_cannot_do_has_a_reason() -> None:
+def test_faults_of_a_template_have_a_reason() -> None:
     for source, reason in (
         ("{{ messages[0].nothing.at_all }}", "template_error"),
         ("{{ messages[0].__class__.__mro__[1] }}", "template_error"),
@@ -179,7 +196,7 @@ def test_what_a_template_cannot_do_has_a_reason() -> None:
         open_template("{% for m in messages %}", {})
 
 
-def test_a_day_is_the_pinned_one_everywhere_or_today_as_foundry_writes_it() -> None:
+def test_the_date_is_the_pinned_day_or_today_as_in_foundry() -> None:
     for pinned in ("2026-01-02", "02 Jan 2026"):
         template = open_template(DATED, VARIABLES, pinned)
         assert template.render(numbered_messages("user"), False).startswith("02 Jan 2026 2026\n")
@@ -195,7 +212,7 @@ def test_a_day_is_the_pinned_one_everywhere_or_today_as_foundry_writes_it() -> N
         open_template(None, {}, "soon")
 
 
-def test_a_template_has_what_transformers_gives_it_and_draws_nothing_at_random() -> None:
+def test_a_template_has_the_functions_of_transformers_but_no_random_ones() -> None:
     for source, text in (
         ("{{ {'b': '<é>', 'a': 1} | tojson }}", '{"b": "<é>", "a": 1}'),
         ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
@@ -211,10 +228,12 @@ def test_a_template_has_what_transformers_gives_it_and_draws_nothing_at_random()
 
 
 def test_arguments_of_tojson_have_the_order_of_transformers() -> None:
-    """Of which jinja2's own filter has the indent first: `tojson(2)` is ASCII without an indent."""
+    """The first argument of jinja2's own filter is the indent; here `tojson(2)` is ASCII without an
+    indent.
+    """
     messages = [{"role": "user", "content": "é", "b": {"z": 1, "a": [2]}}]
     calls = ("", "2", "false, 2", "true, none", "indent=4", "separators=(',', ':')", "false, 1, none, true")  # fmt: skip
     for call in calls:
         source = f"{{{{ messages | tojson({call}) }}}}"
         printed = open_template(source, VARIABLES).render(messages, False)
-        assert printed == theirs(source, messages, False)
+        assert printed == render_by_transformers(source, messages, False)

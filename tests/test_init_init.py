@@ -224,7 +224,7 @@ def test_where_there_is_no_recipe_one_sentence_says_why(home: Path, tokenizer_fo
     write_jsonl(home / "a.jsonl", [{"text": "a"}])
     unknown = init(Path("./no_tokenizer"), "a.jsonl", "-o", "recipe.yaml")
     assert unknown.code == 4
-    assert "the tokenizer no_tokenizer could not be loaded" in unknown.err
+    assert "the tokenizer no_tokenizer was not found" in unknown.err
     assert not Path("recipe.yaml").exists()
 
 

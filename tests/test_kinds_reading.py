@@ -32,7 +32,7 @@ from mdsmix.shapes.image_parts import with_images
 from mdsmix.shapes.preference import Preference
 from mdsmix.tokenizer.card import Tokenizer
 from tests.converting import documents, write_recipe
-from tests.styles import lists
+from tests.styles import to_lists
 
 
 class RefusingKind:
@@ -115,14 +115,14 @@ def test_each_document_is_in_one_row_and_rows_are_in_order(width: int, drawn: li
     lengths = [length for length in drawn if length <= width]
     packed = best_fit(np.array(lengths, np.int64), width)
     assert sorted(packed.values.tolist()) == list(range(len(lengths)))
-    rows = lists(packed)
+    rows = to_lists(packed)
     assert all(sum(lengths[number] for number in row) <= width for row in rows)
     assert all(row == sorted(row) and row for row in rows)
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
     # The fullest row that has room, the longest documents first, of equal ones the earlier:
     # published rows are made so.
-    assert lists(best_fit(np.array([3, 3, 3]), 7)) == [[0, 1], [2]]
-    assert lists(best_fit(np.array([2, 5, 7, 2, 1]), 9)) == [[0, 2], [1, 3, 4]]
+    assert to_lists(best_fit(np.array([3, 3, 3]), 7)) == [[0, 1], [2]]
+    assert to_lists(best_fit(np.array([2, 5, 7, 2, 1]), 9)) == [[0, 2], [1, 3, 4]]
 
 
 def test_a_survey_counts_an_image_as_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

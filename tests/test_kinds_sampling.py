@@ -20,7 +20,7 @@ from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
 from tests.converting import Project, chats, documents, manifest_of, mdsmix, pairs
-from tests.styles import in_turn
+from tests.styles import make_dialogue
 
 TEXTS = [f"document {n}, with words of its own" for n in range(400)]
 
@@ -135,7 +135,7 @@ def test_a_larger_share_only_adds_records(
 ) -> None:
     """To a sample and to a holdout. An item that was too long to be kept is in every sample."""
     small, large = sorted((share, other_share))
-    records = Document(text), Pair(text, "a"), Conversation(in_turn(text))
+    records = Document(text), Pair(text, "a"), Conversation(make_dialogue(text))
     for record, is_in in product(records, (is_sampled, is_held_out)):
         assert is_in(record, small) <= is_in(record, large)
         assert not is_in(record, Fraction(0))
@@ -149,7 +149,7 @@ def test_a_larger_share_only_adds_records(
 
 def test_a_holdout_is_rendered_as_an_eval_loader(project: Project) -> None:
     """A holdout without a record is refused."""
-    project.write_source({"messages": in_turn(f"q {n}", "a")} for n in range(60))
+    project.write_source({"messages": make_dialogue(f"q {n}", "a")} for n in range(60))
     project.configure(chats("*.jsonl", holdout="25%"), max_seq_len=64)
     answer = project.convert("--only", "web")
     assert (answer.code, "web-eval" in answer.out, "WARNING" in answer.out) == (0, True, False)
@@ -211,7 +211,7 @@ def test_fields_that_are_not_read_are_reported_with_their_numbers(project: Proje
 
 def write_chats(project: Project, *conversations: tuple[str, ...]) -> Project:
     """Write conversations, each the texts of user and assistant in turn, and their recipe."""
-    project.write_source({"messages": in_turn(*texts)} for texts in conversations)
+    project.write_source({"messages": make_dialogue(*texts)} for texts in conversations)
     return project.configure(chats("*.jsonl"), max_seq_len=64)
 
 

@@ -22,7 +22,7 @@ from mdsmix.ragged import Ragged
 from tests.alarm import fail_after
 from tests.converting import Web, chats, documents, done, mdsmix, samples, tokens
 from tests.published import edit
-from tests.styles import in_turn
+from tests.styles import make_dialogue
 
 Rows = list[list[int]]
 BASE = np.random.default_rng(1).integers(0, 3, 60).tolist()
@@ -188,7 +188,7 @@ def test_samples_of_shards_chats_and_packed_rows_are_found_by_number(web: Web) -
     """
     web.windows(600)
     texts = [text(i) for i in range(6)]
-    talk = [{"messages": in_turn(text(60 + i), text(i))} for i in range(6)]
+    talk = [{"messages": make_dialogue(text(60 + i), text(i))} for i in range(6)]
     twice = [each for each in texts[::-1] for _ in "ab"]
     for name, held in (("quiz", texts), ("a", texts[::-1]), ("twice", twice), ("talk", talk)):
         web.holds(held, f"{name}.jsonl")

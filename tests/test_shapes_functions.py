@@ -20,7 +20,7 @@ from mdsmix.shapes import Shape, functions
 from mdsmix.shapes.functions import FunctionName, find_function, function_shape
 from mdsmix.tokenizer.card import open_tokenizer
 from tests.converting import Web, mdsmix, quarantined, samples
-from tests.styles import in_turn
+from tests.styles import make_dialogue
 
 RECORDS: list[dict[str, Any]] = [
     {"q": "How many?", "a": "Seven, as always."},
@@ -81,7 +81,7 @@ EXPRESSIONS = [
 ]
 EXPECTED: dict[str, Callable[..., Any]] = {
     "pair": Pair,
-    "conversation": lambda *texts: Conversation(in_turn(*texts)),
+    "conversation": lambda *texts: Conversation(make_dialogue(*texts)),
     "document": lambda q, a: Document(q + a),
 }
 

@@ -1,5 +1,5 @@
-"""The snapshot holds what AutoTokenizer would do; it is taken once, and again when anything that
-shapes ids changes.
+"""A snapshot describes the tokenizer as AutoTokenizer opens it. It is taken once, and again when
+anything that affects ids changes.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """Takes snapshots here, since a process for each would take seconds to start."""
+def ask(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Take snapshots in this process, since a process for each would take seconds to start."""
     ask = Mock(side_effect=lambda what, name, kwargs: describe_tokenizer(name, dict(kwargs)))
     monkeypatch.setattr(snapshot, "ask_transformers", ask)
     return ask
 
 
-def opened(name: object, **kwargs: Any) -> Tokenizer:
+def open_by_name(name: object, **kwargs: Any) -> Tokenizer:
     return open_tokenizer(TokenizerSpec(name=str(name), kwargs=kwargs))
 
 
-def test_a_snapshot_is_taken_once_for_each_content_and_moves_with_its_cache(
-    tokenizer_folder: Path, tmp_path: Path, cache: Path, asked: Mock, monkeypatch: Any
+def test_a_snapshot_is_taken_once_per_content_and_moves_with_the_cache(
+    tokenizer_folder: Path, tmp_path: Path, cache: Path, ask: Mock, monkeypatch: Any
 ) -> None:
-    first = opened(tokenizer_folder)
+    first = open_by_name(tokenizer_folder)
     assert (first.eos_id, first.pad_id, first.bos_id) == (0, 1, None)
     assert (first.prefix_ids, first.suffix_ids, first.dtype) == ([], [], "uint16")
     assert (first.vocab_size, first.chat_template is None) == (2000, False)
-    assert opened(tokenizer_folder) == first
+    assert open_by_name(tokenizer_folder) == first
     moved = cache.rename(cache.with_name("moved"))
     monkeypatch.setenv("MDSMIX_CACHE", str(moved))
-    after = opened(tokenizer_folder)
-    assert (Path(after.path).exists(), after.hash, asked.call_count) == (True, first.hash, 1)
+    after = open_by_name(tokenizer_folder)
+    assert (Path(after.path).exists(), after.hash, ask.call_count) == (True, first.hash, 1)
     decoder: Any = find_decoder(None, first.hash)
     assert decoder.text([2, 3]) == "<|im_start|><|im_end|>"
     unknown = decoder.text([2, -100, 2000, 3, 1 << 40])
@@ -72,33 +72,35 @@ def test_a_snapshot_is_taken_once_for_each_content_and_moves_with_its_cache(
     copy = shutil.copytree(tokenizer_folder, tmp_path / "copy")
     for weights in WEIGHTS:
         (copy / weights).write_bytes(b"weights shape no token")
-    assert opened(copy).hash == first.hash
+    assert open_by_name(copy).hash == first.hash
     (copy / "model.safetensors").unlink()
-    opened(copy)
-    assert asked.call_count == 2
+    open_by_name(copy)
+    assert ask.call_count == 2
     tree = json.loads((copy / "tokenizer.json").read_text())
     tree["model"]["merges"].pop()
     (copy / "tokenizer.json").write_text(json.dumps(tree))
-    assert opened(copy).hash != first.hash
+    assert open_by_name(copy).hash != first.hash
 
 
 @pytest.fixture
-def answered(lettered: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What transformers is to answer, the last one first; nobody asks it."""
+def answers(lettered: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Replace transformers by this list of answers, the last one first."""
     answers, card = list[dict[str, Any]](), asdict(lettered) | {"files": {}}
     monkeypatch.setattr(snapshot, "ask_transformers", lambda *_: card | answers.pop())
     return answers
 
 
-def test_a_snapshot_is_of_its_files(tmp_path: Path, answered: list[Any], monkeypatch: Any) -> None:
+def test_a_change_of_any_file_takes_another_snapshot(
+    tmp_path: Path, answers: list[Any], monkeypatch: Any
+) -> None:
     folder = tmp_path / "tokenizer"
     (folder / "inner").mkdir(parents=True)
-    one, two = folder / "one.json", folder / "two.json"
-    one.write_text("12"), two.write_text("3")
+    first, second = folder / "one.json", folder / "two.json"
+    first.write_text("12"), second.write_text("3")
     steps = {
         "the first of all": lambda: None,
-        "as many bytes in another file": lambda: [one.write_text("1"), two.write_text("23")],
-        "another name": lambda: two.rename(folder / "six.json"),
+        "as many bytes in another file": lambda: [first.write_text("1"), second.write_text("23")],
+        "another name": lambda: second.rename(folder / "six.json"),
         "a file in a folder": lambda: (folder / "inner" / "x.json").write_text("{}"),
         "another version": lambda: monkeypatch.setattr(
             snapshot, "package_version", lambda name: "4.99"
@@ -106,9 +108,9 @@ def test_a_snapshot_is_of_its_files(tmp_path: Path, answered: list[Any], monkeyp
     }
     for step, change in steps.items():
         change()
-        answered.append({})
-        assert opened(folder) == opened(folder)
-        assert answered == [], f"{step} is asked about, and once"
+        answers.append({})
+        assert open_by_name(folder) == open_by_name(folder)
+        assert answers == [], f"{step} is asked about, and once"
     # The tokenizers of Gemma and Llama are saved with the SentencePiece model that they were made
     # of, which is no text.
     (folder / "tokenizer.model").write_bytes(b"\x0a\xff\xfe")
@@ -120,52 +122,55 @@ def test_a_snapshot_is_of_its_files(tmp_path: Path, answered: list[Any], monkeyp
 
 
 @pytest.mark.parametrize("variable", HUBS)
-def test_a_hub_name_is_the_commit_that_the_hubs_cache_holds_of_it(
-    tmp_path: Path, answered: list[Any], monkeypatch: Any, variable: str
+def test_the_snapshot_of_a_hub_name_depends_on_its_commit_in_the_hub_cache(
+    tmp_path: Path, answers: list[Any], monkeypatch: Any, variable: str
 ) -> None:
     for name in ("HF_HUB_CACHE", "HF_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, str(tmp_path / "home"))
     branch = tmp_path / HUBS[variable] / "models--org--name" / "refs" / "main"
     branch.parent.mkdir(parents=True)
-    for commit, at in (("1" * 40, {}), ("2" * 40, {}), ("2" * 40, {"revision": "v2"})):
+    for commit, kwargs in (("1" * 40, {}), ("2" * 40, {}), ("2" * 40, {"revision": "v2"})):
         branch.write_text(commit)
-        answered.append({})
-        assert opened("org/name", **at) == opened("org/name", **at)
-        assert answered == []
+        answers.append({})
+        assert open_by_name("org/name", **kwargs) == open_by_name("org/name", **kwargs)
+        assert answers == []
 
 
-@pytest.mark.usefixtures("asked")
-def test_a_snapshot_holds_what_it_says(tokenizer_folder: Path, tmp_path: Path) -> None:
-    """Keyword arguments are the tokenizer's; a vocabulary with holes is as large as its largest id
-    says.
+@pytest.mark.usefixtures("ask")
+def test_a_snapshot_has_the_tokenizers_arguments_and_sizes(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """Keyword arguments change the tokenizer. The size of a vocabulary with holes is its largest id
+    plus one.
     """
     from tokenizers import Tokenizer as Model
     from tokenizers import models
 
-    changed = opened(tokenizer_folder, eos_token="<|im_end|>", padding_side="left")
+    changed = open_by_name(tokenizer_folder, eos_token="<|im_end|>", padding_side="left")
     assert (changed.eos_id, changed.padding_side) == (3, "left")
-    assert changed.hash != opened(tokenizer_folder).hash
-    both = opened(train_style(tmp_path / "t", "adds_both"))
+    assert changed.hash != open_by_name(tokenizer_folder).hash
+    both = open_by_name(train_style(tmp_path / "t", "adds_both"))
     assert (both.prefix_ids, both.suffix_ids, both.bos_id, both.eos_id) == ([0], [1], 0, 1)
     Model(models.WordLevel({"a": 0, "b": 9}, unk_token="a")).save(str(tmp_path / "holes.json"))
-    assert opened(tmp_path / "holes.json").vocab_size == 10
+    assert open_by_name(tmp_path / "holes.json").vocab_size == 10
     sizes = ((1 << 16, "uint16"), ((1 << 16) + 1, "int32"))
     assert all(replace(both, vocab_size=size).dtype == dtype for size, dtype in sizes)
 
 
-def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path, cache: Path) -> None:
+def test_a_name_without_a_tokenizer_gives_a_one_line_error(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     lost = "there is no such folder or file"
     for name, why in (
         (tmp_path, ""),
         *((name, lost) for name in ("./nope", "/nope/at/all", "a/b/c", "~/nope", "nope.json")),
-        ("tiktoken", "and no such repository: "),
+        ("tiktoken", "and no such repository"),
     ):
         with pytest.raises(Unreachable) as caught:
-            opened(name)
+            open_by_name(name)
         sentence = str(caught.value)
-        assert f"the tokenizer {name} could not be loaded: {lost if why else ''}" in sentence
+        start = f"was not found: {lost}" if why else "could not be loaded"
+        assert f"the tokenizer {name} {start}" in sentence
         assert why in sentence
         assert not any(word in sentence for word in ("\n", "Traceback", "albert"))
     assert not list(cache.glob("tokenizers/*/card.json"))
@@ -177,11 +182,11 @@ def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path, cache: Path) -> No
     [{"tokenizer_class": "TokenizersBackend"}, {"extra_special_tokens": ["<|im_end|>"]}],
     ids=["class", "list"],
 )
-def test_a_hub_name_that_transformers_5_saved_is_told_apart(
+def test_a_hub_name_saved_by_transformers_5_has_its_own_error(
     own: dict[str, Any], tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the hub's cache, since no hub is reached: the folder itself is read, its hub name
-    is not.
+    """In the hub's cache, since no hub is reached. The folder itself can be read, but its hub name
+    cannot.
     """
     home = tmp_path / "hub/models--org--five"
     folder = shutil.copytree(tokenizer_folder, home / "snapshots" / "c0ffee")
@@ -192,31 +197,29 @@ def test_a_hub_name_that_transformers_5_saved_is_told_apart(
     monkeypatch.setenv("HF_HUB_CACHE", str(home.parent))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(Unreachable) as caught:
-        opened("org/five")
+        open_by_name("org/five")
     sentence = str(caught.value)
-    assert (
-        "this transformers cannot open it from a hub: download it (`hf download org/five --local-dir"
-        in sentence
-    )
+    assert "this transformers cannot open it from a hub (" in sentence
+    assert "download it (`hf download org/five --local-dir" in sentence
     assert "no such repository" not in sentence
-    assert opened(folder).hash == opened(tokenizer_folder).hash
+    assert open_by_name(folder).hash == open_by_name(tokenizer_folder).hash
 
 
-def test_code_of_a_tokenizer_is_not_run(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_tokenizers_own_code_is_not_run(tmp_path: Path, tokenizer_folder: Path) -> None:
     folder = shutil.copytree(tokenizer_folder, tmp_path / "folder")
     path = folder / "tokenizer_config.json"
     own = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
     path.write_text(json.dumps(json.loads(path.read_text()) | own))
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     with pytest.raises(Unreachable, match="contains custom code"):
-        opened(folder)
+        open_by_name(folder)
     assert not (tmp_path / "ran").exists()
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
     with pytest.raises(ValueError, match=r"ByT5Tokenizer has no fast form .* convert it once"):
         describe_tokenizer(str(tmp_path), {})
 
 
-def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     home = os.environ["HOME"]
     for name, value, folder in (
         *(("MDSMIX_CACHE", "/one", "/one"), ("XDG_CACHE_HOME", "/two", "/two/mdsmix")),

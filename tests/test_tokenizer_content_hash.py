@@ -1,8 +1,9 @@
-"""Two tokenizers have one hash if, and only if, they give the same ids; streams that have the hash
+"""Two tokenizers have the same hash if, and only if, they give the same ids. Streams with the hash
 of an earlier mdsmix keep it.
 
 The oracle of the first part is the tokenizers library, which tokenizes the texts. In the second
-part streams are published under the hash that mdsmix gave before: that of the JSON as written.
+part streams are published under the hash that mdsmix gave before: that of the JSON as it was
+written.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mdsmix.recipe import TokenizerSpec
 from mdsmix.tokenizer import snapshot
 from mdsmix.tokenizer.card import open_tokenizer
 from mdsmix.tokenizer.content_hash import hash_bytes, hash_content
-from tests.converting import Web, chats, documents, done, manifest_of, mdsmix
+from tests.converting import Project, chats, documents, manifest_of, mdsmix, run_ok
 
 IDS = {"bos_id": None, "eos_id": 0, "pad_id": 1}
 TEXTS = (
@@ -54,7 +55,7 @@ BYTE_LEVEL = {
 
 
 def set_to(*path: Any, value: Any) -> Callable[[Any], None]:
-    """Return a change of a tokenizer.json: the value at this path."""
+    """Return a change of a tokenizer.json, which sets the value at this path."""
 
     def change(tree: Any) -> None:
         for key in path[:-1]:
@@ -92,47 +93,47 @@ OTHER: dict[str, Callable[[Any], None]] = {
 
 @pytest.fixture(scope="module")
 def plain(tokenizer_folder: Path) -> Any:
-    """The content of a byte-level tokenizer.json without a post-processor."""
+    """Return the content of a byte-level tokenizer.json without a post-processor."""
     tree = json.loads((tokenizer_folder / "tokenizer.json").read_text())
     tree |= {"post_processor": None, "pre_tokenizer": BYTE_LEVEL, "normalizer": None}
     tree["model"] |= {"continuing_subword_prefix": None, "end_of_word_suffix": None}
     return tree
 
 
-def ids_of(tree: Any) -> list[list[int]]:
+def encode_texts(tree: Any) -> list[list[int]]:
     model = Model.from_str(json.dumps(tree))
     return [model.encode(text).ids for text in TEXTS]
 
 
-def hash_of(tree: Any, **ids: int | None) -> str:
-    """Return the hash of what the library writes of a tokenizer.json."""
+def hash_written(tree: Any, **ids: int | None) -> str:
+    """Return the hash of a tokenizer.json as the library writes it."""
     return hash_content(json.loads(Model.from_str(json.dumps(tree)).to_str()), IDS | ids)
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_the_same_ids_have_one_hash(plain: Any, name: str) -> None:
+def test_the_same_ids_have_the_same_hash(plain: Any, name: str) -> None:
     tree = copy.deepcopy(plain)
     SAME[name](tree)
     assert tree != plain
-    assert ids_of(tree) == ids_of(plain)
-    assert hash_of(tree) == hash_of(plain)
+    assert encode_texts(tree) == encode_texts(plain)
+    assert hash_written(tree) == hash_written(plain)
 
 
 @pytest.mark.parametrize("name", OTHER)
 def test_other_ids_have_another_hash(plain: Any, name: str) -> None:
     tree = copy.deepcopy(plain)
     OTHER[name](tree)
-    assert ids_of(tree) != ids_of(plain)
-    assert hash_of(tree) != hash_of(plain)
+    assert encode_texts(tree) != encode_texts(plain)
+    assert hash_written(tree) != hash_written(plain)
 
 
 def test_other_special_ids_have_another_hash(plain: Any) -> None:
-    hashes = {hash_of(plain, **{name: 7}) for name in IDS} | {hash_of(plain)}
+    hashes = {hash_written(plain, **{name: 7}) for name in IDS} | {hash_written(plain)}
     assert len(hashes) == 4
 
 
-def test_bert_and_roberta_are_the_template_that_they_are(plain: Any) -> None:
-    """transformers 5 writes a TemplateProcessing where 4 wrote BertProcessing."""
+def test_bert_and_roberta_processing_equal_their_templates(plain: Any) -> None:
+    """transformers 5 writes a TemplateProcessing instead of BertProcessing."""
     bert = {"type": "BertProcessing", "sep": ["<|im_end|>", 3], "cls": ["<|im_start|>", 2]}
     roberta = bert | {"type": "RobertaProcessing", "trim_offsets": True, "add_prefix_space": True}
     start, end = (
@@ -148,13 +149,18 @@ def test_bert_and_roberta_are_the_template_that_they_are(plain: Any) -> None:
         "special_tokens": {"<|im_start|>": start, "<|im_end|>": end},
     }
     trees = [plain | {"post_processor": each} for each in (bert, roberta, template)]
-    assert ids_of(trees[0]) == ids_of(trees[1]) == ids_of(trees[2]) != ids_of(plain)
-    assert len({hash_of(tree) for tree in trees}) == 1
+    assert (
+        encode_texts(trees[0])
+        == encode_texts(trees[1])
+        == encode_texts(trees[2])
+        != encode_texts(plain)
+    )
+    assert len({hash_written(tree) for tree in trees}) == 1
 
 
 @pytest.fixture
-def earlier(web: Web, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Makes mdsmix give hashes as before: of the JSON as written."""
+def earlier(project: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Make mdsmix give hashes as before: of the JSON as it was written."""
     ask = snapshot.ask_transformers
 
     def asked(*arguments: Any) -> dict[str, Any]:
@@ -163,119 +169,130 @@ def earlier(web: Web, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.Monkey
         return answer | {"hash": hash_bytes(json.loads(answer["files"]["tokenizer.json"]), ids)}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MDSMIX_CACHE", str(web.folder / "earlier cache"))
+        patch.setenv("MDSMIX_CACHE", str(project.folder / "earlier cache"))
         patch.setattr(snapshot, "ask_transformers", asked)
         yield patch
 
 
 @pytest.fixture
-def published(web: Web, earlier: pytest.MonkeyPatch) -> tuple[Web, str]:
-    """A stream of documents and one of chats, of the earlier hash, and that hash."""
+def published(project: Project, earlier: pytest.MonkeyPatch) -> tuple[Project, str]:
+    """Publish a stream of documents and one of chats under the earlier hash. Return the project and
+    that hash.
+    """
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
-    (web.folder / "chats").mkdir()
-    (web.folder / "chats/a.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 40)
-    web.holds([f"Document {n} of some." for n in range(400)])
+    (project.folder / "chats").mkdir()
+    (project.folder / "chats/a.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 40)
+    project.write_source([f"Document {n} of some." for n in range(400)])
     streams = {"web": documents("*.jsonl"), "chat": chats("chats/*.jsonl")}
-    web.says(streams=streams, local=str(web.out))
-    web.done()
-    old = web.manifest.tokenizer.hash
+    project.configure(streams=streams, local=str(project.out))
+    project.convert_ok()
+    old = project.manifest.tokenizer.hash
     earlier.undo()
-    web.patch.setenv("MDSMIX_CACHE", str(web.folder / "cache of today"))
-    return web, old
+    project.patch.setenv("MDSMIX_CACHE", str(project.folder / "cache of today"))
+    return project, old
 
 
-def today(web: Web) -> str:
-    return open_tokenizer(TokenizerSpec(name=str(web.tokenizer))).hash
+def hash_today(project: Project) -> str:
+    return open_tokenizer(TokenizerSpec(name=str(project.tokenizer))).hash
 
 
-def test_streams_of_the_earlier_hash_are_up_to_date(published: tuple[Web, str]) -> None:
-    web, old = published
-    assert today(web) != old
-    shards = web.files
-    assert "up to date" in web.done().out
-    assert web.files == shards
-    assert web.manifest.tokenizer.hash == old
+def test_streams_of_the_earlier_hash_are_up_to_date(published: tuple[Project, str]) -> None:
+    project, old = published
+    assert hash_today(project) != old
+    shards = project.files
+    assert "up to date" in project.convert_ok().out
+    assert project.files == shards
+    assert project.manifest.tokenizer.hash == old
     # A new stream of the mix takes the hash that its neighbours have.
     streams = {name: chats("chats/*.jsonl") for name in ("chat", "more")}
-    web.says(streams={"web": documents("*.jsonl"), **streams}, local=str(web.out))
-    web.done()
-    assert manifest_of(web.out / "more/train").tokenizer.hash == old
-    assert len([*web.out.glob("tokenizer-*")]) == 1
+    project.configure(streams={"web": documents("*.jsonl"), **streams}, local=str(project.out))
+    project.convert_ok()
+    assert manifest_of(project.out / "more/train").tokenizer.hash == old
+    assert len([*project.out.glob("tokenizer-*")]) == 1
 
 
-def test_a_stream_that_is_converted_alone_changes_no_other(published: tuple[Web, str]) -> None:
-    """It takes today's hash, since no other stream is looked at; theirs stays."""
-    web, old = published
+def test_a_stream_that_is_converted_alone_changes_no_other(published: tuple[Project, str]) -> None:
+    """It takes today's hash, since no other stream is read. The others keep theirs."""
+    project, old = published
     streams = {name: chats("chats/*.jsonl") for name in ("chat", "more")}
-    web.says(streams={"web": documents("*.jsonl"), **streams}, local=str(web.out))
-    web.done("--only", "more")
-    assert "up to date" in web.done().out
-    assert web.manifest.tokenizer.hash == old
-    assert "tokenizer-differs" not in mdsmix("check", web.recipe).out
+    project.configure(streams={"web": documents("*.jsonl"), **streams}, local=str(project.out))
+    project.convert_ok("--only", "more")
+    assert "up to date" in project.convert_ok().out
+    assert project.manifest.tokenizer.hash == old
+    assert "tokenizer-differs" not in mdsmix("check", project.recipe).out
 
 
 def test_a_difference_of_backends_is_known_under_the_earlier_hash(
-    published: tuple[Web, str],
+    published: tuple[Project, str],
 ) -> None:
-    """Workers note it under the hash of their stream, and the next plan reads it there."""
-    web, old = published
-    tokenizer = open_tokenizer(TokenizerSpec(name=str(web.tokenizer)))
+    """Workers store it under the hash of their stream, and the next plan finds it there."""
+    project, old = published
+    tokenizer = open_tokenizer(TokenizerSpec(name=str(project.tokenizer)))
     store_difference(replace(tokenizer, hash=old), Unequal(Fastokens.name(), "a text"))
-    plans = plan_streams(open_recipe(web.recipe), Options())
+    plans = plan_streams(open_recipe(project.recipe), Options())
     assert [plan.job.unequal for plan in plans] == [Fastokens.name()] * 2
 
 
-def test_every_command_knows_the_earlier_hash(published: tuple[Web, str]) -> None:
-    web, _ = published
-    for words in (["check", web.recipe], ["check", web.out], ["plan", web.recipe, "--batch", 8]):
+def test_every_command_accepts_the_earlier_hash(published: tuple[Project, str]) -> None:
+    project, _ = published
+    for words in (
+        ["check", project.recipe],
+        ["check", project.out],
+        ["plan", project.recipe, "--batch", 8],
+    ):
         answer = mdsmix(*words)
         assert (answer.code, "differs" in answer.out) == (0, False), answer
-    train = web.folder / "train.yaml"
-    done("render-yaml", web.recipe, "-o", train)
-    done("check", train, "--lock")
-    assert "whole, nothing to repair" in done("repair", web.train, "--recipe", web.recipe).out
-    assert "answer-end-unknown" not in done("check", train).out
+    train = project.folder / "train.yaml"
+    run_ok("render-yaml", project.recipe, "-o", train)
+    run_ok("check", train, "--lock")
+    assert (
+        "whole, nothing to repair"
+        in run_ok("repair", project.train, "--recipe", project.recipe).out
+    )
+    assert "answer-end-unknown" not in run_ok("check", train).out
 
 
-def test_a_lock_of_the_earlier_hash_holds(
-    web: Web, earlier: pytest.MonkeyPatch, published: tuple[Web, str]
+def test_a_lock_with_the_earlier_hash_is_accepted(
+    project: Project, earlier: pytest.MonkeyPatch, published: tuple[Project, str]
 ) -> None:
-    """A YAML that was rendered before, whose lock names the tokenizer by its earlier hash."""
-    train = web.folder / "train.yaml"
+    """The lock of a YAML that was rendered before has the tokenizer's earlier hash."""
+    train = project.folder / "train.yaml"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MDSMIX_CACHE", str(web.folder / "earlier cache"))
-        done("render-yaml", web.recipe, "-o", train)
+        patch.setenv("MDSMIX_CACHE", str(project.folder / "earlier cache"))
+        run_ok("render-yaml", project.recipe, "-o", train)
     assert published[1] in train.with_name("train.yaml.mix.lock").read_text()
-    assert "differs" not in done("check", train, "--lock").out
+    assert "differs" not in run_ok("check", train, "--lock").out
 
 
-def test_mixes_of_both_hashes_fit(published: tuple[Web, str]) -> None:
-    web, old = published
-    web.done(f"local={web.folder}/new")
-    new = manifest_of(web.folder / "new/web/train").tokenizer.hash
+def test_streams_of_both_hashes_can_be_mixed(published: tuple[Project, str]) -> None:
+    project, old = published
+    project.convert_ok(f"local={project.folder}/new")
+    new = manifest_of(project.folder / "new/web/train").tokenizer.hash
     assert new != old
-    answer = done("check", web.train, web.folder / "new/chat/train")
+    answer = run_ok("check", project.train, project.folder / "new/chat/train")
     assert "tokenizer-differs" not in answer.out
-    done("leaks", web.train, "--eval", web.folder / "new/chat/train")
+    run_ok("leaks", project.train, "--eval", project.folder / "new/chat/train")
 
 
-def test_another_tokenizer_is_another(published: tuple[Web, str], tmp_path: Path) -> None:
-    web, old = published
-    web.tokenizer = shutil.copytree(web.tokenizer, tmp_path / "other")
-    tree = json.loads((web.tokenizer / "tokenizer.json").read_text())
+def test_another_tokenizer_differs_from_the_earlier_hash(
+    published: tuple[Project, str], tmp_path: Path
+) -> None:
+    project, old = published
+    project.tokenizer = shutil.copytree(project.tokenizer, tmp_path / "other")
+    tree = json.loads((project.tokenizer / "tokenizer.json").read_text())
     tree["model"]["merges"].pop(0)
-    (web.tokenizer / "tokenizer.json").write_text(json.dumps(tree))
+    (project.tokenizer / "tokenizer.json").write_text(json.dumps(tree))
     streams = {"web": documents("*.jsonl"), "chat": chats("chats/*.jsonl")}
-    web.says(streams=streams, local=str(web.out))
-    assert "tokenizer-differs" in mdsmix("check", web.recipe).out
-    web.done()
-    assert web.manifest.tokenizer.hash not in (old, "")
+    project.configure(streams=streams, local=str(project.out))
+    assert "tokenizer-differs" in mdsmix("check", project.recipe).out
+    project.convert_ok()
+    assert project.manifest.tokenizer.hash not in (old, "")
 
 
-def test_a_folder_that_is_not_the_cards_proves_nothing(published: tuple[Web, str]) -> None:
-    """Its files were changed after publication: the hash stays what the manifest says."""
-    web, _ = published
-    (file,) = web.out.glob("tokenizer-*/tokenizer.json")
+def test_a_published_folder_that_was_changed_is_not_used(published: tuple[Project, str]) -> None:
+    """Its files were changed after publication, so the hash remains that of the manifest."""
+    project, _ = published
+    (file,) = project.out.glob("tokenizer-*/tokenizer.json")
     file.write_text(file.read_text().replace("<|im_end|>", "<|im_stop|>"))
-    assert mdsmix("check", web.train, web.recipe).code == 2
-    assert "tokenizer-differs" in mdsmix("check", web.recipe).out
+    assert mdsmix("check", project.train, project.recipe).code == 2
+    assert "tokenizer-differs" in mdsmix("check", project.recipe).out

@@ -248,7 +248,7 @@ class LoadedProcessor:
             separators = np.flatnonzero(row["input_ids"] == separator_id)
             if len(separators) != len(row_images) + 1:
                 raise ValueError(
-                    f"it made {len(separators) - 1} places of {len(row_images)} images"
+                    f"it made tokens for {len(separators) - 1} of {len(row_images)} images"
                 )
             pieces_of_row = list[Arrays]()
             for start, end in pairwise(separators):

@@ -86,7 +86,9 @@ def ask_processor(folder: Path, question: Mapping[str, Any]) -> Any:
     """
     answer, error = try_to_ask(str(folder), question)
     if error:
-        raise MdsmixError(f"the processor fails ({error}): name another, or leave processor out.")
+        raise MdsmixError(
+            f"the processor fails ({error}): name another one, or leave out `processor`."
+        )
     return answer
 
 

@@ -174,21 +174,20 @@ def _load_error(pretrained: Pretrained, name: str, error: str) -> str:
     reason = " ".join(error.split()).partition(". ")[0][:300].rstrip(".")
     if reason.startswith("HFValidationError"):
         reason = "a hub name is written NAME or OWNER/NAME"
-    missing = ""
-    fix = FIX[pretrained]
-    if not os.path.exists(name):
-        if any(sign in error for sign in SIGNS_OF_FIVE):
-            # mdsmix reads such a folder, but does not ask the hub for its files.
-            fix = (
-                "this transformers cannot open it from a hub: download it "
-                f"(`hf download {name} --local-dir FOLDER`) and name that folder, which can be read"
-            )
-        else:
-            missing = (
-                "there is no such folder or file (a recipe's paths are relative to its folder), "
-                "and no such repository: "
-            )
-    return f"the {pretrained} {name} could not be loaded: {missing}{reason}: {fix}."
+    if os.path.exists(name):
+        return f"the {pretrained} {name} could not be loaded ({reason}): {FIX[pretrained]}."
+    if any(sign in error for sign in SIGNS_OF_FIVE):
+        # mdsmix reads such a folder, but does not ask the hub for its files.
+        return (
+            f"the {pretrained} {name} could not be loaded: this transformers cannot open it from a "
+            f"hub ({reason}): download it (`hf download {name} --local-dir FOLDER`) and name that "
+            "folder, which can be read."
+        )
+    return (
+        f"the {pretrained} {name} was not found: there is no such folder or file (paths in a "
+        f"recipe are relative to its folder), and no such repository ({reason}): "
+        f"{FIX[pretrained]}."
+    )
 
 
 @cache

@@ -66,16 +66,16 @@ def sights() -> None:
 def seeing_model() -> dict[str, Any]:
     """The folder of a model that sees: its tokenizer and its processor; and records for it."""
     from mdsmix.load.vision import load_processor
-    from tests.processors import TOKENS, processor_of, tiny_model
+    from tests.processors import TOKENS, make_processor, make_tiny_model
 
     model = seeing_tokenizer(Path("plain"), Path("model"), tokens=TOKENS)
-    processor_of("qwen", model).save_pretrained(model)
+    make_processor("qwen", model).save_pretrained(model)
     write_drawings(Path(), 7, (90, 70))
     named = ["0.jpg", "1.png,2.webp", "3.jpg", "4.png", "5.webp", "6.jpg", "0.jpg"]
     pictures = [*(names.split(",") for names in named), [], [], []]
     _write("a.jsonl", [record(*images) for images in pictures])
     seeing = load_processor(str(model))
-    return {"model": tiny_model(len(seeing.tokenizer), seeing)}
+    return {"model": make_tiny_model(len(seeing.tokenizer), seeing)}
 
 
 def chats() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
 from tests.converting import chats, documents, done, pairs, write_recipe
-from tests.preloaded import Standing
+from tests.preloaded import PreloadedPython
 from tests.styles import STYLES, train_style
 
 for name in WITHOUT_FRAMEWORKS:  # the real thing needs torch
@@ -41,7 +41,7 @@ class Foundry:
     foundry("train.losses", path=...).
     """
 
-    def __init__(self, programs: Standing) -> None:
+    def __init__(self, programs: PreloadedPython) -> None:
         with Listener(("127.0.0.1", 0)) as listener:
             self.process = programs.start(SERVE, SCRIPTS, listener.address[1])
             self.calls = listener.accept()
@@ -53,7 +53,7 @@ class Foundry:
         except EOFError:
             answer = {}
         if "value" not in answer:
-            said = answer.get("error") or self.process.said("err")[-4000:]
+            said = answer.get("error") or self.process.read("err")[-4000:]
             pytest.fail(f"{call}: {said}", pytrace=False)
         return answer["value"]
 
@@ -63,7 +63,9 @@ class Foundry:
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory, own_temporary: None) -> Iterator[Standing]:
+def programs(
+    tmp_path_factory: pytest.TempPathFactory, own_temporary: None
+) -> Iterator[PreloadedPython]:
     """The interpreter that has llm-foundry 0.22 and mdsmix, with LLM-Foundry imported
     once, 15 s.
     """
@@ -72,13 +74,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory, own_temporary: None) -> I
         pytest.fail(f"no Foundry environment at {python}: run `make foundry-env`", pytrace=False)
     # One thread: a step of the tiny model is over before a second one has started.
     home = {"HF_HOME": str(tmp_path_factory.mktemp("hf")), "OMP_NUM_THREADS": "1"}
-    standing = Standing(IMPORTS, home | {"PYTHONPATH": str(ROOT)}, python)
-    yield standing
-    standing.close()
+    python_with_imports = PreloadedPython(IMPORTS, home | {"PYTHONPATH": str(ROOT)}, python)
+    yield python_with_imports
+    python_with_imports.close()
 
 
 @pytest.fixture(scope="session")
-def foundry(programs: Standing) -> Iterator[Foundry]:
+def foundry(programs: PreloadedPython) -> Iterator[Foundry]:
     """A process of that interpreter, whose functions are called."""
     served = Foundry(programs)
     yield served

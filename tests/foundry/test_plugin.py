@@ -12,7 +12,7 @@ import yaml
 from tests.converting import chats, documents, done, write_jsonl
 from tests.foundry.conftest import SCRIPTS, Foundry, Lab
 from tests.pictures import record, seeing_tokenizer, stream, write_drawings
-from tests.processors import IMAGE_TOKEN, TOKENS, look_here, processor_of
+from tests.processors import IMAGE_TOKEN, TOKENS, ask_in_process, make_processor
 
 LENGTH = 128
 ORDER = {"shuffle": True, "shuffle_seed": 17}
@@ -87,10 +87,10 @@ def test_a_lost_shard_ends_a_run_and_changed_data_is_refused(
 def test_text_and_images_train_alike_in_whole_batches_and_in_microbatches(
     lab: Lab, tmp_path: Path, foundry: Foundry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look_here(monkeypatch)
+    ask_in_process(monkeypatch)
     declared = {"image_token": IMAGE_TOKEN["qwen"]}
     lab.tokenizer = seeing_tokenizer(lab.tokenizer, tmp_path / "words", TOKENS, declared=declared)
-    processor_of("qwen", lab.tokenizer).save_pretrained(tmp_path / "qwen")
+    make_processor("qwen", lab.tokenizer).save_pretrained(tmp_path / "qwen")
     names = [f"img/{path.name}" for path in write_drawings(tmp_path / "img", 12, (70, 40))]
     records = [record(name, answer=f"Drawing {n}.") for n, name in enumerate(names)]
     records += [record(names[0], names[5])] + [record(answer=f"None in {n}.") for n in range(3)]

@@ -39,9 +39,9 @@ from tests.converting import (
     write_recipe,
 )
 from tests.foundry.conftest import MDSMIX, Foundry, Lab
-from tests.preloaded import Standing
-from tests.styles import STYLES, opened, with_tokens
-from tests.test_encode_chat import conversations
+from tests.preloaded import PreloadedPython
+from tests.styles import STYLES, add_tokens, open_kind
+from tests.test_encode_chat import draw_plain_conversations
 
 ROWS = 160
 POLICIES = [*product(("none", "all", "length>=20"), ("last", "all"), (True,))]
@@ -79,7 +79,7 @@ def chat_records() -> list[dict[str, Any]]:
         [assistant, user, assistant],
         [{"role": "user", "content": "a\ud800"}, assistant],
     ]
-    generated = list(conversations(80))
+    generated = list(draw_plain_conversations(80))
     real = [r["messages"] for r in islice(corpus.chats(), ROWS - len(generated) - len(broken) - 1)]
     thinking = [{**assistant, "content": "<think>hm</think>yes"}, user, assistant]
     mixed = [*real, *generated, *broken, [user, *thinking]]
@@ -108,7 +108,7 @@ REFUSALS = {
 def reading(tokenizer: Tokenizer, columns: str, **settings: Any) -> RecordReader:
     kind = Conversations if columns else Pairs
     settings |= {"special_tokens_in_text": "allow", "columns": columns}
-    made = opened(kind, tokenizer, backend=open_backend(tokenizer), **settings)
+    made = open_kind(kind, tokenizer, backend=open_backend(tokenizer), **settings)
     if columns:
         return RecordReader(SHAPES["messages"], {"messages": "messages"}, made)
     return RecordReader(
@@ -168,7 +168,7 @@ def test_the_stop_of_the_next_role_is_the_one_exception(
     """
     source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     roles = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
-    folder = with_tokens(styled["plain"], tmp_path / "roles", source, roles, stops=roles[1::2])
+    folder = add_tokens(styled["plain"], tmp_path / "roles", source, roles, stops=roles[1::2])
     records = [record for record in chat_records() if not is_refused(record)]
     stream = {"kind": "finetuning", "source": {"path": "a.jsonl", "messages": "messages"}}
     write_jsonl(tmp_path / "a.jsonl", records)
@@ -254,7 +254,7 @@ FUNCTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def test_its_preprocessing_functions_are_shapes(
-    tokenizer_folder: Path, programs: Standing, foundry: Foundry, tmp_path: Path
+    tokenizer_folder: Path, programs: PreloadedPython, foundry: Foundry, tmp_path: Path
 ) -> None:
     """Converted by the mdsmix that is installed beside LLM-Foundry."""
     streams, tokenizer, targets = {}, str(tokenizer_folder), policy(0) | {"max_seq_len": 128}

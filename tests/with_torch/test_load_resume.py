@@ -19,7 +19,7 @@ from transformers import TrainingArguments as Arguments
 
 from mdsmix.errors import RecipeError
 from mdsmix.load import MixLoader
-from tests.preloaded import Standing
+from tests.preloaded import PreloadedPython
 from tests.versions import IS_TRANSFORMERS_4
 from tests.with_torch.load_streams import config, first_tokens, ranks
 from tests.with_torch.test_load_lock import opened, publish
@@ -138,7 +138,7 @@ print(json.dumps(seen))
 """
 
 
-def test_ranks_resume_together(mixed: Any, programs: Standing) -> None:
+def test_ranks_resume_together(mixed: Any, programs: PreloadedPython) -> None:
     """From the end of an epoch and from the middle of an earlier one, with two workers a rank."""
     settings = config(mixed, "mdsmix", shuffle=True, drop_last=True, **WORKERS)
     processes = ranks(programs, TWO_RANKS, json.dumps(settings))

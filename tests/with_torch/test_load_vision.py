@@ -28,7 +28,7 @@ from mdsmix.load.training_rows import RowImages
 from mdsmix.load.vision import decode_row_image, load_processor
 from tests.converting import done, manifest_of, mdsmix, quarantined, run_recipe, write_jsonl
 from tests.pictures import drawing, record, saved, stream, write_drawings
-from tests.processors import FAMILIES, IMAGE_TOKEN, made, tiny_model
+from tests.processors import FAMILIES, IMAGE_TOKEN, make_tiny_model, write_processor
 from tests.versions import IS_TRANSFORMERS_4
 from tests.with_torch.load_streams import loaded, write_tokens
 from tests.with_torch.seeing import LENGTH, Folders, rendered, unnamed, written
@@ -170,7 +170,7 @@ def test_a_model_learns_nothing_from_a_dummy_image(published: Any) -> None:
     processor, recipe, _ = published("qwen")
     loader = build_loader(rendered(recipe), 4)
     loaded_processor = load_processor(str(processor))
-    model = tiny_model(len(loaded_processor.tokenizer), loaded_processor)
+    model = make_tiny_model(len(loaded_processor.tokenizer), loaded_processor)
     row = next(row for row in loader.dataset if not row.pictures)
     collate = loader.collate_fn
     for side in ("right", "left"):
@@ -251,7 +251,7 @@ def _is_accepted(processor: Any, token: str, image: Image.Image) -> bool:
 def test_an_image_that_would_make_a_batch_fail_is_quarantined(
     tmp_path: Path, tokenizer_folder: Path, family: str
 ) -> None:
-    of = made(family, tokenizer_folder, tmp_path)
+    of = write_processor(family, tokenizer_folder, tmp_path)
     paths = write_drawings(tmp_path / "img", 1, (80, 60))
     for width, height in ODD:
         paths.append(tmp_path / f"img/{width}x{height}.png")

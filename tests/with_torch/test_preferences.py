@@ -32,7 +32,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
-from tests.preloaded import Standing
+from tests.preloaded import PreloadedPython
 
 EOS = 0
 LENGTH = 96
@@ -178,7 +178,7 @@ def likes(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> P
     return folder
 
 
-def test_a_process_that_imports_the_loader_reads_it(likes: Path, programs: Standing) -> None:
+def test_a_process_that_imports_the_loader_reads_it(likes: Path, programs: PreloadedPython) -> None:
     config = yaml.safe_load((likes / "train.yaml").read_text())
     section = config["train_loader"]
     assert section["name"] == "pairwise_preference"

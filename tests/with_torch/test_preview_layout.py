@@ -28,7 +28,7 @@ from mdsmix.mix.epoch.draws import Machines
 from mdsmix.mix.streams.resolve import make_mix
 from mdsmix.preview.options import EpochState
 from mdsmix.preview.step_rows import Step
-from tests.preloaded import Standing
+from tests.preloaded import PreloadedPython
 from tests.with_torch.load_streams import IDS, PAIR, config, first_tokens, pair, ranks, write_stream
 from tests.with_torch.test_preview import preview_of
 
@@ -174,7 +174,9 @@ dist.destroy_process_group()
 """
 
 
-def test_two_processes_share_streams(folder: Path, tmp_path: Path, programs: Standing) -> None:
+def test_two_processes_share_streams(
+    folder: Path, tmp_path: Path, programs: PreloadedPython
+) -> None:
     workers = {"num_workers": 2, "persistent_workers": False}
     plain = settings(folder, num_canonical_nodes=2, drop_last=True, **workers)
     pairs = {name: {"local": str(tmp_path / name)} for name in ("faq", "forum")}

@@ -1,5 +1,5 @@
-"""Folders in the form in which transformers 5 saves them open to the same processor and tokenizer
-as in the form of transformers 4.
+"""Folders in the form that transformers 5 saves open to the same processor and tokenizer as in the
+form of transformers 4.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_bytes()) if path.exists() else {}
 
 
-def as_five(old: Path, new: Path) -> Path:
-    """The folder as transformers 5.24 saves it: written by hand after what it wrote of these."""
+def convert_to_five(old: Path, new: Path) -> Path:
+    """Rewrite the folder as transformers 5.24 would save it. Written by hand, after the files that
+    it saved.
+    """
     shutil.copytree(old, new)
     processor = _read(new / "processor_config.json")
     files = {"image": "preprocessor_config.json", "video": "video_preprocessor_config.json"}
@@ -54,9 +56,11 @@ def as_five(old: Path, new: Path) -> Path:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_processor_is_the_same(family: str, tmp_path: Path, processors: Folders) -> None:
+def test_a_processor_in_the_form_of_transformers_5_is_the_same(
+    family: str, tmp_path: Path, processors: Folders
+) -> None:
     _, folder = processors[family]
-    new = as_five(folder, tmp_path / "five")
+    new = convert_to_five(folder, tmp_path / "five")
     assert not (new / "preprocessor_config.json").exists()
     before = {path.name for path in new.iterdir()}
     old, five = LoadedProcessor(str(folder)), LoadedProcessor(str(new))
@@ -77,7 +81,7 @@ def test_a_processor_is_the_same(family: str, tmp_path: Path, processors: Folder
 def test_a_tokenizer_is_the_same_and_other_names_stay(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    new = as_five(tokenizer_folder, tmp_path / "five")
+    new = convert_to_five(tokenizer_folder, tmp_path / "five")
     assert _read(new / "tokenizer_config.json")["tokenizer_class"] == "TokenizersBackend"
     old, five = describe_tokenizer(str(tokenizer_folder), {}), describe_tokenizer(str(new), {})
     assert five["hash"] == old["hash"]

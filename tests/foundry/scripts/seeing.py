@@ -11,7 +11,7 @@ from llmfoundry import registry
 from transformers import PreTrainedTokenizerBase
 
 from mdsmix.load.vision import load_processor
-from tests.processors import tiny_model
+from tests.processors import make_tiny_model
 
 
 @registry.models.register("tiny_seeing")
@@ -19,5 +19,5 @@ class TinySeeing(HuggingFaceModel):
     """A randomly initialised Qwen2.5-VL, which the registry's `hf_causal_lm` does not load."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, processor: str, **_: Any) -> None:
-        model = tiny_model(len(tokenizer), load_processor(processor))
+        model = make_tiny_model(len(tokenizer), load_processor(processor))
         super().__init__(model, tokenizer=tokenizer, use_logits=True)

@@ -1,7 +1,7 @@
-"""A processor is used only where it is equal: what a loader makes of stored rows is what
-transformers makes of whole conversations.
+"""A processor is used only if it is proved equal: the batch that a loader makes of stored rows is
+the batch that transformers makes of whole conversations.
 
-One process counts the tokens of images, and a loader finds the processor that was published.
+One process counts the tokens of images for a run, and a loader finds the published processor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mdsmix.storage import locate
 from mdsmix.tokenizer.card import open_tokenizer
 from tests.converting import mdsmix, run_ok, run_recipe
 from tests.pictures import record, write_drawings
-from tests.processors import FAMILIES, IMAGE_TOKEN, made
+from tests.processors import FAMILIES, IMAGE_TOKEN, write_processor
 from tests.versions import IS_TRANSFORMERS_4
 from tests.with_torch.load_streams import loaded
 from tests.with_torch.seeing import LENGTH, Folders, rendered, unnamed, written
@@ -52,11 +52,11 @@ if not IS_TRANSFORMERS_4:
 "Processors that are equal on rows of one image."
 
 
-def recipe_of(folder: Path, of: tuple[Path, Path], **settings: Any) -> Path:
-    """A recipe of two drawings and a text for a tokenizer and a processor."""
+def write_recipe_of(folder: Path, pretrained: tuple[Path, Path], **settings: Any) -> Path:
+    """Write a recipe with two drawings and a text for a tokenizer and a processor."""
     paths = write_drawings(folder / "img", 2, (70, 40))
     records = [record(f"img/{path.name}") for path in paths] + [record()]
-    return written(folder, of, records, **settings)
+    return written(folder, pretrained, records, **settings)
 
 
 asked = server.try_to_ask
@@ -64,35 +64,39 @@ pytestmark = pytest.mark.usefixtures("_looks_here")
 
 
 @pytest.mark.parametrize("family", [*EQUAL, *UNEQUAL])
-def test_it_is_equal_or_refused(tmp_path: Path, tokenizer_folder: Path, family: str) -> None:
-    """With the row and the key that differs."""
+def test_a_processor_is_equal_or_refused(
+    tmp_path: Path, tokenizer_folder: Path, family: str
+) -> None:
+    """The refusal names the row and the key that differs."""
     if family == "lfm2" and not hasattr(transformers, "Lfm2VlProcessor"):
         pytest.skip("this transformers has none")
-    of = made(family, tokenizer_folder, tmp_path)
-    path = recipe_of(tmp_path, of)
+    pretrained = write_processor(family, tokenizer_folder, tmp_path)
+    path = write_recipe_of(tmp_path, pretrained)
 
-    def found(*overrides: str) -> str | None:
+    def find(*overrides: str) -> str | None:
         recipe = open_recipe(path, overrides)
         tokenizer = open_tokenizer(recipe.tokenizer)
         encoding = resolve_stream(recipe, recipe.streams["see"], tokenizer).encoding
-        return find_difference(of[1], encoding, tokenizer, [])
+        return find_difference(pretrained[1], encoding, tokenizer, [])
 
     if family == "paligemma" and not IS_TRANSFORMERS_4:
         with pytest.raises(MdsmixError, match="expands neither a boi_token nor an image_token"):
-            found()
+            find()
         return
-    assert UNEQUAL.get(family, "None") in str(found())
+    assert UNEQUAL.get(family, "None") in str(find())
     if family in OF_ONE_IMAGE:
-        assert found("streams.see.images.max_images=1") is None
+        assert find("streams.see.images.max_images=1") is None
 
 
-def test_every_command_refuses_one_that_differs(tmp_path: Path, tokenizer_folder: Path) -> None:
-    of = made("idefics2", tokenizer_folder, tmp_path)
-    recipe = recipe_of(tmp_path, of)
+def test_every_command_refuses_a_processor_that_differs(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    pretrained = write_processor("idefics2", tokenizer_folder, tmp_path)
+    recipe = write_recipe_of(tmp_path, pretrained)
     with pytest.raises(RecipeError, match=UNEQUAL["idefics2"]) as refusal:
         run_recipe(recipe)
     sentence = str(refusal.value)
-    assert str(of[1]) in sentence
+    assert str(pretrained[1]) in sentence
     assert not (tmp_path / "out/see/train/index.json").exists()
     diagnosed = mdsmix("doctor", recipe)
     assert (diagnosed.code, sentence in " ".join(diagnosed.out.split())) == (4, True)
@@ -103,10 +107,10 @@ def test_every_command_refuses_one_that_differs(tmp_path: Path, tokenizer_folder
 
 
 @pytest.mark.parametrize("key", ["input_ids", "token_type_ids", "pixel_values"])
-def test_a_difference_in_any_key_is_seen(
+def test_a_difference_in_any_key_is_found(
     tmp_path: Path, processors: Folders, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    recipe, see = recipe_of(tmp_path, processors["gemma3"]), LoadedProcessor.process_images
+    recipe, see = write_recipe_of(tmp_path, processors["gemma3"]), LoadedProcessor.process_images
 
     def other(self: LoadedProcessor, images: Any) -> Any:
         rows, pixels = see(self, images)
@@ -122,11 +126,11 @@ def test_a_difference_in_any_key_is_seen(
         run_recipe(recipe)
 
 
-def test_text_around_images_may_not_be_missing(tmp_path: Path, processors: Folders) -> None:
-    """Gemma 3 prints blank lines around an image, which become one token with those that stand
-    there.
-    """
-    run_recipe(recipe_of(tmp_path, processors["gemma3"]), "processor=null")
+def test_rows_without_the_text_around_images_are_refused(
+    tmp_path: Path, processors: Folders
+) -> None:
+    """Gemma 3 prints blank lines around an image, which merge with those next to them."""
+    run_recipe(write_recipe_of(tmp_path, processors["gemma3"]), "processor=null")
     processor = str(processors["gemma3"][1])
     streams = {"see": {"local": str(tmp_path / "out/see"), "split": "train"}}
     with pytest.raises(MixRefused, match="prints text around each image, which its rows lack"):
@@ -137,42 +141,46 @@ SIZES = [(30, 40), (200, 120), (57, 333)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_image_is_counted_as_it_is_made_or_refused(family: str, processors: Folders) -> None:
-    """What the functions of LLaVA-NeXT and Idefics3 say of images 1 or 3 high is not what they then
-    do.
+def test_the_count_of_an_image_equals_its_tokens_or_it_is_refused(
+    family: str, processors: Folders
+) -> None:
+    """The counting functions of LLaVA-NeXT and Idefics3 are wrong for images with a height of 1 or
+    3.
     """
     seeing = load_processor(str(processors[family][1]))
     assert seeing.has_function == (family != "gemma3"), "Gemma 3 counts no token around an image"
     assert seeing.token == IMAGE_TOKEN[family]
     for size in [*SIZES, (1, 1), (3, 7), (4, 799), (10, 3000)]:
-        if isinstance(told := seeing.count(size), int):
-            assert told == seeing.count_by_trying(size)
+        if isinstance(count := seeing.count(size), int):
+            assert count == seeing.count_by_trying(size)
         else:
-            assert "refuses it" in told
+            assert "refuses it" in count
             assert min(size) < 28
 
 
-def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
+def test_a_run_has_one_counting_process_and_its_counts_are_kept(
     processors: Folders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
     monkeypatch.setattr(server, "try_to_ask", asked)
     open_processor.cache_clear()
     folder = str(processors["qwen"][1])
-    told = dict(zip(SIZES, map(load_processor(folder).count, SIZES), strict=True))
+    expected = dict(zip(SIZES, map(load_processor(folder).count, SIZES), strict=True))
     with server.share_server(), server.share_server():
         card = open_processor(folder)
         with ThreadPoolExecutor(3) as workers:
-            each = list(workers.map(lambda size: count_image_tokens(card.hash, [size]), SIZES))
-        assert each == [{size: told[size]} for size in SIZES]
+            counts_of_workers = list(
+                workers.map(lambda size: count_image_tokens(card.hash, [size]), SIZES)
+            )
+        assert counts_of_workers == [{size: expected[size]} for size in SIZES]
         (pid,) = server.server_pids()
         assert 100 << 20 < measure_pss(pid) < server.SERVER_BYTES * 1.2
-        assert count_image_tokens(card.hash, SIZES) == told
-        said = count_image_tokens(card.hash, [(10, 3000), SIZES[0]])
-        assert said[SIZES[0]] == told[SIZES[0]]
-        assert "refuses it: absolute aspect ratio" in str(said[10, 3000]), "the others are told"
-        (kept,) = (tmp_path / "processors").glob("*.counts")
-        assert [10, 3000] not in [size for *size, _ in json.loads(kept.read_text())]
+        assert count_image_tokens(card.hash, SIZES) == expected
+        answers = count_image_tokens(card.hash, [(10, 3000), SIZES[0]])
+        assert answers[SIZES[0]] == expected[SIZES[0]]
+        assert "refuses it: absolute aspect ratio" in str(answers[10, 3000]), "the others are told"
+        (stored,) = (tmp_path / "processors").glob("*.counts")
+        assert [10, 3000] not in [size for *size, _ in json.loads(stored.read_text())]
         with pytest.raises(MdsmixError, match="the processor fails"):
             server.ask_processor(Path(folder), {"sizes": 1})
     assert server.server_pids() == []
@@ -180,17 +188,17 @@ def test_a_run_has_one_process_that_counts_and_what_it_says_is_kept(
         os.kill(pid, 0)
     monkeypatch.setattr(server.sys, "executable", "false")
     monkeypatch.setattr(counts, "_counts", {})
-    assert count_image_tokens(card.hash, SIZES) == told, "they are kept"
+    assert count_image_tokens(card.hash, SIZES) == expected, "they are kept"
     with server.share_server(), pytest.raises(Unreachable, match="has ended, most likely"):
         count_image_tokens(card.hash, [(1000, 1000)])
     open_processor.cache_clear()  # what it knows lies in a folder of this test
 
 
-def test_a_loader_finds_the_processor_beside_the_streams_as_it_was_published(
+def test_a_loader_finds_the_published_processor_next_to_the_streams(
     tmp_path: Path, processors: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, folder = (shutil.copytree(of, tmp_path / of.name) for of in processors["llava_next"])
-    recipe = recipe_of(tmp_path, (words, folder))
+    recipe = write_recipe_of(tmp_path, (words, folder))
     run_recipe(recipe)
     (named,) = build_loader(rendered(recipe), 3)
     path = unnamed(recipe)
@@ -201,9 +209,9 @@ def test_a_loader_finds_the_processor_beside_the_streams_as_it_was_published(
     assert {file: file.stat() for file in home.iterdir()} == before, "nothing written"
     shutil.rmtree(folder)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "another"))
-    (found,) = build_loader(path, 3)
-    assert found.keys() == named.keys()
-    assert all(torch.equal(found[key], named[key]) for key in named)
+    (batch,) = build_loader(path, 3)
+    assert batch.keys() == named.keys()
+    assert all(torch.equal(batch[key], named[key]) for key in named)
     run_ok("check", path)
     with monkeypatch.context() as patched:
         patched.setattr(LoadedProcessor, "digest", property(lambda _: "0" * 32))
@@ -218,21 +226,24 @@ def test_a_loader_finds_the_processor_beside_the_streams_as_it_was_published(
     (home / "mdsmix.processor").unlink()
     with pytest.raises(MixRefused, match="there is no processor to expand them"):
         list(build_loader(path, 3))
-    assert "name the processor" in mdsmix("preview", path, "--gpus", "1", "--batch", "3").err
+    assert (
+        "the processor of see is unknown"
+        in mdsmix("preview", path, "--gpus", "1", "--batch", "3").err
+    )
 
 
 def test_the_processor_is_fetched_from_a_store(
     tmp_path: Path, processors: Folders, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "node")}
-    recipe = recipe_of(tmp_path, processors["qwen"], **at)
+    places = {"remote": f"s3://{bucket}/mix", "local": str(tmp_path / "node")}
+    recipe = write_recipe_of(tmp_path, processors["qwen"], **places)
     run_recipe(recipe)
-    path, root = rendered(recipe), locate(at["remote"])
+    path, root = rendered(recipe), locate(places["remote"])
     (home,) = [name for name in root.folders() if name.startswith("processor-")]
     assert f"processor: {tmp_path}/node/{home}" in Path(path).read_text()
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "another"))
-    (found,) = build_loader(path, 3)
-    assert found["pixel_values"].shape[0] == found["image_grid_thw"].prod(dim=1).sum()
+    (batch,) = build_loader(path, 3)
+    assert batch["pixel_values"].shape[0] == batch["image_grid_thw"].prod(dim=1).sum()
     for name, _ in (root / home).list(recursive=True):
         (root / home / name).delete()
     answer = mdsmix("check", path)
