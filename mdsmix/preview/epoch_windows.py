@@ -32,7 +32,7 @@ def sample_tokens(stream: StreamInMix, loader: Loader) -> float:
     """
     if not has_ids(stream):
         return UNKNOWN
-    tokens = count_tokens(stream, loader).kept / max(1, stream.index.samples)
+    tokens = count_tokens(stream, loader).in_rows / max(1, stream.index.samples)
     return mark_estimate(tokens, fixed_row_length(stream) is not None)
 
 

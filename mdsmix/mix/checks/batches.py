@@ -126,7 +126,8 @@ def epoch_too_small(mix: Mix) -> Findings:
     packing = 1.0
     if mix.train.reads_turns and is_number(ratio) and ratio:
         packing = float(ratio)
-    needed = int((batch or 0) * packing)
+    rows = batch or 0
+    needed = int(rows * packing)
     # The rule weights-none reports weights that are all 0.
     has_weight = not all(_is_off(stream) for stream in mix.train.streams)
     if has_weight and any(stream.samples for stream in epoch) and not drawn:

@@ -72,7 +72,7 @@ def measure_stream(
         samples=mark_estimate(samples, is_counted),
         drawn=mark_estimate(drawn, is_counted),
         delivered=mark_estimate(delivered, is_counted),
-        tokens=tokens.kept * passes,
+        tokens=tokens.in_rows * passes,
         trained=count_trained(stream, loader) * passes,
         cut=tokens.cut * passes,
     )
@@ -192,10 +192,10 @@ def _measure_mean(stream: StreamInMix, loader: Loader, unit: Unit, may_estimate:
     if unit == "samples":
         return Mean(Fraction(1), is_exact=True)
     if unit == "tokens":
-        total = count_tokens(stream, loader).kept
+        total = count_tokens(stream, loader).in_rows
         # Earlier commits did not count the EOS that the loader appends. A stream is not refused
         # because its EOS are estimated.
-        is_counted = not isinstance(count_stored_tokens(stream, loader).kept, Estimate)
+        is_counted = not isinstance(count_stored_tokens(stream, loader).in_rows, Estimate)
     else:
         total = count_trained(stream, loader)
         is_counted = not isinstance(total, Estimate)

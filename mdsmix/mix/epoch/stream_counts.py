@@ -114,7 +114,7 @@ def mean_longest_row(
 class TokenCount(NamedTuple):
     """Tokens of all samples of a stream."""
 
-    kept: float
+    in_rows: float
     "Tokens that the model sees."
     cut: float
     "Tokens that were cut off when converting, or that the loader cuts off."
@@ -125,7 +125,7 @@ def count_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
     the loader appends. They are UNKNOWN if the loader itself tokenizes.
     """
     stored = count_stored_tokens(stream, loader)
-    return stored._replace(kept=stored.kept + count_added_eos(stream, loader))
+    return stored._replace(in_rows=stored.in_rows + count_added_eos(stream, loader))
 
 
 def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
@@ -137,9 +137,9 @@ def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
     is_counted = not stream.survey
     fixed = fixed_row_length(stream)
     if fixed is not None:
-        kept = samples * min(fixed, limit)
+        in_rows = samples * min(fixed, limit)
         cut = samples * max(0, fixed - limit)
-        return TokenCount(mark_estimate(kept, is_counted), mark_estimate(cut, is_counted))
+        return TokenCount(mark_estimate(in_rows, is_counted), mark_estimate(cut, is_counted))
     if stream.trusted_manifest is None:
         lengths = read_head_turns(stream, loader).samples.lengths
         mean = np.minimum(lengths, limit).mean() if len(lengths) else UNKNOWN
@@ -147,8 +147,8 @@ def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
     totals = stream.trusted_manifest.totals
     if is_cut_as_converted(stream, loader):
         cut = totals.cut_tokens + totals.truncated_tokens
-        kept = totals.seen_tokens - totals.given_eos
-        return TokenCount(mark_estimate(kept, is_counted), mark_estimate(cut, is_counted))
+        in_rows = totals.seen_tokens - totals.given_eos
+        return TokenCount(mark_estimate(in_rows, is_counted), mark_estimate(cut, is_counted))
     histogram = expand_histogram(totals)
     cut_lengths = np.minimum(histogram.tokens, limit)
     tokens = float(histogram.tokens @ histogram.samples)
@@ -254,7 +254,7 @@ def estimate_lengths(stream: StreamInMix, loader: Loader) -> LengthHistogram | N
         mean_added_eos = float(count_added_eos(stream, loader)) / max(1, samples)
         tokens = np.minimum(histogram.tokens + mean_added_eos, loader.row_limit)
         return LengthHistogram(tokens, histogram.samples)
-    total = count_tokens(stream, loader).kept if samples else UNKNOWN
+    total = count_tokens(stream, loader).in_rows if samples else UNKNOWN
     if not is_known(total):
         return None
     # Not counted: the lengths are assumed to be distributed evenly from 0 to twice the mean.
