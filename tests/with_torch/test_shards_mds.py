@@ -22,9 +22,15 @@ from mdsmix.errors import Unreachable
 from mdsmix.ragged import Ragged
 from mdsmix.shards import shard_files
 from mdsmix.shards.codecs import find_codec
-from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index, read_index
-from mdsmix.shards.shard_files import (
+from mdsmix.shards.index import (
     HASH_ALGORITHM,
+    Shard,
+    StoredFile,
+    make_index,
+    parse_index,
+    read_index,
+)
+from mdsmix.shards.shard_files import (
     ShardLayout,
     lay_out_samples,
     make_shard,

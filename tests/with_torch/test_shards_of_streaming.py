@@ -48,7 +48,7 @@ def test_a_merged_index_is_read_like_any_other(merged: Path) -> None:
         each for each in run_checks(make_stream_mix([str(merged)])) if each.severity == "error"
     ]
     assert refused == []
-    rows = [stream.read(number)["tokens"].tolist() for number in range(10)]
+    rows = [stream.read_sample(number)["tokens"].tolist() for number in range(10)]
     by_streaming = first_tokens(loaded({"web": {"local": str(merged)}}, batch=1))
     assert sorted(row[0] for row in rows) == sorted(by_streaming)
 
