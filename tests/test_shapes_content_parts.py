@@ -14,7 +14,7 @@ from mdsmix.encode.forms import fit_tools
 from mdsmix.record import Conversation, RichConversation
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.image_parts import with_images
-from tests.test_encode_chat import VARIABLES, theirs
+from tests.test_encode_chat import VARIABLES, render_by_transformers
 from tests.tool_styles import KIMI_K3, QWEN_3, TOOLS
 
 USER = {"role": "user", "content": "2+3?"}
@@ -112,8 +112,12 @@ def test_messages_of_an_interface_are_rendered_as_their_plain_form(
     for tools in (TOOLS, None) if plain == [USER, ANSWER] else (TOOLS,):
         conversation = openai(written, tools)
         assert conversation.messages == plain
-        assert render(KIMI_K3, conversation) == theirs(KIMI_K3, plain, False, tools=tools)
-        assert render(QWEN_3, conversation) == theirs(QWEN_3, plain, False, tools=tools)
+        assert render(KIMI_K3, conversation) == render_by_transformers(
+            KIMI_K3, plain, False, tools=tools
+        )
+        assert render(QWEN_3, conversation) == render_by_transformers(
+            QWEN_3, plain, False, tools=tools
+        )
     with_pictures = with_images(SHAPES["openai"], ())
     record = {"messages": written, "tools": TOOLS}
     assert with_pictures.read(record, with_pictures.own_fields) == openai(plain)
@@ -136,14 +140,16 @@ def test_a_record_of_anthropic_is_rendered_as_its_plain_form() -> None:
             for prompt in ("Add.", [text("Add.", **CACHED)]):
                 conversation = openai(messages, json.dumps([tool]), system=prompt)
                 assert conversation.messages == [system, *PLAIN]
-                expected = theirs(QWEN_3, [system, *PLAIN], False, tools=plain_tools)
+                expected = render_by_transformers(
+                    QWEN_3, [system, *PLAIN], False, tools=plain_tools
+                )
                 assert '"parameters": {"type": "object"' in expected
                 assert render(QWEN_3, conversation) == expected
     flat = {"type": "function", **named, "parameters": schema, "strict": True}
     conversation = openai([system, *PLAIN], [flat], system="not read, since the list has one")
     assert conversation.messages == [system, *PLAIN]
     responses = [{"type": "function", "function": function | {"strict": True}}]
-    assert render(QWEN_3, conversation) == theirs(
+    assert render(QWEN_3, conversation) == render_by_transformers(
         QWEN_3, conversation.messages, False, tools=responses
     )
 
@@ -168,7 +174,9 @@ def test_empty_arguments_are_an_empty_object() -> None:
     for arguments in ("", " \n"):
         call = ADD | {"function": {"name": "add", "arguments": arguments}}
         conversation = openai([USER, {**CALLING, "tool_calls": [call]}])
-        assert render(QWEN_3, conversation) == theirs(QWEN_3, plain, False, tools=TOOLS)
+        assert render(QWEN_3, conversation) == render_by_transformers(
+            QWEN_3, plain, False, tools=TOOLS
+        )
 
 
 def test_results_of_sharegpt_may_be_objects() -> None:
@@ -229,7 +237,7 @@ def test_a_greeting_belongs_to_the_first_prompt() -> None:
             [greeting, USER, ANSWER, USER, ANSWER], [False, *[True] * 4]
         )
         [[(prompt, answer), _]] = render_rows(template, conversation, "reject")
-        assert prompt == theirs(QWEN_3, [greeting, USER], True)
+        assert prompt == render_by_transformers(QWEN_3, [greeting, USER], True)
         assert answer == "5<|im_end|>\n"
     assert openai([greeting, ANSWER], None) == "repeated_role"
     assert openai([greeting], None) == "too_few_messages"
@@ -248,7 +256,7 @@ def test_a_greeting_after_a_system_message_is_not_trained_either(leading: str) -
     conversation = openai([first, greeting, USER, ANSWER], None)
     assert conversation[:2] == ([first, plain, USER, ANSWER], [True, False, True, True])
     [[(prompt, answer)]] = render_rows(template, conversation, "reject")
-    assert prompt == theirs(QWEN_3, [first, plain, USER], True)
+    assert prompt == render_by_transformers(QWEN_3, [first, plain, USER], True)
     assert answer == "5<|im_end|>\n"
     # A call before the first question, its result and a greeting after it belong to the prompt too.
     conversation = openai([first, CALLING, RESULT, greeting, USER, ANSWER])
@@ -318,7 +326,9 @@ def test_calls_of_llama_factory_and_of_the_older_openai_interface_are_rendered_a
         ),
     ):
         conversation = openai(written)
-        assert render(QWEN_3, conversation) == theirs(QWEN_3, plain, False, tools=TOOLS)
+        assert render(QWEN_3, conversation) == render_by_transformers(
+            QWEN_3, plain, False, tools=TOOLS
+        )
         with_pictures = with_images(SHAPES["openai"], ())
         record = {"messages": written, "tools": TOOLS}
         assert with_pictures.read(record, with_pictures.own_fields) == conversation
@@ -348,7 +358,9 @@ def test_parallel_calls_in_neighbouring_messages_become_one_message() -> None:
         second = {"role": "assistant", "content": content, "tool_calls": [second_call]}
         conversation = openai([USER, first, second, RESULT, result, ANSWER])
         assert conversation.messages == plain
-        assert render(QWEN_3, conversation) == theirs(QWEN_3, plain, False, tools=TOOLS)
+        assert render(QWEN_3, conversation) == render_by_transformers(
+            QWEN_3, plain, False, tools=TOOLS
+        )
     bare = [{"type": "function", "function": call["function"]} for call in (ADD, second_call)]
     texts = [json.dumps(call["function"]) for call in bare]
     messages = [
