@@ -68,11 +68,11 @@ def test_every_command_that_is_named_is_one() -> None:
             assert options <= known[name], (page, words)
 
 
-def test_what_the_code_tells_stands_in_the_pages_as_it_tells_it() -> None:
+def test_generated_parts_of_pages_are_up_to_date() -> None:
     """`make tables` writes these parts; every command and every section of a recipe has one."""
     tables = runpy.run_path(str(ROOT / "docs/site/tables.py"))
     for page in tables["PAGES"]:
-        assert tables["renewed"](page.read_text("utf-8")) == page.read_text("utf-8"), page
+        assert tables["renew_page"](page.read_text("utf-8")) == page.read_text("utf-8"), page
     sections = (("commands", "command", COMMANDS), ("recipe", "keys", tables["SECTIONS"]))
     for page, kind, names in sections:
         page = (ROOT / f"docs/{page}.md").read_text("utf-8")

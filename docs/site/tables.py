@@ -1,8 +1,9 @@
-"""The parts of pages that the code itself tells: commands with their options, from Typer; a
-recipe's keys, from its fields; the checks, from their registry.
+"""The parts of pages that are made from the code: commands with their options, from Typer; a
+recipe's keys, from its fields; the checks and reason codes, from their tables; the stops of a
+conversion; and which tests belong to which package.
 
-A page holds each between `<!-- generated: NAME -->` and `<!-- end -->`. `make tables` writes them
-anew; tests/test_docs.py fails where a page says something else.
+A page has each between `<!-- generated: KIND NAME -->` and `<!-- end -->`. `make tables` writes
+them again; tests/test_docs.py fails if a page differs.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections import Counter
-from collections.abc import Iterator
+import runpy
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -21,28 +23,30 @@ import typer.main
 from mdsmix import recipe
 from mdsmix.cli.main import app
 from mdsmix.kinds.reasons import list_bad_reasons
-from mdsmix.mix.check import list_checks as registered
+from mdsmix.mix.check import list_checks
 from mdsmix.record import FILTERED
 
 ROOT = Path(__file__).parents[2]
+STOPS = runpy.run_path(str(ROOT / "docs/site/stops.py"))
 PAGES = [
-    *(ROOT / "docs" / name for name in ("commands.md", "recipe.md")),
-    *(ROOT / "mdsmix" / room / "README.md" for room in ("mix", "encode")),
+    *(ROOT / "docs" / name for name in ("commands.md", "recipe.md", "conversion-path.md")),
+    *(ROOT / "mdsmix" / package / "README.md" for package in ("mix", "encode")),
+    ROOT / "tests/README.md",
 ]
-TOLD_ONCE = ("recipe", "overrides", "as_json", "quiet")
-"Parameters of nearly every command: the head of the page tells them."
-ON_THE_MIX = ("mix", "budget", "count", "max_repeat", "temperature", "absolute", "train_loader")
-"Keys of a recipe that stand in the section on the mix."
-NOT_AGAIN = {
+DESCRIBED_ONCE = ("recipe", "overrides", "as_json", "quiet")
+"Parameters of nearly every command, which the head of the page describes."
+MIX_KEYS = ("mix", "budget", "count", "max_repeat", "temperature", "absolute", "train_loader")
+"Keys of a recipe that are listed in the section on the mix."
+NOT_CONVERTED_AGAIN = {
     *("Recipe.max_bad", "Recipe.publish", "Recipe.remote", "Recipe.local", "Recipe.shared"),
     *("Recipe.mdsmix_on_nodes", "TokenizerSpec.backend", "SourceSpec.path", "ImagesSpec.root"),
     *("StreamSpec.expected_mean_tokens", "StreamSpec.duplicates", "StreamSpec.split"),
     *("StreamSpec.source", "StreamSpec.remote", "StreamSpec.local"),
-    *(f"Recipe.{name}" for name in ON_THE_MIX),
+    *(f"Recipe.{name}" for name in MIX_KEYS),
     *("WeightSpec.repeat", "WeightSpec.proportion", "WeightSpec.choose", "WeightSpec.share"),
 }
-"""Keys whose change converts nothing again; tests/test_docs.py compares them with the keys of work
-units.
+"""Keys that can be changed without converting anything again; tests/test_docs.py compares them with
+the keys of work units.
 """
 SECTIONS = {
     "top": [("Recipe", ""), ("TokenizerSpec", "tokenizer.")],
@@ -54,140 +58,249 @@ SECTIONS = {
 BLOCK = re.compile(r"(<!-- generated: (\w+) ([\w-]+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 
-def command(name: str) -> Iterator[str]:
-    """Usage, help and options of a command; those that another has too are only named."""
-    found, shared = _commands()[name], _shared()
-    usage = " ".join(str(a.metavar) for a in found.params if a.param_type_name == "argument")
-    yield from (f"`mdsmix {name} {usage}`", "", _told(found.help), "")
-    named = [each for each in _params(found) if _line(each) not in shared]
-    yield from (f"- {_line(each)}" for each in named)
-    also = [_named(each) for each in _params(found) if _line(each) in shared and _is_option(each)]
-    if also:
-        yield f"- {', '.join(also)}: as [above](#everywhere)."
+def describe_command(name: str) -> Iterator[str]:
+    """Yield the usage, help and options of a command. Options that other commands have too are only
+    named.
+    """
+    command = _commands()[name]
+    shared = _shared_lines()
+    usage = " ".join(str(a.metavar) for a in command.params if a.param_type_name == "argument")
+    yield f"`mdsmix {name} {usage}`"
+    yield ""
+    yield _one_line(command.help)
+    yield ""
+    options_elsewhere = []
+    for parameter in _parameters(command):
+        line = _parameter_line(parameter)
+        if line not in shared:
+            yield f"- {line}"
+        elif _is_option(parameter):
+            options_elsewhere.append(_parameter_name(parameter))
+    if options_elsewhere:
+        yield f"- {', '.join(options_elsewhere)}: as [above](#everywhere)."
 
 
-def shared(_: str) -> Iterator[str]:
-    """Arguments and options that several commands have."""
-    yield from (f"- {line}" for line in _shared())
+def describe_shared(_: str) -> Iterator[str]:
+    """Yield the arguments and options that several commands have."""
+    yield from (f"- {line}" for line in _shared_lines())
 
 
-def _shared() -> list[str]:
-    lines = [_line(each) for found in _commands().values() for each in _params(found)]
-    return sorted(line for line, times in Counter(lines).items() if times > 1)
+def _shared_lines() -> list[str]:
+    lines = Counter[str]()
+    for command in _commands().values():
+        lines.update(_parameter_line(parameter) for parameter in _parameters(command))
+    return sorted(line for line, count in lines.items() if count > 1)
 
 
 def _commands() -> dict[str, Any]:
     return typer.main.get_command(app).commands  # type: ignore[attr-defined, no-any-return]
 
 
-def _params(found: Any) -> list[Any]:
-    """Arguments first."""
-    return sorted((p for p in found.params if p.name not in TOLD_ONCE), key=_is_option)
+def _parameters(command: Any) -> list[Any]:
+    """Return the parameters to describe, arguments before options."""
+    described = [p for p in command.params if p.name not in DESCRIBED_ONCE]
+    return sorted(described, key=_is_option)
 
 
-def _is_option(each: Any) -> bool:
-    return bool(each.param_type_name == "option")
+def _is_option(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "option")
 
 
-def _line(each: Any) -> str:
-    return f"{_named(each)}: {_told(each.help)}{_default(each)}"
+def _parameter_line(parameter: Any) -> str:
+    name = _parameter_name(parameter)
+    return f"{name}: {_one_line(parameter.help)}{_parameter_default(parameter)}"
 
 
-def _named(each: Any) -> str:
-    if each.param_type_name == "argument":
-        return f"`{each.metavar}`"
-    *short, last = sorted((*each.opts, *each.secondary_opts), key=len)
-    value = "" if each.is_flag else f" {each.metavar or 'N'}"
-    return ", ".join(f"`{name}`" for name in (*short, last + value))
+def _parameter_name(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.metavar}`"
+    *short, long = sorted((*parameter.opts, *parameter.secondary_opts), key=len)
+    value = "" if parameter.is_flag else f" {parameter.metavar or 'N'}"
+    return ", ".join(f"`{name}`" for name in (*short, long + value))
 
 
-def _default(each: Any) -> str:
-    shown = getattr(each, "show_default", False)
+def _parameter_default(parameter: Any) -> str:
+    shown = getattr(parameter, "show_default", False)
     if isinstance(shown, str):
         return f" Default: {shown}."
-    is_value = (
-        shown and isinstance(each.default, (int, float, str)) and not isinstance(each.default, bool)
-    )
-    return f" Default: `{each.default}`." if is_value else ""
+    default = parameter.default
+    is_value = isinstance(default, (int, float, str)) and not isinstance(default, bool)
+    return f" Default: `{default}`." if shown and is_value else ""
 
 
-def _told(text: str | None) -> str:
+def _one_line(text: str | None) -> str:
     return " ".join((text or "").split()).replace("<", "&lt;")
 
 
-def checks(_: str) -> Iterator[str]:
-    """What `mdsmix check` looks for, and what would come of it."""
-    for each in registered():
-        yield f"- `{each.id}`, {each.severity}: {_told(each.why)}"
+def describe_checks(_: str) -> Iterator[str]:
+    """Yield each check with its severity and what happens if it is ignored."""
+    for check in list_checks():
+        yield f"- `{check.id}`, {check.severity}: {_one_line(check.why)}"
 
 
-def reasons(becomes: str) -> Iterator[str]:
-    """Why a record becomes no sample."""
-    explanations = list_bad_reasons() if becomes == "bad" else FILTERED
+def describe_reasons(fate: str) -> Iterator[str]:
+    """Yield the reason codes of bad records (`bad`) or of filtered ones."""
+    explanations = list_bad_reasons() if fate == "bad" else FILTERED
     for code, text in explanations.items():
-        yield f"- `{code}`: {_told(text)}"
+        yield f"- `{code}`: {_one_line(text)}"
 
 
-def keys(section: str) -> Iterator[str]:
-    """The keys of a section of the recipe: what the fields of its dataclasses say."""
-    for name, prefix in SECTIONS[section]:
-        told, types = _told_of_fields(name), get_type_hints(getattr(recipe, name))
-        for each in fields(getattr(recipe, name)):
-            is_here = name != "Recipe" or (each.name in ON_THE_MIX) == (section == "mix")
-            if is_here and "set by" not in each.metadata:
-                again = "" if f"{name}.{each.name}" in NOT_AGAIN else "**●** "
-                what = _whom(each, told[each.name]) + _words(types[each.name], told[each.name])
-                yield f"- {again}`{prefix}{each.name}`: {what}{_default_of(each)}"
+def describe_keys(section: str) -> Iterator[str]:
+    """Yield the keys of a section of the recipe, from the fields of its dataclasses."""
+    for class_name, prefix in SECTIONS[section]:
+        spec = getattr(recipe, class_name)
+        texts = _texts_of_fields(class_name)
+        types = get_type_hints(spec)
+        for field in fields(spec):
+            is_here = class_name != "Recipe" or (field.name in MIX_KEYS) == (section == "mix")
+            if not is_here or "set by" in field.metadata:
+                continue
+            text = texts[field.name]
+            mark = "" if f"{class_name}.{field.name}" in NOT_CONVERTED_AGAIN else "**●** "
+            description = _with_kinds(field, text) + _list_values(types[field.name], text)
+            yield f"- {mark}`{prefix}{field.name}`: {description}{_field_default(field)}"
 
 
-def _told_of_fields(name: str) -> dict[str, str]:
-    """The text below each field of a class."""
-    [found] = ast.parse(inspect.getsource(getattr(recipe, name))).body
-    assert isinstance(found, ast.ClassDef)
-    pairs = zip(found.body, found.body[1:], strict=False)
-    return {
-        one.target.id: " ".join(text.value.value.split())
-        for one, text in pairs
-        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-        if isinstance(text.value.value, str)
-    }
+def _texts_of_fields(class_name: str) -> dict[str, str]:
+    """Map each field of a class to the string below it."""
+    [tree] = ast.parse(inspect.getsource(getattr(recipe, class_name))).body
+    assert isinstance(tree, ast.ClassDef)
+    texts = {}
+    for statement, following in zip(tree.body, tree.body[1:], strict=False):
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+            continue
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+            text = following.value.value
+            if isinstance(text, str):
+                texts[statement.target.id] = " ".join(text.split())
+    return texts
 
 
-def _whom(each: Field[Any], told: str) -> str:
-    """The text of a key, with the kind of stream to which it means something."""
-    whom = each.metadata.get("only of", "")
-    return (
-        f"{whom.capitalize()}: {told[0].lower()}{told[1:]}"
-        if whom and each.name != "images"
-        else told
-    )
+def _with_kinds(field: Field[Any], text: str) -> str:
+    """Return a key's text after the kinds of stream for which the key means something."""
+    kinds = field.metadata.get("only of", "")
+    if not kinds or field.name == "images":
+        return text
+    return f"{kinds.capitalize()}: {text[0].lower()}{text[1:]}"
 
 
-def _words(written: Any, told: str) -> str:
-    """The words that a key takes, where its text does not name them."""
-    words = [word for one in (written, *get_args(written)) for word in get_args(one)]
-    words = [word for word in words if isinstance(word, str) and f"`{word}`" not in told]
-    return f" One of {', '.join(f'`{word}`' for word in words)}." if len(words) > 1 else ""
+def _list_values(annotation: Any, text: str) -> str:
+    """Return the values that a key takes, if its text does not name them."""
+    values = []
+    for part in (annotation, *get_args(annotation)):
+        for value in get_args(part):
+            if isinstance(value, str) and f"`{value}`" not in text:
+                values.append(value)
+    return f" One of {', '.join(f'`{value}`' for value in values)}." if len(values) > 1 else ""
 
 
-def _default_of(each: Field[Any]) -> str:
-    if each.default is MISSING or each.default is None:
+def _field_default(field: Field[Any]) -> str:
+    default = field.default
+    if default is MISSING or default is None:
         return ""
-    if each.default == "\n":
+    if default == "\n":
         return " Default: a line break."
-    shown = str(each.default).lower() if isinstance(each.default, bool) else each.default
+    shown = str(default).lower() if isinstance(default, bool) else default
     return f" Default: `{shown}`."
 
 
-KINDS = {"command": command, "shared": shared, "keys": keys, "checks": checks, "reasons": reasons}
+def describe_stops(_: str) -> Iterator[str]:
+    """Yield the table of the stops of a conversion."""
+    yield from STOPS["list_rows"]()
 
 
-def renewed(page: str) -> str:
-    """The page with each generated part as the code tells it today."""
-    return BLOCK.sub(lambda m: m[1] + "\n".join(KINDS[m[2]](m[3])) + "\n" + m[4], page)
+TESTS_OF_SEVERAL = {
+    "abuse": "sources shards recipe",
+    "browser": "report",
+    "docs": "cli",
+    "e2e": "conversion storage sources",
+    "foundry": "encode kinds load",
+    "package": "cli",
+    "ray": "engines",
+    "stores": "storage",
+    "today": "tokenizer load",
+    "vocabularies": "tokenizer encode",
+    "test_conversion_budget": "conversion estimate",
+    "test_docs": "cli recipe",
+    "test_earlier": "conversion shards",
+    "test_house": "",
+    "test_house_extensions": "shapes sources shards",
+    "test_mix_plan": "mix estimate",
+    "test_recipe_changed": "mix recipe",
+    "test_rules": "foundry_yaml mix",
+    "with_torch/test_cache_window": "mix load",
+    "with_torch/test_golden_rows": "kinds encode",
+    "with_torch/test_preferences": "kinds shapes",
+    "with_torch/test_starters": "cli",
+    "with_torch/test_tokenizers": "tokenizer encode",
+    "with_torch/test_transformers_five": "tokenizer processor",
+    "with_torch/test_whole_way": "cli conversion load",
+    "with_torch/test_processor_proof": "processor",
+}
+"Folders and files of tests whose names do not begin with their package -> their packages."
+
+
+def describe_tests(_: str) -> Iterator[str]:
+    """Yield a table of the packages with the files of their tests.
+
+    Raises LookupError if a test file belongs to no package.
+    """
+    tests_by_package = defaultdict[str, dict[str, None]](dict)
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        name = path.relative_to(ROOT / "tests").with_suffix("").as_posix()
+        folder = name.partition("/")[0]
+        link = f"[{name.replace('test_', '')}]({name}.py)"
+        if folder != name and folder in TESTS_OF_SEVERAL:
+            link = f"[{folder}/]({folder})"
+        for package in _packages_of_test(name):
+            tests_by_package[package][link] = None
+    yield "| package | tests |"
+    yield "|---|---|"
+    for package, tests in sorted(tests_by_package.items()):
+        link = (
+            f"../mdsmix/{package}"
+            if (ROOT / "mdsmix" / package).is_dir()
+            else f"../mdsmix/{package}.py"
+        )
+        yield f"| [{package}]({link}) | {', '.join(tests)} |"
+
+
+def _packages_of_test(name: str) -> list[str]:
+    folder = name.partition("/")[0]
+    for key in (name, folder):
+        if key in TESTS_OF_SEVERAL:
+            return TESTS_OF_SEVERAL[key].split()
+    words = name.rpartition("/")[2].removeprefix("test_").split("_")
+    for count in range(len(words), 0, -1):
+        package = "_".join(words[:count])
+        folder_path = ROOT / "mdsmix" / package
+        if folder_path.is_dir() or folder_path.with_suffix(".py").is_file():
+            return [package]
+    raise LookupError(f"tests/{name}.py belongs to no package: add it to TESTS_OF_SEVERAL")
+
+
+DESCRIPTIONS: dict[str, Callable[[str], Iterator[str]]] = {
+    "command": describe_command,
+    "shared": describe_shared,
+    "keys": describe_keys,
+    "checks": describe_checks,
+    "reasons": describe_reasons,
+    "stops": describe_stops,
+    "tests": describe_tests,
+}
+
+
+def renew_page(page: str) -> str:
+    """Return the page with each generated part as the code gives it now."""
+
+    def renew_block(block: re.Match[str]) -> str:
+        lines = DESCRIPTIONS[block[2]](block[3])
+        return block[1] + "\n".join(lines) + "\n" + block[4]
+
+    return BLOCK.sub(renew_block, page)
 
 
 if __name__ == "__main__":
     for path in PAGES:
-        path.write_text(renewed(path.read_text("utf-8")), "utf-8")
+        path.write_text(renew_page(path.read_text("utf-8")), "utf-8")
+    STOPS["PICTURE"].write_text(STOPS["draw"](), "utf-8")
