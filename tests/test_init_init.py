@@ -1,6 +1,4 @@
-"""The whole of `mdsmix init`: a recipe that converts and may be mixed, and one sentence where there
-is none.
-"""
+"""`mdsmix init` writes a recipe that converts and can be mixed, or says in one sentence why not."""
 
 from __future__ import annotations
 
@@ -15,11 +13,11 @@ import pytest
 
 from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
-from tests.converting import Answer, done, manifest_of, mdsmix, write_jsonl
+from tests.converting import Answer, manifest_of, mdsmix, run_ok, write_jsonl
 from tests.styles import train_style
 from tests.tool_styles import QWEN_2_5
 
-SAYS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
+MESSAGES = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
 
 
 @pytest.fixture
@@ -30,14 +28,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def data(home: Path) -> Path:
-    """Files of several shapes, and what is none."""
-    folder, asked = home / "data", {"qa": {"question": "a?", "answer": "b"}}
+    """Files of several shapes, and files that are not data."""
+    folder = home / "data"
+    question = {"qa": {"question": "a?", "answer": "b"}}
     for name, records in {
         "web/part-0": [{"text": "some words", "url": "u"}] * 60,
         "web/part-1": [{"text": "other words", "url": "u"}] * 60,
-        "chat/train": [{"messages": SAYS}] * 5,
-        "chat/test": [{"messages": SAYS}],
-        "faq": [*[asked] * 10, {"qa": {}}],
+        "chat/train": [{"messages": MESSAGES}] * 5,
+        "chat/test": [{"messages": MESSAGES}],
+        "faq": [*[question] * 10, {"qa": {}}],
         "odd": [{"html": "<p>", "score": 1}],
         "empty": [],
     }.items():
@@ -51,14 +50,14 @@ def init(tokenizer: Path, *arguments: object) -> Answer:
     return mdsmix("init", *arguments, "--tokenizer", tokenizer)
 
 
-def written(tokenizer: Path, *arguments: object) -> tuple[Answer, str]:
-    """What init says, and the recipe that it wrote."""
-    answer = done("init", *arguments, "--tokenizer", tokenizer, "-o", "recipe.yaml")
+def write_recipe(tokenizer: Path, *arguments: object) -> tuple[Answer, str]:
+    """Run init; return its answer and the text of the recipe."""
+    answer = run_ok("init", *arguments, "--tokenizer", tokenizer, "-o", "recipe.yaml")
     return answer, Path("recipe.yaml").read_text()
 
 
-def test_the_recipe_converts_as_it_is_and_may_be_mixed(data: Path, tokenizer_folder: Path) -> None:
-    answer, text = written(tokenizer_folder, "data")
+def test_the_recipe_converts_as_it_is_and_can_be_mixed(data: Path, tokenizer_folder: Path) -> None:
+    answer, text = write_recipe(tokenizer_folder, "data")
     assert "⟨<|im_start|>⟩assistant\n⟦This one.⟨<|im_end|>⟩\n⟧" in answer.out
     assert "wrote recipe.yaml" in answer.out
     for sentence in (
@@ -75,17 +74,19 @@ def test_the_recipe_converts_as_it_is_and_may_be_mixed(data: Path, tokenizer_fol
     assert re.search(r"# 2 files, [\d,]+ bytes; records tried: 100, written: 100\n", text)
     assert "quarantined: 1 missing_field" in text
     assert "    layout: document    # " in text
-    done("convert", "recipe.yaml")
-    places = [f"mix/{s.name}/{s.split}" for s in open_recipe("recipe.yaml").sourced]
-    found = {place: manifest_of(place).records for place in sorted(places)}
-    read = {place: (records.read, records.written) for place, records in found.items()}
+    run_ok("convert", "recipe.yaml")
+    folders = [f"mix/{s.name}/{s.split}" for s in open_recipe("recipe.yaml").sourced]
+    counts = dict[str, tuple[int, int]]()
+    for folder in sorted(folders):
+        records = manifest_of(folder).records
+        counts[folder] = (records.read, records.written)
     trained = {"mix/chat/train": (5, 5), "mix/faq/train": (11, 10), "mix/web/train": (120, 120)}
-    assert read == {"mix/chat-test/test": (1, 1), **trained}
-    done("check", "recipe.yaml")
+    assert counts == {"mix/chat-test/test": (1, 1), **trained}
+    run_ok("check", "recipe.yaml")
     again = init(tokenizer_folder, ".", "-o", "other.yaml")
-    assert f"published streams were ignored: {', '.join(read)}" in again.err
+    assert f"published streams were ignored: {', '.join(counts)}" in again.err
     streams = open_recipe("recipe.yaml").streams
-    assert open_recipe("other.yaml").streams == streams, "what was published is no data"
+    assert open_recipe("other.yaml").streams == streams, "published streams are not data"
 
 
 def test_without_a_file_the_recipe_goes_to_stdout(data: Path, tokenizer_folder: Path) -> None:
@@ -94,15 +95,15 @@ def test_without_a_file_the_recipe_goes_to_stdout(data: Path, tokenizer_folder: 
     recipe = open_recipe("recipe.yaml")
     assert (recipe.remote, list(recipe.streams)) == ("s3://bucket/mix", ["web"])
     assert "the first record" in answer.err
-    told = json.loads(init(tokenizer_folder, "data/faq.jsonl", "--json").out)["streams"]["faq"]
-    assert told["quarantined"] == {"missing_field": 1}
+    shown = json.loads(init(tokenizer_folder, "data/faq.jsonl", "--json").out)["streams"]["faq"]
+    assert shown["quarantined"] == {"missing_field": 1}
     refused = init(tokenizer_folder, "data/faq.jsonl", "-o", "recipe.yaml")
     assert (refused.code, "exists already: pass --replace" in refused.err) == (2, True)
     assert Path("recipe.yaml").read_text() == answer.out
-    assert "faq:" in written(tokenizer_folder, "data/faq.jsonl", "--replace")[1]
+    assert "faq:" in write_recipe(tokenizer_folder, "data/faq.jsonl", "--replace")[1]
 
 
-def test_media_that_are_not_read_are_not_trained_as_text(
+def test_media_that_cannot_be_read_are_not_trained_as_text(
     home: Path, tokenizer_folder: Path
 ) -> None:
     """A stream of audio is left out; a rare placeholder is a warning with its number."""
@@ -113,7 +114,7 @@ def test_media_that_are_not_read_are_not_trained_as_text(
 
     write_jsonl(home / "heard.jsonl", [chat("<audio>Who speaks?") | {"audios": ["a.wav"]}] * 9)
     write_jsonl(home / "mixed.jsonl", [chat("Who?")] * 19 + [chat("<video>Who?")])
-    answer, text = written(tokenizer_folder, "heard.jsonl", "mixed.jsonl")
+    answer, text = write_recipe(tokenizer_folder, "heard.jsonl", "mixed.jsonl")
     assert [*open_recipe("recipe.yaml").streams] == ["mixed"]
     assert "# left out: records tried: 9, written: 9; 9 of these contain <audio>" in text
     assert "heard is left out: " in answer.err
@@ -123,14 +124,16 @@ def test_media_that_are_not_read_are_not_trained_as_text(
     assert f"WARNING: {warning}" in answer.err
 
 
-def test_files_of_odd_names_and_without_a_suffix(home: Path, tokenizer_folder: Path) -> None:
+def test_files_with_odd_names_or_without_a_suffix_convert(
+    home: Path, tokenizer_folder: Path
+) -> None:
     name = "a: [x] ${y} #1*.jsonl"
     write_jsonl(home / name, [{"text": "some words"}] * 9)
     write_jsonl(home / "a: x ${y} #1_.jsonl", [{"no": "text"}])
     write_jsonl(home / "dump", [{"text": "some words"}] * 9)
-    _, text = written(tokenizer_folder, name, "dump")
+    _, text = write_recipe(tokenizer_folder, name, "dump")
     assert "format: jsonl" in text
-    done("convert", "recipe.yaml")
+    run_ok("convert", "recipe.yaml")
     for stream in ("a_x_y", "dump"):
         assert manifest_of(home / f"mix/{stream}/train").records.written == 9
 
@@ -211,16 +214,18 @@ REFUSED: dict[str, tuple[str, int, str]] = {
 }
 
 
-def test_where_there_is_no_recipe_one_sentence_says_why(home: Path, tokenizer_folder: Path) -> None:
-    for name, (content, code, said) in REFUSED.items():
+def test_files_that_give_no_recipe_are_refused_in_one_sentence(
+    home: Path, tokenizer_folder: Path
+) -> None:
+    for name, (content, code, message) in REFUSED.items():
         if name and name != "gone.jsonl":
             Path(name).write_bytes(content.encode("latin-1"))
         answer = init(tokenizer_folder, *([name] if name else []), "-o", "recipe.yaml")
         assert (answer.code, answer.err.count("\n")) == (code, 1), name
-        assert said in answer.err
-    itself = init(tokenizer_folder, tokenizer_folder)
-    assert itself.code == 2
-    assert f"not data by their names: ../{tokenizer_folder.name}/" in itself.err
+        assert message in answer.err
+    answer = init(tokenizer_folder, tokenizer_folder)
+    assert answer.code == 2
+    assert f"not data by their names: ../{tokenizer_folder.name}/" in answer.err
     write_jsonl(home / "a.jsonl", [{"text": "a"}])
     unknown = init(Path("./no_tokenizer"), "a.jsonl", "-o", "recipe.yaml")
     assert unknown.code == 4
@@ -228,46 +233,50 @@ def test_where_there_is_no_recipe_one_sentence_says_why(home: Path, tokenizer_fo
     assert not Path("recipe.yaml").exists()
 
 
-def test_in_a_bucket(data: Path, tokenizer_folder: Path, bucket: str) -> None:
-    place = f"s3://{bucket}/data"
+def test_sources_in_a_bucket_are_named_by_their_urls(
+    data: Path, tokenizer_folder: Path, bucket: str
+) -> None:
+    url = f"s3://{bucket}/data"
     for name in ("faq.jsonl", "web/part-0.jsonl", "web/part-1.jsonl"):
-        locate(f"{place}/{name}").write((data / name).read_bytes())
-    written(tokenizer_folder, place)
+        locate(f"{url}/{name}").write((data / name).read_bytes())
+    write_recipe(tokenizer_folder, url)
     sources: Any = {s.name: s.source.path for s in open_recipe("recipe.yaml").sourced}
-    assert sources == {"faq": [f"{place}/faq.jsonl"], "web": [f"{place}/web/part-*.jsonl"]}
+    assert sources == {"faq": [f"{url}/faq.jsonl"], "web": [f"{url}/web/part-*.jsonl"]}
 
 
-def test_a_tokenizer_without_eos_or_template(data: Path, tokenizer_folder: Path) -> None:
+def test_a_recipe_fits_a_tokenizer_without_eos_or_template(
+    data: Path, tokenizer_folder: Path
+) -> None:
     bare = shutil.copytree(tokenizer_folder, data.parent / "bare")
     config = json.loads((bare / "tokenizer_config.json").read_text()) | {"model_max_length": 64}
-    left = {key: config[key] for key in config if key not in ("eos_token", "chat_template")}
-    (bare / "tokenizer_config.json").write_text(json.dumps(left))
-    answer, text = written(bare, "data")
+    reduced = {key: config[key] for key in config if key not in ("eos_token", "chat_template")}
+    (bare / "tokenizer_config.json").write_text(json.dumps(reduced))
+    answer, text = write_recipe(bare, "data")
     assert "WARNING: the tokenizer has no chat template, so conversations are" in answer.err
-    assert "chat template" not in init(bare, "data/web").err, "no conversation is in it"
+    assert "chat template" not in init(bare, "data/web").err, "it has no conversations"
     assert "tokenizer: ./bare\n" in text
     assert "max_seq_len: 64    # tokens of a row; the tokenizer's model_max_length\n" in text
     assert "add_eos: false    # the tokenizer has no EOS" in text
-    done("convert", "recipe.yaml")
+    run_ok("convert", "recipe.yaml")
 
 
 def test_records_of_anthropic_become_a_recipe(home: Path, tmp_path: Path) -> None:
     use = {"type": "tool_use", "id": "c1", "name": "add", "input": {"of": [2, 3]}}
-    gave = {"type": "tool_result", "tool_use_id": "c1", "content": "5"}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "5"}
     messages = [
         {"role": "user", "content": "2+3?"},
         {"role": "assistant", "content": [{"type": "text", "text": "Let me see."}, use]},
-        {"role": "user", "content": [gave]},
+        {"role": "user", "content": [result]},
         {"role": "assistant", "content": [{"type": "text", "text": "5"}]},
     ]
     tools = [{"name": "add", "description": "Adds", "input_schema": {"type": "object"}}]
     record = {"system": "Add.", "messages": messages, "tools": tools}
     write_jsonl(home / "anthropic.jsonl", [record] * 9)
     tokenizer = train_style(tmp_path / "tools", "plain", QWEN_2_5)
-    _, text = written(tokenizer, "anthropic.jsonl")
+    _, text = write_recipe(tokenizer, "anthropic.jsonl")
     assert "messages: messages" in text
-    done("convert", "recipe.yaml", "special_tokens_in_text=allow")
-    shown = done("inspect", "mix/anthropic/train", "-n", 1).out
+    run_ok("convert", "recipe.yaml", "special_tokens_in_text=allow")
+    shown = run_ok("inspect", "mix/anthropic/train", "-n", 1).out
     assert '"parameters": {"type": "object"}' in shown
     assert "Add." in shown
     assert "⟦5" in shown

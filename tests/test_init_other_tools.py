@@ -1,5 +1,5 @@
-"""A mixture file, and LLaMA-Factory's dataset_info.json, become recipes; each side is told what the
-other lacks.
+"""A mixture file and LLaMA-Factory's dataset_info.json become recipes. Entries without
+files, and files without an entry, are reported.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ TOOLS = json.dumps(
     ]
 )
 CALL = {"name": "weather", "arguments": json.dumps({"city": "Ulm"})}
-TALK = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
+CONVERSATION = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
 CALLED = [
-    TALK[0],
+    CONVERSATION[0],
     {"from": "function_call", "value": json.dumps(CALL)},
     {"from": "observation", "value": "{}"},
-    TALK[1],
+    CONVERSATION[1],
 ]
 OPENAI = [
     {"role": "user", "content": "weather?"},
@@ -54,7 +54,7 @@ FILES: dict[str, list[dict[str, Any]]] = {
         {"instruction": "add", "input": f"{n} and 1", "output": f"{n + 1}"} for n in range(4)
     ],
     "glaive.json": [{"conversations": CALLED, "tools": TOOLS}] * 3
-    + [{"conversations": TALK, "tools": "[]"}],
+    + [{"conversations": CONVERSATION, "tools": "[]"}],
     "openai.jsonl": [
         {"messages": OPENAI, "tools": [{"type": "function", "function": json.loads(TOOLS)[0]}]}
     ]
@@ -141,8 +141,8 @@ INFO: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
         6,
     ),
 }
-"Entry -> what it says, the source that its stream gets, and its records."
-LEFT: dict[str, tuple[Any, str]] = {
+"Entry -> its content, the source of its stream, and its number of records."
+SKIPPED: dict[str, tuple[Any, str]] = {
     "dpo": (
         {
             "file_name": "x.json",
@@ -183,7 +183,7 @@ LEFT: dict[str, tuple[Any, str]] = {
 
 @pytest.fixture
 def info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A dataset_info.json of all entries, in a folder of the current one."""
+    """Write a dataset_info.json of all entries and its files, in a folder of the current one."""
     monkeypatch.chdir(tmp_path)
     for name, records in FILES.items():
         path = write_jsonl(tmp_path / "LF" / name, records)
@@ -191,18 +191,18 @@ def info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             path.write_text(json.dumps(records, indent=2))
     (tmp_path / "LF/wiki.txt").write_text("".join(f"Title {n}\n\n" for n in range(6)))
     path = tmp_path / "LF/dataset_info.json"
-    path.write_text(json.dumps({name: entry for name, (entry, *_) in (INFO | LEFT).items()}))  # type: ignore[operator]
+    path.write_text(json.dumps({name: entry for name, (entry, *_) in (INFO | SKIPPED).items()}))  # type: ignore[operator]
     return path
 
 
-def test_an_entry_is_a_stream_or_is_told_by_name(info: Path) -> None:
-    said: list[Any] = []
-    drafts = {d.name: d for d in read_dataset_info(str(info), [], info.parent.parent, said)}
+def test_an_entry_becomes_a_stream_or_is_reported_by_name(info: Path) -> None:
+    notices: list[Any] = []
+    drafts = {d.name: d for d in read_dataset_info(str(info), [], info.parent.parent, notices)}
     for name, (entry, source, _) in INFO.items():
         file = {"path": [f"LF/{entry['file_name']}"]}
         assert drafts.pop(name).source == file | source, name
     assert not drafts
-    for line, (name, (_, words)) in zip(map(str, said), LEFT.items(), strict=True):
+    for line, (name, (_, words)) in zip(map(str, notices), SKIPPED.items(), strict=True):
         assert line.startswith(f"{name}: ")
         assert words in line
     for content, names, words in (
@@ -212,21 +212,21 @@ def test_an_entry_is_a_stream_or_is_told_by_name(info: Path) -> None:
     ):
         info.write_text(content)
         with pytest.raises(RecipeError, match=re.escape(words)):
-            read_dataset_info(str(info), names, info.parent, said)
+            read_dataset_info(str(info), names, info.parent, notices)
     with pytest.raises(RecipeError, match="no such file"):
-        read_dataset_info("gone.json", [], info.parent, said)
+        read_dataset_info("gone.json", [], info.parent, notices)
 
 
-def test_the_file_alone_is_as_the_option(info: Path, tokenizer_folder: Path) -> None:
-    more = ("--tokenizer", tokenizer_folder)
-    alone, option = mdsmix("init", info, *more), mdsmix("init", "--dataset-info", info, *more)
+def test_the_file_alone_means_the_option(info: Path, tokenizer_folder: Path) -> None:
+    options = ("--tokenizer", tokenizer_folder)
+    alone, option = mdsmix("init", info, *options), mdsmix("init", "--dataset-info", info, *options)
     assert (alone.code, alone) == (0, option)
     assert "  alpaca:" in alone.out
 
 
 def test_one_recipe_converts_all_files(info: Path, tokenizer_folder: Path) -> None:
-    """By a tokenizer whose template prints tools; by one that prints none these streams are
-    comments with the reason.
+    """The template of the first tokenizer prints tools. The second does not, so streams with tools
+    are comments with the reason.
     """
     command = ("init", *INFO, "--dataset-info", info, "--tokenizer")
     tooled = shutil.copytree(tokenizer_folder, Path("tooled"))
@@ -243,7 +243,7 @@ def test_one_recipe_converts_all_files(info: Path, tokenizer_folder: Path) -> No
     answer = mdsmix(*command, tokenizer_folder, "-o", "toolless.yaml")
     text, names = Path("toolless.yaml").read_text(), {"glaive", "openai", "tooled"}
     for name in names:
-        line = next(each for each in answer.err.splitlines() if each.startswith(f"{name} is left"))
+        line = next(line for line in answer.err.splitlines() if line.startswith(f"{name} is left"))
         assert "the chat template: it prints no tools" in line
         assert "name a tokenizer whose chat template prints tools" in line
         assert f"  # left out: {line.partition('is left out: ')[2]}\n  # {name}:" in text
@@ -280,12 +280,12 @@ def texts(count: int) -> list[dict[str, str]]:
     return [{"text": f"some words {n} " * (1 + n % 5)} for n in range(count)]
 
 
-def init(folder: Path, tokenizer: Path, mixture: Any, *more: object) -> Answer:
-    """On the files of `data`; the recipe is written beside it."""
+def init(folder: Path, tokenizer: Path, mixture: Any, *options: object) -> Answer:
+    """Run init with a mixture on the files in `data`, and write the recipe next to that folder."""
     path = folder / "mixture.json"
     path.write_text(mixture if isinstance(mixture, str) else json.dumps(mixture))
-    place = ["--tokenizer", tokenizer, "-o", folder / "recipe.yaml", "--to", folder / "out"]
-    return mdsmix("init", "--mixture", path, folder / "data", *place, "--replace", *more)
+    outputs = ["--tokenizer", tokenizer, "-o", folder / "recipe.yaml", "--to", folder / "out"]
+    return mdsmix("init", "--mixture", path, folder / "data", *outputs, "--replace", *options)
 
 
 def test_the_published_mixture_converts(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -307,8 +307,11 @@ def test_the_published_mixture_converts(tmp_path: Path, tokenizer_folder: Path) 
         assert rows[name]["budget"]["wanted_tokens"] == pytest.approx(30 * percent, abs=1)
 
 
-def test_sources_are_files_and_folders_by_name(tmp_path: Path, tokenizer_folder: Path) -> None:
-    data, some = tmp_path / "data", texts(30)
+def test_sources_are_matched_to_files_and_folders_by_name(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    data = tmp_path / "data"
+    records = texts(30)
     for name in (
         "CommonCrawl/chunk1/part-0001",
         "CommonCrawl/chunk2/part-0001",
@@ -319,8 +322,8 @@ def test_sources_are_files_and_folders_by_name(tmp_path: Path, tokenizer_folder:
         "notebook",
         "zero",
     ):
-        write_jsonl(data / f"{name}.jsonl", some)
-    packed = gzip.compress(b"".join(orjson.dumps(r) + b"\n" for r in some))
+        write_jsonl(data / f"{name}.jsonl", records)
+    packed = gzip.compress(b"".join(orjson.dumps(r) + b"\n" for r in records))
     (data / "Wiki-00001-of-00002.jsonl.gz").write_bytes(packed)
     write_jsonl(data / "github.jsonl", [{"odd": n} for n in range(9)])
     mixture = {
@@ -332,15 +335,15 @@ def test_sources_are_files_and_folders_by_name(tmp_path: Path, tokenizer_folder:
         "Stack Exchange": 3,
         "zero": 0,
     }
-    said = {"mixture": mixture, "num_tokens_avg": {"c4": 3.5, "pile": 7}}
-    answer = init(tmp_path, tokenizer_folder, said, "--budget", "1M tokens")
+    content = {"mixture": mixture, "num_tokens_avg": {"c4": 3.5, "pile": 7}}
+    answer = init(tmp_path, tokenizer_folder, content, "--budget", "1M tokens")
     assert answer.code == 0
     recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     paths = {name: stream["source"]["path"] for name, stream in recipe["streams"].items()}
-    found = {"c4": "C4/train.jsonl", "c4-validation": "C4/validation.jsonl"}
-    found |= {"commoncrawl": "CommonCrawl/chunk*/part-0001.jsonl"}
-    found |= {"wiki": "Wiki-00001-of-00002.jsonl.gz"}
-    assert paths == {name: f"data/{path}" for name, path in found.items()}
+    expected = {"c4": "C4/train.jsonl", "c4-validation": "C4/validation.jsonl"}
+    expected |= {"commoncrawl": "CommonCrawl/chunk*/part-0001.jsonl"}
+    expected |= {"wiki": "Wiki-00001-of-00002.jsonl.gz"}
+    assert paths == {name: f"data/{path}" for name, path in expected.items()}
     shares = {"commoncrawl": "50%", "c4": "20%", "wiki": "5.5%"}
     assert recipe["mix"] == {name: {"share": share} for name, share in shares.items()}
     assert recipe["streams"]["c4"]["expected_mean_tokens"] == 3.5
@@ -359,7 +362,7 @@ def test_sources_are_files_and_folders_by_name(tmp_path: Path, tokenizer_folder:
 
 
 def test_without_a_budget_percents_are_ratios(tmp_path: Path, tokenizer_folder: Path) -> None:
-    """Of the whole of 100 a source is not there, and the recipe opens all the same."""
+    """One source has no files, so the percents sum to 80; the recipe opens nevertheless."""
     for name in ("c4", "wiki"):
         write_jsonl(tmp_path / f"data/{name}.jsonl", texts(30))
     answer = init(tmp_path, tokenizer_folder, {"mixture": {"c4": 60, "wiki": 20, "pile": 20}})
@@ -387,10 +390,10 @@ REFUSED_MIXTURE: list[tuple[Any, list[str], str]] = [
 ]
 
 
-def test_what_is_no_mixture_is_one_sentence(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_wrong_mixture_is_refused_in_one_sentence(tmp_path: Path, tokenizer_folder: Path) -> None:
     write_jsonl(tmp_path / "data/c4.jsonl", texts(3))
-    for mixture, more, sentence in REFUSED_MIXTURE:
-        answer = init(tmp_path, tokenizer_folder, mixture, *more)
+    for mixture, options, sentence in REFUSED_MIXTURE:
+        answer = init(tmp_path, tokenizer_folder, mixture, *options)
         assert (answer.code, answer.err.count("\n")) == (2, 1), mixture
         assert sentence in answer.err
     assert not (tmp_path / "recipe.yaml").exists()

@@ -1,6 +1,4 @@
-"""Which files are one stream, how its records are recognised, images among them, and what it is
-called.
-"""
+"""Files are grouped into streams and named, and their records recognised, with images too."""
 
 from __future__ import annotations
 
@@ -29,59 +27,71 @@ from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
 TEXT, PAIR = {"text": "some words"}, {"prompt": "a", "response": "b"}
 
 
-def streams(folder: Path, files: dict[str, Any]) -> Any:
-    """Stream -> its paths, split and fields, of a folder with these files of one record each."""
-    for name, one in files.items():
-        write_jsonl(folder / name, [one])
-    said: list[Any] = []
-    drafts = group_files(find_data([str(folder)], folder, said), said)
-    assert not said
+def group_folder(folder: Path, files: dict[str, Any]) -> Any:
+    """Return stream -> its paths, split and fields, of a folder with these files of one record."""
+    for name, file_record in files.items():
+        write_jsonl(folder / name, [file_record])
+    notices: list[Any] = []
+    drafts = group_files(find_data([str(folder)], folder, notices), notices)
+    assert not notices
     make_names_unique(drafts)
-    told = ((d.name, d.source["path"], d.keys.get("split"), [*d.guess.fields]) for d in drafts)
-    return {name: tuple(rest) for name, *rest in told}
+    return {
+        draft.name: (draft.source["path"], draft.keys.get("split"), [*draft.guess.fields])
+        for draft in drafts
+    }
 
 
-def of(*paths: str, split: str | None = None, fields: str = "text") -> Any:
+def stream(*paths: str, split: str | None = None, fields: str = "text") -> Any:
     return [*paths], split, fields.split()
 
 
 GROUPS: list[tuple[dict[str, Any], Any]] = [
     (
         {f"web/part-{n:04}.jsonl": TEXT for n in range(12)} | {"web/faq.jsonl": PAIR},
-        {"web": of("web/part-*.jsonl"), "faq": of("web/faq.jsonl", fields="prompt response")},
+        {
+            "web": stream("web/part-*.jsonl"),
+            "faq": stream("web/faq.jsonl", fields="prompt response"),
+        },
     ),
     # a-*.jsonl would find the pairs too
     (
         {"a-1.jsonl": TEXT, "a-2.jsonl": TEXT, "a-x.jsonl": PAIR},
-        {"a": of("a-1.jsonl", "a-2.jsonl"), "a_x": of("a-x.jsonl", fields="prompt response")},
+        {
+            "a": stream("a-1.jsonl", "a-2.jsonl"),
+            "a_x": stream("a-x.jsonl", fields="prompt response"),
+        },
     ),
     (
         dict.fromkeys(
             ("few/news.jsonl", "few/law.jsonl", *(f"many/{c}.jsonl" for c in "abcdefghijk")), TEXT
         ),
-        {"law": of("few/law.jsonl"), "news": of("few/news.jsonl"), "many": of("many/*.jsonl")},
+        {
+            "law": stream("few/law.jsonl"),
+            "news": stream("few/news.jsonl"),
+            "many": stream("many/*.jsonl"),
+        },
     ),
     (
         dict.fromkeys(
             ("chat/train.jsonl", "chat/test.jsonl", "valid_qa.jsonl", "protest.jsonl"), TEXT
         ),
         {
-            "chat": of("chat/train.jsonl"),
-            "chat-test": of("chat/test.jsonl", split="test"),
-            "qa-validation": of("valid_qa.jsonl", split="validation"),
-            "protest": of("protest.jsonl"),
+            "chat": stream("chat/train.jsonl"),
+            "chat-test": stream("chat/test.jsonl", split="test"),
+            "qa-validation": stream("valid_qa.jsonl", split="validation"),
+            "protest": stream("protest.jsonl"),
         },
     ),
-    ({"test.jsonl": TEXT}, {"data": of("test.jsonl")}),
+    ({"test.jsonl": TEXT}, {"data": stream("test.jsonl")}),
 ]
-"""Files with their records -> streams with their paths, split and fields. Where all is a test, it
-is trained.
+"""Files with their records -> streams with their paths, split and fields. If all files are
+test data, they are trained.
 """
 
 
 def test_alike_files_are_one_stream_and_no_pattern_finds_another(tmp_path: Path) -> None:
-    for number, (names, found) in enumerate(GROUPS):
-        assert streams(tmp_path / str(number), names) == found
+    for number, (files, expected) in enumerate(GROUPS):
+        assert group_folder(tmp_path / str(number), files) == expected
 
 
 NAMES = st.lists(
@@ -94,23 +104,23 @@ NAMES = st.lists(
 
 @settings(max_examples=25)
 @given(NAMES, st.integers(1, 6))
-def test_the_paths_of_files_find_them_and_no_other_that_is_known(names: list[str], n: int) -> None:
+def test_the_paths_of_files_find_them_and_no_other_file(names: list[str], n: int) -> None:
     for folder in ("", "in/"):
         files = [SourceFile(location=locate(f), stat=Stat(1, ""), name=folder + f) for f in names]
         paths = find_paths(files[:n], files)
-        found = {f.name for f in files if any(fnmatchcase(f.name, path) for path in paths)}
-        assert found == {file.name for file in files[:n]}
+        matched = {f.name for f in files if any(fnmatchcase(f.name, path) for path in paths)}
+        assert matched == {file.name for file in files[:n]}
 
 
-SAYS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}]
+MESSAGES = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}]
 SHARED = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
-WEIGHED = [SAYS[0], {**SAYS[1], "weight": 1}]
+WEIGHED = [MESSAGES[0], {**MESSAGES[1], "weight": 1}]
 CALLED = [
-    SAYS[0],
+    MESSAGES[0],
     {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
 ]
 IN_PARTS = [
-    SAYS[0],
+    MESSAGES[0],
     {
         "role": "assistant",
         "content": [{"type": "reasoning", "value": "hm"}, {"type": "text", "value": "b"}],
@@ -150,15 +160,15 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
         "alpaca",
         {"instruction": "data.instruction", "output": "data.output", "input": "data.input"},
     ),
-    "messages": ({"messages": SAYS, "source": "x"}, "messages", {"messages": "messages"}),
+    "messages": ({"messages": MESSAGES, "source": "x"}, "messages", {"messages": "messages"}),
     "another list": (
-        {"conversation": SAYS, "text": "a summary"},
+        {"conversation": MESSAGES, "text": "a summary"},
         "messages",
         {"messages": "conversation"},
     ),
     "messages with weights": ({"messages": WEIGHED}, "openai", {"messages": "messages"}),
     "messages and tools": (
-        {"messages": SAYS, "tools": []},
+        {"messages": MESSAGES, "tools": []},
         "openai",
         {"messages": "messages", "tools": "tools"},
     ),
@@ -178,7 +188,7 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
         {"texts": "texts"},
     ),
     "trl's messages": (
-        {"prompt": SAYS[:1], "completion": SAYS[1:]},
+        {"prompt": MESSAGES[:1], "completion": MESSAGES[1:]},
         "prompt_completion",
         {"prompt": "prompt", "completion": "completion"},
     ),
@@ -194,7 +204,7 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
     ),
     "llama-factory's parts": ({"messages": IN_PARTS}, "openai", {"messages": "messages"}),
     "a list under the other name": (
-        {"conversations": SAYS},
+        {"conversations": MESSAGES},
         "messages",
         {"messages": "conversations"},
     ),
@@ -202,17 +212,16 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
 
 
 def head(*records: Any, bad: Mapping[str, int] | None = None) -> FirstRecords:
-    place = locate("a.jsonl")
-    file = SourceFile(location=place, stat=Stat(1, ""), name="a.jsonl")
+    file = SourceFile(location=locate("a.jsonl"), stat=Stat(1, ""), name="a.jsonl")
     return FirstRecords(file=file, records=list(records), bad=Counter(bad or {}))
 
 
-def test_what_people_have_is_known_by_its_fields() -> None:
-    for case, (one, shape, fields) in KNOWN.items():
-        best = guess_shapes(head(one, one))[0]
+def test_common_records_are_recognised_by_their_fields() -> None:
+    for case, (example, shape, fields) in KNOWN.items():
+        best = guess_shapes(head(example, example))[0]
         assert best.is_right, case
         assert (best.shape.name, best.fields) == (shape, fields)
-        assert best.unread == one.keys() - {name.split(".")[0] for name in fields.values()}
+        assert best.unread == example.keys() - {name.split(".")[0] for name in fields.values()}
 
 
 def test_answers_that_a_field_marks_as_bad_are_left_out(tmp_path: Path) -> None:
@@ -222,20 +231,22 @@ def test_answers_that_a_field_marks_as_bad_are_left_out(tmp_path: Path) -> None:
     good = [{"prompt": "q", "completion": "a", "label": True}] * 9
     for records, where in ((kto, "label"), (classes, None), (good, None)):
         write_jsonl(tmp_path / "a.jsonl", records)
-        said: list[Any] = []
-        (draft,) = group_files(find_data([str(tmp_path)], tmp_path, said), said)
+        notices: list[Any] = []
+        (draft,) = group_files(find_data([str(tmp_path)], tmp_path, notices), notices)
         assert draft.source.get("where") == where
         (tmp_path / "recipe.yaml").write_text(
             format_recipe({"tokenizer": "t", "max_seq_len": 64, "local": "mix"}, [draft])
         )
         (stream,) = open_recipe(tmp_path / "recipe.yaml").streams.values()
-        kept = [parse_where(where).refusal(record) is None for record in records] if where else []
+        trained = (
+            [parse_where(where).refusal(record) is None for record in records] if where else []
+        )
         assert stream.source.where == where
-        assert kept == [record["label"] for record in records if where]
+        assert trained == [record["label"] for record in records if where]
 
 
 def test_words_for_keys_and_roles_are_tags_and_many_repeated_roles_are_merged() -> None:
-    said = [{"speaker": "prompter", "utterance": "a"}, {"speaker": "bot", "utterance": "b"}]
+    messages = [{"speaker": "prompter", "utterance": "a"}, {"speaker": "bot", "utterance": "b"}]
     words = {
         "role_tag": "speaker",
         "content_tag": "utterance",
@@ -243,9 +254,9 @@ def test_words_for_keys_and_roles_are_tags_and_many_repeated_roles_are_merged() 
         "assistant_tag": "bot",
     }
     merged = {"consecutive_roles": "merge"}
-    twice, once = {"messages": [SAYS[0], *SAYS]}, {"messages": SAYS}
+    twice, once = {"messages": [MESSAGES[0], *MESSAGES]}, {"messages": MESSAGES}
     for records, shape, options in (
-        ([{"dialog": said}], "sharegpt", {"tags": words}),
+        ([{"dialog": messages}], "sharegpt", {"tags": words}),
         ([twice, *[once] * 19], "messages", {}),
         ([*[twice] * 3, *[once] * 17], "messages", merged),
     ):
@@ -287,15 +298,15 @@ RECORDS: dict[str, list[Any]] = {
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Files in a folder, their images in another one beside it."""
+    """Write files in a folder, and their images in a folder next to it."""
     monkeypatch.chdir(tmp_path)
     write_drawings(tmp_path / "pictures")
     for name, records in RECORDS.items():
         write_jsonl(tmp_path / f"data/{name}.jsonl", records)
     rows = [{"question": "What?", "answer": "It.", "image": {"bytes": drawing(), "path": "gone"}}]
     (tmp_path / "data/table.parquet").write_bytes(encode_parquet(rows))
-    said = {"json": {"messages": TALK}}
-    members = [said | {"jpg": drawing()}, said | {"png": drawing(seed=1)}]
+    member = {"json": {"messages": TALK}}
+    members = [member | {"jpg": drawing()}, member | {"png": drawing(seed=1)}]
     (tmp_path / "data/archive.tar").write_bytes(encode_tar(members))
     return tmp_path
 
@@ -309,12 +320,14 @@ def test_records_with_images_become_streams_that_convert(data: Path, seeing: Pat
     assert (answer.code, answer.err) == (0, "")
     run_ok("convert", "recipe.yaml")
     streams = open_recipe("recipe.yaml").sourced
-    found = {stream.name: manifest_of(data / "mix" / stream.name / "train") for stream in streams}
+    manifests = {
+        stream.name: manifest_of(data / "mix" / stream.name / "train") for stream in streams
+    }
     counts = {"llava": 3, "archive": 2, "talk": 0}
     counts |= dict.fromkeys(("qwen", "pairs", "swift", "parts", "named", "table"), 1)
-    assert {name: manifest.totals.images for name, manifest in found.items()} == counts
-    assert all(each.records.written == each.records.read for each in found.values())
-    assert not found["talk"].encoding.images
+    assert {name: manifest.totals.images for name, manifest in manifests.items()} == counts
+    assert all(m.records.written == m.records.read for m in manifests.values())
+    assert not manifests["talk"].encoding.images
     text = (data / "recipe.yaml").read_text()
     assert text.count("images: {root: pictures}    # where the paths were found") == 4
     assert "images: {field: picture, root: pictures}" in text
@@ -325,7 +338,7 @@ def test_records_with_images_become_streams_that_convert(data: Path, seeing: Pat
     assert "# processor: ./model" in text
 
 
-def test_what_is_not_found_is_said_with_its_number(data: Path, seeing: Path) -> None:
+def test_images_that_are_not_found_are_counted(data: Path, seeing: Path) -> None:
     write_jsonl(data / "a.jsonl", [record("0.jpg"), record("x/lost.jpg"), record("http://h/a.jpg")])
     answer = init(seeing, "a.jsonl")
     assert "a: 1 of 2 images not found, such as x/lost.jpg: set" in answer.err
@@ -333,7 +346,9 @@ def test_what_is_not_found_is_said_with_its_number(data: Path, seeing: Path) -> 
     assert "3; 2 by a path, 1 of these not found; others in the records, or at http(s) URLs" in text
 
 
-def test_a_tokenizer_knows_no_image(data: Path, tokenizer_folder: Path) -> None:
+def test_a_tokenizer_without_an_image_token_leaves_the_stream_out(
+    data: Path, tokenizer_folder: Path
+) -> None:
     answer = init(tokenizer_folder, "data/llava.jsonl", "data/talk.jsonl")
     assert "llava is left out: its records contain images, but this tokenizer has no" in answer.err
     assert "images" not in (data / "recipe.yaml").read_text()

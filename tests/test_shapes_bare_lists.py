@@ -13,11 +13,11 @@ import pytest
 from mdsmix.shapes import SHAPES
 from tests.converting import (
     chats,
-    done,
     manifest_of,
     pairs,
+    read_token_rows,
+    run_ok,
     run_recipe,
-    token_rows,
     write_jsonl,
     write_recipe,
 )
@@ -58,17 +58,17 @@ def test_bare_lists_give_the_same_rows_as_objects(
         split = tmp_path / "out" / name / "train"
         bare = tmp_path / "out" / f"{name}-bare" / "train"
         assert not manifest_of(bare).records.bad
-        rows = token_rows(bare)
+        rows = read_token_rows(bare)
         assert len(rows) == len(CONVERSATIONS)
-        assert rows == token_rows(split)
+        assert rows == read_token_rows(split)
 
 
 def test_init_recognises_bare_lists(tmp_path: Path, tokenizer_folder: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", CONVERSATIONS)
     recipe = tmp_path / "recipe.yaml"
-    done("init", tmp_path / "a.jsonl", "--tokenizer", tokenizer_folder, "-o", recipe)
+    run_ok("init", tmp_path / "a.jsonl", "--tokenizer", tokenizer_folder, "-o", recipe)
     assert "messages: messages" in recipe.read_text()
-    done("convert", recipe)
+    run_ok("convert", recipe)
 
 
 def test_a_list_of_other_objects_is_refused_as_a_whole_file(

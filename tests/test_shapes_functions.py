@@ -19,7 +19,7 @@ from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shapes import Shape, functions
 from mdsmix.shapes.functions import FunctionName, find_function, function_shape
 from mdsmix.tokenizer.card import open_tokenizer
-from tests.converting import Web, mdsmix, quarantined, samples
+from tests.converting import Project, mdsmix, read_quarantined, read_samples
 from tests.styles import make_dialogue
 
 RECORDS: list[dict[str, Any]] = [
@@ -42,30 +42,30 @@ def read(record):
 
 
 @pytest.fixture
-def home(web: Web) -> Web:
+def home(web: Project) -> Project:
     """A project whose modules no other test has imported."""
     web.holds(RECORDS)
     (web.folder / "x").mkdir()
     return web
 
 
-def write_module(home: Web, name: str, code: str) -> str:
+def write_module(home: Project, name: str, code: str) -> str:
     """Write a module into the folder `x`; return its function `read` as a recipe names it."""
     (home.folder / "x" / f"{name}.py").write_text(code)
     return f"x/{name}.py:read"
 
 
-def write_function(home: Web, name: str, expression: str, helper: str = "string") -> str:
+def write_function(home: Project, name: str, expression: str, helper: str = "string") -> str:
     """Write a module whose function returns the expression's value for the good RECORDS."""
     return write_module(home, name, MODULE.format(expression=expression, helper=helper))
 
 
-def write_recipe(home: Web, shape: str) -> Web:
+def write_recipe(home: Project, shape: str) -> Project:
     source = {"path": "a.jsonl", "shape": shape}
     return home.says({"kind": "finetuning", "source": source}, max_seq_len=64)
 
 
-def shape_of(home: Web, shape: str, gives: str) -> Shape:
+def shape_of(home: Project, shape: str, gives: str) -> Shape:
     return function_shape(find_function(shape, gives, home.folder).name)
 
 
@@ -95,7 +95,7 @@ def test_a_name_is_the_same_after_it_is_written_and_parsed() -> None:
         assert FunctionName.from_text(each.to_text()) == each
 
 
-def test_a_function_gives_records_or_the_reason_of_a_bad_one(home: Web) -> None:
+def test_a_function_gives_records_or_the_reason_of_a_bad_one(home: Project) -> None:
     for number, (gives, expression) in enumerate(EXPRESSIONS):
         shape = shape_of(home, write_function(home, f"gives_{number}", expression), gives)
         results = [shape.read(record, {}) for record in RECORDS]
@@ -109,7 +109,7 @@ def test_a_function_gives_records_or_the_reason_of_a_bad_one(home: Web) -> None:
         ]
 
 
-def test_results_follow_the_rules_of_the_plain_shapes(home: Web) -> None:
+def test_results_follow_the_rules_of_the_plain_shapes(home: Project) -> None:
     """No conversation that LLM-Foundry would refuse can come from a function."""
     returns_it = write_module(home, "returns_it", "def read(record):\n    return record['it']\n")
     conversation = shape_of(home, returns_it, "conversation")
@@ -134,13 +134,13 @@ def test_results_follow_the_rules_of_the_plain_shapes(home: Web) -> None:
     assert "write source.gives: conversation for conversations" in detail
 
 
-def test_only_a_conversion_imports_the_function(home: Web) -> None:
+def test_only_a_conversion_imports_the_function(home: Project) -> None:
     """After a conversion, every other command works without the function's file."""
     shape = write_function(home, "gone", "Pair(q, a)")
     answer = write_recipe(home, shape).convert()
     assert answer.code == 0, answer.err
     assert "fields not read" not in answer.out, "nobody knows which fields a function reads"
-    assert [len(samples(home.train)), len(home.bad)] == [2, 3]
+    assert [len(read_samples(home.train)), len(home.bad)] == [2, 3]
     assert "up to date" in home.convert().out
     name = find_function(shape, "pair", home.folder).name
     assert home.manifest.encoding.shape == name.to_text()
@@ -165,7 +165,7 @@ ERRORS = {
 }
 
 
-def test_a_function_that_cannot_be_imported_is_one_sentence(home: Web) -> None:
+def test_a_function_that_cannot_be_imported_is_one_sentence(home: Project) -> None:
     write_module(home, "broken", "def read(:\n")
     write_module(home, "failing", "raise ValueError('on purpose')\n")
     write_module(home, "json", "def read(record): return record\n")
@@ -193,7 +193,7 @@ def test_a_package_is_identified_by_its_version_or_else_its_files(
 
 
 def test_another_process_gets_the_function_with_its_job(
-    home: Web, monkeypatch: pytest.MonkeyPatch
+    home: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker on another machine does not have the file, and one that starts after an edit still
     runs the content whose hash is in the stream's name.
@@ -232,7 +232,9 @@ function that reads a data file from its own folder.
 """
 
 
-def test_a_function_imports_files_of_its_folder_and_an_edit_of_them_renames_it(home: Web) -> None:
+def test_a_function_imports_files_of_its_folder_and_an_edit_of_them_renames_it(
+    home: Project,
+) -> None:
     def current_name() -> FunctionName:
         return find_function("x/odd_shape.py:read", "document", home.folder).name
 
@@ -278,7 +280,7 @@ ODD_FUNCTIONS = {
 
 
 def test_a_function_may_print_exit_change_its_record_and_import_torch(
-    home: Web, monkeypatch: pytest.MonkeyPatch
+    home: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its prints are not part of the command's output, and ids are read from the record as it is in
     the file.
@@ -299,6 +301,6 @@ def test_a_function_may_print_exit_change_its_record_and_import_torch(
     assert (answer.code, "imported" in answer.out, "read\n" in answer.out) == (0, False, False)
     assert answer.err.count("imports torch: every process") == 1
     assert "heavy.py:read imports torch: every process" in answer.err
-    [bad] = quarantined(home.out / "loud/train")
+    [bad] = read_quarantined(home.out / "loud/train")
     assert (bad["reason"], bad["detail"]["error"]) == ("function_failed", "SystemExit: enough")
     assert "id first" in mdsmix("inspect", home.out / "changing/train").out

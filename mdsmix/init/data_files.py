@@ -190,8 +190,10 @@ class FirstRecords:
     def __len__(self) -> int:
         return len(self.records) + self.bad.total()
 
-    def __add__(self, other: FirstRecords) -> FirstRecords:
-        return replace(self, records=[*self.records, *other.records], bad=self.bad + other.bad)
+    def __add__(self, following: FirstRecords) -> FirstRecords:
+        return replace(
+            self, records=[*self.records, *following.records], bad=self.bad + following.bad
+        )
 
     @property
     def objects(self) -> list[dict[str, Any]]:

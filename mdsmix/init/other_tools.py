@@ -266,7 +266,7 @@ def _add_images(shape: Shape, column: Any) -> Shape:
     if not column:
         return shape
     if shape.gives is not Conversation:
-        raise RecipeError("images: skipped, since nothing tells where in the text they belong.")
+        raise RecipeError("images: skipped, since the text does not mark where they belong.")
     return with_images(shape, [] if column in FIELDS else [str(column)])
 
 

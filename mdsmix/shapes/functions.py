@@ -93,8 +93,8 @@ class FunctionName:
     @classmethod
     def from_text(cls, text: str) -> FunctionName:
         """Parse a name that `to_text` has written."""
-        gives, _, rest = text.partition(_BY)
-        shape, _, digest = rest.partition(_OF_HASH)
+        gives, _, shape_and_hash = text.partition(_BY)
+        shape, _, digest = shape_and_hash.partition(_OF_HASH)
         module, _, attribute = shape.rpartition(":")
         return cls(gives, module, attribute, digest)
 
