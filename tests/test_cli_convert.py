@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.converting import Answer, Web, chats, documents, mdsmix, pairs, refused
+from tests.converting import Answer, Project, assert_refused, chats, documents, mdsmix, pairs
 
 GOOD = [f"good {n}" for n in range(20)]
 REFUSED: list[tuple[list[str], int, list[str]]] = [
@@ -31,46 +31,51 @@ REFUSED: list[tuple[list[str], int, list[str]]] = [
 ]  # fmt: skip
 
 
-def test_what_cannot_be_converted_is_a_sentence(web: Web) -> None:
+def test_what_cannot_be_converted_is_a_sentence(project: Project) -> None:
     """An option without a value, as of a variable that is not set (`--memory "$CAP"`), is not
     overlooked.
     """
-    whole = web.holds(GOOD).read_bytes() * 50
-    (web.folder / "cut.jsonl.gz").write_bytes(gzip.compress(whole)[:-20])
-    (web.folder / "taken").write_text("")
+    whole = project.write_source(GOOD).read_bytes() * 50
+    (project.folder / "cut.jsonl.gz").write_bytes(gzip.compress(whole)[:-20])
+    (project.folder / "taken").write_text("")
     for more, code, words in REFUSED:
-        refused(web.convert(*more), code, *words)
-        assert not (web.train / "index.json").exists()
-    refused(mdsmix("convert", web.folder / "no.yaml"), 2, "no.yaml")
-    web.patch.setenv("MDSMIX_CACHE", str(web.recipe / "below"))
-    refused(web.convert(), 4, str(web.recipe / "below"), "MDSMIX_CACHE")
-    web.recipe.write_text("a: [\n")
-    refused(web.convert(), 2, "not a readable recipe")
+        assert_refused(project.convert(*more), code, *words)
+        assert not (project.train / "index.json").exists()
+    assert_refused(mdsmix("convert", project.folder / "no.yaml"), 2, "no.yaml")
+    project.patch.setenv("MDSMIX_CACHE", str(project.recipe / "below"))
+    assert_refused(project.convert(), 4, str(project.recipe / "below"), "MDSMIX_CACHE")
+    project.recipe.write_text("a: [\n")
+    assert_refused(project.convert(), 2, "not a readable recipe")
 
 
-def test_quietly_only_warnings_are_said_and_on_stderr(web: Web) -> None:
-    good, bad = web.holds(GOOD), web.holds(["good", {"no": "text"}], "bad.jsonl")
-    web.says(streams={"web": documents(good), "odd": documents(bad)}, max_seq_len=4)
-    web.done("--dry-run")  # the tokenizer is known
+def test_quietly_only_warnings_are_said_and_on_stderr(project: Project) -> None:
+    good, bad = (
+        project.write_source(GOOD),
+        project.write_source(["good", {"no": "text"}], "bad.jsonl"),
+    )
+    project.configure(streams={"web": documents(good), "odd": documents(bad)}, max_seq_len=4)
+    project.convert_ok("--dry-run")  # the tokenizer is known
     warning = "odd: WARNING: 50.0% of the records are quarantined: 1 missing_field, "
-    warning += f"in {web.out}/odd/train/quarantine/\n"
-    assert web.convert("--quiet") == Answer(0, "", warning)
-    assert mdsmix("verify", web.train, "-q") == Answer(0, "", "")
-    for shard in web.shards:
+    warning += f"in {project.out}/odd/train/quarantine/\n"
+    assert project.convert("--quiet") == Answer(0, "", warning)
+    assert mdsmix("verify", project.train, "-q") == Answer(0, "", "")
+    for shard in project.shards:
         shard.write_bytes(b"")
-    assert mdsmix("verify", web.train, "-q").out.startswith("fault ")
+    assert mdsmix("verify", project.train, "-q").out.startswith("fault ")
 
 
-def test_quietly_no_step_is_said_that_goes_well(web: Web) -> None:
+def test_quietly_no_step_is_said_that_goes_well(project: Project) -> None:
     """A tokenizer that is looked at for the first time, units read for duplicates, parts that have
     finished, streams without a sample.
     """
-    web.patch.setenv("MDSMIX_CACHE", str(web.folder / "cache"))
-    source = web.holds(GOOD)
+    project.patch.setenv("MDSMIX_CACHE", str(project.folder / "cache"))
+    source = project.write_source(GOOD)
     held = documents(source, split="validation")
-    web.says(streams={"web": documents(source, duplicates="drop"), "held": held}, max_seq_len=4)
+    project.configure(
+        streams={"web": documents(source, duplicates="drop"), "held": held}, max_seq_len=4
+    )
     for more in (["--part", "1/1"], ["--finish"], ["--budget", "40"]):
-        assert web.convert("-q", *more) == Answer(0, "", "")
+        assert project.convert("-q", *more) == Answer(0, "", "")
 
 
 COMMANDS = """
@@ -87,14 +92,16 @@ for command in ("convert --reencode", "check", "render-yaml"):
 """
 
 
-def test_converting_checking_rendering_import_nothing_heavy(web: Web, corpus_folder: Path) -> None:
+def test_converting_checking_rendering_import_nothing_heavy(
+    project: Project, corpus_folder: Path
+) -> None:
     """Neither the command nor its workers, whose imports are told on the same stderr."""
-    web.holds(GOOD)
-    web.done()  # the tokenizer is known
+    project.write_source(GOOD)
+    project.convert_ok()  # the tokenizer is known
     faq, chat = pairs(corpus_folder / "faq.jsonl"), chats(corpus_folder / "chat.jsonl")
     streams = {"web": documents("a.jsonl", layout="document"), "faq": faq, "chat": chat}
-    web.says(streams=streams, max_seq_len=512)
-    command = [sys.executable, "-X", "importtime", "-c", COMMANDS, str(web.recipe)]
+    project.configure(streams=streams, max_seq_len=512)
+    command = [sys.executable, "-X", "importtime", "-c", COMMANDS, str(project.recipe)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}

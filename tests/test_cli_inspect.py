@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.converting import Web, chats, documents, done, mdsmix, pairs
+from tests.converting import Project, chats, documents, mdsmix, pairs, run_ok
 from tests.pictures import record, stream, write_drawings
 from tests.published import CONCAT, TOKEN_ROW, publish
 from tests.styles import make_dialogue
@@ -23,20 +23,24 @@ def mix(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Pat
     """`typed`: somebody typed a control token's text, a mark of ours, and what rich takes for an
     emoji.
     """
-    web = Web(tmp_path_factory.mktemp("mix"), tokenizer_folder, pytest.MonkeyPatch())
-    docs = web.holds([f"[bold]Document[/bold] {n}" for n in range(5)], "docs.jsonl")
-    typed = web.holds(["Say <|endoftext|> and ⟨x⟩ :smile:"], "typed.jsonl")
-    faq = web.holds([{"prompt": "Which one?", "response": " The red one."}], "faq.jsonl")
-    chat = web.holds([{"messages": make_dialogue("Which one?", "The red one.")}], "chat.jsonl")
+    project = Project(tmp_path_factory.mktemp("mix"), tokenizer_folder, pytest.MonkeyPatch())
+    docs = project.write_source([f"[bold]Document[/bold] {n}" for n in range(5)], "docs.jsonl")
+    typed = project.write_source(["Say <|endoftext|> and ⟨x⟩ :smile:"], "typed.jsonl")
+    faq = project.write_source([{"prompt": "Which one?", "response": " The red one."}], "faq.jsonl")
+    chat = project.write_source(
+        [{"messages": make_dialogue("Which one?", "The red one.")}], "chat.jsonl"
+    )
     streams = {p.stem: documents(p, layout="document") for p in (docs, typed)}
-    web.says(streams=streams | {"faq": pairs(faq), "chat": chats(chat)}, max_seq_len=64).done()
-    return web.out
+    project.configure(
+        streams=streams | {"faq": pairs(faq), "chat": chats(chat)}, max_seq_len=64
+    ).convert_ok()
+    return project.out
 
 
 def test_samples_are_text_with_trained_parts_and_control_tokens_marked(
     mix: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = done("inspect", mix / "docs")
+    whole = run_ok("inspect", mix / "docs")
     assert whole == mdsmix("inspect", mix / "docs/train")
     assert "5 read = 5 written + 0 filtered + 0 quarantined" in whole.out
     assert re.findall(r"^sample (\d) ─", whole.out, re.M) == ["0", "1", "2"]
@@ -59,7 +63,7 @@ def test_samples_are_text_with_trained_parts_and_control_tokens_marked(
 
 def test_a_stream_of_another_tool_is_shown_in_ids_and_too_few_are_said(tmp_path: Path) -> None:
     publish(tmp_path, CONCAT, [TOKEN_ROW] * 6, shards=2)
-    said = done("inspect", tmp_path, "-n", 99).out
+    said = run_ok("inspect", tmp_path, "-n", 99).out
     assert "all figures are the index's" in said
     assert "5 ⟦6 0 7 8 9 10 0 ⟧" in said
     assert "3 of 6 samples: only the first mebibyte of the first" in said
@@ -76,15 +80,17 @@ def shown(*arguments: object) -> list[tuple[int, str]]:
 def many(request: Any, tmp_path_factory: Any, tokenizer_folder: Path) -> Path:
     """200 documents in several shards, the 137th the longest."""
     patch = pytest.MonkeyPatch()
-    web = Web(tmp_path_factory.mktemp("many"), tokenizer_folder, patch)
-    web.holds(f"Number {n}." + " and more" * (20 if n == 137 else n % 7) for n in range(200))
+    project = Project(tmp_path_factory.mktemp("many"), tokenizer_folder, patch)
+    project.write_source(
+        f"Number {n}." + " and more" * (20 if n == 137 else n % 7) for n in range(200)
+    )
     stream = documents("a.jsonl", layout="document")
-    web.says(stream, max_seq_len=256, compression=request.param)
-    web.windows(1500)
-    web.run()
+    project.configure(stream, max_seq_len=256, compression=request.param)
+    project.set_window_size(1500)
+    project.run()
     patch.undo()
-    assert len(web.shards) > 2
-    return web.out / "web"
+    assert len(project.shards) > 2
+    return project.out / "web"
 
 
 def test_samples_are_shown_by_number_longest_or_at_random_or_not(
@@ -118,13 +124,13 @@ def test_samples_are_shown_by_number_longest_or_at_random_or_not(
         assert said in answer.err
 
 
-def test_images_are_shown_and_written_as_they_are(web: Web, seeing: Path) -> None:
-    paths, out = write_drawings(web.folder / "img"), web.folder / "seen"
-    web.holds([record(), record(*(f"img/{path.name}" for path in paths))])
-    web.tokenizer = seeing
-    web.says(stream("a.jsonl"), max_seq_len=99).run()
-    said = mdsmix("inspect", web.train, "--images", out).out
-    answer = json.loads(mdsmix("inspect", web.train, "--sample", "1", "--json").out)
+def test_images_are_shown_and_written_as_they_are(project: Project, seeing: Path) -> None:
+    paths, out = write_drawings(project.folder / "img"), project.folder / "seen"
+    project.write_source([record(), record(*(f"img/{path.name}" for path in paths))])
+    project.tokenizer = seeing
+    project.configure(stream("a.jsonl"), max_seq_len=99).run()
+    said = mdsmix("inspect", project.train, "--images", out).out
+    answer = json.loads(mdsmix("inspect", project.train, "--sample", "1", "--json").out)
     (shown,) = answer["shown"]
     for number, (image, path) in enumerate(zip(shown["images"], paths, strict=True)):
         size, kind = path.stat().st_size, ("JPEG", "PNG", "WebP")[number]
@@ -132,5 +138,5 @@ def test_images_are_shown_and_written_as_they_are(web: Web, seeing: Path) -> Non
         assert f"image {number}: 40 x 30 {kind}, {size:,} bytes\n" in said
         assert (out / f"web-train-1-{number}.{kind.lower()}").read_bytes() == path.read_bytes()
     assert said.endswith(f"wrote 3 images into {out}\n")
-    failed = mdsmix("inspect", web.train, "--images", web.recipe)
+    failed = mdsmix("inspect", project.train, "--images", project.recipe)
     assert (failed.code, "cannot write" in failed.err) == (4, True)

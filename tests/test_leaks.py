@@ -20,7 +20,7 @@ from mdsmix.leaks.audit import ScannedStream, _context, find_longest_shared, ran
 from mdsmix.leaks.evaluation_grams import LENGTH, EvalSamples, hash_grams
 from mdsmix.ragged import Ragged
 from tests.alarm import fail_after
-from tests.converting import Web, chats, documents, done, mdsmix, samples, tokens
+from tests.converting import Project, chats, documents, mdsmix, read_samples, run_ok, tokens
 from tests.published import edit
 from tests.styles import make_dialogue
 
@@ -131,17 +131,19 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
     documents, as often as a gram may occur, and a licence is in 11 and in a question.
     """
     licence, known, patch = text(999), text(998), pytest.MonkeyPatch()
-    made = Web(tmp_path_factory.mktemp("leaks"), tokenizer_folder, patch)
+    made = Project(tmp_path_factory.mktemp("leaks"), tokenizer_folder, patch)
     more = [licence if 30 <= i < 41 else known if i < 20 and i % 2 else "" for i in range(50)]
-    made.holds(text(i) + each for i, each in enumerate(more))
+    made.write_source(text(i) + each for i, each in enumerate(more))
     questions = {f"q{i}": text(i) for i in (4, 47, 100, 101)}
     questions |= {"short": "w1", "licence": licence, "known": known}
-    made.holds([{"id": id, "text": output} for id, output in questions.items()], "quiz.jsonl")
+    made.write_source(
+        [{"id": id, "text": output} for id, output in questions.items()], "quiz.jsonl"
+    )
     quiz = documents("quiz.jsonl", split="eval", layout="document")
     quiz["source"]["id"] = "id"
     streams = {"web": documents("a.jsonl", layout="document"), "quiz": quiz}
-    made.windows(3000)
-    made.says(streams=streams, max_seq_len=2048).done()
+    made.set_window_size(3000)
+    made.configure(streams=streams, max_seq_len=2048).convert_ok()
     patch.undo()
     return made.recipe
 
@@ -152,7 +154,7 @@ def out(recipe: Path, tmp_path: Path) -> Path:
 
 
 def leaks(*arguments: object) -> Any:
-    return json.loads(done("leaks", *arguments, "--json").out)
+    return json.loads(run_ok("leaks", *arguments, "--json").out)
 
 
 def test_the_command_shows_the_leaked_samples(
@@ -182,16 +184,16 @@ def test_the_command_shows_the_leaked_samples(
     assert {leak["sample"] for leak in every} == {0, 1, 5, 6}
 
 
-def test_samples_of_shards_chats_and_packed_rows_are_found_by_number(web: Web) -> None:
+def test_samples_of_shards_chats_and_packed_rows_are_found_by_number(project: Project) -> None:
     """A document that is twice in a packed row is in one sample. Each evaluation is counted on its
     own.
     """
-    web.windows(600)
+    project.set_window_size(600)
     texts = [text(i) for i in range(6)]
     talk = [{"messages": make_dialogue(text(60 + i), text(i))} for i in range(6)]
     twice = [each for each in texts[::-1] for _ in "ab"]
     for name, held in (("quiz", texts), ("a", texts[::-1]), ("twice", twice), ("talk", talk)):
-        web.holds(held, f"{name}.jsonl")
+        project.write_source(held, f"{name}.jsonl")
     streams = {
         "web": documents("a.jsonl", layout="document"),
         "twice": documents("twice.jsonl", layout="document", pack=True),
@@ -199,15 +201,15 @@ def test_samples_of_shards_chats_and_packed_rows_are_found_by_number(web: Web) -
         "talk": chats("talk.jsonl", split="eval"),
         "packed": chats("talk.jsonl", split="eval", pack=True),
     }
-    web.says(streams=streams, max_seq_len=1024).done()
+    project.configure(streams=streams, max_seq_len=1024).convert_ok()
 
     def leaks_of(name: str, *evals: str) -> Any:
-        named = [word for each in evals for word in ("--eval", web.out / each / "eval")]
-        return leaks(web.out / name, *named, "-n", 6)["leaks"]
+        named = [word for each in evals for word in ("--eval", project.out / each / "eval")]
+        return leaks(project.out / name, *named, "-n", 6)["leaks"]
 
-    asked = samples(web.out / "quiz/eval")
+    asked = read_samples(project.out / "quiz/eval")
     for name, column in (("web", "tokens"), ("twice", "input_ids")):
-        rows, found = samples(web.out / name / "train"), leaks_of(name, "quiz")
+        rows, found = read_samples(project.out / name / "train"), leaks_of(name, "quiz")
         assert sorted(leak["sample"] for leak in found) == list(range(6))
         for leak in found:
             ids = str(tokens(asked[leak["sample"]])[:-1])[1:-1]
@@ -221,16 +223,16 @@ def test_samples_of_shards_chats_and_packed_rows_are_found_by_number(web: Web) -
 
 
 def test_an_unknown_tokenizer_is_reported_and_another_one_refused(out: Path) -> None:
-    web, quiz = out / "web", out / "quiz"
-    alike = mdsmix("leaks", web, quiz / "eval", "--eval", quiz / "eval", "-n", 0)
+    project, quiz = out / "web", out / "quiz"
+    alike = mdsmix("leaks", project, quiz / "eval", "--eval", quiz / "eval", "-n", 0)
     assert ("quiz/eval sample" in alike.out, "no manifest" in alike.out) == (True, False)
     edit(quiz / "eval/mdsmix.manifest", lambda tree: tree["tokenizer"].update(hash="0" * 32))
     for more, output in (
         ((), "name published streams by --eval"),
         (("--eval", quiz / "eval"), "The same text has other ids there"),
     ):
-        answer = mdsmix("leaks", web, *more)
+        answer = mdsmix("leaks", project, *more)
         assert (answer.code, output in answer.err) == (2, True)
     (quiz / "eval/mdsmix.manifest").unlink()
-    answer = mdsmix("leaks", web, "--eval", quiz / "eval", "-n", 0)
+    answer = mdsmix("leaks", project, "--eval", quiz / "eval", "-n", 0)
     assert "is unknown (no manifest)" in answer.out

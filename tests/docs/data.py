@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import yaml
 
-from tests.converting import age, documents, done, flip, pairs, write_recipe
+from tests.converting import documents, flip_byte, pairs, run_ok, set_age, write_recipe
 from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
 from tests.tool_styles import QWEN_2_5
 
@@ -29,15 +29,15 @@ streams:
 def damaged() -> None:
     """A byte in the middle of the shard of docs is another."""
     (shard,) = Path("demo/mix/docs/train").glob("*.mds")
-    flip(shard, 1000)
+    flip_byte(shard, 1000)
 
 
 def edited_nine_days_ago() -> None:
     source = Path("demo/corpus/docs.jsonl")
     more = b'{"text": "one more line, which nobody had read before"}\n'
     source.write_bytes(source.read_bytes() + more)
-    done("convert", "yamls/demo.yaml")
-    age(Path("demo/mix/docs"), 9)
+    run_ok("convert", "yamls/demo.yaml")
+    set_age(Path("demo/mix/docs"), 9)
 
 
 def two_alike() -> None:
@@ -46,7 +46,7 @@ def two_alike() -> None:
     streams = {"docs": docs, "faq": pairs("demo/corpus/faq.jsonl")}
     mix = {"docs": {"repeat": 0.5}, "faq": {"repeat": 2}}
     settings = {"max_seq_len": 256, "local": "mix", "streams": streams, "mix": mix}
-    done("convert", write_recipe(Path(), Path("demo/tokenizer"), **settings))
+    run_ok("convert", write_recipe(Path(), Path("demo/tokenizer"), **settings))
 
 
 def sights() -> None:
@@ -112,7 +112,7 @@ def few() -> None:
     recipe = yaml.safe_load(Path("yamls/demo.yaml").read_text())
     recipe["mix"] = {name: {"choose": 8} for name in ("web", "docs", "faq", "chat")}
     Path("yamls/few.yaml").write_text(yaml.safe_dump(recipe))
-    done("render-yaml", "yamls/few.yaml", "-o", "demo/train.yaml")
+    run_ok("render-yaml", "yamls/few.yaml", "-o", "demo/train.yaml")
 
 
 def table_and_chats() -> None:
@@ -155,15 +155,15 @@ def published_anew() -> dict[str, Any]:
     """A YAML with its lock and the state of a run in mid-epoch; then web is another one."""
     from mdsmix.load import build_loader
 
-    done("convert", "yamls/demo.yaml")
-    done("render-yaml", "yamls/demo.yaml", "-o", "train.yaml")
+    run_ok("convert", "yamls/demo.yaml")
+    run_ok("render-yaml", "yamls/demo.yaml", "-o", "train.yaml")
     loader = build_loader("train.yaml", batch_size=8)
     next(iter(loader))
     state = loader.state_dict()
     source = Path("demo/corpus/docs.jsonl")
     lines = source.read_bytes().splitlines(keepends=True)
     source.write_bytes(b"".join([*lines, lines[7][:-3], b'."}\n']))
-    done("convert", "yamls/demo.yaml")
+    run_ok("convert", "yamls/demo.yaml")
     return {"state": state, "build_loader": build_loader}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
-from tests.converting import chats, documents, done, pairs, write_recipe
+from tests.converting import chats, documents, pairs, run_ok, write_recipe
 from tests.preloaded import PreloadedPython
 from tests.styles import STYLES, train_style
 
@@ -120,14 +120,14 @@ class Lab:
         """
         (folder := self.folder / name).mkdir(parents=True, exist_ok=True)
         recipe = write_recipe(folder, self.tokenizer, **settings)
-        done("convert", recipe)
+        run_ok("convert", recipe)
         return recipe
 
     def rendered(self, name: str = "", **settings: Any) -> Path:
         """train.yaml beside such a recipe: the tiny model on its mix."""
         recipe = self.converted(name, **settings)
         config = recipe.with_name("train.yaml")
-        done("render-yaml", recipe, "--into", TINY, "-o", config)
+        run_ok("render-yaml", recipe, "--into", TINY, "-o", config)
         return config
 
 

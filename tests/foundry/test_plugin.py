@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.converting import chats, documents, done, write_jsonl
+from tests.converting import chats, documents, run_ok, write_jsonl
 from tests.foundry.conftest import SCRIPTS, Foundry, Lab
 from tests.pictures import record, seeing_tokenizer, stream, write_drawings
 from tests.processors import IMAGE_TOKEN, TOKENS, ask_in_process, make_processor
@@ -70,7 +70,7 @@ def test_a_lost_shard_ends_a_run_and_changed_data_is_refused(
     foundry("train.metrics", path=str(config), steps=10, settings=saving)
 
     write_jsonl(parts[2], [{"text": "a text that is longer than those before"}, *texts[2::4]])
-    done("convert", tmp_path / "recipe.yaml")
+    run_ok("convert", tmp_path / "recipe.yaml")
     resuming = [f"load_path={tmp_path}/saved/ep0-ba10-rank0.pt"]
     told = foundry("train.failure", path=str(config), steps=30, settings=resuming)
     assert told.startswith("MixRefused: The checkpoint was written on other data: s2 was ")

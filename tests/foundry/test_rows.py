@@ -33,8 +33,8 @@ from tests.converting import (
     documents,
     manifest_of,
     pairs,
+    read_samples,
     run_recipe,
-    samples,
     write_jsonl,
     write_recipe,
 )
@@ -175,7 +175,7 @@ def test_the_stop_of_the_next_role_is_the_one_exception(
     settings = {"target_responses": "all", "special_tokens_in_text": "allow"}
     recipe = write_recipe(tmp_path, folder, max_seq_len=64, streams={"web": stream}, **settings)
     run_recipe(recipe)
-    rows = [sample["turns"] for sample in samples(tmp_path / "out/web/train")]
+    rows = [sample["turns"] for sample in read_samples(tmp_path / "out/web/train")]
     assert len(rows) == len(records)
     stops = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
     moved = foundry(

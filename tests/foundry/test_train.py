@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.converting import chats, done, files, write_jsonl, write_recipe
+from tests.converting import chats, read_files, run_ok, write_jsonl, write_recipe
 from tests.counting import count_requests
 from tests.docs.homes import Homes
 from tests.docs.page import Page
@@ -52,7 +52,7 @@ def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
     store = {"remote": f"s3://{bucket}/mix", "local": str(cache)}
     minio = lab.rendered("minio", **settings, **store)
     (line,) = [line for line in minio.read_text().splitlines() if "aws s3 cp" in line]
-    done("fetch", *shlex.split(line)[-2:])
+    run_ok("fetch", *shlex.split(line)[-2:])
     assert "name: finetuning" in local.read_text()
     assert not list(cache.rglob("*.mds")), "what trains must come from the store"
 
@@ -165,7 +165,7 @@ def test_both_environments_write_the_same_bytes_and_the_real_loader_draws_from_t
         ended = programs.start(MDSMIX, *words, **environment).wait()
         assert ended.returncode == 0, ended.stderr
     assert "(2, 128), (2, 128); eval_loader heldout (" in ended.stderr
-    lying = (files(tmp_path / side / "out").items() for side in ("ours", "theirs"))
+    lying = (read_files(tmp_path / side / "out").items() for side in ("ours", "theirs"))
     ours, theirs = ({n: data for n, data in each if n.count("/") == 2} for each in lying)
     assert len([name for name in ours if name.endswith(".mds")]) >= 5
     assert ours == theirs, "shards, index and manifest of every stream"
@@ -179,7 +179,7 @@ def test_composers_block_of_the_page_trains(foundry: Foundry, lab: Lab) -> None:
     loader = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
     settings = {"mix": {n: {"choose": 16} for n in both}, "max_seq_len": 64, "train_loader": loader}
     recipe, config = lab.converted(streams=both, **settings), lab.folder / "train.yaml"
-    done("render-yaml", recipe, "-o", config)
+    run_ok("render-yaml", recipe, "-o", config)
     code = code.replace('"train.yaml"', repr(str(config)))
     assert foundry("train.run", code=code) == 4
 

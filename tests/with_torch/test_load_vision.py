@@ -26,7 +26,7 @@ from mdsmix.load import build_loader
 from mdsmix.load.plugin import count_rows, prepare_microbatches
 from mdsmix.load.training_rows import RowImages
 from mdsmix.load.vision import decode_row_image, load_processor
-from tests.converting import done, manifest_of, mdsmix, quarantined, run_recipe, write_jsonl
+from tests.converting import manifest_of, mdsmix, read_quarantined, run_ok, run_recipe, write_jsonl
 from tests.pictures import drawing, record, saved, stream, write_drawings
 from tests.processors import FAMILIES, IMAGE_TOKEN, make_tiny_model, write_processor
 from tests.versions import IS_TRANSFORMERS_4
@@ -148,7 +148,7 @@ def test_a_preview_shows_one_token_an_image(published: Any) -> None:
         "--samples",
         "4",
     )
-    answer = done(*command, "--json")
+    answer = run_ok(*command, "--json")
     (step,) = json.loads(answer.out)["steps"]
     assert step["streams"][0]["tokens"] == batch["attention_mask"].sum()
     assert step["streams"][0]["trained"] == (batch["labels"][:, 1:] != -100).sum()
@@ -214,7 +214,7 @@ def test_records_whose_images_do_not_fit_are_filtered_and_not_cut(
         assert manifest_of(tmp_path / "out" / name / "train").records.filtered == filtered, name
     totals = manifest_of(tmp_path / "out/fit/train").totals
     assert (totals.images, totals.image_tokens) == (3, 12)
-    (bad,) = quarantined(tmp_path / "out/refused/train")
+    (bad,) = read_quarantined(tmp_path / "out/refused/train")
     assert (bad["reason"], bad["detail"]["image"]) == ("image_refused", wide)
     assert "Qwen2_5_VLProcessor refuses it: absolute aspect ratio" in bad["detail"]["why"]
     config = yaml.safe_load(Path(rendered(recipe)).read_text())
@@ -259,7 +259,7 @@ def test_an_image_that_would_make_a_batch_fail_is_quarantined(
     names = [str(path.relative_to(tmp_path)) for path in paths]
     recipe = written(tmp_path, of, [record(name) for name in names])
     run_recipe(recipe)
-    bad = quarantined(tmp_path / "out/see/train")
+    bad = read_quarantined(tmp_path / "out/see/train")
     reference = load_processor(str(of[1])).processor
     refused = {
         name
@@ -285,10 +285,10 @@ def test_one_bad_image_of_two_is_one_bad_record(tmp_path: Path, processors: Fold
     records = [record("img/low.png"), record(str(paths[0].relative_to(tmp_path)))]
     recipe = written(tmp_path, processors["llava_next"], records, max_bad="10%")
     assert run_recipe(recipe)[0].manifest.records.written == 1
-    (bad,) = quarantined(tmp_path / "out/see/train")
+    (bad,) = read_quarantined(tmp_path / "out/see/train")
     assert bad["reason"] == "image_refused"
     assert "LlavaNextProcessor refuses it in a batch with another image" in bad["detail"]["why"]
-    done("check", rendered(recipe))
+    run_ok("check", rendered(recipe))
 
 
 def test_no_token_of_an_image_is_trained_or_counted_as_trained(
@@ -306,7 +306,7 @@ def test_no_token_of_an_image_is_trained_or_counted_as_trained(
     trained = batch["labels"] != -100
     assert not (trained & (batch["input_ids"] == manifest.encoding.images["id"])).any()
     assert manifest.totals.loss_tokens == int(trained[:, 1:].sum())
-    done("mix", recipe, "--out", tmp_path / "drawn")
+    run_ok("mix", recipe, "--out", tmp_path / "drawn")
     assert manifest_of(tmp_path / "drawn/train").totals == manifest.totals
     plain = StreamingDataset(local=str(tmp_path / "out/see/train"), batch_size=1, shuffle=False)
     stored = [plain[i] for i in range(3)]
@@ -322,8 +322,8 @@ def test_packing_with_a_processor_and_a_damaged_image_are_refused(tmp_path: Path
     pictures = RowImages([image], [[300, 400]], np.zeros(1, np.int64), "row 3")
     with pytest.raises(MixRefused, match=r"row 3: image 0 does not decode \(image file is trunc"):
         decode_row_image(pictures, 0)
-    web = {"local": str(write_tokens(tmp_path, 4))}
+    project = {"local": str(write_tokens(tmp_path, 4))}
     for keys in ({"packing_ratio": 2}, {"decoder_only_format": False}):
         # Refused before the processor is loaded, which does not exist.
         with pytest.raises(RecipeError, match="must be a row of its own"):
-            loaded({"web": web}, 1, "mdsmix", processor="none", **keys)
+            loaded({"web": project}, 1, "mdsmix", processor="none", **keys)

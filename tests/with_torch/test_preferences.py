@@ -25,10 +25,10 @@ from mdsmix.ragged import Ragged
 from mdsmix.shards.token_ids import Tokens
 from tests.converting import (
     chats,
-    done,
     manifest_of,
     mdsmix,
-    quarantined,
+    read_quarantined,
+    run_ok,
     write_jsonl,
     write_recipe,
 )
@@ -73,7 +73,7 @@ def converted(folder: Path, tokenizer: Path, records: list[Any], **source: Any) 
     loader = {"name": "pairwise_preference", "num_workers": 0}
     settings = {"max_seq_len": LENGTH, "train_loader": loader, "streams": {"likes": stream}}
     recipe = write_recipe(folder, tokenizer, **settings)
-    return recipe, done("convert", recipe).out
+    return recipe, run_ok("convert", recipe).out
 
 
 def stored(folder: Path) -> list[dict[str, Any]]:
@@ -145,7 +145,7 @@ def test_messages_are_rendered_by_the_chat_template(tmp_path: Path, tokenizer_fo
 
     told = row(BEFORE, chosen="The old one.", rejected="Any.")
     assert stored(tmp_path) == [told, told, row(WHICH, chosen="A.", rejected="B.")]
-    reasons = sorted(each["reason"] for each in quarantined(tmp_path / "out/likes/train"))
+    reasons = sorted(each["reason"] for each in read_quarantined(tmp_path / "out/likes/train"))
     assert reasons == ["answers_unlike", "prompts_differ", "repeated_role"]
 
 
@@ -158,7 +158,7 @@ def test_rewards_are_stored_where_they_are_named(tmp_path: Path, tokenizer_folde
     assert (sample["chosen_reward"], sample["rejected_reward"]) == (2.0, -0.5)
     assert manifest_of(tmp_path / "out/likes/train").records.quarantined == {"bad_reward": 2}
     config = tmp_path / "train.yaml"
-    done("render-yaml", recipe, "-o", config)
+    run_ok("render-yaml", recipe, "-o", config)
     first = next(iter(build_loader(str(config), 1)))
     assert first["rejected_reward"].tolist() == [[-0.5]]
     refused = mdsmix("convert", recipe, "streams.likes.source.rejected_reward=null")
@@ -174,7 +174,7 @@ def likes(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> P
     """A converted stream of pairs and chats, and its YAML."""
     folder = tmp_path_factory.mktemp("likes")
     recipe, _ = converted(folder, tokenizer_folder, [*PAIRS, *CHATS])
-    done("render-yaml", recipe, "-o", folder / "train.yaml")
+    run_ok("render-yaml", recipe, "-o", folder / "train.yaml")
     return folder
 
 
@@ -201,8 +201,8 @@ def test_batches_are_those_of_composerl(
     recipe, _ = converted(tmp_path, tokenizer_folder, records_of(rows, tokenizer_folder), **named)
     kwargs = {"pad_token": "<|endoftext|>"} if pad == EOS else {}
     changes = [f"max_seq_len={length}", f"tokenizer.kwargs={json.dumps(kwargs)}"]
-    done("convert", recipe, *changes)
-    done("render-yaml", recipe, *changes, "-o", tmp_path / "train.yaml")
+    run_ok("convert", recipe, *changes)
+    run_ok("render-yaml", recipe, *changes, "-o", tmp_path / "train.yaml")
 
     batched = [row for n, row in enumerate(rows) if str(n) not in recorded["failing"]]
     whole = tensors_of(recorded["batch"])
@@ -241,7 +241,7 @@ def test_batches_are_those_of_composerl(
         manifest.totals.loss_tokens,
         manifest.totals.cut_tokens,
     )
-    told = done("check", tmp_path / "train.yaml").out
+    told = run_ok("check", tmp_path / "train.yaml").out
     assert ("pad-eos-preference" in told) == (pad == EOS)
 
 
@@ -255,7 +255,7 @@ def test_rows_stored_for_a_longer_length_are_cut_alike(
     named = {key: key for key in rows[0]}
     recipe, _ = converted(tmp_path, tokenizer_folder, records_of(rows, tokenizer_folder), **named)
     assert stored(tmp_path) == rows
-    done("render-yaml", recipe, "-o", tmp_path / "train.yaml")
+    run_ok("render-yaml", recipe, "-o", tmp_path / "train.yaml")
     config = yaml.safe_load((tmp_path / "train.yaml").read_text())
     config["train_loader"]["dataset"] |= {"shuffle": False, "max_seq_len": case["max_seq_len"]}
     (made,) = build_loader(config, len(rows))
@@ -268,12 +268,12 @@ def test_older_preferences_are_read_and_named_outdated(
     with monkeypatch.context() as patch:
         patch.setattr(Preferences, "version", 1)
         recipe, _ = converted(tmp_path, tokenizer_folder, PAIRS)
-    done("render-yaml", recipe, "-o", tmp_path / "train.yaml")
+    run_ok("render-yaml", recipe, "-o", tmp_path / "train.yaml")
     assert len(list(build_loader(str(tmp_path / "train.yaml"), 1))) == 2
     told = "kind.preferences was version 1"
-    assert told in " ".join(done("check", tmp_path / "train.yaml").out.split())
-    done("convert", recipe)
-    assert "rows-outdated" not in done("check", tmp_path / "train.yaml").out
+    assert told in " ".join(run_ok("check", tmp_path / "train.yaml").out.split())
+    run_ok("convert", recipe)
+    assert "rows-outdated" not in run_ok("check", tmp_path / "train.yaml").out
 
 
 def test_an_odd_length_is_refused_as_composerl_refuses_it(likes: Path) -> None:
@@ -294,11 +294,11 @@ def test_an_odd_length_is_refused_as_composerl_refuses_it(likes: Path) -> None:
 def test_every_command_knows_it(likes: Path) -> None:
     recipe = likes / "recipe.yaml"
     for name in ("check", "verify", "quarantine", "gc"):
-        done(name, recipe)
-    done("report", recipe, "-o", likes / "report.html")
-    shown = done("inspect", recipe, "-n", "1").out.replace("⟧⟦", "")
+        run_ok(name, recipe)
+    run_ok("report", recipe, "-o", likes / "report.html")
+    shown = run_ok("inspect", recipe, "-n", "1").out.replace("⟧⟦", "")
     assert "How many hens?⟦ Fourteen hens.⟨<|endoftext|>⟩ Nobody knows.⟨<|endoftext|>⟩" in shown
-    planned = json.loads(done("plan", recipe, "--batch", "2", "--gpus", "1", "--json").out)
+    planned = json.loads(run_ok("plan", recipe, "--batch", "2", "--gpus", "1", "--json").out)
     assert planned["streams"][0]["tokens"] > 0
     refused = mdsmix("preview", recipe, "--gpus", "1", "--batch", "2")
     assert (refused.code, "is the loader of ComposeRL" in refused.err) == (2, True)
@@ -309,7 +309,7 @@ def test_nothing_else_is_mixed_with_it(likes: Path, tmp_path: Path, tokenizer_fo
         tmp_path / "c.jsonl", [{"messages": said("Who?", "user") + said("A king.")}]
     )
     streams = {"chat": chats(source)}
-    done("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=LENGTH))
+    run_ok("convert", write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=LENGTH))
     config = yaml.safe_load((likes / "train.yaml").read_text())
     mixed = config["train_loader"]["dataset"]["streams"]
     mixed["chat"] = {"local": str(tmp_path / "out/chat"), "split": "train"}
@@ -329,13 +329,13 @@ def test_init_writes_a_recipe_of_preferences_alone(
     monkeypatch.chdir(tmp_path)
     write_jsonl(tmp_path / "likes.jsonl", [PAIRS[0], CHATS[0]])
     write_jsonl(tmp_path / "text.jsonl", [{"text": "some words of a text"}])
-    made = done("init", "likes.jsonl", "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")
+    made = run_ok("init", "likes.jsonl", "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")
     assert "How many hens?⟦ Fourteen hens." in made.out
     tree = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     assert tree["train_loader"] == {"name": "pairwise_preference"}
-    done("convert", "recipe.yaml")
+    run_ok("convert", "recipe.yaml")
     assert manifest_of(tmp_path / "mix/likes/train").totals.samples == 2
-    both = done("init", "likes.jsonl", "text.jsonl", "--tokenizer", tokenizer_folder)
+    both = run_ok("init", "likes.jsonl", "text.jsonl", "--tokenizer", tokenizer_folder)
     assert "likes is left out: a preference stream needs a run of its own" in both.err
     assert yaml.safe_load(both.out)["streams"].keys() == {"text"}
 
