@@ -1,1 +1,1 @@
-"""The rows of streams of every kind, as hashes that a file keeps: README.md beside this file."""
+"""The rows of streams of every kind, compared with hashes in a file (README.md)."""

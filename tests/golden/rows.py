@@ -1,5 +1,5 @@
-"""Rows as plain StreamingDataset gives them, as hashes, and the totals of their manifest; held
-against the file that keeps them.
+"""Rows as a plain StreamingDataset gives them, as hashes, and the totals of their manifests,
+compared with the file that keeps them (rows.json).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ TOTALS = (
     *("samples", "tokens", "loss_tokens", "lost_tokens", "largest_id", "longest", "lengths"),
     *("specials", "cut_rows", "cut_tokens", "images", "documents"),
 )
-"Facts of the data. Hashes, versions, keys and the bytes of images that Pillow wrote are none."
+"Counts that follow from the data, unlike hashes, versions, keys and bytes of images by Pillow."
 REWRITTEN = ("resized", "reencoded")
 "Streams of images that Pillow wrote: their sizes count, not their bytes."
 Row = Mapping[str, Any]
 
 
 class Made:
-    """The streams below a folder, open."""
+    """The streams below a folder, opened."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,17 +55,18 @@ class Made:
             yield row
 
     def _stored(self, number: int) -> bytes:
-        shard, at = self._rows.spanner[number]
-        return bytes(self._rows.shards[shard].get_sample_data(at))
+        shard, position = self._rows.spanner[number]
+        return bytes(self._rows.shards[shard].get_sample_data(position))
 
     def facts(self, name: str) -> dict[str, Any]:
-        manifest, hashes = manifest_of(self.folder / name), [_hash(r) for r in self.rows(name)]
+        manifest = manifest_of(self.folder / name)
+        hashes = [_hash(row) for row in self.rows(name)]
         return {
             "columns": manifest.encoding.columns,
             "records": _stated(manifest.records, RECORDS),
             "totals": _stated(manifest.totals, TOTALS),
             "hash": blake2b("".join(hashes).encode(), digest_size=16).hexdigest(),
-            "rows": " ".join(each[:4] for each in hashes),
+            "rows": " ".join(digest[:4] for digest in hashes),
         }
 
 
@@ -74,56 +75,63 @@ def _stated(section: Any, keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _hash(row: Row) -> str:
-    """Of names, dtypes, shapes and values."""
+    """Hash the names, dtypes, shapes and values of a row."""
     digest = blake2b(digest_size=16)
     for name in sorted(row):
         value = row[name]
         if isinstance(value, np.ndarray):
-            said = f"{value.dtype} {value.shape} ".encode() + value.tobytes()
+            content = f"{value.dtype} {value.shape} ".encode() + value.tobytes()
         else:
-            said = json.dumps(value, sort_keys=True).encode()
-        digest.update(f"{name} {len(said)} ".encode() + said)
+            content = json.dumps(value, sort_keys=True).encode()
+        digest.update(f"{name} {len(content)} ".encode() + content)
     return digest.hexdigest()
 
 
 def _images(stored: bytes) -> list[str]:
-    """Hashes of the images of a stored row: three sizes of columns, the images first, and of these
-    how many and their sizes.
+    """Return hashes of the images of a stored row. The row begins with the sizes of its three
+    columns. The first one has the images: their number, the size of each, and their bytes.
     """
     length = int(np.frombuffer(stored, "<u4", 1)[0])
     column = stored[12 : 12 + length]
     count = int(np.frombuffer(column, "<u4", 1, 4)[0])
     ends = 8 + 4 * count + np.cumsum([0, *np.frombuffer(column, "<u4", count, 8)])
-    found = [column[start:end] for start, end in pairwise(ends.tolist())]
-    return [blake2b(each, digest_size=8).hexdigest() for each in found]
+    images = [column[start:end] for start, end in pairwise(ends.tolist())]
+    return [blake2b(image, digest_size=8).hexdigest() for image in images]
 
 
 def differences(made: Made, kept: Mapping[str, Any]) -> Iterator[str]:
-    """A paragraph on each stream that is not as it was kept, with the ways in which it was
-    made so.
+    """Yield a paragraph on each stream that differs from the kept one, with the ways of converting
+    that gave the difference.
     """
     ways = defaultdict[str, list[str]](list)
     for name in made.names:
         way, _, stream = name.partition("/")
         ways[stream].append(way)
     for stream in sorted(kept.keys() ^ ways.keys()):
-        yield f"{stream}: it {'is kept, and was not made' if stream in kept else 'was made, and is not kept'}"
+        fault = "kept, but not converted" if stream in kept else "converted, but not kept"
+        yield f"{stream}: {fault}"
     for stream in sorted(kept.keys() & ways.keys()):
         facts = {way: made.facts(f"{way}/{stream}") for way in ways[stream]}
-        if others := [way for way in facts if facts[way] != kept[stream]]:
-            said = _told(made, f"{others[0]}/{stream}", facts[others[0]], kept[stream])
-            yield "\n".join([f"{stream}, made by {', '.join(others)}:", *said])
+        differing = [way for way in facts if facts[way] != kept[stream]]
+        if differing:
+            name = f"{differing[0]}/{stream}"
+            lines = _describe(made, name, facts[differing[0]], kept[stream])
+            yield "\n".join([f"{stream}, converted by {', '.join(differing)}:", *lines])
 
 
-def _told(made: Made, name: str, facts: Mapping[str, Any], was: Mapping[str, Any]) -> Iterator[str]:
+def _describe(
+    made: Made, name: str, facts: Mapping[str, Any], was: Mapping[str, Any]
+) -> Iterator[str]:
     for key in ("columns", "records", "totals"):
         if facts[key] != was[key]:
             yield f"  {key} are {facts[key]}\n  and were {was[key]}"
-    now, before = facts["rows"].split(), was["rows"].split()
-    differ = [n for n in range(max(len(now), len(before))) if now[n : n + 1] != before[n : n + 1]]
+    current = facts["rows"].split()
+    before = was["rows"].split()
+    count = max(len(current), len(before))
+    differ = [n for n in range(count) if current[n : n + 1] != before[n : n + 1]]
     if differ:
         row = next(islice(made.rows(name), differ[0], None), "no such row")
-        yield f"  {len(differ)} rows differ of {len(now)}, and there were {len(before)}; first row {differ[0]}, which is {row!s:.2000}"
+        yield f"  {len(differ)} rows differ of {len(current)}, and there were {len(before)}; first row {differ[0]}, which is {row!s:.2000}"
 
 
 def read_kept() -> dict[str, Any]:
@@ -131,10 +139,10 @@ def read_kept() -> dict[str, Any]:
 
 
 def write_kept(made: Made) -> None:
-    """The streams of the first way, a line each; all ways must agree."""
+    """Write the streams of the first way, a line each. All ways must agree."""
     facts = {name: made.facts(name) for name in made.names}
     kept = {name.partition("/")[2]: facts[name] for name in made.names if name.startswith(WAYS[0])}
-    told = list(differences(made, kept))
-    assert not told, "\n".join(told)
-    lines = (f"{json.dumps(name)}: {json.dumps(each)}" for name, each in kept.items())
+    faults = list(differences(made, kept))
+    assert not faults, "\n".join(faults)
+    lines = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in kept.items())
     KEPT.write_text("{\n" + ",\n".join(lines) + "\n}\n")

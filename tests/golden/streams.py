@@ -1,4 +1,4 @@
-"""The recipes: between them every kind, shape, format, compression, loader and policy."""
+"""The recipes. Together they have every kind, shape, format, compression, loader and policy."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def documents(path: str, source: Tree | None = None, **settings: Any) -> Tree:
 
 
 def finetuning(path: str, source: Tree | str, **settings: Any) -> Tree:
-    """A stream of pairs or conversations; a `source` that is a word is the field that its shape is
-    told by.
+    """Return a stream of pairs or conversations. If `source` is a word, it is the field that the
+    shape follows from.
     """
     named = {source: source} if isinstance(source, str) else source
     return {"kind": "finetuning", "source": {"path": path, **named}, **settings}
@@ -42,7 +42,7 @@ def chats(path: str = "messages.jsonl", **settings: Any) -> Tree:
 
 
 def pictured(path: str = "llava.jsonl", source: Tree | str | None = None, **images: Any) -> Tree:
-    """Records with images; LLaVA's, where nothing else is said."""
+    """Return a stream of records with images, by default LLaVA's."""
     images = {"root": "images", "token": "<|image|>", **images}
     return finetuning(path, source or {"shape": "llava"}, images=images)
 
