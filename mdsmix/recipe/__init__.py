@@ -1,6 +1,6 @@
 """The recipe: one YAML file that describes a whole run, read into frozen dataclasses.
 
-A mistake that shows in the recipe alone is refused here, before a byte of data is read.
+Mistakes that show in the recipe alone are refused here, before any data is read.
 """
 
 from __future__ import annotations
