@@ -27,7 +27,15 @@ from benchmarks.rounds import environment
 
 MB = 1_000_000
 ROW = 8192
-PERCENTS = {"commoncrawl": 52.2, "c4": 26.7, "github": 5.2, "book": 4.2, "arxiv": 4.6, "wiki": 3.8, "stackexchange": 3.3}  # fmt: skip
+PERCENTS = {
+    "commoncrawl": 52.2,
+    "c4": 26.7,
+    "github": 5.2,
+    "book": 4.2,
+    "arxiv": 4.6,
+    "wiki": 3.8,
+    "stackexchange": 3.3,
+}
 FULL = 2_000_000_000
 "Tokens of the run that is known to have failed."
 REPLAYED = 60
@@ -81,7 +89,25 @@ def _converted(place: Place, folder: Path, budget: int) -> tuple[Run, int]:
     mixture, recipe = place.work / "mixture.json", place.work / "mixture.yaml"
     mixture.write_text(json.dumps({"mixture": PERCENTS}))
     out = place.work / "out"
-    _run(place, [place.mdsmix, "init", "--mixture", mixture, folder, "--budget", f"{ROW}:{budget}", "--tokenizer", place.tokenizer, "-o", recipe, "--to", out, "--replace"])  # fmt: skip
+    _run(
+        place,
+        [
+            place.mdsmix,
+            "init",
+            "--mixture",
+            mixture,
+            folder,
+            "--budget",
+            f"{ROW}:{budget}",
+            "--tokenizer",
+            place.tokenizer,
+            "-o",
+            recipe,
+            "--to",
+            out,
+            "--replace",
+        ],
+    )
     command = [place.mdsmix, "convert", recipe, "--workers", "2"]
     shutil.rmtree(out, ignore_errors=True)
     timed = _run(place, command)

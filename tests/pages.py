@@ -58,7 +58,11 @@ class Page(HTMLParser):
         given = dict(attrs)
         self.scripts += tag == "script"
         self.handlers += [name for name in given if name.startswith("on")]
-        self.fetched += [f"{tag} {v}" for k, v in given.items() if k in FETCHED and v and not v.startswith(("#", "data:image/"))]  # fmt: skip
+        self.fetched += [
+            f"{tag} {v}"
+            for k, v in given.items()
+            if k in FETCHED and v and not v.startswith(("#", "data:image/"))
+        ]
         if given.get("http-equiv") == "Content-Security-Policy":
             self.policy = str(given["content"])
         if "sample" in str(given.get("class")).split():

@@ -103,7 +103,10 @@ def test_an_interruption_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
 def test_windows_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no fcntl, so a run would end in a traceback."""
     monkeypatch.setattr(sys, "platform", "win32")
-    said = "error: mdsmix runs on Linux and macOS, not on Windows itself: run it in WSL, where the same commands work.\n"
+    said = (
+        "error: mdsmix runs on Linux and macOS, not on Windows itself: run it in WSL, where the "
+        "same commands work.\n"
+    )
     assert mdsmix("convert", "recipe.yaml") == Answer(4, "", said)
 
 

@@ -61,7 +61,10 @@ def test_programs_get_the_figures_that_a_person_is_shown(recipe: Path) -> None:
     a, b = json.loads(recipe.with_name("convert.json").read_text())["rows"]
     tokens = manifest_of(at / "train").totals.tokens
     assert (a["stream"], a["read"], a["tokens"]) == ("a", 21, tokens)
-    assert b["reasons"] == {"filtered": {}, "quarantined": {"field_not_text": 1, "missing_field": 1}}  # fmt: skip
+    assert b["reasons"] == {
+        "filtered": {},
+        "quarantined": {"field_not_text": 1, "missing_field": 1},
+    }
     assert told("convert", recipe)["rows"][0]["state"].startswith("up to date")
     assert told("convert", recipe, "--dry-run")["plan"]
     card = told("inspect", at)

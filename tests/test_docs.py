@@ -63,7 +63,9 @@ def test_every_command_that_is_named_is_one() -> None:
     for page in PAGES:
         for words in re.findall(r"`mdsmix ([a-z][^`\n]*)`", page.read_text("utf-8")):
             name, *others = words.split()
-            options = {w.strip("[]().,:").split("=")[0] for w in others if w.startswith(("-", "[-"))}  # fmt: skip
+            options = {
+                w.strip("[]().,:").split("=")[0] for w in others if w.startswith(("-", "[-"))
+            }
             assert name in COMMANDS, (page, words)
             assert options <= known[name], (page, words)
 

@@ -60,7 +60,19 @@ CAPTURES = [
     "{% for m in [messages] recursive %}{% if m.content is defined %}{{ m.content }}{% else %}{{ loop(m) | length }}{% endif %}{% endfor %}",
     "{% macro said() %}{{ caller() | upper }}{% endmacro %}{% call said() %}{{ messages[0].content }}{% endcall %}",
 ]
-CONTENTS = ("", " ", "a", "b\n", "<think>x</think>y", " {{ z }} ", "é\U0001f600", "<s>", "{% if %}", "42", "%s")  # fmt: skip
+CONTENTS = (
+    "",
+    " ",
+    "a",
+    "b\n",
+    "<think>x</think>y",
+    " {{ z }} ",
+    "é\U0001f600",
+    "<s>",
+    "{% if %}",
+    "42",
+    "%s",
+)
 
 
 def draw_plain_conversations(count: int) -> Iterator[list[dict[str, str]]]:
@@ -232,7 +244,15 @@ def test_arguments_of_tojson_have_the_order_of_transformers() -> None:
     indent.
     """
     messages = [{"role": "user", "content": "é", "b": {"z": 1, "a": [2]}}]
-    calls = ("", "2", "false, 2", "true, none", "indent=4", "separators=(',', ':')", "false, 1, none, true")  # fmt: skip
+    calls = (
+        "",
+        "2",
+        "false, 2",
+        "true, none",
+        "indent=4",
+        "separators=(',', ':')",
+        "false, 1, none, true",
+    )
     for call in calls:
         source = f"{{{{ messages | tojson({call}) }}}}"
         printed = open_template(source, VARIABLES).render(messages, False)

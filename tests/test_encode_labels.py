@@ -177,7 +177,9 @@ def test_long_samples_are_cut_dropped_or_keep_their_first_turns(
         "first_turns": [fitting for fitting in map(keep_fitting, talks) if fitting],
     }[rule]
     stored = [orjson.loads(blob.tobytes()) for blob in encoded.columns["turns"]]
-    assert [[[*map(len, turn.values())] for turn in row] for row in stored] == [[[*map(len, turn)] for turn in row] for row in rows]  # fmt: skip
+    assert [[[*map(len, turn.values())] for turn in row] for row in stored] == [
+        [[*map(len, turn)] for turn in row] for row in rows
+    ]
     losses = [sum(stitch(row, targets, EOS)[1][1:LONGEST]) for row in rows]
     assert encoded.totals.loss_tokens == sum(losses)
     reasons = set(encoded.rejected.values())

@@ -223,7 +223,11 @@ def test_rows_are_framed_and_split_like_lists(
     assert framed.values.dtype == np.uint16
     drawn = [row for row in drawn if len(row) > 1]
     parts, sources = split_rows(Ragged.from_rows(drawn, np.uint16), longest)
-    slices = [(n, row[i : i + longest]) for n, row in enumerate(drawn) for i in range(0, len(row), longest)]  # fmt: skip
+    slices = [
+        (n, row[i : i + longest])
+        for n, row in enumerate(drawn)
+        for i in range(0, len(row), longest)
+    ]
     expected = [(n, piece) for n, piece in slices if len(piece) > 1]
     assert [*zip(sources.tolist(), to_lists(parts), strict=True)] == expected
     columns = lay_out_targets(parts)

@@ -268,11 +268,24 @@ def test_a_value_that_is_not_an_image_has_its_reason() -> None:
         assert words in refusal.value.why.detail["why"]
 
 
-ODD_VALUES: list[Any] = [None, "", 5, [], ["a.jpg"], {}, {"url": "a.jpg"}, {"bytes": 1}, "a.jpg", "a <image>"]  # fmt: skip
+ODD_VALUES: list[Any] = [
+    None,
+    "",
+    5,
+    [],
+    ["a.jpg"],
+    {},
+    {"url": "a.jpg"},
+    {"bytes": 1},
+    "a.jpg",
+    "a <image>",
+]
 TYPES = st.sampled_from(["text", "image", "image_url", "reasoning", "tool_call", *ODD_VALUES])
 KEYS = st.sampled_from(["text", "value", "image", "image_url", "base64", "data", "index"])
 VALUES = st.sampled_from(ODD_VALUES)
-PART = st.builds(lambda t, more: {"type": t} | more, TYPES, st.dictionaries(KEYS, VALUES, max_size=2))  # fmt: skip
+PART = st.builds(
+    lambda t, more: {"type": t} | more, TYPES, st.dictionaries(KEYS, VALUES, max_size=2)
+)
 
 
 @settings(max_examples=60)

@@ -165,7 +165,15 @@ def load_mix(home: Path, **keys: Any) -> Recipe:
     return load(home, text=json.dumps(tree | keys))
 
 
-SHARES = {"30%": "3/10", 0.7: "7/10", "1/3": "1/3", 7: "7", "52.2 %": "261/500", "0": "0", 1e-7: "1/10000000"}  # fmt: skip
+SHARES = {
+    "30%": "3/10",
+    0.7: "7/10",
+    "1/3": "1/3",
+    7: "7",
+    "52.2 %": "261/500",
+    "0": "0",
+    1e-7: "1/10000000",
+}
 WRONG_SHARES = (
     -1,
     "-3%",
@@ -186,7 +194,17 @@ BUDGETS: tuple[tuple[str, Any, str | None, str | None], ...] = (
     ("2 passes of chat", 2, None, "chat"), ("1 pass of a.b-c", 1, None, "a.b-c"),
     ("0.5 passes of chat", "1/2", None, "chat"),
 )  # fmt: skip
-WRONG_BUDGETS = ("2B", 2_000_000, "0 tokens", "2B words", "-2B tokens", "two passes of chat", "2 passes", "nan tokens", "1e999 tokens")  # fmt: skip
+WRONG_BUDGETS = (
+    "2B",
+    2_000_000,
+    "0 tokens",
+    "2B words",
+    "-2B tokens",
+    "two passes of chat",
+    "2 passes",
+    "nan tokens",
+    "1e999 tokens",
+)
 
 
 def test_shares_and_budgets_are_read_exactly_or_refused() -> None:

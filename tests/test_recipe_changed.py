@@ -82,7 +82,9 @@ CHANGES = [
 @pytest.fixture
 def recipe(tmp_path: Path, tokenizer_folder: Path) -> Path:
     """Write and convert a recipe with a stream of each kind; `chat` has a holdout."""
-    texts = [{"text": f"{n} a text of some words", "title": f"title {n}", "n": n} for n in range(60)]  # fmt: skip
+    texts = [
+        {"text": f"{n} a text of some words", "title": f"title {n}", "n": n} for n in range(60)
+    ]
     for name in ("web", "other", "web2"):
         write_jsonl(tmp_path / f"{name}.jsonl", texts if name == "web" else texts[:40])
     questions = [{"prompt": f"what is {n}", "response": f"it is {n}"} for n in range(40)]

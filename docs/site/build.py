@@ -46,7 +46,8 @@ def linked(page: Path) -> set[Path]:
             found.add(target)
         elif not (target / "README.md").exists():
             sys.exit(
-                f"{page.relative_to(ROOT)}: {link} is a folder without a README, which is no page of the site: link a file"
+                f"{page.relative_to(ROOT)}: {link} is a folder without a README, so the site has "
+                "no page of it: link a file"
             )
     return found
 

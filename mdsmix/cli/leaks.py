@@ -72,9 +72,9 @@ def leaks(
     eval_streams = [stream for loader in loaders for stream in loader.streams]
     if not eval_streams:
         raise RecipeError(
-            f"{mix.yaml.origin} has no evaluation, so there is nothing to search for: name published "
-            "streams by --eval; `mdsmix convert` makes one of a file of questions, with the "
-            "tokenizer of the mix."
+            f"{mix.yaml.origin} has no evaluation, so there is nothing to search for: name "
+            "published streams by --eval; `mdsmix convert` makes one of a file of questions, with "
+            "the tokenizer of the mix."
         )
     evals = unique_folders(eval_streams)
     with watching() as watcher:

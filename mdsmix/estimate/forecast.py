@@ -68,8 +68,8 @@ def forecast_stream(recipe: Recipe, spec: StreamSpec) -> tuple[PublishedStream, 
     if is_function(source.shape):
         raise RecipeError(
             f"{spec.name} is not converted, and the function {source.shape} reads its records, "
-            f"which only a conversion runs: `mdsmix convert --only {spec.name} --limit 1000` counts "
-            "the tokens of some."
+            f"which only a conversion runs: `mdsmix convert --only {spec.name} --limit 1000` "
+            "counts the tokens of some."
         )
     # Survey the source.
     tokenizer = open_tokenizer(recipe.tokenizer)

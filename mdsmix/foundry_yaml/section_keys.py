@@ -19,8 +19,8 @@ CHECKS = CheckList()
 def loader_unknown(loader: LoaderSection) -> Findings:
     if loader.name not in DATASET_KEYS_OF:
         yield Finding(
-            f"name of {{loader}} is {format_yaml_value(loader.section.get('name'))}, and mdsmix knows "
-            f"{', '.join(DATASET_KEYS_OF)}.",
+            f"name of {{loader}} is {format_yaml_value(loader.section.get('name'))}, and mdsmix "
+            f"knows {', '.join(DATASET_KEYS_OF)}.",
             "write name: text or name: finetuning, or name: mdsmix for a mix of both.",
         )
 
@@ -185,8 +185,8 @@ def remote_file(loader: LoaderSection, stream: StreamSection) -> Findings:
 
 @CHECKS.stream_section(
     "warning",
-    "Streaming caches it in the temporary folder, and refuses that folder when the run starts again "
-    "(FileExistsError).",
+    "Streaming caches it in the temporary folder, and refuses that folder when the run starts "
+    "again (FileExistsError).",
 )
 def local_unset(loader: LoaderSection, stream: StreamSection) -> Findings:
     if not stream.settings.get("local"):
@@ -201,6 +201,7 @@ def cache_limit_local(loader: LoaderSection, stream: StreamSection) -> Findings:
     limit = loader.dataset.get("cache_limit")
     if limit and not stream.settings.get("remote"):
         yield Finding(
-            f"{{loader}} sets cache_limit: {limit}, and {{streams}}: only a local folder, no remote.",
+            f"{{loader}} sets cache_limit: {limit}, and {{streams}}: only a local folder, no "
+            "remote.",
             "publish to a remote, or leave cache_limit out.",
         )

@@ -33,7 +33,8 @@ REFUSED = "LLM-Foundry refuses the loader's section."
 def length_invalid(loader: LoaderSection) -> Findings:
     if (loader.max_seq_len or 0) < 2:
         yield Finding(
-            f"dataset.max_seq_len of {{loader}} is {format_yaml_value(loader.dataset.get('max_seq_len'))}.",
+            "dataset.max_seq_len of {loader} is "
+            f"{format_yaml_value(loader.dataset.get('max_seq_len'))}.",
             'set max_seq_len: "${max_seq_len}".',
         )
 
@@ -87,7 +88,7 @@ def setting_null(loader: LoaderSection) -> Findings:
 
 @CHECKS.loader_section(
     "error",
-    "The finetuning loader refuses a local folder in which the split is not a folder of exactly that "
+    "The finetuning loader refuses a local folder if its split is not a folder of exactly that "
     "name (ValueError).",
 )
 def split_nested(loader: LoaderSection) -> Findings:
@@ -127,7 +128,8 @@ def workers(loader: LoaderSection) -> Findings:
         yield Finding(
             f"num_workers of {{loader}} is 0, prefetch_factor is {format_yaml_value(prefetch)} and "
             f"persistent_workers is {format_yaml_value(persistent)}.",
-            "set prefetch_factor: null and persistent_workers: false, or num_workers to at least 1.",
+            "set prefetch_factor: null and persistent_workers: false, or num_workers to at least "
+            "1.",
         )
 
 
@@ -211,7 +213,8 @@ def separator_differs(loader: LoaderSection, tokenizer_ids: Mapping[str, int | N
         right = tokenizer_ids.get(word, token)
         if token is not None and token != right and not is_allowed:
             yield Finding(
-                f"{word}_token_id of {{loader}} is {token}, and the tokenizer's is {format_yaml_value(right)}.",
+                f"{word}_token_id of {{loader}} is {token}, and the tokenizer's is "
+                f"{format_yaml_value(right)}.",
                 f"set {word}_token_id: {format_yaml_value(right)}.",
                 why=SEPARATORS,
             )
@@ -269,7 +272,8 @@ def weights_together(loader: LoaderSection) -> Findings:
     absolute = [s.name for s in streams if {"repeat", "choose"} & s.weight.keys()]
     if size and absolute:
         yield Finding(
-            f"{{loader}} sets epoch_size: {size}, and repeat or choose of {{streams}} decide it too.",
+            f"{{loader}} sets epoch_size: {size}, and repeat or choose of {{streams}} decide it "
+            "too.",
             "leave epoch_size out, or weight all streams by proportion.",
             absolute,
             "weights-epoch-size",

@@ -113,8 +113,9 @@ def preview_warnings(preview: Preview) -> Iterator[str]:
     text_streams = [stream.name for stream in loaders.reader.streams if not has_ids(stream)]
     if text_streams:
         yield (
-            f"{join_names(text_streams)}: the loader tokenizes {choose_verb(text_streams, 'its', 'their')} "
-            "text, so tokens are unknown and shares count samples. Convert the text to see tokens."
+            f"{join_names(text_streams)}: the loader tokenizes "
+            f"{choose_verb(text_streams, 'its', 'their')} text, so tokens are unknown and shares "
+            "count samples. Convert the text to see tokens."
         )
     unread = [step.step for step in preview.steps if step.is_unread]
     if unread:

@@ -19,8 +19,14 @@ LONG_NAME = "conversations_of_the_help_desk_with_its_customers_v2"
 
 def _mix(home: Path, tokenizer: Path) -> Path:
     texts = [f"{HOSTILE[n % len(HOSTILE)]} needle{n}" for n in range(48)]
-    write_jsonl(home / "docs.jsonl", [*({"text": t} for t in texts), {"text": "<i onclick=alert(1)>" * 2, "x": 1}, {"text": 7}])  # fmt: skip
-    write_jsonl(home / "faq.jsonl", [{"prompt": f"What is {n}?", "response": f"{n} 👩‍👩‍👧‍👦 it is."} for n in range(48)])  # fmt: skip
+    write_jsonl(
+        home / "docs.jsonl",
+        [*({"text": t} for t in texts), {"text": "<i onclick=alert(1)>" * 2, "x": 1}, {"text": 7}],
+    )
+    write_jsonl(
+        home / "faq.jsonl",
+        [{"prompt": f"What is {n}?", "response": f"{n} 👩‍👩‍👧‍👦 it is."} for n in range(48)],
+    )
     talk = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "It, " * 99}]
     write_jsonl(home / "chat.jsonl", [{"messages": talk}] * 48)
     streams: dict[str, Any] = {
@@ -29,7 +35,16 @@ def _mix(home: Path, tokenizer: Path) -> Path:
         LONG_NAME: chats("chat.jsonl"),
     }
     shares = {"docs": {"share": 0.5}, "faq": {"share": 0.3}, LONG_NAME: {"share": 0.2}}
-    return write_recipe(home, tokenizer, max_seq_len=64, streams=streams, mix=shares, budget="400000 tokens", max_repeat=1000, special_tokens_in_text="allow")  # fmt: skip
+    return write_recipe(
+        home,
+        tokenizer,
+        max_seq_len=64,
+        streams=streams,
+        mix=shares,
+        budget="400000 tokens",
+        max_repeat=1000,
+        special_tokens_in_text="allow",
+    )
 
 
 def _images(home: Path, tokenizer: Path) -> Path:
@@ -52,7 +67,9 @@ def make(folder: Path) -> None:
         for arguments in (("convert", recipe), report):
             answer = mdsmix(*arguments)
             assert answer.code == 0, answer.err
-    shown = mdsmix("inspect", folder / "mix/recipe.yaml", "--random", "--seed", 0, "-n", 8, "--json")  # fmt: skip
+    shown = mdsmix(
+        "inspect", folder / "mix/recipe.yaml", "--random", "--seed", 0, "-n", 8, "--json"
+    )
     (folder / "mix.json").write_text(json.dumps(json.loads(shown.out)))
 
 

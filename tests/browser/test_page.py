@@ -18,7 +18,13 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome-stable", "google-chrome")  # fmt: skip
+BROWSERS = (
+    "chromium-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome-stable",
+    "google-chrome",
+)
 MILLISECONDS = 300_000
 "What a page is waited for longer hangs: a busy machine takes seconds."
 expect.set_options(timeout=MILLISECONDS)
@@ -48,7 +54,9 @@ def axe() -> str:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """This machine's Chromium, or Playwright's own where there is none."""
-    named = os.environ.get("MDSMIX_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)  # fmt: skip
+    named = os.environ.get("MDSMIX_CHROMIUM") or next(
+        filter(None, map(shutil.which, BROWSERS)), None
+    )
     root = ["--no-sandbox"] if os.geteuid() == 0 else []
     how: dict[str, Any] = {"executable_path": named, "args": root, "timeout": MILLISECONDS}
     with sync_playwright() as playwright:
@@ -62,7 +70,9 @@ def opened(browser: Browser, pages: Path) -> Iterator[Open]:
     """Opens a page from file://, at a width and in a scheme."""
     contexts, faults = list[Any](), list[str]()
 
-    def open_page(name: str, width: str = "desktop", scheme: str = "light", **settings: Any) -> Page:  # fmt: skip
+    def open_page(
+        name: str, width: str = "desktop", scheme: str = "light", **settings: Any
+    ) -> Page:
         size = dict(zip(("width", "height"), WIDTHS[width], strict=True))
         context = browser.new_context(viewport=size, color_scheme=scheme, **settings)
         contexts.append(context)
@@ -70,7 +80,14 @@ def opened(browser: Browser, pages: Path) -> Iterator[Open]:
         page.on("console", lambda said: faults.append(f"console: {said.text}"))
         page.on("pageerror", lambda error: faults.append(f"error: {error}"))
         page.on("dialog", lambda dialog: faults.append(f"dialog: {dialog.message}"))
-        page.on("request", lambda asked: asked.url in (at,) or asked.url.startswith("data:image/") or faults.append(f"request: {asked.url}"))  # fmt: skip
+        page.on(
+            "request",
+            lambda asked: (
+                asked.url in (at,)
+                or asked.url.startswith("data:image/")
+                or faults.append(f"request: {asked.url}")
+            ),
+        )
         page.set_default_timeout(MILLISECONDS)
         page.goto(at)
         return page
@@ -135,7 +152,9 @@ def test_a_token_tells_its_ids_and_whether_it_is_trained(opened: Open) -> None:
     ids = str(split.get_attribute("data-i")).split()
     assert len(ids) > 1
     split.hover()
-    assert str(split.get_attribute("title")).endswith(f"one character of {len(ids)} tokens, ids {', '.join(ids)}, trained")  # fmt: skip
+    assert str(split.get_attribute("title")).endswith(
+        f"one character of {len(ids)} tokens, ids {', '.join(ids)}, trained"
+    )
     sample.locator("i").first.click()
     expect(page.locator("#token")).to_be_visible()
     expect(page.locator("#token")).to_contain_text("not trained")
@@ -178,7 +197,9 @@ def test_parts_are_there_and_reached_by_keyboard(opened: Open) -> None:
 
 def test_images_are_shown(opened: Open) -> None:
     page = opened("images.html")
-    widths = page.locator("img").evaluate_all("all => Promise.all(all.map(e => e.decode().then(() => e.naturalWidth)))")  # fmt: skip
+    widths = page.locator("img").evaluate_all(
+        "all => Promise.all(all.map(e => e.decode().then(() => e.naturalWidth)))"
+    )
     assert widths == [144, 144, 144]
 
 
@@ -192,6 +213,8 @@ def test_without_its_script_all_samples_are_there(opened: Open, pages: Path) -> 
 def test_its_policy_lets_nothing_out(browser: Browser, pages: Path) -> None:
     page = browser.new_page()
     page.goto((pages / "images.html").as_uri())
-    refused = page.evaluate("new Promise(done => { document.addEventListener('securitypolicyviolation', e => done(e.violatedDirective)); document.body.insertAdjacentHTML('beforeend', '<img src=\"http://127.0.0.1:9/x.png\">'); })")  # fmt: skip
+    refused = page.evaluate(
+        "new Promise(done => { document.addEventListener('securitypolicyviolation', e => done(e.violatedDirective)); document.body.insertAdjacentHTML('beforeend', '<img src=\"http://127.0.0.1:9/x.png\">'); })"
+    )
     assert refused == "img-src"
     page.close()

@@ -194,7 +194,11 @@ def others_chats() -> None:
     dataset_info.json.
     """
     Path("data").mkdir()
-    said = [("How many shards?", "Three."), ("And samples?", "Twelve."), ("Which loader?", "The finetuning loader.")]  # fmt: skip
+    said = [
+        ("How many shards?", "Three."),
+        ("And samples?", "Twelve."),
+        ("Which loader?", "The finetuning loader."),
+    ]
     talks = [[{"from": "human", "value": q}, {"from": "gpt", "value": a}] for q, a in said]
     _write("data/alpaca.jsonl", [{"instruction": q, "input": "", "output": a} for q, a in said])
     _write("data/sharegpt.jsonl", [{"conversations": talk} for talk in talks])

@@ -70,7 +70,8 @@ class Page:
             case "yaml" | "json":
                 yaml.safe_load(block.text)
             case other if other != "not run":
-                yield f"what is this block of {other or 'no language'}? Say it in a mark: tests/docs/blocks.py"
+                language = other or "no language"
+                yield f"a block of {language} needs a mark: see tests/docs/blocks.py"
 
     def _run(self, command: str, below: str, is_compared: bool) -> Iterator[str]:
         if (read := READ.fullmatch(command)) and not Path(read[1]).exists():

@@ -29,7 +29,10 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / ".venv-foundry" / "bin" / "python"
 SCRIPTS = Path(__file__).with_name("scripts")
 SECONDS = 400
-IMPORTS = "import llmfoundry.cli.cli, composer.loggers, mdsmix.load, tests.shared_prefix; tests.shared_prefix.count_apart()"
+IMPORTS = (
+    "import llmfoundry.cli.cli, composer.loggers, mdsmix.load, tests.shared_prefix; "
+    "tests.shared_prefix.count_apart()"
+)
 TINY = Path(__file__).with_name("tiny.yaml")
 MDSMIX = "from mdsmix.cli.main import run; run()"
 LLMFOUNDRY = "from llmfoundry.cli.cli import app; app()"

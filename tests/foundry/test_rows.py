@@ -230,7 +230,9 @@ def test_streams_are_those_of_its_converters(
         found = foundry("loaders.same", **same, name="text" if is_text else "finetuning")
         assert found["rows"] > ROWS / 5
         assert is_text or found["rows"] == told.written
-        assert found["trained"] == 64 * found["rows"] if is_text else found["trained"] > found["rows"]  # fmt: skip
+        assert (
+            found["trained"] == 64 * found["rows"] if is_text else found["trained"] > found["rows"]
+        )
 
 
 MODULE = "llmfoundry.data.finetuning.tasks"

@@ -131,7 +131,10 @@ def _describe(
     differ = [n for n in range(count) if current[n : n + 1] != before[n : n + 1]]
     if differ:
         row = next(islice(made.rows(name), differ[0], None), "no such row")
-        yield f"  {len(differ)} rows differ of {len(current)}, and there were {len(before)}; first row {differ[0]}, which is {row!s:.2000}"
+        yield (
+            f"  {len(differ)} rows differ of {len(current)}, and there were {len(before)}; first "
+            f"row {differ[0]}, which is {row!s:.2000}"
+        )
 
 
 def read_kept() -> dict[str, Any]:

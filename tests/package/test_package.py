@@ -28,7 +28,10 @@ from mdsmix.load import build_loader
 batch = next(iter(build_loader("train.yaml", batch_size=2)))
 print(tuple(batch["input_ids"].shape), sys.modules["mdsmix"].__file__)
 """
-ENTRY = "from importlib.metadata import entry_points; print(entry_points(group='llmfoundry_dataloaders')['mdsmix'].load().__name__)"
+ENTRY = (
+    "from importlib.metadata import entry_points; "
+    "print(entry_points(group='llmfoundry_dataloaders')['mdsmix'].load().__name__)"
+)
 
 
 def tracked(folder: str) -> set[str]:
@@ -39,8 +42,14 @@ def tracked(folder: str) -> set[str]:
 
 def run(*arguments: object, cwd: Path, code: int = 0) -> str:
     """What it prints; no module of the checkout is in its path."""
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}  # fmt: skip
-    done = subprocess.run(list(map(str, arguments)), cwd=cwd, env=env, capture_output=True, text=True)  # fmt: skip
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
+    done = subprocess.run(
+        list(map(str, arguments)), cwd=cwd, env=env, capture_output=True, text=True
+    )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stderr + done.stdout
 
@@ -119,5 +128,16 @@ def test_it_runs_without_being_installed(home: Path) -> None:
 def test_it_installs_beside_llm_foundry(home: Path) -> None:
     """One set of packages satisfies both."""
     (home / "both.in").write_text(f"mdsmix[all] @ {WHEEL.as_uri()}\nllm-foundry==0.22.0\n")
-    run(UV, "pip", "compile", "--quiet", "--python-version", "3.11", "both.in", "-o", "both.txt", cwd=home)  # fmt: skip
+    run(
+        UV,
+        "pip",
+        "compile",
+        "--quiet",
+        "--python-version",
+        "3.11",
+        "both.in",
+        "-o",
+        "both.txt",
+        cwd=home,
+    )
     assert re.search(r"^llm-foundry==0.22.0$", (home / "both.txt").read_text(), re.MULTILINE)

@@ -149,7 +149,8 @@ def first(batch):
 
 def held(batch):
     trained = int((batch["labels"][:, 1:] != -100).sum())
-    return [int(batch["attention_mask"].sum()), trained, (batch["sequence_id"].amax(dim=1) + 1).tolist()]
+    documents = (batch["sequence_id"].amax(dim=1) + 1).tolist()
+    return [int(batch["attention_mask"].sum()), trained, documents]
 
 def of_all(look, batches):
     every = [None] * dist.get_world_size()

@@ -146,7 +146,8 @@ def choose_samples(
     for share, count, exact in zip(shares, counts, ideal, strict=True):
         if share.target and not count:
             raise MixRefused(
-                f"the share of {share.stream}, {format_percent(share.target)}, is less than one sample of "
+                f"the share of {share.stream}, {format_percent(share.target)}, is less than one "
+                "sample of "
                 f"about {float(share.share_units):,.0f} {unit}: set a larger budget, raise "
                 "max_repeat, or give it a larger share."
             )
@@ -226,7 +227,8 @@ def _refuse_many_passes(
     step = 1 if budget.unit else 1000  # thousandths of a pass
     largest = Fraction(math.floor(budget.amount * max_passes / passes * step), step)
     raise MixRefused(
-        f"the share of {scarcest.stream}, {format_percent(scarcest.target)} under a budget of {budget}, "
+        f"the share of {scarcest.stream}, {format_percent(scarcest.target)} under a budget of "
+        f"{budget}, "
         f"comes to {float(passes * scarcest.size):,.0f} {unit}, and the stream has "
         f"{float(scarcest.size):,.0f}: {float(passes):,.2f} passes an epoch exceed "
         f"max_repeat: {float(max_passes):g}. The largest budget that fits is "

@@ -160,8 +160,8 @@ def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Appo
     for share in [share for share in shares if share.target] or shares:
         if not share.size:
             raise MixRefused(
-                f"{share.stream} must be {format_percent(share.target)} of an epoch's {unit}, and has "
-                "none: convert it, or remove its share, or check which of its records were "
+                f"{share.stream} must be {format_percent(share.target)} of an epoch's {unit}, and "
+                "has none: convert it, or remove its share, or check which of its records were "
                 "filtered when it was converted."
             )
     max_passes = Fraction(str(recipe.max_repeat))
