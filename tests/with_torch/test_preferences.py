@@ -183,9 +183,9 @@ def test_a_process_that_imports_the_loader_reads_it(likes: Path, programs: Prelo
     section = config["train_loader"]
     assert section["name"] == "pairwise_preference"
     assert section["dataset"].keys() == {"streams", "max_seq_len", "shuffle"}
-    yaml = str(likes / "train.yaml")
+    path = str(likes / "train.yaml")
     code = (
-        f"from mdsmix.load import build_loader; print(len(next(iter(build_loader({yaml!r}, 2)))))"
+        f"from mdsmix.load import build_loader; print(len(next(iter(build_loader({path!r}, 2)))))"
     )
     assert programs.start(code).wait().stdout.strip() == "6", "a process that imports the loader"
 
