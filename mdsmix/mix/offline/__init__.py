@@ -1,3 +1,3 @@
-"""Published streams -> one published stream, drawn by weight and shuffled as a whole. The README
-beside this file shows how.
+"""Published streams -> one published stream, drawn by weight and shuffled as a whole. README.md in
+this folder has the method.
 """
