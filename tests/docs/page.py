@@ -134,7 +134,7 @@ OTHER_EACH_TIME = re.compile(
     r"|(?<=load )[\d.]+"
     r"|[\d.]+ [MGT]B(?= are free)|[\d.]+(?= kB$)"
 )
-PASSED_OVER = ("reading the ", "the first batches: ", "peak memory: ")
+PASSED_OVER = ("reading the ", "importing streaming and torch ", "peak memory: ")
 "Lines: what is said while something is waited for, and what processes took."
 OF_TIMES = {"seconds", "tokens/s", "samples/s", "first batch, s", "wait a step, ms", "longest, ms"}
 "Columns of tables."
