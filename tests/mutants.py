@@ -1,4 +1,4 @@
-"""`python -m tests.mutants --seed N`: faults planted in a copy of the tree, one at a time, and
+"""`python -m tests.mutants --seed N`: plant faults in a copy of the tree, one at a time, and print
 those that no test notices.
 
 The operators are mutmut's. Its own runner forks the process that has imported a module, so it tries
@@ -21,7 +21,6 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import islice
 from math import sqrt
 from pathlib import Path
 
@@ -31,13 +30,13 @@ from mutmut.mutation.mutators import mutation_operators
 
 ROOT = Path(__file__).parents[1]
 COPY = 'cd "$0" && git ls-files -coz --exclude-standard | tar c --null -T - | tar x -C "$1"'
-"What git knows or would add: the developer's own tree is never touched."
+"Copies the files that git tracks or would add. The developer's own tree is never changed."
 BOUNDED = 'ulimit -v 16777216; exec timeout -s KILL 900 "$@"'
-"""A fault may run, or allocate, without end. torch and MinIO reserve a few GiB of addresses without
-using them.
+"""Limits a fault that runs or allocates without end. torch and MinIO reserve a few GiB of addresses
+without using them.
 """
-# mutmut leaves alone what these do too. Documentation, or words for a reader: no test compares
-# every one of them, and none should.
+# Not changed, as by mutmut: annotations, decorators, imports, and text for a reader, which no test
+# should compare word by word.
 CALLED = m.Name(m.MatchRegex("len|isinstance|cast|TypeVar"))
 CODE = m.Annotation() | m.Decorator() | m.Import() | m.ImportFrom() | m.Call(CALLED)
 LEFT_ALONE = CODE | m.Expr(m.SimpleString()) | m.SimpleString(m.MatchRegex("(?s).* .*"))
@@ -50,40 +49,52 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sample", type=int, default=50, help="faults to try")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("rooms", nargs="*", default=["."], help="files or folders below mdsmix")
+    parser.add_argument("paths", nargs="*", default=["."], help="files or folders below mdsmix")
     options = parser.parse_args()
-    named = [ROOT / "mdsmix" / room for room in options.rooms]
-    files = sorted(f for path in named for f in ([path] if path.is_file() else path.rglob("*.py")))
+    files = list[Path]()
+    for name in options.paths:
+        path = ROOT / "mdsmix" / name
+        files += [path] if path.is_file() else path.rglob("*.py")
+    faults = draw_faults(sorted(files), options.sample, random.Random(options.seed))
     with ThreadPoolExecutor(options.jobs) as pool:
-        found = [*pool.map(is_noticed, drawn(files, options.sample, random.Random(options.seed)))]
-    share = (sum(found) + 2) / (len(found) + 4)  # the interval of Agresti and Coull
-    margin = 2 * sqrt(share * (1 - share) / (len(found) + 4))
+        results = list(pool.map(is_noticed, faults))
+    noticed = sum(results)
+    share = (noticed + 2) / (len(results) + 4)  # the interval of Agresti and Coull
+    margin = 2 * sqrt(share * (1 - share) / (len(results) + 4))
     low, high = share - margin, min(share + margin, 1)
-    print(f"\n{sum(found)} of {len(found)} noticed, 95 % interval {low:.0%} to {high:.0%}")
+    print(f"\n{noticed} of {len(results)} noticed, 95 % interval {low:.0%} to {high:.0%}")
 
 
-def drawn(files: list[Path], count: int, order: random.Random) -> Iterator[Fault]:
-    """Places are drawn evenly, then one fault of each: a call with many arguments weighs no more
-    than a comparison.
+def draw_faults(files: list[Path], count: int, rng: random.Random) -> Iterator[Fault]:
+    """Draw nodes of the code evenly, then one fault for each, so that a call with many arguments
+    weighs no more than a comparison.
     """
-    trees = [(file, cst.parse_module(file.read_text())) for file in files]
-    places = [(file, tree, node) for file, tree in trees for node in nodes(tree)]
-    order.shuffle(places)
-    found = ((file, [*changed(tree, node)]) for file, tree, node in places)
-    for file, sources in islice((f for f in found if f[1]), count):
-        yield str(file.relative_to(ROOT)), order.choice(sources)
+    nodes = []
+    for file in files:
+        tree = cst.parse_module(file.read_text())
+        nodes += [(file, tree, node) for node in walk(tree)]
+    rng.shuffle(nodes)
+    drawn = 0
+    for file, tree, node in nodes:
+        if drawn == count:
+            return
+        sources = list(mutate(tree, node))
+        if sources:
+            drawn += 1
+            yield str(file.relative_to(ROOT)), rng.choice(sources)
 
 
-def nodes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield a node and its descendants, apart from those that are left alone."""
     if not m.matches(node, LEFT_ALONE):
         yield node
         for child in node.children:
-            yield from nodes(child)
+            yield from walk(child)
 
 
-def changed(tree: cst.Module, node: cst.CSTNode) -> Iterator[str]:
-    """What mutmut's operators make of a node; what does not compile, or is the same program, is
-    left out.
+def mutate(tree: cst.Module, node: cst.CSTNode) -> Iterator[str]:
+    """Yield the sources that mutmut's operators make by changing a node, if they compile and are
+    another program.
     """
     for kind, operator in mutation_operators:
         for other in operator(node) if isinstance(node, kind) else ():
@@ -94,48 +105,54 @@ def changed(tree: cst.Module, node: cst.CSTNode) -> Iterator[str]:
 
 
 def is_noticed(fault: Fault) -> bool:
+    """Return whether a test notices a fault, and print it."""
     name, source = fault
+    test = ""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         subprocess.run(["bash", "-c", COPY, ROOT, folder], check=True)
-        by = next(filter(None, (first(Path(folder), fault, each) for each in tests(name))), "")
-    print(f"{'noticed' if by else 'PASSED'}  {name}  {by}", flush=True)
-    if not by:
+        for files in list_test_files(name):
+            test = test or find_failing_test(Path(folder), fault, files)
+    print(f"{'noticed' if test else 'PASSED'}  {name}  {test}", flush=True)
+    if not test:
         lines = [text.splitlines(keepends=True) for text in ((ROOT / name).read_text(), source)]
         print("".join([*difflib.unified_diff(*lines, n=0)][2:]), end="", flush=True)
-    return bool(by)
+    return bool(test)
 
 
-def tests(name: str) -> Iterator[list[str]]:
-    """Those that are named for the room of this file or import of it: those without torch, and the
-    others.
+def list_test_files(name: str) -> Iterator[list[str]]:
+    """Yield the test files that are named for the package of this file, or import it: first those
+    without torch, then the others.
     """
-    room = Path(name).parts[1].removesuffix(".py")
+    package = Path(name).parts[1].removesuffix(".py")
+    imports_package = re.compile(rf"^(from|import) mdsmix\.{package}\b", re.MULTILINE)
     for folders in (("tests", "tests/e2e", "tests/abuse"), ("tests/with_torch",)):
-        paths = [p for f in folders for p in sorted((ROOT / f).glob("test_*.py"))]
-        of_it = re.compile(rf"^(from|import) mdsmix\.{room}\b", re.MULTILINE)
-        yield [
-            str(p.relative_to(ROOT))
-            for p in paths
-            if p.name.startswith(f"test_{room}") or of_it.search(p.read_text())
-        ]
+        files = []
+        for folder in folders:
+            for path in sorted((ROOT / folder).glob("test_*.py")):
+                is_named = path.name.startswith(f"test_{package}")
+                if is_named or imports_package.search(path.read_text()):
+                    files.append(str(path.relative_to(ROOT)))
+        yield files
 
 
-def first(copy: Path, fault: Fault, tests: list[str]) -> str:
-    """The first test that fails with the fault, fails again alone, and passes without it; or what
-    ended otherwise.
+def find_failing_test(copy: Path, fault: Fault, files: list[str]) -> str:
+    """Return the first test that fails with the fault, fails again alone, and passes without it. A
+    run that ends otherwise is named by its exit code.
     """
-    doubted: list[str] = []
-    while (code := run(copy, fault, *tests, *doubted)) == 1:
-        *_, by = json.loads((copy / ".pytest_cache/v/cache/lastfailed").read_text())
-        whole = fault[0], (ROOT / fault[0]).read_text()
-        if run(copy, fault, by) and not run(copy, whole, by):
-            return by
-        doubted.append(f"--deselect={by}")
-    return "" if code in (0, 5) else f"ended with {code}"
+    original = (fault[0], (ROOT / fault[0]).read_text())
+    deselected: list[str] = []
+    while True:
+        code = run_tests(copy, fault, *files, *deselected)
+        if code != 1:
+            return "" if code in (0, 5) else f"ended with {code}"
+        *_, test = json.loads((copy / ".pytest_cache/v/cache/lastfailed").read_text())
+        if run_tests(copy, fault, test) and not run_tests(copy, original, test):
+            return str(test)
+        deselected.append(f"--deselect={test}")
 
 
-def run(copy: Path, fault: Fault, *arguments: str) -> int:
-    """pytest's exit code: 1 where a test failed, 5 where there was none."""
+def run_tests(copy: Path, fault: Fault, *arguments: str) -> int:
+    """Return pytest's exit code: 1 if a test failed, 5 if there was none."""
     (copy / fault[0]).write_text(fault[1])
     env = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     pytest = ["bash", "-c", BOUNDED, "bash", sys.executable, "-m", "pytest", "-xq", *arguments]

@@ -340,8 +340,8 @@ def _compile(
     # Not only jinja2's errors: Python's compiler has limits of depth and digits.
     except Exception as error:
         raise RecipeError(
-            f"The chat template of the tokenizer cannot be compiled "
-            f"({shorten_value(str(error))}), so no conversation can be rendered: correct its chat_template."
+            f"The chat template of the tokenizer cannot be compiled ({shorten_value(str(error))}), "
+            "so no conversation can be rendered: correct its chat_template."
         ) from error
     tool_use = None
     if tool_source is not None:

@@ -21,7 +21,7 @@ from mdsmix.load.loader_settings import read_settings
 from mdsmix.load.training_rows import RowRules, TrainingRow
 from mdsmix.mix.plan.plan import PlanOptions, make_plan, resolve_for_plan
 from tests.converting import pairs, run_ok, write_jsonl, write_recipe
-from tests.test_house_extensions import converted  # noqa: F401
+from tests.test_extensions import converted  # noqa: F401
 from tests.with_torch.load_streams import (
     EOS,
     IDS,

@@ -1,5 +1,5 @@
-"""A stranger adds a kind, a shape, a format, a codec or an engine, as one class and one line, or by
-a package's entry points.
+"""Another developer adds a kind, a shape, a format, a codec or an engine: one class and a line, or
+the entry points of a package.
 """
 
 from __future__ import annotations
