@@ -177,7 +177,7 @@ class OneWeight(PreTrainedModel):
         return {"loss": self.weight * input_ids.float().mean()}
 
 
-class KeepPlace(TrainerCallback):
+class SaveLoaderState(TrainerCallback):
     """The callback in docs/loading.md."""
 
     def on_save(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
@@ -210,7 +210,7 @@ def train(mixed: Any, folder: Path, begin: Path | None = None, **keys: Any) -> l
     quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "logging_strategy": "no"}
     model = OneWeight()
     trainer = MixTrainer(
-        model, Arguments(str(folder), **quiet, **arguments), callbacks=[KeepPlace()]
+        model, Arguments(str(folder), **quiet, **arguments), callbacks=[SaveLoaderState()]
     )
     trainer.mixed = mixed
     trainer.place = state if with_state else None
