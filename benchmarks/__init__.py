@@ -1,1 +1,1 @@
-"""mdsmix beside the tools that do the same work, measured from outside: `make bench`."""
+"""Benchmarks that compare mdsmix with tools that do the same work: `make bench`."""

@@ -1,4 +1,4 @@
-"""The side-by-side: every contender in turn, round after round, and RESULTS.md from it.
+"""The comparison of all tools: runs every contender in turn, round by round, and writes RESULTS.md.
 
 python -m benchmarks [--quick] [--only NAME ...] [--rounds N] [--slow MB]
 """
@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from benchmarks import corpus, drawing, report
-from benchmarks.contenders import HERE, Place, contenders
+from benchmarks.contenders import HERE, Setup, contenders
 from benchmarks.figures import Figure, figures, memory_figures
 from benchmarks.loader_figures import loader_figures
 from benchmarks.rounds import FULL, MB, QUICK, Entry, attempt, entries, timed, warm_up
@@ -23,38 +23,38 @@ ROOT = HERE.parent
 
 def main() -> None:
     arguments = _arguments()
-    place = Place(work=arguments.work, foundry=arguments.foundry, others=arguments.others)
+    setup = Setup(work=arguments.work, foundry=arguments.foundry, peers=arguments.others)
     plan = QUICK if arguments.quick else FULL
     plan = plan if arguments.slow is None else replace(plan, slow=arguments.slow * MB)
     names = arguments.only or [""]
     chosen = [c for c in contenders() if any(name in f"{c.kind} {c.name}" for name in names)]
-    corpus.tokenizer(place.work)
-    found = entries(place, plan, [c for c in chosen if c.is_here(place)])
-    for entry in found:
-        attempt(warm_up, place, entry)
+    corpus.tokenizer(setup.work)
+    tested = entries(setup, plan, [c for c in chosen if c.is_here(setup)])
+    for entry in tested:
+        attempt(warm_up, setup, entry)
         _say(f"warm, {_name(entry)}: peak {entry.peak / MB:,.0f} MB {entry.fault}")
     for number in range(arguments.rounds or plan.rounds):
-        for entry in found:
-            attempt(timed, place, entry)
+        for entry in tested:
+            attempt(timed, setup, entry)
             _say(f"round {number + 1}, {_name(entry)}: {_last(entry)}")
-    missing = [c for c in chosen if not c.is_here(place)]
+    missing = [c for c in chosen if not c.is_here(setup)]
     command = "make bench BENCH=--quick" if arguments.quick else "make bench"
-    results = partial(report.text, place, found, missing, command=command)
+    results = partial(report.text, setup, tested, missing, command=command)
     text = results(figures=[])
     arguments.results.write_text(text)
     is_quick = arguments.quick
-    found_out = list[Figure]()
+    measured = list[Figure]()
     for figure in chain(
-        figures(place, found),
-        store_figures(place, (200 if is_quick else 500) * MB, rounds=1 if is_quick else 3),
-        loader_figures(place, is_quick),
-        memory_figures(place, plan, found),
+        figures(setup, tested),
+        store_figures(setup, (200 if is_quick else 500) * MB, rounds=1 if is_quick else 3),
+        loader_figures(setup, is_quick),
+        memory_figures(setup, plan, tested),
     ):
-        found_out.append(figure)
-        text = results(figures=found_out)
-        arguments.results.write_text(text)  # a bench that is stopped keeps what it has
+        measured.append(figure)
+        text = results(figures=measured)
+        arguments.results.write_text(text)  # a bench that is stopped keeps its figures
     if arguments.results == HERE / "RESULTS.md":
-        drawing.PICTURE.write_text(drawing.drawn(text))
+        drawing.PICTURE.write_text(drawing.draw_picture(text))
     _say(text)
 
 
@@ -63,7 +63,7 @@ def _name(entry: Entry) -> str:
 
 
 def _last(entry: Entry) -> str:
-    """For who watches, and for a bench that is stopped before it writes anything."""
+    """Describe the last run, for whoever watches and for a bench that stops before it writes."""
     run = entry.runs[-1] if entry.runs and not entry.failed else None
     return f"{run.wall:.1f} s, {run.cpu:.1f} s of CPU" if run else entry.fault
 
@@ -75,9 +75,13 @@ def _say(line: str) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smaller corpora, one round")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders that are so named")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="contenders with this in their name"
+    )
     parser.add_argument("--rounds", type=int, help="timed runs of each contender")
-    parser.add_argument("--slow", type=int, help="MB for the slow tools; 0: as many as the fast")
+    parser.add_argument(
+        "--slow", type=int, help="MB for the slow tools; 0: as many as for the fast"
+    )
     parser.add_argument("--work", type=Path, default=ROOT / ".bench", help="corpora and outputs")
     parser.add_argument("--foundry", type=Path, default=ROOT / ".venv-foundry")
     parser.add_argument("--others", type=Path, default=ROOT / ".venv-bench")

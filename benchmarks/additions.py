@@ -1,11 +1,11 @@
-"""What mdsmix adds to reading, tokenizing and writing: a conversion with each addition switched
-off, in turn with a whole one.
+"""The cost of each feature that mdsmix adds to reading, tokenizing and writing: conversions with a
+feature switched off, in turn with complete ones.
 
     python -m benchmarks.additions [--megabytes N] [--rounds N]
 
-CPU seconds of two workers on the wide corpus, each beside those of a whole conversion just before,
-the medians of the rounds: the machine's own drift is as large as an addition. Together the
-additions are to cost less than a tenth.
+The CPU seconds of two workers on the wide corpus are compared with those of a complete conversion
+just before, since the machine's own drift is as large as the cost of one feature. The medians of
+the rounds are printed. Together the features must cost less than a tenth.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import xxhash
 
 from benchmarks import corpus
-from benchmarks.contenders import HERE, Place, write_recipe
+from benchmarks.contenders import HERE, Setup, write_recipe
 from benchmarks.measure import measure
 from benchmarks.rounds import MB, environment
 from mdsmix.cli.main import run
@@ -30,16 +30,16 @@ from mdsmix.kinds import membership, read_records
 from mdsmix.shapes import shape
 
 MOST = 0.10
-NONE = bytes(membership.SIZE)
-"In place of a fingerprint."
+EMPTY = bytes(membership.SIZE)
+"Replaces a fingerprint."
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """In place of an addition."""
+    """Replace a feature that is switched off."""
 
 
 class _NoHash:
-    """In place of the hash of a window."""
+    """Replaces the hash of a window."""
 
     update = _nothing
 
@@ -48,14 +48,14 @@ class _NoHash:
 
 
 OFF: dict[str, tuple[Any, str, Any]] = {
-    "fingerprints of records": (membership, "fingerprints", lambda records: [NONE] * len(records)),
+    "fingerprints of records": (membership, "fingerprints", lambda records: [EMPTY] * len(records)),
     "hashes of windows and files": (xxhash, "xxh3_128", _NoHash),
     "comparison with the reference tokenizer": (backends.CheckedBackend, "check", _nothing),
     "texts without a UTF-8 form": (shape, "is_encodable", lambda text: True),
     "fields that are not read": (read_records.Diagnostics, "count_unread_fields", _nothing),
     "fsync": (os, "fsync", _nothing),
 }
-"What is replaced, and by what."
+"Feature -> (object, attribute, replacement)."
 ALL = "all of them"
 
 
@@ -74,25 +74,25 @@ def main() -> None:
 
 
 def _convert(without: str, recipe: str) -> None:
-    for name, (place, attribute, other) in OFF.items():
-        assert hasattr(place, attribute), f"{name} are no longer {attribute}"
+    for name, (owner, attribute, replacement) in OFF.items():
+        assert hasattr(owner, attribute), f"{name}: {attribute} does not exist any more"
         if without in (name, ALL):
-            setattr(place, attribute, other)
+            setattr(owner, attribute, replacement)
     sys.argv = ["mdsmix", "convert", recipe, "--workers", "2"]
     run()
 
 
 def _measure(work: Path, size: int, rounds: int) -> int:
-    """1 where the additions cost more than a tenth together."""
-    place = Place(work=work, foundry=Path(os.devnull), others=Path(os.devnull))
+    """Return the exit code: 1 if the features cost more than a tenth together."""
+    setup = Setup(work=work, foundry=Path(os.devnull), peers=Path(os.devnull))
     corpus.tokenizer(work)
-    out, source = work / "out", corpus.source(work, "words", size)
+    output, source = work / "out", corpus.source(work, "words", size)
 
     def seconds(without: str) -> float:
-        shutil.rmtree(out, ignore_errors=True)
-        recipe = write_recipe(place, {"words": source}, out)
+        shutil.rmtree(output, ignore_errors=True)
+        recipe = write_recipe(setup, {"words": source}, output)
         command = [sys.executable, "-m", "benchmarks.additions", "--without", without]
-        return measure([*command, "--recipe", recipe], environment(place), work / "log").cpu
+        return measure([*command, "--recipe", recipe], environment(setup), work / "log").cpu
 
     def saved(without: str) -> float:
         whole = seconds("")

@@ -1,7 +1,7 @@
-"""The tokenizer alone: no conversion with it can take less time.
+"""The tokenizer alone: no conversion with this tokenizer can take less time.
 
-Texts are read into memory first, each with its UTF-8 form, which Python keeps. Then two processes
-encode half of them each, in batches of 8 MB, and write nothing.
+The texts are read into memory first, together with the UTF-8 form that Python caches. Then two
+processes encode one half each, in batches of 8 MB, and write nothing.
 
     python -m benchmarks.bare SOURCE TOKENIZER FIELD ...    # prints seconds
 """

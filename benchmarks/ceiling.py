@@ -1,9 +1,9 @@
-"""The ceiling: JSONL to MDS with nothing else, which mdsmix is measured against.
+"""The ceiling: JSONL to MDS and nothing else. mdsmix is compared with it.
 
 Reads blocks of 8 MB, parses each line, tokenizes a block in one call on all cores, joins the
-documents with EOS, cuts rows and writes whole shards from numpy arrays. No hashes, no checks, no
-bad records, no second run: a script that stops at the first surprise. Nothing that reads text and
-writes MDS with this tokenizer can be much faster in one process.
+documents with EOS, cuts rows and writes whole shards from numpy arrays. It has no hashes, no
+checks, no handling of bad records and no second run, and stops at the first surprise. No program
+that reads text and writes MDS with this tokenizer can be much faster in one process.
 
     python -m benchmarks.ceiling SOURCE TOKENIZER OUT ROW_TOKENS
 """
@@ -26,22 +26,23 @@ SHARD_BYTES = 1 << 26
 EOS = "<|endoftext|>"
 
 
-def main(source: str, tokenizer: str, out: str, row_tokens: int) -> None:
+def main(source: str, tokenizer: str, output: str, row_tokens: int) -> None:
     shard_tokens = SHARD_BYTES // 2 // row_tokens * row_tokens
     shards: list[dict[str, Any]] = []
     waiting = np.empty(0, np.uint16)
     for tokens in _token_blocks(source, tokenizer):
         waiting = np.concatenate([waiting, tokens])
         while len(waiting) >= shard_tokens:
-            shards.append(_write(Path(out), len(shards), waiting[:shard_tokens], row_tokens))
+            shards.append(_write(Path(output), len(shards), waiting[:shard_tokens], row_tokens))
             waiting = waiting[shard_tokens:]
-    if rest := len(waiting) // row_tokens * row_tokens:
-        shards.append(_write(Path(out), len(shards), waiting[:rest], row_tokens))
-    (Path(out) / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+    full = len(waiting) // row_tokens * row_tokens
+    if full:
+        shards.append(_write(Path(output), len(shards), waiting[:full], row_tokens))
+    (Path(output) / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
 
 
 def _token_blocks(source: str, tokenizer: str) -> Iterator[NDArray[np.uint16]]:
-    """The documents of each block, every one ended by EOS, as one array."""
+    """Yield the token ids of each block as one array; every document ends with EOS."""
     model = Tokenizer.from_file(tokenizer)
     eos = np.frombuffer(model.encode_batch_flat([EOS])[0], np.uint32)
     for lines in _line_blocks(source):
@@ -57,15 +58,17 @@ def _token_blocks(source: str, tokenizer: str) -> Iterator[NDArray[np.uint16]]:
 
 
 def _line_blocks(source: str) -> Iterator[list[bytes]]:
-    rest = b""
+    tail = b""
     with Path(source).open("rb", buffering=0) as file:
         while block := file.read(BLOCK):
-            *lines, rest = (rest + block).split(b"\n")
+            *lines, tail = (tail + block).split(b"\n")
             yield lines
 
 
-def _write(out: Path, number: int, tokens: NDArray[np.uint16], row_tokens: int) -> dict[str, Any]:
-    """One shard: sample count, offsets, settings, rows; and its entry in index.json."""
+def _write(
+    output: Path, number: int, tokens: NDArray[np.uint16], row_tokens: int
+) -> dict[str, Any]:
+    """Write a shard (sample count, offsets, settings, rows). Return its entry in index.json."""
     rows = len(tokens) // row_tokens
     settings = {
         "version": 2,
@@ -80,7 +83,7 @@ def _write(out: Path, number: int, tokens: NDArray[np.uint16], row_tokens: int) 
     text = json.dumps(settings, sort_keys=True).encode()
     offsets = 8 + 4 * rows + len(text) + np.arange(rows + 1) * row_tokens * 2
     name = f"shard.{number:05}.mds"
-    with (out / name).open("wb") as file:
+    with (output / name).open("wb") as file:
         file.write(np.uint32(rows).tobytes() + offsets.astype(np.uint32).tobytes() + text)
         file.write(memoryview(np.ascontiguousarray(tokens)).cast("B"))
     raw = {"basename": name, "bytes": int(offsets[-1]), "hashes": {}}

@@ -1,8 +1,8 @@
-"""Who runs: for every tool its command and how its output is counted.
+"""The contenders: the command of every tool, and the function that counts its output.
 
-The fast ones get a corpus on which their start-up is below 5 % of their time. That would take the
-slow ones hours: they get a smaller one, and their start-up, measured on a few records, is taken off
-their time.
+The fast tools get a corpus large enough that start-up is below 5 % of their time. The slow ones
+would need hours for it. They get a smaller corpus, and their start-up, measured on a few records,
+is subtracted.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ STREAMS = {
     "chats": "{kind: finetuning, source: {path: PATH, messages: messages}}",
     "compact": "{kind: finetuning, source: {path: PATH, messages: messages}, columns: compact}",
 }
-Command = Callable[["Place", Path, Path], Sequence[str | Path]]
-"(where things are, the source's folder, the output's folder) -> argv"
+Command = Callable[["Setup", Path, Path], Sequence[str | Path]]
+"(setup, the source's folder, the output's folder) -> argv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where things are on this machine."""
+class Setup:
+    """The paths of a benchmark on this machine."""
 
     work: Path
     foundry: Path
     "The environment with llm-foundry."
-    others: Path
+    peers: Path
     "The environment with datatrove, litdata and gigatoken."
 
     @property
@@ -52,26 +52,26 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """One way of using one tool."""
+    """A tool with one set of options."""
 
     name: str
     kind: str
-    "The corpus, a key of STREAMS: only within one are contenders compared."
+    "The corpus, a key of STREAMS. Only contenders with the same corpus are compared."
     command: Command
     count: Callable[[Path], int]
-    "The tokens in its output."
+    "Counts the tokens in its output."
     is_fast: bool = False
     may_lose: int = 0
-    "So many tokens may be missing: less than a row for each of its writers."
+    "The number of tokens that may be missing: less than a row for each of its writers."
     holds: str = "equal"
-    "What its output holds, where that is something else than ours."
+    "The contents of its output, compared with ours."
     reads: Callable[[Path, Path], Path] = corpus.as_they_are
-    "(where things are, the folder of JSONL) -> the folder of the files that it reads."
+    "(work folder, folder of JSONL) -> the folder of the files that it reads."
     environment: str = ""
-    "The field of Place that it runs in; empty: beside mdsmix."
+    "The field of Setup with its environment; empty: that of mdsmix."
 
-    def is_here(self, place: Place) -> bool:
-        return not self.environment or (getattr(place, self.environment) / "bin/python").exists()
+    def is_here(self, setup: Setup) -> bool:
+        return not self.environment or (getattr(setup, self.environment) / "bin/python").exists()
 
 
 def contenders() -> list[Contender]:
@@ -109,13 +109,14 @@ def contenders() -> list[Contender]:
 
 
 def _mdsmix(stream: str, workers: int) -> Contender:
-    def command(place: Place, source: Path, out: Path) -> Sequence[str | Path]:
-        recipe = write_recipe(place, {stream: source}, out)
-        return [place.mdsmix, "convert", recipe, "--workers", str(workers)]
+    def command(setup: Setup, source: Path, output: Path) -> Sequence[str | Path]:
+        recipe = write_recipe(setup, {stream: source}, output)
+        return [setup.mdsmix, "convert", recipe, "--workers", str(workers)]
 
     how = {"compact": "compact columns, ", "parquet": "parquet, "}.get(stream, "")
+    processes = "1 process" if workers == 1 else f"{workers} processes"
     return Contender(
-        name=f"mdsmix, {how}{workers} process{'es' * (workers > 1)}",
+        name=f"mdsmix, {how}{processes}",
         kind="chats" if stream == "compact" else stream,
         command=command,
         count=outputs.mdsmix,
@@ -123,12 +124,17 @@ def _mdsmix(stream: str, workers: int) -> Contender:
     )
 
 
-def write_recipe(place: Place, sources: Mapping[str, Path | str], out: Path) -> Path:
-    """A recipe with a stream for each entry; it lies beside the output's folder."""
+def write_recipe(setup: Setup, sources: Mapping[str, Path | str], output: Path) -> Path:
+    """Write a recipe with a stream for each entry, next to the output's folder. Return its path."""
     files = {n: f"{p}/*.{'parquet' if n == 'parquet' else 'jsonl'}" for n, p in sources.items()}
     streams = [f"  {n}: {STREAMS[n].replace('PATH', path)}" for n, path in files.items()]
-    settings = [f"tokenizer: {place.tokenizer}", f"max_seq_len: {ROW}", f"local: {out}", "streams:"]
-    recipe = out.with_suffix(".yaml")
+    settings = [
+        f"tokenizer: {setup.tokenizer}",
+        f"max_seq_len: {ROW}",
+        f"local: {output}",
+        "streams:",
+    ]
+    recipe = output.with_suffix(".yaml")
     recipe.write_text("\n".join([*settings, *streams]) + "\n")
     return recipe
 
@@ -137,9 +143,9 @@ def _ceiling(kind: str) -> Contender:
     return Contender(
         name="the ceiling, tokenizer on 2 threads",
         kind=kind,
-        command=lambda place, source, out: [
+        command=lambda setup, source, output: [
             *(sys.executable, HERE / "ceiling.py", source / "0.jsonl"),
-            *(place.tokenizer / "tokenizer.json", out, str(ROW)),
+            *(setup.tokenizer / "tokenizer.json", output, str(ROW)),
         ],
         count=outputs.mds_rows,
         is_fast=True,
@@ -151,10 +157,10 @@ def _tokenizers() -> Contender:
     return Contender(
         name="tokenizers.encode_batch_fast, 2 threads",
         kind="documents",
-        command=lambda place, source, out: [
-            *(sys.executable, HERE / "others/run_tokenizers.py", source, place.tokenizer, out)
+        command=lambda setup, source, output: [
+            *(sys.executable, HERE / "others/run_tokenizers.py", source, setup.tokenizer, output)
         ],
-        count=lambda out: int((out / "tokens").read_text()),
+        count=lambda output: int((output / "tokens").read_text()),
         holds="nothing is written",
     )
 
@@ -162,9 +168,10 @@ def _tokenizers() -> Contender:
 def _script(
     tool: str, count: Callable[[Path], int], name: str, *arguments: str, fast: bool = False
 ) -> Contender:
-    def command(place: Place, source: Path, out: Path) -> Sequence[str | Path]:
-        python, script = place.others / "bin/python", HERE / f"others/run_{tool}.py"
-        return [python, script, source, place.tokenizer, out, *arguments]
+    def command(setup: Setup, source: Path, output: Path) -> Sequence[str | Path]:
+        python = setup.peers / "bin/python"
+        script = HERE / f"others/run_{tool}.py"
+        return [python, script, source, setup.tokenizer, output, *arguments]
 
     return Contender(
         name=name,
@@ -173,15 +180,15 @@ def _script(
         count=count,
         is_fast=fast,
         holds="flat files, not MDS",
-        environment="others",
+        environment="peers",
     )
 
 
 def _foundry_json() -> Contender:
     return _foundry(
         "convert_dataset_json",
-        lambda place, source, out: [
-            *("--path", source, "--out-root", out, "--tokenizer", place.tokenizer),
+        lambda setup, source, output: [
+            *("--path", source, "--out-root", output, "--tokenizer", setup.tokenizer),
             *("--concat-tokens", str(ROW), "--eos-text", EOS, "--compression", ""),
         ],
     )
@@ -190,8 +197,8 @@ def _foundry_json() -> Contender:
 def _foundry_text() -> Contender:
     return _foundry(
         "convert_text_to_mds",
-        lambda place, source, out: [
-            *("--input-folder", source, "--output-folder", out, "--tokenizer", place.tokenizer),
+        lambda setup, source, output: [
+            *("--input-folder", source, "--output-folder", output, "--tokenizer", setup.tokenizer),
             *("--concat-tokens", str(ROW), "--eos-text", EOS, "--compression", ""),
             *("--processes", "2"),
         ],
@@ -200,8 +207,8 @@ def _foundry_text() -> Contender:
 
 
 def _foundry(tool: str, arguments: Command, writers: int = 1) -> Contender:
-    def command(place: Place, source: Path, out: Path) -> Sequence[str | Path]:
-        return [*_data_prep(place, tool), *arguments(place, source, out)]
+    def command(setup: Setup, source: Path, output: Path) -> Sequence[str | Path]:
+        return [*_data_prep(setup, tool), *arguments(setup, source, output)]
 
     return Contender(
         name=f"Foundry {tool}" + (f", {writers} processes" if writers > 1 else ""),
@@ -215,11 +222,11 @@ def _foundry(tool: str, arguments: Command, writers: int = 1) -> Contender:
 
 
 def _foundry_finetuning(kind: str) -> Contender:
-    def command(place: Place, source: Path, out: Path) -> Sequence[str | Path]:
+    def command(setup: Setup, source: Path, output: Path) -> Sequence[str | Path]:
         return [
-            *_data_prep(place, "convert_finetuning_dataset"),
+            *_data_prep(setup, "convert_finetuning_dataset"),
             *("--dataset", "json", "--splits", "train", "--data-files", source / "0.jsonl"),
-            *("--skip-preprocessing", "--out-root", out, "--tokenizer", place.tokenizer),
+            *("--skip-preprocessing", "--out-root", output, "--tokenizer", setup.tokenizer),
             *("--max-seq-len", str(ROW)),
         ]
 
@@ -232,5 +239,5 @@ def _foundry_finetuning(kind: str) -> Contender:
     )
 
 
-def _data_prep(place: Place, tool: str) -> list[str | Path]:
-    return [place.foundry / "bin/llmfoundry", "data_prep", tool]
+def _data_prep(setup: Setup, tool: str) -> list[str | Path]:
+    return [setup.foundry / "bin/llmfoundry", "data_prep", tool]

@@ -1,5 +1,6 @@
-"""Whether one parent keeps many workers busy, and what each of them costs it: tasks that sleep, so
-that two cores are enough.
+"""Test whether one parent process keeps many workers busy, and measure the cost of each worker.
+
+The tasks sleep, so that two cores are enough.
 
 python -m benchmarks.cores [--workers N] [--tasks N] [--seconds S]
 """
@@ -18,12 +19,12 @@ from mdsmix.engines.memory import MemoryBudget
 from mdsmix.engines.tasks import Attempt, Reporter
 
 BATCHES = 20
-"What a task says while it is at work, as a unit says it after each batch."
+"Progress messages of a task; a work unit sends one after each batch."
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """A task that takes so many seconds and no processor."""
+    """A task that sleeps for some seconds and needs no processor."""
 
     number: int
     seconds: float
@@ -46,24 +47,27 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=128)
     parser.add_argument("--tasks", type=int, default=512)
     parser.add_argument("--seconds", type=float, default=4.0)
-    given = parser.parse_args()
-    tasks = [Sleep(number, given.seconds) for number in range(given.tasks)]
-    engine = LocalEngine(PoolSettings(workers=given.workers, memory=1 << 40))
+    arguments = parser.parse_args()
+    tasks = [Sleep(number, arguments.seconds) for number in range(arguments.tasks)]
+    engine = LocalEngine(PoolSettings(workers=arguments.workers, memory=1 << 40))
     used, began = time.process_time(), time.monotonic()
     spans = [span for _, span in engine.run(tasks, lambda *_: None, print)]
     wall, cpu = time.monotonic() - began, time.process_time() - used
     engine.close()
     slept = sum(end - start for start, end in spans)
     first, last = min(start for start, _ in spans), max(end for _, end in spans)
-    messages = given.tasks * (BATCHES + 1)
-    print(f"{given.workers} workers, {given.tasks} tasks of {given.seconds} s: {wall:.1f} s")
-    print(f"at work: {slept / given.workers / (last - first):.0%} of the time between both ends")
+    messages = arguments.tasks * (BATCHES + 1)
+    workers = arguments.workers
+    print(f"{workers} workers, {arguments.tasks} tasks of {arguments.seconds} s: {wall:.1f} s")
+    busy = slept / workers / (last - first)
+    print(f"busy: {busy:.0%} of the time from the first start to the last end")
     print(
-        f"the parent: {cpu:.1f} CPU s, {cpu / wall:.0%} of a processor, {1e6 * cpu / messages:.0f} us a message"
+        f"the parent: {cpu:.1f} CPU s, {cpu / wall:.0%} of a processor, "
+        f"{1e6 * cpu / messages:.0f} us per message"
     )
-    print(
-        f"a fork: {1000 * timeit(_fork, number=50) / 50:.1f} ms; a look at memory: {1000 * _look(given.workers):.1f} ms"
-    )
+    fork_ms = 1000 * timeit(_fork, number=50) / 50
+    memory_ms = 1000 * _measure_memory(workers)
+    print(f"a fork: {fork_ms:.1f} ms; measuring memory: {memory_ms:.1f} ms")
 
 
 def _fork() -> None:
@@ -72,8 +76,8 @@ def _fork() -> None:
     os.waitpid(pid, 0)
 
 
-def _look(workers: int) -> float:
-    """Seconds of a look at the memory of so many processes."""
+def _measure_memory(workers: int) -> float:
+    """Return the seconds it takes to measure the memory of this many processes."""
     pids = []
     for _ in range(workers):
         if not (pid := os.fork()):

@@ -1,9 +1,9 @@
-"""The corpora of the bench: text of the Python standard library, seeded, of any size, and a
+"""The corpora of the benchmarks, of any size: seeded text of the Python standard library, and a
 tokenizer trained on it.
 
-That library has about 50,000 different words, and a tokenizer remembers them all after the first
-100 MB: its word cache would never miss again, as it does on text of the web. So one word in a
-hundred is made of syllables and new.
+The library has about 50,000 different words, and a tokenizer has cached them all after the first
+100 MB. Its word cache would never miss again, unlike on text of the web. So one word in a hundred
+is a new one, made of syllables.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ SYLLABLES = [onset + rime for onset in _ONSETS for rime in _RIMES]
 
 
 def tokenizer(work: Path) -> Path:
-    """A byte-level BPE with GPT-2's regex, of a realistic number of ids, as a folder for
-    AutoTokenizer.
+    """Train a byte-level BPE with GPT-2's regex and a realistic number of ids, unless it exists.
+    Return its folder, which AutoTokenizer opens.
     """
     folder = work / "tokenizer"
     if not folder.exists():
@@ -57,21 +57,21 @@ def tokenizer(work: Path) -> Path:
 
 
 def source(work: Path, kind: str, size: int, files: int = 1) -> Path:
-    """A folder with about `size` bytes of JSONL in so many files."""
+    """Return a folder with about `size` bytes of JSONL in `files` files. Write it if needed."""
     folder = work / "sources" / f"{kind}-{size}-{files}"
     if not folder.exists():
-        part = folder.with_suffix(".part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+        unfinished = folder.with_suffix(".part")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
         write = _WRITERS.get(kind) or functools.partial(words.documents, work, kind)
         for number in range(files):
-            write(part / f"{number}.jsonl", size // files, number)
-        part.rename(folder)
+            write(unfinished / f"{number}.jsonl", size // files, number)
+        unfinished.rename(folder)
     return folder
 
 
 def head(work: Path, whole: Path, size: int = 1 << 15) -> Path:
-    """The first records of every file, up to so many bytes: on this, a tool only starts."""
+    """Write the first `size` bytes of records of every file: so few that a tool only starts up."""
     folder = work / "sources" / f"{whole.name}-head"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -82,73 +82,75 @@ def head(work: Path, whole: Path, size: int = 1 << 15) -> Path:
 
 
 def as_they_are(work: Path, folder: Path) -> Path:
-    """The files of JSONL themselves."""
+    """Return the folder of JSONL unchanged."""
     return folder
 
 
 def texts(work: Path, folder: Path) -> Path:
-    """The same documents, one .txt each, for the converter that reads only these."""
-    out = work / "sources" / f"{folder.name}-txt"
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    """Write each document to a .txt file, for the converter that reads only these."""
+    output = work / "sources" / f"{folder.name}-txt"
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
     for path in sorted(folder.glob("*.jsonl")):
         for number, line in enumerate(path.open("rb")):
-            (out / f"{path.stem}-{number:06}.txt").write_text(
+            (output / f"{path.stem}-{number:06}.txt").write_text(
                 orjson.loads(line)["text"], newline=""
             )
-    return out
+    return output
 
 
 def parquet(work: Path, folder: Path) -> Path:
-    """The same documents, one .parquet for each file."""
-    out = work / "sources" / f"{folder.name}-parquet"
-    if not out.exists():
-        out.mkdir(parents=True)
+    """Write the same documents, one .parquet for each file."""
+    output = work / "sources" / f"{folder.name}-parquet"
+    if not output.exists():
+        output.mkdir(parents=True)
         for path in folder.glob("*.jsonl"):
-            write_parquet(path, out / f"{path.stem}.parquet")
-    return out
+            write_parquet(path, output / f"{path.stem}.parquet")
+    return output
 
 
-def write_parquet(path: Path, out: Path, rows: int = 10_000) -> None:
-    """The records of a JSONL file, with row groups of so many."""
+def write_parquet(path: Path, output: Path, rows: int = 10_000) -> None:
+    """Write the records of a JSONL file to parquet, with `rows` records in a row group."""
     with path.open("rb") as lines:
         writer: pq.ParquetWriter | None = None
         while records := [orjson.loads(line) for line in islice(lines, rows)]:
             table = pa.Table.from_pylist(records)
-            writer = writer or pq.ParquetWriter(out, table.schema)
+            writer = writer or pq.ParquetWriter(output, table.schema)
             writer.write_table(table)
         if writer:
             writer.close()
 
 
 def documents(path: Path, size: int, seed: int) -> None:
-    """Documents of the library's text, each opened by ten new words: one in a hundred."""
+    """Write documents of the library's text. Each begins with ten new words: one in a hundred."""
     plain = path.with_suffix(".plain")
     words.big_documents(plain, size, seed)
     new = _new_words(np.random.default_rng(seed))
-    with plain.open("rb") as lines, path.open("wb") as out:
+    with plain.open("rb") as lines, path.open("wb") as file:
         while block := lines.read(BLOCK):
-            first, *rest = (block + lines.readline()).split(b'{"text":"')
-            out.write(first)
-            for document in rest:
-                out.write(b'{"text":"' + b" ".join(islice(new, 10)) + b"\\n" + document)
+            first, *documents = (block + lines.readline()).split(b'{"text":"')
+            file.write(first)
+            for document in documents:
+                file.write(b'{"text":"' + b" ".join(islice(new, 10)) + b"\\n" + document)
     plain.unlink()
 
 
 def pairs(path: Path, size: int, seed: int) -> None:
-    """Prompts of 1-12 lines and responses of 4-40."""
+    """Write prompts of 1-12 lines and responses of 4-40."""
     prose = _Prose(seed)
-    with path.open("wb", buffering=1 << 20) as out:
-        while out.tell() < size:
-            out.write(b'{"prompt":"%b","response":"%b"}\n' % (prose.text(1, 12), prose.text(4, 40)))
+    with path.open("wb", buffering=1 << 20) as file:
+        while file.tell() < size:
+            file.write(
+                b'{"prompt":"%b","response":"%b"}\n' % (prose.text(1, 12), prose.text(4, 40))
+            )
 
 
 def chats(path: Path, size: int, seed: int) -> None:
-    """One to four exchanges, a third of them after a system message."""
+    """Write chats of one to four exchanges; a third begin with a system message."""
     prose = _Prose(seed)
-    with path.open("wb", buffering=1 << 20) as out:
-        while out.tell() < size:
-            out.write(b'{"messages":[' + b",".join(prose.messages()) + b"]}\n")
+    with path.open("wb", buffering=1 << 20) as file:
+        while file.tell() < size:
+            file.write(b'{"messages":[' + b",".join(prose.messages()) + b"]}\n")
 
 
 class _Prose:
@@ -160,12 +162,12 @@ class _Prose:
         self._new = _new_words(self._rng)
         self._numbers = self._drawn()
 
-    def text(self, least: int, most: int) -> bytes:
-        """The inside of a JSON string of least to most lines; about one word in a hundred
-        is new.
+    def text(self, lowest: int, highest: int) -> bytes:
+        """Return the inside of a JSON string, of `lowest` lines or more and fewer than `highest`;
+        about one word in a hundred is new.
         """
-        lines = least + next(self._numbers) % (most - least)
-        first = next(self._numbers) % (len(self._starts) - most)
+        lines = lowest + next(self._numbers) % (highest - lowest)
+        first = next(self._numbers) % (len(self._starts) - highest)
         passage = self._lines[self._starts[first] : self._starts[first + lines]]
         count = (len(passage) + next(self._numbers) % 600) // 600
         return b"%b %b" % (b" ".join(islice(self._new, count)) or b"So", passage)
@@ -188,16 +190,16 @@ def _message(role: bytes, content: bytes) -> bytes:
 
 @functools.cache
 def _prose_lines() -> tuple[bytes, list[int]]:
-    """Every docstring line as the inside of a JSON string, its end of line included, and where each
-    starts.
+    """Return every docstring line as the inside of a JSON string, with its end of line, joined;
+    and the offset of each.
     """
-    found = (line for record in docstrings() for line in record["text"].splitlines())
-    lines = [orjson.dumps(line + "\n")[1:-1] for line in found if line.strip()]
+    docstring_lines = (line for record in docstrings() for line in record["text"].splitlines())
+    lines = [orjson.dumps(line + "\n")[1:-1] for line in docstring_lines if line.strip()]
     return b"".join(lines), np.cumsum([0, *map(len, lines)]).tolist()
 
 
 def _new_words(rng: np.random.Generator) -> Iterator[bytes]:
-    """Words of two to four syllables, of which hardly one comes twice."""
+    """Yield words of two to four syllables; hardly any is repeated."""
     syllables = [syllable.encode() for syllable in SYLLABLES]
     while True:
         counts = rng.integers(2, 5, 20_000).tolist()

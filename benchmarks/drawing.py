@@ -1,6 +1,4 @@
-"""The picture of README: how fast each tool is beside mdsmix, drawn from the tables of
-RESULTS.md.
-"""
+"""The README's picture of each tool's speed compared with mdsmix, drawn from RESULTS.md."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ STYLE = (
 )
 
 
-def tables(results: str) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-    """(title, [(tool, MB/s)]) of each table of tools, ours first."""
+def speed_tables(results: str) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+    """Yield (title, [(tool, MB/s)]) of each table of tools; mdsmix is first."""
     for section in re.split(r"(?m)^## ", results)[1:]:
         rows = re.findall(r"(?m)^\| ([^|]+?)(?: \\\*)? \| [\d,]+ \| [^|]+ \| ([\d.]+) \|", section)
         speeds = {name: float(speed) for name, speed in rows}
@@ -29,13 +27,13 @@ def tables(results: str) -> Iterator[tuple[str, list[tuple[str, float]]]]:
             yield section.split("\n")[0], [(OURS, speeds.pop(OURS)), *speeds.items()]
 
 
-def drawn(results: str) -> str:
-    """Bars on a logarithmic scale, each with its MB/s and how many times mdsmix is faster; a faster
-    tool is drawn in another colour.
+def draw_picture(results: str) -> str:
+    """Return an SVG of bars on a logarithmic scale. Each shows its MB/s and how many times as fast
+    mdsmix is; a tool that is faster has another colour.
     """
-    lines = [row for title, tools in tables(results) for row in _lines(title, tools)]
-    most = max(speed for _, tools in tables(results) for _, speed in tools)
-    scale = (WIDTH - LEFT - RIGHT) / math.log10(most)
+    lines = [row for title, tools in speed_tables(results) for row in _lines(title, tools)]
+    highest = max(speed for _, tools in speed_tables(results) for _, speed in tools)
+    scale = (WIDTH - LEFT - RIGHT) / math.log10(highest)
     parts = []
     for number, (name, speed, ours) in enumerate(lines):
         y = LINE * (number + 1)
@@ -51,8 +49,11 @@ def drawn(results: str) -> str:
         times = "" if name == OURS else f", {ours / speed:.2g} x"
         parts.append(f'<text x="{LEFT + wide + 6:.0f}" y="{y}">{speed:,.1f}{times}</text>')
     size = f"{WIDTH} {LINE * (len(lines) + 1)}"
-    said = "MB/s of each tool and how many times mdsmix is faster; the bars are logarithmic"
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img"><title>{said}</title><style>{STYLE}</style>{"".join(parts)}</svg>\n'
+    title = "MB/s of each tool and how many times mdsmix is faster; the bars are logarithmic"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img">'
+        f"<title>{title}</title><style>{STYLE}</style>{''.join(parts)}</svg>\n"
+    )
 
 
 def _lines(title: str, tools: list[tuple[str, float]]) -> Iterator[tuple[str, float | None, float]]:
@@ -64,4 +65,4 @@ def _lines(title: str, tools: list[tuple[str, float]]) -> Iterator[tuple[str, fl
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(drawn(RESULTS.read_text("utf-8")), "utf-8")
+    PICTURE.write_text(draw_picture(RESULTS.read_text("utf-8")), "utf-8")

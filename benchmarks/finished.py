@@ -1,9 +1,8 @@
-"""A published stream of many work units without converting them: what a conversion would have left,
-by the functions that write it.
+"""Publishes a stream of many work units without converting them.
 
-The record of each unit is that of one that was converted, under the key of its own lines and with a
-shard of its own name. So what grows with the number of units can be measured without the hours that
-their conversion takes.
+Its files are those that a conversion would have left, written by the same functions. The record of
+each unit is a copy of that of one converted unit, with the key of its own lines and its own shard
+name. So costs that grow with the number of units can be measured without hours of conversion.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ from mdsmix.shards.manifest import read_manifest
 from mdsmix.sources import Content
 from mdsmix.storage import Location, map_threads
 
-SHARD = b"no sample: this stands for a shard"
+SHARD = b"no sample: a placeholder for a shard"
 
 
 def finish_units(recipe: Path, like: Location) -> None:
-    """Publishes the one stream of `recipe`. `like`: a published stream of one unit, whose record
-    says what one is.
+    """Publish the one stream of `recipe`. Each unit gets a copy of the record of `like`, a
+    published stream of one unit.
     """
     (plan,) = plan_streams(open_recipe(recipe), Options())
     units, job = plan.units, plan.job
@@ -55,11 +54,13 @@ def finish_units(recipe: Path, like: Location) -> None:
     names = {shard.stored.basename for record in records for shard in record.shards}
     names |= {side.name for record in records for side in record.side_files}
     map_threads(lambda name: (job.folder / name).write(SHARD), names)
-    with hold_lease(job.folder, print) as held:
-        each = iter(records)
+    with hold_lease(job.folder, print) as lease:
+        unit_records = iter(records)
         results = [
             UnitResult(
-                content=content, records=[next(each) for _ in content.windows], reused=frozenset()
+                content=content,
+                records=[next(unit_records) for _ in content.windows],
+                reused=frozenset(),
             )
             for content in contents
         ]
@@ -69,8 +70,8 @@ def finish_units(recipe: Path, like: Location) -> None:
             content = pack_unit_file([orjson.dumps(done.record)], {done.base: hashes})
             (job.folder / FOLDER / done.file).write(content)
         joined = join_unit_files(job.folder, StoredUnits(), windows, drops=False)
-        publish(job, records, make_source_entries(units, contents), held, Records())
-        delete_joined(job.folder, joined.obsolete, held)
+        publish(job, records, make_source_entries(units, contents), lease, Records())
+        delete_joined(job.folder, joined.obsolete, lease)
     KnownSources.load(job.target).save(dict(zip(units, contents, strict=True)))
 
 
@@ -83,15 +84,15 @@ def _record(folder: Location) -> UnitRecord:
     return record
 
 
-def _records(job: Job, contents: Sequence[Content], one: UnitRecord) -> Iterator[UnitRecord]:
+def _records(job: Job, contents: Sequence[Content], sample: UnitRecord) -> Iterator[UnitRecord]:
     for window in (window for content in contents for window in content.windows):
         key = window_key(job, window, b"")
-        stored = replace(one.shards[0].raw_data, basename=f"{key}.mds", bytes=len(SHARD))
-        shard = replace(one.shards[0], raw_data=stored)
+        stored = replace(sample.shards[0].raw_data, basename=f"{key}.mds", bytes=len(SHARD))
+        shard = replace(sample.shards[0], raw_data=stored)
         sides = [
             replace(
                 side, name=f"{key}.{side.kind}.side", hash=key, bytes=len(SHARD), shard=f"{key}.mds"
             )
-            for side in one.side_files
+            for side in sample.side_files
         ]
-        yield replace(one, key=key, shards=[shard], side_files=sides)
+        yield replace(sample, key=key, shards=[shard], side_files=sides)

@@ -1,11 +1,11 @@
-"""The same documents from files of every format, each read by mdsmix and, where they are installed,
-by its peers.
+"""The same documents from files of every format, read by mdsmix and by the other tools that are
+installed.
 
     python -m benchmarks.formats [--size MB] [--rounds N] [--only NAME ...] [--big MB]
 
-What counts are CPU seconds of the whole process tree, in turn: one process, so that a format which
-is one split is not compared with one that is many. `--big` writes a parquet of one row group of
-that size and says what two workers hold when they read it.
+The formats are read in turn, and the CPU seconds of the whole process tree are measured. There is
+one process, since some formats cannot be split and others can. `--big` writes a parquet file with
+one row group of that size, and measures the memory of two workers that read it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import corpus, outputs
-from benchmarks.contenders import HERE, ROW, Place
+from benchmarks.contenders import HERE, ROW, Setup
 from benchmarks.measure import Run, measure
 from benchmarks.rounds import environment
 
 MB = 1_000_000
 SCHEMA = pa.schema([("text", pa.string()), ("url", pa.string())])
-"A second column of a tenth of the bytes, which nothing reads."
+"The second column, with a tenth of the bytes, is never read."
 
 
 def batches(source: Path, rows: int = 1000) -> Iterator[pa.RecordBatch]:
-    """The documents of a corpus as Arrow holds them."""
+    """Yield the documents of a corpus as Arrow batches."""
     texts = list[str]()
     for path in sorted(source.glob("*.jsonl")):
         for line in path.open("rb"):
@@ -66,19 +66,19 @@ def write_arrow(source: Path, path: Path) -> None:
 
 
 def write_csv(source: Path, path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as out:
-        writer = csv.writer(out)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
         writer.writerow(["text"])
         for batch in batches(source):
             writer.writerows([text] for text in batch["text"].to_pylist())
 
 
 def write_json(source: Path, path: Path) -> None:
-    with path.open("wb") as out:
+    with path.open("wb") as file:
         for number, batch in enumerate(batches(source)):
             texts = [orjson.dumps({"text": text}) for text in batch["text"].to_pylist()]
-            out.write((b",\n" if number else b"[") + b",\n".join(texts))
-        out.write(b"]\n")
+            file.write((b",\n" if number else b"[") + b",\n".join(texts))
+        file.write(b"]\n")
 
 
 def write_tar(source: Path, path: Path) -> None:
@@ -91,10 +91,10 @@ def write_tar(source: Path, path: Path) -> None:
 
 
 def write_gzip(source: Path, path: Path) -> None:
-    with gzip.open(path, "wb", 6) as out:
+    with gzip.open(path, "wb", 6) as file:
         for file in sorted(source.glob("*.jsonl")):
             with file.open("rb") as lines:
-                shutil.copyfileobj(lines, out)
+                shutil.copyfileobj(lines, file)
 
 
 WRITERS: dict[str, Callable[[Path, Path], None]] = {
@@ -109,125 +109,127 @@ WRITERS: dict[str, Callable[[Path, Path], None]] = {
 
 @dataclass(slots=True)
 class Entry:
-    """One way to read one file."""
+    """A tool that reads a file of one format."""
 
     name: str
     command: Callable[[], Sequence[str | Path]]
     count: Callable[[Path], int]
     bytes: int
-    "Of the texts as JSON Lines."
+    "The size of the texts as JSON Lines."
     runs: list[Run] = field(default_factory=list)
     peak: int = 0
     tokens: int = 0
 
     @property
     def cost(self) -> float:
-        """CPU seconds for a GB of JSON Lines."""
+        """CPU seconds per GB of JSON Lines."""
         return median(run.cpu for run in self.runs) * 1000 * MB / self.bytes if self.runs else nan
 
 
 def main() -> None:
     arguments = _arguments()
-    place = Place(work=arguments.work, foundry=arguments.foundry, others=arguments.others)
-    corpus.tokenizer(place.work)
-    found = [
-        e for e in _entries(place, arguments) if not arguments.only or e.name in arguments.only
+    setup = Setup(work=arguments.work, foundry=arguments.foundry, peers=arguments.others)
+    corpus.tokenizer(setup.work)
+    entries = [
+        e for e in _entries(setup, arguments) if not arguments.only or e.name in arguments.only
     ]
     for number in range(-1, arguments.rounds):
-        for entry in found:
-            run = _run(place, entry, memory=number < 0)
+        for entry in entries:
+            run = _run(setup, entry, memory=number < 0)
             entry.peak = run.peak or entry.peak
-            entry.runs += [run] if number >= 0 else []
+            if number >= 0:
+                entry.runs.append(run)
             print(f"{entry.name}: {run.wall:.1f} s, {run.cpu:.1f} s of CPU", flush=True)
-    _say(found)
+    _print_table(entries)
 
 
-def _say(found: list[Entry]) -> None:
-    best = next((entry for entry in found if entry.name == "jsonl"), found[0])
-    print(
-        "\n| read from | MB | CPU s/GB | speed beside JSON Lines | peak MB | tokens |\n| --- | --- | --- | --- | --- | --- |"
-    )
-    for entry in found:
-        share = best.cost / entry.cost
+def _print_table(entries: list[Entry]) -> None:
+    baseline = next((entry for entry in entries if entry.name == "jsonl"), entries[0])
+    print("\n| format | MB | CPU s/GB | speed relative to JSON Lines | peak MB | tokens |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for entry in entries:
+        speed = baseline.cost / entry.cost
         print(
-            f"| {entry.name} | {entry.bytes / MB:,.0f} | {entry.cost:.1f} | {share:.2f} | {entry.peak / MB:,.0f} | {entry.tokens:,} |"
+            f"| {entry.name} | {entry.bytes / MB:,.0f} | {entry.cost:.1f} | {speed:.2f} "
+            f"| {entry.peak / MB:,.0f} | {entry.tokens:,} |"
         )
 
 
-def _entries(place: Place, arguments: argparse.Namespace) -> Iterator[Entry]:
+def _entries(setup: Setup, arguments: argparse.Namespace) -> Iterator[Entry]:
     if arguments.big:
-        yield _of_mdsmix(place, "parquet, one row group", arguments.big * MB, 2)
+        yield _mdsmix_entry(setup, "parquet, one row group", arguments.big * MB, 2)
         return
-    yield _of_mdsmix(place, "jsonl", arguments.size * MB)
+    yield _mdsmix_entry(setup, "jsonl", arguments.size * MB)
     for name in WRITERS:
-        yield _of_mdsmix(place, name, arguments.size * MB)
+        yield _mdsmix_entry(setup, name, arguments.size * MB)
     small = arguments.slow * MB
-    yield _of_mdsmix(place, "parquet, small", small)
+    yield _mdsmix_entry(setup, "parquet, small", small)
     for name, python, script, last, count in (
-        ("datatrove", place.others, "run_datatrove.py", 1, outputs.ids_of_two_bytes),
-        ("foundry", place.foundry, "run_foundry_parquet.py", ROW, outputs.mds_rows),
+        ("datatrove", setup.peers, "run_datatrove.py", 1, outputs.ids_of_two_bytes),
+        ("foundry", setup.foundry, "run_foundry_parquet.py", ROW, outputs.mds_rows),
     ):
         if (python / "bin/python").exists():
-            path = _written(place, "parquet", small)
+            path = _write_source(setup, "parquet", small)
             command = [
                 python / "bin/python",
                 HERE / "others" / script,
                 path.parent,
-                place.tokenizer,
-                place.work / "out",
+                setup.tokenizer,
+                setup.work / "out",
                 str(last),
             ]
             yield Entry(
-                f"{name}, parquet", lambda command=command: command, count, _size(place, small)
+                f"{name}, parquet", lambda command=command: command, count, _size(setup, small)
             )  # type: ignore[misc]
 
 
-def _of_mdsmix(place: Place, name: str, size: int, workers: int = 1) -> Entry:
-    path = _written(place, name.partition(",")[0], size, one=name.endswith("group"))
+def _mdsmix_entry(setup: Setup, name: str, size: int, workers: int = 1) -> Entry:
+    path = _write_source(setup, name.partition(",")[0], size, is_one_group=name.endswith("group"))
     stream = f"  documents: {{kind: pretraining, source: {{path: '{path}', text: text}}}}"
     settings = [
-        f"tokenizer: {place.tokenizer}",
+        f"tokenizer: {setup.tokenizer}",
         f"max_seq_len: {ROW}",
-        f"local: {place.work / 'out'}",
+        f"local: {setup.work / 'out'}",
     ]
 
     def command() -> Sequence[str | Path]:
-        recipe = place.work / "out.yaml"
+        recipe = setup.work / "out.yaml"
         recipe.write_text("\n".join([*settings, "streams:", stream]) + "\n")
-        return [place.mdsmix, "convert", recipe, "--workers", str(workers)]
+        return [setup.mdsmix, "convert", recipe, "--workers", str(workers)]
 
-    return Entry(name, command, outputs.mdsmix, _size(place, size))
+    return Entry(name, command, outputs.mdsmix, _size(setup, size))
 
 
-def _size(place: Place, size: int) -> int:
-    source = corpus.source(place.work, "documents", size)
+def _size(setup: Setup, size: int) -> int:
+    source = corpus.source(setup.work, "documents", size)
     return sum(path.stat().st_size for path in source.glob("*.jsonl"))
 
 
-def _written(place: Place, name: str, size: int, one: bool = False) -> Path:
-    source = corpus.source(place.work, "documents", size)
+def _write_source(setup: Setup, name: str, size: int, is_one_group: bool = False) -> Path:
+    source = corpus.source(setup.work, "documents", size)
     if name == "jsonl":
         return source / "0.jsonl"
-    folder = place.work / "sources" / f"{source.name}-{name}{'-one' * one}"
+    suffix = "-one" if is_one_group else ""
+    folder = setup.work / "sources" / f"{source.name}-{name}{suffix}"
     path = folder / f"0.{name}"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        part = folder.parent / f"part.{name}"
-        if one:
-            write_parquet(source, part, group=1 << 40)
+        unfinished = folder.parent / f"part.{name}"
+        if is_one_group:
+            write_parquet(source, unfinished, group=1 << 40)
         else:
-            WRITERS[name](source, part)
-        part.rename(path)
+            WRITERS[name](source, unfinished)
+        unfinished.rename(path)
     return path
 
 
-def _run(place: Place, entry: Entry, memory: bool) -> Run:
-    out = place.work / "out"
-    shutil.rmtree(out, ignore_errors=True)
-    shutil.rmtree(place.work / "hf", ignore_errors=True)
-    out.mkdir()
-    run = measure(entry.command(), environment(place), place.work / "log", memory)
-    entry.tokens = entry.count(out)
+def _run(setup: Setup, entry: Entry, memory: bool) -> Run:
+    output = setup.work / "out"
+    shutil.rmtree(output, ignore_errors=True)
+    shutil.rmtree(setup.work / "hf", ignore_errors=True)
+    output.mkdir()
+    run = measure(entry.command(), environment(setup), setup.work / "log", memory)
+    entry.tokens = entry.count(output)
     return run
 
 
@@ -235,7 +237,7 @@ def _arguments() -> argparse.Namespace:
     root = HERE.parent
     parser = argparse.ArgumentParser(prog="python -m benchmarks.formats", description=__doc__)
     parser.add_argument("--size", type=int, default=500, help="MB of JSON Lines")
-    parser.add_argument("--slow", type=int, default=25, help="the same for the peers")
+    parser.add_argument("--slow", type=int, default=25, help="the same for the other tools")
     parser.add_argument("--big", type=int, help="MB of a parquet of one row group")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", metavar="NAME")

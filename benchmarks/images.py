@@ -1,19 +1,17 @@
-"""Streams of images: memory and speed beside the ways in which people write them, and a million
-lines with planted faults.
+"""Streams of images: memory and speed compared with scripts that people write, and a million lines
+with planted faults.
 
-    .venv/bin/python -m benchmarks.images memory      # 1,000, 3,000 and 7,500 images of 1,120 x
-    1,120 under --memory 1GiB
-    .venv/bin/python -m benchmarks.images loops       # the MDSWriter loop as people write it, and
-    one that copies bytes unchecked
-    .venv/bin/python -m benchmarks.images small       # 100,000 small images in a folder
-    .venv/bin/python -m benchmarks.images bucket      # 100,000 small images in a real MinIO
-    .venv/bin/python -m benchmarks.images lines       # 1,000,000 lines over 20,000 small images: 1
-    % broken in ten ways, 1 % lost files
-    .venv/bin/python -m benchmarks.images map         # Hugging Face's `map` as GLM-4's finetuning
-    calls it, in .venv-foundry
+    .venv/bin/python -m benchmarks.images MODE [--count N] [--into DIR]
 
-`--count N` takes another number; `--into DIR` another folder than the system's temporary one. Linux
-only.
+- `memory`: 1,000, 3,000 and 7,500 images of 1,120 x 1,120 with --memory 1GiB
+- `loops`: the MDSWriter loop as people write it, and one that copies bytes unchecked
+- `small`: 100,000 small images in a folder
+- `bucket`: 100,000 small images in a real MinIO
+- `lines`: 1,000,000 lines over 20,000 small images; 1 % broken in ten ways, 1 % with missing files
+- `map`: Hugging Face's `map`, called as in GLM-4's finetuning, in .venv-foundry
+
+`--count N` changes the number of images or lines, `--into DIR` replaces the system's temporary
+folder. Linux only.
 """
 
 from __future__ import annotations
@@ -49,27 +47,28 @@ SEED = 5
 
 
 def photographs(folder: Path, count: int, side: int = SIDE, quality: int = 90) -> list[Path]:
-    """JPEGs that compress as photographs do, about 330 KB at 1,120 x 1,120: smooth shapes and a
-    little noise. Of 64 different ones, each file ends in a comment of its own, so that no two are
-    equal.
+    """Write JPEGs that compress as photographs do, about 330 KB at 1,120 x 1,120: smooth shapes
+    with a little noise. There are 64 different images, and each file has its own comment, so that
+    no two files are equal.
     """
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)
-    rng, made = np.random.default_rng(SEED), list[bytes]()
+    rng = np.random.default_rng(SEED)
+    jpegs = list[bytes]()
     for _ in range(min(64, count)):
         coarse = rng.integers(0, 256, (max(2, side // 40), max(2, side // 40), 3), np.uint8)
         smooth = np.asarray(Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC))
         noisy = np.clip(smooth + rng.normal(0, 6, smooth.shape), 0, 255).astype(np.uint8)
-        out = io.BytesIO()
-        Image.fromarray(noisy).save(out, "JPEG", quality=quality)
-        made.append(out.getvalue())
+        buffer = io.BytesIO()
+        Image.fromarray(noisy).save(buffer, "JPEG", quality=quality)
+        jpegs.append(buffer.getvalue())
     paths = [folder / f"{number:07}.jpg" for number in range(count)]
     for number, path in enumerate(paths):
         if not path.exists():
             note = str(number).encode()
             comment = b"\xff\xfe" + (len(note) + 2).to_bytes(2, "big") + note
-            data = made[number % len(made)]
+            data = jpegs[number % len(jpegs)]
             path.write_bytes(data[:2] + comment + data[2:])
     return paths
 
@@ -111,49 +110,49 @@ def recipe(into: Path, name: str, root: Path, **images: Any) -> Path:
 
 
 def convert(into: Path, path: Path, *options: str, memory: bool = False) -> Run:
-    """A first conversion, of whose first tokenizer snapshot nothing is measured."""
+    """Measure a first conversion; its tokenizer snapshot may be in the cache already."""
     tree = json.loads(path.read_text())
     shutil.rmtree(tree["local"], ignore_errors=True)
     env = os.environ | {"MDSMIX_CACHE": str(into / "cache")}
     command = [MDSMIX, "convert", path, *options]
-    for seen in (into / "cache/seen").glob("*.jsonl"):
-        seen.unlink()
+    for stamps in (into / "cache/seen").glob("*.jsonl"):
+        stamps.unlink()
     return measure(command, env, into / "log", memory=memory)
 
 
 def manifest(path: Path) -> dict[str, Any]:
     tree = json.loads(path.read_text())
-    found: dict[str, Any] = json.loads(
-        (Path(tree["local"]) / "see/train/mdsmix.manifest").read_text()
-    )
-    return found
+    content = (Path(tree["local"]) / "see/train/mdsmix.manifest").read_text()
+    published: dict[str, Any] = json.loads(content)
+    return published
 
 
-def row(what: str, run: Run, bytes_of: int, count: int) -> str:
+def row(case: str, run: Run, size: int, count: int) -> str:
     return (
-        f"| {what} | {count:,} | {run.wall:.1f} | {run.cpu:.1f} | {count / run.wall:,.0f} | "
-        f"{bytes_of / run.wall / 1e6:,.0f} | {run.peak / 1e6:,.0f} | {run.others:.0%} |"
+        f"| {case} | {count:,} | {run.wall:.1f} | {run.cpu:.1f} | {count / run.wall:,.0f} | "
+        f"{size / run.wall / 1e6:,.0f} | {run.peak / 1e6:,.0f} | {run.foreign_share:.0%} |"
     )
 
 
 HEAD = (
-    "| what | images | wall s | CPU s | images/s | MB/s | peak MB | others |\n"
+    "| case | images | wall s | CPU s | images/s | MB/s | peak MB | other load |\n"
     "|---|---|---|---|---|---|---|---|"
 )
 
 
 def memory(into: Path, count: int) -> Iterator[str]:
-    """Flat from a thousand to all."""
+    """Convert 1,000 images up to all of them: the peak must not grow."""
     paths = photographs(into / "photographs", count)
     yield HEAD
-    for part in sorted({min(1000, count), min(3000, count), count}):
-        name = f"memory-{part}"
-        (into / f"{name}.jsonl").write_bytes(b"".join(line(n, paths[n].name) for n in range(part)))
-        at = recipe(into, name, paths[0].parent)
-        run = convert(into, at, "--memory", "1GiB", "--workers", "2", memory=True)
-        size = manifest(at)["totals"]["image_bytes"]
-        assert manifest(at)["totals"]["images"] == part
-        yield row("mdsmix --memory 1GiB --workers 2", run, size, part)
+    for images in sorted({min(1000, count), min(3000, count), count}):
+        name = f"memory-{images}"
+        lines_of_images = (line(n, path.name) for n, path in enumerate(paths[:images]))
+        (into / f"{name}.jsonl").write_bytes(b"".join(lines_of_images))
+        recipe_path = recipe(into, name, paths[0].parent)
+        run = convert(into, recipe_path, "--memory", "1GiB", "--workers", "2", memory=True)
+        size = manifest(recipe_path)["totals"]["image_bytes"]
+        assert manifest(recipe_path)["totals"]["images"] == images
+        yield row("mdsmix --memory 1GiB --workers 2", run, size, images)
 
 
 AS_WRITTEN = """
@@ -162,7 +161,8 @@ from pathlib import Path
 from PIL import Image
 from streaming import MDSWriter
 lines, root, out = sys.argv[1:]
-with MDSWriter(out=out, columns={"image": "jpeg", "conversations": "json"}, size_limit=1 << 26) as writer:
+columns = {"image": "jpeg", "conversations": "json"}
+with MDSWriter(out=out, columns=columns, size_limit=1 << 26) as writer:
     for line in open(lines):
         record = json.loads(line)
         image = Image.open(Path(root) / record["image"]).convert("RGB")
@@ -173,7 +173,8 @@ import json, sys
 from pathlib import Path
 from streaming import MDSWriter
 lines, root, out = sys.argv[1:]
-with MDSWriter(out=out, columns={"image": "bytes", "conversations": "json"}, size_limit=1 << 26) as writer:
+columns = {"image": "bytes", "conversations": "json"}
+with MDSWriter(out=out, columns=columns, size_limit=1 << 26) as writer:
     for line in open(lines):
         record = json.loads(line)
         data = (Path(root) / record["image"]).read_bytes()
@@ -182,9 +183,9 @@ with MDSWriter(out=out, columns={"image": "bytes", "conversations": "json"}, siz
 
 
 def loops(into: Path, count: int, rounds: int = 1) -> Iterator[str]:
-    """A B C D, A B C D ...: what a person writes, what copies bytes, and mdsmix in both ways to
-    look at an image. What each takes for eight images is taken off: the imports of Streaming, 5 s
-    of an idle machine, would hide the rest.
+    """Run in turn: the loop that people write, one that copies bytes, and mdsmix with both ways to
+    check an image. The cost of eight images is subtracted, since the imports of Streaming (5 s on
+    an idle machine) would hide the rest.
     """
     paths = photographs(into / "photographs", count)
     size = sum(path.stat().st_size for path in paths[:count])
@@ -194,21 +195,22 @@ def loops(into: Path, count: int, rounds: int = 1) -> Iterator[str]:
         "mdsmix, decode: header": lambda n: _ours(into, paths[:n], decode="header"),
         "mdsmix, decode: full": lambda n: _ours(into, paths[:n]),
     }
-    found: dict[str, list[Run]] = {what: [] for what in ways}
+    runs_of: dict[str, list[Run]] = {name: [] for name in ways}
     for _ in range(rounds):
-        for what, run in ways.items():
-            start, all_of = run(8), run(count)
-            net = replace(all_of, wall=all_of.wall - start.wall, cpu=all_of.cpu - start.cpu)
-            found[what].append(net)
+        for name, run in ways.items():
+            start = run(8)
+            whole = run(count)
+            net = replace(whole, wall=whole.wall - start.wall, cpu=whole.cpu - start.cpu)
+            runs_of[name].append(net)
     yield HEAD
-    for what, runs in found.items():
-        yield row(what, sorted(runs, key=lambda run: run.cpu)[len(runs) // 2], size, count)
+    for name, runs in runs_of.items():
+        yield row(name, sorted(runs, key=lambda run: run.cpu)[len(runs) // 2], size, count)
 
 
 def _lines(into: Path, name: str, paths: list[Path]) -> Path:
-    at = into / f"{name}.jsonl"
-    at.write_bytes(b"".join(line(n, path.name) for n, path in enumerate(paths)))
-    return at
+    file = into / f"{name}.jsonl"
+    file.write_bytes(b"".join(line(n, path.name) for n, path in enumerate(paths)))
+    return file
 
 
 def _ours(into: Path, paths: list[Path], **images: Any) -> Run:
@@ -217,29 +219,29 @@ def _ours(into: Path, paths: list[Path], **images: Any) -> Run:
 
 
 def _loop(into: Path, code: str, paths: list[Path]) -> Run:
-    out = into / "out-loop"
-    shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, "-c", code, _lines(into, "loop", paths), paths[0].parent, out]
-    return measure([str(each) for each in command], os.environ, into / "log")
+    output = into / "out-loop"
+    shutil.rmtree(output, ignore_errors=True)
+    command = [sys.executable, "-c", code, _lines(into, "loop", paths), paths[0].parent, output]
+    return measure([str(word) for word in command], os.environ, into / "log")
 
 
 def small(into: Path, count: int) -> Iterator[str]:
-    """Many small files in one folder: what they cost beside their bytes, and a second run."""
+    """Measure the cost of many small files in one folder, and a second run."""
     paths = photographs(into / "small", count, side=96, quality=80)
     (into / "small.jsonl").write_bytes(b"".join(line(n, paths[n].name) for n in range(count)))
-    at = recipe(into, "small", paths[0].parent)
+    recipe_path = recipe(into, "small", paths[0].parent)
     yield HEAD
-    run = convert(into, at, memory=True)
-    yield row("mdsmix, 96 x 96", run, manifest(at)["totals"]["image_bytes"], count)
+    run = convert(into, recipe_path, memory=True)
+    yield row("mdsmix, 96 x 96", run, manifest(recipe_path)["totals"]["image_bytes"], count)
     env = os.environ | {"MDSMIX_CACHE": str(into / "cache")}
-    command = [MDSMIX, "convert", at]
+    command = [MDSMIX, "convert", recipe_path]
     again = measure(command, env, into / "log", memory=True)
     yield row("the second run, nothing to do", again, 0, count)
 
 
 def bucket(into: Path, count: int) -> Iterator[str]:
-    """The same from a bucket: each image is one request, none of them when the run is planned; a
-    second run lists them.
+    """Convert the same images from a bucket. Each image is one request, and planning makes none; a
+    second run lists the images.
     """
     sys.path.insert(0, str(ROOT))
     import boto3
@@ -256,35 +258,41 @@ def bucket(into: Path, count: int) -> Iterator[str]:
         with suppress(store.exceptions.BucketAlreadyOwnedByYou):
             store.create_bucket(Bucket="small")
         root = locate("s3://small/pictures")
-        there = {name for name, _ in root.list()}
+        stored = {name for name, _ in root.list()}
         map_threads(
             lambda path: (root / path.name).write(path.read_bytes()),
-            [path for path in paths if path.name not in there],
+            [path for path in paths if path.name not in stored],
         )
         yield from _in_flight(into, paths[: min(count, 2000)], root.url, endpoint)
-        at = _bucket_recipe(into, "bucket", paths, root.url)
+        recipe_path = _bucket_recipe(into, "bucket", paths, root.url)
         yield HEAD
-        before = _asked(endpoint)
-        run = convert(into, at, memory=True)
-        yield row("mdsmix, 96 x 96, from MinIO", run, manifest(at)["totals"]["image_bytes"], count)
-        yield f"the store was asked: {dict((middle := _asked(endpoint)) - before)}"
+        before = _count_requests(endpoint)
+        run = convert(into, recipe_path, memory=True)
+        yield row(
+            "mdsmix, 96 x 96, from MinIO",
+            run,
+            manifest(recipe_path)["totals"]["image_bytes"],
+            count,
+        )
+        middle = _count_requests(endpoint)
+        yield f"requests to the store: {dict(middle - before)}"
         env = os.environ | {"MDSMIX_CACHE": str(into / "cache")}
-        again = measure([MDSMIX, "convert", at], env, into / "log", memory=True)
+        again = measure([MDSMIX, "convert", recipe_path], env, into / "log", memory=True)
         yield row("the second run, nothing to do", again, 0, count)
-        yield f"the store was asked: {dict(_asked(endpoint) - middle)}"
+        yield f"requests to the store: {dict(_count_requests(endpoint) - middle)}"
 
 
 def _bucket_recipe(into: Path, name: str, paths: list[Path], root: str) -> Path:
     _lines(into, name, paths)
-    at = recipe(into, name, paths[0].parent)
-    tree = json.loads(at.read_text())
+    recipe_path = recipe(into, name, paths[0].parent)
+    tree = json.loads(recipe_path.read_text())
     tree["streams"]["see"]["images"]["root"] = root
-    at.write_text(json.dumps(tree))
-    return at
+    recipe_path.write_text(json.dumps(tree))
+    return recipe_path
 
 
 def _in_flight(into: Path, paths: list[Path], root: str, endpoint: str) -> Iterator[str]:
-    """How many images are asked for at one moment of a store that takes 20 ms for each."""
+    """Count the simultaneous requests for images to a store that takes 20 ms for each."""
     from tests.faults import Rule, make_failing_proxy
 
     with make_failing_proxy(endpoint) as proxy:
@@ -292,27 +300,30 @@ def _in_flight(into: Path, paths: list[Path], root: str, endpoint: str) -> Itera
         os.environ["S3_ENDPOINT_URL"] = proxy.endpoint
         run = convert(into, _bucket_recipe(into, "in-flight", paths, root))
         os.environ["S3_ENDPOINT_URL"] = endpoint
-        reads = [each for each in proxy.requests if each.operation == "GET"]
-    moments = sorted([(each.began, 1) for each in reads] + [(each.ended, -1) for each in reads])
-    most = max(accumulate(change for _, change in moments))
-    waited = sum(each.ended - each.began for each in reads) / 1e9
+        reads = [request for request in proxy.requests if request.operation == "GET"]
+    begins = [(read.began, 1) for read in reads]
+    ends = [(read.ended, -1) for read in reads]
+    moments = sorted(begins + ends)
+    highest = max(accumulate(change for _, change in moments))
+    waited = sum(read.ended - read.began for read in reads) / 1e9
     span = (moments[-1][0] - moments[0][0]) / 1e9
     yield (
-        f"{len(paths):,} images of a store that takes 20 ms: {len(proxy.requests):,} requests, {len(reads):,} of them reads, "
-        f"{most} at one moment, {waited / span:.1f} on average over {span:.1f} s ({run.wall:.1f} s in all)"
+        f"{len(paths):,} images from a store that takes 20 ms: {len(proxy.requests):,} requests, "
+        f"{len(reads):,} of them reads, at most {highest} at once, "
+        f"{waited / span:.1f} on average over {span:.1f} s ({run.wall:.1f} s in all)"
     )
 
 
-def _asked(endpoint: str) -> Counter[str]:
-    """Requests by what they ask for, as MinIO itself counts them; it brings its figures up to date
+def _count_requests(endpoint: str) -> Counter[str]:
+    """Return the number of requests of each type, as MinIO counts them. It updates its figures
     every 10 s.
     """
     time.sleep(12)
     with urllib.request.urlopen(f"{endpoint}/minio/v2/metrics/cluster", timeout=10) as answer:
-        found = re.findall(
+        totals = re.findall(
             r'minio_s3_requests_total\{api="(\w+)"[^}]*\} ([\d.e+]+)', answer.read().decode()
         )
-    return Counter({api: int(float(count)) for api, count in found})
+    return Counter({api: int(float(count)) for api, count in totals})
 
 
 BREAKS: dict[str, Callable[[bytes, random.Random], bytes]] = {
@@ -329,7 +340,7 @@ BREAKS: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "image_count": lambda text, _: text.replace(b"<image>", b"<image><image>"),
     "bad_image": lambda text, _: json.dumps(json.loads(text) | {"image": 7}).encode(),
 }
-"Ten ways in which a line is broken, and the reason by which each is to be found."
+"Ten ways to break a line, by the reason that mdsmix must give."
 
 
 def _answered(text: bytes, value: str | None) -> bytes:
@@ -339,12 +350,14 @@ def _answered(text: bytes, value: str | None) -> bytes:
 
 
 def lines(into: Path, count: int) -> Iterator[str]:
-    """Whether each planted fault is found under its reason, and read = written + filtered +
+    """Check that each planted fault is found with its reason, and that read = written + filtered +
     quarantined.
     """
     images = photographs(into / "small", min(20_000, count), side=96, quality=80)
-    rng, planted, ways = random.Random(SEED), Counter[str](), list(BREAKS)
-    with (into / "lines.jsonl").open("wb") as out:
+    rng = random.Random(SEED)
+    planted = Counter[str]()
+    ways = list(BREAKS)
+    with (into / "lines.jsonl").open("wb") as file:
         for number in range(count):
             text = line(number, images[number % len(images)].name).rstrip()
             draw = rng.random()
@@ -355,19 +368,22 @@ def lines(into: Path, count: int) -> Iterator[str]:
             elif draw < 0.02:
                 text = line(number, f"lost/{number}.jpg").rstrip()
                 planted["image_not_found"] += 1
-            out.write(text + b"\n")
-    at = recipe(into, "lines", images[0].parent)
-    run = convert(into, at, memory=True)
-    records = manifest(at)["records"]
-    said = records["read"], records["written"], records["filtered"], records["quarantined"]
+            file.write(text + b"\n")
+    recipe_path = recipe(into, "lines", images[0].parent)
+    run = convert(into, recipe_path, memory=True)
+    records = manifest(recipe_path)["records"]
+    quarantined = records["quarantined"]
     yield HEAD
-    yield row("mdsmix, lines", run, manifest(at)["totals"]["image_bytes"], count)
-    yield f"read {said[0]:,} = written {said[1]:,} + filtered {said[2]} + quarantined {said[3]}"
+    yield row("mdsmix, lines", run, manifest(recipe_path)["totals"]["image_bytes"], count)
+    yield (
+        f"read {records['read']:,} = written {records['written']:,} "
+        f"+ filtered {records['filtered']} + quarantined {quarantined}"
+    )
     yield f"planted: {dict(planted)}"
-    missed = {way: n for way, n in planted.items() if records["quarantined"].get(way) != n}
-    yield f"found under another reason, or not: {missed or 'none'}"
+    missed = {way: n for way, n in planted.items() if quarantined.get(way) != n}
+    yield f"not found, or with another reason: {missed or 'none'}"
     assert not missed
-    assert said[0] == count == said[1] + sum(said[3].values())
+    assert records["read"] == count == records["written"] + sum(quarantined.values())
 
 
 MAP = """
@@ -392,8 +408,8 @@ data.map(process, batched=True, num_proc=1, remove_columns=["image"], cache_file
 
 
 def hugging_face(into: Path, count: int) -> Iterator[str]:
-    """GLM-4's `finetune_demo`: `map(process_batch, batched=True, num_proc=1)`, a thousand images a
-    batch as pixels in float32.
+    """Measure `map(process_batch, batched=True, num_proc=1)`, as in GLM-4's `finetune_demo`: a
+    thousand images per batch, as float32 pixels.
     """
     paths = photographs(into / "photographs", count)
     python = ROOT / ".venv-foundry/bin/python"
@@ -432,11 +448,11 @@ def main() -> None:
     parser.add_argument("mode", choices=MODES)
     parser.add_argument("--count", type=int)
     parser.add_argument("--into", type=Path, default=Path(tempfile.gettempdir()) / "mdsmix-images")
-    asked = parser.parse_args()
-    asked.into.mkdir(parents=True, exist_ok=True)
-    mode, count = MODES[asked.mode]
+    arguments = parser.parse_args()
+    arguments.into.mkdir(parents=True, exist_ok=True)
+    mode, count = MODES[arguments.mode]
     began = time.perf_counter()
-    for text in mode(asked.into, asked.count or count):
+    for text in mode(arguments.into, arguments.count or count):
         print(text, flush=True)
     print(f"{time.perf_counter() - began:.0f} s in all")
 

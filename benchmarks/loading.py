@@ -1,11 +1,15 @@
-"""mdsmix.load beside a bare StreamingDataset and torch's DataLoader, in one process, epoch by epoch
-in turn.
+"""mdsmix.load compared with a bare StreamingDataset and torch's DataLoader, in one process, epoch
+by epoch in turn.
 
-Three bare loaders: one that makes no batch at all and hands out the decoded samples; a script of
-the size that people write, which makes the tensors of mdsmix's batches and checks nothing; and
-StreamingDataset with mdsmix's own rows and collation, so that what is left is the wrapper. Each
-reads its own copy of the streams, which lie in the page cache. The epoch before the first round
-warms up; its batches must be the same in all three that make some.
+There are three bare loaders:
+
+- `samples` makes no batches and returns the decoded samples;
+- `script` is as short as scripts that people write: it makes the tensors of mdsmix's batches and
+  checks nothing;
+- `same` is StreamingDataset with mdsmix's own rows and collation; the difference is the wrapper.
+
+Each reads its own copy of the streams, which is in the page cache. The epoch before the first round
+warms up. Its batches must be equal in `script`, `same` and mdsmix.
 
     .venv/bin/python -m benchmarks.loading [--rounds 5] [--workers 0 2] [--only pairs] [--json FILE]
 """
@@ -68,7 +72,7 @@ def _tokens(low: int, high: int, count: int) -> Rows:
 
 
 def _columns(low: int, high: int, cut: int, count: int) -> Rows:
-    """Rows cut in two, ended by EOS where they are not full."""
+    """Yield rows cut in two; the last token of each is EOS."""
     for row in _random(count, low, high):
         row[-1] = EOS
         yield {"input_ids": row[: len(row) // cut or 1], "labels": row[len(row) // cut or 1 :]}
@@ -76,9 +80,9 @@ def _columns(low: int, high: int, cut: int, count: int) -> Rows:
 
 def _turns(count: int) -> Rows:
     parts = [row.tolist() for row in _random(8 * count, 10, 60)]
-    for at in range(0, len(parts), 8):
-        parts[at + 7].append(EOS)
-        pairs = zip(parts[at : at + 8 : 2], parts[at + 1 : at + 8 : 2], strict=True)
+    for start in range(0, len(parts), 8):
+        parts[start + 7].append(EOS)
+        pairs = zip(parts[start : start + 8 : 2], parts[start + 1 : start + 8 : 2], strict=True)
         yield {"turns": [{"input_ids": prompt, "labels": answer} for prompt, answer in pairs]}
 
 
@@ -91,7 +95,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, str], Callable[[int], Rows]]] = {
     "pairs": ("finetuning", PAIR, partial(_columns, 20, 200, 2)),
     "conversations": ("finetuning", {"turns": "json"}, _turns),
 }
-"Name -> loader, columns, samples. Every row ends in EOS, so that no loader has to add one."
+"Name -> loader, columns, samples. Every row ends with EOS, so no loader has to add one."
 
 
 def _write(folder: Path, columns: dict[str, str], rows: Rows) -> None:
@@ -126,8 +130,8 @@ def _ours(folder: Path, name: str, workings: dict[str, Any]) -> MixLoader:
 
 
 def _same(folder: Path, name: str, workings: dict[str, Any]) -> Any:
-    """StreamingDataset with the rows and the collation of mdsmix: the difference is what its
-    dataset and streams add.
+    """Return StreamingDataset with the rows and the collation of mdsmix. The difference to mdsmix
+    is the cost of its dataset and streams.
     """
     collate = _ours(folder / "mdsmix", name, workings).collate_fn
     return _bare(folder / "same", partial(_collated, collate), workings)
@@ -138,7 +142,7 @@ def _collated(collate: Any, samples: Sequence[Sample]) -> Any:
 
 
 def _batch(is_finetuning: bool, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
-    """The script: what mdsmix gives for these samples, without a question asked."""
+    """Return the batch that mdsmix gives for these samples, without any checks."""
     ids = np.full((len(samples), LENGTH), PAD, np.int64)
     labels = np.full((len(samples), LENGTH), IGNORED, np.int64)
     mask = np.zeros((len(samples), LENGTH), np.int64)
@@ -154,44 +158,45 @@ def _batch(is_finetuning: bool, samples: Sequence[Sample]) -> dict[str, torch.Te
 
 
 def _row(sample: Sample) -> tuple[Any, int]:
-    """The tokens, and where those begin that are trained."""
+    """Return the tokens, and the position of the first trained one."""
     if "tokens" in sample:
         return sample["tokens"], 0
     if "turns" in sample:
-        row = [
-            t for turn in sample["turns"] for part in ("input_ids", "labels") for t in turn[part]
-        ]
+        row = list[int]()
+        for turn in sample["turns"]:
+            row += turn["input_ids"]
+            row += turn["labels"]
         return row, len(row) - len(sample["turns"][-1]["labels"])
     return np.concatenate([sample["input_ids"], sample["labels"]]), len(sample["input_ids"])
 
 
 def _compare(name: str, loaders: Mapping[str, Any], rounds: int) -> float:
-    """Prints a line; returns the CPU seconds over those of a bare StreamingDataset with the same
-    collation.
+    """Print a line. Return the CPU seconds divided by those of a bare StreamingDataset with the
+    same collation.
     """
-    _judge(loaders)
+    _warm_up_and_compare(loaders)
     runs: dict[str, list[tuple[float, float]]] = {key: [] for key in loaders}
     for _ in range(rounds):
         for key, loader in loaders.items():
             runs[key].append(_epoch(loader))
     size = len(loaders["mdsmix"].dataset)
     speeds = {key: size / statistics.median(wall for wall, _ in runs[key]) for key in runs}
-    shares = [
-        f"{speeds['mdsmix'] / speeds[key]:.2f} ({_cpu(runs[key]) / _cpu(runs['mdsmix']):.2f}) of {key}"
-        for key in ("samples", "script", "same")
-    ]
-    told = ", ".join(f"{key} {speed:,.0f}" for key, speed in speeds.items())
-    print(f"  {name:<22} {told}: {'; '.join(shares)}", flush=True)
+    shares = []
+    for key in ("samples", "script", "same"):
+        cpu_share = _cpu(runs[key]) / _cpu(runs["mdsmix"])
+        shares.append(f"{speeds['mdsmix'] / speeds[key]:.2f} ({cpu_share:.2f}) of {key}")
+    summary = ", ".join(f"{key} {speed:,.0f}" for key, speed in speeds.items())
+    print(f"  {name:<22} {summary}: {'; '.join(shares)}", flush=True)
     return _cpu(runs["mdsmix"]) / _cpu(runs["same"])
 
 
-def _judge(loaders: Mapping[str, Any]) -> None:
-    """Warms all loaders up, and compares what the two give that make batches."""
+def _warm_up_and_compare(loaders: Mapping[str, Any]) -> None:
+    """Run an epoch of each loader, and compare the batches of those that make some."""
     for _ in loaders["samples"]:
         pass
     for ours, *theirs in zip(*(loaders[k] for k in ("mdsmix", "script", "same")), strict=True):
-        for other in theirs:
-            if ours.keys() != other.keys() or not all(ours[k].equal(other[k]) for k in ours):
+        for batch in theirs:
+            if ours.keys() != batch.keys() or not all(ours[k].equal(batch[k]) for k in ours):
                 raise SystemExit("mdsmix and the bare loaders give different batches")
 
 
@@ -200,19 +205,19 @@ def _cpu(runs: Sequence[tuple[float, float]]) -> float:
 
 
 def _epoch(loader: Any) -> tuple[float, float]:
-    """Wall and CPU seconds of one pass, workers included."""
-    began, before = time.perf_counter(), _spent()
+    """Return the wall and CPU seconds of one pass, workers included."""
+    began, before = time.perf_counter(), _cpu_seconds()
     for _ in loader:
         pass
-    return time.perf_counter() - began, _spent() - before
+    return time.perf_counter() - began, _cpu_seconds() - before
 
 
-def _spent() -> float:
-    """CPU seconds of this process and its living workers."""
-    return time.process_time() + sum(map(_taken, descendants(os.getpid())))
+def _cpu_seconds() -> float:
+    """Return the CPU seconds of this process and its living workers."""
+    return time.process_time() + sum(map(_cpu_seconds_of, descendants(os.getpid())))
 
 
-def _taken(pid: int) -> float:
+def _cpu_seconds_of(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:  # the process ended just now
@@ -225,7 +230,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="timed epochs of each loader")
     parser.add_argument("--samples", type=int, default=8000, help="samples of each stream")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
-    parser.add_argument("--json", type=Path, help="mdsmix's CPU seconds over those of `same`")
+    parser.add_argument(
+        "--json", type=Path, help="write mdsmix's CPU seconds divided by those of `same`"
+    )
     parser.add_argument("--only", nargs="+", metavar="LAYOUT", choices=list(LAYOUTS))
     return parser.parse_args()
 

@@ -1,10 +1,10 @@
-"""One command, measured from outside as a whole process tree: wall and CPU seconds, peak memory,
-who disturbed it.
+"""Measures a command from outside, with its whole process tree: wall and CPU seconds, peak memory,
+and the load of other processes.
 
-Linux only. Memory is the sum of PSS over the tree, sampled thirty times a second, which costs up to
-a third of a core; so it is taken on a run whose time does not count. CPU seconds hardly depend on
-what else runs, wall seconds do: the CPU seconds of other processes during the run are recorded
-beside them.
+Linux only. Memory is the sum of PSS over the tree, sampled thirty times a second. This costs up to
+a third of a core, so memory is measured in a run whose time does not count. Other work on the
+machine hardly affects CPU seconds, but it affects wall seconds. So the CPU seconds of other
+processes during the run are recorded too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PERIOD = 0.03
-"""Seconds. Workers swing by 40 MB with every batch: at 0.1 s a run of one second looked 20 MB
-smaller than it was.
+"""Seconds. The memory of workers varies by 40 MB with every batch: with 0.1 s, a run of one second
+looked 20 MB smaller than it was.
 """
 CORES = len(os.sched_getaffinity(0))
 _PR_SET_CHILD_SUBREAPER = 36
@@ -29,49 +29,54 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one command cost."""
+    """The cost of one command."""
 
     wall: float
     "Seconds until its first process ended."
     cpu: float
     "User and system seconds of all its processes."
     peak: int
-    "Bytes of PSS, 0 where it was not sampled."
-    others: float
-    "Share of the machine's CPU that other processes took meanwhile."
+    "Bytes of PSS, 0 if it was not sampled."
+    foreign_share: float
+    "Share of the machine's CPU that other processes took during the run."
 
 
 def measure(
     command: Sequence[str | Path], env: Mapping[str, str], log: Path, memory: bool = False
 ) -> Run:
-    """Runs the command, its output in `log`; RuntimeError with the log's end where it fails."""
+    """Run the command with its output in `log`.
+
+    Raises RuntimeError with the end of the log if the command fails.
+    """
     _adopt_orphans()
     os.sync()
-    beside = set(_children(os.getpid()))
-    sampler = _Sampler(beside) if memory else None
+    unrelated = set(_children(os.getpid()))
+    sampler = _Sampler(unrelated) if memory else None
     busy, own, tree = _busy(), time.process_time(), _children_cpu()
     began = time.perf_counter()
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, env=env, stdout=file, stderr=file)
         code = process.wait()
         wall = time.perf_counter() - began
-        _reap(beside)
-    others = _busy() - busy - (time.process_time() - own) - (_children_cpu() - tree)
+        _reap(unrelated)
+    foreign = _busy() - busy - (time.process_time() - own) - (_children_cpu() - tree)
     peak = sampler.stop() if sampler else 0
     if code:
         tail = log.read_text("utf-8", "replace")[-2000:]
         raise RuntimeError(f"{' '.join(map(str, command))} ended with {code}:\n{tail}")
     cpu = _children_cpu() - tree
-    return Run(wall=wall, cpu=cpu, peak=peak, others=max(0.0, others / wall / CORES))
+    foreign_share = max(0.0, foreign / wall / CORES)
+    return Run(wall=wall, cpu=cpu, peak=peak, foreign_share=foreign_share)
 
 
 class _Sampler:
-    """The largest sum of PSS over this process's descendants, but for those who ran `beside`
-    before.
+    """Samples the sum of PSS over this process's descendants and keeps the largest. The `unrelated`
+    ones ran before and do not count.
     """
 
-    def __init__(self, beside: set[int]) -> None:
-        self._peak, self._beside = 0, beside
+    def __init__(self, unrelated: set[int]) -> None:
+        self._peak = 0
+        self._unrelated = unrelated
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -83,7 +88,7 @@ class _Sampler:
 
     def _watch(self) -> None:
         while not self._done.wait(PERIOD):
-            ours = (child for child in _children(os.getpid()) if child not in self._beside)
+            ours = (child for child in _children(os.getpid()) if child not in self._unrelated)
             tree = (pid for child in ours for pid in (child, *descendants(child)))
             self._peak = max(self._peak, sum(map(_pss, tree)))
 
@@ -98,30 +103,30 @@ def _children(pid: int) -> Iterator[int]:
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             yield from map(int, children.read_text().split())
-        except OSError:  # the process ended just now
+        except OSError:  # the process has just ended
             continue
 
 
 def _pss(pid: int) -> int:
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:  # the process ended just now
+    except OSError:  # the process has just ended
         return 0
     sizes = [line.split()[1] for line in rollup.splitlines() if line.startswith("Pss:")]
     return int(sizes[0]) * 1024 if sizes else 0
 
 
 def _adopt_orphans() -> None:
-    """A process whose parent ended becomes our child, so that its memory and CPU seconds count."""
+    """Make a process whose parent ended our child, so that its memory and CPU seconds count."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _reap(beside: set[int]) -> None:
-    """Waits for what the command left behind: servers of multiprocessing end by themselves. A store
-    that runs `beside` does not.
+def _reap(unrelated: set[int]) -> None:
+    """Wait for the processes that the command left: servers of multiprocessing, which end by
+    themselves. The `unrelated` ones, such as a store, do not end.
     """
-    while left := set(_children(os.getpid())) - beside:
-        os.waitpid(left.pop(), 0)
+    while processes := set(_children(os.getpid())) - unrelated:
+        os.waitpid(processes.pop(), 0)
 
 
 def _children_cpu() -> float:
@@ -130,7 +135,7 @@ def _children_cpu() -> float:
 
 
 def _busy() -> float:
-    """CPU seconds of the whole machine that were not idle, stolen ones included."""
+    """Return the CPU seconds in which the whole machine was not idle, stolen ones included."""
     fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
     user, nice, system, _, _, irq, softirq, steal = map(int, fields)
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

@@ -1,13 +1,13 @@
-"""A budget of a mixture out of a crawl that is far larger: what mdsmix holds while the source
-grows, and beside it the way that needs 250 GB for 2 B tokens.
+"""A budget of a mixture from a far larger crawl: mdsmix's memory while the source grows, compared
+with the method that needs 250 GB for 2 B tokens.
 
     python -m benchmarks.mixtures [--sizes MB ...] [--budget TOKENS] [--work FOLDER]
 
-The config is the published one, CommonCrawl 52.2 % and six others. CommonCrawl has each of the
-sizes in turn, the others a tenth of the smallest. In one stage, and in two, the published bytes
-must be the same, and the peak must not grow by a tenth; else the exit code is 1. The other way is
-replayed at three smaller budgets: how its memory grows with a token is measured, what 2 B tokens
-take by that is extrapolated, and marked so.
+The config is the published one: CommonCrawl 52.2 % and six other sources. CommonCrawl gets each of
+the sizes in turn, the other sources a tenth of the smallest size. The published bytes must be the
+same in one stage and in two, and the peak must not grow by more than a tenth; otherwise the exit
+code is 1. The other method is replayed with three smaller budgets, to measure the growth of its
+memory per token. The memory for 2 B tokens is extrapolated from that, and marked so.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import corpus, outputs
-from benchmarks.contenders import HERE, Place
+from benchmarks.contenders import HERE, Setup
 from benchmarks.measure import Run, measure
 from benchmarks.rounds import environment
 
@@ -37,93 +38,85 @@ PERCENTS = {
     "stackexchange": 3.3,
 }
 FULL = 2_000_000_000
-"Tokens of the run that is known to have failed."
+"Tokens of the run that failed in the published report."
 REPLAYED = 60
-"""MB of CommonCrawl for the other way, and a little less of each other source: it tokenizes a fifth
-of all.
+"""MB of CommonCrawl for the other method, and a little less of each other source. It tokenizes a
+fifth of each.
 """
 GROWTH = 1.1
-"The peak on the largest source beside that on the smallest."
+"The largest allowed peak on the largest source, divided by that on the smallest."
 
 
 def main() -> int:
     arguments = _arguments()
-    place = Place(work=arguments.work, foundry=arguments.foundry, others=arguments.foundry)
-    corpus.tokenizer(place.work)
-    sizes, peaks, same = sorted(arguments.sizes), list[int](), True
+    setup = Setup(work=arguments.work, foundry=arguments.foundry, peers=arguments.foundry)
+    corpus.tokenizer(setup.work)
+    sizes = sorted(arguments.sizes)
+    peaks = list[int]()
+    same = True
     print(f"load of the machine: {os.getloadavg()[0]:.1f} of {os.cpu_count()} processors")
-    print(
-        "\n| CommonCrawl MB | tokens | CPU s | s | peak MB | in two stages |\n| ---: | ---: | ---: | ---: | ---: | --- |"
-    )
+    print("\n| CommonCrawl MB | tokens | CPU s | s | peak MB | in two stages |")
+    print("| ---: | ---: | ---: | ---: | ---: | --- |")
     for size in sizes:
-        folder = _sources(place, size, sizes[0])
-        run, tokens = _converted(place, folder, arguments.budget)
-        is_same = _stages(place) == _files(place.work / "out")
-        peaks, same = [*peaks, run.peak], same and is_same
+        folder = _sources(setup, size, sizes[0])
+        run, tokens = _convert(setup, folder, arguments.budget)
+        is_same = _convert_in_stages(setup) == _files(setup.work / "out")
+        peaks.append(run.peak)
+        same = same and is_same
+        verdict = "the same bytes" if is_same else "OTHER BYTES"
         print(
-            f"| {size:,} | {tokens:,} | {run.cpu:.1f} | {run.wall:.1f} | {run.peak / MB:.0f} | {'the same bytes' if is_same else 'OTHER BYTES'} |",
+            f"| {size:,} | {tokens:,} | {run.cpu:.1f} | {run.wall:.1f} | {run.peak / MB:.0f} "
+            f"| {verdict} |",
             flush=True,
         )
     if arguments.foundry.exists():
-        _replay(place, _sources(place, REPLAYED, 4 * REPLAYED), arguments.budget // 2)
+        _replay(setup, _sources(setup, REPLAYED, 4 * REPLAYED), arguments.budget // 2)
     is_flat = peaks[-1] <= GROWTH * peaks[0]
-    print(f"\npeak of the largest beside the smallest source: {peaks[-1] / peaks[0]:.2f}")
+    print(f"\npeak of the largest source over that of the smallest: {peaks[-1] / peaks[0]:.2f}")
     return 0 if same and is_flat else 1
 
 
-def _sources(place: Place, size: int, smallest: int) -> Path:
-    """A folder with a file for each source of the mixture."""
-    folder = place.work / "sources" / f"mixture-{size}-{smallest}"
+def _sources(setup: Setup, size: int, smallest: int) -> Path:
+    """Return a folder with a file for each source of the mixture. Write the files if needed."""
+    folder = setup.work / "sources" / f"mixture-{size}-{smallest}"
     for seed, name in enumerate(PERCENTS):
         path = folder / f"{name}.json"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            part = folder / "part.jsonl"
-            corpus.documents(part, (size if name == "commoncrawl" else smallest // 10) * MB, seed)
-            part.rename(path)
+            unfinished = folder / "part.jsonl"
+            megabytes = size if name == "commoncrawl" else smallest // 10
+            corpus.documents(unfinished, megabytes * MB, seed)
+            unfinished.rename(path)
     return folder
 
 
-def _converted(place: Place, folder: Path, budget: int) -> tuple[Run, int]:
-    """The mixture as init writes it, converted twice: for seconds, and for the peak."""
-    mixture, recipe = place.work / "mixture.json", place.work / "mixture.yaml"
+def _convert(setup: Setup, folder: Path, budget: int) -> tuple[Run, int]:
+    """Convert the mixture that init writes, once for the seconds and once for the peak.
+
+    Return the costs and the number of tokens.
+    """
+    mixture, recipe = setup.work / "mixture.json", setup.work / "mixture.yaml"
     mixture.write_text(json.dumps({"mixture": PERCENTS}))
-    out = place.work / "out"
-    _run(
-        place,
-        [
-            place.mdsmix,
-            "init",
-            "--mixture",
-            mixture,
-            folder,
-            "--budget",
-            f"{ROW}:{budget}",
-            "--tokenizer",
-            place.tokenizer,
-            "-o",
-            recipe,
-            "--to",
-            out,
-            "--replace",
-        ],
-    )
-    command = [place.mdsmix, "convert", recipe, "--workers", "2"]
-    shutil.rmtree(out, ignore_errors=True)
-    timed = _run(place, command)
-    shutil.rmtree(out, ignore_errors=True)
-    peak = _run(place, command, memory=True).peak
-    return Run(wall=timed.wall, cpu=timed.cpu, peak=peak, others=timed.others), outputs.mdsmix(out)
+    output = setup.work / "out"
+    init = [setup.mdsmix, "init", "--mixture", mixture, folder, "--budget", f"{ROW}:{budget}"]
+    init += ["--tokenizer", setup.tokenizer, "-o", recipe, "--to", output, "--replace"]
+    _run(setup, init)
+    command = [setup.mdsmix, "convert", recipe, "--workers", "2"]
+    shutil.rmtree(output, ignore_errors=True)
+    timed = _run(setup, command)
+    shutil.rmtree(output, ignore_errors=True)
+    peak = _run(setup, command, memory=True).peak
+    return replace(timed, peak=peak), outputs.mdsmix(output)
 
 
-def _stages(place: Place) -> dict[str, bytes]:
-    """What lies there after CommonCrawl first, and then the others."""
-    out = place.work / "stages"
-    shutil.rmtree(out, ignore_errors=True)
-    command = [place.mdsmix, "convert", place.work / "mixture.yaml", f"local={out}"]
-    _run(place, [*command, "--only", "commoncrawl"])
-    _run(place, command)
-    return _files(out)
+def _convert_in_stages(setup: Setup) -> dict[str, bytes]:
+    """Convert CommonCrawl first and then the other sources. Return the files."""
+    output = setup.work / "stages"
+    shutil.rmtree(output, ignore_errors=True)
+    command = [setup.mdsmix, "convert", setup.work / "mixture.yaml", f"local={output}"]
+    _run(setup, [*command, "--only", "commoncrawl"])
+    _run(setup, command)
+    return _files(output)
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -134,40 +127,39 @@ def _files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def _replay(place: Place, folder: Path, budget: int) -> None:
-    """The other way at all of the budget, a half and a quarter: bytes for each further token.
-    `datasets` keeps what it has tokenized, so the first run is for its seconds, and what tokenizing
-    takes is in none of the peaks.
+def _replay(setup: Setup, folder: Path, budget: int) -> None:
+    """Run the other method with the whole budget, a half and a quarter, and print the bytes for
+    each additional token. `datasets` caches tokenized text. So the first run measures seconds, and
+    the peaks do not include tokenizing.
     """
-    shutil.rmtree(place.work / "hf", ignore_errors=True)
-    found, cpu = list[tuple[int, int]](), 0.0
-    for asked in (budget, budget, budget // 2, budget // 4):
-        out = place.work / "beacon.jsonl"
-        command = [
-            *(
-                place.foundry / "bin/python",
-                HERE / "others/run_beacon.py",
-                place.work / "mixture.json",
-            ),
-            *(folder, place.tokenizer, out, str(ROW), str(asked)),
-        ]
-        run = _run(place, command, memory=bool(cpu))
-        tokens = int((place.work / "log").read_text("utf-8", "replace").split()[-1])
-        found += [(tokens, run.peak)] if cpu else []
-        cpu = cpu or run.cpu
+    shutil.rmtree(setup.work / "hf", ignore_errors=True)
+    peaks = list[tuple[int, int]]()
+    cpu = 0.0
+    for tokens_wanted in (budget, budget, budget // 2, budget // 4):
+        script = HERE / "others/run_beacon.py"
+        output = setup.work / "beacon.jsonl"
+        command = [setup.foundry / "bin/python", script, setup.work / "mixture.json", folder]
+        command += [setup.tokenizer, output, str(ROW), str(tokens_wanted)]
+        run = _run(setup, command, memory=bool(cpu))
+        tokens = int((setup.work / "log").read_text("utf-8", "replace").split()[-1])
+        if cpu:
+            peaks.append((tokens, run.peak))
+        else:
+            cpu = run.cpu
+    print(f"\nlists in Python: {cpu:.0f} s of CPU for {peaks[0][0]:,} tokens")
+    print("\n| tokens | peak MB |\n| ---: | ---: |")
+    print("\n".join(f"| {tokens:,} | {peak / MB:.0f} |" for tokens, peak in peaks))
+    (many, large), *_, (few, small) = peaks
+    bytes_per_token = (large - small) / (many - few)
+    full = small + bytes_per_token * (FULL - few)
     print(
-        f"\nlists in Python: {cpu:.0f} s of CPU for {found[0][0]:,} tokens\n\n| tokens | peak MB |\n| ---: | ---: |"
-    )
-    print("\n".join(f"| {tokens:,} | {peak / MB:.0f} |" for tokens, peak in found))
-    (many, large), *_, (few, small) = found
-    each = (large - small) / (many - few)
-    print(
-        f"\n{each:.0f} bytes for each further token; EXTRAPOLATED to {FULL:,} tokens: {(small + each * (FULL - few)) / 1e9:.0f} GB"
+        f"\n{bytes_per_token:.0f} bytes for each additional token; "
+        f"EXTRAPOLATED to {FULL:,} tokens: {full / 1e9:.0f} GB"
     )
 
 
-def _run(place: Place, command: Sequence[str | Path], memory: bool = False) -> Run:
-    return measure(command, environment(place), place.work / "log", memory)
+def _run(setup: Setup, command: Sequence[str | Path], memory: bool = False) -> Run:
+    return measure(command, environment(setup), setup.work / "log", memory)
 
 
 def _arguments() -> argparse.Namespace:

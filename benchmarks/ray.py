@@ -1,11 +1,11 @@
-"""What a Ray cluster costs beside the processes of the same machine: the same documents, two
-workers or two processors.
+"""The cost of a Ray cluster compared with processes on the same machine: the same documents, with
+two workers or two processors.
 
     python -m benchmarks.ray [--size MB] [--rounds N] [--work FOLDER]
 
-CPU seconds are looked up in /proc while the processes live, since Ray lets nobody wait for its
-workers. The cluster is `--engine ray`'s own, started and stopped within the run; its bytes are held
-against the local engine's. Wants the extra `ray`.
+CPU seconds are read from /proc while the processes run, since nothing can wait for Ray's workers.
+`--engine ray` starts and stops the cluster within the run. Its bytes are compared with those of the
+local engine. Needs the extra `ray`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import corpus
-from benchmarks.contenders import Place
+from benchmarks.contenders import Setup
 from benchmarks.measure import PERIOD, descendants
 from benchmarks.rounds import environment
 from mdsmix.engines.hang import read_cpu_ticks
@@ -43,27 +43,29 @@ def main() -> None:
     runs: dict[str, list[tuple[float, float]]] = {engine: [] for engine in ENGINES}
     for _ in range(arguments.rounds):
         for engine in ENGINES:
-            runs[engine].append(_converted(work, arguments.size * MB, engine))
-        if different := _different(dircmp(work / "ray-local", work / "ray-ray")):
+            runs[engine].append(_convert(work, arguments.size * MB, engine))
+        if different := _different_names(dircmp(work / "ray-local", work / "ray-ray")):
             sys.exit(f"the bytes differ: {different}")
-    for engine, of in runs.items():
-        cpu, wall = map(median, zip(*of, strict=True))
+    for engine, costs in runs.items():
+        cpu, wall = map(median, zip(*costs, strict=True))
         print(f"{engine}: {cpu:.1f} CPU seconds, {wall:.1f} s")
 
 
-def _converted(work: Path, size: int, engine: str) -> tuple[float, float]:
-    """CPU seconds and seconds of a conversion from nothing."""
+def _convert(work: Path, size: int, engine: str) -> tuple[float, float]:
+    """Run a first conversion. Return its CPU seconds and its seconds."""
     shutil.rmtree(work / f"ray-{engine}", ignore_errors=True)
     source = corpus.source(work, "documents", size)
     stream = {"kind": "pretraining", "source": {"path": f"{source}/*.jsonl", "text": "text"}}
     tree = {"tokenizer": str(corpus.tokenizer(work)), "max_seq_len": 2048}
     recipe = work / f"ray-{engine}.yaml"
     recipe.write_text(json.dumps(tree | {"local": f"ray-{engine}", "streams": {"web": stream}}))
-    place = Place(work=work, foundry=work, others=work)
-    command = [place.mdsmix, "convert", recipe, *ENGINES[engine]]
-    log, began, used = work / f"ray-{engine}.log", time.perf_counter(), dict[int, int]()
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, env=environment(place), stdout=out, stderr=out)
+    setup = Setup(work=work, foundry=work, peers=work)
+    command = [setup.mdsmix, "convert", recipe, *ENGINES[engine]]
+    log = work / f"ray-{engine}.log"
+    began = time.perf_counter()
+    used = dict[int, int]()
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, env=environment(setup), stdout=file, stderr=file)
         while process.poll() is None:
             for pid in (process.pid, *descendants(process.pid)):
                 used[pid] = max(used.get(pid, 0), read_cpu_ticks(pid))
@@ -73,10 +75,12 @@ def _converted(work: Path, size: int, engine: str) -> tuple[float, float]:
     return sum(used.values()) / os.sysconf("SC_CLK_TCK"), time.perf_counter() - began
 
 
-def _different(compared: dircmp[str]) -> list[str]:
-    """Names that are not the same in both folders, and all below."""
-    found = [*compared.left_only, *compared.right_only, *compared.diff_files]
-    return found + [name for below in compared.subdirs.values() for name in _different(below)]
+def _different_names(compared: dircmp[str]) -> list[str]:
+    """Return the names of files that differ between the two folders, subfolders included."""
+    names = [*compared.left_only, *compared.right_only, *compared.diff_files]
+    for subfolder in compared.subdirs.values():
+        names += _different_names(subfolder)
+    return names
 
 
 if __name__ == "__main__":

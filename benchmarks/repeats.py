@@ -1,7 +1,7 @@
-"""What it costs to find the duplicates of a stream: `python -m benchmarks.repeats [RECORDS]`.
+"""The cost of finding the duplicates of a stream: `python -m benchmarks.repeats [RECORDS]`.
 
-Fingerprints are drawn, one in a hundred out of the same 25,000, and joined as `convert` joins them:
-seconds, and the most memory.
+Fingerprints are random; one in a hundred comes from the same 25,000. They are joined as `convert`
+joins them. Prints seconds and peak memory.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def windows(records: int) -> Iterator[Fingerprints]:
 def main() -> None:
     records = int(float((*sys.argv[1:], "1e7")[0]))
     began, used = time.monotonic(), time.process_time()
-    found = count_repeats(windows(records))
+    repeats = count_repeats(windows(records))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
-        f"{records:,} records, {found:,} of them repeats: {time.monotonic() - began:.1f} s, "
+        f"{records:,} records, {repeats:,} of them repeats: {time.monotonic() - began:.1f} s, "
         f"{time.process_time() - used:.1f} s of CPU, {peak} MB at most"
     )
 

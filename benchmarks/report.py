@@ -1,6 +1,4 @@
-"""Measurements -> RESULTS.md: the machine, a table for each kind of corpus, and what was to be
-reached.
-"""
+"""Writes RESULTS.md: the machine, a table for each kind of corpus, and the goals."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import words
-from benchmarks.contenders import Contender, Place
+from benchmarks.contenders import Contender, Setup
 from benchmarks.corpus import VOCABULARY
 from benchmarks.drawing import OURS
 from benchmarks.figures import Figure
@@ -35,44 +33,48 @@ GOALS = [
     ("pairs", "Foundry", 80),
     ("chats", "Foundry", 50),
 ]
-"(corpus, whom, how many times its speed mdsmix with 2 processes is to have)"
+"(corpus, contender, factor): mdsmix with 2 processes must be this many times as fast."
 MOST_MEMORY = 1200 * MB
 QUIET = 0.1
-"Share of the machine that others may take before a run is called disturbed."
+"Share of the machine that other processes may take before a run counts as disturbed."
 
 
 def text(
-    place: Place,
+    setup: Setup,
     entries: list[Entry],
     missing: Sequence[Contender],
     figures: Iterable[Figure],
     command: str,
 ) -> str:
-    """The whole of RESULTS.md."""
-    parts = ["# Results", _heading(place, entries, command)]
+    """Return the content of RESULTS.md."""
+    parts = ["# Results", _heading(setup, entries, command)]
     for kind, title in TITLES.items():
         if chosen := [entry for entry in entries if entry.contender.kind == kind]:
             parts += [f"## {title}", _table(chosen)]
-    parts += ["## What was to be reached", _goals(entries, figures)]
-    parts += [f"Not run: {c.name} (its environment is not there)." for c in missing]
+    parts += ["## Goals", _goals(entries, figures)]
+    parts += [f"Not run: {c.name} (its environment is not installed)." for c in missing]
     return "\n\n".join(parts) + "\n"
 
 
-def _heading(place: Place, entries: list[Entry], command: str) -> str:
+def _heading(setup: Setup, entries: list[Entry], command: str) -> str:
     today = datetime.datetime.now(datetime.timezone.utc).date()
     memory = int(Path("/proc/meminfo").read_text().split()[1]) / 1e6
-    disturbed = max(run.others for entry in entries for run in entry.runs)
+    disturbed = max(run.foreign_share for entry in entries for run in entry.runs)
     quiet = "The machine was quiet" if disturbed <= QUIET else "**The machine was not quiet**"
     return "\n".join(
         [
             f"`{command}`, {today}: {_processor()}, {CORES} cores, {memory:.0f} GB of memory, "
             f"{platform.system()} {platform.release()}, Python {platform.python_version()}.",
-            f"{', '.join(_versions(place))}.",
-            f"Text of the Python standard library, one word in a hundred new, and of many words what packages bring: {words.about(place.work)}.",
+            f"{', '.join(_versions(setup))}.",
+            "Text of the Python standard library with one new word in a hundred, and text with "
+            f"many words from installed packages: {words.read_summary(setup.work)}.",
             f"A tokenizer of {VOCABULARY:,} ids, trained on the library.",
-            f"Medians of {len(entries[0].runs)} runs in turn, of whole process trees, from outside, of several with the least and the most; outputs are without compression.",
-            "MB are bytes of JSONL / 10^6. Times of the slow tools (\\*) are without their start-up, which helps them.",
-            f"{quiet}: other processes took up to {disturbed:.0%} of it during a run. CPU seconds hardly feel that.",
+            f"Medians of {len(entries[0].runs)} runs in turn, with the shortest and longest of "
+            "several. Whole process trees are measured from outside. No output is compressed.",
+            "MB are bytes of JSONL / 10^6. Times of the slow tools (\\*) do not include their "
+            "start-up, which favours them.",
+            f"{quiet}: other processes took up to {disturbed:.0%} of it during a run, which hardly "
+            "affects CPU seconds.",
         ]
     )
 
@@ -84,12 +86,14 @@ def _processor() -> str:
     return platform.machine()
 
 
-def _versions(place: Place) -> Iterator[str]:
+def _versions(setup: Setup) -> Iterator[str]:
     for name in ("mdsmix", "fastokens", "tokenizers", "orjson", "numpy"):
         yield f"{name} {version(name)}"
-    wanted = {place.foundry: ["llm-foundry", "mosaicml-streaming", "transformers"]}
-    wanted[place.others] = ["datatrove", "litdata", "gigatoken"]
-    for folder, names in wanted.items():
+    packages = {
+        setup.foundry: ["llm-foundry", "mosaicml-streaming", "transformers"],
+        setup.peers: ["datatrove", "litdata", "gigatoken"],
+    }
+    for folder, names in packages.items():
         code = f"from importlib.metadata import version as v\nfor n in {names}: print(n, v(n))"
         if (python := folder / "bin/python").exists():
             yield from subprocess.check_output([python, "-c", code], text=True).splitlines()
@@ -109,11 +113,14 @@ def _cells(entry: Entry, ours: Entry | None) -> list[str]:
     name = entry.contender.name + ("" if entry.contender.is_fast else " \\*")
     if entry.fault:
         return [name, f"{size:,.0f}", *"-" * 7, entry.fault]
-    wall, spread = entry.wall, f" ({min(entry.walls):.1f}-{max(entry.walls):.1f})"
+    wall = entry.wall
+    spread = ""
+    if len(entry.walls) > 1:
+        spread = f" ({min(entry.walls):.1f}-{max(entry.walls):.1f})"
     return [
         name,
         f"{size:,.0f}",
-        f"{wall:.1f}{spread * (len(entry.walls) > 1)}",
+        f"{wall:.1f}{spread}",
         f"{size / wall:.1f}",
         f"{entry.tokens / wall / 1e6:.2f}",
         f"{_cpu(entry):.1f}",
@@ -125,17 +132,17 @@ def _cells(entry: Entry, ours: Entry | None) -> list[str]:
 
 
 def _ours(entries: list[Entry]) -> Entry | None:
-    """Everything is compared with the default: a process per core, the default columns."""
+    """Return the entry that all are compared with: mdsmix with a process per core."""
     sound = (e for e in entries if not e.fault)
     return next((e for e in sound if e.contender.name == OURS), None)
 
 
-def _times(ours: Entry, other: Entry) -> float:
-    return (ours.bytes / ours.wall) / (other.bytes / other.wall)
+def _times(ours: Entry, theirs: Entry) -> float:
+    return (ours.bytes / ours.wall) / (theirs.bytes / theirs.wall)
 
 
 def _cpu(entry: Entry) -> float:
-    """CPU seconds for a GB of source."""
+    """Return the CPU seconds per GB of source."""
     return entry.cpu / entry.bytes * 1e9
 
 
@@ -144,10 +151,10 @@ def _goals(entries: list[Entry], figures: Iterable[Figure]) -> str:
     for kind, name, least in GOALS:
         chosen = [e for e in entries if e.contender.kind == kind and not e.fault]
         ours = _ours(chosen)
-        for other in chosen if ours else []:
-            if name in other.contender.name and ours:
-                times = _times(ours, other)
-                what = f"{kind}: times the speed of {other.contender.name}"
+        for entry in chosen if ours else []:
+            if name in entry.contender.name and ours:
+                times = _times(ours, entry)
+                what = f"{kind}: times the speed of {entry.contender.name}"
                 rows.append([what, f">= {least}", f"{times:.2f}", _verdict(times >= least)])
     peaks = [e.peak for e in entries if e.contender.name.startswith("mdsmix")]
     if peaks:
@@ -156,9 +163,9 @@ def _goals(entries: list[Entry], figures: Iterable[Figure]) -> str:
         verdict = _verdict(peak < MOST_MEMORY)
         rows.append(["peak memory of mdsmix's tree", goal, f"{peak / MB:,.0f} MB", verdict])
     for f in figures:
-        verdict = _verdict(f.value <= f.most)
-        rows.append([f.what, f"<= {f.most} {f.unit}", f"{f.value:.2f} {f.unit}", verdict])
-    return _markdown(["what", "goal", "measured", "reached"], rows)
+        verdict = _verdict(f.value <= f.goal)
+        rows.append([f.what, f"<= {f.goal} {f.unit}", f"{f.value:.2f} {f.unit}", verdict])
+    return _markdown(["measurement", "goal", "measured", "reached"], rows)
 
 
 def _verdict(is_reached: bool) -> str:

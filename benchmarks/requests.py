@@ -1,11 +1,10 @@
-"""What mdsmix asks of a store: the requests of whole commands at a real MinIO, counted by a proxy
-before it.
+"""Counts the requests that whole commands make to a real MinIO, with a proxy between them.
 
     python -m benchmarks.requests [--most N] [NAME ...]
 
-Requests, unlike seconds, are the same on every machine. `goal` is what issue-sized streams may
-cost; a command that asks for more ends with exit code 1. The sources lie on the disk, so that only
-what is asked of the target counts.
+Unlike seconds, requests are the same on every machine. `goal` is the number that a case of full
+size may make; if a command makes more, the exit code is 1. The sources are on the disk, so only
+requests to the target count.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from tests.minio import start_own_minio
 
 @dataclass(frozen=True)
 class Bench:
-    """Where a case works: a folder and a bucket of its own, behind the proxy."""
+    """The folder and the bucket of one case; the bucket is reached through the proxy."""
 
     folder: Path
     tokenizer: Path
@@ -51,11 +50,11 @@ class Bench:
         return write_recipe(self.folder, self.tokenizer, remote=remote, streams=streams, **settings)
 
     def streams(self, count: int) -> dict[str, Any]:
-        """Streams of one unit each."""
+        """Return streams of one unit each."""
         return {f"s{n}": documents(self._file(f"s{n}", [n])) for n in range(count)}
 
     def units(self, count: int) -> dict[str, Any]:
-        """A stream of so many units, a shard each."""
+        """Return a stream of `count` units, with one shard each."""
         return {"web": documents(self._file("web", range(count)), layout="document")}
 
     def _file(self, name: str, numbers: Any) -> Path:
@@ -64,54 +63,54 @@ class Bench:
 
 
 LINE = len(b'{"text":""}\n') + 8 * len("Document 00000000 of many. ")
-"Bytes of a document: windows of so many make each a unit."
+"Bytes of a document. With windows of this size each document is a unit."
 
 
 def check(bench: Bench, n: int) -> RequestCount:
     recipe = bench.recipe(bench.streams(n))
     run_recipe(recipe)
-    with count_requests(bench.proxy) as found:
+    with count_requests(bench.proxy) as counted:
         run_checks(resolve_mix([str(recipe)]))
-    return found
+    return counted
 
 
 def check_versioned(bench: Bench, n: int) -> RequestCount:
     recipe = bench.recipe(bench.streams(n), publish="versioned")
     run_recipe(recipe)
-    with count_requests(bench.proxy) as found:
+    with count_requests(bench.proxy) as counted:
         run_checks(resolve_mix([str(recipe)]))
-    return found
+    return counted
 
 
 def second_convert(bench: Bench, n: int) -> RequestCount:
     recipe = bench.recipe(bench.streams(n))
     run_recipe(recipe)
-    with count_requests(bench.proxy) as found:
+    with count_requests(bench.proxy) as counted:
         run_recipe(recipe)
-    return found
+    return counted
 
 
 def first_convert(bench: Bench, n: int) -> RequestCount:
     recipe = bench.recipe(bench.streams(n))
-    with count_requests(bench.proxy) as found:
+    with count_requests(bench.proxy) as counted:
         run_recipe(recipe)
-    return found
+    return counted
 
 
 def many_shards(bench: Bench, n: int) -> RequestCount:
     recipe = bench.recipe(bench.units(n))
-    with count_requests(bench.proxy) as found:
+    with count_requests(bench.proxy) as counted:
         run_recipe(recipe, workers=2)
-    return found
+    return counted
 
 
 def one_more(bench: Bench, n: int, **settings: Any) -> RequestCount:
     recipe = bench.recipe(bench.units(n), **settings)
     run_recipe(recipe, workers=2)
     recipe = bench.recipe(bench.units(n + 1), **settings)
-    with count_requests(bench.proxy) as found:
+    with count_requests(bench.proxy) as counted:
         run_recipe(recipe)
-    return found
+    return counted
 
 
 def one_more_version(bench: Bench, n: int) -> RequestCount:
@@ -119,8 +118,8 @@ def one_more_version(bench: Bench, n: int) -> RequestCount:
 
 
 def one_new_file(bench: Bench, n: int) -> RequestCount:
-    """Beside units that are finished, published and known on this machine, a file of one
-    unit more.
+    """Convert a new file of one unit, after units that are finished, published and known on this
+    machine.
     """
     (like,) = run_recipe(bench.recipe({"like": bench.units(1)["web"]}))
     streams = bench.units(n)
@@ -128,55 +127,55 @@ def one_new_file(bench: Bench, n: int) -> RequestCount:
     new = bench._file("new", [n])
     path = streams["web"]["source"]["path"]
     recipe = bench.recipe({"web": documents([path, str(new)], layout="document")})
-    with count_requests(bench.proxy) as found:
+    with count_requests(bench.proxy) as counted:
         (outcome,) = run_recipe(recipe)
     assert (outcome.units, outcome.reused) == (n + 1, n)
-    return found
+    return counted
 
 
 def fresh_machine(bench: Bench, n: int, **options: Any) -> RequestCount:
-    """What was converted elsewhere is up to date: sources that lie in the bucket too, a
-    unit each.
+    """Check on another machine that a converted stream is up to date. Its sources, a unit each, are
+    in the bucket too.
     """
     for number in range(n):
         record = {"text": f"Document {number:08} of many. " * 8}
-        at = locate(f"s3://{bench.bucket}/raw/{number:06}.jsonl")
-        at.write(orjson.dumps(record) + b"\n")
+        location = locate(f"s3://{bench.bucket}/raw/{number:06}.jsonl")
+        location.write(orjson.dumps(record) + b"\n")
     recipe = bench.recipe({"web": documents(f"s3://{bench.bucket}/raw/*.jsonl")})
     run_recipe(recipe)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MDSMIX_CACHE", str(bench.folder / "another machine"))
-        with count_requests(bench.proxy) as found:
+        with count_requests(bench.proxy) as counted:
             (outcome,) = run_recipe(recipe, **options)
     assert not outcome.done
-    return found
+    return counted
 
 
 def verified_source(bench: Bench, n: int) -> RequestCount:
-    found = fresh_machine(bench, n, verify_source=True)
-    assert found.for_key(".jsonl")["GET"] == n
-    return found
+    counted = fresh_machine(bench, n, verify_source=True)
+    assert counted.for_key(".jsonl")["GET"] == n
+    return counted
 
 
 def missing(bench: Bench, n: int) -> RequestCount:
-    places = [locate(f"s3://{bench.bucket}/none/{number}") for number in range(n)]
-    with count_requests(bench.proxy) as found:
-        assert not any(place.stat() or place.fetch() for place in places)
-    return found
+    locations = [locate(f"s3://{bench.bucket}/none/{number}") for number in range(n)]
+    with count_requests(bench.proxy) as counted:
+        assert not any(each.stat() or each.fetch() for each in locations)
+    return counted
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command, how often it is multiplied, and what it may cost."""
+    """A command, the number of its streams or units, and its goal."""
 
-    what: str
+    title: str
     run: Callable[[Bench, int], RequestCount]
     n: int
     before: int
-    "Requests before anybody counted them."
+    "Requests before they were first counted and reduced."
     goal: int
     seconds: float = inf
-    "How long the command may take, which is told where there is such a goal."
+    "The longest time that the command may take; printed only if there is such a goal."
 
 
 CASES = [
@@ -184,12 +183,25 @@ CASES = [
     Case("check of {} versioned streams", check_versioned, 4, 68, 17),
     Case("second convert of {} streams", second_convert, 100, 1300, 410),
     Case("first convert of {} streams", first_convert, 4, 152, 80),
-    Case("convert of {} units of a shard", many_shards, 1001, 8074, 4070),
-    Case("{} known units and one new", one_more, 1000, 3069, 2075),
-    Case("{} known units and one new, versioned", one_more_version, 1000, 5089, 3096),
-    Case("{} finished units and one new file", one_new_file, 500, 1513, 50),
-    Case("{} finished units and one new file", one_new_file, 10_000, 20_069, 115, seconds=15),
-    Case("a machine that never saw the {} objects of a source", fresh_machine, 200, 225, 10),
+    Case("convert of {} units of one shard each", many_shards, 1001, 8074, 4070),
+    Case("convert of {} known units and a new one", one_more, 1000, 3069, 2075),
+    Case("convert of {} known units and a new one, versioned", one_more_version, 1000, 5089, 3096),
+    Case("convert of {} finished units and one new file", one_new_file, 500, 1513, 50),
+    Case(
+        "convert of {} finished units and one new file",
+        one_new_file,
+        10_000,
+        20_069,
+        115,
+        seconds=15,
+    ),
+    Case(
+        "convert on a machine that has never seen the {} objects of a source",
+        fresh_machine,
+        200,
+        225,
+        10,
+    ),
     Case("the same with --verify-source", verified_source, 200, 225, 250),
     Case("stat and fetch of {} missing objects", missing, 10, 40, 20),
 ]
@@ -206,14 +218,18 @@ def main() -> None:
             bench.folder.mkdir()
             boto3.client("s3", endpoint_url=proxy.endpoint).create_bucket(Bucket=bench.bucket)
             began = time.monotonic()
-            found = case.run(bench, n)
+            counted = case.run(bench, n)
             goal = case.goal if n == case.n else None
-            failed |= bool(goal and (found.total > goal or found.seconds > case.seconds))
-            took = f"in {found.seconds:.1f} s ({found.processor:.1f} of the processor), goal {case.seconds}, "
-            took *= case.seconds < inf
+            failed |= bool(goal and (counted.total > goal or counted.seconds > case.seconds))
+            duration = ""
+            if case.seconds < inf:
+                duration = (
+                    f"in {counted.seconds:.1f} s ({counted.processor:.1f} of the processor), "
+                    f"goal {case.seconds}, "
+                )
             print(
-                f"{case.what.format(n)}: {found}; {case.before} before, goal {goal}, {took}"
-                f"{time.monotonic() - began:.0f} s with what came before",
+                f"{case.title.format(n)}: {counted}; {case.before} before, goal {goal}, {duration}"
+                f"{time.monotonic() - began:.0f} s with preparation",
                 flush=True,
             )
     sys.exit(failed)
@@ -221,7 +237,7 @@ def main() -> None:
 
 @contextmanager
 def _surroundings(work: Path) -> Iterator[tuple[Path, Proxy]]:
-    """A tokenizer, and a proxy before a MinIO that the environment names."""
+    """Yield a tokenizer, and a proxy in front of a MinIO that the environment names."""
     with pytest.MonkeyPatch.context() as patch, start_own_minio(work) as server:
         patch.setenv("MDSMIX_CACHE", str(work / "cache"))
         for name, value in server.settings.items():

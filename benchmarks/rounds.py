@@ -1,9 +1,9 @@
-"""Contenders on their corpora, in turn: A B C, A B C, ..., so that what disturbs the machine
-disturbs all alike.
+"""Runs contenders on their corpora in turn: A B C, A B C, ..., so that other load on the machine
+affects all of them alike.
 
-Before the rounds each one runs once on a few records, for its bytecode, and once on its corpus with
-its memory watched. In a round it runs on the few records, which is its start-up, and then on its
-corpus. Every output is counted and thrown away.
+Before the rounds each contender runs once on a few records, to compile bytecode, and once on its
+corpus, to measure memory. In a round it runs on the few records, to measure its start-up, and then
+on its corpus. The tokens of every output are counted, and the output is deleted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import corpus, outputs
-from benchmarks.contenders import Contender, Place, write_recipe
+from benchmarks.contenders import Contender, Setup, write_recipe
 from benchmarks.measure import Run, measure
 
 MB = 1_000_000
@@ -24,24 +24,24 @@ MB = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much is measured."""
+    """The sizes of the corpora and the number of rounds."""
 
     documents: int
     "Bytes of each corpus of documents for the fast tools."
     grown: int
-    "Bytes of many words on which memory must not have grown."
+    "Bytes of the larger corpus of many words, on which memory must not grow."
     finetuning: int
     "Bytes of pairs and of chats for mdsmix."
     slow: int
-    "Bytes for the slow tools; 0: all of what the fast ones get."
+    "Bytes for the slow tools; 0: the whole corpus of the fast tools."
     rounds: int
 
-    def source(self, place: Place, contender: Contender) -> Path:
+    def source(self, setup: Setup, contender: Contender) -> Path:
         size = self.documents if contender.kind in ("documents", "words") else self.finetuning
         if contender.is_fast or not self.slow:
-            return corpus.source(place.work, contender.kind, size)
+            return corpus.source(setup.work, contender.kind, size)
         files = 2 if contender.kind == "documents" else 1
-        return corpus.source(place.work, contender.kind, self.slow, files)
+        return corpus.source(setup.work, contender.kind, self.slow, files)
 
 
 FULL = Plan(documents=2000 * MB, grown=10_000 * MB, finetuning=530 * MB, slow=25 * MB, rounds=3)
@@ -50,20 +50,20 @@ QUICK = Plan(documents=515 * MB, grown=1030 * MB, finetuning=265 * MB, slow=6 * 
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """A contender on its corpus, and what was measured."""
+    """A contender on its corpus, with its measurements."""
 
     contender: Contender
     source: Path
     expected: int
-    "The tokens that its output must hold."
+    "The number of tokens that its output must have."
     command: Sequence[str | Path] = ()
     peak: int = 0
     tokens: int = 0
     starts: list[Run] = field(default_factory=list)
-    "On a few records; one for each of the runs, and just before it."
+    "Runs on a few records, one just before each of `runs`."
     runs: list[Run] = field(default_factory=list)
     failed: str = ""
-    "The last words of a command that ended with an error; it is not run again."
+    "The last line of a command that failed; it is not run again."
 
     @property
     def bytes(self) -> int:
@@ -71,7 +71,7 @@ class Entry:
 
     @property
     def fault(self) -> str:
-        """Why it gets no figures, if it gets none."""
+        """The reason why there are no figures; empty if there are some."""
         if self.failed:
             return f"FAILED: {self.failed}"
         if 0 <= self.expected - self.tokens <= self.contender.may_lose:
@@ -102,76 +102,76 @@ class Entry:
         return [cost(run) - share * cost(start) for run, start in both]
 
 
-def entries(place: Place, plan: Plan, chosen: list[Contender]) -> list[Entry]:
-    """Makes the corpora, and lets mdsmix say how many tokens each holds."""
-    found = []
+def entries(setup: Setup, plan: Plan, chosen: list[Contender]) -> list[Entry]:
+    """Write the corpora, and count the tokens of each with mdsmix."""
+    prepared = []
     for contender in chosen:
-        source = plan.source(place, contender)
-        found.append(
+        source = plan.source(setup, contender)
+        prepared.append(
             Entry(
                 contender=contender,
                 source=source,
-                expected=_expected(place, contender.kind, source),
+                expected=_expected(setup, contender.kind, source),
             )
         )
-    return found
+    return prepared
 
 
-def published(place: Place, kind: str, source: Path) -> Path:
-    """The recipe of an untimed conversion that is kept, made where it is not there yet."""
-    out = place.work / "kept" / source.name
-    out.parent.mkdir(parents=True, exist_ok=True)
-    recipe = write_recipe(place, {kind: source}, out)
-    log = place.work / "log"
-    measure([place.mdsmix, "convert", recipe, "--reencode"], environment(place), log)
+def published(setup: Setup, kind: str, source: Path) -> Path:
+    """Convert the corpus without measuring the time, and keep the output. Return the recipe."""
+    output = setup.work / "kept" / source.name
+    output.parent.mkdir(parents=True, exist_ok=True)
+    recipe = write_recipe(setup, {kind: source}, output)
+    log = setup.work / "log"
+    measure([setup.mdsmix, "convert", recipe, "--reencode"], environment(setup), log)
     return recipe
 
 
-def _expected(place: Place, kind: str, source: Path) -> int:
-    return outputs.mdsmix(published(place, kind, source).with_suffix(""))
+def _expected(setup: Setup, kind: str, source: Path) -> int:
+    return outputs.mdsmix(published(setup, kind, source).with_suffix(""))
 
 
-def attempt(step: Callable[[Place, Entry], None], place: Place, entry: Entry) -> None:
-    """One tool that fails does not cost the others their measurements."""
+def attempt(step: Callable[[Setup, Entry], None], setup: Setup, entry: Entry) -> None:
+    """Run a step, and record a failure: the other tools are measured all the same."""
     try:
         if not entry.failed:
-            step(place, entry)
+            step(setup, entry)
     except RuntimeError as error:
         entry.failed = str(error).strip().splitlines()[-1]
 
 
-def warm_up(place: Place, entry: Entry) -> None:
-    """Measures memory, and compiles what Python wants to compile."""
-    _run(place, entry, corpus.head(place.work, entry.source))
-    run, entry.tokens = _run(place, entry, entry.source, memory=True)
+def warm_up(setup: Setup, entry: Entry) -> None:
+    """Measure memory, and let Python compile its bytecode."""
+    _run(setup, entry, corpus.head(setup.work, entry.source))
+    run, entry.tokens = _run(setup, entry, entry.source, memory=True)
     entry.peak = run.peak
 
 
-def timed(place: Place, entry: Entry) -> None:
-    start, _ = _run(place, entry, corpus.head(place.work, entry.source))
-    run, tokens = _run(place, entry, entry.source)
+def timed(setup: Setup, entry: Entry) -> None:
+    start, _ = _run(setup, entry, corpus.head(setup.work, entry.source))
+    run, tokens = _run(setup, entry, entry.source)
     entry.starts.append(start)
     entry.runs.append(run)
     entry.tokens = min(tokens, entry.tokens)
 
 
-def _run(place: Place, entry: Entry, source: Path, memory: bool = False) -> tuple[Run, int]:
-    """(what it cost, the tokens that it wrote)"""
-    out = place.work / "out"
-    for leftover in (out, place.work / "hf"):
+def _run(setup: Setup, entry: Entry, source: Path, memory: bool = False) -> tuple[Run, int]:
+    """Return the cost and the number of tokens written."""
+    output = setup.work / "out"
+    for leftover in (output, setup.work / "hf"):
         shutil.rmtree(leftover, ignore_errors=True)
-    out.mkdir()
+    output.mkdir()
     contender = entry.contender
-    entry.command = contender.command(place, contender.reads(place.work, source), out)
-    run = measure(entry.command, environment(place), place.work / "log", memory)
-    return run, contender.count(out)
+    entry.command = contender.command(setup, contender.reads(setup.work, source), output)
+    run = measure(entry.command, environment(setup), setup.work / "log", memory)
+    return run, contender.count(output)
 
 
-def environment(place: Place) -> dict[str, str]:
-    """This process's, without what would hinder Python from keeping bytecode or lead it to other
-    packages.
+def environment(setup: Setup) -> dict[str, str]:
+    """Return this process's environment without variables that stop Python from caching bytecode or
+    that select other packages.
     """
     dropped = {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV"}
-    kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    caches = {"MDSMIX_CACHE": place.work / "cache", "HF_HOME": place.work / "hf"}
-    return kept | {name: str(path) for name, path in caches.items()} | {"HF_HUB_OFFLINE": "1"}
+    variables = {name: value for name, value in os.environ.items() if name not in dropped}
+    caches = {"MDSMIX_CACHE": setup.work / "cache", "HF_HOME": setup.work / "hf"}
+    return variables | {name: str(path) for name, path in caches.items()} | {"HF_HUB_OFFLINE": "1"}

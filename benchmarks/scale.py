@@ -1,12 +1,12 @@
-"""What grows with the work, at the size that it has beyond one machine: names, units, shards, each
-case in a process of its own.
+"""Costs that grow with the work, measured at sizes beyond one machine: names, units, shards. Each
+case runs in its own process.
 
     python -m benchmarks.scale [NAME ...]
 
-Seconds are of the processor, so that a busy machine changes little; of a simulated store it is said
-what its answers would add. A case that takes more than its goal, in seconds or memory, ends the run
-with exit code 1. No source is converted: what a conversion would have left is written by the
-functions that write it (`finished.py`). docs/many-machines.md quotes the figures.
+Seconds are CPU seconds, so a busy machine changes little; they do not include the answer times of
+the simulated store. If a case needs more seconds or memory than its goal, the exit code is 1. No
+source is converted: `finished.py` writes the files that a conversion would have left, with the same
+functions. docs/many-machines.md quotes the figures.
 """
 
 from __future__ import annotations
@@ -45,45 +45,47 @@ LINE = len(b'{"text":""}\n') + 8 * len("Document 00000000 of many. ")
 
 
 @dataclass(frozen=True)
-class Took:
-    """What a case came to; `said` is more of it."""
+class Cost:
+    """The result of a case, with a note on its sizes."""
 
     seconds: float
-    said: str
+    note: str
     peak: int = 0
 
 
-def plan_prefixes(work: Path) -> Took:
+def plan_prefixes(work: Path) -> Cost:
     return _planned(50_000, patterns=1000, size=40 * MB)
 
 
-def plan_names(work: Path) -> Took:
+def plan_names(work: Path) -> Cost:
     return _planned(1_000_000, patterns=100, size=MB)
 
 
-def _planned(count: int, patterns: int, size: int) -> Took:
-    """Finds and plans objects of a store whose listings are made up, and looks each unit up in a
-    memory that knows none.
-    """
-    each, began = count // patterns, time.process_time()
+def _planned(count: int, patterns: int, size: int) -> Cost:
+    """Find and plan objects of a simulated store, and look up each unit in an empty cache."""
+    per_pattern = count // patterns
+    began = time.process_time()
     with pytest.MonkeyPatch.context() as patch:
-        asked = _listings(patch, each, size)
+        listed = _simulate_listings(patch, per_pattern, size)
         files = sources.find_files([f"s3://bucket/raw/{n}/*.jsonl" for n in range(patterns)], "/")
     units, cache = sources.plan_units(files), KnownSources.empty("nowhere")
     assert len(files) == count
     assert not any(map(cache.content, units))
     seconds = time.process_time() - began
-    return Took(seconds, f"{len(units):,} units; {len(asked):,} listings, 16 at a time")
+    return Cost(seconds, f"{len(units):,} units; {len(listed):,} listings, 16 at a time")
 
 
-def _listings(patch: pytest.MonkeyPatch, each: int, size: int) -> list[str]:
-    when, asked = datetime(2026, 1, 1, tzinfo=timezone.utc), list[str]()
+def _simulate_listings(patch: pytest.MonkeyPatch, per_pattern: int, size: int) -> list[str]:
+    """Replace listings of S3. Return the list to which each request appends its folder."""
+    when = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    listed = list[str]()
 
-    def page(wanted: dict[str, Any], client: Any) -> dict[str, Any]:
-        start = int(wanted.get("ContinuationToken", 0))
-        end, folder = min(each, start + PAGE), wanted["Prefix"].rpartition("/")[0]
-        asked.append(folder)
-        found = [
+    def page(request: dict[str, Any], client: Any) -> dict[str, Any]:
+        start = int(request.get("ContinuationToken", 0))
+        end = min(per_pattern, start + PAGE)
+        folder = request["Prefix"].rpartition("/")[0]
+        listed.append(folder)
+        objects = [
             {
                 "Key": f"{folder}/part-{n:07}.jsonl",
                 "Size": size + n % PAGE,
@@ -92,16 +94,19 @@ def _listings(patch: pytest.MonkeyPatch, each: int, size: int) -> list[str]:
             }
             for n in range(start, end)
         ]
-        more = {"IsTruncated": end < each, "NextContinuationToken": str(end)}
-        return {"Contents": found, **more}
+        return {
+            "Contents": objects,
+            "IsTruncated": end < per_pattern,
+            "NextContinuationToken": str(end),
+        }
 
     patch.setattr(s3, "_list_page", page)
     patch.setattr(s3, "ask", lambda url, request: request(None))
-    return asked
+    return listed
 
 
-def one_file_more(work: Path, count: int = 20_000) -> Took:
-    """The real run, on a disk: one new file beside so many finished units."""
+def one_file_more(work: Path, count: int = 20_000) -> Cost:
+    """Convert one new file next to `count` finished units, on a disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MDSMIX_CACHE", str(work / "cache"))
         set_window_size(patch, LINE)
@@ -124,13 +129,16 @@ def one_file_more(work: Path, count: int = 20_000) -> Took:
         index = (locate(outcome.target) / "index.json").stat()
         assert manifest is not None
         assert index is not None
-        ledger = [stat.size for _, stat in (locate(outcome.target) / ".mdsmix").list()]
-    said = f"manifest {manifest.size / MB:.1f} MB, index {index.size / MB:.1f} MB, {len(ledger)} files of the ledger, {sum(ledger) / MB:.1f} MB"
-    return Took(seconds, said)
+        unit_files = [stat.size for _, stat in (locate(outcome.target) / ".mdsmix").list()]
+    note = (
+        f"manifest {manifest.size / MB:.1f} MB, index {index.size / MB:.1f} MB, "
+        f"{len(unit_files)} unit files, {sum(unit_files) / MB:.1f} MB"
+    )
+    return Cost(seconds, note)
 
 
 def _processor() -> float:
-    """Of this process and its workers."""
+    """Return the CPU seconds of this process and its workers."""
     both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(used.ru_utime + used.ru_stime for used in both)
 
@@ -146,27 +154,27 @@ def _write_names(work: Path, count: int) -> list[SourceList]:
     return store_sources(locate(work), list(_entries(count)))
 
 
-def write_names(work: Path, count: int = 10_000_000) -> Took:
+def write_names(work: Path, count: int = 10_000_000) -> Cost:
     began = time.process_time()
     parts = _write_names(work, count)
     seconds = time.process_time() - began
-    size = sum(part.bytes for part in parts)
-    return Took(seconds, f"{len(parts)} parts, {size / MB:.0f} MB")
+    size = sum(source_list.bytes for source_list in parts)
+    return Cost(seconds, f"{len(parts)} parts, {size / MB:.0f} MB")
 
 
-def read_names(work: Path, count: int = 10_000_000) -> Took:
-    """The names that another process wrote, as whoever lists the sources reads them: a part at a
-    time.
-    """
-    parts = _elsewhere(_write_names, work, count // 10)
+def read_names(work: Path, count: int = 10_000_000) -> Cost:
+    """Read the names that another process wrote, one part at a time."""
+    parts = _run_in_new_process(_write_names, work, count // 10)
     began = time.process_time()
-    found = sum(len(read_source_list(locate(work), part)) for _ in range(10) for part in parts)
-    assert found == count
-    return Took(time.process_time() - began, f"{len(parts) * 10} reads of a part")
+    names = 0
+    for _ in range(10):
+        names += sum(len(read_source_list(locate(work), source)) for source in parts)
+    assert names == count
+    return Cost(time.process_time() - began, f"{len(parts) * 10} reads of a part")
 
 
-def read_index(work: Path, count: int = 400_000) -> Took:
-    """The largest index that is read: made, written as text and read back."""
+def read_index(work: Path, count: int = 400_000) -> Cost:
+    """Make an index of about the largest size that is accepted, and read it back."""
     layout = ShardLayout({"tokens": "ndarray:uint16"}, None)
     shards = [make_shard(layout, 11_500, _file(n), None) for n in range(count)]
     content = make_index(shards).content
@@ -175,7 +183,7 @@ def read_index(work: Path, count: int = 400_000) -> Took:
     index: Index = parse_index(content, "index.json")
     seconds = time.process_time() - began
     assert len(index.shards) == count
-    return Took(seconds, f"{len(content) / MB:.0f} MB")
+    return Cost(seconds, f"{len(content) / MB:.0f} MB")
 
 
 def _file(number: int) -> StoredFile:
@@ -185,19 +193,19 @@ def _file(number: int) -> StoredFile:
 
 @dataclass(frozen=True)
 class Case:
-    """What is done, and what it may take."""
+    """A function to measure, and its goals."""
 
-    run: Callable[[Path], Took]
-    what: str
+    run: Callable[[Path], Cost]
+    title: str
     seconds: float
     memory: int
-    "MB that the process may hold at most."
+    "The largest memory of the process, in MB."
 
 
 CASES = [
     Case(plan_prefixes, "50,000 objects below 1,000 patterns, found and planned", 10, 1000),
     Case(plan_names, "1,000,000 objects, found and planned", 60, 1000),
-    Case(one_file_more, "one new file beside 20,000 finished units", 30, 1000),
+    Case(one_file_more, "one new file next to 20,000 finished units", 30, 1000),
     Case(write_names, "10,000,000 source names, written in parts", 300, 4000),
     Case(read_names, "10,000,000 source names, read", 150, 1000),
     Case(read_index, "an index of 400,000 shards, read", 60, 4000),
@@ -207,36 +215,35 @@ CASES = [
 def main() -> None:
     arguments = _arguments()
     chosen = [c for c in CASES if not arguments.names or c.run.__name__ in arguments.names]
-    print(
-        "| what | CPU s | goal | peak MB | goal | more |\n| --- | ---: | ---: | ---: | ---: | --- |"
-    )
+    print("| case | CPU s | goal | peak MB | goal | sizes |")
+    print("| --- | ---: | ---: | ---: | ---: | --- |")
     failed = False
     for case in chosen:
-        took = _elsewhere(_alone, case.run)
-        failed |= took.seconds > case.seconds or took.peak > case.memory
+        cost = _run_in_new_process(_measure, case.run)
+        failed |= cost.seconds > case.seconds or cost.peak > case.memory
         row = (
-            case.what,
-            f"{took.seconds:.1f}",
+            case.title,
+            f"{cost.seconds:.1f}",
             f"{case.seconds:g}",
-            took.peak,
+            cost.peak,
             case.memory,
-            took.said,
+            cost.note,
         )
         print("| " + " | ".join(map(str, row)) + " |", flush=True)
     sys.exit(failed)
 
 
-def _elsewhere(function: Callable[..., R], *args: Any) -> R:
-    """In a new process, so that what it holds is its own."""
+def _run_in_new_process(function: Callable[..., R], *args: Any) -> R:
+    """Run the function in a new process, so that only its own memory is measured."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *args).result()
 
 
-def _alone(run: Callable[[Path], Took]) -> Took:
+def _measure(run: Callable[[Path], Cost]) -> Cost:
     with tempfile.TemporaryDirectory() as work:
-        took = run(Path(work))
+        cost = run(Path(work))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // MB
-    return Took(took.seconds, took.said, peak)
+    return Cost(cost.seconds, cost.note, peak)
 
 
 def _arguments() -> argparse.Namespace:

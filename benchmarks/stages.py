@@ -1,10 +1,10 @@
-"""Where mdsmix's CPU time goes: a conversion in this one process, by function.
+"""The CPU time of a conversion in this process, by function.
 
     python -m benchmarks.stages documents|pairs|chats [MEGABYTES]
 
-CPU seconds of the process, the tokenizer's threads included, so that a busy machine does not bend
-them. The profiler itself costs about 2 us a call: it makes the per-record functions of pairs and
-chats look up to twice as dear.
+Shows CPU seconds of the process with the tokenizer's threads, so a busy machine does not distort
+them. The profiler itself costs about 2 us per call: the per-record functions of pairs and chats
+look up to twice as expensive as they are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from benchmarks import corpus
-from benchmarks.contenders import HERE, Place, write_recipe
+from benchmarks.contenders import HERE, Setup, write_recipe
 from benchmarks.rounds import MB, environment
 from mdsmix.cli.main import run
 
@@ -28,14 +28,14 @@ SHOWN = 25
 
 def main(kind: str, size: int) -> None:
     nowhere = Path(os.devnull)
-    place = Place(work=HERE.parent / ".bench", foundry=nowhere, others=nowhere)
-    os.environ.update(environment(place))
-    corpus.tokenizer(place.work)
-    out = place.work / "out"
-    recipe = str(write_recipe(place, {kind: corpus.source(place.work, kind, size)}, out))
+    setup = Setup(work=HERE.parent / ".bench", foundry=nowhere, peers=nowhere)
+    os.environ.update(environment(setup))
+    corpus.tokenizer(setup.work)
+    output = setup.work / "out"
+    recipe = str(write_recipe(setup, {kind: corpus.source(setup.work, kind, size)}, output))
     profile = cProfile.Profile(time.process_time)
     _mdsmix("convert", recipe, "--limit", "8")  # opens the tokenizer
-    shutil.rmtree(out)
+    shutil.rmtree(output)
     profile.runcall(_mdsmix, "convert", recipe, "--workers", "1")
     pstats.Stats(profile).sort_stats("tottime").print_stats(SHOWN)
 

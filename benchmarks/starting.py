@@ -1,15 +1,15 @@
-"""From the start of a process to its first batch: ranks of one node, the first start and the
-second, from a folder and a MinIO.
+"""Measures the time from the start of a process to its first batch: for the ranks of one node, a
+first and a second start, from a folder and a MinIO.
 
     python -m benchmarks.starting [--samples 1000000 100000000] [--shards 20000] [--ranks 1 8]
     [--minio]
 
-The trouble that it stands for: an index of the data that is built at every start, 30 minutes of it.
-What a start costs grows with samples and shards, so the streams are synthetic (`synthetic.py`).
-Beside mdsmix stand a bare StreamingDataset and, where its package is in .venv-bench,
-Megatron-core's GPTDataset on as many tokens. Imports, which are the same for any data, are shown
-apart. CPU seconds are of all ranks together: eight of them on two cores wait for each other, which
-says nothing of a node with eight GPUs.
+It reproduces a known problem: a tool that builds an index of the data at every start, for 30
+minutes. The cost of a start grows with samples and shards, so the streams are synthetic
+(`synthetic.py`). mdsmix is compared with a bare StreamingDataset and, if its package is in
+.venv-bench, with Megatron-core's GPTDataset on as many tokens. Imports, which take the same time
+for any data, are shown separately. CPU seconds are those of all ranks together: eight ranks on two
+cores wait for each other, so their wall seconds do not apply to a node with eight GPUs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders import HERE
-from benchmarks.synthetic import WIDTH, stream
+from benchmarks.synthetic import WIDTH, write_stream
 from tests.minio import start_own_minio
 
 BATCH = 8
@@ -35,22 +35,22 @@ MB = 1_000_000
 SCRIPT = HERE / "others/first_batch.py"
 MEGATRON = HERE / "others/megatron_index.py"
 HEAD = (
-    *("who", "samples", "from", "ranks", "start", "imports s", "loader s", "first batch s"),
+    *("loader", "samples", "from", "ranks", "start", "imports s", "loader s", "first batch s"),
     *("CPU s of imports", "CPU s", "MB read", "MB written", "peak MB"),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is started."""
+    """A loader and its stream."""
 
-    who: str
+    loader: str
     folder: Path
-    "Where the stream lies."
+    "The folder of the stream."
     samples: int
     ranks: int
     remote: str | None = None
-    "The stream in a store; the cache is then a folder of its own."
+    "The URL of the stream in a store; shards are then cached in a separate folder."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +58,17 @@ class Start:
     """One start of all ranks: seconds of the slowest, bytes of all."""
 
     imports: float
-    "Of one process, from which the ranks are forked."
+    "Seconds of one process; the ranks are forked from it."
     built: float
-    "From there until the loaders stand."
-    rest: float
-    "From there until the first batches."
+    "Seconds from the fork until the loaders are built."
+    first_batch: float
+    "Seconds from the fork until the first batches."
     cpu_imports: float
     cpu: float
     read: int
     written: int
     peak: int
-    "Of the largest rank."
+    "Memory of the largest rank."
 
 
 def main() -> None:
@@ -81,51 +81,51 @@ def main() -> None:
         else nullcontext() as server
     ):
         for samples in arguments.samples:
-            folder = stream(
+            folder = write_stream(
                 arguments.work / f"starting-{samples}-{arguments.shards}", samples, arguments.shards
             )
             for case in _cases(arguments, folder, samples):
-                _shown(case, arguments.work, {})
+                _print_starts(case, arguments.work, {})
             if server:
-                remote = _uploaded(folder, samples, server.settings)
+                remote = _upload(folder, samples, server.settings)
                 for ranks in arguments.ranks:
                     case = Case(
-                        who="mdsmix", folder=folder, samples=samples, ranks=ranks, remote=remote
+                        loader="mdsmix", folder=folder, samples=samples, ranks=ranks, remote=remote
                     )
-                    _shown(case, arguments.work, server.settings)
+                    _print_starts(case, arguments.work, server.settings)
             _megatron(arguments, samples)
 
 
 def _cases(arguments: argparse.Namespace, folder: Path, samples: int) -> Iterator[Case]:
     for ranks in arguments.ranks:
-        yield Case(who="mdsmix", folder=folder, samples=samples, ranks=ranks)
+        yield Case(loader="mdsmix", folder=folder, samples=samples, ranks=ranks)
         if ranks == 1:
-            yield Case(who="bare", folder=folder, samples=samples, ranks=ranks)
+            yield Case(loader="bare", folder=folder, samples=samples, ranks=ranks)
 
 
-def _shown(case: Case, work: Path, store: Mapping[str, str]) -> None:
-    for number, s in zip(("first", "second"), both(case, work, store), strict=True):
-        place = "MinIO" if case.remote else "a folder"
-        seconds = (s.imports, s.built, s.rest, s.cpu_imports, s.cpu)
+def _print_starts(case: Case, work: Path, store: Mapping[str, str]) -> None:
+    for number, s in zip(("first", "second"), start_twice(case, work, store), strict=True):
+        storage = "MinIO" if case.remote else "a folder"
+        seconds = (s.imports, s.built, s.first_batch, s.cpu_imports, s.cpu)
         sizes = (s.read, s.written, s.peak)
-        cells: list[Any] = [case.who, f"{case.samples:,}", place, case.ranks, number]
+        cells: list[Any] = [case.loader, f"{case.samples:,}", storage, case.ranks, number]
         cells += [f"{n:.1f}" for n in seconds] + [f"{n / MB:,.0f}" for n in sizes]
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
-def both(case: Case, work: Path, store: Mapping[str, str]) -> Iterator[Start]:
-    """The first start, with empty caches, and the second."""
+def start_twice(case: Case, work: Path, store: Mapping[str, str]) -> Iterator[Start]:
+    """Yield the first start, with empty caches, and the second."""
     caches = {name: _empty(work / f"starting-{name}") for name in ("cache", "local")}
     for _ in range(2):
-        yield started(case, caches, store)
+        yield start_ranks(case, caches, store)
     for folder in caches.values():
         shutil.rmtree(folder)
 
 
-def started(case: Case, caches: Mapping[str, Path], store: Mapping[str, str]) -> Start:
-    """Starts all ranks at once and waits for their first batches."""
+def start_ranks(case: Case, caches: Mapping[str, Path], store: Mapping[str, str]) -> Start:
+    """Start all ranks at once, and wait for their first batches."""
     local = caches["local"] if case.remote else case.folder
-    command = [SCRIPT, case.who, local, case.remote or "-", WIDTH, BATCH, case.ranks]
+    command = [SCRIPT, case.loader, local, case.remote or "-", WIDTH, BATCH, case.ranks]
     own = {"MDSMIX_CACHE": str(caches["cache"]), "PYTHONPATH": str(HERE.parent)}
     done = subprocess.run(
         [sys.executable, *map(str, command)], env=os.environ | store | own, capture_output=True
@@ -136,7 +136,7 @@ def started(case: Case, caches: Mapping[str, Path], store: Mapping[str, str]) ->
     return Start(
         imports=answers[0]["imports"],
         built=max(a["built"] for a in answers),
-        rest=max(a["done"] for a in answers),
+        first_batch=max(a["done"] for a in answers),
         cpu_imports=answers[0]["cpu_imports"],
         cpu=sum(a["cpu"] for a in answers),
         read=sum(a["read"] for a in answers),
@@ -145,8 +145,8 @@ def started(case: Case, caches: Mapping[str, Path], store: Mapping[str, str]) ->
     )
 
 
-def _uploaded(folder: Path, samples: int, store: Mapping[str, str]) -> str:
-    """All of the stream's objects, as a conversion leaves them."""
+def _upload(folder: Path, samples: int, store: Mapping[str, str]) -> str:
+    """Upload all files of the stream, as a conversion does. Return its URL."""
     from concurrent.futures import ThreadPoolExecutor
 
     import boto3
@@ -174,14 +174,14 @@ def _megatron(arguments: argparse.Namespace, samples: int) -> None:
     try:
         subprocess.run([*map(str, command), "--make"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        print(f"Megatron-core is not beside them: {error}", flush=True)
+        print(f"Megatron-core is not compared: {error}", flush=True)
         return
     for number in ("first", "second"):
         before = _size(folder)
         answer = subprocess.run(list(map(str, command)), check=True, capture_output=True).stdout
-        found = json.loads(answer.splitlines()[-1])
+        result = json.loads(answer.splitlines()[-1])
         cells = ["Megatron-core GPTDataset", f"{samples:,}", "a folder", 1, number, "", ""]
-        cells += [f"{found['seconds']:.1f}", "", f"{found['cpu']:.1f}", ""]
+        cells += [f"{result['seconds']:.1f}", "", f"{result['cpu']:.1f}", ""]
         cells += [f"{(_size(folder) - before) / MB:,.0f}", ""]
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
     shutil.rmtree(folder)

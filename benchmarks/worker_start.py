@@ -1,5 +1,5 @@
-"""Prints the seconds from the call of mdsmix's engine until its slower worker has the tokenizer
-open.
+"""Prints the seconds from the call of mdsmix's engine until the slower of two workers has opened
+its tokenizer.
 
 python worker_start.py TOKENIZER
 """
@@ -23,10 +23,10 @@ from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 @dataclass(frozen=True)
 class Ready:
     tokenizer: Tokenizer
-    name: str = "of nothing"
+    name: str = "no work"
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], float]:
-        """The clock is the same for all processes of a machine."""
+        """Open the tokenizer. The clock is the same for all processes of a machine."""
         open_backend(self.tokenizer).encode(["ready"], False)
         ready = time.monotonic()
         return lambda: ready
@@ -36,7 +36,8 @@ def main() -> None:
     tasks = [Ready(open_tokenizer(TokenizerSpec(name=sys.argv[1])))] * 2
     began = time.monotonic()
     with closing(LocalEngine(PoolSettings(workers=2, memory=choose_memory_cap()))) as engine:
-        print(max(at for _, at in engine.run(tasks, lambda size, tokens: None, print)) - began)
+        ready = [moment for _, moment in engine.run(tasks, lambda size, tokens: None, print)]
+        print(max(ready) - began)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Megatron-core's GPTDataset on the tokens of a stream, from the start of this process to its first
-batch; prints its seconds as JSON.
+"""Runs Megatron-core's GPTDataset on the tokens of a stream, from the start of this process to its
+first batch. Prints the seconds as JSON.
 
     python megatron_index.py FOLDER SAMPLES WIDTH BATCH [--make]
 
-`--make` writes FOLDER/tokens.bin and .idx: the same number of tokens, in documents of 1,000, so
-that a sample is WIDTH tokens. It caches its index beside them, as it does in a training run.
+`--make` writes FOLDER/tokens.bin and .idx: the same number of tokens, in documents of 1,000. A
+sample has WIDTH tokens. The index is cached in the same folder, as in a training run.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def main() -> None:
     indices = np.arange(len(low), dtype=np.int32)
     dataset = GPTDataset(low, str(prefix), indices, samples, Split.train, config)
     rows = [dataset[i]["tokens"] for i in range(batch)]
-    found = {"seconds": time.perf_counter() - imported, "cpu": time.process_time() - cpu}
-    print(json.dumps(found | {"samples": len(dataset), "rows": len(rows)}))
+    result = {"seconds": time.perf_counter() - imported, "cpu": time.process_time() - cpu}
+    print(json.dumps(result | {"samples": len(dataset), "rows": len(rows)}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""datatrove's tokenizer pipeline as its documentation shows it, without the shuffling: JSONL or
+"""Runs datatrove's tokenizer pipeline as in its documentation, but without shuffling: JSONL or
 parquet to flat .ds files.
 
 python run_datatrove.py SOURCE TOKENIZER OUT WORKERS
@@ -14,7 +14,7 @@ from datatrove.pipeline.readers import JsonlReader, ParquetReader
 from datatrove.pipeline.tokens import DocumentTokenizer
 
 
-def main(source: str, tokenizer: str, out: str, workers: int) -> None:
+def main(source: str, tokenizer: str, output: str, workers: int) -> None:
     kind, reader = (
         ("parquet", ParquetReader)
         if any(Path(source).glob("*.parquet"))
@@ -23,14 +23,14 @@ def main(source: str, tokenizer: str, out: str, workers: int) -> None:
     steps = [
         reader(source, glob_pattern=f"*.{kind}"),
         DocumentTokenizer(
-            out,
+            output,
             f"{tokenizer}/tokenizer.json",
             eos_token="<|endoftext|>",
             shuffle_documents=False,
             batch_size=1000,
         ),
     ]
-    LocalPipelineExecutor(steps, tasks=workers, workers=workers, logging_dir=f"{out}/logs").run()
+    LocalPipelineExecutor(steps, tasks=workers, workers=workers, logging_dir=f"{output}/logs").run()
 
 
 if __name__ == "__main__":

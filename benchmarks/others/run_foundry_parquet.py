@@ -1,4 +1,4 @@
-"""What Foundry's convert_dataset_json does, over `load_dataset("parquet")`.
+"""Does the same as Foundry's convert_dataset_json, with `load_dataset("parquet")`.
 
 python run_foundry_parquet.py SOURCE TOKENIZER OUT ROW
 """
@@ -13,7 +13,7 @@ from streaming import MDSWriter
 from transformers import AutoTokenizer
 
 
-def main(source: str, tokenizer: str, out: str, row: str) -> None:
+def main(source: str, tokenizer: str, output: str, row: str) -> None:
     documents = load_dataset("parquet", data_files=f"{source}/*.parquet", split="train")
     rows = ConcatTokensDataset(
         hf_dataset=documents,
@@ -23,7 +23,7 @@ def main(source: str, tokenizer: str, out: str, row: str) -> None:
         eos_text="<|endoftext|>",
         no_wrap=False,
     )
-    with MDSWriter(columns={"tokens": "ndarray:int32"}, out=f"{out}/train") as writer:
+    with MDSWriter(columns={"tokens": "ndarray:int32"}, out=f"{output}/train") as writer:
         for sample in rows:
             writer.write(sample)
 

@@ -1,8 +1,8 @@
-"""gigatoken on whole JSONL files, EOS appended, the ids written as one uint16 file: no rows, no
-index.
+"""Runs gigatoken on whole JSONL files, appends EOS, and writes the ids as one uint16 file, without
+rows or an index.
 
-This is what Megatron-LM's script for gigatoken does before it builds its index. Everything is in
-memory at once.
+Megatron-LM's script for gigatoken does the same before it builds its index. Everything is in memory
+at once.
 
     python run_gigatoken.py SOURCE TOKENIZER OUT
 """
@@ -16,7 +16,7 @@ import gigatoken
 import numpy as np
 
 
-def main(source: str, tokenizer: str, out: str) -> None:
+def main(source: str, tokenizer: str, output: str) -> None:
     model = gigatoken.Tokenizer(f"{tokenizer}/tokenizer.json")
     paths = sorted(map(str, Path(source).glob("*.jsonl")))
     rows = model.encode_files(gigatoken.JsonlFileSource(paths, field="text")).layout
@@ -28,7 +28,7 @@ def main(source: str, tokenizer: str, out: str) -> None:
     inside[places] = False
     tokens[inside] = ids
     tokens[places] = eos
-    tokens.tofile(Path(out, "tokens.bin"))
+    tokens.tofile(Path(output, "tokens.bin"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""litdata's optimize as its documentation shows it for text: one tensor of ids a document, into
+"""Runs litdata's optimize as in its documentation for text: one tensor of ids for each document, in
 chunks for TokensLoader.
 
 python run_litdata.py SOURCE TOKENIZER OUT WORKERS ROW_TOKENS
@@ -27,11 +27,11 @@ def tokenize(path: str, tokenizer: str) -> Iterator[torch.Tensor]:
             yield torch.from_numpy(np.array([*ids, eos], np.uint16))
 
 
-def main(source: str, tokenizer: str, out: str, workers: int, row_tokens: int) -> None:
+def main(source: str, tokenizer: str, output: str, workers: int, row_tokens: int) -> None:
     optimize(
         fn=partial(tokenize, tokenizer=tokenizer),
         inputs=sorted(map(str, Path(source).glob("*.jsonl"))),
-        output_dir=out,
+        output_dir=output,
         chunk_bytes="64MB",
         num_workers=workers,
         item_loader=TokensLoader(block_size=row_tokens),
