@@ -306,7 +306,7 @@ UNSTOPPED = [
         "<|endoftext|>",
         ["<|endoftext|>"],
         ALL,
-        "the text goes on with '\\nuser: '",
+        "the text continues with '\\nuser: '",
         "answer-end-untrained",
     ),
     (

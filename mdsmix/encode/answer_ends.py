@@ -29,7 +29,9 @@ from mdsmix.tokenizer.transformers_five import GENERATION_CONFIG
 
 ANSWER = "probe_answer"
 PROBES: tuple[Any, ...] = (str, lambda text: [{"type": "text", "text": text}])
-"Forms of a content: a text, or parts, which the templates of some vision models want."
+"""Functions that make the content of a probe message from a string: the string itself, or a list of
+parts, which the templates of some vision models want.
+"""
 MAX_STOPS_SHOWN = 6
 STOP_RULE = "template.stop_tokens"
 "The rule of `ends_by_next_role`, among the rules of a stream."
@@ -40,11 +42,11 @@ class AnswerEnd:
     """The text that a template prints after an answer or a call."""
 
     ending: str
-    "The text after it that is the assistant's own, which is trained."
+    "The text after the answer that is still part of the assistant's turn, so it is trained."
     following: str | None
-    """The text between it and the content of the next message: the beginning of the next prompt.
-    None if the template prints the answer differently once a message follows, so that no row
-    contains it with one.
+    """The text between `ending` and the content of the next message: the beginning of the next
+    prompt. None if the template prints the answer differently once a message follows: then no row
+    contains this answer followed by a message.
     """
     subject: str = "an answer"
     "For messages: `an answer` or `a call`."
@@ -57,7 +59,9 @@ class EndNote:
     sentence: str
     fix: str = ""
     level: Literal["warning", "note", "fact"] = "warning"
-    "warning: an answer is trained without a stop; note: it is not known whether it has one."
+    """warning: an answer is trained without a stop token; note: it is not known whether its last
+    token stops the model; fact: nothing is wrong.
+    """
 
     def __str__(self) -> str:
         prefix = "WARNING: " if self.level == "warning" else ""
@@ -103,12 +107,15 @@ def _find_end(
     subject: str,
     tools: list[Any] | None = None,
 ) -> AnswerEnd | None:
-    """Return the text that is printed after the second message, alone and before the third; None if
-    the template does not print the second.
+    """Render two messages, then all three, and return how the second ends. Return None if the
+    template does not print the second.
 
     Args:
-        last_word: of the second message.
-        next_word: the first of the third message.
+        messages: a question, an answer or call, and a message after it.
+        last_word: the word that ends the second message.
+        next_word: the word that begins the third message.
+        subject: `an answer` or `a call`, for messages to the user.
+        tools: the tools that the template gets.
     """
     try:
         alone = template.render(messages[:2], False, tools)
@@ -128,8 +135,8 @@ def _find_end(
 
 
 def find_stop_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids at which a model of this tokenizer is known to stop: EOS, if no others are
-    named.
+    """Return the ids at which a model of this tokenizer is known to stop: the tokenizer's stop ids,
+    or only EOS if it has none.
     """
     if tokenizer.stop_ids:
         return tokenizer.stop_ids
@@ -142,7 +149,7 @@ class Stops:
 
     tokens: tuple[str, ...]
     source: str
-    "Where they are named; empty if they are not, and only EOS is known."
+    "Where they are named, for messages; empty if they are named nowhere: then only EOS is known."
 
     def __str__(self) -> str:
         names = join_names([*self.tokens], MAX_STOPS_SHOWN) or "none that this tokenizer has"
@@ -157,8 +164,8 @@ class Stops:
         """Return the stop tokens of a stream.
 
         Args:
-            tokenizer: its stop tokens are taken if the stream has none.
-            stream_ids: the stop ids that the stream was converted with.
+            tokenizer: its stop ids are used if `stream_ids` is empty.
+            stream_ids: the stop ids that the stream was converted with, from its manifest.
         """
         names = {id: token for token, id in tokenizer.added_tokens.items()}
         eos = tokenizer.eos_id
@@ -180,10 +187,11 @@ def trains_earlier_answers(encoding: Encoding) -> bool:
 
 
 def ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer) -> bool:
-    """Return whether a stop token that begins the next message is trained as the end of an answer.
+    """Return whether the stop token that begins the next message is trained as the end of the
+    answer before it.
 
-    It is if the template prints no stop of its own, the stop tokens are known, and earlier answers
-    are trained, but prompts are not.
+    This is so if the template prints no stop token after an answer, the token that begins the next
+    message is a known stop token, and earlier answers are trained but prompts are not.
     """
     if not trains_earlier_answers(encoding):
         return False
@@ -192,7 +200,7 @@ def ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer) -> bool:
 
 
 def find_stream_ends(encoding: Encoding, tokenizer: Tokenizer) -> list[AnswerEnd]:
-    """Return how the template of a stream ends its answers, and its calls if it may have any."""
+    """Return how the template of a stream ends answers, and calls if its records may have any."""
     variables = tokenizer.template_variables | encoding.template
     template = open_tokenizer_template(tokenizer, variables, encoding.date_string)
     may_have_tools = "tools" in encoding.fields or encoding.shape is not None
@@ -200,13 +208,17 @@ def find_stream_ends(encoding: Encoding, tokenizer: Tokenizer) -> list[AnswerEnd
 
 
 def is_ended_by_next(encoding: Encoding) -> bool:
-    """Return whether a stream was converted by the rule of `ends_by_next_role`."""
+    """Return whether a stream was converted with the rule of `ends_by_next_role`, by its
+    manifest.
+    """
     return STOP_RULE in encoding.rules
 
 
 def find_lead(end: AnswerEnd, stops: Stops) -> str | None:
-    """Return the white space, usually "", before the stop token that begins the next message. None
-    if it does not begin with a stop token, or the answer has one of its own.
+    """Return the white space, usually "", before the stop token that begins the next message.
+
+    Return None if the next message does not begin with a stop token, or if the answer itself
+    already ends in one.
     """
     following = end.following or ""
     stripped = following.lstrip()
@@ -216,7 +228,7 @@ def find_lead(end: AnswerEnd, stops: Stops) -> str | None:
 
 
 def make_end_notes(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[EndNote]:
-    """Yield the notes for a user on how the answers of a stream of conversations end."""
+    """Yield notes for the user on how answers end in a stream of conversations."""
     stops = Stops.for_stream(tokenizer, encoding.stop_ids)
     ends = find_stream_ends(encoding, tokenizer)
     if encoding.target_responses == "all":
@@ -226,7 +238,7 @@ def make_end_notes(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[EndNote
 
 
 class OpenEnd(NamedTuple):
-    """An end of an answer, before another message, without a stop token."""
+    """The tokens at the end of an answer that has no stop token, and after it."""
 
     last_token: str
     "The special token that ends the answer, or ''."
@@ -237,8 +249,8 @@ class OpenEnd(NamedTuple):
 def _make_notes_before_message(
     ends: Sequence[AnswerEnd], stops: Stops, encoding: Encoding, tokenizer: Tokenizer
 ) -> Iterator[EndNote]:
-    """Yield a note for each token that ends answers before another message, unless it stops the
-    model.
+    """Yield a note for each way in which an answer before another message ends without a stop
+    token.
     """
     open_ends = dict[OpenEnd, AnswerEnd]()
     for end in ends:
@@ -284,18 +296,16 @@ def _make_notes_before_message(
             yield EndNote(sentence=sentence, fix=name_all)
         else:
             sentence = (
-                f"no token ends {where}, so the model does not learn to stop there: the text goes "
-                f"on with {(end.following or '')[:20]!r}"
+                f"no token ends {where}, so the model does not learn to stop there: the text "
+                f"continues with {(end.following or '')[:20]!r}"
             )
-            fix = (
-                "take a chat template that prints EOS, or another token that stops, after an answer"
-            )
+            fix = "use a chat template that prints EOS or another stop token after an answer"
             yield EndNote(sentence=sentence, fix=fix)
 
 
 def _make_note_at_last(end: AnswerEnd, stops: Stops, tokenizer: Tokenizer) -> Iterator[EndNote]:
-    """Yield a note on an answer at the end of a row, to which the loader appends EOS, if EOS does
-    not stop the model.
+    """Yield a note if EOS does not stop the model. The loader appends EOS to an answer at the end
+    of a row, so that answer then ends in a token at which the model does not stop.
     """
     eos = tokenizer.template_variables.get("eos_token")
     if tokenizer.eos_id is None or not isinstance(eos, str):
@@ -311,8 +321,8 @@ def _make_note_at_last(end: AnswerEnd, stops: Stops, tokenizer: Tokenizer) -> It
 
 
 def describe_doubled_eos(encoding: Encoding, tokenizer: Tokenizer) -> str:
-    """Return a sentence if the template prints EOS and more text at the end of an answer, so that
-    the loader appends another EOS; otherwise "".
+    """Return a sentence if the template prints EOS and then more text after an answer. The loader
+    then appends a second EOS. Otherwise return "".
     """
     eos = tokenizer.template_variables.get("eos_token")
     for end in find_stream_ends(encoding, tokenizer):
@@ -326,12 +336,14 @@ def describe_doubled_eos(encoding: Encoding, tokenizer: Tokenizer) -> str:
 
 
 def _find_first_token(text: str, tokens: Sequence[str]) -> str:
-    """Return the longest of the tokens that the text begins with; "" if there is none."""
+    """Return the longest token with which the text begins; "" if it begins with none of them."""
     return max((token for token in tokens if text.startswith(token)), key=len, default="")
 
 
 def _find_last_token(text: str, tokens: Sequence[str]) -> str:
-    """Return the token that ends last in the text; "" if there is none."""
+    """Return the token whose last occurrence in the text ends furthest to the right; "" if the text
+    contains none of them.
+    """
     inside = [token for token in tokens if token and token in text]
     return max(inside, key=lambda token: text.rfind(token) + len(token), default="")
 

@@ -42,13 +42,13 @@ from mdsmix.tokenizer.card import Tokenizer
 from mdsmix.tokenizer.snapshot import package_version
 
 FIRST_COMPARED = 16
-"A process compares the first texts of a stream."
+"How many of the first texts of a stream each process compares."
 COMPARED_PER_DOUBLING = 8
-"It compares so many more whenever the number of texts has doubled."
+"How many more texts it compares whenever the number of texts has doubled."
 SAMPLE_CHARACTERS = 1 << 11
-"""Texts of up to 2,048 characters are compared as a whole, by the ids in use. Of a longer text
-2,048 characters from a random offset are encoded again and compared. Comparing whole texts took 6 %
-of the time of 200 MB of documents.
+"""For texts of up to 2,048 characters, the ids that the stream gets are compared. Of a longer text,
+2,048 characters from a random offset are encoded by both backends and compared. Comparing long
+texts as a whole took 6 % of the time of 200 MB of documents.
 """
 
 
@@ -63,13 +63,17 @@ class Backend(ABC):
         """Return uint32 ids, one row per text.
 
         Args:
+            texts: the texts to encode.
             match_special: whether `<|im_start|>` in a text becomes the control token; otherwise it
                 becomes ordinary tokens.
         """
 
     def begin(self, stream: str) -> None:  # noqa: B027
-        """Tell the backend the stream of the next texts. Comparisons start again with each
-        stream.
+        """Prepare for the texts of a stream. A backend that compares texts with the reference
+        starts to count them from 0.
+
+        Args:
+            stream: the name of the stream.
         """
 
 
@@ -127,13 +131,12 @@ class Fastokens(Backend):
 
 
 def fill_id_gaps(content: bytes) -> str | None:
-    """Return a BPE tokenizer.json with a token for each id that its vocabulary skips.
+    """Return the content of a BPE tokenizer.json, with a new token for each id that its vocabulary
+    skips. Return None if the model is not BPE, or its vocabulary skips no id.
 
-    fastokens 0.3.5 refuses a vocabulary that skips ids, as that of GPT-4o does (199,998 and
-    others). No text gives the added tokens: no merge makes them, and their strings begin with the
-    character 0, which byte-level and SentencePiece vocabularies do not contain.
-
-    Return None if the model is not BPE, or does not skip an id.
+    fastokens 0.3.5 refuses a vocabulary that skips ids, such as that of GPT-4o (199,998 and
+    others). The new tokens never come out of a text: no merge makes them, and their strings begin
+    with the character U+0000, which byte-level and SentencePiece vocabularies do not contain.
     """
     tree = orjson.loads(content)
     model = tree["model"]
@@ -151,10 +154,13 @@ class CheckedBackend(Backend):
     """A fast backend whose ids are compared with the reference's."""
 
     def __init__(self, tokenizer: Tokenizer, fast: Backend, reference: Backend, name: str) -> None:
-        """Keep the backends.
+        """Keep the backends, and make the hard strings on which they are compared first.
 
         Args:
-            name: the recipe's tokenizer.backend.
+            tokenizer: its special tokens are among the hard strings.
+            fast: the backend whose ids are used.
+            reference: the backend whose ids are right.
+            name: the recipe's tokenizer.backend, for a message.
         """
         self.fast = fast
         self.reference = reference
@@ -195,11 +201,14 @@ class CheckedBackend(Backend):
         return ids
 
     def check(self, texts: Sequence[str], match_special: bool, ids: Ragged | None = None) -> None:
-        """Compare the fast backend's ids of texts with the reference's. Raises Unequal if they
-        differ.
+        """Compare the fast backend's ids of texts with the reference's.
+
+        Raises Unequal if they differ.
 
         Args:
-            ids: the fast backend's; None: the texts are encoded here.
+            texts: the texts to compare.
+            match_special: as in `encode`.
+            ids: the fast backend's ids of these texts; None: the texts are encoded here.
         """
         reference_ids = self.reference.encode(texts, match_special)
         if ids is None:
@@ -230,16 +239,17 @@ class CheckedBackend(Backend):
 
 
 def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
-    """Return the backend of the recipe's tokenizer.backend.
+    """Return the backend that the recipe names as tokenizer.backend.
 
-    `auto` is fastokens if that supports this tokenizer and is not known to differ, otherwise the
-    reference.
+    `auto` is fastokens if it supports this tokenizer and no earlier run found a difference from the
+    reference. Otherwise it is the reference.
     Raises RecipeError if the recipe names a backend that does not support the tokenizer.
     """
     if name == "reference" or (name == "auto" and find_known_difference(tokenizer)):
         return Reference(tokenizer)
     reference: Backend
-    # fastokens lets other threads run: both are open after its 0.4 s, one after the other 0.55 s.
+    # Both are opened at the same time, which takes 0.4 s (one after the other 0.55 s), since
+    # fastokens lets other threads run.
     fast, reference = map_threads(lambda opener: opener(tokenizer), (_try_fastokens, Reference))
     if isinstance(fast, Backend):
         return CheckedBackend(tokenizer, fast, reference, name)
@@ -252,26 +262,25 @@ def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
 
 
 def _try_fastokens(tokenizer: Tokenizer) -> Any:
-    """Return the fast backend, or the error if it does not support the tokenizer. The crate raises
-    many kinds of errors.
-    """
+    """Return the fast backend, or the error if it does not support the tokenizer."""
     try:
         return Fastokens(tokenizer)
-    except Exception as error:
+    except Exception as error:  # the crate raises many kinds of errors
         return error
 
 
 def store_difference(tokenizer: Tokenizer, unequal: Unequal) -> None:
-    """Store in the cache, for later runs, the text on which a backend differs for this
-    tokenizer.
+    """Store the text on which a backend and the reference differ in the cache, for later runs with
+    this tokenizer.
     """
     evidence = unequal.text.encode("utf-8", "backslashreplace")
     keep_in_cache(_difference_file(tokenizer, unequal.label), evidence)
 
 
 def find_known_difference(tokenizer: Tokenizer, label: str | None = None) -> Unequal | None:
-    """Return the difference that the cache has for this tokenizer and a version of the fast
-    backend; None if there is none. If there is one, `auto` takes the reference.
+    """Return the difference that an earlier run stored in the cache for this tokenizer and a
+    version of the fast backend; None if no difference is known. After one, `auto` uses the
+    reference.
 
     Args:
         label: name and version of the fast backend; None: the installed one.
@@ -311,13 +320,14 @@ def make_hard_strings(tokenizer: Tokenizer) -> list[str]:
 
 
 def make_token_search(tokens: Iterable[str]) -> Callable[[str], bool]:
-    """Return a function that tells whether a text contains one of the tokens. Empty tokens are
+    """Return a function that returns whether a text contains one of the tokens. Empty tokens are
     ignored.
 
     Tokens are grouped by their first two characters. A text is searched once per group, for the
-    prefix that the group's tokens share: one search for "<|" covers the 256 special tokens of
-    Llama 3. Any occurrence counts, even if a tokenizer with `single_word` tokens would not match
-    it. A token that only the tokenizer's normalizer makes (by lower case, say) is not found.
+    prefix that all tokens of the group share: one search for "<|" covers the 256 special tokens of
+    Llama 3. The tokens themselves are searched only if the text contains the prefix. Any occurrence
+    counts, even if a tokenizer with `single_word` tokens would not match it. A token that only the
+    tokenizer's normalizer makes (by lower case, say) is not found.
     """
     known = sorted({*tokens} - {""})
     groups = [[*group] for _, group in groupby(known, lambda token: token[:2])]
@@ -334,7 +344,7 @@ class EncodedTexts(NamedTuple):
     marked: list[int]
     "Rows whose text contains a special token."
     refused: list[int]
-    "Those of them that the rule of special_tokens_in_text refuses."
+    "The rows among `marked` that the recipe's special_tokens_in_text refuses."
 
 
 def encode_texts(
@@ -351,6 +361,7 @@ def encode_texts(
         rule: the recipe's special_tokens_in_text: escape, allow or reject.
     """
     rows = backend.encode(texts, match_special=True)
+    # Only rows with a special id can contain a special token; few do.
     suspects = _find_rows_with(rows, tokenizer.special_ids)
     if not suspects:
         return EncodedTexts(rows, [], [])
@@ -362,6 +373,7 @@ def encode_texts(
     refused = {"escape": stuck, "allow": [], "reject": marked}[rule]
     if rule != "escape":
         return EncodedTexts(rows, marked, refused)
+    # Replace the suspects' rows by their ordinary ids, which are appended after all rows.
     order = np.arange(len(texts))
     order[suspects] = len(texts) + np.arange(len(suspects))
     return EncodedTexts(Ragged.concat([rows, plain]).take(order), marked, refused)
@@ -369,8 +381,13 @@ def encode_texts(
 
 def _find_stuck_rows(plain: Ragged, texts: Sequence[str], tokenizer: Tokenizer) -> list[int]:
     """Return the rows that contain a control token although their texts were encoded as ordinary
-    text: vocabularies of Unigram and WordLevel models contain `</s>` like any word. The unknown
-    token does not count, since any text may give it.
+    text. This happens because vocabularies of Unigram and WordLevel models contain `</s>` like any
+    word. The unknown token does not count, since any text may give it.
+
+    Args:
+        plain: the ids of the texts, encoded as ordinary text.
+        texts: the texts.
+        tokenizer: its special tokens are searched.
     """
     unknown = tokenizer.template_variables.get("unk_token")
     tokens = zip(tokenizer.special_ids, tokenizer.special_tokens, strict=True)
@@ -386,9 +403,9 @@ def _find_stuck_rows(plain: Ragged, texts: Sequence[str], tokenizer: Tokenizer) 
 def _find_rows_with(rows: Ragged, ids: Sequence[int]) -> list[int]:
     """Return the rows that contain one of the ids.
 
-    One lookup in a table of flags per token: 1.5 ms for 2 M tokens. Comparing each token with the
-    least and the largest id took 16 ms, a sixth of a conversion, for vocabularies with special
-    tokens at both ends, such as Phi-3's.
+    Each token is looked up in a table of flags, which takes 1.5 ms for 2 M tokens. Comparing each
+    token with the least and the largest id took 16 ms, a sixth of a conversion, for vocabularies
+    with special tokens at both ends, such as Phi-3's.
     """
     values = rows.values
     if not ids or not len(values) or values.max() < min(ids) or values.min() > max(ids):

@@ -1,4 +1,4 @@
-"""Conversations as text: renders the chat template by jinja2 alone, and cuts the text into the
+"""Conversations as text: renders the chat template by jinja2 alone, and splits the text into the
 turns that are trained.
 
 The text is the same as from `apply_chat_template(tokenize=False)` of transformers 4.51 to 4.57,
@@ -8,9 +8,9 @@ when a template is opened, and not read from the clock again: the same input giv
 Templates of reasoning models drop the reasoning of earlier answers once later turns follow
 (DeepSeek-R1, Qwen3, gpt-oss), others move the system prompt or the tools to the last question
 (Mistral v3) or end every text with EOS (Phi-3). Then no single row can contain every turn as the
-model sees it at inference, and LLM-Foundry refuses the conversation. A separate row for an answer
-can: its prompt is the text that the template prints for all messages up to the answer, cut where
-the model begins to write.
+model sees it at inference, and LLM-Foundry refuses the conversation. But a separate row for one
+answer can: its prompt is the text that the template prints for all messages up to the answer, and
+ends where the model begins to write.
 """
 
 from __future__ import annotations
@@ -77,11 +77,13 @@ class ChatTemplate:
 
     template: Template
     placeholder_template: Template | None
-    "The same template, compiled to render placeholders of contents; None if that is not possible."
+    """The same template, compiled so that it can render placeholders instead of contents
+    (`template_code.py`); None if that is not possible.
+    """
     variables: Mapping[str, Any]
     source: str
     reads: Set[str]
-    "The variables that the template reads, and those that `tool_use` reads."
+    "Names of the variables that the template or `tool_use` reads."
     tool_use: ChatTemplate | None = None
     "The tokenizer's template of this name, for conversations with tools; None if it has none."
 
@@ -91,8 +93,9 @@ class ChatTemplate:
         return not self.reads.isdisjoint({"date_string", "strftime_now"})
 
     def for_tools(self, tools: Sequence[Any] | None) -> ChatTemplate:
-        """Return the template that transformers' `get_chat_template` takes for these tools. An
-        empty list of tools takes `tool_use` too.
+        """Return the template for a conversation with these tools, chosen as by transformers'
+        `get_chat_template`: `tool_use` if it exists and there are tools. An empty list counts as
+        tools, None does not.
         """
         return self if tools is None or self.tool_use is None else self.tool_use
 
@@ -103,6 +106,8 @@ class ChatTemplate:
         the first messages differently when more follow (not_prefix_stable).
         """
         messages = conversation.messages
+        # A plain conversation, with only a role and a content in each message, is rendered from the
+        # layout that all conversations with the same roles share.
         is_plain = conversation.trained is None and {*map(len, messages)} == {2}
         if is_plain and type(conversation) is Conversation and conversation.tools is None:
             layout = layout_for_roles(self, tuple([message["role"] for message in messages]))
@@ -113,8 +118,8 @@ class ChatTemplate:
         return self.turns_by_prefix(conversation)
 
     def turns_by_prefix(self, conversation: Conversation) -> list[Turn]:
-        """Return the turns as Foundry makes them, from two renderings for each answer: up to it and
-        including it.
+        """Return the turns as Foundry makes them, from two renderings for each answer: of the
+        messages before the answer, and of the same messages with the answer.
         """
         messages = conversation.messages
         tools = conversation.tools
@@ -135,11 +140,17 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: list[Any] | None = None,
     ) -> str:
-        """Return the text of `messages`.
+        """Return the text that the template prints for `messages`.
 
-        jinja2's own `Template.render` copies the globals twice and rewrites tracebacks: a twentieth
-        of a conversion of chats.
         Raises RecordRefused (template_error) if the template fails.
+
+        This does the same as jinja2's `Template.render`, which also copies the globals twice and
+        rewrites tracebacks: that took a twentieth of a conversion of chats.
+
+        Args:
+            messages: the messages to render.
+            add_generation_prompt: whether the text ends with the beginning of an answer.
+            tools: the tools that the template gets; None: no tools.
         """
         template = self.template
         variables = {
@@ -167,19 +178,19 @@ def _require_prefix(printed: str, later: str) -> None:
 
 
 class SideLayout(NamedTuple):
-    """A prompt or a response without its contents."""
+    """A prompt or a response, with a gap for each content."""
 
     text: str
-    "With %s in place of each content."
+    "The text, with %s instead of each content."
     contents: slice
-    "Those of the layout's contents that fill it."
+    "The range of the layout's `contents` that fills the %s."
 
 
 class PrintedContent(NamedTuple):
     """A content as a template prints it."""
 
     message: int
-    "The number of its message."
+    "The position of its message in the conversation."
     strip: Callable[[str], str]
     "Makes the printed text from the content, such as `str.strip`."
 
@@ -192,12 +203,17 @@ class TemplateLayout(NamedTuple):
     sides: list[SideLayout]
     "The prompt and the response of each turn."
     contents: list[PrintedContent]
-    "In the order in which they are printed."
+    "The contents of all sides, in the order in which they are printed."
 
     def turns(self, contents: Sequence[str]) -> list[Turn]:
-        """Return the turns of a conversation with these contents, one for each message."""
+        """Return the turns of a conversation.
+
+        Args:
+            contents: the content of each message.
+        """
         printed = tuple([strip(contents[message]) for message, strip in self.contents])
         sides = iter([text % printed[filling] for text, filling in self.sides])
+        # `zip` draws from the same iterator twice: a prompt and the response after it.
         return [*zip(sides, sides, strict=True)]
 
 
@@ -212,8 +228,9 @@ _STRIPS: dict[tuple[bool, bool], Callable[[str], str]] = {
 
 @lru_cache(maxsize=256)
 def layout_for_roles(template: ChatTemplate, roles: tuple[str, ...]) -> TemplateLayout | None:
-    """Return the layout of conversations with these roles; None if the template does more with
-    contents than strip and print them.
+    """Return the layout of all conversations with these roles, found by rendering placeholders
+    instead of contents. Return None if the template does more with contents than strip and print
+    them.
     """
     from mdsmix.encode import template_code as code
 
@@ -226,7 +243,7 @@ def layout_for_roles(template: ChatTemplate, roles: tuple[str, ...]) -> Template
         return None
     layout = TemplateLayout([], [])
     for text in chain.from_iterable(turns):
-        # Plain text, space, number, space, plain text, ...
+        # The pieces are plain text, space before, number, space after, plain text, ...
         pieces = re.split(code.PLACEHOLDER_PATTERN, text)
         plain = pieces[::4]
         if any(code.SPACE in piece for piece in plain):  # a turn ends within a content's space
@@ -242,7 +259,7 @@ def layout_for_roles(template: ChatTemplate, roles: tuple[str, ...]) -> Template
 
 
 def find_trained_answers(conversation: Conversation) -> list[int]:
-    """Return the positions of the messages that are answers and are trained."""
+    """Return the positions of the assistant's messages that are trained."""
     flags = conversation.trained or [True] * len(conversation.messages)
     messages = enumerate(zip(conversation.messages, flags, strict=True))
     return [
@@ -268,8 +285,10 @@ def slice_around_difference(texts: Sequence[str]) -> slice:
 
 def find_common_start(texts: Sequence[str]) -> str:
     """Return the longest text with which all of the texts begin."""
+    # All texts begin alike as far as the first and the last of them in sorted order do.
     smallest = min(texts)
     largest = max(texts)
+    # Search by bisection for the first character at which these two differ.
     end = bisect_left(
         range(len(smallest)),
         True,
@@ -283,9 +302,10 @@ def open_tokenizer_template(
 ) -> ChatTemplate:
     """Compile a tokenizer's chat template, with its template for tools if it has one.
 
-    Without a template named `default`, conversations without tools fail with a message on that.
-    Raises RecipeError if no conversation could be rendered: as `open_template` does, or because the
-    tokenizer has named templates, and none of them is `default` or `tool_use`.
+    If the tokenizer has a template named `tool_use` but none named `default`, the returned template
+    fails on every conversation without tools, with a message on that.
+    Raises RecipeError if the tokenizer has named templates and none of them is `default` or
+    `tool_use`, or for the reasons of `open_template`.
     """
     source = tokenizer.chat_template
     if source is None and tokenizer.named_templates:
@@ -310,7 +330,7 @@ def open_template(
         variables: those that transformers passes to the template: bos_token, eos_token ...
         date_string: the day that the template prints, as `2026-01-01` or `01 Jan 2026`; None is
             today, as in Foundry. A run that must give the same bytes after midnight calls
-            `format_today()` once, and passes that day from then on.
+            `format_today()` once and always passes that day.
         tool_source: the tokenizer's template named `tool_use`.
 
     Raises:
@@ -351,8 +371,8 @@ def _compile(
 
 
 def add_variables(template: ChatTemplate, variables: Mapping[str, Any] | None) -> ChatTemplate:
-    """Return the template with a record's own variables. They replace the recipe's, as in
-    transformers.
+    """Return the template with a record's own variables added. They override the recipe's variables
+    of the same name, as in transformers.
     """
     if not variables:
         return template
@@ -361,8 +381,8 @@ def add_variables(template: ChatTemplate, variables: Mapping[str, Any] | None) -
 
 @lru_cache(maxsize=64)
 def _add_json_variables(template: ChatTemplate, json_variables: str) -> ChatTemplate:
-    """Return a template of its own for each set of variables, since the layout of one
-    (`layout_for_roles`) is not that of another.
+    """Return a separate template object for each set of variables, since `layout_for_roles` keeps
+    a layout for each template object.
     """
     return replace(template, variables={**template.variables, **json.loads(json_variables)})
 
@@ -406,12 +426,15 @@ def render_rows(
     changes, otherwise the rows of `rule`.
 
     Args:
+        template: the template.
+        conversation: the conversation.
+        rule: what to do if earlier text changes.
         words: the tokenizer's control tokens. No prompt ends inside one.
 
     Raises:
-        RecordRefused: the template fails (template_error). Or earlier text changes, and either the
-            rule is `reject`, or the messages before an answer are printed differently with that
-            answer and none of the cuts of `_render_turn` fits (not_prefix_stable).
+        RecordRefused: the template fails (template_error), or earlier text changes and no row can
+            be made (not_prefix_stable): the rule is `reject`, or `_render_turn` finds no place to
+            separate a prompt from its answer.
     """
     try:
         return [template.turns(conversation)]
@@ -430,10 +453,11 @@ def _render_turn(
     """Return the turn of one answer: the prompt as the model sees it at inference, and the answer's
     text.
 
-    If the text with the answer does not begin with inference's prompt, the turn's prompt ends where
-    the two first differ, but never inside a control word or inside the answer. The text that the
-    template prints before any answer may itself end inside a word: the `<` of GLM-4.7's `</think>`
-    and `<think>`.
+    The prompt at inference is the text of all messages before the answer, with the generation
+    prompt. If the text with the answer does not begin with it, the turn's prompt ends where the two
+    texts first differ, but never inside a control word or inside the answer. Even the text that
+    comes before every answer may end inside a control word: in GLM-4.7's template it ends in `<`,
+    which `</think>` and `<think>` share.
     """
     messages = conversation.messages
     tools = conversation.tools
@@ -474,11 +498,14 @@ def _render_turn(
 
 
 def cut_open_word(start: str, texts: Sequence[str], words: ControlWords) -> str:
-    """Return `start` without the beginning of a control word at its end that continues in one of
-    the texts.
+    """Remove an unfinished control word from the end of `start`, such as the `<` of `<think>`.
+
+    A word is unfinished if it continues in one of the texts, or if `start` ends in an open tag.
 
     Args:
-        texts: all begin with `start`.
+        start: the common beginning of the texts.
+        texts: texts that begin with `start`.
+        words: the control words.
     """
     start = _OPEN_TAG.sub("", start)
     return start[: min(words.start_of_split(start, text[len(start) :]) for text in texts)]
@@ -499,8 +526,13 @@ def prints_system_last(template: ChatTemplate) -> bool:
 
 
 def _find_end_of_last(last: Message, prompt: str, before_answer: str) -> int:
-    """Return where the text of the last message ends in `before_answer`; 0 if it does not end there
-    as `prompt` does.
+    """Return the offset in `before_answer` at which the text of the last message ends, including
+    what the template prints after it. Return 0 if that text is not found.
+
+    Args:
+        last: the message before the answer.
+        prompt: a text that ends with the text of this message.
+        before_answer: the text that the template prints before any answer.
     """
     content = last.get("content")
     text = content.strip() if isinstance(content, str) else ""
@@ -513,7 +545,7 @@ def _find_end_of_last(last: Message, prompt: str, before_answer: str) -> int:
 
 def opens_control_word(template: ChatTemplate) -> bool:
     """Return whether the text that the template prints before every answer ends inside a control
-    word, as that of GLM-4.7 does: `<`, since an answer begins with `<think>` or `</think>`.
+    word. In GLM-4.7's template it ends in `<`, since an answer begins with `<think>` or `</think>`.
     """
     roles = ("user", "assistant")
     for content in ("x", [{"type": "text", "text": "x"}]):
@@ -524,8 +556,10 @@ def opens_control_word(template: ChatTemplate) -> bool:
 
 
 def _render_before_answer(template: ChatTemplate, conversation: Conversation, answer: int) -> str:
-    """Return the text that the template prints before any answer at this position: the common
-    beginning with three probe answers, one of them with reasoning.
+    """Return the text that the template prints before any answer at this position.
+
+    Three different answers are tried, one of them with reasoning. Their texts are the same up to
+    the answer, so the result is the beginning that all three share.
     """
     before = conversation.messages[:answer]
     in_parts = isinstance(conversation.messages[answer].get("content"), list)

@@ -18,8 +18,8 @@ EXCERPT = 60
 
 
 class ControlWords:
-    """Finds control words that the boundary of two texts splits. Made once for each list of
-    tokens (`open_control_words`).
+    """Finds control words that are split by the boundary between two texts. One object is made for
+    each list of tokens (`open_control_words`).
     """
 
     def __init__(self, tokens: Sequence[str]) -> None:
@@ -34,18 +34,22 @@ class ControlWords:
         self._first_letters = frozenset(word[0] for word in words)
         self._longest = max(map(len, words), default=0)
 
-    def start_of_split(self, left: str, right: str) -> int:
-        """Return the offset in `left` of the first word that continues in `right`; the length of
-        `left` if there is none.
+    def start_of_split(self, before: str, after: str) -> int:
+        """Find a control word that begins in the text `before` and continues in the text `after`:
+        in `a <` and `/think>` the word `</think>`.
+
+        Return the offset in `before` at which the word begins (here 2). If no word is split, return
+        the length of `before`.
         """
-        end = len(left)
+        end = len(before)
         first = max(0, end - self._longest + 1)
-        if left[-1:] not in self._last_letters or self._first_letters.isdisjoint(left[first:]):
+        # Most boundaries end here: no control word has a beginning with this last letter.
+        if before[-1:] not in self._last_letters or self._first_letters.isdisjoint(before[first:]):
             return end
         for start in range(first, end):
-            beginning = left[start:]
+            beginning = before[start:]
             if beginning[0] in self._first_letters and beginning in self._beginnings:
-                text = beginning + right[: self._longest]
+                text = beginning + after[: self._longest]
                 if any(
                     len(word) > len(beginning) and text.startswith(word) for word in self._words
                 ):
@@ -53,8 +57,8 @@ class ControlWords:
         return end
 
     def refuse_split(self, texts: Sequence[str]) -> None:
-        """Raise RecordRefused (split_token) if a boundary of the texts of a row splits a control
-        word.
+        """Raise RecordRefused (split_token) if a control word is split between two consecutive
+        texts of a row.
 
         A boundary costs 0.2 us if the text before it does not end in a letter of a control word.
         """

@@ -54,7 +54,7 @@ class Encoded:
     placeholders: Mapping[str, int] = field(default_factory=dict)
     "Placeholder of a medium, such as <image> -> number of records whose texts contain it."
     ids: Sequence[str | int | None] = ()
-    "The name of each sample's record, if the recipe names a field for it (`source.id`)."
+    "The name of each sample's record; empty if the recipe names no field for it (`source.id`)."
     images: Sequence[Sequence[Any]] = ()
     "The images of each sample (`mdsmix.images.reader.Image`)."
 
@@ -74,9 +74,10 @@ def make_encoded(
     """Return samples with their totals.
 
     Args:
-        ids: the pieces of the samples (say, contexts and targets), one row per sample in each. A
-            sample's tokens are its rows together.
-        positions: of each sample's record in the batch.
+        columns: column name -> one row per sample, as in Encoded.
+        ids: token ids, one Ragged per part of a sample (say, one of contexts and one of targets),
+            each with one row per sample. A sample's tokens are its rows in all of them.
+        positions: the position of each sample's record in the batch.
         loss_tokens: positions that give a loss in training, after the shift by one.
         lost_tokens: tokens of these records that are in no sample.
         cut: int64 [n], the tokens of each sample that the loader cuts off.
@@ -128,7 +129,7 @@ def lay_out_turns(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encod
     ...]`.
 
     Args:
-        positions: of each sample's record in the batch.
+        positions: the position of each sample's record in the batch.
     """
     return make_encoded(
         {"turns": _write_json(labels.turns)},
@@ -142,13 +143,14 @@ def lay_out_turns(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encod
 
 def lay_out_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
     """Return samples with the columns `input_ids` (all tokens before the last response) and
-    `labels` (the last response), cut to max_seq_len.
+    `labels` (the last response), truncated to max_seq_len.
     """
     targets = labels.targets
     longest = targets.max_seq_len
     uncut = _split_at_last_response(labels.turns, tokenizer.dtype)
     limits = np.full(len(uncut), longest)
-    if targets.decoder_only_format:  # one target token is kept: the collator reads its last
+    if targets.decoder_only_format:
+        # At least one target token is stored, since the collator reads the target's last token.
         limits[1::2] = np.maximum(longest - uncut.lengths[0::2], 1)
     halves = uncut.first(limits)
     if not targets.decoder_only_format and tokenizer.eos_id is not None:
@@ -167,8 +169,8 @@ def lay_out_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encod
 
 
 def lay_out_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
-    """Return samples with the columns `input_ids` and `loss_mask` (uint8, 1 if a token is trained):
-    each sample with the EOS and the cut of the collator.
+    """Return samples with the columns `input_ids` and `loss_mask` (uint8, 1 if a token is trained).
+    Each sample has the EOS that the collator would append, and is truncated to max_seq_len.
     """
     samples = labels.turns.samples
     longest = labels.targets.max_seq_len
@@ -194,6 +196,8 @@ def _split_at_last_response(turns: Turns, dtype: str) -> Ragged:
     """Return two rows for each sample, context and target: the tokens before its last response, and
     the tokens of that response.
     """
+    # Rows of turns.ids at which contexts and targets begin, alternately: sample i's target is the
+    # row before firsts[i + 1], its context all rows of the sample before that.
     edges = np.zeros(2 * len(turns.counts) + 1, np.int64)
     edges[1::2] = turns.firsts[1:] - 1
     edges[2::2] = turns.firsts[1:]
@@ -201,13 +205,15 @@ def _split_at_last_response(turns: Turns, dtype: str) -> Ragged:
 
 
 def _end_contexts(halves: Ragged, is_cut: Flags, eos: int) -> None:
-    """Replace the last token of contexts that were cut by EOS, as the collator does.
+    """Write EOS over the last token of each truncated context, as the collator does.
 
     Args:
-        is_cut: bool, of each context and target.
+        halves: context, target, context, target ...
+        is_cut: bool, whether each context and target was truncated; changed in place.
+        eos: the tokenizer's EOS.
     """
-    is_cut[1::2] = False
-    if is_cut.any():  # then the values are a copy
+    is_cut[1::2] = False  # targets
+    if is_cut.any():  # truncation has copied the values, so they can be changed in place
         halves.values[halves.offsets[1:][is_cut] - 1] = eos
 
 
@@ -217,6 +223,7 @@ def _write_json(turns: Turns) -> Ragged:
     """
     edges = turns.ids.offsets.tolist()
     sides = map(turns.ids.values.__getitem__, map(slice, edges, edges[1:]))
+    # `zip` draws from the same iterator twice: a prompt and the response after it.
     pairs = [
         {"input_ids": prompt, "labels": response}
         for prompt, response in zip(sides, sides, strict=True)
@@ -229,9 +236,9 @@ def _write_json(turns: Turns) -> Ragged:
 
 
 def add_special_tokens(ids: Ragged, head: list[int], tail: list[int], dtype: str) -> Ragged:
-    """Return every row with `head` before it and `tail` after it, in `dtype`.
+    """Return every row with the ids `head` before it and the ids `tail` after it, in `dtype`.
 
-    2 ms for 2 M tokens, however short the rows; `Ragged.zip` takes half as much again.
+    Takes 2 ms for 2 M tokens, however short the rows; `Ragged.zip` takes 3 ms.
     """
     lengths = ids.lengths + len(head) + len(tail)
     rows = Ragged.from_lengths(np.empty(int(lengths.sum()), dtype), lengths)
@@ -249,18 +256,19 @@ def add_special_tokens(ids: Ragged, head: list[int], tail: list[int], dtype: str
 
 
 class SplitRows(NamedTuple):
-    """Pieces of rows, and the number of the row (int64) that each is cut from."""
+    """Pieces of rows."""
 
     pieces: Ragged
     sources: NDArray[np.int64]
+    "int64 [pieces]: the number of the row from which each piece was split."
 
 
 def split_rows(rows: Ragged, longest: int) -> SplitRows:
-    """Cut rows of more than `longest` tokens into full pieces and a remainder. A piece of one token
-    has no loss and is left out.
+    """Split rows of more than `longest` tokens into pieces of `longest` tokens and a remainder. A
+    piece of one token gives no loss, so it is left out.
     """
     lengths = rows.lengths
-    counts = np.asarray(-(-lengths // longest))
+    counts = np.asarray(-(-lengths // longest))  # pieces of each row, rounded up
     sources = np.repeat(np.arange(len(rows)), counts)
     if len(sources) == len(rows):
         return SplitRows(rows, sources)
@@ -275,6 +283,7 @@ def lay_out_targets(rows: Ragged) -> Mapping[str, Ragged]:
     """Return the columns `input_ids` and `labels` of the finetuning loader: the first token of a
     row is the context, all others are trained.
     """
+    # The same values, split once more: each row becomes its first token and the tokens after it.
     starts = rows.offsets[:-1]
     edges = np.append(np.stack([starts, starts + 1], axis=1), rows.offsets[-1])
     return Interleaved(SIDES, Ragged(rows.values, edges))

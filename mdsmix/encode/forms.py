@@ -39,8 +39,8 @@ CONTENTS: Mapping[str, Message] = {
 replaces one that does not.
 """
 FAULTS = ('\\"probe_value', "'probe_key': 'probe_value'")
-"""Signs of a call printed wrongly: arguments escaped twice, or in Python's spelling. Forms that
-print more `None` than others fail too.
+"""Strings that show that a call is printed wrongly: arguments escaped twice, or in Python's
+spelling. Forms that print more `None` than others are not used either.
 """
 
 _QUESTION: Message = {"role": "user", "content": "probe_question"}
@@ -65,7 +65,9 @@ _STRUCTURE = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 "Keys of messages that are always read."
 _SYSTEM_ROLES = ("system", "developer")
 AS_MARK = " as 0 or 1"
-"Follows the name of an unread key of messages that may tell whether a message is trained."
+"""Appended to the name of an unread key of messages that may be a mark: a value that says whether
+the message is trained.
+"""
 
 
 class CallForm(NamedTuple):
@@ -89,7 +91,7 @@ class Forms:
     """The forms that a template takes."""
 
     calls: tuple[CallForm, ...]
-    "Forms of a message with a call that are printed without a fault."
+    "Forms of a message with a call that the template prints correctly, also in earlier messages."
     prints_tools: bool
     prints_results: bool
     "The template prints the results of tools."
@@ -100,8 +102,9 @@ class Forms:
     of several.
     """
     is_narrowed: bool
-    """A form that is printed without a fault is not taken. Either it fails or prints `None` in an
-    earlier message, or it is arguments as text and the template prints an object differently.
+    """At least one form is not in `calls` although the template prints it correctly in the last
+    message. Either it fails or prints `None` in an earlier message, or it has arguments as text
+    and the template prints the same arguments differently as an object.
     """
     problem: str
     "Why no form of a call is taken; empty if one is."
@@ -111,9 +114,10 @@ class Forms:
 def find_forms(template: ChatTemplate) -> Forms:
     """Return the forms that the template prints without one of FAULTS, and with the fewest `None`.
 
-    A call is tried as the last message, and with a result and an answer after it: QwQ's template
-    takes null content only in the last message. Arguments as text are not taken if the template
-    prints an object differently: of its two spellings of a call, that of the object is the model's.
+    A call is tried as the last message, and again with a result and an answer after it: QwQ's
+    template takes null content only in the last message. Arguments as text are left out if the
+    template prints the same arguments differently as an object. Then the model writes calls in the
+    second of these two spellings.
     """
     # A call as the last message, in every form.
     tried = {
@@ -127,7 +131,7 @@ def find_forms(template: ChatTemplate) -> Forms:
     }
     fewest = min((text.count("None") for text in without_fault.values()), default=0)
     good = [form for form, text in without_fault.items() if text.count("None") == fewest]
-    # Of these, the forms that it prints in earlier messages, and as the model writes them.
+    # Of these, keep the forms that also work in earlier messages and are spelled as by the model.
     taken = _keep_printed_earlier(template, good)
     taken = _keep_as_model_writes(taken, without_fault)
     first_error = next(rendering.error for rendering in tried.values())
@@ -149,9 +153,10 @@ def find_forms(template: ChatTemplate) -> Forms:
 
 
 def _keep_printed_earlier(template: ChatTemplate, forms: Sequence[CallForm]) -> list[CallForm]:
-    """Return the forms that the template takes in an earlier message too, with the fewest `None`.
+    """Return the forms that also work in a message that is not the last one: the template does not
+    fail on them there, and prints the fewest `None`.
 
-    If it takes none of them there, such as a template that fails on results, return all.
+    If none of them works there, for example because the template fails on results, return all.
     """
     counts = dict[CallForm, int]()
     for form in forms:
@@ -163,8 +168,8 @@ def _keep_printed_earlier(template: ChatTemplate, forms: Sequence[CallForm]) -> 
 
 
 def _keep_as_model_writes(forms: list[CallForm], texts: Mapping[CallForm, str]) -> list[CallForm]:
-    """Return the forms without those of arguments as text, if the template prints the same
-    arguments differently as an object.
+    """Drop the forms with arguments as text if the template prints the same arguments differently
+    as an object. Return the other forms.
 
     Args:
         texts: the printed text of each form.
@@ -194,9 +199,9 @@ def make_tool_probe() -> Message:
 
 
 def fit_tools(template: ChatTemplate, conversation: RichConversation) -> RichConversation:
-    """Return the conversation in forms that the template takes.
+    """Return the conversation with its calls in forms that the template prints.
 
-    Raises RecordRefused (tools_not_printed) if it takes none.
+    Raises RecordRefused (tools_not_printed) if there is no such form.
     """
     forms = find_forms(template)
     if conversation.tools and not forms.prints_tools:
@@ -206,8 +211,9 @@ def fit_tools(template: ChatTemplate, conversation: RichConversation) -> RichCon
 
 
 def lift_system_tools(template: ChatTemplate, conversation: RichConversation) -> RichConversation:
-    """Return the conversation with the tools of its system message, as in records of GLM-4, moved
-    to its own tools. It is unchanged if the template prints them in the system message.
+    """Move the tools of a system message (as in records of GLM-4) to the `tools` of the
+    conversation, and return it. It is returned unchanged if the template prints tools in the system
+    message.
 
     Raises RecordRefused (bad_tools) if the record has other tools too.
     """
@@ -236,12 +242,13 @@ def _prints_system_tools(template: ChatTemplate) -> bool:
 
 
 def find_unread_keys(template: ChatTemplate, conversation: RichConversation) -> Iterator[str]:
-    """Yield the parts of the messages that the template does not print: `messages.KEY`, and texts
-    of messages with calls.
+    """Yield the name of each part of the messages that the template does not print: `messages.KEY`,
+    and the content of messages with calls.
 
-    A key whose values are all 0 or 1, or false or true, and that an answer has, may be a mark. It
-    is yielded as `messages.KEY as 0 or 1`.
+    A key may be a mark, which says whether a message is trained, if an answer has it and all its
+    values are 0 or 1 (or false or true). It is yielded as `messages.KEY as 0 or 1`.
     """
+    # Key -> (role, value) of each message with it.
     unread = dict[str, list[tuple[str, Any]]]()
     for message in conversation.messages:
         role = message["role"]
@@ -260,8 +267,8 @@ def find_unread_keys(template: ChatTemplate, conversation: RichConversation) -> 
 
 
 def describe_possible_marks(unread: Mapping[str, int]) -> Iterator[str]:
-    """Yield a warning for each unread key of messages that is 0 or 1 wherever it is, so that it may
-    be a mark.
+    """Yield a warning for each unread key of messages whose values are all 0 or 1. It may be a
+    mark, which says whether a message is trained.
 
     Args:
         unread: name from `find_unread_keys` -> number of records.
@@ -296,8 +303,8 @@ def _prints_key(template: ChatTemplate, role: str, key: str) -> bool:
 
 @lru_cache(maxsize=256)
 def prints_null(template: ChatTemplate, role: str, key: str) -> bool:
-    """Return whether the template prints a role's messages differently if this key of them is null
-    than without the key. True too if the template fails on each probe without the key.
+    """Return whether a key that is null changes how the template prints a role's messages, compared
+    with messages without the key. Return True too if the template fails on every probe without it.
     """
     if role == "developer" and role not in template.source:
         role = "system"
@@ -328,7 +335,13 @@ def prints_null(template: ChatTemplate, role: str, key: str) -> bool:
 
 
 def _make_call(arguments: str, content: str, calls: int = 1) -> Message:
-    """Return a message with a call, or with several of the same."""
+    """Return a message with a call, repeated `calls` times.
+
+    Args:
+        arguments: the form of the call's arguments, a key of ARGUMENTS.
+        content: the form of the message's content, a key of CONTENTS.
+        calls: how often the message contains the call.
+    """
     function = {"name": "probe_tool", "arguments": ARGUMENTS[arguments]}
     call = {"id": _ID, "type": "function", "function": function}
     return {"role": "assistant", **CONTENTS[content], "tool_calls": [call] * calls}
@@ -364,7 +377,7 @@ def _fit_message(message: Message, template: ChatTemplate, forms: Forms) -> Mess
         _refuse("it prints one of several calls")
     taken_arguments = {form.arguments for form in forms.calls}
     fitted = message | {"tool_calls": [_fit_call(call, taken_arguments) for call in calls]}
-    # A text is kept as a text; an empty, null or absent content may become another of these.
+    # Content with text stays text. Empty, null and absent content may replace one another.
     own_form = _find_content_form(message)
     contents = [
         form.content for form in forms.calls if (form.content == "text") == (own_form == "text")
@@ -387,15 +400,17 @@ def _find_content_form(message: Message) -> str:
     return "empty" if content == "" else "null"
 
 
-def _fit_call(call: Message, taken: Collection[str]) -> Message:
-    """Return the call with its arguments as an object or as text.
+def _fit_call(call: Message, argument_forms: Collection[str]) -> Message:
+    """Return the call with its arguments in a form that the template takes: unchanged if it takes
+    their own form, otherwise converted from an object to JSON text or from text to an object.
 
     Args:
-        taken: the keys of ARGUMENTS that the template takes.
+        argument_forms: `object`, `text` or both: the forms that the template takes.
     """
     arguments = call["function"]["arguments"]
     is_text = isinstance(arguments, str)
-    if ("text" if is_text else "object") in taken:
+    own_form = "text" if is_text else "object"
+    if own_form in argument_forms:
         return call
     if is_text:
         converted: Any = json.loads(arguments)
@@ -405,17 +420,17 @@ def _fit_call(call: Message, taken: Collection[str]) -> Message:
 
 
 ImageForm = Literal["parts", "mixed", "text", ""]
-"""parts: every content is a list of parts. mixed: only the content of messages with an image. text:
-every content is a text, with the token in place of each image. "": the template prints no image in
-any of these forms.
+"""How images are written in contents. parts: every content is a list of parts. mixed: only the
+content of messages with an image is a list of parts. text: every content is a string that contains
+the image token for each image. "": the template prints no image in any of these forms.
 """
 IMAGE_FORMS: tuple[ImageForm, ...] = ("parts", "mixed", "text")
 
 
 def fit_images(template: ChatTemplate, token: str, conversation: Conversation) -> Conversation:
-    """Return the conversation with its images in a form that the template takes.
+    """Return the conversation with its images in a form that the template prints.
 
-    Raises RecordRefused (image_not_printed) if it takes none.
+    Raises RecordRefused (image_not_printed) if there is no such form.
     """
     form = find_image_form(template, token)
     if not conversation.images and form != "parts":
@@ -430,8 +445,9 @@ def fit_images(template: ChatTemplate, token: str, conversation: Conversation) -
 
 @lru_cache(maxsize=16)
 def find_image_form(template: ChatTemplate, token: str) -> ImageForm:
-    """Return the first form in which the template prints one token per image and each text once. It
-    is tried with a system message, then without.
+    """Return the first form in which the template prints one token per image and each text once.
+
+    The forms are tried on a conversation with a system message, then on one without.
     """
     parts = [{"type": "image"}, {"type": "text", "text": "probe_question"}]
     question: Message = {"role": "user", "content": parts}

@@ -1,5 +1,5 @@
-"""The trained tokens of samples: Foundry's target policies as a flag for each prompt and response
-of a batch.
+"""The trained tokens of samples (those that give a loss): Foundry's target policies as a flag for
+each prompt and response of a batch.
 
 A sample is a sequence of prompt, response, prompt, response ..., and a policy trains a prompt or
 response as a whole or not at all. So sums over prompts and responses tell whether a trained token
@@ -36,7 +36,7 @@ class Targets:
     max_seq_len: int
     "Tokens of a row; the collator cuts off the rest."
     target_prompts: str = "none"
-    "none | all | length>=N: the prompts that are trained, N in tokens."
+    "none | all | length>=N (prompts of at least N tokens): the prompts that are trained."
     target_responses: str = "last"
     "last | all: the responses that are trained."
     decoder_only_format: bool = True
@@ -44,13 +44,13 @@ class Targets:
     context.
     """
     too_long: str = "cut"
-    """A row of more than max_seq_len tokens: cut (by the loader) | filter (dropped) | first_turns
-    (only the turns that fit are kept).
+    """What happens to a row of more than max_seq_len tokens: cut (the loader truncates it) | filter
+    (it is left out) | first_turns (only the turns that fit are kept).
     """
 
     @property
     def least_trained_prompt(self) -> int:
-        """The least number of tokens of a prompt that is trained."""
+        """How many tokens a prompt must have at least to be trained."""
         if self.target_prompts.startswith("length>="):
             return int(self.target_prompts[8:])
         return 0 if self.target_prompts == "all" else _NO_LENGTH
@@ -103,7 +103,7 @@ class Turns:
 
 
 class Labels:
-    """The tokens of a batch of samples that a loader trains."""
+    """Tells which tokens of a batch of samples give a loss in a loader."""
 
     def __init__(
         self, targets: Targets, turns: Turns, eos: int | None, untrained: int | None = None
@@ -111,6 +111,8 @@ class Labels:
         """Find the trained prompts and responses, and the samples without a final EOS.
 
         Args:
+            targets: the recipe's target policies.
+            turns: the samples.
             eos: the tokenizer's EOS.
             untrained: a token that no policy trains, such as the image token.
         """
@@ -146,8 +148,8 @@ class Labels:
         return np.asarray(self._count_trained(1) + self.appended())
 
     def appended(self) -> Flags:
-        """Return bool [n]: the samples to which the collator appends an EOS that is not cut off. Of
-        an encoder-decoder, the target gets it.
+        """Return bool [n]: whether the collator appends an EOS to each sample that it does not cut
+        off again. In an encoder-decoder's sample the EOS is appended to the target.
         """
         lengths = self._last_responses
         if self.targets.decoder_only_format:
@@ -181,7 +183,7 @@ class Labels:
         turns = self.turns
         longest = self.targets.max_seq_len
         verdicts = np.full(len(turns.counts), USABLE, object)
-        # A later verdict replaces an earlier one.
+        # A later verdict overwrites an earlier one, so the last line has the highest priority.
         if grown is not None and self.untrained is not None:
             is_grown_too_long = turns.sums(grown) > longest
             verdicts[is_grown_too_long & (turns.count(self.untrained) > 0)] = "images_too_long"
@@ -203,8 +205,8 @@ class Labels:
         """Return int64 [n]: how many tokens of each sample are trained at its positions from
         `first` up to, not including, max_seq_len.
 
-        They are counted by prompts and responses: by tokens it took a twentieth of a conversion of
-        pairs.
+        Tokens are counted per prompt and response, not one by one, which took a twentieth of a
+        conversion of pairs.
         """
         turns = self.turns
         longest = self.targets.max_seq_len
@@ -223,8 +225,8 @@ class Labels:
 
 
 def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:
-    """Return bool [n]: whether each row ends in another token than EOS; all False if the tokenizer
-    has no EOS.
+    """Return bool [n]: whether each row's last token is not EOS; all False if the tokenizer has no
+    EOS.
 
     Args:
         ends: the end of each row in `values`, exclusive.
@@ -237,17 +239,18 @@ def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:
 def move_stop_tokens(
     turns: Turns, stops: Sequence[int], leads: Sequence[Sequence[int]] = ()
 ) -> Turns:
-    """Return the turns with the stop token that begins a prompt moved to the end of the response
-    before it, unless that ends in one.
+    """Move the stop token that begins a prompt to the end of the response before it, and return the
+    new turns.
 
-    If the next role's token ends an answer, the model must learn to write that token. The tokens of
-    a sample stay the same. The last response has no prompt after it. A prompt without other tokens
-    keeps its stop token, and so does one after a response without tokens.
+    If the token of the next role stops the model, the model must learn to write that token at the
+    end of an answer. Only the boundary between response and prompt moves: the tokens of a sample
+    stay the same. Nothing moves if the response is empty or already ends in a stop token, or if the
+    prompt has no other tokens.
 
     Args:
         stops: the ids at which the model stops generating.
-        leads: the ids of white space that a template may print before the stop token, and that the
-            model must write too.
+        leads: the white space that a template may print before the stop token, as lists of ids. It
+            moves with the stop token.
     """
     ids = turns.ids
     lengths = ids.lengths
@@ -269,12 +272,14 @@ def move_stop_tokens(
 
 
 def keep_first_turns(turns: Turns, longest: int, eos: int | None, lengths: Lengths | None) -> Turns:
-    """Return samples cut to the turns that end within `longest` tokens, the loader's EOS included.
-    The first turn is always kept.
+    """Return samples with only the turns that end within `longest` tokens, counting the EOS that
+    the loader appends. The first turn is always kept.
 
     Args:
-        lengths: int64, of each prompt and response with the processor's tokens for its images;
-            None: as stored.
+        longest: max_seq_len.
+        eos: the tokenizer's EOS.
+        lengths: int64, the length of each prompt and response with the processor's tokens for its
+            images; None: the lengths of `turns`.
     """
     ids = turns.ids
     first_turns = turns.firsts[:-1] // 2

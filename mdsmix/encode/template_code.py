@@ -1,12 +1,13 @@
-"""Chat templates as jinja2 compiles them, and placeholders for contents, with which a template is
-rendered once for many conversations.
+"""Compiles chat templates with jinja2, and makes placeholders: a template is rendered once with
+placeholders instead of contents, for many conversations.
 
 Foundry renders a conversation with k answers 2k times, each time from its beginning. But most
 templates decide by roles alone, and print each content unchanged or stripped. Then the text between
 the contents is the same for all conversations with the same roles. To find out whether a template
-is like this for given roles, it is rendered with placeholders, which raise an error if it does
-anything else with them. This saves 17 us of the 85 us that a chat of 5 messages takes. This file
-imports jinja2 at the top, so it is only imported when a template is opened.
+does this for a list of roles, it is rendered with placeholders. They raise an error if the template
+does more with them than strip and print them. This saves 17 us of the 85 us that a chat of 5
+messages takes. This file imports jinja2 at the top, so it is only imported when a template is
+opened.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from mdsmix.record import Message
 
 KEY = secrets.token_hex(12)
 SPACE = "".join(secrets.choice("\x1c\x1d\x1e\x1f") for _ in range(48))
-"A word and white space that no template contains, since each process draws random ones."
+"""A word and a string of white space. Both are random in each process, so that no template contains
+them.
+"""
 PLACEHOLDER_PATTERN = f"({SPACE})?{KEY}([0-9]+){KEY}({SPACE})?"
 """A printed placeholder: the space before it, the number of its message, the space after it. Either
 space is missing if the template stripped it.
@@ -49,11 +52,11 @@ def _inspect(*_: Any, **__: Any) -> Any:
 
 
 class Placeholder:
-    """Takes the place of any content that is not blank.
+    """A substitute for any content that is not blank.
 
-    A template may print it, join it to texts and strip it. It is true, and unequal to anything that
-    is blank or not a string. Any other use raises InspectedContent, or TypeError, since it is not a
-    string.
+    A template may print it, join it to strings and strip it. It is true, and unequal to anything
+    that is blank or not a string. Any other use raises InspectedContent, or TypeError because it is
+    not a string.
     """
 
     def __init__(self, text: str) -> None:
@@ -143,8 +146,10 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return plain JSON, whereas jinja2's own filter would escape for HTML. The arguments have the
-    order of transformers' filter: `tojson(2)` asks for ASCII and not for an indent of 2.
+    """Return plain JSON. jinja2's own filter `tojson` would escape it for HTML.
+
+    The arguments have the same order as in transformers' filter: `tojson(2)` sets ensure_ascii, not
+    an indent of 2.
     """
     return json.dumps(
         value,
@@ -160,8 +165,8 @@ def _raise_exception(message: str) -> None:
 
 
 def compile_template(environment: Environment, source: str) -> Template:
-    """Compile a template. Its globals become one dict, since each rendering copies them, which
-    takes 4 us from jinja2's two.
+    """Compile a template and merge its globals into one dict. Each rendering copies the globals,
+    which takes 4 us if they are the two dicts of jinja2.
     """
     template = environment.from_string(source)
     template.globals = dict(template.globals)
@@ -174,8 +179,8 @@ def compile_placeholder_template(source: str) -> Template | None:
     """
     sandbox = make_template_sandbox()
     sandbox.finalize = _to_text
-    # `sum` would accept a placeholder as its start, but refuses a string. `sameas` tells whether
-    # two equal texts are the same object.
+    # `sum` would accept a placeholder as its start value, but not a string. `sameas` would show
+    # whether two equal strings are the same object.
     sandbox.filters |= {"trim": _trim, "sum": _inspect}
     sandbox.tests |= {"string": _is_string, "sameas": _inspect}
     tree: Any = sandbox.parse(source)

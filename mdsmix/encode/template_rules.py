@@ -26,8 +26,8 @@ class TemplateRule(NamedTuple):
 
     version: int
     concerns: Callable[[Encoding, Tokenizer | None], bool]
-    """Whether the rows of a stream with a chat template depend on it. Without a tokenizer, whether
-    they may.
+    """A function that returns whether the rows of a stream with a chat template depend on the rule;
+    without a tokenizer (None), whether they may depend on it.
     """
 
 
@@ -40,7 +40,9 @@ def _rewrites_history(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
 
 
 def _may_have_tools(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    """Return whether a field of tools is read, or a function gives the records."""
+    """Return whether records may have tools: a field of tools is read, or a user's function makes
+    the records.
+    """
     return "tools" in encoding.fields or ":" in (encoding.shape or "")
 
 

@@ -1,5 +1,5 @@
-"""How much of its source a stream takes for its share of a budget. A survey estimates the tokens of
-the source; the share of records that is taken has a margin above that estimate.
+"""How large a part of its source a stream needs for its share of a budget. A survey estimates the
+tokens of the source. The sample of records has a margin above that estimate.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from mdsmix.sources import SourceFile
 
 STEPS = (10, 12, 15, 18, 22, 27, 33, 39, 47, 56, 68, 82, 100)
 MARGIN = 0.1
-"""The least margin above an estimate, as a part of it: an estimate comes from the beginnings of a
-few splits.
+"""The smallest margin above an estimate, as a fraction of it. There is always a margin, since an
+estimate comes from the beginnings of a few splits only.
 """
 DEVIATIONS = 2
-"""Standard deviations that are added to the margin: of the estimate, and of the tokens that a
-random sample happens to contain.
+"""How many standard deviations are added to the margin: those of the estimate, and those of the
+tokens that a random sample happens to contain.
 """
 SPARE = 1.02
-"The next share is 2 % larger than the one that would just have been enough."
+"If a share was too small, the next one is 2 % larger than would just have been enough."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,38 +47,39 @@ class SourceEstimate:
 
 
 class SamplingShare(NamedTuple):
-    """The share of a source's records that is taken."""
+    """The share of a source's records that is sampled."""
 
     share: Fraction
-    "1 at most."
+    "Above 0, at most 1."
     margin: float
-    "The margin in the share: 0.1 is a tenth more than the estimate asks for."
+    "The margin in the share: 0.1 is a tenth more than needed by the estimate."
 
     @property
     def setting(self) -> str | None:
-        """The share as `Encoding.sample` has it: None for all records."""
+        """The share as a value of `Encoding.sample`, such as `3/200`; None for all records."""
         return None if self.share == 1 else str(self.share)
 
 
 def choose_sampling_share(
     source: SourceEstimate, tokens: Fraction, trained_part: float = 1.0
 ) -> SamplingShare:
-    """Choose the share of records to take for so many tokens.
+    """Choose the share of records to sample so that the sample has at least `tokens` tokens.
 
     Args:
         source: the estimate of the whole source.
         tokens: the tokens that are needed.
-        trained_part: the part of the source that is not held out.
+        trained_part: the fraction of the source that is not held out for evaluation.
     """
     needed_part = float(tokens) / (source.tokens * trained_part)
     records = max(1.0, source.records * trained_part * needed_part)
+    # The relative standard deviation of the tokens of a random sample of `records` records.
     deviation = math.sqrt((1 + source.rates.spread**2) / records)
     margin = MARGIN + DEVIATIONS * (source.rates.error + deviation)
     return SamplingShare(min(Fraction(1), round_up_share(needed_part * (1 + margin))), margin)
 
 
 def round_up_share(share: float) -> Fraction:
-    """Return a share above 0, rounded up to the next step: 0.0123 to 0.015."""
+    """Return a share above 0, rounded up to one of STEPS times a power of ten: 0.0123 to 0.015."""
     decade = math.floor(math.log10(share)) - 1
     steps = [step * Fraction(10) ** exponent for exponent in (decade - 1, decade) for step in STEPS]
     return next(step for step in steps if step >= Fraction(share))
@@ -86,20 +87,22 @@ def round_up_share(share: float) -> Fraction:
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetShare:
-    """A stream's share of a budget in tokens, and the share of its records that is taken for it."""
+    """A stream's share of a budget in tokens, and the share of its records that is sampled."""
 
     tokens: int
+    "The stream's share of the budget."
     budget: str
+    "The budget, for messages."
     source: SourceEstimate
-    "The estimate for all of its source, on both sides of a holdout."
+    "The estimate for all of its source, including records that are held out for evaluation."
     margin: float
-    "How far the sample is to exceed `tokens`: 0.1 for a tenth."
+    "By how much the sample should exceed `tokens`: 0.1 is a tenth."
     share: Fraction
-    "The share of the records that is taken; 1: all of them."
+    "The share of the records that is sampled; 1: all of them."
 
     @property
     def explanation(self) -> str:
-        """A sentence on the share and its reason; all numbers but the share are estimates."""
+        """A sentence for the user on the share and the estimate from which it was chosen."""
         if self.share < 1:
             records = (
                 f"{format_percent(self.share)} of the records are taken, with a margin of "
@@ -114,11 +117,13 @@ class BudgetShare:
         )
 
     def missing(self, manifest: Manifest) -> int:
-        """Return the tokens that the converted stream lacks."""
+        """Return how many tokens the converted stream has too few for its share of the budget."""
         return max(0, self.tokens - manifest.totals.seen_tokens)
 
     def next_share(self, manifest: Manifest) -> Fraction:
-        """Return the share that would have been enough, with 2 % to spare."""
+        """Return the share of records that would have been enough for the budget, plus 2 %, by the
+        tokens that the converted stream has.
+        """
         converted_tokens = max(1, manifest.totals.seen_tokens)
         needed = float(self.share) * SPARE * self.tokens / converted_tokens
         return min(Fraction(1), round_up_share(needed))

@@ -43,25 +43,28 @@ from mdsmix.storage import Location, locate
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 
 LEAST_WINDOW = 1 << 16
-"Bytes of a split of a small source, 64 KiB: 32 splits are the whole of 2 MiB."
+"""The smallest size of a split in bytes: 64 KiB. A survey reads 32 splits, so all of a source of
+2 MiB.
+"""
 BYTES = 1 << 22
-"Bytes of records that are decoded: 4 MiB."
+"Bytes of records that a survey decodes: 4 MiB over all splits."
 BYTES_WITH_IMAGES = 1 << 18
-"The same if records name images, which are read too: 256 KiB, some 1,000 records."
+"The same if records have images, which must be read too: 256 KiB, some 1,000 records."
 SCALED = (
     *("tokens", "loss_tokens", "cut_rows", "cut_tokens", "truncated_rows", "truncated_tokens"),
     *("given_eos", "images", "image_tokens"),
 )
 "Fields of Totals that grow with the size of the stream."
 OFFSET_BYTES = 4
-"Bytes of each sample in a shard's table of offsets."
+"Bytes that each sample takes in a shard's table of offsets."
 
 
 def forecast_stream(recipe: Recipe, spec: StreamSpec) -> tuple[PublishedStream, str]:
-    """Forecast a stream as it will be published, and return a sentence on how much of its source
-    was read.
+    """Forecast how a stream will be published. Return the forecast, and a sentence on how much of
+    the source was read for it.
 
-    Raises RecipeError if no record becomes a sample, or the recipe is wrong.
+    Raises RecipeError if no record becomes a sample, a user's function reads the records, or the
+    recipe is wrong.
     """
     source = spec.source
     assert source is not None
@@ -86,7 +89,7 @@ def forecast_stream(recipe: Recipe, spec: StreamSpec) -> tuple[PublishedStream, 
             f"{note}, so there is nothing to plan with: `mdsmix convert --only {spec.name} --limit "
             "100` shows them."
         )
-    # Find the sample of a budget.
+    # For `sample: budget`, choose the share of records that the budget needs.
     if spec.sample == BY_BUDGET:
         tokens = count_budget_tokens(recipe, spec)
         sampling = choose_sampling_share(SourceEstimate.of(rates, files), tokens)
@@ -105,9 +108,11 @@ def _survey(
     tokenizer: Tokenizer,
     files: Sequence[SourceFile],
 ) -> list[SplitSample]:
-    """Read splits of the source. A stream's `sample` is ignored here, since a small sample of few
-    records may be empty. A stream by budget is read at the same splits as by its conversion, so
-    that both take the same share.
+    """Read and encode the beginnings of splits of the source.
+
+    All records of a split are read, even if the stream takes only a sample of them, since a small
+    sample of a few records may be empty. If the sample's size comes from a budget, the same splits
+    are read as by the conversion, so that both choose the same share.
     """
     stream = stream.with_settings(sample=None)
     root = spec.images.root if spec.images else None
@@ -130,14 +135,15 @@ def _survey(
 
 
 def _describe_survey(samples: Sequence[SplitSample], size: int) -> str:
-    """Return a sentence on how many records were read, and how many become no sample.
+    """Return a sentence on how many records were read, and how many of them become no sample.
 
     Args:
-        samples: the surveyed splits.
-        size: bytes of all files.
+        samples: the splits that were read.
+        size: bytes of all source files.
     """
     left_out = sum((sample.left_out for sample in samples), Counter[str]())
     records = sum(len(sample.by_record) for sample in samples) + left_out.total()
+    # Weights are floating-point numbers, so their sum may be a little less than the size.
     is_whole = sum(sample.weight for sample in samples) >= size * (1 - 1e-9)
     sentence = f"{plural(records, 'record')} at {plural(len(samples), 'place')} looked at"
     if is_whole:
@@ -156,14 +162,14 @@ def _scale_up(
     scale: float,
     size: int,
 ) -> PublishedStream:
-    """Return the stream of a source of `size` bytes, in equal shards.
+    """Scale the splits that were read to the whole source, and return the stream, in equal shards.
 
     Args:
         folder: where the stream will be published.
         stream: its settings.
         tokenizer: its tokenizer.
-        samples: the surveyed splits.
-        scale: the stream's size as a multiple of the surveyed part.
+        samples: the splits that were read.
+        scale: the size of the stream divided by that of the splits.
         size: bytes of the whole source.
     """
     kind = stream.kind
@@ -202,17 +208,18 @@ def _scale_index(
     size: int,
 ) -> Index:
     """Return the index of the whole stream: equal shards, as many as its bytes, samples and work
-    units ask for.
+    units require.
 
     Args:
         kind: the stream's kind.
         layout: its columns.
-        assembled: the surveyed rows.
-        body: their bytes as they are stored.
-        scale: the stream's size as a multiple of the surveyed part.
+        assembled: the rows of the splits that were read.
+        body: the bytes of these rows as they are stored.
+        scale: the size of the stream divided by that of the splits.
         size: bytes of the whole source.
     """
-    # The rest of a unit that fills no row joins the next unit's.
+    # Leftover tokens that do not fill a row count as a fraction of one: a conversion joins them to
+    # the next work unit's.
     part_rows = len(assembled.leftover) / kind.encoding.max_seq_len
     samples = max(1, round(scale * (assembled.totals.samples + part_rows)))
     raw_bytes = scale * len(body) + OFFSET_BYTES * samples
@@ -227,7 +234,7 @@ def _scale_index(
 
 
 def _scale_totals(kind: Kind, totals: Totals, index: Index, scale: float) -> Totals:
-    """Return the counts of the whole stream."""
+    """Return the totals of the whole stream: each count of the splits multiplied by `scale`."""
     counts = {key: round(scale * getattr(totals, key)) for key in SCALED}
     counts["samples"] = index.samples
     if kind.gets_eos:

@@ -1,9 +1,10 @@
 """Surveys of an unconverted source: the beginnings of a few of its splits are encoded as a
 conversion would encode them.
 
-A plan estimates from a survey how many tokens a stream will have, and a conversion which part of a
-source fills its share of a budget. Documents differ in length by orders of magnitude, but hardly in
-tokens per byte, so counts are taken per byte. Nothing is written.
+A plan uses a survey to estimate how many tokens a stream will have. A conversion uses it to
+estimate which part of a source is enough for a stream's share of a budget. Documents differ in
+length by orders of magnitude, but hardly in tokens per byte, so counts are taken per byte. Nothing
+is written.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ class SplitSample:
 
     encoded: Encoded
     weight: float
-    "The bytes of its records, as `estimate_size` counts those of all files."
+    "The bytes of the records that were read, counted as by `estimate_size`."
     left_out: Counter[str]
     "Reason code -> records that became no sample."
     tokens: int
-    """Tokens that a model sees: images count with the processor's tokens, and tokens that the
-    loader cuts off do not count.
+    """Tokens that a model sees: each image counts with the processor's tokens for it. Tokens that
+    the loader cuts off do not count.
     """
     by_record: NDArray[Any]
-    "Tokens of each record that becomes samples; tokens that the loader cuts off count."
+    """Tokens of each record that becomes samples. Here tokens that the loader cuts off do
+    count.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,7 @@ class Rates:
     """Tokens per byte and per record of a source, estimated from the splits that were read."""
 
     tokens_per_byte: float
-    "Bytes as `estimate_size` counts them."
+    "Tokens per byte of source, with bytes counted as by `estimate_size`."
     error: float
     """The relative standard error of `tokens_per_byte`, from the differences between splits; 0 if
     one split was read.
@@ -64,20 +67,20 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """How the source of a stream is surveyed."""
+    """A stream and the settings with which its source is surveyed."""
 
     stream: ResolvedStream
     tokenizer: Tokenizer
     open_backend: Callable[[str], Backend]
-    "Opens the backend of a name for the tokenizer."
+    "Opens the backend with a name such as `auto`, for the tokenizer."
     backend: str
-    """The backend's name. If its ids differ from the reference's, all is encoded again by the
-    reference.
+    """The name of the backend that is used first. If its ids differ from the reference's,
+    everything is encoded again by the reference.
     """
     images_root: Location | None
-    "The folder where paths of images begin; None: that of the records' file."
+    "The folder that image paths are relative to; None: the folder of the records' file."
     reads_images: bool
-    "Whether images are read, and not only counted."
+    "Whether image files are read; otherwise images are only counted."
 
     def choose_units(
         self, files: Sequence[SourceFile], least_window: int = sources.LEAST_WINDOW
@@ -86,7 +89,7 @@ class Survey:
 
         Args:
             files: all files of the source.
-            least_window: the least bytes of a split.
+            least_window: the smallest size of a split in bytes.
         """
         return sources.choose_splits(
             files,
@@ -99,8 +102,8 @@ class Survey:
         """Read and encode the beginnings of these splits.
 
         Args:
-            units: the splits.
-            size: source bytes to read of each; None: the default of `read_beginnings`.
+            units: the splits, from `choose_units`.
+            size: bytes of source to read of each split; None: the default of `read_beginnings`.
         """
         has_root = self.reads_images and self.images_root is not None
         root = self.images_root if has_root else None
@@ -128,15 +131,15 @@ def read_splits(
     Args:
         units: the splits.
         reader: encodes their records.
-        finds_images_by_file: whether paths of images begin at the folder of the records' file.
-        size: source bytes to read of each split; None: the default of `read_beginnings`.
+        finds_images_by_file: whether image paths are relative to the folder of the records' file.
+        size: bytes of source to read of each split; None: the default of `read_beginnings`.
     """
     samples = list[SplitSample]()
     for beginning in sources.read_beginnings(units, size):
         records = beginning.records
         folders = [beginning.folder] * len(records) if finds_images_by_file else []
         encoded = reader.encode(records, folders=folders)
-        # A stored image is one token.
+        # An image is stored as one token, so the processor's other tokens are added here.
         image_tokens = [
             sum(max(0, image.tokens - 1) for image in images) for images in encoded.images
         ]
@@ -157,17 +160,19 @@ def read_splits(
 
 
 def estimate_rates(samples: Sequence[SplitSample]) -> Rates | None:
-    """Return the rates of the splits together; None if they contain no token."""
+    """Return the rates over all splits together; None if they contain no token."""
     tokens = np.array([sample.tokens for sample in samples])
-    weights = np.array([sample.weight for sample in samples])
+    sizes = np.array([sample.weight for sample in samples])  # bytes
     if not tokens.sum():
         return None
     lengths = np.concatenate([sample.by_record for sample in samples])
     splits = len(samples)
-    tokens_per_byte = float(tokens.sum() / weights.sum())
+    tokens_per_byte = float(tokens.sum() / sizes.sum())
     error = 0.0
     if splits > 1:
-        squares = float(np.sum((tokens - weights * tokens_per_byte) ** 2))
+        # The relative standard error of a ratio estimate (tokens to bytes), from the residuals of
+        # the splits: how far each differs from the tokens that its bytes let expect.
+        squares = float(np.sum((tokens - sizes * tokens_per_byte) ** 2))
         variance = squares * splits / (splits - 1)
         error = math.sqrt(variance) / float(tokens.sum())
     return Rates(

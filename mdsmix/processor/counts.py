@@ -21,7 +21,7 @@ COUNTS_VERSION = 2
 with another image.
 """
 _counts: dict[str, dict[Size, int | str]] = {}
-"Hash of a processor -> the answer of `count_image_tokens` for each size."
+"Hash of a processor -> size -> token count, or the reason why the processor refuses the size."
 
 
 def count_image_tokens(processor: str, sizes: Iterable[Size]) -> dict[Size, int | str]:

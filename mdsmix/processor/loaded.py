@@ -2,9 +2,9 @@
 loader's rows equal the processor's own.
 
 A stored row has one token for each image. A loader replaces that token by the tokens that the
-processor makes of this image on its own. A processor whose tokens depend on the text around an
-image, or on the row's other images, makes other tokens from the whole text. A LoadedProcessor
-imports transformers and torch, so only loaders and separate processes open one.
+processor makes of this image on its own. This is wrong for a processor whose tokens
+depend on the text around an image, or on the row's other images: `first_difference` finds that. A
+LoadedProcessor imports transformers and torch, so only loaders and separate processes open one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from mdsmix.messages import flatten_error
 from mdsmix.tokenizer.transformers_five import make_readable, open_readable_folder
 
 PROBE_SIZES = ((56, 56), (100, 333), (700, 250))
-"""Heights and widths at which the counts of a processor's own function are compared with the tokens
-that it makes of a blank image.
+"""Heights and widths of blank images. At each, the count of the processor's own counting function
+is compared with the number of tokens that the processor makes of the image.
 """
 NARROW_PIXELS = 28
 "An image with a side below this is odd (`is_odd`)."
@@ -55,19 +55,19 @@ COSMETIC = re.compile(
 save different ones. Qwen's limits (min_pixels, max_pixels) are in `size` too.
 """
 SAVED_SUFFIXES = (".json", ".jinja", ".txt")
-"""Suffixes of the files that are kept of those that transformers saves. Code is left out, and so is
-a SentencePiece model, since tokenizer.json has the same content.
+"""Suffixes of the files that are kept when transformers saves a tokenizer or processor. Code is
+left out, and so is a SentencePiece model, since tokenizer.json has the same content.
 """
 
 
 Arrays = dict[str, Any]
-"""Arrays or tensors by key: `input_ids` and others with a value per token, or `pixel_values` and
+"""Key -> array or tensor: `input_ids` and others with a value per token, or `pixel_values` and
 others of a batch.
 """
 
 
 class StoredRow(NamedTuple):
-    """A stored row that a processor is tried on."""
+    """A stored row on which a processor is tested."""
 
     name: str
     "For messages, such as `one image`."
@@ -118,8 +118,8 @@ class LoadedProcessor:
 
     @cached_property
     def around(self) -> tuple[str, str]:
-        """The plain text that the processor prints before and after an image, such as Gemma 3's
-        blank lines. It is tokenized together with the text next to it.
+        """The ordinary text that the processor adds before and after an image's own tokens, such as
+        blank lines by Gemma 3. It is tokenized together with the text next to it.
         """
         rows, _ = self._process_with_text([[make_blank_image(PROBE_SIZES[0])]])
         ids = rows[0][0]["input_ids"]
@@ -131,8 +131,9 @@ class LoadedProcessor:
         return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     def _find_added_tokens(self, ids: Any) -> slice:
-        """Return the range from the first added token to the last, so without plain text before and
-        after; the whole range if no token is an added one.
+        """Return the range from the first to the last of the tokenizer's added tokens, such as an
+        image token. Ordinary text before and after them is outside. If there is no added token,
+        return the whole range.
         """
         positions = np.flatnonzero(np.isin(ids, self._added))
         if not len(positions):
@@ -149,10 +150,12 @@ class LoadedProcessor:
             return False
 
     def answer(self, question: Mapping[str, Any]) -> Any:
-        """Answer a question of another process.
+        """Answer a question that another process has sent.
 
-        Return the counts for a question with `sizes` (heights and widths), `first_difference` for
-        one with `rows`, and the `card` for any other.
+        Args:
+            question: with the key `sizes` (pairs of height and width), the answer is the token
+                count of each; with `rows` (of StoredRow), it is `first_difference`. Otherwise it is
+                the processor's `card`.
         """
         if "sizes" in question:
             return [self.count(size) for size in question["sizes"]]
@@ -161,7 +164,9 @@ class LoadedProcessor:
         return self.card()
 
     def card(self) -> dict[str, Any]:
-        """Return the fields of `processor.card.Processor`, with the files as name -> text."""
+        """Return the fields of `processor.card.Processor` except name and path, with the files as
+        name -> text.
+        """
         with TemporaryDirectory() as folder:
             self.processor.save_pretrained(folder)
             make_readable(Path(folder))
@@ -194,8 +199,12 @@ class LoadedProcessor:
         return tokens
 
     def _find_batch_fault(self, size: Sequence[int], tokens: int) -> str:
-        """Return the fault of a batch with a usual image before or after this one; "" if this image
-        has the same tokens there as alone.
+        """Test this image in a batch with a usual image, before and after it. Return what is wrong,
+        for a message; "" if this image gets as many tokens there as alone.
+
+        Args:
+            size: height and width.
+            tokens: the image's tokens alone.
         """
         for position in range(2):
             images = [[make_blank_image(USUAL_SIZE)]]
@@ -220,11 +229,11 @@ class LoadedProcessor:
         return len(rows[0][0]["input_ids"])
 
     def process_images(self, images: Sequence[Sequence[Any]]) -> tuple[list[list[Arrays]], Arrays]:
-        """Put rows of one image or more through the processor.
+        """Process rows with one image or more each.
 
-        Return for each row and image the arrays by key (`input_ids` and others with a value per
-        token), without the text `around` it. Return also the batch's other entries by key, such as
-        `pixel_values`, in the form that the model takes.
+        Return two things. First, a list per row with the arrays of each image by key (`input_ids`
+        and others with a value per token), without the text `around` the image. Second, the
+        batch's other entries by key, such as `pixel_values`, in the form that the model takes.
         """
         rows, pixels = self._process_with_text(images)
         for row in rows:
@@ -236,7 +245,8 @@ class LoadedProcessor:
     def _process_with_text(
         self, images: Sequence[Sequence[Any]]
     ) -> tuple[list[list[Arrays]], Arrays]:
-        """Do as `process_images`, but keep the text around each image."""
+        """Do the same as `process_images`, but keep the text around each image."""
+        # Each image is between two separators, at which the tokens are split again.
         texts = [
             self.separator + (self.token + self.separator) * len(row_images)
             for row_images in images
@@ -310,11 +320,11 @@ def make_blank_image(size: Sequence[int]) -> Any:
 
 
 def first_difference(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> str | None:
-    """Return a sentence on the first difference between stored rows, as a loader expands them, and
-    the batch that transformers makes of their whole texts; None if all are equal.
+    """Compare stored rows, as a loader expands them, with the batch that transformers makes of
+    their whole texts. Return a sentence on the first difference; None if all are equal.
 
     Each row is compared alone, then all rows with images in one batch. A row with an odd image that
-    the processor refuses is left out, since conversion sets such a record aside.
+    the processor refuses is left out, since conversion quarantines such a record.
     """
     decoded = [row._replace(images=[turn_upright(image) for image in row.images]) for row in rows]
     usable = [
@@ -342,8 +352,8 @@ def _is_refused(processor: LoadedProcessor, image: Any) -> bool:
 
 
 def _find_differences(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> Iterator[str]:
-    """Yield the differences between the batch of whole texts and the batch of stored rows, as the
-    ends of sentences about the processor.
+    """Yield the differences between the batch of whole texts and the batch of stored rows. Each
+    continues a sentence whose subject is the processor: `makes other pixel_values ...`.
     """
     other = "from the whole text than the loader makes from the stored row"
     texts = [processor.decode(row.ids) for row in rows]
@@ -375,11 +385,11 @@ def _find_differences(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> 
 
 
 def split_by_row(batch: Any) -> tuple[list[Arrays], Arrays]:
-    """Split a processor's batch into rows: for each row its arrays with a value per token, without
-    padding. Return also the batch's other entries.
+    """Split a processor's batch into rows. Return the arrays with a value per token of each row,
+    without padding, and the batch's other entries.
 
-    Arrays of zeros only are left out: generic tokenizers give such token_type_ids, which vision
-    models do not take.
+    Arrays that contain only zeros are left out: generic tokenizers return such token_type_ids,
+    which vision models do not accept.
     """
     mask = batch["attention_mask"].bool()
     by_token = {
@@ -394,8 +404,13 @@ def split_by_row(batch: Any) -> tuple[list[Arrays], Arrays]:
 
 
 def _make_loader_row(processor: LoadedProcessor, text: str, pieces: Sequence[Arrays]) -> Arrays:
-    """Return the row that a loader makes: the text's ids with the pieces in place of the image
-    tokens, and the other keys of the pieces.
+    """Return the row that a loader makes of a text: its ids, with each image token replaced by the
+    tokens of an image, and the other keys that these have.
+
+    Args:
+        processor: its tokenizer is used.
+        text: the text of a stored row, with one image token for each image.
+        pieces: the arrays of each image, as `process_images` returns them.
     """
     ids = np.array(processor.tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
     spots = np.flatnonzero(ids == processor.token_id)
@@ -407,8 +422,12 @@ def _make_loader_row(processor: LoadedProcessor, text: str, pieces: Sequence[Arr
 
 
 def fill_row(ids: Any, spots: Any, pieces: Sequence[Arrays]) -> Arrays:
-    """Return int64 arrays by key: a row's ids with the pieces in place of the image tokens at
-    `spots`. The pieces' other keys are 0 for all other tokens.
+    """Replace the image tokens of a row by the tokens of its images. Return int64 arrays by key.
+
+    Args:
+        ids: int64, the row's token ids.
+        spots: the positions of the image tokens in `ids`.
+        pieces: the arrays of each image. Keys other than `input_ids` are 0 at all other tokens.
     """
     if not pieces:
         return {"input_ids": replace_tokens(ids, spots, [])}
@@ -432,7 +451,8 @@ def turn_upright(content: Any) -> Any:
 
 
 def replace_tokens(values: Any, spots: Any, pieces: Sequence[Any]) -> Any:
-    """Return `values` as int64, with one of the pieces in place of the value at each of `spots`."""
+    """Return `values` as int64, with the value at each of `spots` replaced by one of the pieces."""
+    # Each part after the first begins with the value that is replaced.
     first, *others = np.split(values, spots)
     arrays = [first]
     for piece, other in zip(pieces, others, strict=True):

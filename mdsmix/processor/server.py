@@ -1,4 +1,5 @@
-"""The process that answers questions to processors: one for a whole run and all of its workers.
+"""The process that opens processors and answers questions about them: one process for a whole run
+and all of its workers.
 
 A processor needs transformers and torch: 10 s to import and 730 MB. So workers do not import them.
 `python -m mdsmix.processor.server` starts with the run, imports both at the first question, and
@@ -40,9 +41,9 @@ _started = list[int]()
 
 @contextmanager
 def share_server() -> Iterator[None]:
-    """Run the server until the block ends, unless one runs already.
+    """Start the server and stop it when the block ends. If one runs already, use that.
 
-    Workers that are started inside the block ask the same one.
+    Workers that are started inside the block use the same server.
     """
     if _is_running():
         yield
@@ -70,19 +71,23 @@ def share_server() -> Iterator[None]:
 
 
 def _is_running() -> bool:
-    """Return whether a run's socket is there: inside `share_server`, or in a worker of that run."""
+    """Return whether a run's socket exists: inside `share_server`, or in a worker of that run."""
     return os.path.exists(os.environ.get(SOCKET_VARIABLE, ""))
 
 
 def server_pids() -> list[int]:
-    """Return the ids of the servers that this process has started and that still run."""
+    """Return the process ids of the running servers that this process has started."""
     return [*_started]
 
 
 def ask_processor(folder: Path, question: Mapping[str, Any]) -> Any:
-    """Return the answer of the processor in a folder to a question.
+    """Ask the server a question about the processor in `folder`, and return the answer.
 
     Raises MdsmixError if the processor fails, Unreachable if the server has ended.
+
+    Args:
+        folder: the processor's folder.
+        question: as for `LoadedProcessor.answer`.
     """
     answer, error = try_to_ask(str(folder), question)
     if error:
@@ -93,12 +98,14 @@ def ask_processor(folder: Path, question: Mapping[str, Any]) -> Any:
 
 
 def try_to_ask(name: str, question: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return a processor's answer to a question, and "". If it fails, return {} and the error.
+    """Ask the server a question about a processor, and return the answer and "". If the processor
+    fails, return {} and the error.
 
     Raises Unreachable if the server has ended.
 
     Args:
-        name: a folder or hub name.
+        name: the processor's folder or hub name.
+        question: as for `LoadedProcessor.answer`.
     """
     if not _is_running():
         until_exit = ExitStack()
@@ -120,14 +127,17 @@ def serve(listening: socket.socket, answer: Callable[[Any], Any]) -> None:
     parent = os.getppid()
     listening.settimeout(1)
     while os.getppid() == parent:
-        with suppress(OSError, EOFError):  # nobody asks, or the process that asked is dead
+        # An error here is a second without a question, or that the asking process is dead.
+        with suppress(OSError, EOFError):
             accepted, _ = listening.accept()
             with Connection(accepted.detach()) as connection:
                 connection.send(try_to_answer(answer, connection.recv()))
 
 
 def try_to_answer(answer: Callable[[Any], Any], question: Any) -> tuple[Any, str]:
-    """Return the answer to a question, and "". If it fails, return {} and the error."""
+    """Call `answer` with a question, and return its result and "". If it raises an error, return {}
+    and the error's message.
+    """
     try:
         return answer(question), ""
     except Exception as error:
