@@ -92,8 +92,8 @@ def write_tar(source: Path, path: Path) -> None:
 
 def write_gzip(source: Path, path: Path) -> None:
     with gzip.open(path, "wb", 6) as file:
-        for file in sorted(source.glob("*.jsonl")):
-            with file.open("rb") as lines:
+        for source_file in sorted(source.glob("*.jsonl")):
+            with source_file.open("rb") as lines:
                 shutil.copyfileobj(lines, file)
 
 
