@@ -25,7 +25,7 @@ from mdsmix.conversion.source_cache import KnownSources
 from mdsmix.conversion.target import make_source_entries
 from mdsmix.conversion.unit_files import (
     FOLDER,
-    UNIT,
+    UNIT_FILE_NAME,
     UnitRecord,
     compress_with_checksum,
     pack_unit_file,
@@ -78,7 +78,7 @@ def finish_units(recipe: Path, like: Location) -> None:
 def _record(folder: Location) -> UnitRecord:
     manifest = read_manifest(folder)
     assert manifest is not None
-    (name,) = (name for name, _ in (folder / FOLDER).list() if UNIT.fullmatch(name))
+    (name,) = (name for name, _ in (folder / FOLDER).list() if UNIT_FILE_NAME.fullmatch(name))
     record = parse_record(read_unit_file(folder, name).records[manifest.parts[0].key])
     assert record is not None
     return record

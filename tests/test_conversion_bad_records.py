@@ -31,7 +31,7 @@ from tests.converting import Answer, Project, chats, documents, pairs, read_file
 
 GOOD = [f"a document, number {n}" for n in range(20)]
 LINES = [json.dumps({"text": f"document {n}"}) for n in range(20)]
-ARRAY = ("begins with [, so it is one JSON array", "name it .json, or set source.format: json")
+ARRAY = ("begins with [, so it is one JSON array", "rename it to .json, or set source.format: json")
 TABLE = """1,hello
 "[{""role"": ""user"", ""content"": ""a""}, {""role"": ""who"", ""content"": ""a""}]",b
 """

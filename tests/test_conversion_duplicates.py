@@ -206,7 +206,7 @@ def test_a_source_changed_under_the_same_stamp_is_an_error_until_it_is_read_agai
     project: Project,
 ) -> None:
     """Its fingerprints are in a segment of a run that dropped nothing."""
-    project.patch.setattr(finished_units, "FEWEST", 1)
+    project.patch.setattr(finished_units, "FEWEST_TO_JOIN", 1)
     write(project, range(10, 30), range(10, 20))
     project.run()
     path = project.folder / "1.jsonl"

@@ -40,7 +40,7 @@ def republished(project: Project, request: Any) -> Path:
     joined into segments.
     """
     project.patch.setattr(
-        finished_units, "FEWEST", getattr(request, "param", finished_units.FEWEST)
+        finished_units, "FEWEST_TO_JOIN", getattr(request, "param", finished_units.FEWEST_TO_JOIN)
     )
     project.run()
     before = {shard.name for shard in project.shards}
@@ -122,7 +122,7 @@ def test_a_record_that_is_kept_keeps_its_shards(republished: Path, project: Proj
                 kept_shards |= {shard.stored.basename for shard in shards}
     garbage = {item.name for item in list_garbage(republished)}
     assert kept_shards <= garbage
-    assert garbage & stale_files == (stale_files if finished_units.FEWEST > 1 else set())
+    assert garbage & stale_files == (stale_files if finished_units.FEWEST_TO_JOIN > 1 else set())
     set_age(republished, 1, stale_files)
     assert delete_garbage(republished) == garbage - kept_shards - stale_files
     assert is_intact(republished)

@@ -176,7 +176,7 @@ DROP = "streams.web.duplicates=drop"
 def project(project: Project) -> Project:
     """Seven units, which are joined into segments of two files."""
     project.set_window_size(400)
-    project.patch.setattr(finished_units, "FEWEST", 3)
+    project.patch.setattr(finished_units, "FEWEST_TO_JOIN", 3)
     project.patch.setattr(finished_units, "MOST_FILES", 2)
     project.write_source(TEXTS)
     return project
@@ -197,7 +197,7 @@ def read_joined_records(project: Project) -> dict[str, bytes]:
 def publish_without_joining(project: Project, *overrides: str) -> dict[str, bytes]:
     """Return the public files of the same source when no unit files are joined."""
     with project.patch.context() as patch:
-        patch.setattr(finished_units, "FEWEST", 1000)
+        patch.setattr(finished_units, "FEWEST_TO_JOIN", 1000)
         return read_public_files(project.convert_into(*overrides).train)
 
 
@@ -322,4 +322,8 @@ def test_a_run_that_lost_its_lease_does_not_delete_joined_files(project: Project
     """They may be another run's by then."""
     project.patch.setattr(Lease, "is_held_recently", lambda _: False)
     project.run()
-    assert len(list_unit_files(project, unit_files.UNIT)) == len(read_joined_records(project)) == 7
+    assert (
+        len(list_unit_files(project, unit_files.UNIT_FILE_NAME))
+        == len(read_joined_records(project))
+        == 7
+    )

@@ -1,13 +1,14 @@
 """Bad records: count them, and store each with its place, its bytes and the reason.
 
-A worker encodes the records of a window in pieces that fit into memory, counts what becomes of
-them, and stores the bad ones with the unit's record. In formats that count lines it numbers lines
-from the start of the unit, because it does not know how many lines the file has before. At
-publication that is known: then the bad records are written to `quarantine/` next to the shards,
-with the line numbers that a text editor shows.
+A worker encodes the records of a window (a slice of a work unit's source) in pieces that fit into
+memory. It counts how many records were written, filtered and rejected, and stores the bad ones with
+the unit's record. In formats that count lines, it numbers lines from the start of the unit, because
+it does not know how many lines come before the unit in the file. This is known at publication: then
+the bad records are written to `quarantine/` next to the shards, with the line numbers that a text
+editor shows.
 
-The recipe's `max_bad` limits the share of bad records in the whole stream. The error says what most
-likely has to change.
+The recipe's `max_bad` limits the share of bad records in the whole stream. The error message
+suggests the most likely fix.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from mdsmix.storage import Location, map_threads
 from mdsmix.table import format_grouped
 
 MOST_FIELDS = 64
-"At most so many names of a record's fields are stored with it."
+"The most field names that are stored with a bad record."
 _IMAGE = re.compile(r"[A-Za-z0-9+/_%\\-]{1000,}={0,2}")
 r"""An image in base64, as JSON and URLs write it, with `\/`, `\n` and `%2B`: at least 1,000
 characters, more than any word has.
@@ -52,8 +53,9 @@ SHORTEST_LINE = 40
 
 
 class PackedRecords:
-    """Lines of a quarantine file, compressed as they are added. In a file that is not JSON at all,
-    every line is a bad record, and its entry is 80 bytes longer than the line.
+    """Lines of a quarantine file, compressed as they are added, since there may be many: if a
+    source file is not JSON at all, every line of it is a bad record. A record's entry is 80 bytes
+    longer than its source line.
     """
 
     def __init__(self) -> None:
@@ -67,17 +69,20 @@ class PackedRecords:
         self._packed += self._compressor.compress(line + b"\n")
 
     def frame(self) -> bytes:
-        """Return all lines as one Zstandard frame with a checksum."""
+        """Return all lines, compressed to one Zstandard frame (a complete block of compressed data)
+        with a checksum.
+        """
         return bytes(self._packed + self._compressor.flush())
 
 
 def format_bad_record(bad: BadRecord, has_images: bool) -> bytes:
     """Return a bad record as JSON.
 
-    `raw` is its text, or `raw_base64` its bytes if they aren't UTF-8.
+    Its key `raw` contains the record's text; if the bytes aren't UTF-8, its key `raw_base64`
+    contains the bytes.
 
     Args:
-        has_images: leave images in base64 out of `raw`.
+        has_images: whether the stream has images; then images in base64 are left out of `raw`.
     """
     origin = bad.origin
     record = {"file": origin.file, **origin.place, "length": origin.length, "reason": bad.reason}
@@ -102,27 +107,29 @@ def _replace_image(match: re.Match[str]) -> str:
 
 
 class QuarantineFile(NamedTuple):
-    """A window's file in the quarantine, and how its line numbers are counted."""
+    """The quarantine file of a window (a slice of a work unit), and what its line numbers are
+    counted from.
+    """
 
     name: str
     "`bad_records_name` of the window."
     unit_file: str
     "The unit file or segment that contains the bad records."
     place_key: str
-    """The key of the place that is counted from the unit's start, such as `line`; empty if the
-    format counts none.
+    """The JSON key of the position that is counted from the unit's start, such as `line`; empty if
+    the format does not count positions.
     """
     count_before: int
-    "Lines or rows of the source file before the unit."
+    "The number of lines or rows of the source file before the unit."
 
 
 def publish_quarantine(folder: Location, file: QuarantineFile, frame: bytes) -> None:
     """Write a window's bad records to the quarantine of the stream in `folder`.
 
-    Raises Unreachable if they are damaged.
+    Raises Unreachable if the bad records are damaged.
 
     Args:
-        frame: the bad records as the worker stored them.
+        frame: the bad records as the worker stored them: JSON lines, compressed by Zstandard.
     """
     from zstandard import ZstdDecompressor, ZstdError
 
@@ -140,29 +147,37 @@ def publish_quarantine(folder: Location, file: QuarantineFile, frame: bytes) -> 
 
 
 def select_stale_files(files: Iterable[str], names: Collection[str]) -> list[str]:
-    """Return the quarantine files with other names than these: their records have been fixed."""
+    """Return those of `files` that no longer belong in the quarantine, because their records have
+    been fixed.
+
+    Args:
+        files: names of files in the quarantine.
+        names: names, without the suffix, of the files that belong there.
+    """
     return [file for file in files if file.partition(".")[0] not in names]
 
 
 def delete_stale_files(folder: Location, names: Collection[str], held_lease: Lease) -> None:
-    """Delete all quarantine files of the stream in `folder` but those with these names."""
+    """Delete all quarantine files of the stream in `folder` except those with these names."""
     quarantine = folder / QUARANTINE
     stale = select_stale_files([file for file, _ in quarantine.list()], names)
     map_threads(lambda file: held_lease.delete(quarantine / file), stale)
 
 
 class Tally:
-    """Counts of what became of the records of a window, updated batch by batch. Written records are
-    counted by their rows, so the counts do not add up if one is lost.
+    """Counts of a window's records (written, filtered, bad), updated batch by batch. Written
+    records are counted by the rows that were written. So if a bug loses a record, the counts do not
+    add up, and the bug is noticed.
     """
 
     def __init__(self, has_many_rows: bool, members: Membership, has_images: bool) -> None:
         """Start at zero.
 
         Args:
-            has_many_rows: a record may become several rows, as a long document that is split.
+            has_many_rows: whether a record may become several rows, such as a long document that
+                is split.
             members: decides which items without a record are in the stream's sample.
-            has_images: leave images out of the stored bad records.
+            has_images: whether the stream has images; they are left out of the stored bad records.
         """
         self._has_many_rows = has_many_rows
         self._members = members
@@ -174,10 +189,14 @@ class Tally:
         self.lines = 0
         "Lines or rows of the finished batches."
         self._rejected: list[BadRecord] = []
-        "Bad records of the current batch, in its order."
+        "Bad records of the current batch, in the batch's order."
 
     def add(self, batch: RecordBatch, piece: range, encoded: Encoded) -> None:
-        """Count the records of a batch at the positions `piece`, which were encoded together."""
+        """Count the records of a batch at the positions `piece`, which were encoded together.
+
+        Args:
+            encoded: the result of encoding these records.
+        """
         filtered = Counter[str]()
         for position, reason in encoded.rejected.items():
             if reason in FILTERED:
@@ -194,8 +213,8 @@ class Tally:
         """Store the bad records of a batch in order, and count them by reason.
 
         Args:
-            crashed: positions of the records that workers died of. They were in no piece, so they
-                are counted as read here, as are items without a record.
+            crashed: positions of the records that crashed workers. They were skipped, not passed to
+                `add`. So they are counted as read here, and so are items without a record.
         """
         rejected = self._rejected + [batch.reject(position, CRASHED) for position in crashed]
         reasons = Counter[str]()
@@ -223,10 +242,10 @@ MOST_LOOKED_AT = 1_000
 "Records of the quarantine that are searched for examples."
 MOST_EXAMPLES = 3
 MOST_SHOWN = 160
-"Characters of an example."
+"The most characters of an example."
 ARRAY = (
-    "A file begins with [, so it is one JSON array, but its name ends as that of a file with one "
-    "JSON value per line: name it .json, or set source.format: json."
+    "A file begins with [, so it is one JSON array, but its name has the suffix of files with one "
+    "JSON value per line: rename it to .json, or set source.format: json."
 )
 SHAPE = "mdsmix init SOURCE shows which shape and settings read such records."
 ADVICE = {
@@ -237,12 +256,15 @@ ADVICE = {
         "accepts the role developer."
     ),
     "starts_with_assistant": (
-        "shape: openai accepts a greeting as first message, as a part of the first prompt."
+        "shape: openai accepts a greeting as first message, and makes it part of the first prompt."
     ),
     "image_count": (
         "Each image needs one <image> in the text; images.field names the field with the images."
     ),
-    "image_not_found": "Paths begin at images.root, or at the folder of the records.",
+    "image_not_found": (
+        "Image paths are relative to images.root or, if it is not set, to the folder of the file "
+        "with the records."
+    ),
     "bad_message_keys": SHAPE,
     "content_not_text": SHAPE,
     "messages_not_a_list": SHAPE,
@@ -251,11 +273,13 @@ ADVICE = {
 
 
 def refuse_too_many_bad(job: Job, records: Records) -> None:
-    """Raise TooManyBadRecords if the whole stream has more bad records than max_bad allows. A
-    single bad record is allowed under the default max_bad, or a larger one.
+    """Raise TooManyBadRecords if the whole stream has more bad records than max_bad allows.
+
+    If max_bad is its default or larger, a single bad record is always allowed, even in a stream of
+    few records.
     """
     allowed = job.max_bad * records.sampled
-    if job.max_bad >= read_share(MAX_BAD):
+    if job.max_bad >= read_share(MAX_BAD):  # MAX_BAD is the default
         allowed = max(allowed, Fraction(1))
     if records.bad > allowed:
         reason = f", more than max_bad {format_max_bad(job)}"
@@ -263,8 +287,11 @@ def refuse_too_many_bad(job: Job, records: Records) -> None:
 
 
 def make_too_many_bad_error(job: Job, records: Records, reason: str) -> TooManyBadRecords:
-    """Return the error of a stream that is not published. `reason` continues the sentence "... of
-    ... records are bad".
+    """Return the error that ends a conversion without publishing the stream.
+
+    Args:
+        reason: continues the sentence "2 of 10 records are bad", for example ", more than max_bad
+            0.1%".
     """
     return TooManyBadRecords(
         f"stream {job.name}: {records.bad:,} of {records.sampled:,} records are bad "
@@ -275,17 +302,20 @@ def make_too_many_bad_error(job: Job, records: Records, reason: str) -> TooManyB
 
 
 def format_max_bad(job: Job) -> str:
-    """Return the recipe's max_bad in percent: `0.1%`."""
+    """Return the recipe's max_bad as a percentage: `0.1%`."""
     return f"{float(100 * job.max_bad):.4f}".rstrip("0").rstrip(".") + "%"
 
 
 def _suggest_field(bad: Mapping[str, Any]) -> str:
-    """Return a question that suggests the field with the name most like the missing one; empty if
-    the record misses no field or has none with a similar name.
+    """Return a question that suggests the field whose name is most similar to the missing field's:
+    ` The recipe names txt: did you mean text?`. Return "" if no field is missing, or if no name is
+    similar.
     """
     missing = _missing_field(bad)
     fields = _field_names(bad)
-    if not missing or missing.partition(".")[0] in fields:
+    if not missing:
+        return ""
+    if missing.partition(".")[0] in fields:  # only the inner field of `outer.inner` is missing
         return ""
     similar = find_nearest(missing, fields)
     if not similar:
@@ -294,7 +324,7 @@ def _suggest_field(bad: Mapping[str, Any]) -> str:
 
 
 def _missing_field(bad: Mapping[str, Any]) -> str:
-    """Return the name of the field that a bad record lacks; empty if its reason is another."""
+    """Return the missing field's name; empty if the record is bad for another reason."""
     detail = bad.get("detail") or {}
     return str(detail.get("missing", ""))
 
@@ -311,10 +341,11 @@ def _field_names(bad: Mapping[str, Any]) -> list[str]:
 
 
 def advise(job: Job, records: Records) -> str:
-    """Return sentences on the most likely fixes, with the first bad record of some reasons as
-    examples.
+    """Return sentences that suggest the most likely fixes, followed by at most MOST_EXAMPLES
+    examples, each the first bad record with a certain reason.
 
-    The examples are ordered by file and line, since the names of quarantine files are hashes.
+    The first record is the first one by file name and line. The order of the quarantine files means
+    nothing, since their names are hashes.
     """
     advice = dict.fromkeys(ADVICE[reason] for reason in records.quarantined if reason in ADVICE)
     examples = dict[str, str]()  # reason code -> sentence
@@ -326,7 +357,7 @@ def advise(job: Job, records: Records) -> str:
 
 
 def _format_example(bad: Mapping[str, Any]) -> str:
-    """Return a sentence on a record in the quarantine: `The first not_json, of a.jsonl: ...`."""
+    """Return a sentence about a record in the quarantine: `The first not_json, of a.jsonl: ...`."""
     facts = [bad.get("detail"), bad.get("fields") or bad.get("raw")]
     shown = [
         make_printable(format_grouped(fact)[:MOST_SHOWN])[:MOST_SHOWN] for fact in facts if fact

@@ -1,5 +1,8 @@
-"""The sample of a stream whose recipe leaves it to the budget. The survey of its source is kept in
-the cache of this machine. It is used again as long as the surveyed parts of the source are
+"""Choose the sample of a stream with `sample: budget`: the share of its source that is enough for
+the stream's share of the token budget.
+
+The source is surveyed: parts of it are read and encoded to estimate its tokens. The result is
+stored in the cache of this machine, and used again as long as those parts of the source are
 unchanged.
 """
 
@@ -30,20 +33,19 @@ from mdsmix.sources import SourceFile, Unit
 def set_budget_sample(
     recipe: Recipe, stream: StreamSpec, job: Job, files: Sequence[SourceFile]
 ) -> tuple[Job, BudgetShare | None]:
-    """Return the job with the sample that fills its stream's share of the budget, if the recipe
-    asks for that, and the share that is taken.
+    """Return the job with a sample that gives the stream its share of the token budget, and the
+    details of that share. Without `sample: budget` the job is returned unchanged, with None.
 
-    Under `--limit` all of the first records are taken: a small share of a few records would be
-    none.
+    Under `--limit` the job is unchanged too: a small sample of few records could be empty.
     """
     if stream.sample != BY_BUDGET or job.limit:
         return job, None
     source = estimate_source(job, files)
     if source is None:
         raise RecipeError(
-            f"stream {stream.name}: the records that were read gave no token, so it is unknown how "
-            "much of the source its share of the budget is: look at some with --limit 100, or "
-            "write sample: 5%."
+            f"stream {stream.name}: the records that were read gave no token, so the sample that "
+            "fills its share of the budget cannot be computed. Convert a few records with --limit "
+            "100 to see why, or set a share such as sample: 5%."
         )
     tokens = count_budget_tokens(recipe, stream)
     trained_part = 1.0 if stream.holdout is None else 1 - float(read_share(stream.holdout))
@@ -61,8 +63,8 @@ def set_budget_sample(
 
 
 def estimate_source(job: Job, files: Sequence[SourceFile]) -> SourceEstimate | None:
-    """Estimate all of a stream's source, by a survey or by the cache of an earlier one. None if the
-    surveyed parts give no token.
+    """Estimate the tokens of a stream's whole source. The rates come from the cache, or from a new
+    survey. Return None if the surveyed parts give no token.
     """
     job = job.with_settings(sample=None, holdout=None, held_out=False, duplicates="keep")
 
@@ -75,8 +77,8 @@ def estimate_source(job: Job, files: Sequence[SourceFile]) -> SourceEstimate | N
         open_backend=open_backend,
         backend=job.backend,
         images_root=job.images_root,
-        # Images are read only for a processor, which tells how many tokens each becomes; without
-        # one it is one token.
+        # Images are read only if there is a processor, since it decides how many tokens an image
+        # becomes. Without a processor each image is one token.
         reads_images="processor" in job.encoding.images,
     )
     units = survey.choose_units(files)
@@ -109,7 +111,7 @@ def _recall_rates(path: Path) -> Rates | None:
 
 
 def _remember_rates(path: Path, rates: Rates) -> None:
-    """Keep rates in the cache, under the keys that its files have."""
+    """Store rates in the cache. The keys are those of existing cache files, so they stay."""
     cached = {
         "each": rates.tokens_per_byte,
         "error": rates.error,

@@ -1,22 +1,26 @@
 """`duplicates: drop`: find the records to drop from each work unit, before any unit is encoded.
 
-The source is read for the fingerprints of its records, unless they are stored already, and the
-fingerprints are compared: of equal records the first one in the order of the plan is kept. That is
-the order of units in the index: by the name of a unit's first file, then by where it begins.
-Encoding first, and encoding the units that lose records again, would cost less only if hardly any
-unit had a duplicate. Nobody asks for `drop` then: with one duplicate in a hundred records every
-window of 20,000 has some.
+The source is read for the fingerprints (128-bit hashes) of its records, unless they are stored
+already. Then the fingerprints are compared. Of equal records the first one in the order of the plan
+is kept. That is the order of units in the index: by the name of a unit's first file, then by where
+the unit begins in the file.
+
+The alternative would be to encode everything first, and then to encode the units with duplicates
+again. It would be cheaper only if hardly any unit had a duplicate, and nobody asks for `drop` then:
+with one duplicate in a hundred records, every window (a slice of a unit) of 20,000 records has
+some.
 
 The list of dropped records is part of a unit's key. If the first copy is edited away, the unit with
-the next copy is converted again and keeps it; a unit with an unchanged list is not. The lists are
-stored in the cache of this machine as long as the stream has the same windows, so a run with
-nothing to do compares nothing.
+the next copy is converted again and keeps that copy; a unit with an unchanged list is not converted
+again. The lists are stored in the cache of this machine as long as the stream has the same windows,
+so a run with nothing to do does not compare fingerprints.
 
-Fingerprints are compared on local disk, since a first copy anywhere makes all later ones repeats.
-Each fingerprint goes with its record's position, 24 bytes together, into one of 256 bucket files by
-its first bits; then the buckets are sorted one after the other. For a billion records a bucket has
-100 MB, and sorting takes three times that. Of a larger bucket only one row per fingerprint is kept
-in memory, so a record that occurs a billion times takes no more than one that occurs twice.
+Fingerprints of the whole stream are compared, since the first copy may be in any window; they may
+not fit into memory, so they are sorted on local disk. Each fingerprint is written, with its
+record's position (24 bytes together), to one of 256 bucket files, chosen by its first bits. Then
+the buckets are sorted one after the other. For a billion records a bucket has 100 MB, and sorting
+takes three times that. For a larger bucket only one row per distinct fingerprint is kept in memory,
+so a record that occurs a billion times takes no more than one that occurs twice.
 """
 
 from __future__ import annotations
@@ -51,17 +55,21 @@ Rows = NDArray[np.uint64]
 BUCKET_BITS = 8
 "The leading bits of a fingerprint, which name its bucket: 256 buckets."
 FLAGS = np.uint64((1 << 16) - 1)
-"The last bits of a fingerprint's first half, which are flagged if rows may be equal."
+"""A mask of the last 16 bits of a fingerprint's first half. Rows that may be equal are found by a
+table of flags, indexed by these bits.
+"""
 ROWS_AT_ONCE = 1 << 20
-"Rows that are sorted at once, together with one row per fingerprint of the bucket's rows before."
+"""New rows in each sort. One row for each distinct fingerprint that was seen earlier in the bucket
+is sorted with them.
+"""
 _NO_ROWS = np.empty((0, 3), np.uint64)
 
 
 def count_repeats(windows: Iterable[Fingerprints]) -> int:
-    """Return the number of records with the fingerprint of an earlier one.
+    """Return the number of records whose fingerprint equals that of an earlier record.
 
     Args:
-        windows: those of the stream, in the order of its plan.
+        windows: the fingerprints of all windows of the stream, in the order of the plan.
     """
     return sum(len(positions) for positions in _find_repeats(windows, [0]))
 
@@ -71,12 +79,13 @@ def find_repeats(windows: Iterable[Fingerprints]) -> list[bytes]:
     record of the stream has the same fingerprint. The bits are b"" for a window without repeats.
 
     Args:
-        windows: those of the stream, in the order of its plan.
+        windows: the fingerprints of all windows of the stream, in the order of the plan.
     """
-    starts = [0]
+    starts = [0]  # `_find_repeats` appends to it
     bits = np.zeros(0, np.uint8)
     for positions in _find_repeats(windows, starts):
-        if not len(bits):  # all windows have been read by now, so the size is known
+        # The first positions come only after all windows were read, so the size is known here.
+        if not len(bits):
             bits = np.zeros(starts[-1] >> 3, np.uint8)
         flags = np.uint8(1) << (positions & 7).astype(np.uint8)
         np.bitwise_or.at(bits, positions >> 3, flags)
@@ -90,14 +99,14 @@ def find_repeats(windows: Iterable[Fingerprints]) -> list[bytes]:
 def _find_repeats(
     windows: Iterable[Fingerprints], starts: list[int]
 ) -> Iterator[NDArray[np.uint64]]:
-    """Yield the positions of later copies, unordered. More than ROWS_AT_ONCE rows are sorted in
-    files.
+    """Yield arrays with the positions of repeats, unordered. More than ROWS_AT_ONCE rows are sorted
+    in temporary files.
 
     Raises Unreachable if the disk for temporary files is full.
 
     Args:
-        starts: is extended by the position after each window. Every window starts at a multiple
-            of 8.
+        starts: [0]. For each window, the position after its last record is appended, rounded up
+            to a multiple of 8, so that the bits of a window begin with a byte of their own.
     """
     batches = _batch_rows(windows, starts)
     first = next(batches, _NO_ROWS)
@@ -114,20 +123,24 @@ def _find_repeats(
     except OSError as error:
         raise Unreachable(
             "the fingerprints of the records cannot be compared in "
-            f"{tempfile.gettempdir()} ({error.strerror}), so duplicates cannot be found. This "
-            "takes 24 bytes per record: free space there, or set TMPDIR to another folder."
+            f"{tempfile.gettempdir()} ({error.strerror}), so duplicates cannot be found. Comparing "
+            "needs 24 bytes of disk per record: free space there, or set TMPDIR to another folder."
         ) from None
 
 
 def _batch_rows(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[Rows]:
-    """Yield the rows of windows in arrays of at least ROWS_AT_ONCE rows, but for the last array.
-    Small windows are many, and each array is appended to up to 256 files.
+    """Yield the rows of all windows in arrays of at least ROWS_AT_ONCE rows; the last array may be
+    smaller. Many small windows share an array, since each array is written to up to 256 files.
+
+    Args:
+        starts: extended as by `_find_repeats`.
     """
     batch = list[Rows]()
     row_count = 0
     for window in windows:
         rows = _make_rows(window, starts[-1])
-        starts.append(starts[-1] + -(-len(window) // 8) * 8)
+        bytes_of_bits = -(-len(window) // 8)  # rounded up
+        starts.append(starts[-1] + 8 * bytes_of_bits)
         batch.append(rows)
         row_count += len(rows)
         if row_count >= ROWS_AT_ONCE:
@@ -139,7 +152,9 @@ def _batch_rows(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[
 
 
 def _make_rows(window: Fingerprints, start: int) -> Rows:
-    """Return a row for each fingerprint of a window whose first record is at position `start`."""
+    """Return a row for each fingerprint of a window. The window's first record has the position
+    `start`; records without a fingerprint (both halves 0) have no row.
+    """
     positions = np.arange(start, start + len(window), dtype=np.uint64)
     has_fingerprint = window[:, 0] | window[:, 1] > 0
     return np.column_stack([window, positions])[has_fingerprint]
@@ -156,7 +171,7 @@ def _append_to_buckets(folder: Path, rows: Rows) -> None:
 
 
 def _find_repeats_in_bucket(bucket: Path) -> Iterator[NDArray[np.uint64]]:
-    firsts = _NO_ROWS
+    firsts = _NO_ROWS  # the first row of each fingerprint so far
     with bucket.open("rb") as file:
         while len(block := np.fromfile(file, np.uint64, 3 * ROWS_AT_ONCE)):
             rows = np.concatenate([firsts, block.reshape(-1, 3)])
@@ -168,8 +183,8 @@ def _find_repeats_in_bucket(bucket: Path) -> Iterator[NDArray[np.uint64]]:
 def _is_later(rows: Rows) -> NDArray[np.bool_]:
     """Return for each row whether an earlier row has the same fingerprint.
 
-    Only rows whose first half may occur twice are sorted as rows. Finding them takes a sort of the
-    first halves: 30 ns a row, while sorting the rows takes 200.
+    Sorting whole rows takes 200 ns a row, sorting only their first halves 30 ns. So the first
+    halves are sorted to find the rows that may be equal, and only those rows are sorted whole.
     """
     # Flag the last 16 bits of each first half that occurs twice.
     first_halves = np.sort(rows[:, 0])
@@ -186,8 +201,8 @@ def _is_later(rows: Rows) -> NDArray[np.bool_]:
 
 
 def find_dropped(work: Work) -> Work:
-    """Return the work with the duplicates to drop from each unit. Without `duplicates: drop` it is
-    returned unchanged.
+    """Return the work with `dropped` set: the duplicates to drop from each unit. Without
+    `duplicates: drop` the work is returned unchanged.
 
     Raises Unreachable if fingerprints are damaged.
     """
@@ -224,8 +239,8 @@ def _read_fingerprints(work: Work) -> list[Content]:
             unread.append(unit)
     if unread:
         work.watcher.on_step(
-            f"{job.name}: reads {plural(len(unread), 'work unit')} for duplicates, before they are "
-            "converted"
+            f"{job.name}: reads {plural(len(unread), 'work unit')} to find duplicates, before they "
+            "are converted"
         )
         work.open_shared()
         work.read_sources([ReadTask(job=job, unit=unit, is_hashed=True) for unit in unread])

@@ -1,9 +1,10 @@
 """Finished units, their fingerprints and their bad records at a target: find them when a conversion
 begins, and join their files when it publishes.
 
-Finding takes two listings and reading the segments, not a request for every shard and every unit. A
-window counts as done only if all shards and other files that its record names are listed. A listed
-file stays, because `gc` and `repair` delete only under the lease, which this run has.
+Finding them takes two listings and reading the segments (joined files), instead of a request for
+every shard and every unit. A window (a slice of a work unit) counts as done only if all shards and
+other files that its record names are listed. A listed file cannot disappear during the run, because
+`gc` and `repair` delete files only under the stream's lease, which this run holds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from mdsmix.conversion.unit_files import (
     FINGERPRINTS,
     FOLDER,
     SEGMENT,
-    UNIT,
+    UNIT_FILE_NAME,
     BlobRef,
     UnitFile,
     UnitRecord,
@@ -70,12 +71,12 @@ class DoneWindow(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The name of the file that its worker wrote."""
+        """The name of the unit file that its worker wrote, `<key>-<place>.unit`."""
         return unit_file_name(self.record.key, self.window)
 
     @property
     def base(self) -> str:
-        """The key that names its fingerprints."""
+        """The key that names its fingerprints: the `lines_key` of the window."""
         return self.record.base or self.record.key
 
 
@@ -91,7 +92,7 @@ class UnitResult:
 
     @property
     def total(self) -> Records:
-        """The counts of its records by what became of them."""
+        """The counts of the unit's records: read, written, filtered, bad."""
         return sum((record.records for record in self.records), Records())
 
     @property
@@ -105,16 +106,21 @@ class StoredUnits:
     """The finished units and the shards at a target. A shard counts only in its full size."""
 
     files: Mapping[str, str] = field(default_factory=dict)
-    """Key of a unit, name of its bad records or file name of its fingerprints -> the newest file or
-    segment that contains it.
+    """Name of an item -> the newest unit file or segment that contains it. An item is a record
+    (named by its key), bad records (`bad_records_name`) or fingerprints (`hashes_file_name`).
     """
     segments: Mapping[str, UnitFile] = field(default_factory=dict)
+    "Name of a segment -> its parsed head."
     shards: frozenset[tuple[str, int]] = frozenset()
-    "Names and sizes of files in the target and in its versions."
+    "Name and size of each file in the target and in its versions."
 
     def find_record(self, job: Job, window: Window, dropped: bytes) -> UnitRecord | None:
-        """Return the record of a window that need not be converted. None if the window never was
-        converted, or its shards are gone.
+        """Return the record of a finished window. None if the window must be converted: it never
+        was, its bad records or shards are gone, or the backend that encoded it is not trusted.
+
+        Args:
+            dropped: a bit for each record of the window, as in `job.Dropped`; empty if no record
+                is dropped.
         """
         key = window_key(job, window, dropped)
         file = self.find_file(key, window)
@@ -132,7 +138,11 @@ class StoredUnits:
     def find_records(
         self, job: Job, windows: Iterable[Window], dropped: Dropped
     ) -> dict[int, UnitRecord]:
-        """Return number -> record of those windows of a unit that need not be converted."""
+        """Return the window number -> record of the finished ones among a unit's windows.
+
+        Args:
+            dropped: the duplicates to drop from each window of the unit.
+        """
         records = dict[int, UnitRecord]()
         for window in windows:
             record = self.find_record(job, window, dropped.get(window.number, b""))
@@ -141,14 +151,18 @@ class StoredUnits:
         return records
 
     def find_file(self, key: str, window: Window) -> str:
-        """Return the name of the file or segment with the record of this key, the window's own if
-        several windows have the key; empty if there is none.
+        """Return the name of the unit file or segment that contains the record with this key; empty
+        if there is none. If several windows have the key, because their content is equal, the file
+        of this window is preferred.
         """
         return self.files.get(bad_records_name(key, window)) or self.files.get(key, "")
 
     def find_hashes_file(self, base: str) -> str:
-        """Return the name of the file or segment with the fingerprints of the `lines_key` `base`;
-        empty if there is none.
+        """Return the name of the file or segment with a window's fingerprints; empty if there is
+        none.
+
+        Args:
+            base: the `lines_key` of the window.
         """
         return self.files.get(hashes_file_name(base), "")
 
@@ -173,23 +187,26 @@ def list_stored(job: Job) -> StoredUnits:
 
 
 def _map_names_to_own_files(file_names: Iterable[str]) -> dict[str, str]:
-    """Map the names of what units' own files contain to these files, as `map_names_to_file` does.
-    The file names say enough, so no file is read.
+    """Map the names of items to the unit files and fingerprint files that contain them, as
+    `map_names_to_file` does for a file that was read. No file is read here, since the file names
+    contain the names of the items. Other files are ignored.
     """
     files = dict[str, str]()
     for file_name in file_names:
-        if match := UNIT.fullmatch(file_name):
-            files[match[1]] = file_name
-            files[file_name.removesuffix(".unit")] = file_name
+        if match := UNIT_FILE_NAME.fullmatch(file_name):
+            key = match[1]
+            files[key] = file_name
+            files[file_name.removesuffix(".unit")] = file_name  # the name of its bad records
         elif FINGERPRINTS.fullmatch(file_name):
             files[file_name] = file_name
     return files
 
 
 def read_hashes(folder: Location, refs: Sequence[BlobRef]) -> Iterator[Fingerprints]:
-    """Yield these blobs as fingerprints, uint64 [n, 2] each.
+    """Yield the fingerprints in each of these blobs (parts of unit files or segments), as an array
+    uint64 [n, 2].
 
-    Raises Unreachable if one is damaged.
+    Raises Unreachable if a blob is damaged.
     """
     for ref, blob in zip(refs, read_blobs(folder, refs), strict=True):
         content = decompress_frame(blob)
@@ -198,14 +215,16 @@ def read_hashes(folder: Location, refs: Sequence[BlobRef]) -> Iterator[Fingerpri
         yield np.frombuffer(content, "<u8").reshape(-1, 2)
 
 
-FEWEST = 100
-"""Join from so many units with files of their own. Fewer are read in a second, 16 at a time and
-20 ms each.
+FEWEST_TO_JOIN = 100
+"""Unit files are joined if there are at least so many. Fewer are read in less than a second: 16 at
+a time, 20 ms each.
 """
 MOST_FILES = 1000
-"The most files in a segment: 4 MB of records as lines, 0.5 MB as stored."
+"The most files in a segment: their records are 4 MB of JSON lines, or 0.5 MB compressed."
 MOST_BYTES = 4 << 20
-"The most bytes of the files in a segment, which is read whole; one file may have more."
+"""The most bytes of the files in a segment, since a segment is read whole. The last file in it may
+exceed this.
+"""
 
 
 class Joined(NamedTuple):
@@ -213,7 +232,7 @@ class Joined(NamedTuple):
 
     stored: StoredUnits
     obsolete: list[str]
-    "The files that segments contain now. They are deleted when the stream is published."
+    "The files whose content is in segments now. They are deleted when the stream is published."
 
 
 def join_unit_files(
@@ -222,25 +241,29 @@ def join_unit_files(
     """Join the files of finished windows into segments, so that the next run reads a few files
     instead of one per unit.
 
-    A run that is killed before the files are deleted leaves units twice, and the next run joins
-    them again. A unit is converted again if its file is damaged, or if a job of an array (`--part`)
-    listed the file before it was joined. No published byte depends on any of this.
+    If a run is killed before it deletes the joined files, a unit is stored both in its file and in
+    a segment; the next run joins it again. A unit is converted again if its file is damaged, or if
+    a job of an array (`--part`) listed the file before it was joined. No published byte depends on
+    any of this.
 
     Args:
+        windows: all windows of the stream.
         drops: whether fingerprints have files of their own (`duplicates: drop`).
     """
+    # Add the files that workers wrote in this run.
     files = dict(stored.files)
     files |= _map_names_to_own_files(done.file for done in windows if done.is_new)
     stored = replace(stored, files=files)
-    hashes_files = dict[str, str]()  # a unit's own file -> the file of its fingerprints
+    # Find the windows that are not in a segment yet.
+    hashes_files = dict[str, str]()  # unit file -> the file of its fingerprints
     for done in windows:
         file = stored.find_file(done.record.key, done.window)
-        if UNIT.fullmatch(file):
+        if UNIT_FILE_NAME.fullmatch(file):
             hashes_files[file] = hashes_file_name(done.base)
-    if len(hashes_files) < FEWEST:
+    if len(hashes_files) < FEWEST_TO_JOIN:
         return Joined(stored, [])
-    # Fingerprints come before their unit and so are deleted first: if the deletion is interrupted,
-    # the unit's own file remains and both are joined again.
+    # Join their files. Each fingerprint file is listed before its unit file, so that it is deleted
+    # first: if the deletion is interrupted, the unit file remains and both are joined again.
     obsolete = list[str]()
     for file, hashes_file in hashes_files.items():
         if drops:
@@ -249,15 +272,15 @@ def join_unit_files(
     contents = map_in_batches(partial(read_if_exists, folder), obsolete)
     for batch in _batch_for_segments(contents):
         files |= write_segment(folder, batch)
-    return Joined(stored, obsolete)
+    return Joined(replace(stored, files=files), obsolete)
 
 
 def _batch_for_segments(contents: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Yield the contents in lists. A list ends with the file that brings it to MOST_BYTES or
-    MOST_FILES.
+    """Yield the contents of files in lists, one for each segment. A list ends with the file that
+    fills the segment.
     """
     batch = list[bytes]()
-    fill = 0.0
+    fill = 0.0  # 1 when full; each file takes its share of the bytes or of the files
     for content in contents:
         batch.append(content)
         fill += max(len(content) / MOST_BYTES, 1 / MOST_FILES)
@@ -270,7 +293,9 @@ def _batch_for_segments(contents: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def delete_joined(folder: Location, files: Sequence[str], held_lease: Lease) -> None:
-    """Delete files that segments contain. If the store fails, only the next run's time is lost."""
+    """Delete files whose content is in segments now. Errors of the store are ignored: a file that
+    stays only takes the next run some time.
+    """
     with suppress(Unreachable):
         if held_lease.is_held_recently():
             (folder / FOLDER).delete_all(files)
@@ -279,17 +304,19 @@ def delete_joined(folder: Location, files: Sequence[str], held_lease: Lease) -> 
 BLOCK_BYTES = 1 << 20
 _NAMED_BY_HASH = [SHARD_NAME.pattern, SEGMENT.pattern, *NAME_PATTERNS.values()]
 "Files whose names begin with the hash of their bytes."
-_CHECKED = re.compile("|".join([*_NAMED_BY_HASH, UNIT.pattern, FINGERPRINTS.pattern]))
+_CHECKED = re.compile("|".join([*_NAMED_BY_HASH, UNIT_FILE_NAME.pattern, FINGERPRINTS.pattern]))
+"Files that `is_intact` can check."
 
 
 def delete_damaged(job: Job, held_lease: Lease, say: Say) -> str:
-    """Delete the files at the target whose contents don't match their names, call `say` for each,
-    and return a sentence with the number of files read and damaged.
+    """Delete the damaged files at the target, call `say` for each, and return a sentence with the
+    number of files that were read and that were damaged.
 
     A run trusts an existing shard of the right size. Here every shard that it might reuse is read
-    and hashed, those of older versions too. This needs no index: a unit whose record names a
-    missing shard is converted again. A shard that only an older index or version names is not made
-    again; a reader of that version then misses a shard instead of training on damaged data.
+    and hashed, including those of older versions. The unit of a deleted shard is converted again,
+    because its record names a missing shard. A shard that only an older index or version names is
+    not made again: a reader of that version then fails because the shard is missing, instead of
+    training on damaged data.
 
     Raises Unreachable if a file cannot be read.
     """
@@ -309,8 +336,9 @@ def delete_damaged(job: Job, held_lease: Lease, say: Say) -> str:
 
 
 def is_intact(file: Location) -> bool:
-    """Return whether a file has the hash that its name begins with. A unit's own file is intact if
-    it isn't empty and all its blobs can be decompressed.
+    """Return whether the bytes of a file have the hash that its name begins with. The name of a
+    unit file or fingerprint file contains no such hash: it is intact if it isn't empty and all its
+    blobs can be decompressed.
     """
     if not file.name.endswith((".unit", ".hashes")):
         return file.name.startswith(hash_file(file))

@@ -28,7 +28,7 @@ from mdsmix.conversion.unit_files import (
     FINGERPRINTS,
     FOLDER,
     SEGMENT,
-    UNIT,
+    UNIT_FILE_NAME,
     parse_record,
     read_unit_file,
 )
@@ -54,7 +54,7 @@ KEEP_SECONDS = 7 * 86_400
 
 _HASH = "[0-9a-f]{32}"
 _STATE = {
-    "unit record": UNIT.pattern,
+    "unit record": UNIT_FILE_NAME.pattern,
     "fingerprints": FINGERPRINTS.pattern,
     "segment": SEGMENT.pattern,
     "unit of an earlier commit": EARLIER.pattern,

@@ -46,7 +46,7 @@ from mdsmix.shards.side_files import SideFile
 from mdsmix.storage import Location, map_in_batches
 
 FOLDER = ".mdsmix"
-UNIT = re.compile(r"([0-9a-f]{32})-[0-9a-f]{8}\.unit")
+UNIT_FILE_NAME = re.compile(r"([0-9a-f]{32})-[0-9a-f]{8}\.unit")
 FINGERPRINTS = re.compile(r"([0-9a-f]{32})\.hashes")
 SEGMENT = re.compile(r"([0-9a-f]{32})\.segment")
 EARLIER = re.compile(r"([0-9a-f]{32})(?:-[0-9a-f]{8}\.bad)?")
