@@ -36,8 +36,9 @@ HEAD_BYTES = 1 << 16
 30 to 200 records.
 """
 Dropped = Mapping[int, bytes]
-"""Number of a window -> a bit for each of its records, the lowest of a byte first: 1 if the record
-is a duplicate and dropped.
+"""The duplicates to drop from a work unit: number of a window (a slice of the unit) -> a bit for
+each record of the window, the lowest bit of a byte first: 1 if the record is dropped. A window
+without dropped records is not in the mapping.
 """
 
 
@@ -54,7 +55,7 @@ class Job:
     target: str
     "Where the stream is published."
     max_bad: Fraction
-    "The share of bad records above which nothing is published; no published byte depends on it."
+    "The share of bad records above which the stream is not published."
     images: str
     """The URL from which paths of images are resolved; blank: the folder of the records' file. Keys
     depend on the images, not on this.
@@ -62,13 +63,13 @@ class Job:
     processor: Processor | None
     "The processor of a stream of images, if the recipe names one; its hash is in the encoding."
     function: Function | None
-    """The user's function that reads its records, if its shape is one. Every worker can import it.
-    """
+    "The user's function that makes records, if the stream's shape is a function."
     limit: int | None
     "Read only so many first records (`--limit`)."
     unequal: str = ""
-    """The fast backend that differs from the reference, as this machine found; a worker on another
-    machine does not know it. Blank if none does.
+    """The name of the fast tokenizer backend whose ids differ from the reference's, as this machine
+    has found; blank if there is none. It is in the job because workers on other machines do not
+    know it.
     """
     is_eval: bool
     "Whether the stream is for evaluation: its split is not `train`."
@@ -79,8 +80,8 @@ class Job:
     source: Mapping[str, Any] = field(default_factory=dict)
     "The source as a manifest stores it."
     formats: Mapping[str, int] = field(default_factory=dict)
-    """Name -> version, of the rules above version 1 for reading its sources. They are part of
-    the digests of these files.
+    """Name -> version of the rules for reading its sources, if the version is above 1. The versions
+    are part of the digests of the source files.
     """
 
     @property
@@ -161,8 +162,8 @@ class Job:
         return LINE_BYTES * min(16, records_per_image)
 
     def image_folders(self, unit: Unit) -> dict[str, Location]:
-        """Return file of the unit -> the folder from which paths of images in it are resolved. The
-        mapping is empty if the recipe names a root, or records have no images.
+        """Return, for each file of the unit, the folder from which image paths in it are resolved.
+        The mapping is empty if the recipe sets `images.root`, or records have no images.
         """
         if not self.kind.has_images or self.images:
             return {}
@@ -221,11 +222,15 @@ class Job:
         return xxhash.xxh128_hexdigest(f"{self.settings_hash} {content}")
 
     def trusts(self, backend: str) -> bool:
-        """Return whether units that this backend encoded are kept: the reference's always; a fast
-        backend's unless the job asks for the reference, or the backend has since differed from it
-        on any stream.
+        """Return whether units that were encoded by this backend may be reused.
+
+        Units of the reference are always reused. Units of a fast backend are not, if the job asks
+        for the reference, or if the backend's ids have differed from the reference's on any stream.
+
+        Args:
+            backend: library and version, for example `fastokens 0.3.5`.
         """
-        if backend.startswith("tokenizers "):
+        if backend.startswith("tokenizers "):  # the reference is Hugging Face's tokenizers library
             return True
         if self.backend == "reference" or backend == self.unequal:
             return False
@@ -264,8 +269,8 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
 
 
 def with_versions(job: Job, published: Manifest | None) -> Job:
-    """Return the job with the versions next to its target. A stream that is published in place may
-    have versions from earlier.
+    """Return the job with the stream's published versions, whose shards are reused. A stream that
+    is published in place now may have been published as versions before.
     """
     current = locate_version(job.folder, published.index_hash) if published else None
     versions = sorted(list_versions(job.folder), key=lambda version: version != current)
@@ -273,11 +278,11 @@ def with_versions(job: Job, published: Manifest | None) -> Job:
 
 
 def with_date(job: Job, published: str | None) -> Job:
-    """Return the job with the date for its chat template, if the template prints one and the recipe
-    sets none.
+    """Return the job with a date for its chat template. If the template prints no date, or the
+    recipe sets the date, the job is returned unchanged.
 
-    LLM-Foundry prints today's date. A published stream keeps its date, otherwise it would be
-    converted again every day.
+    LLM-Foundry prints today's date. A published stream keeps the date of its first conversion,
+    otherwise all of it would be converted again every day.
 
     Args:
         published: the date of the published stream; None if there is none.

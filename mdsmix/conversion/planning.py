@@ -27,7 +27,12 @@ from mdsmix.conversion.job import (
 )
 from mdsmix.conversion.keys import bad_records_name, window_key
 from mdsmix.conversion.publish import is_published
-from mdsmix.conversion.source_cache import KnownSources, forget_changed, recall_dropped
+from mdsmix.conversion.source_cache import (
+    KnownSources,
+    describe_finished_parts,
+    forget_changed,
+    recall_dropped,
+)
 from mdsmix.conversion.target import (
     TargetState,
     published_manifest,
@@ -58,18 +63,18 @@ class Watcher(ReadingWatcher, Protocol):
     """Receives the events of a conversion; `report.progress` shows them."""
 
     def expect(self, sizes: Mapping[str, int]) -> None:
-        """Learn which streams are about to be converted, in this order. `sizes`: stream -> source
-        bytes.
+        """Receive the streams that are about to be converted, in order.
+
+        Args:
+            sizes: name of a stream -> bytes of its source.
         """
 
     def on_bad(self, records: int) -> None:
-        """Learn that so many more records were quarantined, now or by an earlier run, in finished
-        units.
-        """
+        """Receive how many bad records a unit has that this run converted or found finished."""
 
     def on_step(self, sentence: str) -> None:
-        """Learn that a step begins which takes a while. This is normal, so it is not shown to a
-        user who asked for quiet.
+        """Receive a sentence on a slow step that begins. It reports normal progress, so `--quiet`
+        hides it.
         """
 
 
@@ -110,14 +115,14 @@ class Options:
     limit: int | None = None
     "Convert only so many first records of each stream, into a folder of their own."
     reencode: bool = False
-    "Allow replacing published streams of other columns or other sources."
+    "Allow replacing a published stream that has other columns or another source."
     workers: int | None = None
     memory: int | None = None
     """Bytes of memory that the run and its workers may use; None: half of the memory of the machine
     or its control group.
     """
     quarantine_crashes: bool = False
-    "Set records aside that workers die of; otherwise the first one ends the run."
+    "Quarantine records that crash workers; otherwise the first such record ends the run."
     verify_source: bool = False
     "Read sources again even if size and stamp are unchanged."
     verify_target: bool = False
@@ -125,9 +130,11 @@ class Options:
     part: ArrayPart | None = None
     "Convert only the work units of one job of an array, and publish nothing."
     is_finish: bool = False
-    "Read the notes of the parts of an array at the target: other jobs converted their units."
+    """Read the notes that the jobs of an array left at the target, and publish the units that they
+    converted (`--finish`).
+    """
     engine: str = "local"
-    "Who converts the units: `local`, `ray` or `ray://ADDRESS`."
+    "The engine that converts the units: `local`, `ray` or `ray://ADDRESS`."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +142,9 @@ class StreamPlan:
     """The plan of a stream, for a run, a part, a dry run or a repair. Workers get only its job."""
 
     job: Job
-    "The job, with the date that the published stream's chat template printed."
+    """The job. If the chat template prints a date, it has the date with which the published stream
+    was converted.
+    """
     files: list[sources.SourceFile]
     "The files of its source."
     options: Options
@@ -165,8 +174,8 @@ class StreamPlan:
 
     @cached_property
     def cache(self) -> KnownSources:
-        """The known content of the sources, from this machine and from next to the stream; empty if
-        they are to be read again.
+        """The known content of the sources, from this machine's cache and from the note next to the
+        stream; empty under `--verify-source`, which reads them again.
         """
         if self.options.verify_source:
             return KnownSources.empty(self.job.target)
@@ -269,7 +278,9 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
 
 
 def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options) -> StreamPlan:
-    """Return the plan of a stream, whose job takes over what its published stream decides."""
+    """Return the plan of a stream. Its job takes over the date, the rules and the budget's sample
+    of the published stream, if there is one.
+    """
     old = draft.old
     job = replace(draft.job, tokenizer=tokenizer)
     unequal = find_known_difference(tokenizer)
@@ -297,8 +308,10 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options) -> StreamPl
 
 
 def _source_keys(job: Job, old: Manifest | None) -> dict[str, Any]:
-    """Return the job's source for its manifest. A sample that a budget decided stays one when the
-    recipe gives the same share as a number, for a repair.
+    """Return the `source` keys for the job's manifest.
+
+    If a budget decided the published stream's sample, the manifest still says so when the recipe
+    now gives the same share as a number: a repair then makes the same manifest.
     """
     keys = dict(job.source)
     if old and SAMPLE in old.source and old.encoding.sample == job.encoding.sample:
@@ -307,9 +320,10 @@ def _source_keys(job: Job, old: Manifest | None) -> dict[str, Any]:
 
 
 def _choose_streams(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
-    """Return the streams with these names and their holdouts; without names, all with a source.
+    """Return the streams with these names and the streams held out of them; without names, all
+    streams with a source.
 
-    Raises RecipeError if there are none.
+    Raises RecipeError if a name is unknown, or no stream has a source.
     """
     names = [stream.name for stream in recipe.sourced]
     for name in only:
@@ -343,7 +357,8 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
         )
         return
     if plan.options.is_finish:
-        yield f"{job.name}: {plan.cache.learn_parts(job.folder)}"
+        finished_parts = plan.cache.learn_parts(job.folder)
+        yield f"{job.name}: {describe_finished_parts(finished_parts)}"
     # Which units would be converted.
     contents = plan.cache.contents(units)
     is_up_to_date = plan.is_up_to_date
@@ -366,8 +381,8 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
         )
     if dropped is None:
         yield (
-            "  the source must be read to find duplicates; units that lose records, or lose others "
-            "than before, are converted too"
+            "  the source must be read to find duplicates; a unit is also converted if other "
+            "records than before are dropped from it"
         )
     # Why.
     if old is None:
@@ -382,14 +397,15 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
         yield f"  {plan.missing_sources}"
     if not unfinished and not is_up_to_date:
         folder = job.place(old.index_hash)
-        yield f"  finished units would be published: not all of them are, at {folder}"
+        yield f"  finished units would be published, since not all of them are, at {folder}"
 
 
 def _find_unfinished(plan: StreamPlan, dropped: Iterable[Dropped]) -> list[Unit]:
-    """Return the units that a run would convert, as far as is known.
+    """Return the units that a run would convert, as far as is known without reading sources. A unit
+    with unknown content counts as one of them.
 
     Args:
-        dropped: the duplicates of each unit with known content, in order.
+        dropped: the duplicates to drop from each unit with known content, in order.
     """
     job = with_versions(plan.job, plan.old)
     stored = StoredUnits() if plan.target.is_empty else list_stored(job)

@@ -42,7 +42,11 @@ from mdsmix.conversion.planning import (
 )
 from mdsmix.conversion.publish import publish
 from mdsmix.conversion.publish_pretrained import publish_pretrained
-from mdsmix.conversion.source_cache import list_part_notes, write_part_note
+from mdsmix.conversion.source_cache import (
+    describe_finished_parts,
+    list_part_notes,
+    write_part_note,
+)
 from mdsmix.conversion.target import make_source_entries
 from mdsmix.conversion.unit_files import BlobRef
 from mdsmix.conversion.work import Work, do_units, publish_bad
@@ -64,8 +68,8 @@ from mdsmix.sources.stamps import remember_stamps
 from mdsmix.storage import Location, map_threads, store_addresses
 
 NO_MEMORY_LIMIT = (
-    "this system has no /proc/PID/smaps_rollup, so the memory of a process is unknown and --memory "
-    "is not enforced: use fewer --workers if memory is short"
+    "this system has no /proc/PID/smaps_rollup, so the memory of a process cannot be measured and "
+    "--memory is not enforced; set fewer --workers if memory is short"
 )
 OutcomeT = TypeVar("OutcomeT")
 
@@ -132,14 +136,15 @@ def convert(
     recipe: Recipe, options: Options, watcher: Watcher, engine: Engine | None = None
 ) -> Iterator[Outcome]:
     """Convert and publish every stream that has a source, or those that the options name, and yield
-    their Outcomes one by one.
+    an Outcome for each.
 
-    Everything that can be refused without reading a source is refused before the first stream is
-    touched. A stream that fails does not end the others: its error is raised after the last stream.
+    Errors that can be found without reading a source are raised before the first stream is
+    converted. If converting a stream fails, the other streams are still converted, and the error is
+    raised after the last one.
 
     Args:
-        engine: converts the units; it is not closed. None: processes of this machine, as many as
-            the options say.
+        engine: converts the units; it is not closed. None: make the engine that the options
+            choose, and close it.
     """
     assert options.part is None, "a part is converted by `convert_part`"
     return _run_streams(recipe, options, watcher, engine, _convert_stream)
@@ -148,8 +153,8 @@ def convert(
 def convert_part(
     recipe: Recipe, options: Options, watcher: Watcher, engine: Engine | None = None
 ) -> Iterator[PartOutcome]:
-    """Convert the work units of `options.part` in each stream, publish nothing, and yield their
-    PartOutcomes one by one. Streams and errors are handled as by `convert`.
+    """Convert the work units of `options.part` in each stream, publish nothing, and yield a
+    PartOutcome for each stream. Streams are chosen and errors are raised as in `convert`.
     """
     assert options.part is not None, "all of a stream is converted by `convert`"
     return _run_streams(recipe, options, watcher, engine, _convert_part_of_stream)
@@ -197,7 +202,8 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
     options = plan.options
     # Stop here if the published stream is up to date.
     if options.is_finish:
-        watcher.on_step(f"{job.name}: {plan.cache.learn_parts(job.folder)}")
+        finished_parts = plan.cache.learn_parts(job.folder)
+        watcher.on_step(f"{job.name}: {describe_finished_parts(finished_parts)}")
     if old and not options.verify_target and plan.is_up_to_date:
         refuse_too_many_bad(job, old.records)
         _remember_files(plan, old)
@@ -215,7 +221,8 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
         windows = [window for result in results for window in result.windows]
         joined = join_unit_files(job.folder, work.stored, windows, job.drops)
         work = replace(work, stored=joined.stored)
-        # Publish the bad records. What an earlier run that was refused left there is deleted first.
+        # Publish the bad records. If there is no manifest, the bad records that are there were left
+        # by an earlier run that published nothing: delete them.
         quarantined = publish_bad(work, results)
         if plan.target.quarantined and not (plan.target.manifest or plan.target.damage):
             delete_stale_files(job.folder, quarantined, held_lease)
@@ -253,9 +260,9 @@ def _remember_files(plan: StreamPlan, manifest: Manifest) -> None:
 def _convert_part_of_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:
     """Convert the units of a part, and leave a note on the content of their sources.
 
-    Which records are dropped as duplicates depends on all units: each part reads those that no
-    other has read. Whether too many records are bad depends on all units too, and is decided when
-    the stream is published.
+    Which records are dropped as duplicates depends on all units of the stream, so each part also
+    reads the units that no other part has read for duplicates yet. Whether too many records are bad
+    depends on all units too, so `--finish` decides it.
     """
     began = time.monotonic()
     job = plan.job
@@ -269,7 +276,7 @@ def _convert_part_of_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) 
         watcher.begin(job.name, plan.bytes_to_read)
         work_of_part = replace(
             work,
-            job=replace(work.job, max_bad=Fraction(1)),
+            job=replace(work.job, max_bad=Fraction(1)),  # a part is never refused for bad records
             units=units,
             dropped=work.dropped[part.units],
         )
@@ -297,13 +304,15 @@ def _convert_part_of_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) 
 
 
 def _count_repeats(work: Work, windows: Sequence[DoneWindow]) -> Records:
-    """Count the written records that equal an earlier written record of the stream, which no unit
-    knows by itself. The count is zero if the stream drops duplicates.
+    """Count the written records that equal an earlier written record of the stream. It is counted
+    here because the earlier record may be in another unit. The count is zero if the stream drops
+    duplicates.
     """
     if work.job.drops:
         return Records()
     refs = list[BlobRef]()
     for done in windows:
+        # Fingerprints are in a file of their own, in a segment, or in the window's unit file.
         file = work.stored.find_hashes_file(done.base)
         if not file:
             file = work.stored.find_file(done.record.key, done.window)
@@ -360,8 +369,8 @@ def make_engine(
 ) -> Engine:
     """Return the engine of a run: a Ray cluster, or processes of this machine.
 
-    Of processes there is one per CPU, and one more if a store is used, so that one loads or uploads
-    while the others tokenize.
+    The number of processes is that of the options. By default it is the number of CPUs, plus one if
+    a store is used, so that one process can download or upload while the others tokenize.
     """
     has_processor = any(plan.job.processor for plan in plans)
     pool = PoolSettings(

@@ -39,7 +39,7 @@ from mdsmix.conversion.job import Dropped, Job
 from mdsmix.conversion.keys import lines_keys
 from mdsmix.conversion.unit_files import FOLDER, compress_with_checksum, read_if_exists
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
-from mdsmix.messages import choose_verb, plural
+from mdsmix.messages import plural
 from mdsmix.shards.shard_files import decompress_frame
 from mdsmix.sources import Content, Unit, Window
 from mdsmix.sources.formats import format_of, list_raised_versions
@@ -47,17 +47,17 @@ from mdsmix.storage import Location, Stat, find_store, locate, map_threads
 
 NOTE = "sources.zst"
 PART = re.compile(r"part-\d{1,6}-of-\d{1,6}")
-"Names of the notes that the parts of an array leave at the target, with the same lines."
+"Names of the notes that the jobs of an array leave at the target; their lines are those of NOTE."
 DROPPED = ".dropped"
 UNKNOWN = Content(windows=(), files=())
 Stamps: TypeAlias = Mapping[str, tuple[int, str]]
 "URL of an image -> its size and stamp; the size is -1 if it was missing or could not be read."
 MISSING = [-1, ""]
 FEW = 100
-"Up to so many objects of a bucket are stat-ed one by one: a listing may include many others."
+"Up to so many objects of a bucket are stat-ed one by one, since a listing may have many others."
 SPARSE = 20
-"""A listing is read up to so many times the number of wanted objects; the remaining ones are
-stat-ed one by one.
+"""A listing of n wanted objects is read up to SPARSE * n entries; objects that were not found by
+then are stat-ed one by one.
 """
 
 
@@ -67,14 +67,14 @@ class KnownSources:
 
     path: Path
     units: dict[str, Content] = field(default_factory=dict)
-    """`unit_stamp` -> content. A unit that was not read to its end has its stored windows, and no
-    files.
+    """`unit_stamp` -> content. If a unit was not read to its end, its content has the windows that
+    are stored so far, and no files.
     """
 
     @staticmethod
     def empty(target: str) -> KnownSources:
-        """Return a cache of the stream published at `target`, to be written only: its file is not
-        read.
+        """Return an empty cache for the stream published at `target`. Its file can be written, but
+        is not read here.
         """
         name = f"{xxhash.xxh128_hexdigest(target)}.jsonl"
         return KnownSources(cache_folder() / "seen" / name)
@@ -98,7 +98,9 @@ class KnownSources:
                 self.learn(entry["unit"], Content(windows=windows, files=files))
 
     def learn(self, stamp: str, content: Content) -> None:
-        """Add the content of the unit with this `unit_stamp`: all of it, or one more window."""
+        """Add the content of the unit with this `unit_stamp`. Content with files is that of the
+        whole unit; without files it is one more window.
+        """
         earlier = self.units.get(stamp, UNKNOWN)
         if content.files:
             self.units[stamp] = content
@@ -106,22 +108,21 @@ class KnownSources:
             self.units[stamp] = replace(content, windows=earlier.windows + content.windows)
 
     def learn_objects(self, folder: Location, units: Iterable[Unit]) -> None:
-        """Add the lines of the note next to the stream, if some of these units are objects that
-        this machine does not know.
+        """Add the lines of the note next to the stream, if some of these units are files in a store
+        whose content this machine does not know.
         """
         if any(_is_object(unit) and not self.content(unit) for unit in units):
             self.learn_lines(decompress_frame(read_if_exists(folder, NOTE)) or b"")
 
-    def learn_parts(self, folder: Location) -> str:
-        """Add the lines of the parts' notes at the target. Return a sentence with the number of
-        parts that left one; a damaged note does not count.
+    def learn_parts(self, folder: Location) -> int:
+        """Add the lines of the notes that the parts of an array left at the target. Return the
+        number of notes; a damaged note does not count.
         """
         notes = map_threads(lambda note: decompress_frame(note.read()), list_part_notes(folder))
         intact = [lines for lines in notes if lines is not None]
         for lines in intact:
             self.learn_lines(lines)
-        have = choose_verb(intact, "has", "have")
-        return f"{plural(len(intact), 'part')} {have} finished; the remaining work is done now"
+        return len(intact)
 
     def forget(self, gone: Set[Window]) -> None:
         """Remove these windows. A unit with one of them no longer counts as read to its end, so it
@@ -157,8 +158,10 @@ class KnownSources:
                 file.write(_format_line(unit, content))
 
     def save(self, contents: Mapping[Unit, Content], folder: Location | None = None) -> None:
-        """Store these units and forget all others. `folder`: the stream's, where the lines of
-        objects are stored too.
+        """Store these units on this machine and forget all others.
+
+        Args:
+            folder: the stream's folder; lines of files in a store are written there too.
         """
         objects = dict[Unit, Content]()
         for unit, content in contents.items():
@@ -169,6 +172,12 @@ class KnownSources:
             keep_in_cache(self.path, format_lines(contents))
             if folder and objects:
                 (folder / FOLDER / NOTE).write(compress_with_checksum(format_lines(objects)))
+
+
+def describe_finished_parts(count: int) -> str:
+    """Return `2 parts have finished; the remaining work is done now`."""
+    have = "has" if count == 1 else "have"
+    return f"{plural(count, 'part')} {have} finished; the remaining work is done now"
 
 
 def write_part_note(folder: Location, part: str, contents: Mapping[Unit, Content]) -> None:
@@ -231,8 +240,8 @@ def recall(path: Path) -> Any:
 def recall_dropped(
     job: Job, contents: Sequence[Content], cache: KnownSources
 ) -> list[Dropped] | None:
-    """Return the duplicates to drop from each unit with these contents; no unit has any under
-    `duplicates: keep`. None if this machine has not stored them.
+    """Return the duplicates to drop from each unit with these contents; under `duplicates: keep`
+    these are none. Return None if this machine has not stored them.
     """
     if not job.drops:
         return [{}] * len(contents)
@@ -246,7 +255,12 @@ def recall_dropped(
 
 
 def remember_dropped(cache: KnownSources, keys: Sequence[str], bits: Sequence[bytes]) -> None:
-    """Store the bits of `find_repeats` of the windows with these keys."""
+    """Store the bits of `find_repeats` on this machine.
+
+    Args:
+        keys: the `lines_key` of each window.
+        bits: for each window; b"" if it has no duplicate.
+    """
     entries = [[key, window_bits.hex()] for key, window_bits in zip(keys, bits, strict=True)]
     remember(cache.path.with_suffix(DROPPED), entries)
 
@@ -255,7 +269,7 @@ def group_dropped_by_unit(bits: Iterable[bytes], contents: Sequence[Content]) ->
     """Return the duplicates to drop from each unit.
 
     Args:
-        bits: those of `find_repeats`, for each window of these units in order.
+        bits: the bits of `find_repeats`, for each window of these units in order.
     """
     iterator = iter(bits)
     dropped_by_unit = list[Dropped]()
@@ -276,7 +290,10 @@ def remember_image_stamps(job: Job, window: Window, stamps: Stamps) -> None:
 
 
 def forget_changed(job: Job, cache: KnownSources) -> None:
-    """Forget windows with an image that has changed, or whose images' stamps are not stored."""
+    """Remove windows with a changed image from the cache. An image has changed if its size or stamp
+    has. If the stamps of a window's images are not stored on this machine, the window is removed
+    too.
+    """
     if not job.kind.has_images:
         return
     stamps_by_window = dict[Window, Any]()

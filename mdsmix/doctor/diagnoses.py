@@ -272,8 +272,9 @@ def _diagnose_target(target: Location, source_bytes: int) -> Diagnoses:
         yield Diagnosis(
             what,
             "warning",
-            "the store keeps no conditions (If-Match, If-None-Match), so it cannot reliably keep "
-            "two runs from writing one stream: never start two at once, or publish as versions",
+            "the store does not support conditional writes (If-Match, If-None-Match), so it cannot "
+            "reliably keep two runs from writing one stream: never start two at once, or publish "
+            "as versions",
         )
 
     # The clock, then the space on a disk.

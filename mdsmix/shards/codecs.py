@@ -42,7 +42,7 @@ encoding does not fix its dtype. The encoding of a column of numbers is one of t
 
 
 def _as_bytes(rows: Ragged) -> list[Ragged]:
-    """Return the values as bytes, with nothing in front of them."""
+    """Return the values of each row as bytes, uint8. No shape is put in front of them."""
     return [Ragged(rows.values.view(np.uint8), rows.offsets * rows.values.itemsize)]
 
 
@@ -58,13 +58,14 @@ class Codec:
     size: int | None = None
     "Bytes of every value; None if values differ in length."
     lay_out: Callable[[Ragged], list[Ragged]] = _as_bytes
-    """Lay out many values as a shard stores them: uint8 rows of heads, if values have heads, and
-    uint8 rows of values. Raises ValueError if MDS cannot store a value.
+    """Lay out many values, one per sample, as a shard stores them. Returns one or two Raggeds of
+    uint8 rows: the heads (the shape in front of each value), if the encoding has heads, and the
+    values. Raises ValueError if MDS cannot store a value.
     """
     decode: Callable[[bytes], Any] = bytes
     "Decode one value: to an ndarray, str, number, JSON value, or bytes."
     is_array: bool = False
-    "Whether values are arrays of the dtype, so that those of many samples are read at once."
+    "Whether values are arrays of `dtype`; then the values of many samples are decoded at once."
 
 
 def _array_codec(dtype: str = "", shape: str = "") -> Codec:
@@ -85,7 +86,8 @@ def _lay_out_arrays(rows: Ragged) -> list[Ragged]:
     bytes.
     """
     lengths = rows.lengths
-    if len(lengths) and not lengths.min():
+    has_empty_row = len(lengths) > 0 and lengths.min() == 0
+    if has_empty_row:
         raise ValueError("contains an empty row, which MDS cannot store")
     log_widths = (lengths > 0xFF).astype(np.int64) + (lengths > 0xFFFF)
     return [lay_out_lengths(lengths, log_widths), *_as_bytes(rows)]
@@ -142,7 +144,9 @@ def _split_images(data: bytes) -> list[bytes]:
 
 CODECS: dict[str, Callable[..., Codec]] = {
     "ndarray": _array_codec,
-    **dict.fromkeys(("list[jpeg]", "list[png]", "list[pil]"), partial(Codec, decode=_split_images)),
+    "list[jpeg]": partial(Codec, decode=_split_images),
+    "list[png]": partial(Codec, decode=_split_images),
+    "list[pil]": partial(Codec, decode=_split_images),
     "json": partial(Codec, decode=json.loads),
     "str": partial(Codec, decode=bytes.decode),
     "str_int": partial(Codec, decode=int),

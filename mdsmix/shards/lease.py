@@ -1,5 +1,5 @@
-"""One writer of a stream at a time: the object `.mdsmix/lease` names the run that writes. The lease
-is valid as long as its counter rises.
+"""A lease that lets only one run write a stream at a time: the file `.mdsmix/lease` names the run
+that writes. The lease is valid as long as a counter in it rises.
 
 The clocks of two machines are never compared. The holder raises a counter in the object every five
 seconds. A run that finds a lease watches it, and takes it over only if the counter has not changed
@@ -7,9 +7,9 @@ for four beats of its own clock. Every write is conditional on what was read. So
 lease over, one of them wins, and a holder that was stopped for a minute learns before it publishes
 that it lost the lease.
 
-A lease alone protects nothing: its holder may be stopped right after confirming it, and go on when
-another run has taken it over and published. So a run first reads the published files, then confirms
-the lease, and then makes every write that publishes conditional on what it read
+A lease alone is not enough: its holder may be stopped right after confirming it, and resume after
+another run has taken the lease over and published. So a run first reads the published files, then
+confirms the lease, and then makes every write that publishes conditional on what it read
 (`replace_unchanged`). The store refuses the writes of a run that was overtaken, and the run reports
 that.
 
@@ -49,13 +49,15 @@ BEAT_SECONDS = 5.0
 STALE_BEATS = 4
 "A lease may be taken over if its counter has not changed for so many beats."
 LOOKS_A_BEAT = 5
-"How often in a beat a run looks at the lease that it watches."
+"How often per beat a waiting run reads the lease of the other run."
 TRIES = 100
 """Attempts to take a lease. Other runs do not take and release it so often, so after that many
 something else is at its path.
 """
 CONFLICTS = 10
-"Attempts at a conditional write: it is rare that more runs write at the same moment."
+"""Attempts at a conditional write. A store answers 409 if others write at the same moment, and it
+is rare that so many do.
+"""
 
 # A fork in the middle of a beat would leave the child with the store client's locks taken forever.
 _beating = threading.RLock()
@@ -80,8 +82,8 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A file as it was read, for conditional writes. Stamp and content are None if there was no
-    file.
+    """A file as it was read, for conditional writes. Its stamp changes with every write (a store's
+    ETag). Stamp and content are None if there was no file.
     """
 
     file: Location
@@ -99,8 +101,9 @@ class Revision:
     def put(self, content: bytes) -> Revision | None:
         """Replace this revision and return the new one, or None if the file has changed since.
 
-        If the answer to a write is lost, the store client sends it again; that write then finds
-        its own content, and counts as done.
+        A failed write is tried again while the file is unchanged, since stores also answer 409 to
+        writers at the same moment. If the answer to a write is lost, the store client sends the
+        write again. It then finds its own content, and counts as done.
         """
         if self.content == content:
             return self
@@ -137,7 +140,7 @@ class Lease:
         self._heart.start()
 
     def confirm(self) -> None:
-        """Raise Unreachable if another run took the lease over. Called before anything is
+        """Raise Unreachable if another run took the lease over. Call it before anything is
         published.
         """
         if not self.renew():
@@ -160,23 +163,25 @@ class Lease:
             return self._written is not None
 
     def is_held_recently(self) -> bool:
-        """Check that nobody can have taken the lease over. Deletions, which cannot be conditional,
-        are made only then.
+        """Return whether this run certainly still holds the lease. A file is deleted only if it
+        does, since a deletion cannot be conditional.
 
-        The store is asked, by `renew`, only if the last beat is older than 10 s: nobody takes a
-        lease over before its counter was unchanged for 20 s.
+        The store is asked, by `renew`, only if the last beat is older than 10 s: another run takes
+        the lease over only after its counter was unchanged for 20 s.
         """
         if _now() - self._renewed_at < STALE_BEATS * BEAT_SECONDS / 2:
             return True
         return self.renew()
 
     def delete(self, file: Location) -> None:
-        """Delete a file, unless the lease was lost: the file may then be another run's."""
+        """Delete a file, unless the lease was lost: then another run may need the file."""
         if self.is_held_recently():
             file.delete()
 
     def release(self) -> None:
-        """Give the lease up. If the store does not answer, the lease is left and grows stale."""
+        """Delete the lease. If the store does not answer, the lease stays, and other runs take it
+        over after 20 s.
+        """
         self._ended.set()
         self._heart.join(1)
         if not self._heart.is_alive():
@@ -213,8 +218,9 @@ def _take_lease(file: Location, say: Say) -> Lease:
     folder = file.parent.parent
     if not file.try_conditions():
         say(
-            f"WARNING: the store of {folder} keeps no conditions (If-Match, If-None-Match), so it "
-            "cannot reliably keep two runs from writing one stream: never start two at once."
+            f"WARNING: the store of {folder} does not support conditional writes (If-Match, "
+            "If-None-Match), so it cannot reliably keep two runs from writing one stream; never "
+            "start two at once."
         )
     for _ in range(TRIES):
         current = Revision.read(file)
@@ -232,12 +238,12 @@ def _take_lease(file: Location, say: Say) -> Lease:
 
 
 def _wait_until_over(lease: Revision, say: Say) -> bool:
-    """Watch the lease of another run. Return whether it was released, or its counter did not
-    change for 20 s.
+    """Watch the lease of another run for up to 20 s. Return True if the run released it, or did not
+    change its counter in this time; False if the run is alive.
     """
     say(
-        f"{lease.file.parent.parent} is held by {_name_holder(lease)}; watching for up to "
-        f"{STALE_BEATS * BEAT_SECONDS:.0f} s whether that run is alive"
+        f"{lease.file.parent.parent} is being written by {_name_holder(lease)}; waiting up to "
+        f"{STALE_BEATS * BEAT_SECONDS:.0f} s to see whether that run is still alive"
     )
     # Looks are counted, not seconds: a store that is slow for us is slow for the holder too.
     for _ in range(STALE_BEATS * LOOKS_A_BEAT):
@@ -255,7 +261,7 @@ def _name_holder(lease: Revision) -> str:
 
 
 def _now() -> float:
-    """Return seconds by a clock that goes on while the machine sleeps, if it has one."""
+    """Return seconds by a clock that keeps running while the machine sleeps, if there is one."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -325,16 +331,19 @@ def replace_unchanged(revision: Revision, content: bytes) -> Revision:
     if written is None:
         raise Overtaken(
             f"{revision.file.parent} was published by another run while this one was stopped, or "
-            f"{revision.file.name} was changed by hand; that publication is kept, this run "
-            "publishes nothing, finished work units are kept: run the same command again when no "
-            "other run is writing."
+            f"{revision.file.name} was changed by hand. That publication is kept, and this run "
+            "publishes nothing. Its finished work units are kept: run the same command again when "
+            "no other run is writing."
         )
     return written
 
 
 def _restore_manifest(folder: Location, *known_manifests: bytes | None) -> None:
-    """Restore the manifest of the published index if `folder` has another manifest and this run
-    knows the right one.
+    """Restore the manifest that belongs to the published index, if `folder` has another manifest
+    and this run knows the right one.
+
+    Args:
+        known_manifests: the manifests that this run has read or written; None for a missing one.
     """
     manifests = dict[str, bytes]()
     for known_manifest in known_manifests:
@@ -352,7 +361,7 @@ def _restore_manifest(folder: Location, *known_manifests: bytes | None) -> None:
 
 
 def _by_index_hash(manifest: bytes | None) -> dict[str, bytes]:
-    """Return {hash of the manifest's index: manifest}; empty if it is missing or damaged."""
+    """Return {hash of its index: manifest}; empty if the manifest is missing or damaged."""
     if manifest:
         with suppress(Unreachable):
             return {parse_manifest(manifest, "").index_hash: manifest}

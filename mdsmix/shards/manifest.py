@@ -40,7 +40,9 @@ class TokenizerCard:
     """The tokenizer that made the ids. Two streams can be mixed only if `hash` is equal."""
 
     name: str
-    "The name on a hub. Of a folder only its last name: its path means nothing on other machines."
+    """The name on a hub. For a local folder only the last part of its path, since the path means
+    nothing on other machines.
+    """
     hash: str
     """Hash of the snapshot: tokenizer.json as AutoTokenizer would use it, the special tokens and
     the template.
@@ -80,8 +82,8 @@ class TokenizerCard:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """The settings that made samples of records. `check` reports if two streams of a mix differ
-    in a setting.
+    """The settings by which records were made into samples. `check` reports if two streams of a mix
+    differ in a setting.
     """
 
     kind: str
@@ -111,7 +113,9 @@ class Encoding:
     id: str | None = None
     "The field that names a record."
     compact: bool = False
-    "Conversations flattened into input_ids and labels: trained right only under none/last."
+    """Whether conversations are flattened into input_ids and labels. They are trained correctly
+    only with target_prompts: none and target_responses: last.
+    """
     date_string: str | None = None
     rewritten_history: Literal["reject", "last", "each"] = "reject"
     too_long: Literal["cut", "filter", "first_turns"] = "cut"
@@ -186,7 +190,7 @@ class MixedStream:
     drawn: int
     "Samples drawn from it; a sample that was drawn twice counts twice."
     tokens: int | None
-    """Tokens of the drawn samples, without tokens that the loader cuts off; None if the columns
+    """Tokens of the drawn samples, without tokens that the loader truncates; None if the columns
     contain no token ids.
     """
     weight: dict[str, int | float] = field(default_factory=dict)
@@ -300,7 +304,8 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
         tree.pop("hash", None)
         if not seal or seal[1].decode() != xxhash.xxh128_hexdigest(content[seal.end() :]):
             raise schema.Misfit(
-                "it was changed after it was written: its hash is not that of its bytes"
+                "it was changed after it was written, since its bytes do not have the hash in its "
+                "key `hash`"
             )
         return schema.parse_mapping(Manifest, tree)
     except (orjson.JSONDecodeError, RecursionError, schema.Misfit) as error:
@@ -331,7 +336,9 @@ def _non_default_fields(section: Any) -> dict[str, Any]:
 
 @cache
 def _list_defaults(cls: Any) -> list[tuple[str, Any]]:
-    """List name and default of each field of a dataclass; `MISSING` if it has no default."""
+    """List the name and default of each field of a dataclass; the default is `MISSING` if the field
+    has none.
+    """
     defaults: list[tuple[str, Any]] = []
     for field_ in fields(cls):
         default = field_.default

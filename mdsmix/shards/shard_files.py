@@ -14,8 +14,8 @@ JSON of its settings, then the samples. A sample is the sizes of its columns tha
 (uint32 each), then its columns in the order of their names. Source:
 streaming/base/format/mds/{writer,encodings}.py, the same in 0.12 and 0.13.
 
-A file that exists is not written again: asking costs one request, a needless write a whole upload.
-So whoever watches the folder sees a file change only if its content does.
+A file that exists is not written again: asking costs one request, a needless write costs a whole
+upload. So the modification time of a file changes only if its content does.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def store_shards(
     """Write the rows as shards into `folder` and return their index entries, in order.
 
     Args:
-        is_new: the folder has no shards yet, so the store is not asked for them.
+        is_new: whether the shards certainly are not in the folder; then the store is not asked.
     """
     return [_store_shard(folder, layout, piece, is_new) for piece in split_into_shards(rows)]
 
@@ -245,8 +245,8 @@ def compress_zstd(content: bytes | bytearray, compression: str) -> bytes:
 
 
 def decompress_frame(stored: bytes) -> bytes | None:
-    """Return the content of one Zstandard frame, or None if the frame is damaged or cut off,
-    whatever size it claims. A checksum in the frame is compared.
+    """Return the content of one Zstandard frame, or None if the frame is damaged or truncated. The
+    size that the frame states is not trusted. If it has a checksum, the checksum is verified.
     """
     from zstandard import ZstdDecompressor, ZstdError
 
@@ -301,7 +301,7 @@ def copy_missing(
     if missing:
         raise Unreachable(
             f"the file {missing[0].basename} was deleted from {sources[0]} while the stream was "
-            "being published; run the same command again, which makes the file again."
+            "being published; run the same command again to make the file again."
         )
     map_threads(lambda name: _copy_or_link(originals[name], folder / name), originals)
     if originals:
@@ -309,8 +309,8 @@ def copy_missing(
 
 
 def _find_original(file: StoredFile, listing: Mapping[str, Stat]) -> str | None:
-    """Return the name of the file in a listing, or of a shard with the same bytes, or None. The
-    file's own name is preferred.
+    """Return the name, in a listing, of the file itself or of a shard with the same bytes. None if
+    there is neither. The file's own name is preferred.
     """
     unnumbered = replace(file, basename=re.sub(r"-\d+\.mds", ".mds", file.basename))
     for candidate in (file, unnumbered):
@@ -320,8 +320,8 @@ def _find_original(file: StoredFile, listing: Mapping[str, Stat]) -> str | None:
 
 
 def _copy_or_link(source: Location, target: Location) -> None:
-    """Link a file of the same name. A file of another name is copied, since it is a shard of its
-    own: damage to one must not damage the other.
+    """Link the file if the name stays the same, otherwise copy it. With another name it is another
+    shard with the same bytes, and damage to one of the two must not damage the other.
     """
     if source.name == target.name:
         source.link_to(target)
@@ -330,20 +330,23 @@ def _copy_or_link(source: Location, target: Location) -> None:
 
 
 def write_if_changed(file: Location, content: bytes) -> None:
-    """Write a file unless it has this content already, for files whose content may change under
-    one name.
+    """Write a file unless it has this content already. For files that are not named by the hash of
+    their content (`write_once`).
     """
     answer = file.fetch(len(content))
-    if answer is None or answer[1] != content:
-        file.write(content)
+    if answer is not None:
+        _, existing_content = answer
+        if existing_content == content:
+            return
+    file.write(content)
 
 
 def write_once(file: Location, *parts: bytes | memoryview, is_new: bool = False) -> None:
-    """Write a file that is named by the hash of its content, unless one of the same size exists.
+    """Write a file that is named by the hash of its content, unless it exists with the right size.
 
     Args:
-        parts: the content, which the file joins.
-        is_new: the file does not exist, so the store is not asked.
+        parts: the content, in parts that are written one after the other.
+        is_new: whether the file certainly does not exist; then the store is not asked.
     """
     stat = None if is_new else file.stat()
     if stat is None or stat.size != sum(map(len, parts)):
@@ -351,8 +354,8 @@ def write_once(file: Location, *parts: bytes | memoryview, is_new: bool = False)
 
 
 def refuse_links(root: Location, *names: str) -> None:
-    """Raise RecipeError if a folder of the path `root`/name/..., or `.mdsmix` or `quarantine` in
-    its last folder, is a link.
+    """Raise RecipeError if a folder of the path `root`/name/... is a link, or if `.mdsmix` or
+    `quarantine` in its last folder is one.
     """
     folder = root
     for name in names:
@@ -365,7 +368,7 @@ def refuse_links(root: Location, *names: str) -> None:
 def _refuse_link(folder: Location) -> None:
     if not folder.is_store and os.path.islink(folder.url):
         raise RecipeError(
-            f"{folder} is a link to {os.path.realpath(folder.url)}, outside of the folder that the "
-            "stream is published in, and nothing may be written there: remove the link, or "
-            "publish to that folder by its own path."
+            f"{folder} is a link to {os.path.realpath(folder.url)}. convert does not write through "
+            "links, since they may lead outside of the folder that the stream is published in: "
+            "remove the link, or publish to that folder by its own path."
         )

@@ -3,7 +3,7 @@ every shard.
 
 A damaged shard ends a training run after days, or silently ends an epoch early, so it is worth
 reading the whole stream: as fast as the disk or the store (JSON columns: 14 M tokens/s). `quick`
-compares names and sizes by one listing, which finds files that are missing or cut off. Of the
+compares names and sizes by one listing, which finds files that are missing or truncated. Of the
 manifest's totals only the tokens are counted again.
 """
 
@@ -78,8 +78,8 @@ class VerifyReport:
     samples: int = 0
     bytes: int = 0
     unchecked: int = 0
-    """Shards that mdsmix cannot decompress, or that have no hash in the index: damage that leaves
-    their layout whole is not noticed.
+    """Shards that mdsmix cannot decompress, or that have no hash in the index. In these, damage is
+    noticed only if it breaks their layout.
     """
     faults: tuple[StreamFault, ...]
     in_transit: tuple[StreamFault, ...] = ()
@@ -94,7 +94,8 @@ class VerifyReport:
 def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> VerifyReport:
     """Verify the whole stream in `folder`.
 
-    Raises Unreachable if it cannot be read: no index, no right, or no answer from the store.
+    Raises Unreachable if it cannot be read: there is no index, the permission is missing, or the
+    store does not answer.
 
     Args:
         quick: compare names and sizes only.
@@ -137,8 +138,8 @@ def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> Ve
 def _parse_or_add_fault(
     file: Location, parse: Callable[[bytes, str], T], faults: list[StreamFault]
 ) -> T | None:
-    """Return the parsed index or manifest. Return None if it is missing, or if it is damaged, which
-    is added to `faults`.
+    """Return the parsed index or manifest, or None if it is missing or damaged. Damage is added to
+    `faults`.
     """
     content = find_metadata(file)
     if content is None:
@@ -156,7 +157,8 @@ def _parse_or_add_fault(
 def _find_lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamFault]:
     """Yield a fault if the quarantine lacks bad records that the manifest counts.
 
-    More records than the manifest counts are not a fault: a later run that was refused left them.
+    More records than the manifest counts are not a fault: a later run that published nothing may
+    have left them.
     The versions of a stream share one quarantine, in the split's folder; it belongs to the current
     version.
     """
@@ -238,8 +240,8 @@ def _choose_threads(files: list[_ExpectedFile]) -> int:
 
 
 def _read_file(folder: Location, file: _ExpectedFile) -> _FileResult:
-    """Read and check a file. A damaged one is read twice: it is whole at the second read if it was
-    damaged in transit.
+    """Read and check a file. If it is damaged, read it once more: if the second read is whole, the
+    file was damaged only in transit.
 
     Raises Unreachable if it cannot be read.
     """
@@ -250,7 +252,7 @@ def _read_file(folder: Location, file: _ExpectedFile) -> _FileResult:
         data = (folder / stored.basename).read()
         try:
             check_stored(stored, data, "index" if shard else "manifest")
-            tokens = None if shard else 0
+            tokens = None if shard else 0  # None: unknown, if the shard cannot be unpacked
             if shard and can_unpack(shard):
                 tokens = decode_and_count(shard, parse_samples(shard, data))
             return _FileResult(fault, True, tokens)
@@ -263,13 +265,13 @@ def _read_file(folder: Location, file: _ExpectedFile) -> _FileResult:
 
 def decode_and_count(shard: Shard, samples: Ragged) -> int | None:
     """Decode the samples of a shard and return the number of their tokens, or None if they contain
-    no ids.
+    no token ids.
 
-    Raises an error of any class if a sample does not decode; its message is the problem.
+    Raises an error of any class if a sample cannot be decoded; its message states the problem.
     """
     token_columns = find_token_columns(shard)
     for name, cells in split_columns(shard, samples):
-        if name not in token_columns:
+        if name not in token_columns:  # `decode_tokens` below decodes the token columns
             decode = find_codec(shard.columns[name]).decode
             for cell in cells.slices():
                 decode(bytes(cell))
