@@ -52,11 +52,13 @@ class Pass:
 
 
 def choose_pass(passes: Sequence[Pass], step: float) -> Pass:
-    """Return the slower pass of the setting to render.
+    """Return the chosen setting's pass. Of its two passes (cold and warm cache) the one with the
+    longer wait counts.
 
     Args:
         step: seconds of a step of the model.
     """
+    # Passes are sorted by wait, so the slower pass of a setting overwrites the faster one.
     slower_passes = {
         measured.setting: measured
         for measured in sorted(passes, key=lambda measured: measured.wait)

@@ -269,7 +269,7 @@ def _make_folder_item(
     """Return a folder of these files as one item, as old as the newest file.
 
     Args:
-        first: the file without which nobody takes the folder for complete.
+        first: the file that is deleted first. Without it no reader takes the folder for complete.
     """
     return Garbage(
         kind=kind,

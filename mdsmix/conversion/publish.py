@@ -141,7 +141,9 @@ def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[s
 
 
 def leftovers_key(job: Job, keys: list[str]) -> str:
-    """Return the key of the record of all units' leftovers, which follow from the units' keys."""
+    """Return the key of the record of all units' leftovers. The leftovers follow from the units, so
+    their key is made of the units' keys.
+    """
     return job.key("leftovers " + " ".join(keys))
 
 
@@ -220,10 +222,11 @@ def write_publication(job: Job, index: Index, manifest: Manifest, held_lease: Le
 
 
 def _tidy_target(folder: Location, index: Index, held_lease: Lease) -> None:
-    """Delete the files of the target that a version has made needless.
+    """Delete the files of the target that are not needed after a version was published.
 
-    These are the index of a stream that was published in place, which is stored as a replaced one,
-    and shards that the version contains too. If the lease was lost, they stay for the next run.
+    These are shards that the version contains too, and the index of a stream that was published in
+    place before; a copy of the index is kept as a replaced one. If the lease was lost, the files
+    stay for the next run.
     """
     old_index = Revision.read(folder / INDEX)
     if old_index.content is not None:

@@ -1,6 +1,9 @@
 """The folders of tokenizer and processor next to the streams, for those who convert or train on
-another machine. A processor is used only if it is proved equal on the stream, before the first of
-its units is converted.
+another machine.
+
+A processor is used only if the batches that it makes of whole conversations equal those that a
+loader will make of the stream's rows. This is tried on the first records of the stream, before its
+first unit is converted.
 """
 
 from __future__ import annotations

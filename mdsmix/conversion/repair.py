@@ -33,11 +33,11 @@ class Repaired:
 
 
 def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher) -> Repaired:
-    """Repair the stream in `folder`, which this recipe publishes, so that it is what its manifest
-    says.
+    """Repair the stream in `folder`, which this recipe publishes: make its missing and damaged
+    files again.
 
-    Raises RecipeError if recipe or source would make another stream, and Unreachable if the stream
-    cannot be read.
+    Raises RecipeError if the recipe or its source would make another stream, and Unreachable if the
+    stream cannot be read.
     """
     # Find the stream in the recipe. Only its current version can be repaired.
     split = find_working_folder(folder)
@@ -48,21 +48,21 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
             names.append(stream.name)
     if not names:
         raise RecipeError(
-            f"the recipe does not publish {folder}, so it cannot make its shards again; name a "
-            "stream that it makes."
+            f"the recipe does not publish {folder}, so its shards cannot be made again from it; "
+            "name a stream that it makes."
         )
     if folder != current:
         raise RecipeError(
-            f"{folder} is an older version of the stream, and only the current one, {current}, can "
-            "be made again from its source; bring the old source back and run mdsmix convert, or "
-            "let mdsmix gc --keep delete it."
+            f"{folder} is an older version of the stream, but only the current version, {current}, "
+            "can be made again from its source; restore the old source and run mdsmix convert, or "
+            "delete the old version by mdsmix gc --keep."
         )
     # Find the damage.
     verified = verify(folder, watcher)
     if not verified.faults:
         return Repaired(stream=str(folder), faults=())
-    # Convert, unless another stream would come out. `reencode` turns off convert's own checks for
-    # that; `_refuse_other_stream` is stricter.
+    # Convert, unless the result would be another stream. `reencode` turns off the checks of convert
+    # for this; `_refuse_other_stream` is stricter than they are.
     options = replace(options, only=names, verify_target=True, reencode=True)
     (plan,) = plan_streams(recipe, options)
     index_hash = _refuse_other_stream(plan, folder)
@@ -70,8 +70,8 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
     if outcome.manifest.index_hash != index_hash:
         raise MdsmixError(
             f"{folder} was made again, but as a new version: a file of its source was changed "
-            "without changing its size, or a record that workers died of then (crashed_worker) is "
-            "written now. The damaged version is gone; render the YAML again before you train."
+            "without changing its size, or a record that crashed workers then (crashed_worker) was "
+            "converted now. The damaged version is gone; render the YAML again before you train."
         )
     return Repaired(
         stream=str(folder),
@@ -109,8 +109,8 @@ def _refuse_other_stream(plan: StreamPlan, folder: Location) -> str:
         reason = f"with its current `publish` the recipe would not publish it at {folder} again"
     if reason:
         raise RecipeError(
-            f"{folder} cannot be repaired, because {reason}, so the same shards would not come "
-            "out; run mdsmix convert, which publishes a new version, or bring the old recipe and "
-            "source back."
+            f"{folder} cannot be repaired, because {reason}, and converting would make other "
+            "shards. Run mdsmix convert, which publishes a new version, or restore the old recipe "
+            "and source."
         )
     return manifest.index_hash

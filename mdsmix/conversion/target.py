@@ -138,8 +138,8 @@ def refuse_replacing(
         if folder.name == QUARANTINE and folder.parent.parent.parent == job.root:
             raise RecipeError(
                 f"stream {job.name}: its source includes files in {folder}, where convert itself "
-                "writes bad records; narrow the pattern, or publish outside of the folder that it "
-                "searches."
+                "writes bad records, so every run would add to its own source; narrow the pattern "
+                "in source.path, or publish outside of the folder that it searches."
             )
     if old is None or job.limit or reencode:
         return
@@ -206,7 +206,9 @@ def _file_name(path: str) -> str:
 
 
 def _repacked_names(paths: Iterable[str]) -> Iterator[str]:
-    """Yield the names that these files would have with another compression, or with none."""
+    """Yield the file names that these files would have if they were compressed by another
+    algorithm, or not at all.
+    """
     for name in map(_file_name, paths):
         packing = next(filter(name.endswith, PACKINGS), "")
         plain_name = name.removesuffix(packing)

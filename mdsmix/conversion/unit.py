@@ -1,9 +1,9 @@
-"""One work unit as a worker converts it: from its source bytes to its stored shards and record.
+"""Convert one work unit in a worker: from its source bytes to its stored shards and record.
 
-A window's key is a hash of its lines and of the settings; a window is converted again only if no
-record has that key. A compressed file is one unit of many windows, because only reading it tells
-where they begin. Each window has its own record, so a run that was killed does not repeat a
-finished window.
+A unit is read in windows, which are slices of its source. A window's key is a hash of its lines and
+of the settings; a window is converted again only if no record has that key. A compressed file is
+one unit of many windows, because only reading it tells where they begin. Each window has its own
+record, so a run that was killed does not repeat a finished window.
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ class _UnitOfJob:
 class ReadTask(_UnitOfJob):
     """An engine's task that reads a unit without encoding it.
 
-    It finds the unit's windows, whose records may be stored under another name, and the images that
-    they name. If `is_hashed`, it also stores the fingerprints of the unit's records.
+    It finds the unit's windows and the images that they name. A window that was moved to another
+    file is then recognized by its content. If `is_hashed`, the task also stores the fingerprints of
+    the unit's records.
     """
 
     is_hashed: bool = False
@@ -250,8 +251,8 @@ class UnitTask(_UnitOfJob):
     def _refuse_stale(
         self, content: Content, windows: Mapping[int, Window], reused: frozenset[int]
     ) -> None:
-        """Raise Unreachable if reused windows are not as they were. Under `duplicates: drop` this
-        is asked of all known windows, since the list of dropped records was made from them.
+        """Raise Unreachable if the content of a reused window has changed. Under `duplicates: drop`
+        all known windows are checked, since the list of dropped records was made from them.
         """
         digests = {window.number: window.digest for window in content.windows}
         for number in windows if self.job.drops else reused:

@@ -72,7 +72,9 @@ class UnitRecord:
     size: int = 0
     "Uncompressed source bytes."
     lines: int = 0
-    "Lines or rows of the source in the window. The next unit of the file counts on from their sum."
+    """Lines or rows of the source in the window. The line numbers of the file's next unit continue
+    from the sum over this unit's windows.
+    """
     base: str = ""
     """`lines_key` of the window, which names its fingerprints; blank if it equals `key`: no record
     is dropped or names an image.
@@ -109,7 +111,7 @@ def pack_array(array: NDArray[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class UnitFile:
-    """The parsed head of a unit file or segment; empty if the file is damaged or cut off."""
+    """The parsed head of a unit file or segment; empty if the file is damaged or truncated."""
 
     records: Mapping[str, bytes] = field(default_factory=dict)
     "Key -> record as JSON."
@@ -120,14 +122,14 @@ class UnitFile:
 
 
 class BlobRef(NamedTuple):
-    """A blob in one of the files."""
+    """A blob (fingerprints or bad records) in a unit file, fingerprint file or segment."""
 
     name: str
     file: str
 
 
 def parse_record(line: bytes) -> UnitRecord | None:
-    """Parse a record's JSON. None if its fields don't fit."""
+    """Parse a record's JSON. Return None if its fields are not those of a UnitRecord."""
     return schema.parse_json_if_fit(UnitRecord, line)
 
 
@@ -199,7 +201,7 @@ def read_blobs(folder: Location, refs: Sequence[BlobRef]) -> Iterator[bytes]:
     """Yield these blobs as they are stored, in this order. A file is read once for all consecutive
     blobs in it.
 
-    Raises Unreachable if a blob is missing or cut off.
+    Raises Unreachable if a blob is missing or truncated.
     """
     by_file = [(file, list(group)) for file, group in groupby(refs, attrgetter("file"))]
     contents = map_in_batches(partial(read_if_exists, folder), [file for file, _ in by_file])
@@ -214,8 +216,8 @@ def read_blobs(folder: Location, refs: Sequence[BlobRef]) -> Iterator[bytes]:
 
 def make_lost_error(folder: Location, file: str) -> Unreachable:
     return Unreachable(
-        f"{folder / FOLDER / file} is damaged or missing, and it has the results of finished work "
-        "units: run the same command with --verify-target, which converts these units again"
+        f"{folder / FOLDER / file}, which has the results of finished work units, is damaged or "
+        "missing: run the same command with --verify-target, which converts these units again"
     )
 
 

@@ -119,7 +119,7 @@ class DoneWork(NamedTuple):
     """The result of `do_units`."""
 
     work: Work
-    "The work as it was done in the end: its tokenizer backend may have changed."
+    "The work as it was done: its job has the tokenizer backend that was used in the end."
     results: list[UnitResult]
     "One per unit, in the order of the plan."
     note: str
@@ -211,12 +211,12 @@ def _convert_first_records(work: Work, limit: int) -> list[UnitResult]:
 
 
 def _read_unknown_units(work: Work) -> None:
-    """Read the units that the cache does not know, if a record at the target belongs to no known
-    unit: the record may be theirs, as after a file was moved.
+    """Read the units that the cache does not know, if the target has a record that belongs to no
+    known unit. Such a record may belong to an unknown unit, for example after a file was moved.
 
-    At a first conversion, or when a killed one continues, the cache explains every record by a unit
-    of this plan. Under `duplicates: drop` all units are read anyway; those of images are read here
-    too, since an equal image may now be in another place.
+    At a first conversion, or when a killed one continues, every record belongs to a known unit of
+    this plan, so nothing is read. Under `duplicates: drop` all units are read elsewhere; units of
+    images are read here too, since an equal image may now be in another place.
     """
     job = work.job
     has_images = job.kind.has_images

@@ -112,11 +112,11 @@ class Totals(Counts):
     which do not fill a row.
     """
     truncated_rows: int = 0
-    """Samples from which tokens were cut off when converting, so that the loader cuts off no
-    more.
+    """Samples that were truncated when converting, so that the loader does not truncate them
+    again.
     """
     truncated_tokens: int = 0
-    "Tokens that were cut off when converting, from all samples."
+    "Tokens that were truncated when converting, from all samples."
     largest_id: int = -1
     longest: int = 0
     "Tokens of the longest sample."
@@ -125,9 +125,9 @@ class Totals(Counts):
     specials: int = 0
     "Records whose text contained the string of a special token."
     cut_rows: int = 0
-    "Samples longer than max_seq_len, which the loader will cut."
+    "Samples longer than max_seq_len, which the loader will truncate."
     cut_tokens: int = 0
-    "Tokens that the loader cuts off these samples; they are never trained."
+    "Tokens that the loader truncates from these samples; no model is trained on them."
     images: int = 0
     image_bytes: int = 0
     "Stored bytes of these images."
@@ -151,9 +151,9 @@ class Totals(Counts):
 
     @property
     def seen_tokens(self) -> int:
-        """Tokens that the model sees in one pass over all samples: cut to max_seq_len, and with
-        the EOS that the loader appends. An image counts as the tokens that the recipe's processor
-        makes of it, or as one token without a processor.
+        """Tokens that the model sees in one pass over all samples: truncated to max_seq_len, and
+        with the EOS that the loader appends. An image counts as the tokens that the recipe's
+        processor makes of it, or as one token without a processor.
         """
         more_image_tokens = 0
         if self.image_tokens:

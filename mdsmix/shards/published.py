@@ -344,7 +344,7 @@ def read_quarantine(folder: Location) -> Iterator[dict[str, Any]]:
         content = decompress_frame(file.read())
         if content is None:
             raise Unreachable(
-                f"{file}, a file of bad records, is damaged or cut off; delete it and run convert "
-                "again, which writes it again."
+                f"{file}, a file of bad records, is damaged or truncated; delete it and run "
+                "convert, which writes it again."
             )
         yield from map(orjson.loads, content.splitlines())

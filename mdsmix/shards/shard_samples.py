@@ -64,9 +64,8 @@ def open_shard(folder: Location, shard: Shard) -> Iterator[Location]:
     file = folder / shard.stored.basename
     if not can_unpack(shard):
         raise Unreachable(
-            f"{file} is compressed by {shard.packing}, and mdsmix reads "
-            f"{', '.join(READABLE_COMPRESSIONS)}; publish the stream with one of these to look "
-            "inside."
+            f"{file} is compressed by {shard.packing}, but mdsmix reads only "
+            f"{', '.join(READABLE_COMPRESSIONS)}; publish the stream with one of these to read it."
         )
     try:
         yield file
@@ -208,7 +207,7 @@ def decode_samples(shard: Shard, samples: Ragged) -> Iterator[Sample]:
 
     Raises an error of any class if a sample is damaged; its message is the problem.
     """
-    columns = [
+    columns = [  # (name, decoder, iterator over the column's cells)
         (name, find_codec(shard.columns[name]).decode, map(bytes, cells.slices()))
         for name, cells in split_columns(shard, samples)
     ]
