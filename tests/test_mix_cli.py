@@ -387,5 +387,7 @@ def test_any_value_at_any_key_gives_findings_or_one_sentence(home: Path) -> None
 def test_a_recipes_dataset_that_has_no_keys_is_refused(home: Path) -> None:
     recipe = str(write_mix(home, "web", "chat"))
     for value in ("5", "[1]", "x"):
-        with pytest.raises(RecipeError, match=r"train_loader\.dataset is .* must hold keys"):
+        with pytest.raises(
+            RecipeError, match=r"train_loader\.dataset is .* must be keys and values"
+        ):
             resolve_mix([recipe, f"train_loader.dataset={value}"])

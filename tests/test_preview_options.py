@@ -15,7 +15,7 @@ from tests.published import CONCAT, TOKEN_ROW, publish
 
 TOLD = {"epoch": 2, "sample_in_epoch": 96, "num_canonical_nodes": 4, "shuffle_seed": 9}
 NO_STATES = (
-    ("{", "no state of a loader"), ("[1]", "no state of a loader"),
+    ("{", "not a loader's state"), ("[1]", "no state of a loader"),
     ('{"epoch": 1}', "sample_in_epoch is missing"),
     ('{"epoch": 1, "sample_in_epoch": "x"}', "sample_in_epoch is 'x'"),
 )  # fmt: skip
@@ -45,7 +45,7 @@ def test_the_command_refuses_in_a_sentence_without_importing_streaming(tmp_path:
         ([config], "the size of a batch is unknown"),
         ([*eight, "--gpus", "3"], "take a multiple of 3,"),
         ([*eight, "--read", "much"], "--read much is not a size"),
-        ([*eight, "--state", "none"], "--state none is no state"),
+        ([*eight, "--state", "none"], "--state none is not a loader's state"),
         ([*eight, "--state", "none", "--epoch", "1"], "leave --epoch"),
         ([eight[0], "--batch", "4"], "take a multiple of 8,"),  # as plan, bench and report
         ([project, "--batch", "8"], "streams alone have no batches"),

@@ -246,7 +246,7 @@ def test_one_sentence_says_why_there_is_no_page(tmp_path: Path) -> None:
     project, page = publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5, card={}), tmp_path / "r.html"
     for arguments, out, code, said in (
         ([tmp_path / "gone"], page, 4, "contains no published stream"),
-        ([tmp_path / "a.yaml", "x=1"], page, 2, "a.yaml cannot be read"),
+        ([tmp_path / "a.yaml", "x=1"], page, 2, "a.yaml: no such file"),
         ([], page, 2, "Usage"),
         ([project, "--batch", 7, "--gpus", 2], page, 2, "cannot be divided among 2 devices"),
         ([project], tmp_path, 2, str(tmp_path)),
