@@ -15,7 +15,7 @@ from tests.published import CONCAT, TOKEN_ROW, publish
 
 TOLD = {"epoch": 2, "sample_in_epoch": 96, "num_canonical_nodes": 4, "shuffle_seed": 9}
 NO_STATES = (
-    ("{", "not a loader's state"), ("[1]", "no state of a loader"),
+    ("{", "not a loader's state"), ("[1]", "not a loader's state"),
     ('{"epoch": 1}', "sample_in_epoch is missing"),
     ('{"epoch": 1, "sample_in_epoch": "x"}', "sample_in_epoch is 'x'"),
 )  # fmt: skip
