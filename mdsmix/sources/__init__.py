@@ -1,9 +1,9 @@
-"""From the files of a recipe's source to records: files are found, cut into work units, and read as
-batches.
+"""Reads the records of a recipe's source: finds its files, splits them into work units, and yields
+their records in batches.
 
 files = find_files(["data/*.jsonl.zst"], base=recipe_folder)  # paths and sizes; nothing is read
-for unit in plan_units(files):  # the same units on every machine
-    digests = Digests(unit)  # hashes of each window's content
+for unit in plan_units(files):  # the same work units on every machine
+    digests = Digests(unit)  # hashes of each window (a slice of the unit's bytes)
     for batch in read_batches(unit, digests=digests):  # about 4 MB of decoded records each
         batch.records, batch.bad, batch.window
     content = digests.content()  # shows a later run whether the unit has changed

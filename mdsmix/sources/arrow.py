@@ -1,16 +1,15 @@
-"""Arrow's own files: IPC files (Feather too), which have a directory of their record batches, and
-streams, which have none. Functions on rows that Arrow has read, which parquet uses too, are here as
-well.
+"""Arrow's own files: IPC files (including Feather), which have a directory of their record batches,
+and streams, which have none. The functions on rows that Arrow has read are used by parquet too.
 
 `datasets` stores its data as streams (`save_to_disk`, its cache). On a disk these are mapped and
-never loaded as a whole: only the rows that are being decoded are touched. A row's number in the
-file is known only after all earlier rows were read, so a row is identified by its batch, and its
-number is counted at publication.
+never loaded as a whole: only the rows that are being decoded are read. A row's number in the file
+is known only after all earlier rows were read. So a row is identified by its batch, and its number
+is counted at publication.
 
-A row's digest covers the fields that are read of it, as orjson writes them: compression, the
-grouping of rows and the release of pyarrow do not change it. Values that JSON has no form for
+A row's digest covers the fields that are read, as orjson writes them. So compression, the grouping
+of rows and the release of pyarrow do not change it. Values that JSON has no form for
 (times, decimals, bytes) are written with the name of their type, so that they differ from strings.
-JSON texts and maps are decoded first (`arrow_values.py`).
+Strings of JSON and maps are decoded first (`arrow_values.py`).
 """
 
 from __future__ import annotations
@@ -36,13 +35,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_BYTES = BLOCK_BYTES // 2
-"""About the bytes of rows that are decoded at once: Arrow's columns, Python's records and their
-JSON are all in memory.
+"""About how many bytes of rows are decoded at once. Half a block, because Arrow's columns, Python's
+records and their JSON are in memory together.
 """
 MOST_ROWS = 4096
 "The most rows that are decoded at once, however short they are."
 _STREAM_END = b"\0\0\0\0"
-"The last bytes of a complete stream. A stream that is cut off after a message may end so too."
+"""The last bytes of a complete stream. A stream that was truncated after a message may also end in
+them.
+"""
 
 
 class Arrow(Format):
@@ -57,8 +58,8 @@ class Arrow(Format):
         import pyarrow.ipc  # noqa: F401
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1: the lines of rows with JSON texts or maps, and so their digests, changed with
-        the decoding, and no others.
+        """Return 1, although `version` is 2: windows without strings of JSON or maps keep their
+        digests. The digests of the others changed anyway, together with the decoded lines.
         """
         return 1
 
@@ -71,8 +72,8 @@ class Arrow(Format):
         return zip(starts, [*starts[1:], None], strict=True)
 
     def records(self, file: SourceFile) -> int | None:
-        """Return the number of rows; None for a file in a store, since counting would read all of
-        its batches.
+        """Return the number of rows; None for a file in a store, since counting them there would
+        download all batches.
         """
         if file.location.is_store:
             return None
@@ -88,8 +89,9 @@ class Arrow(Format):
 def batch_ordinal(batch: int, row: int) -> int:
     """Return the ordinal of row `row` in record batch `batch`.
 
-    Rows are not counted through the file: the number of rows before a batch is unknown.
+    Rows are not numbered through the file, because the number of rows before a batch is unknown.
     """
+    # The batch number, from 1, in the upper bits, and the row in the lower 32.
     return (batch + 1) << 32 | row
 
 
@@ -122,7 +124,7 @@ def _opened(file: SourceFile, fields: tuple[str, ...]) -> Iterator[_Opened]:
             source.seek(0)
             names = open_reader(source).schema.names
             columns = select_columns(file, names, fields)
-            # An empty list means all columns to Arrow; the rows then drop the unwanted ones.
+            # Arrow reads all columns if `numbers` is empty; `_rows` then drops them.
             numbers = [names.index(name) for name in columns]
 
             # Open the reader of these columns.
@@ -137,7 +139,12 @@ def _opened(file: SourceFile, fields: tuple[str, ...]) -> Iterator[_Opened]:
 
 
 def _check_stream_end(file: SourceFile, stored: Any, head: bytes) -> None:
-    """Raise EOFError if a stream does not end in its end mark. `head`: its first bytes."""
+    """Raise EOFError if a stream does not end with its end mark.
+
+    Args:
+        stored: an open reader of the file.
+        head: the first bytes of the file, which show the version of the stream format.
+    """
     end = _STREAM_END
     if head.startswith(ARROW_MESSAGE_START):
         end = ARROW_MESSAGE_START + _STREAM_END
@@ -172,8 +179,8 @@ def _batches(reader: Any, span: Span) -> Iterator[tuple[int, pa.RecordBatch]]:
 
 
 def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Check that the batch's offsets do not point outside of it, which Arrow does not check when it
-    reads. Return the batch. Invalid UTF-8 is left to the rows.
+    """Return the batch. Raises ValueError if its offsets point outside of it, which Arrow does not
+    check when it reads. Invalid UTF-8 is not an error here: it is found row by row later.
     """
     try:
         batch.validate(full=True)
@@ -190,11 +197,12 @@ def row_items(
     columns: tuple[str, ...],
     decoders: dict[str, Decode],
 ) -> Iterator[Item]:
-    """Yield rows as items, each with its record and its line of JSON; a bad row with raw bytes.
+    """Yield rows as items, each with its record and, as raw bytes, its line of JSON. The raw bytes
+    of a row that cannot be read are those of `_raw_bytes`.
 
     Args:
-        ordinal: that of the first row.
-        place: that of the first row.
+        ordinal: the ordinal of the first row.
+        place: the place of the first row, such as `{"row": 12, "batch": 0}`.
         columns: the names of all columns of the file.
         decoders: column -> decoder of its values.
     """
@@ -203,7 +211,7 @@ def row_items(
     raws = dict[int, bytes]()
     try:
         records = rows.to_pylist()
-    except Exception:  # one row is bad: each row is read alone
+    except Exception:  # at least one row is bad: read each row alone
         records = [_read_row(rows, index, reasons) for index in range(rows.num_rows)]
     for index, record in enumerate(records):
         if index in reasons:
@@ -233,8 +241,8 @@ def _read_row(rows: pa.RecordBatch, index: int, reasons: dict[int, str]) -> Any:
 
 
 def _raw_bytes(rows: pa.RecordBatch, index: int) -> bytes:
-    """Return the bytes of a bad row: of its strings, or of the serialised row if it has other
-    types.
+    """Return the bytes of a bad row for the quarantine: its strings, joined by newlines; or the
+    whole row serialised by Arrow if a column has another type.
     """
     import pyarrow as pa
 
@@ -251,19 +259,19 @@ _OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_NON_STR_KEYS
 def json_line(record: Any) -> bytes:
     """Return a record as a line of JSON without its newline.
 
-    Every release of the library that read the record gives the same bytes.
+    The bytes do not depend on the release of the library that read the record.
     """
     return write_json(record, _typed_value, _OPTIONS)
 
 
 def _typed_value(value: Any) -> Any:
-    """Return a value that JSON has no form for as `{"date": "2024-01-31"}`."""
+    """Return a value without a form in JSON as its type and string: `{"date": "2024-01-31"}`."""
     text = base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
     return {type(value).__name__: text}
 
 
 def _with_python_times(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Cut times of nanoseconds to microseconds, the finest that Python's times have."""
+    """Truncate times in nanoseconds to microseconds, the finest unit of Python's times."""
     import pyarrow as pa
 
     types = [_coarse_type(kind) for kind in rows.schema.types]
@@ -276,8 +284,8 @@ def _with_python_times(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _coarse_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type with microseconds in place of nanoseconds, at any depth. Times with a zone
-    get the zone UTC.
+    """Return the type with microseconds instead of nanoseconds, at any depth of a nested type. The
+    zone of a time with a zone becomes UTC.
     """
     import pyarrow as pa
 
@@ -293,14 +301,17 @@ def _coarse_type(kind: pa.DataType) -> pa.DataType:
 
 
 def select_columns(file: SourceFile, names: Sequence[str], fields: Sequence[str]) -> list[str]:
-    """Return the file's columns among `fields`; all columns without fields.
+    """Return the columns of the file that are in `fields`; all columns if `fields` is empty.
 
-    Raises Unreachable if two of them have one name.
+    Raises Unreachable if two of these columns have the same name.
+
+    Args:
+        names: all columns of the file.
     """
     columns = [name for name in names if not fields or name in fields]
     if len(set(columns)) < len(columns):
-        twice = next(name for name in columns if columns.count(name) > 1)
-        raise Unreachable(f"{file.location.url} has two columns named {twice}: rename one")
+        repeated = next(name for name in columns if columns.count(name) > 1)
+        raise Unreachable(f"{file.location.url} has two columns named {repeated}: rename one")
     return columns
 
 
@@ -310,8 +321,8 @@ def choose_row_count(rows: int, size: int) -> int:
 
 
 def unreadable_error(file: SourceFile, kind: str, error: Exception) -> Unreachable:
-    """Return the error for a file that is cut off, is of another format, or has types that pyarrow
-    does not read.
+    """Return the error for a file that pyarrow cannot open: it is truncated, has another format, or
+    has types that pyarrow does not know.
 
     Args:
         kind: the expected kind of file, such as `parquet file`.
@@ -326,19 +337,20 @@ def unreadable_error(file: SourceFile, kind: str, error: Exception) -> Unreachab
 
 
 _WIDE_COLUMN = re.compile(rb"\x15\x0e\x15\x20\x15[\x00\x02\x04]\x18([\x01-\x7f])")
-"""A column of 16 bytes in the footer of a parquet file, up to the length of its name: type, length,
-repetition.
+"""Matches the description of a column of 16-byte values in the footer of a parquet file: its type,
+length and repetition. Group 1 is the byte that follows, the length of the column's name.
 """
 
 
 def _wide_integers_message(file: SourceFile) -> str:
-    """Return a message on a file with integers of more than 64 bits. It names their columns if the
-    file has a parquet footer.
+    """Return the message about a file that has integers of more than 64 bits. It names their
+    columns if the file is parquet.
     """
     footer = _parquet_footer(file)
     names = list[str]()
     for column in _WIDE_COLUMN.finditer(footer):
-        name = footer[column.end() : column.end() + column[1][0]]
+        name_length = column[1][0]  # the value of the one byte in group 1
+        name = footer[column.end() : column.end() + name_length]
         names.append(name.decode(errors="replace"))
     columns = f"the column {join_names(names)}" if names else "a column"
     return (
@@ -349,8 +361,9 @@ def _wide_integers_message(file: SourceFile) -> str:
 
 
 def _parquet_footer(file: SourceFile) -> bytes:
-    """Return the raw footer of a parquet file; empty if the file does not end as one."""
+    """Return the raw footer of a parquet file; b"" if the file is not parquet."""
     with file.open_random() as stored:
+        # The last 8 bytes are the footer's length and the format's mark.
         stored.seek(max(0, file.stat.size - 8))
         end = stored.read()
         if end[4:] != b"PAR1":

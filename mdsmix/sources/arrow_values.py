@@ -1,10 +1,11 @@
-"""Values that Arrow and parquet store in another form than JSON Lines: JSON texts in columns of the
-type `arrow.json`, and maps. Both may be at any depth of a column.
+"""Decodes values that Arrow and parquet store in another form than JSON Lines: strings of JSON in
+columns of the type `arrow.json`, and maps. Both may be at any depth of a column.
 
-A map whose keys are strings or whole numbers becomes an object, as DuckDB writes it to JSON. Maps
-with other keys stay lists of pairs. JSON is recognised by the column's type, by the field's
-metadata if the release of pyarrow does not know the type, and in parquet by the logical type JSON
-of a leaf: the leaves of an Arrow schema are in the order of parquet's columns.
+A map whose keys are strings or whole numbers becomes an object, as DuckDB writes it to JSON. A map
+with other keys stays a list of pairs. A string of JSON is recognised by one of three signs: the
+column's type; the field's metadata, if the release of pyarrow does not know the type; in parquet,
+the logical type JSON of a leaf (a column without inner columns). The leaves of an Arrow schema are
+in the same order as parquet's columns.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ JSON = "arrow.json"
 MAP_REASONS = {"duplicate_key": "A map of parquet or Arrow has one key twice."}
 _NAME_KEY = b"ARROW:extension:name"
 _OWN_REASONS = ("lone_surrogate", "too_deep", "unreadable_value")
-"""Reasons that a JSON text of a column has in common with a line; for any other fault it is
-`not_json`.
+"""Reason codes of a line of JSON that are also used for a string of JSON in a column. Any other
+fault of such a string is `not_json`.
 """
 
 Decode = Callable[[Any], Any]
@@ -35,7 +36,7 @@ a value that has no such form.
 
 
 def decoders_of(schema: pa.Schema, json_leaves: Container[int] = ()) -> dict[str, Decode]:
-    """Return a decoder for each column with JSON texts or maps, by its name; empty for most files.
+    """Return column -> decoder, for the columns with strings of JSON or maps; most files have none.
 
     Args:
         schema: the schema of all columns of the file.
@@ -49,7 +50,7 @@ def decoders_of(schema: pa.Schema, json_leaves: Container[int] = ()) -> dict[str
 def decode_record(record: dict[str, Any], decoders: dict[str, Decode]) -> dict[str, Any]:
     """Return the record with the values of these columns decoded.
 
-    Raises RecordRefused, whose detail names the column.
+    Raises RecordRefused if a value cannot be decoded; its detail names the column.
     """
     decoded = dict(record)
     for name, decode in decoders.items():
@@ -67,7 +68,8 @@ def _decoder(field: pa.Field, leaves: Iterator[bool]) -> Decode | None:
     """Return the decoder of a field's values; None if they need no decoding.
 
     Args:
-        leaves: whether the next leaf is JSON, for each leaf; those of the field are consumed.
+        leaves: for each leaf from this field on, whether it is JSON. The leaves of the field are
+            consumed.
     """
     import pyarrow as pa
 

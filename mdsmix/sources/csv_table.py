@@ -1,11 +1,11 @@
 """Tables of delimited text, csv and tsv. Every cell is a string and may contain line ends; a row
 with a fault is a bad record.
 
-Python's csv reader decides where a row ends: it gets line after line until a row is complete, so
-every row keeps its bytes and its place. Arrow's reader is twice as fast, but returns no place, ends
-at a field larger than its block, and makes null of "NA" and 7 of "007" unless it is configured not
-to. Spreadsheets of countries with a decimal comma write semicolons: if the first row has semicolons
-and not the delimiter, the table is read by semicolons.
+Python's csv reader decides where a row ends. It is given one line after the other until a row is
+complete, so the bytes and the place of every row are known. Arrow's reader is twice as fast. But it
+returns no place, fails on a field larger than its block, and turns "NA" into null and "007" into 7
+unless configured otherwise. In countries with a decimal comma, spreadsheets separate cells by
+semicolons. So if the first line has semicolons but not the delimiter, the delimiter is `;`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from mdsmix.sources.jsonl import is_utf8
 from mdsmix.sources.units import SourceFile, Span
 
 LONGEST_FIELD = 16 << 20
-"Characters of a cell; the reader uses four bytes for each."
+"The most characters of a cell; the reader uses four bytes for each."
 LONGEST_ROW = 2 * LONGEST_FIELD
-"Bytes of a row with its line ends; a longer row is a bad record."
+"The most bytes of a row with its line ends; a longer row is a bad record."
 
 
 class CsvTable(Format):
@@ -60,19 +60,22 @@ class CsvTable(Format):
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         with opened(file, self.packing, span.memory) as stream:
             first_line = stream.readline(LONGEST_ROW)
+            # Spreadsheets of countries with a decimal comma write `;` between cells.
             delimiter = self._delimiter
             if b";" in first_line and delimiter.encode() not in first_line:
                 delimiter = ";"
             rows = _RowReader(first_line, partial(stream.readline, LONGEST_ROW), delimiter).rows()
             header = list(file.read_as.header) or _header(file, rows)
             records = _records(rows, header, span.unit.parsed)
-            yield from item_blocks(file, span, f"{delimiter} {header}", records)
+            # Equal bytes under another delimiter or header are other records, with other digests.
+            decoding = f"{delimiter} {header}"
+            yield from item_blocks(file, span, decoding, records)
 
 
 def _header(file: SourceFile, rows: Iterator[Item]) -> list[str]:
-    """Return the fields from the first row that is not blank.
+    """Return the names of the fields, from the first row that is not blank.
 
-    Raises Unreachable if it is bad or names two fields alike.
+    Raises Unreachable if that row has a fault, or two fields with the same name.
     """
     first_row = next((row for row in rows if row.record or row.reason), None)
     if first_row is None:
@@ -93,7 +96,13 @@ def _header(file: SourceFile, rows: Iterator[Item]) -> list[str]:
 def _records(
     rows: Iterator[Item], header: list[str], structured: tuple[str, ...]
 ) -> Iterator[Item]:
-    """Yield rows of cells as records. `structured`: fields whose cells are JSON."""
+    """Yield each row of cells as a record.
+
+    Args:
+        rows: items whose `record` is a list of cells.
+        header: the names of the fields.
+        structured: fields whose cells are JSON.
+    """
     fields = tuple(header)
     number = 0
     for row in rows:
@@ -109,7 +118,9 @@ def _records(
 
 
 def _misfit(cells: int, fields: int) -> str:
-    """Return the reason why a row of so many cells is not a record; "" if it is one."""
+    """Return the reason code of a row that has another number of cells than the table has fields;
+    "" if the numbers agree.
+    """
     if cells == 0:
         return BLANK
     if cells < fields:
@@ -122,19 +133,25 @@ def _misfit(cells: int, fields: int) -> str:
 class _RowReader:
     """Reads the rows of a table, each with its cells, its bytes and its place.
 
-    After a faulty row, reading goes on at the next line.
+    After a faulty row, reading continues at the next line.
     """
 
     def __init__(self, first_line: bytes, next_line: Callable[[], bytes], delimiter: str) -> None:
-        """`next_line` returns a line, or a piece of one that is too long; b"" at the end."""
+        """Store the arguments.
+
+        Args:
+            first_line: a line of the file that was read already.
+            next_line: returns the next line, or a piece of a line that is too long; b"" at the end.
+            delimiter: the character between two cells.
+        """
         self._waiting = deque([first_line])
         "Lines that are read again before `next_line` is called."
         self._next_line = next_line
         self._delimiter = delimiter
         self._offset = 0
-        "The byte of the current row."
+        "The byte of the file at which the current row begins."
         self._lines = list[bytes]()
-        "The lines that the csv reader has taken for the current row."
+        "The lines that the csv reader has read for the current row."
 
     def rows(self) -> Iterator[Item]:
         csv.field_size_limit(LONGEST_FIELD)
@@ -152,7 +169,8 @@ class _RowReader:
                 reason = TOO_LONG if "limit" in str(error) else "not_csv"
                 reader = self._new_reader()
 
-            # Take the row's bytes. A faulty row is its first line; later lines are read again.
+            # Collect the row's bytes. A faulty row consists of its first line only; its later
+            # lines are read again as new rows.
             if reason == "not_csv":
                 self._waiting.extendleft(reversed(self._lines[1:]))
                 del self._lines[1:]
@@ -175,8 +193,8 @@ class _RowReader:
         return csv.reader(self._texts(), delimiter=self._delimiter, strict=True)
 
     def _texts(self) -> Iterator[str]:
-        """Yield lines for the csv reader, one at a time: only the next line is sure to belong to
-        the current row.
+        """Yield lines to the csv reader, one at a time, and note each in `_lines`. The reader asks
+        for another line only if the current row continues in it.
         """
         while raw := self._read_line():
             self._lines.append(raw)
@@ -188,7 +206,7 @@ class _RowReader:
         return self._waiting.popleft() if self._waiting else self._next_line()
 
     def _skip_row(self, raw: bytes) -> tuple[int, int]:
-        """Skip the rest of a row that is too long. Return the row's bytes and its line ends.
+        """Skip the rest of a row that is too long. Return how many bytes and line ends the row has.
 
         The row ends at a line end with an even number of quotes before it.
 

@@ -1,7 +1,7 @@
-"""The files that a recipe's `source.path` names.
+"""Finds the files that a recipe's `source.path` names.
 
-A pattern that matches nothing is an error, never an empty stream: the usual causes are a typing
-mistake or another folder, so the message shows the place that was searched.
+A pattern that matches no file is an error, never an empty stream. The usual causes are a typing
+mistake or the wrong folder, so the message names the place that was searched.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SPLITS = "dataset_dict.json"
 
 
 def list_data_files(folder: Location) -> FoundFiles:
-    """Return the files of a folder that `save_to_disk` or a stream's writer made, in their order.
+    """Return the data files of a folder that `save_to_disk` (of `datasets`) or a writer of MDS
+    shards made, in their order. Empty for any other folder, or a missing one.
 
-    Empty for any other folder, or a missing one.
-
-    Raises RecipeError if the folder contains several splits, Unreachable if files are missing.
+    Raises RecipeError if the folder contains several splits of a data set (`train`, `test`), and
+    Unreachable if files are missing.
     """
     if splits := _read_list(folder / SPLITS, "splits"):
         raise RecipeError(
@@ -55,14 +55,17 @@ def list_data_files(folder: Location) -> FoundFiles:
             missing.append(str(file))
     if missing:
         raise Unreachable(
-            f"{join_names(missing)} is missing, and the {STATE} in that folder lists it: "
+            f"{join_names(missing)} is missing, but the {STATE} in that folder lists it: "
             "copy the folder again"
         )
     return files
 
 
 def _read_list(file: Location, key: str) -> list[Any] | None:
-    """Return a list in a JSON file; None if there is no such file."""
+    """Return the list under `key` in a JSON file; None if there is no such file.
+
+    Raises Unreachable if the file contains no such list, or an empty one.
+    """
     fetched = file.fetch()
     if fetched is None:
         return None
@@ -81,7 +84,8 @@ def find_files(
     """Return the files of the paths, globs and URLs, each file once.
 
     Args:
-        base: the folder that relative paths begin at.
+        paths: paths, globs or URLs, as in the recipe.
+        base: the folder from which relative paths begin.
         read_as: the recipe's settings for reading them.
     """
     files: dict[str, SourceFile] = {}
@@ -121,9 +125,9 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
 
 
 def name_of(location: Location, base: str | os.PathLike[str]) -> str:
-    """Return the file's name: its URL in a store, otherwise its path from `base`.
+    """Return the file's name: its URL in a store, otherwise its path relative to `base`.
 
-    Other files and entries do not matter, so a new one changes no name, and folder and recipe may
+    A name depends on no other file, so adding files changes no names. The recipe and its data may
     be moved together.
     """
     return location.url if location.is_store else os.path.relpath(location.url, base)
@@ -137,9 +141,9 @@ def drop_empty_files(files: Iterable[SourceFile]) -> list[SourceFile]:
 def source_keys(
     paths: Iterable[str], base: str | os.PathLike[str], read_as: ReadAs
 ) -> dict[str, Any]:
-    """Return the recipe's keys that decide which files are read, and how.
+    """Return the keys of the recipe that decide which files are read, and how, with their values.
 
-    Paths begin at `base`, so that recipe and files may be moved together. Example:
+    Paths are relative to `base`, so that recipe and files may be moved together. Example:
     `{"source.path": ["data/*.csv"], "source.header": ["text"]}`.
     """
     home = glob.escape(os.fspath(base))

@@ -1,9 +1,9 @@
-"""The interface of a file format: how a file is cut into splits, its records in blocks, and the
-place of each record.
+"""The interface of a file format: how a file is divided into splits, how its records are read in
+blocks, and how the place of each record is named.
 
-Units, windows, digests, counting and quarantine are the same for all formats; everything that
-differs is a method of `Format`. A format that takes records out of a file one by one (rows,
-members, elements) yields `Item`s, and `item_blocks` makes blocks of them.
+Work units, windows (slices of a unit's bytes), digests, counting and quarantine are the same for
+all formats. Everything that differs is a method of `Format`. A format that reads records one by one
+(rows, archive members, array elements) yields `Item`s, and `item_blocks` groups them into blocks.
 """
 
 from __future__ import annotations
@@ -34,22 +34,24 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 Splits = Iterable[tuple[int, int | None]]
-"Ranges [start, end) of ordinals that a file is cut into."
+"""Ranges [start, end) that a file is divided into, in the numbers (`Item.ordinal`) that its format
+counts by. An end of None is the end of the file.
+"""
 
 
 class Item(NamedTuple):
-    """A piece of a file: a record, or bytes that give none, with the reason."""
+    """A piece of a file: a record, or bytes that are not a record, with the reason code."""
 
     ordinal: int
-    """The piece's number as its format counts (a byte offset, a row): ascending in the file, and
-    the same whichever unit reads it.
+    """The piece's number as its format counts: a byte offset or a row. It ascends through the file,
+    and does not depend on the work unit that reads the piece.
     """
     place: Mapping[str, Any]
-    "The place as it is written into the quarantine: {`line`: 12, `offset`: 345}."
+    "The place as it is written into the quarantine file: {`line`: 12, `offset`: 345}."
     length: int
     "Length in bytes; includes the newline for text rows."
     raw: bytes
-    "The bytes themselves; empty if they are too long to be kept."
+    "The bytes themselves; empty if they are longer than `LONGEST`."
     record: Any = None
     reason: str = ""
     "The reason code of an item that is not a record."
@@ -62,7 +64,8 @@ class Item(NamedTuple):
     def where(self) -> str:
         """The place for a person: `row 3, batch 0`, or `byte 345` if the place has an offset.
 
-        The byte is shown because lines are counted from the start of the split, not of the file.
+        The byte is shown instead of the line, because lines are counted from the start of the
+        split, not of the file.
         """
         if "offset" in self.place:
             return f"byte {self.ordinal}"
@@ -70,16 +73,16 @@ class Item(NamedTuple):
 
 
 Decoded = tuple[list[Any], dict[int, str]]
-"""The records of consecutive pieces of bytes, and the reason for each piece that is not a record,
-by its index. BLANK is not a fault.
+"""The records of consecutive pieces of bytes; and index of a piece -> reason code, for each piece
+that is not a record. The reason BLANK (an empty line) is not a fault.
 """
 Decoder = Callable[[list[bytes]], Decoded]
 
 
 @dataclass(slots=True)
 class BoundedBytes:
-    """Collects the bytes of one record piece by piece, and drops them if the record is too long to
-    be kept.
+    """Collects the bytes of one record piece by piece. Drops them once the record is longer than
+    `LONGEST`.
     """
 
     offset: int = 0
@@ -99,7 +102,12 @@ class BoundedBytes:
         return self.length > LONGEST
 
     def item(self, decode: Decoder, **place: int) -> Item:
-        """Decode the collected bytes. `place`: the item's place besides its offset."""
+        """Decode the collected bytes, and return the item.
+
+        Args:
+            decode: decodes a list of byte strings, here of one.
+            place: the item's place without its offset, such as `line=12`.
+        """
         place["offset"] = self.offset
         raw = b""
         record = None
@@ -114,27 +122,27 @@ class BoundedBytes:
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """Consecutive pieces of one file in one window, about 4 MB: lines that are not decoded yet, or
-    items.
+    """Consecutive pieces of one file, about 4 MB, all in one window (a slice of a work unit):
+    either lines that are not decoded yet, or items.
     """
 
     format: str
-    """Everything besides the bytes that affects decoding, such as the header of a csv: pieces of
-    equal format and content give equal records.
+    """Everything besides the bytes that affects decoding, such as the header of a csv. Two blocks
+    of equal format and content have equal records.
     """
     file: str
     "The name of the pieces' file."
     window: int
     start: tuple[int, ...]
-    """The place of the first piece; distinguishes blocks of equal content. Of lines: the line,
-    counted from 1 at the split's start, and the byte. Of items: the ordinal.
+    """The place of the first piece, which distinguishes blocks of equal content. For lines: the
+    line number, counted from 1 at the split's start, and the byte offset. For items: the ordinal.
     """
     raws: list[bytes]
-    """The bytes of each piece, of the fields that are read; empty for one that is too long to be
-    kept. A line includes its newline.
+    """The bytes of each piece, limited to the fields that are read. They are empty for a piece that
+    is too long to be kept. A line includes its newline.
     """
     whole: memoryview | None = None
-    "The lines as in the file, so that hashing need not join `raws` again."
+    "All lines in one buffer, as in the file, so that hashing need not join `raws`. None for items."
     decoder: Decoder | None = None
     "The decoder of lines; None for items."
     items: Sequence[Item] = ()
@@ -149,7 +157,7 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Uncompressed bytes, of the fields that are read."""
+        """Number of uncompressed bytes, limited to the fields that are read."""
         if self.items:
             return sum(item.length for item in self.items)
         return len(self.whole) if self.whole else sum(map(len, self.raws))
@@ -157,7 +165,8 @@ class Block:
     def content(self) -> bytes | memoryview:
         """Return the bytes that are hashed.
 
-        Joined over consecutive blocks, they are the same however the blocks were cut.
+        The concatenation over consecutive blocks does not depend on where one block ends and the
+        next begins.
         """
         if self.whole is not None:
             return self.whole
@@ -175,7 +184,7 @@ class Block:
         return replace(self, raws=self.raws[:count], items=self.items[:count], whole=None)
 
     def decode(self) -> Decoded:
-        """Return the block's records, and the reason for each other piece, by its index."""
+        """Return the block's records; and index -> reason code for the other pieces."""
         if self.decoder and not self.items:
             return self.decoder(self.raws)
         faults = {index: item.reason for index, item in enumerate(self.items) if item.reason}
@@ -199,11 +208,14 @@ class Block:
 def item_blocks(
     file: SourceFile, span: Span, format: str, items: Iterable[Item], unseen: Sequence[str] = ()
 ) -> Iterator[Block]:
-    """Yield the items as blocks, cut at the edges of windows, at 4 MB and at 4,096 items.
+    """Yield the items grouped into blocks.
 
-    An item belongs to the window that contains its first byte.
+    A block ends at the end of its window (a slice of a work unit), at 4 MB or at 4,096 items. An
+    item belongs to the window that contains its first byte.
 
     Args:
+        file: the file of the items.
+        span: the range of the file that is read, with its windows.
         format: everything besides the bytes that affects decoding, as in `Block`.
         unseen: fields that are not read, although a record may have a value in them.
     """
@@ -247,7 +259,9 @@ class Stretch(NamedTuple):
 
 
 def cut_splits(stretches: Iterable[Stretch], window_bytes: int) -> Splits:
-    """Yield splits, in ordinals of records, each of at most a window, or of one larger stretch."""
+    """Yield splits as ranges of record numbers. A split never divides a stretch, and has at most
+    `window_bytes` bytes, unless it is one larger stretch.
+    """
     start = end = size = 0
     for stretch in stretches:
         if size and size + stretch.size > window_bytes:
@@ -283,27 +297,28 @@ class Format(ABC):
     """
 
     name: ClassVar[str] = ""
-    "The word for the format in the names of rules; empty: the class's name."
+    "The format's name in the names of rules (`format.csv`); empty: the lower-case class name."
     version: int = 1
-    """Raised when a file gives other records than before (`version_for`). A subclass inherits it.
-    Files of a raised format are read again, once.
+    """Increased when this format begins to return other records for the same file (see
+    `version_for`). A subclass inherits it. After an increase, files of the format are read again
+    once.
     """
     size_factor: int = 1
-    "Planned size / stored size of a file; 1: the file is stored as it is read."
+    "Assumed uncompressed size divided by stored size; 1: a file is stored as it is read."
     reads_fields: ClassVar[bool] = False
     "Only the fields that the shape needs are read, so a file's digest depends on them."
     cells_are_texts: ClassVar[bool] = False
     "Every cell is a string, so lists and objects are written as JSON."
     heeds: ClassVar[tuple[str, ...]] = ()
-    "The keys of a `ReadAs` that the format uses, besides `format`."
+    "The settings of `ReadAs` that the format uses, besides `format`: `header`, `split_by`."
     ordinals: ClassVar[str] = "byte"
     "The thing that the format's ordinals count: `byte`, `row`, `sample`."
     counted: ClassVar[str] = ""
-    """The key of a place, such as `line`, that counts from the split's start. The true number
-    depends on earlier splits.
+    """The key of a place, such as `line`, that is counted from the split's start. Its number in the
+    file is known only once the earlier splits were read.
     """
     reasons: ClassVar[Mapping[str, str]] = {}
-    "Reason codes that only this format gives -> their explanations."
+    "Reason codes of bad records that only this format uses -> their explanations."
 
     def __init__(self, packing: str = "") -> None:
         """`packing`: the suffix, such as `.gz`, of the files' compression; "" if there is none."""
@@ -313,14 +328,14 @@ class Format(ABC):
 
     @property
     def rule(self) -> str:
-        """The name of the rule that takes records out of its files, for example `format.csv`."""
+        """The name that stands for this format's way of reading records: `format.csv`."""
         return f"format.{self.name or type(self).__name__.lower()}"
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return the version that goes into the digests of a file's windows.
+        """Return the version that is hashed into the digests of a file's windows.
 
-        A format whose change concerns some files only overrides this and returns the older
-        version for all others: their digests stay, so their rows are not made again.
+        Override it if a change of the format concerns only some files, and return the older version
+        for all others. Their digests then stay the same, so they are not converted again.
 
         Args:
             fields: the fields that are read of each record; empty: all.
@@ -328,14 +343,17 @@ class Format(ABC):
         return self.version
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
-        """Return splits of about a window each; one split if only reading the records would show
-        where to cut.
+        """Return splits of about `window_bytes` each; one split for the whole file if the places to
+        split at are known only after reading its records.
+
+        Args:
+            fields: the fields that are read of each record; empty: all.
         """
         return [(0, None)]
 
     def check(self, file: SourceFile) -> None:
-        """Raise RecipeError if the recipe gives the file a key that this format does not use, or
-        lacks one that it needs.
+        """Raise RecipeError if the recipe sets a key that this format does not use, or lacks one
+        that it needs.
         """
         for key in {"header", "split_by"} - set(self.heeds):
             if getattr(file.read_as, key):
@@ -349,7 +367,7 @@ class Format(ABC):
         return file.stat.size * self.size_factor
 
     def records(self, file: SourceFile) -> int | None:
-        """Return the number of records in the file; None if only reading all of it would show."""
+        """Return the number of records in the file; None if that needs reading the whole file."""
         return None
 
     def prepare(self) -> None:  # noqa: B027 - most import nothing
@@ -363,5 +381,8 @@ class Format(ABC):
         """
 
     def guess(self, file: SourceFile) -> Mapping[str, Any]:
-        """Return keys of `heeds`, with values, that `mdsmix init` must set for the file."""
+        """Return the settings, of those in `heeds`, that `mdsmix init` writes for the file.
+
+        Example: `{"split_by": "line"}`.
+        """
         return {}

@@ -1,4 +1,6 @@
-"""The formats of files, by suffix. To add a format, write its file and add a line to `FORMATS`."""
+"""The file formats, by suffix. To add a format, write a subclass of `Format` in a file of its own,
+and add a line to `FORMATS`.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ from mdsmix.sources.units import SourceFile
 
 
 def _packed_or_not(make_format: Callable[[str], Format], *suffixes: str) -> dict[str, Format]:
-    """Return suffix -> format, also for each packing, of a format that is read from start to end:
-    only such a format can be read through a decompressor.
+    """Return suffix -> format for each of the suffixes, alone and followed by each packing (`.csv`,
+    `.csv.gz`, ...). Only for a format that is read from start to end, because a decompressor cannot
+    jump.
+
+    Args:
+        make_format: makes the format from its packing, such as `.gz` or "".
     """
     formats = dict[str, Format]()
     for packing in ("", *PACKINGS):
@@ -45,13 +51,13 @@ FORMATS: dict[str, Format] = {
     ".parquet": Parquet(),
     **dict.fromkeys((".arrow", ".feather"), Arrow()),
 }
-"Suffix (lower case, one or two parts) -> format; of an MDS stream the name of its index file."
+"Suffix (lower case, one or two parts) -> format. For an MDS stream, the name of its index file."
 NAMED = {"text": ".txt", "mds": INDEX} | {
     name: f".{name}" for name in ("jsonl", "json", "csv", "tsv", "tar", "parquet", "arrow")
 }
-"Value of the recipe's `source.format` -> the suffix of such files."
+"Value of the recipe's `source.format` -> the key of that format in `FORMATS`."
 ENTRY_POINTS = "mdsmix.formats"
-"The entry point group under which other packages register a Format by its suffix."
+"The entry point group in which other packages register a Format under its suffix."
 
 
 def format_of(file: SourceFile) -> Format:
@@ -72,6 +78,7 @@ def format_by(path: str, name: str = "") -> Format:
     last_suffix = "".join(suffixes[-1:])
     if name:
         return _format_by_name(name, last_suffix)
+    # The whole name is a key for `index.json`; two suffixes for a packed file (`.csv.gz`).
     for key in (file_name, "".join(suffixes[-2:]), last_suffix):
         if key in FORMATS:
             return FORMATS[key]
@@ -86,7 +93,7 @@ def format_by(path: str, name: str = "") -> Format:
 
 
 def _added_format(suffix: str) -> Format | None:
-    """Return the format that another package registers for this suffix."""
+    """Return the format that another package registers for this suffix; None if there is none."""
     if not suffix:
         return None
     added: Format | None = load_extension(ENTRY_POINTS, suffix)
@@ -94,7 +101,12 @@ def _added_format(suffix: str) -> Format | None:
 
 
 def _format_by_name(name: str, suffix: str) -> Format:
-    """Return the format that a recipe names. The file's suffix shows only how it is packed."""
+    """Return the format that a recipe names.
+
+    Args:
+        name: the value of `source.format`.
+        suffix: the last suffix of the file, used only to find how it is packed.
+    """
     if name in NAMED:
         packing = suffix if suffix in PACKINGS else ""
         return FORMATS.get(NAMED[name] + packing) or FORMATS[NAMED[name]]
@@ -104,5 +116,5 @@ def _format_by_name(name: str, suffix: str) -> Format:
 
 
 def list_raised_versions(formats: Iterable[Format]) -> dict[str, int]:
-    """Return the rules of formats whose version is above 1: name -> version."""
+    """Return rule -> version (`{"format.parquet": 2}`) for the formats whose version is above 1."""
     return {format.rule: format.version for format in formats if format.version > 1}

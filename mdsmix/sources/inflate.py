@@ -1,9 +1,9 @@
-"""Files packed by gzip, Zstandard, bzip2 or xz, of any number of members or frames, as a stream of
-uncompressed bytes.
+"""Reads files packed by gzip, Zstandard, bzip2 or xz as a stream of uncompressed bytes. A file may
+have any number of members or frames.
 
-A decoder gets few bytes at once, so that a file which expands a thousandfold costs time and not
-memory. A file that ends inside a member is an error: half a source must not pass for a whole one.
-A file that begins as one of another format is refused (`sniff.py`).
+A decoder is given few bytes at once, so a file that expands a thousandfold takes time but not
+memory. A file that ends inside a member is an error, because half a source must not be mistaken for
+all of it. A file whose first bytes are those of another format is refused (`sniff.py`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from mdsmix.sources.sniff import HEAD_BYTES, describe_foreign_content
 from mdsmix.sources.units import SourceFile
 
 _STORED_BYTES = 4 << 10
-"""Bytes that a decoder gets at once. They expand to 4 MB at most by gzip, and to 128 MiB by
-Zstandard, where 4 bytes may encode 128 KiB.
+"""Bytes that a decoder is given at once. With gzip they expand to 4 MB at most; with Zstandard,
+where 4 bytes may encode 128 KiB, to 128 MiB.
 """
 _OUTPUT_BYTES = 1 << 20
-"Bytes that bzip2 and xz give back at once; gzip and Zstandard have no limit of output."
+"Bytes that bzip2 and xz return at once. The output of gzip and Zstandard cannot be limited."
 
 
 @contextmanager
@@ -38,9 +38,9 @@ def opened(
 
     Args:
         packing: the suffix of the packing, such as `.gz`; "" for a file that is not packed.
-        memory: bytes that this process may use; a frame may need half of them.
-        start: the byte to begin at, of a file that is not packed.
-        until: the byte at which reading probably ends, of a file that is not packed.
+        memory: bytes that this process may use; decompressing may take half of them.
+        start: the byte to begin at; 0 for a packed file.
+        until: the byte at which reading probably ends; None for a packed file.
 
     Raises Unreachable if the first bytes are those of another format.
     """
@@ -59,7 +59,7 @@ def opened(
 
 
 class Inflated(io.RawIOBase):
-    """A reader of the uncompressed bytes of a packed file. A frame may need `memory` bytes."""
+    """A reader of a packed file's uncompressed bytes. Decompressing may take `memory` bytes."""
 
     def __init__(self, file: BinaryIO, packing: str, url: str, memory: int) -> None:
         self._pieces = _inflate(file, _DECODERS[packing], memory)
@@ -89,7 +89,7 @@ class Inflated(io.RawIOBase):
             raise self._damage(error) from error
 
     def _damage(self, error: Exception) -> Unreachable:
-        """Return the error with its cause and cure, from a decoder's error."""
+        """Return the error for the user, with its cause and what to do, from a decoder's error."""
         message = str(error)
         if "limit" in message or "too much memory" in message:
             return Unreachable(
@@ -109,9 +109,12 @@ class Inflated(io.RawIOBase):
 
 
 def _inflate(file: BinaryIO, new_decoder: Callable[[int], Any], memory: int) -> Iterator[bytes]:
-    """Yield the uncompressed bytes of any number of members or frames.
+    """Yield the uncompressed bytes of a file of any number of members or frames.
 
-    Zeros between members are skipped: tapes and some tools pad files with them.
+    Zeros between members are skipped, because tapes and some tools pad files with them.
+
+    Args:
+        new_decoder: returns a decoder that may use so many bytes of memory.
     """
     stored = b""
     decoder = None
@@ -124,6 +127,7 @@ def _inflate(file: BinaryIO, new_decoder: Callable[[int], Any], memory: int) -> 
             has_output_limit = hasattr(decoder, "needs_input")  # bzip2 and xz
             limit = (_OUTPUT_BYTES,) if has_output_limit else ()
         yield decoder.decompress(stored, *limit)
+        # A decoder with a limit of output may have more output without further input.
         while not decoder.eof and not getattr(decoder, "needs_input", True):
             yield decoder.decompress(b"", *limit)
         stored = decoder.unused_data
@@ -144,5 +148,5 @@ _DECODERS: dict[str, Callable[[int], Any]] = {
     ".bz2": lambda memory: bz2.BZ2Decompressor(),
     ".xz": lambda memory: lzma.LZMADecompressor(memlimit=memory),
 }
-"Suffix of a packing -> its decoder, which may need so many bytes of memory."
+"Suffix of a packing -> function that returns a decoder which may use so many bytes of memory."
 PACKINGS = tuple(_DECODERS)

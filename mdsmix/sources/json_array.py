@@ -1,11 +1,11 @@
-"""JSON files: one array of values, cut into its elements while it is read, or JSON Lines under the
-name `*.json`.
+"""JSON files: one array of values, which is split into its elements while it is read; or JSON Lines
+in a file named `*.json`.
 
 Only the array's own brackets and commas decide where an element ends: a regular expression skips
 strings and everything else between them. orjson then reads each element alone, as it does lines. So
 an element that is not valid JSON does not affect its neighbours, and each element keeps its bytes
-and its place. Streaming parsers return neither bytes nor place and end at the first fault, and the
-fastest (yajl) silently turns a lone surrogate into a `?`.
+and its place. Streaming parsers return neither bytes nor place, and stop at the first fault. The
+fastest of them (yajl) also turns a lone surrogate into a `?` silently.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mdsmix.sources.units import SourceFile, Span
 
 _WHITESPACE = b" \t\r\n"
 _HEAD_BYTES = 64 << 10
-"First bytes of a file; at least one of them is assumed not to be white space."
+"How many first bytes of a file are searched for a byte that is not white space."
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _PLAIN = rb'[^\[\]"{},\\]++|\\.|' + _STRING
 _STRING_END = re.compile(_STRING[1:], re.DOTALL)
@@ -69,7 +69,7 @@ class _Scan(NamedTuple):
 def _elements(pieces: Pieces, file: SourceFile) -> Iterator[Item]:
     """Yield the elements between the array's commas and brackets, without white space around them.
 
-    An empty element is left out.
+    Nothing is yielded for an empty element, as in `[]` or after a trailing comma.
     """
     element = BoundedBytes()
     index = 0
@@ -88,7 +88,7 @@ def _elements(pieces: Pieces, file: SourceFile) -> Iterator[Item]:
         begin = 0
         for edge in [*edges, len(complete)]:
             chunk = complete[begin:edge]
-            if not element.length:
+            if not element.length:  # the element begins here
                 chunk = chunk.lstrip(_WHITESPACE)
                 element.offset = offset + edge - len(chunk)
             element.add(chunk)
@@ -121,7 +121,12 @@ def _element_item(index: int, element: BoundedBytes) -> Item:
 
 
 def _scan(data: bytes, depth: int, in_string: bool) -> _Scan:
-    """Find the array's own commas and brackets. `depth` and `in_string`: before these bytes."""
+    """Find the array's own commas and brackets in the next bytes of a file.
+
+    Args:
+        depth: the depth before these bytes, as in `_Scan`.
+        in_string: whether these bytes begin inside a string.
+    """
     begin = 0
     edges = list[int]()
     if in_string:

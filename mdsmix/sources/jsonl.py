@@ -1,12 +1,12 @@
-"""JSON Lines, plain or compressed: one JSON value of any type on each line. Other formats of lines
-are cut into lines here too.
+"""JSON Lines, plain or compressed: one JSON value of any type on each line. Files of other formats
+that consist of lines are split into lines here too.
 
-`BytesIO.readlines` cuts a block into lines, in a third of the time of `bytes.split`, and one
+`BytesIO.readlines` splits a block into lines, in a third of the time of `bytes.split`, and one
 `map(orjson.loads, lines)` decodes them, both in C. Lines with a long run of digits are read by
-`json_values.read_json`, which keeps large whole numbers. Only a line that crosses from one block
-into the next is joined in Python. A bad line stops the decoding loop and is set aside, and the loop
-goes on after it. Lines are never joined into one array: a line with two values and a comma between
-them would pass for two lines.
+`json_values.read_json`, which preserves large whole numbers. Only a line that continues from one
+block into the next is joined in Python. A bad line stops the decoding loop; its reason is stored,
+and the loop continues after it. Lines are never joined into one JSON array, because a line that
+consists of two values and a comma would then count as two lines.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ from mdsmix.sources.inflate import opened
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
 PIECE_BYTES = BLOCK_BYTES - (1 << 19)
-"Bytes that are read at once; a batch of 4 MB has room for the line that crosses into it."
+"""Bytes that are read at once. A little less than a batch of 4 MB, so that a line that began in the
+previous piece still fits into the batch.
+"""
 TAIL_BYTES = 64 << 10
-"""Bytes requested beyond a split's end, in the same request: most lines are shorter, so the split's
-last line ends there.
+"""Bytes requested beyond a split's end, in the same request, for the rest of the split's last line.
+Most lines are shorter.
 """
 _OPENS_ARRAY = re.compile(rb"\s*\[\s*(\{|$)")
 "The beginning of a file that is one array of objects."
@@ -48,15 +50,15 @@ Pieces = Iterator[tuple[int, bytes]]
 
 
 def decode_lines(lines: list[bytes]) -> Decoded:
-    """Return the values of the lines, and the reason for each line that has none."""
+    """Return the values of the lines; and index -> reason code for each line that is not JSON."""
     read = read_json if has_long_numbers(b"".join(lines)) else orjson.loads
     records = list[Any]()
     faults = dict[int, str]()
     values = map(read, lines)
     while True:
         try:
-            # On an error `extend` has kept the earlier values, and `values` goes on after the bad
-            # line.
+            # If a line raises an error, `extend` has already added the values before it, and the
+            # iterator `values` continues with the line after it.
             records.extend(values)
             return records, faults
         except (ValueError, RecursionError) as error:
@@ -73,7 +75,7 @@ def is_utf8(raw: bytes) -> bool:
 
 
 def reason_of(line: bytes, error: Exception) -> str:
-    """Return the reason code of a line that `read_json` refuses with this error."""
+    """Return the reason code of a line for which `read_json` raised this error."""
     message = str(error)
     if not line.strip(b" \t\r\n"):
         return BLANK
@@ -107,7 +109,7 @@ def owned_bytes(stream: BinaryIO, start: int, end: int) -> Pieces:
         yield _without_mark(position, piece)
         position += len(piece)
     if not piece.endswith(b"\n"):
-        # The last line ends beyond `end`.
+        # The last line that starts before `end` continues beyond it.
         for piece in _to_line_end(stream):
             yield position, piece
             position += len(piece)
@@ -122,7 +124,7 @@ def _to_line_end(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def all_bytes(stream: BinaryIO, span: Span) -> Pieces:
-    """Yield a whole file in pieces; none crosses the edge of a window."""
+    """Yield a whole file in pieces. Each piece is in one window (a slice of a work unit)."""
     position = 0
     while piece := stream.read(min(PIECE_BYTES, span.next_edge(position) - position)):
         yield _without_mark(position, piece)
@@ -141,7 +143,12 @@ def split_lines(
 ) -> Iterator[Block]:
     """Yield the lines of consecutive pieces as blocks.
 
-    A line belongs to the window that contains its first byte.
+    A line belongs to the window (a slice of a work unit) that contains its first byte.
+
+    Args:
+        pieces: consecutive bytes of the file, from the first line on.
+        format: everything besides the bytes that affects decoding, as in `Block`.
+        decoder: decodes the lines of a block later.
     """
     next_line = 1
     crossing = BoundedBytes()  # a line that began in an earlier piece
@@ -175,7 +182,7 @@ def split_lines(
         return replace(block, items=[item])
 
     for offset, piece in pieces:
-        # Cut the piece into lines; the last one may go on in the next piece.
+        # Split the piece into lines; the last one may continue in the next piece.
         lines = BytesIO(piece).readlines()
         unfinished = b""
         if lines and not piece.endswith(b"\n"):
@@ -229,5 +236,5 @@ class Jsonl(Format):
             yield from split_lines(pieces, span, file, self.lines_format, self.decoder)
 
     def decoder(self, lines: list[bytes]) -> Decoded:
-        """Return the records of lines, and the reason for each line that has none."""
+        """Return the records of the lines; and index -> reason code for each line without one."""
         return decode_lines(lines)

@@ -1,9 +1,9 @@
 """A published MDS stream, of mdsmix or any other tool, as a source: its columns are the fields of
 its records.
 
-So a stream of texts can be cut or tokenized again for another model, without its own source. The
-file is the stream's `index.json`, which names the shards. Each shard is read whole and checked
-against its size and hashes before a sample is used.
+So a stream of texts can be split or tokenized again for another model, without the source that it
+was made from. The file is the stream's `index.json`, which names the shards. Each shard is read
+whole and checked against its size and hashes before a sample is used.
 """
 
 from __future__ import annotations
@@ -60,9 +60,8 @@ def _samples(file: SourceFile, span: Span) -> Iterator[Item]:
 
 
 def _samples_of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[Item]:
-    """Yield the samples of a shard.
-
-    A sample with a value that does not decode, or has no form in JSON, is an item with a reason.
+    """Yield the samples of a shard as items. An item has a reason code instead of a record if one
+    of the sample's values does not decode, or has no form in JSON.
 
     Args:
         start: the ordinal of the shard's first sample.
@@ -103,5 +102,5 @@ def _reason_of(error: Exception) -> str:
 
 
 def _without_arrays(value: Any) -> Any:
-    """Return arrays as lists, as any other format gives them."""
+    """Return an array as a list, as other formats have it; any other value unchanged."""
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value

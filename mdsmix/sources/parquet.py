@@ -1,9 +1,10 @@
-"""Parquet: the wanted columns of runs of row groups, in batches of a few MB whatever the size of a
-row group.
+"""Parquet. A split is a run of row groups. Only the needed columns are read, in batches of a few
+MB, whatever the size of a row group.
 
-A row group is decoded page by page (`pre_buffer=False`, one thread, a buffer of 1 MiB): a row group
-of 444 MB peaks at 63 MB, and read whole at 1,113 MB. The footer contains the position of each row
-group, so a file is cut into splits without reading a record.
+A row group is decoded page by page (`pre_buffer=False`, one thread, a buffer of 1 MiB): for a row
+group of 444 MB this takes at most 63 MB of memory, but 1,113 MB if the group is read at once. The
+footer contains the position of each row group, so a file is divided into splits without reading a
+record.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Parquet(Format):
         import pyarrow.parquet  # noqa: F401
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1: the lines of rows with JSON texts or maps, and so their digests, changed with
-        the decoding, and no others.
+        """Return 1, although `version` is 2: windows without strings of JSON or maps keep their
+        digests. The digests of the others changed anyway, together with the decoded lines.
         """
         return 1
 
@@ -92,8 +93,8 @@ class _Table(NamedTuple):
 
 @lru_cache(MOST_FOOTERS)
 def _footer(file: SourceFile) -> Any:
-    """Return the file's footer. It is cached: a forked worker has the footers of all planned files
-    from its parent.
+    """Return the file's footer. It is cached, so a forked worker inherits the footers of all
+    planned files from its parent.
     """
     return _open(file).metadata
 
@@ -139,7 +140,7 @@ def _rows_of_group(table: _Table, number: int, first_row: int) -> Iterator[Item]
     import pyarrow as pa
 
     group = table.reader.metadata.row_group(number)
-    size = _size(group, table.columns or [""])
+    size = _size(group, table.columns or [""])  # [""]: no column, since [] would mean all
     count = choose_row_count(group.num_rows, size)
     row = first_row
     end = first_row + group.num_rows
@@ -164,12 +165,16 @@ def _row_groups(footer: Any) -> Iterator[Any]:
 
 
 def _size(group: Any, fields: Sequence[str]) -> int:
-    """Return the uncompressed bytes of these fields."""
+    """Return the uncompressed bytes of these fields in a row group; of all if there are none."""
     return sum(column.total_uncompressed_size for column in _columns(group, fields))
 
 
 def _columns(group: Any, fields: Sequence[str]) -> list[Any]:
-    """Return the columns of a row group that belong to these fields; without fields, all."""
+    """Return the columns of a row group that belong to these fields; all columns if `fields` is
+    empty.
+
+    The columns of a nested field are named `field.element`.
+    """
     columns = map(group.column, range(group.num_columns))
     return [
         column

@@ -1,8 +1,8 @@
-"""Plain text: a document is a file, a line or a paragraph. The recipe's `source.split_by` decides,
-since the text itself does not show it.
+"""Plain text: a document is a file, a line or a paragraph. The recipe's `source.split_by` decides
+this, since the text itself does not show it.
 
-A record has one field, `text`. A line is without its newline, a paragraph without its last newline
-and the blank lines around it, and a file is its whole text.
+A record has one field, `text`. It is a line without its newline; or a paragraph without its last
+newline and the blank lines around it; or the whole text of a file.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from mdsmix.sources.jsonl import Jsonl, Pieces, all_bytes
 from mdsmix.sources.units import SourceFile, Span
 
 HEAD_BYTES = 64 << 10
-"First bytes of a file, as stored, whose lines decide how `guess` splits it."
+"How many first bytes of a file, as stored, `guess` looks at."
 LONG_LINE = 120
-"Mean bytes of a line: a text with longer lines was not wrapped for reading."
+"Mean bytes of a line. Text whose lines are longer was not wrapped for reading."
 
 
 def decode_texts(texts: list[bytes]) -> Decoded:
-    """Return the texts as records; a text of white space is BLANK."""
+    """Return the texts as records; and index -> reason code for each text that is not a record. The
+    reason is BLANK for white space alone.
+    """
     records = list[Any]()
     faults = dict[int, str]()
     for index, raw in enumerate(texts):
@@ -48,11 +50,11 @@ def decode_texts(texts: list[bytes]) -> Decoded:
 
 
 class Text(Jsonl):
-    """`*.txt`. Its ordinals are uncompressed bytes. A large file is cut into splits only with
+    """`*.txt`. Its ordinals are uncompressed bytes. A large file is divided into splits only with
     `split_by: line`.
     """
 
-    version = 1  # unlike Jsonl's, it is not raised when JSON is read in a new way
+    version = 1  # set here, so that it stays when Jsonl's version is increased
 
     heeds: ClassVar[tuple[str, ...]] = ("split_by",)
     lines_format = "text line"
@@ -105,11 +107,11 @@ def _whole_file(pieces: Pieces) -> Iterator[Item]:
 
 
 def _paragraphs(stream: BinaryIO) -> Iterator[Item]:
-    """Yield runs of lines that are not white space. A line that is too long is read in pieces."""
+    """Yield each run of lines that are not white space as an item."""
     paragraph = BoundedBytes()
     first_line = line_number = 1
     offset = 0
-    while line := stream.readline(format.LONGEST):
+    while line := stream.readline(format.LONGEST):  # a longer line is read in pieces
         if offset == 0 and line.startswith(BYTE_ORDER_MARK):
             offset = len(BYTE_ORDER_MARK)
             line = line[offset:]

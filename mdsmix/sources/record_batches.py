@@ -1,7 +1,8 @@
-"""Units read as batches of decoded records, cut by bytes: 4 MB or one record, never by rows.
+"""Reads work units as batches of decoded records. A batch has about 4 MB, or one longer record; the
+number of rows does not matter.
 
-A batch keeps only the record itself of each record. The origin of a record is computed from the
-blocks of its batch on request, which is for bad records.
+Of each record a batch stores only its value. Its origin (file and place) is computed from the
+blocks of the batch on request, that is for bad records.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def _fetch_small(file: SourceFile) -> SourceFile:
 
 
 class BadRecord(NamedTuple):
-    """An item of a file that gives no record, with the reason. Bad records sort in the order of
-    their batch.
+    """An item of a file that is not a good record, with the reason. Bad records sort by their
+    position in the batch.
     """
 
     number: int
@@ -78,12 +79,14 @@ class _BatchBlock(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class RecordBatch:
-    """Consecutive records of one window of a unit, possibly of several small files."""
+    """Consecutive records of one window (a slice of a work unit), maybe of several small files."""
 
     window: int
     records: list[Any] = field(default_factory=list)
     count: int = 0
-    "Number of lines or rows, also blank ones: the next split of the file counts on from here."
+    """Number of lines or rows, including blank ones. The next split of the file continues to count
+    from here.
+    """
     size: int = 0
     "Uncompressed bytes."
     unseen: Counter[str] = field(default_factory=Counter)
@@ -92,8 +95,8 @@ class RecordBatch:
 
     @property
     def bad(self) -> Iterator[BadRecord]:
-        """The items that give no record, in order. Each is made on request, since a file may
-        consist of nothing else.
+        """The items that are not records, in order. Each is created only when it is requested,
+        since a file may consist of nothing else.
         """
         for number, batch_block in enumerate(self._blocks):
             for index, reason in batch_block.faults.items():
@@ -105,7 +108,7 @@ class RecordBatch:
     def reject(
         self, position: int, reason: str, detail: Mapping[str, Any] | None = None
     ) -> BadRecord:
-        """Return `records[position]` as a bad record."""
+        """Return `records[position]` as a bad record, with this reason code and detail."""
         number = self._number_of_block(position)
         batch_block = self._blocks[number]
         index = batch_block.items[position - batch_block.first]
@@ -130,6 +133,7 @@ class RecordBatch:
     def _add(self, block: Block, limit: int | None) -> int:
         """Add the block's records, good or bad, up to `limit`. Return how many were added."""
         records, faults = block.decode()
+        # Indexes of items that are not blank, and below of those that are records.
         filled: Sequence[int] = range(block.count)
         if faults:
             filled = [index for index in filled if faults.get(index) != BLANK]
@@ -153,13 +157,14 @@ def read_batches(
     digests: Digests | None = None,
     done: Container[int] = (),
 ) -> Iterator[RecordBatch]:
-    """Yield the unit's batches in order; none crosses a window.
+    """Yield the unit's batches in order. All records of a batch are in one window (a slice of the
+    unit).
 
     Args:
         limit: the number of records, good or bad, to stop after.
         memory: bytes that this process may use.
-        digests: gets all blocks that are read.
-        done: numbers of windows that are read but give no batch.
+        digests: all blocks that are read are added to it.
+        done: numbers of windows that are skipped: they are read for the digests, but not decoded.
 
     Raises Unreachable if a file is damaged, missing or changed.
     """
@@ -178,7 +183,7 @@ def read_batches(
             remaining -= added
         if remaining == 0:
             break
-        if batch.size > BLOCK_BYTES // 2:  # the next block is as large and would not fit
+        if batch.size > BLOCK_BYTES // 2:  # the next block is probably as large and would not fit
             yield batch
             batch = None
     if batch is not None:
@@ -204,15 +209,18 @@ def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]
             if digests:
                 digests.add(position, block)
             yield block
-            del block  # otherwise it is in memory together with the next one
+            del block  # otherwise it would be in memory together with the next one
         bytes_before += file.stat.size if format.size_factor == 1 else bytes_read
 
 
 def _blocks_of_unchanged(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
-    """Yield the blocks. Raises Unreachable if the file is no longer the one that was planned.
+    """Yield the blocks.
 
-    A file on a disk is checked before each window, since a window is stored as soon as the next one
-    begins. A store returns only bytes of the requested version.
+    A file on a disk is checked before each window (a slice of a work unit), since a window's shards
+    are stored as soon as the next window begins. A store returns only bytes of the requested
+    version.
+
+    Raises Unreachable if the file has changed since the units were planned.
     """
     if file.location.is_store:
         yield from blocks

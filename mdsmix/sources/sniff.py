@@ -1,4 +1,4 @@
-"""What the first bytes of a file tell of its format.
+"""Recognises the format of a file by its first bytes.
 
 `sniff_format` names the format of a file whose suffix is unknown, for `mdsmix init`. A file that is
 read by its suffix, but begins as a file of another format, is refused by
@@ -13,7 +13,7 @@ HEAD_BYTES = 8
 "First bytes of a file that are compared."
 ARROW_FILE_MAGIC = b"ARROW1"
 ARROW_MESSAGE_START = b"\xff\xff\xff\xff"
-"The first bytes of each message of an Arrow stream since Arrow 0.15, the end mark among them."
+"The first bytes of each message of an Arrow stream since Arrow 0.15, including the end mark."
 _FORMATS = {
     b"PAR1": "parquet",
     ARROW_FILE_MAGIC: "arrow",
@@ -33,8 +33,8 @@ _PACKINGS = {
 }
 _ZIP = b"PK\x03\x04"
 _BINARY_FORMATS = {b"PAR1\x15": "parquet", b"ARROW1\0\0": "arrow"}
-"""Longer beginnings than in `_FORMATS`: a text may begin with `PAR1` or `ARROW1`, and is then still
-read as text.
+"""Longer beginnings than in `_FORMATS`, because text that begins with `PAR1` or `ARROW1` must still
+be read as text.
 """
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
@@ -53,7 +53,8 @@ def sniff_format(file: SourceFile) -> str:
 
 
 def describe_foreign_content(head: bytes, packing: str) -> str:
-    """Return the end of an error message if a file of text does not begin as text; otherwise "".
+    """Return the end of an error message if a file that should be text begins as another format;
+    otherwise "". Example: `is a zip archive, which mdsmix does not read: unpack it, ...`.
 
     Args:
         head: the first `HEAD_BYTES` bytes, after decompression; fewer in a shorter file.

@@ -1,7 +1,8 @@
-"""A record on this machine of the files that a stream was made from: names, sizes and stamps.
+"""Notes on this machine of the files that a stream was converted from: their names, sizes and
+stamps (a stamp changes when the file is written, such as its mtime).
 
-So `check` can report that a file was edited without reading it. A machine that did not convert the
-stream knows only names and sizes, from the manifest.
+With them `check` can report that a file was edited, without reading the file. A machine that did
+not convert the stream knows only names and sizes, from the manifest.
 """
 
 from __future__ import annotations
@@ -19,26 +20,34 @@ from mdsmix.sources.units import SourceFile
 
 DIGEST_BYTES = 8
 Stamps = Counter[bytes]
-"Digests of files (`stamp_of`), each with the number of files that have it."
+"Digest of a file (`stamp_of`) -> number of files with this digest."
 
 
 def stamp_of(file: SourceFile) -> bytes:
-    """Return a digest of a file's name, size and stamp; without its folder, which may be moved."""
+    """Return a digest of a file's name, size and stamp. Its folder, which may be moved, is left
+    out.
+    """
     name = file.name.rpartition("/")[2]
     return xxhash.xxh3_64_digest(f"{name} {file.stat.size} {file.stat.stamp}")
 
 
 def remember_stamps(target: str, index_hash: str, files: Iterable[SourceFile]) -> None:
-    """Store the files that the stream with this index, published at `target`, was made from."""
+    """Store which files a stream was converted from.
+
+    Args:
+        target: the location where the stream is published.
+        index_hash: the hash of the stream's index, in hex digits.
+        files: the files of its source.
+    """
     stored = bytes.fromhex(index_hash) + b"".join(sorted(map(stamp_of, files)))
-    with suppress(Unreachable):  # without it `check` only fails to warn about a file edited later
+    with suppress(Unreachable):  # without the notes, `check` does not warn of files edited later
         keep_in_cache(_path(target), stored)
 
 
 def recall_stamps(target: str, index_hash: str) -> Stamps | None:
-    """Return the files that the stream at `target` was made from.
+    """Return digests of the files that the stream at `target` was converted from.
 
-    None if this machine has not stored them, or stored those of another index.
+    None if this machine has not stored them, or has stored those of another version of the stream.
     """
     head = bytes.fromhex(index_hash)
     try:

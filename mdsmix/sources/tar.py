@@ -37,7 +37,7 @@ class Tar(Format):
     """
 
     version = 2  # hidden members are skipped
-    size_factor = 2  # not 1: members of other fields are not read
+    size_factor = 2  # 1 would mean that all stored bytes are read, but unused members are not
     reads_fields = True
     cells_are_texts = True
     reasons: ClassVar[Mapping[str, str]] = {
@@ -47,8 +47,9 @@ class Tar(Format):
     }
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1: the digests of archives with hidden members changed when these were left out of
-        the content, and no others.
+        """Return 1, although `version` is 2. The change concerns only archives with hidden members.
+        Their digests are other ones than before anyway, since these members are not hashed any
+        more.
         """
         return 1
 
@@ -58,12 +59,12 @@ class Tar(Format):
 
 
 class _BadArchive(Exception):
-    """A fault that tarfile would take for the end of an archive."""
+    """A fault that tarfile itself would treat as the end of an archive."""
 
 
 class _Header(tarfile.TarInfo):
-    """A header, or the end mark. tarfile itself silently ends at a damaged header, or a missing end
-    mark.
+    """A header, or the end mark. Raises `_BadArchive` for a damaged header or a missing end mark,
+    at which tarfile itself would stop silently.
     """
 
     @classmethod
@@ -102,13 +103,15 @@ class _Member(NamedTuple):
     key: str
     "The key of its record."
     reason: str
-    "The reason code of a member that belongs to no record; otherwise empty."
+    "The reason code of a member that does not belong to a record; empty for the others."
     field: str
     info: tarfile.TarInfo
 
 
 def _items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
-    """Yield the records of the archive, in order, each made of neighbouring members of one key."""
+    """Yield the records of the archive in order. A record consists of neighbouring members with the
+    same key.
+    """
     members = map(_member, _files(archive))
     for (key, reason), group in groupby(members, key=attrgetter("key", "reason")):
         record = _Record(key, reason, unit)
@@ -119,16 +122,17 @@ def _items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
 
 def _files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     for number, member in enumerate(archive):
-        if number % _MOST_MEMBERS == 0:
+        if number % _MOST_MEMBERS == 0:  # otherwise the list grows through the whole archive
             archive.members = []  # type: ignore[attr-defined]
         if member.isfile() and not _is_hidden(member.name):
             yield member
 
 
 def _is_hidden(name: str) -> bool:
-    """Check whether a member is hidden, as those that a Mac adds (`._0001.jpg`, `.DS_Store`).
+    """Check whether a member is hidden, such as the files that a Mac adds (`._0001.jpg`,
+    `.DS_Store`).
 
-    Hidden members are skipped, also between two members of a record, as WebDataset does it.
+    Like WebDataset, mdsmix skips hidden members, even between two members of a record.
     """
     *folders, last = name.split("/")
     return last.startswith(".") or "__MACOSX" in folders
@@ -145,16 +149,16 @@ def _member(info: tarfile.TarInfo) -> _Member:
 
 
 class _Record:
-    """A record that is collected member by member: strings, and bytes.
+    """A record that is collected member by member. The value of a field is a string, or bytes.
 
-    A member that is not read is in the record as its size. In the item's raw bytes a blob is its
-    hash.
+    For a member that is not read, the value is its size. The item's raw bytes contain the hash of a
+    blob (a field of bytes, such as an image) instead of the blob.
     """
 
     def __init__(self, key: str, reason: str, unit: Unit) -> None:
         self._key = key
         self._is_named = not reason
-        "Whether its members' names are those of a record."
+        "The members' names are those of a record's members."
         self._reason = reason
         self._unit = unit
         self._offset: int | None = None
@@ -194,7 +198,7 @@ class _Record:
         self._raws += (b"%b %d\n" % (field.encode(errors="replace"), len(data)), hashed)
 
     def _set_reason(self, reason: str) -> None:
-        """Set the reason code if no other was set before."""
+        """Set the reason code, unless one was set before."""
         self._reason = self._reason or reason
 
     def item(self) -> Item:

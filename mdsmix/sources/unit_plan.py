@@ -1,17 +1,17 @@
-"""Files cut and grouped into work units, from their names and sizes alone; also from their
-beginnings if records name images.
+"""Divides and groups the files of a source into work units, by the files' names and sizes alone.
+Also by their first records, if these name images.
 
-The number of workers does not matter, so the same files make the same units everywhere. Where many
-small files are grouped, names decide where a group ends: a run that is too large is split at the
-file whose name hashes highest, and both halves again. A new file then changes only the group that
-it falls into, and all other boundaries stay. Groups are about half as full as fixed cutting would
-make them, which costs nothing but a few more units. The last part of the path counts first, so that
-a folder may be moved or renamed and its files stay in their groups.
+The number of workers does not matter, so the same files make the same units everywhere. When many
+small files are grouped, their names decide where a group ends: a run of files that is too large is
+split at the file whose name has the highest hash, and each half is split again if necessary. A new
+file then changes only the group that it falls into. Such groups are about half as full as groups of
+fixed size, which costs only a few more units. The last part of a path is compared first, so files
+stay in their groups when their folder is moved or renamed.
 
-An estimate of a whole source is made from the beginnings of a few splits, and from their share of
-the source. Names of splits decide which are read, so that a new file changes at most one of them.
-The uncompressed size of a packed file is unknown: the stored bytes of each block are counted while
-it is read. A file with a directory gives its number of records.
+A whole source is estimated from the beginnings of a few splits, and from their share of the source.
+Hashes of names choose these splits, so a new file changes at most one of them. The uncompressed
+size of a packed file is unknown, so the stored bytes of each block are counted while it is read. A
+file with a directory, such as parquet, contains its number of records.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ def plan_units(
 
     Args:
         fields: the fields that are read of each record; empty: all.
-        parsed: fields with lists or objects.
-        line_window: returns the bytes of a window for a file of lines whose records name something
-            much larger, such as images.
-        blobs: fields with bytes.
+        window_bytes: uncompressed bytes of a window (a slice of a unit).
+        parsed: fields whose values are lists or objects.
+        line_window: returns the bytes of a window for one file. It is called for formats that read
+            whole records, whose records may name something much larger, such as images.
+        blobs: fields whose values are bytes.
     """
     filled = sorted((file for file in files if file.stat.size), key=sort_key)
     windows = dict[SourceFile, int]()
@@ -65,10 +66,10 @@ def plan_units(
 
 
 def _plan_alike(files: list[SourceFile], template: Unit) -> Iterator[Unit]:
-    """Yield the units of files with one size of window.
+    """Yield the units of files that have the same window size.
 
     Args:
-        template: a unit with everything that these units share.
+        template: a unit without files, with all other attributes that these units share.
     """
     make_unit = partial(_unit, template)
     window = template.window_bytes
@@ -106,8 +107,8 @@ def describe_unit(unit: Unit) -> str:
 
 
 def prepare_formats(units: Iterable[Unit]) -> None:
-    """Import the libraries that read these units, before workers are forked that would each import
-    them.
+    """Import the libraries that read these units. Called before workers are forked; otherwise each
+    worker would import them.
     """
     formats = dict[int, Any]()
     for unit in units:
@@ -119,7 +120,9 @@ def prepare_formats(units: Iterable[Unit]) -> None:
 
 
 def counted_key(unit: Unit) -> str:
-    """Return the key of a place that counts from the unit's start; "" if the format has none."""
+    """Return the key of a record's place, such as `line`, that is counted from the unit's start; ""
+    if the unit's format has none.
+    """
     return format_of(unit.files[0]).counted
 
 
@@ -145,7 +148,12 @@ def _weights(files: list[SourceFile]) -> NDArray[np.int64]:
 def _runs(
     files: list[SourceFile], weights: NDArray[np.int64], window_bytes: int
 ) -> Iterator[list[SourceFile]]:
-    """Yield runs of consecutive files, each of at most a window in all, in order."""
+    """Group the files into runs of consecutive files, and yield the runs in order. The files of a
+    run have at most `window_bytes` bytes together.
+
+    Args:
+        weights: uncompressed bytes of each file, int64 [files].
+    """
     bytes_before = np.concatenate([[0], np.cumsum(weights)])
     name_hashes = (xxhash.xxh3_64_intdigest(file.name.rpartition("/")[2]) for file in files)
     priorities = np.fromiter(name_hashes, np.uint64, len(files))
@@ -155,7 +163,8 @@ def _runs(
         if bytes_before[end] - bytes_before[begin] <= window_bytes:
             yield files[begin:end]
             continue
-        # Not at the first file, which would leave nothing before it.
+        # Split before the file whose name has the highest hash; not before the first file of the
+        # run, because the first half would be empty. Of files of equal hash, the path decides.
         candidates = priorities[begin + 1 : end]
         highest = begin + 1 + np.flatnonzero(candidates == candidates.max())
         cut = int(max(highest, key=lambda number: _priority(files[number].name)))
@@ -163,9 +172,10 @@ def _runs(
 
 
 def _priority(name: str) -> tuple[int, ...]:
-    """Return hashes of a path, the last part first.
+    """Return a sort key of a path: hash of its last part, its depth, hashes of its folders from the
+    lowest up.
 
-    A beginning that all paths share decides nothing: depth and lower folders count before it.
+    So a folder at the beginning of all paths never decides, and may be renamed.
     """
     *folders, last = [xxhash.xxh3_64_intdigest(part) for part in name.split("/")]
     return last, len(folders), *reversed(folders)
@@ -174,10 +184,11 @@ def _priority(name: str) -> tuple[int, ...]:
 MOST_SPLITS = 32
 "The most splits whose beginnings are read."
 BYTES = 128 << 10
-"Uncompressed bytes that are decoded of each split, or one record if it is longer."
+"Uncompressed bytes that are decoded of each split; more if its first record is longer."
 LEAST_WINDOW = 1 << 20
+"The least bytes of a split for an estimate."
 SPLITS_AT_ONCE = 4
-"Splits that are read map_threads, 4 MB each: the first block is read whole."
+"Splits that are read at a time. Each takes 4 MB, because its first block is read whole."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,11 +196,11 @@ class Beginning:
     """The first records of a split."""
 
     records: Sequence[Any]
-    "Only good records; `weight` counts the bytes of bad ones too."
+    "Only good records; `weight` includes the bytes of bad ones."
     bad: Counter[str]
-    "Reason -> number of items that give no record."
+    "Reason code -> number of items that are not records."
     weight: float
-    "Bytes of the beginning, in the measure of `estimate_size`."
+    "Uncompressed bytes of the beginning, as `estimate_size` counts them."
     folder: Location
     "The folder of the split's file."
 
@@ -197,22 +208,24 @@ class Beginning:
 def choose_splits(
     files: Iterable[SourceFile], least_window: int = LEAST_WINDOW, **settings: Any
 ) -> list[Unit]:
-    """Return the splits to estimate from, at most 32; of a few files, several splits each.
+    """Return at most 32 splits of a source to estimate it from: one split of each file, or several
+    if there are few files.
 
     Args:
+        least_window: the least uncompressed bytes of a split.
         settings: further arguments of `plan_units`.
     """
     filled = [file for file in files if file.stat.size]
-    drawn = sorted(filled, key=lambda file: _draw_key(file, 0))[:MOST_SPLITS]
-    window = _split_bytes(estimate_size(drawn), least_window)
+    chosen = sorted(filled, key=lambda file: _sampling_key(file, 0))[:MOST_SPLITS]
+    window = _split_bytes(estimate_size(chosen), least_window)
     units = list[Unit]()
-    for file in drawn:
+    for file in chosen:
         units += plan_units([file], window, **settings)
-    return sorted(units, key=lambda unit: _draw_key(unit.files[0], unit.start))[:MOST_SPLITS]
+    return sorted(units, key=lambda unit: _sampling_key(unit.files[0], unit.start))[:MOST_SPLITS]
 
 
 def read_beginnings(units: Sequence[Unit], size: int | None) -> Iterator[Beginning]:
-    """Yield the beginning of each split that is not empty.
+    """Yield the beginning of each split, except for empty splits.
 
     Args:
         size: uncompressed bytes to decode of each split; None: 128 KiB.
@@ -225,16 +238,16 @@ def read_beginnings(units: Sequence[Unit], size: int | None) -> Iterator[Beginni
 
 
 def _split_bytes(size: int, least: int) -> int:
-    """Return the bytes of a split so that there are enough splits: a power of two, which stays the
-    same when a source grows a little.
+    """Return the bytes of a split with which `size` bytes make about MOST_SPLITS splits. It is a
+    power of two, so it usually stays the same when a source grows a little.
     """
     power_of_two = 1 << max(1, size // MOST_SPLITS).bit_length() - 1
     return min(WINDOW_BYTES, max(least, power_of_two))
 
 
-def _draw_key(file: SourceFile, start: int) -> tuple[int, int, int]:
-    """Return the key that decides which splits are read. The last part of the name counts first, so
-    that a folder may be moved or renamed.
+def _sampling_key(file: SourceFile, start: int) -> tuple[int, int, int]:
+    """Return the pseudo-random key of a split: the splits with the least keys are read. The hash of
+    the name's last part is compared first, so a folder may be moved or renamed.
     """
     last = xxhash.xxh3_64_intdigest(f"{start} {file.name.rpartition('/')[2]}")
     return last, xxhash.xxh3_64_intdigest(file.name), start
@@ -249,7 +262,8 @@ def _read_beginning(unit: Unit, most_bytes: int) -> Beginning | None:
     format = format_of(file)
     span = replace(unit, window_bytes=1 << 62).span()
 
-    # Read blocks until they have enough bytes, and work out their share of the file.
+    # Read blocks until they have enough bytes. Work out their share of the file: by bytes as
+    # planned, by records if their number is known, or by the stored bytes that were read.
     read = list[Block]()
     size = 0
     with closing(cast("Any", format.blocks(file, span))) as blocks:
@@ -267,7 +281,7 @@ def _read_beginning(unit: Unit, most_bytes: int) -> Beginning | None:
     if not size:
         return None
 
-    # Drop the end of the last block, which may be much larger than asked for.
+    # Keep only the first items of the last block: it may be much larger than requested.
     *whole, last = read
     count = max(1, min(last.count, most_bytes * last.count // last.size))
     beginning = [*whole, last.first(count)]
@@ -288,13 +302,13 @@ def _read_beginning(unit: Unit, most_bytes: int) -> Beginning | None:
 
 
 def _position(reader: BinaryIO, unit: Unit) -> int:
-    """Return the byte up to which the stored file was read. A reader at the end is closed."""
+    """Return the byte up to which the stored file was read. A closed reader has reached the end."""
     return (unit.end or unit.files[0].stat.size) if reader.closed else reader.tell()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WatchedFile(SourceFile):
-    """A file that keeps its readers: their positions show how many stored bytes were read."""
+    """A file that remembers its readers, whose positions show how many stored bytes were read."""
 
     readers: list[BinaryIO] = field(default_factory=list, compare=False)
 

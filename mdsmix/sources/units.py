@@ -1,7 +1,8 @@
-"""The files of a source, and the work units that they are cut into.
+"""The files of a source, and the work units that they are divided into.
 
-A unit is small enough to be done again after a crash, and large enough to fill a shard. It says
-which bytes or rows to read and nothing else, so whichever worker reads it gets the same records.
+A work unit is a group of small files, or a split of a large one, which one worker converts. It is
+small enough to be repeated after a crash, and large enough to fill a shard. It names only the bytes
+or rows to read, so every worker that reads it gets the same records.
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ if TYPE_CHECKING:
     from mdsmix.recipe import SourceSpec
 
 WINDOW_BYTES = 96 << 20
-"""Uncompressed bytes per window of text: a shard of 47 MB for English in uint16. With 128 MiB a run
-is as fast and 35 MB larger; with 64 MiB it is as fast and 40 MB smaller, and has half as many
-shards again.
+"""Uncompressed bytes of a window (a slice of a work unit), which becomes a shard of 47 MB for
+English text in uint16. Runs with 64 MiB and 128 MiB are as fast. 128 MiB takes 35 MB more memory;
+64 MiB takes 40 MB less, but makes one and a half times as many shards.
 """
 
 BLOCK_BYTES = 4 << 20
-"""Bytes that are read, decoded and passed on at once, unless one record alone is longer. With 8 MB
-wide text took 10 % more CPU time and 60 MB more of two workers' memory, as parquet 13 % and 220 MB.
-With 2 MB it took no less of either than with 4.
+"""Bytes that are read, decoded and passed on at once, unless one record alone is longer. Compared
+with 4 MB, blocks of 8 MB took 10 % more CPU time and 60 MB more memory (two workers, wide text);
+for parquet 13 % and 220 MB. Blocks of 2 MB saved neither time nor memory.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadAs:
-    """The recipe's settings for reading files whose names and contents do not suffice."""
+    """The recipe's settings for reading files, where a file's name and content do not decide."""
 
     format: str = ""
     "The name of a format; empty: the file's suffix decides."
     header: tuple[str, ...] = ()
     "The fields of a table that has no header line."
     split_by: str = ""
-    "The record of plain text: `file`, `line` or `paragraph`."
+    "The part of a plain text file that is one record: `file`, `line` or `paragraph`."
 
     @classmethod
     def of(cls, source: SourceSpec) -> ReadAs:
@@ -50,12 +51,12 @@ class ReadAs:
 
 
 BY_NAME = ReadAs()
-"The settings of a recipe that sets none: names and contents of the files decide."
+"The settings of a recipe that sets nothing: names and contents of the files decide."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """A file in the version that was found when the source was join_names."""
+    """A file of a source, in the version that existed when the source's files were listed."""
 
     location: Location
     stat: Stat
@@ -68,11 +69,15 @@ class SourceFile:
     "All bytes of the file if they were fetched ahead."
 
     def open(self, start: int = 0, until: int | None = None) -> BinaryIO:
-        """Return a sequential reader from byte `start` on. `until`: where reading probably ends."""
+        """Return a sequential reader from byte `start` on.
+
+        Args:
+            until: the byte at which reading probably ends; a store is asked for no more at first.
+        """
         if self.content is not None:
             return io.BytesIO(self.content)
         if start == 0 and until is not None and until >= self.stat.size:
-            until = None  # a store sends a checksum only with a whole object
+            until = None  # request the whole object: only then does a store send a checksum
         return self.location.open(start, until, self.stat.stamp)
 
     def open_random(self, ahead: int = 1 << 20) -> BinaryIO:
@@ -88,11 +93,12 @@ def sort_key(file: SourceFile) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Whole files, or the split [start, end) of one file, in the ordinals of its format.
+    """A work unit: whole files, or the split [start, end) of one file, in numbers as its format
+    counts (`Format.ordinals`).
 
-    A unit's records are divided into windows by the uncompressed byte at which each starts, counted
-    through all files of the unit. A split of plain text is one window. How many windows a
-    compressed file has is known only after reading it.
+    A unit is divided into windows of `window_bytes` uncompressed bytes, counted through all of its
+    files. A record belongs to the window that contains its first byte. A split of plain text is one
+    window. The number of windows in a compressed file is known only after reading it.
     """
 
     files: tuple[SourceFile, ...]
@@ -103,9 +109,11 @@ class Unit:
     fields: tuple[str, ...] = ()
     "The fields that are read of each record, for a format that reads by fields; empty: all."
     parsed: tuple[str, ...] = ()
-    "Fields with lists or objects, which a format whose cells are strings stores as JSON."
+    """Fields whose values are lists or objects. A format whose cells are strings, such as csv,
+    contains them as JSON.
+    """
     blobs: tuple[str, ...] = ()
-    "Fields with bytes, also in a format whose other cells are strings."
+    "Fields whose values are bytes, even in a format whose other cells are strings, such as tar."
 
     @property
     def name(self) -> str:
@@ -117,7 +125,12 @@ class Unit:
         return sort_key(self.files[0]), self.start
 
     def span(self, before: int = 0, memory: int = 4 << 30) -> Span:
-        """Return the span that this unit reads of one of its files; arguments as in `Span`."""
+        """Return the span that this unit reads of one of its files.
+
+        Args:
+            before: uncompressed bytes of the unit's earlier files.
+            memory: bytes that the reading process may use.
+        """
         return Span(self, self.start, self.end, before, memory)
 
 
@@ -145,5 +158,8 @@ class Span:
         return self.start <= ordinal and (self.end is None or ordinal < self.end)
 
     def next_edge(self, position: int) -> int:
-        """Return the first position after this one that belongs to the next window."""
+        """Return the position at which the window after that of `position` begins.
+
+        Positions are uncompressed bytes from the split's start.
+        """
         return (self.window_of(position) + 1) * self.unit.window_bytes - self.before
