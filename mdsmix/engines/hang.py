@@ -1,12 +1,12 @@
-"""When a worker is taken for hung: its process lives, but its task will never end.
+"""Decides when a worker counts as hung: its process lives, but its task will never end.
 
-A worker hangs by either of two rules:
+A worker counts as hung by either of two rules:
 - It has sent no message and used no processor time for SILENT_SECONDS: it was stopped, or waits for
   a mount or pipe that does not answer.
-- It has active records and has sent no message for SILENT_SECONDS plus the time of the slowest
-  tokenizer over their bytes: an endless loop uses processor time too. Without active records
-  processor time is a sign of life: hashing a compressed file of 500 GB takes half an hour without a
-  message.
+- It has active records (those that it is converting), and has sent no message for SILENT_SECONDS
+  plus the time that the slowest tokenizer takes for their bytes. This rule ignores processor time,
+  because an endless loop uses it too. It does not apply without active records: hashing a
+  compressed file of 500 GB takes half an hour without a message.
 
 Time in which the worker waits for memory does not count, nor time in which the engine's own process
 was stopped (Ctrl-Z, a laptop that slept). Processor time is read from /proc; on a system without it
@@ -21,16 +21,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SILENT_SECONDS = 300.0
-"""Longer than 123 s: after that time a store that does not answer is given up, and the worker sends
-a message or an error.
+"""Longer than 123 s: after that time a request to a store that does not answer fails, and the
+worker sends a message or an error.
 """
 SLOWEST = 100_000
-"""The slowest tokenizing that is waited for, in bytes a second. The reference took 1.0 to 3.7 MB/s
-over texts of MBs without a space (base64, one letter, Chinese) on a busy machine: up to 4 minutes
-for a record of 256 MB, for which 48 minutes are waited.
+"""Bytes a second of the slowest tokenizing that is not a hang. On a busy machine the reference
+tokenizer reached 1.0 to 3.7 MB/s on texts of several MB without a space (base64, one letter,
+Chinese). So a record of 256 MB takes up to 4 minutes; a worker has 48 minutes for it.
 """
 CHECK_SECONDS = 1.0
-"Seconds between two checks. A check adds 2 s at most, however much time has passed."
+"""The least seconds between two checks. A check adds 2 s at most to the counts, even if more time
+has passed, since then the engine itself was stopped.
+"""
 
 
 @dataclass(slots=True)
@@ -47,17 +49,16 @@ class HangDetector:
     "When the last check was."
 
     def reset(self) -> None:
-        """Set both counts to zero: the worker has sent a message, or was given a task."""
+        """Set both counts to zero, after a message from the worker or a new task for it."""
         self.silent = 0.0
         self.unheard = 0.0
 
     def check(self, read_ticks: Callable[[], int], size: int | None, waits: bool) -> str | None:
-        """Return why the worker is hung, for a message; None if it is not.
+        """Return why the worker counts as hung, for a message; None if it does not.
 
         Args:
-            read_ticks: gives the processor time of the worker, in ticks; -1 if the system does not
-            give it.
-            size: bytes of the active records; None without any.
+            read_ticks: returns the processor time of the worker, in ticks; -1 if it is unknown.
+            size: bytes of the active records; None if there are none.
             waits: whether the worker waits for memory.
         """
         current_time = time.monotonic()
@@ -71,7 +72,8 @@ class HangDetector:
         last_ticks = self._ticks
         self._ticks = read_ticks()
         self.unheard += passed
-        is_idle = 0 <= self._ticks == last_ticks
+        # Unknown processor time (-1) is never idle.
+        is_idle = self._ticks >= 0 and self._ticks == last_ticks
         self.silent = self.silent + passed if is_idle else 0.0
         if self.silent > SILENT_SECONDS:
             return (
@@ -84,11 +86,12 @@ class HangDetector:
 
 
 def read_cpu_ticks(pid: int) -> int:
-    """Return the processor time of all threads of a process, in ticks; -1 if /proc does not give
+    """Return the processor time of all threads of a process, in ticks; -1 if /proc does not contain
     it.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return -1
-    return int(fields[11]) + int(fields[12])
+    user_ticks, system_ticks = fields[11:13]  # the 14th and 15th field of the file
+    return int(user_ticks) + int(system_ticks)

@@ -1,5 +1,5 @@
-"""The engine of this machine: a pool of worker processes. It hands out tasks, replaces workers that
-die or hang, and passes on a sentence of several workers once.
+"""The engine of this machine: a pool of worker processes. It hands out tasks, and replaces workers
+that die or hang. A sentence that several workers send to the user is shown once.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from mdsmix.messages import Say
 
 @dataclass(frozen=True, kw_only=True)
 class SideProcess:
-    """A process that all workers ask and that is not a worker itself: it counts the tokens of
-    images. It can be pickled.
+    """A process that serves all workers and is not a worker itself: it counts the tokens of images.
+    This description of it can be pickled.
     """
 
     memory: int
@@ -39,12 +39,12 @@ class SideProcess:
     start: Callable[[], AbstractContextManager[None]]
     "Starts the process, and ends it with the block."
     pids: Callable[[], Sequence[int]]
-    "Gives the ids of the processes that were started."
+    "Returns the ids of the processes that were started."
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolSettings:
-    """How many workers may work, and within how much memory."""
+    """The number of workers, and the memory that they may use."""
 
     workers: int
     memory: int
@@ -52,14 +52,14 @@ class PoolSettings:
     side: SideProcess | None = None
     "Part of `memory` is kept free for this process."
     set_aside: bool = False
-    """A record that kills or hangs its worker is set aside (--quarantine-crashes). False: the first
-    one ends the run.
+    """True: a record that kills or hangs its worker is put into quarantine (--quarantine-crashes).
+    False: the first such record ends the run.
     """
 
 
 class LocalEngine:
-    """Worker processes of this machine. `begin` opens a run, `step` continues it, `stop` ends it.
-    Workers that have finished a task wait in `idle`, also between two runs.
+    """Worker processes of this machine. `begin` starts a run, `step` continues it, `stop` ends it.
+    Workers without a task wait in `idle`, even between two runs.
     """
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -70,7 +70,7 @@ class LocalEngine:
                 settings.memory, reserved=settings.side.memory, side_pids=settings.side.pids
             )
         self.workers: list[Worker] = []
-        "Workers that have a task: they do it, or store it."
+        "Workers that have a task: they do it, or store its output."
         self.idle: list[Worker] = []
         "Workers without a task."
         self.queue = deque[QueuedTask]()
@@ -78,7 +78,7 @@ class LocalEngine:
         self._size = 0
         "Workers of the current run."
         self._warn_above = settings.memory
-        "Bytes above which the next warning of too little memory is due."
+        "If the run uses more bytes than this, it warns that the cap on memory was exceeded."
 
     @property
     def peak(self) -> int:
@@ -95,12 +95,14 @@ class LocalEngine:
             self.stop()
 
     def begin(self, on_progress: OnProgress, say: Say, max_workers: int = sys.maxsize) -> None:
-        """Open a run. Idle workers are reused if they are all alive and this run has as many
-        workers as the last one, since that number set their threads; otherwise new ones are
+        """Start a run. Idle workers are reused if all are alive and this run has as many workers as
+        the last one, since a worker's number of threads depends on it. Otherwise new workers are
         started.
 
         Args:
-            max_workers: how many workers have something to do.
+            on_progress: called with the bytes and tokens of each progress message.
+            say: called with each sentence for the user.
+            max_workers: the number of workers for which there are tasks.
         """
         size = min(self.settings.workers, max_workers)
         if size != self._size or not all(worker.process.is_alive() for worker in self.idle):
@@ -116,8 +118,8 @@ class LocalEngine:
         self.queue.append(QueuedTask(number, Attempt(), task))
 
     def step(self) -> Iterator[tuple[int, Any]]:
-        """Give tasks to workers, and yield (number, result) of tasks that have ended. Return after
-        PERIOD if nothing happens.
+        """Give tasks to workers, wait for messages for up to PERIOD, and yield (number, result) of
+        each task that has ended.
         """
         self._assign_tasks()
         ready = wait([worker.pipe for worker in self.workers], PERIOD)
@@ -140,8 +142,8 @@ class LocalEngine:
         stop_workers(idle)
 
     def _assign_tasks(self) -> None:
-        """Give tasks to as many workers as memory allows. Workers beyond that number wait before
-        their next records.
+        """Give tasks to as many workers as memory allows. All other workers are paused: they wait
+        before they convert their next records.
         """
         allowed = self.budget.allowed_workers(self._size)
         for worker in self.workers[:allowed]:
@@ -155,8 +157,9 @@ class LocalEngine:
             worker.pause(position >= allowed)
 
     def _handle_message(self, worker: Worker) -> Iterator[tuple[int, Any]]:
-        """Receive one message of a worker, and yield the task's number and result if the task has
-        ended.
+        """Receive one message from a worker. If it ends a task, yield (number, result) of the task.
+
+        Raises the task's error if it failed.
         """
         match worker.receive():
             case "progress", size, tokens:
@@ -178,8 +181,8 @@ class LocalEngine:
                 self._replace(worker, WorkerEnd(how=worker.join()))
 
     def _after_task(self, worker: Worker) -> None:
-        """Make a worker without another task idle, or, if it has grown too much (`needs_restart`),
-        end it, which takes 30 ms. Warn if the run used more memory than the cap.
+        """Move a worker that has no other task to the idle ones. End it instead if it has grown too
+        much (`needs_restart`); that takes 30 ms. Warn if the run used more memory than the cap.
         """
         self.budget.on_finished_unit(self._pids, worker.needs_restart)
         if not worker.current:
@@ -187,8 +190,9 @@ class LocalEngine:
             if worker.needs_restart:
                 stop_workers([worker])
             else:
-                # A pause makes a large worker return freed memory, since the end of a run takes
-                # some itself. A small one keeps it for the next stream: 4 ms a stream.
+                # A paused worker returns freed memory to the system. A large worker is paused,
+                # since the end of a run needs memory too. A small one keeps its memory for the next
+                # stream, which saves 4 ms a stream.
                 worker.pause(measure_rss(worker.pid) > LEAST_BYTES)
                 self.idle.append(worker)
         if self.budget.peak > self._warn_above:
@@ -214,10 +218,13 @@ class LocalEngine:
                 self._replace(worker, WorkerEnd(how=reason, hung=True))
 
     def _replace(self, worker: Worker, end: WorkerEnd) -> None:
-        """Put the tasks of a dead worker first in the queue. The one that it did, or otherwise the
-        one that it stored, gets its next attempt.
+        """Put the tasks of a dead worker at the front of the queue. The task that it did, or if
+        there was none the one that it stored, is blamed for the death and gets its next attempt.
 
-        Raises MdsmixError if the unit is given up.
+        Args:
+            end: how the worker died or hung.
+
+        Raises MdsmixError if the task has failed too often.
         """
         self.workers.remove(worker)
         blamed, *innocent = worker.tasks

@@ -1,11 +1,11 @@
 """The cap on a run's memory: how much the run uses, and how many of its workers may continue. Also
-the processors that it may use.
+the number of processors that the run may use.
 
 A worker's need depends on its records (one document of 20 MB costs 500 MB to tokenize, 8 MB of
-short ones 60 MB), so its memory is measured while it works. Ten times a second the memory of the
-run is added up. As many workers continue as would fit if each took as much as the greediest has
-taken so far. If the cap is tight, one worker alone does the first unit, because a worker grows by
-its rows until its unit is finished.
+short ones 60 MB), so memory is measured while workers run, ten times a second. As many workers may
+continue as would fit if each used as much as the largest one has used so far. If the cap is tight,
+one worker alone does the first work unit: its rows stay in memory until the unit is finished, so
+its need is known only then.
 
 Limits of memory and processors are also read from the control groups (version 2): a container that
 may use four of 128 processors sees all 128. Its limits are those of its control group and of every
@@ -26,23 +26,23 @@ from pathlib import Path
 from mdsmix.errors import RecipeError
 
 LEAST_BYTES = 256 << 20
-"The memory that one worker takes at least."
+"The least memory of one worker."
 _GROUPS = Path("/sys/fs/cgroup")
 _MEMBER = Path("/proc/self/cgroup")
 WORKER_BYTES = 320 << 20
 "The assumed need of a worker before any has worked: 250-440 MB were measured on short records."
 AMPLE_BYTES = 1 << 30
-"If the cap has so many bytes for each worker, all workers begin at once."
+"If the cap allows so many bytes for each worker, all workers start at once."
 HEADROOM = 0.8
-"""The part of the cap that workers may fill. The rest is for workers that grow between two
-measurements, and for larger documents to come.
+"""The share of the cap that workers may fill. The rest is for workers that grow between two
+measurements, and for larger documents later.
 """
 LIFE_BYTES = 336 << 20
 """A worker that has grown by so much since it started returns freed memory to the system after a
-task, and ends if that is not enough: its tokenizer's cache of words grows. On 530 MB of documents
-of 100 bytes, in blocks of 8 MB, two workers used 1,122 MB at most, with a limit of 288 MiB 961 MB,
-with 384 MiB 1,267 MB. On 2 GB of text with 3.5 million different words 288 MiB cost a tenth of CPU
-time, 336 none.
+task. If that is not enough, it ends, because its tokenizer's cache of words grows. Two workers on
+530 MB of documents of 100 bytes, in blocks of 8 MB, used at most 1,122 MB with this limit, 961 MB
+with 288 MiB, and 1,267 MB with 384 MiB. But on 2 GB of text with 3.5 million different words,
+288 MiB cost a tenth of the CPU time, and 336 MiB nothing.
 """
 PERIOD = 0.1
 "Seconds between two measurements."
@@ -85,13 +85,13 @@ class MemoryBudget:
     reserved: int = 0
     "Bytes that are kept free for side processes, which are not workers."
     side_pids: Callable[[], Sequence[int]] = list
-    "Gives the ids of side processes that run."
+    "Returns the ids of the side processes that are running."
     peak: int = 0
-    """The most that all processes used together at a measurement (PSS: memory that several share
-    counts once).
+    """The most bytes that all processes used together, over all measurements. It is PSS: memory
+    that several processes share counts once.
     """
     _worst: int = WORKER_BYTES
-    "The most that one worker has used, WORKER_BYTES at least."
+    "The most bytes that one worker has used so far, but at least WORKER_BYTES."
     _knows_need: bool = False
     "A unit is finished, so the need of a worker is known."
     _used: int = 0
@@ -106,7 +106,7 @@ class MemoryBudget:
         small pages): measurements take at most a fiftieth of the time.
 
         Args:
-            at_once: measure in any case, as before a worker ends.
+            at_once: measure even if the next measurement is not due, as before a worker ends.
         """
         start = time.monotonic()
         if start < self._next and not at_once:
@@ -120,12 +120,12 @@ class MemoryBudget:
         self._next = end + max(PERIOD, 50 * (end - start))
 
     def on_finished_unit(self, pids: Sequence[int], needs_restart: bool) -> None:
-        """Note that a unit is finished. The first one shows how much a worker takes, since its rows
-        have grown to their end.
+        """Note that a work unit is finished. The first finished unit shows how much memory a worker
+        needs, since all rows of the unit were in memory at its end.
 
         Args:
-            pids: the workers.
-            needs_restart: a worker is about to end, so its memory is measured now.
+            pids: the process ids of the workers.
+            needs_restart: whether a worker is about to end, so that memory is measured now.
         """
         self.update(pids, at_once=needs_restart or not self._knows_need)
         self._knows_need = True
@@ -142,8 +142,8 @@ class MemoryBudget:
 
     @property
     def sufficient_cap(self) -> int:
-        """A cap in bytes, a multiple of 10 MiB, that this run would not exceed: its peak and a
-        tenth more, since runs of one source differ by so much.
+        """A cap in bytes, a multiple of 10 MiB, that this run would not exceed: its peak plus a
+        tenth, since two runs of the same source differ by so much.
         """
         return math.ceil(self.peak * 1.1 / (10 << 20)) * (10 << 20)
 
@@ -154,33 +154,33 @@ class MemoryBudget:
 
 
 def can_measure_memory() -> bool:
-    """Return whether this system shows how much memory a process uses; macOS and some sandboxes do
-    not.
+    """Return whether this system shows how much memory a process uses. macOS and some sandboxes do
+    not show it.
     """
     return measure_pss(os.getpid()) > 0
 
 
 def measure_pss(pid: int) -> int:
-    """Return the proportional set size (PSS) of a process in bytes; 0 if /proc does not give it."""
+    """Return the proportional set size (PSS) of a process in bytes; 0 if it is unknown."""
     return _read_field(f"/proc/{pid}/smaps_rollup", "Pss:")
 
 
 def measure_rss(pid: int) -> int:
-    """Return the resident set size of a process in bytes; 0 if /proc does not give it."""
+    """Return the resident set size of a process in bytes; 0 if it is unknown."""
     return _read_field(f"/proc/{pid}/status", "VmRSS:")
 
 
 def measure_peak_private(pid: int) -> int:
-    """Return the most bytes that a process has used, without its mapped files: those are libraries,
-    which all workers share.
+    """Return the most bytes that a process has used so far. Its mapped files are not counted: they
+    are libraries, which all workers share.
     """
     status = f"/proc/{pid}/status"
     return _read_field(status, "VmHWM:") - _read_field(status, "RssFile:")
 
 
 def _read_field(path: str, name: str) -> int:
-    """Return the bytes of a field, such as `Pss:`, that a file of /proc gives in kB; 0 if it is
-    missing.
+    """Return in bytes a field, such as `Pss:`, that a file of /proc contains in kB; 0 if the field
+    or the file is missing.
     """
     try:
         lines = Path(path).read_text().splitlines()
@@ -203,21 +203,21 @@ def keep_freed_blocks() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
         mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
-        # M_MMAP_THRESHOLD; glibc before 2.35 takes no more than 32 MiB.
+        # M_MMAP_THRESHOLD; glibc before 2.35 accepts no more than 32 MiB.
         mallopt(-3, 1 << 30) or mallopt(-3, 32 << 20)
 
 
 def choose_memory_cap() -> int:
-    """Return half of the memory of the control group or the machine, whichever is less, in bytes;
-    LEAST_BYTES at least.
+    """Return the default cap in bytes: half of the memory of the machine or the control group,
+    whichever has less; at least LEAST_BYTES.
     """
     limits = [int(text) for text in _read_limits("memory.max") if text.isdigit()]
     return max(LEAST_BYTES, min([_machine_memory(), *limits]) // 2)
 
 
 def count_cpus() -> int:
-    """Return how many processors this process may keep busy: as many as it may run on, or fewer by
-    the processor time of its control groups.
+    """Return how many processors this process may keep busy: as many as it may run on, or fewer if
+    its control groups limit its processor time.
     """
     cpus = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):

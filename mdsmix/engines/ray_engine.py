@@ -1,10 +1,10 @@
-"""The engine of a Ray cluster: the driver hands out units, and a supervisor on each node does them
-with the local engine.
+"""The engine of a Ray cluster: the driver hands out work units, and a supervisor on each node does
+them with the local engine.
 
-A supervisor has a unit for each of its workers, for an eighth of them a second one, since a worker
-spends a tenth of its time storing one unit while it does the next, and one more, so a faster node
-takes more units. A supervisor that is lost, with its node or without, loses nothing: its units go
-to other supervisors. Its workers may continue to write for a moment, which does no harm: files are
+For n workers a supervisor has n + n/8 + 1 units. Each worker does one. It spends a tenth of its
+time storing one unit while it does the next, hence the n/8. The one more unit waits, so a faster
+node gets more units. If a supervisor is lost, with its node or without, its units are given to
+other supervisors. Its workers may continue to write for a moment, which does no harm: files are
 named by their content, late answers are ignored, and only the driver publishes.
 """
 
@@ -33,17 +33,17 @@ from mdsmix.errors import Denied, MdsmixError, RecipeError, Unreachable
 from mdsmix.messages import Say, join_names
 
 ANSWER_SECONDS = 1.0
-"A supervisor answers within this time, also if it has no result."
+"A supervisor answers within this time, even if it has no result."
 PERIOD = 0.2
 "Seconds to wait for an answer of any supervisor."
 NODES_SECONDS = 2.0
 "Seconds between two checks of the cluster's nodes."
 MOST_LOSSES = 5
-"""How many supervisors may be lost over one unit, and how many before they have answered, until a
-unit is done. One more ends the run.
+"""How many supervisors may be lost over the same unit. Also, how many may be lost before they have
+answered; that count restarts when a unit is done. One more loss ends the run.
 """
 NO_UNIT = -1
-"In place of a unit's position, for supervisors lost before they have answered."
+"Stands in `_losses` for supervisors that were lost before they had answered."
 DRIVER_NODE_ENDED = (
     "Ray's node on this machine has ended, and without it this run can reach no other: finished "
     "units are kept; start the node again (ray start --address HEAD) and run the same command."
@@ -63,7 +63,7 @@ class Node:
     units: set[int] = field(default_factory=set)
     "Positions of the units that the supervisor has."
     has_answered: bool = False
-    "Until the supervisor has answered it may wait for processors that other jobs use."
+    "False: the supervisor may still wait for processors that other jobs use."
 
 
 class RayEngine:
@@ -135,8 +135,8 @@ class RayEngine:
             self._exits.close()
 
     def _update_nodes(self) -> None:
-        """Start supervisors on nodes that have none, and give up supervisors whose node is gone:
-        they may live, and answer, for minutes longer than their node.
+        """Start supervisors on nodes that have none. Give up supervisors whose node is gone: they
+        may live, and answer, for minutes longer than Ray's node.
         """
         if time.monotonic() - self._nodes_checked < NODES_SECONDS:
             return
@@ -152,8 +152,9 @@ class RayEngine:
     def _current_nodes(self) -> dict[str, dict[str, Any]]:
         """Return id -> Ray's description of each living node that has a processor.
 
-        Raises Unreachable if Ray's node of this machine has ended, without which this process can
-        start nothing; RecipeError if units on other nodes would need folders of this machine.
+        Raises Unreachable if Ray's node of this machine has ended, since this process can start
+        nothing without it. Raises RecipeError if units on other nodes would need folders that only
+        this machine has.
         """
         import ray
 
@@ -195,7 +196,7 @@ class RayEngine:
 
     def _exchange(self) -> Iterator[tuple[int, Any]]:
         """Receive the answers of nodes, yield (position, result) of ended units, and give each node
-        as many units as it has room for.
+        that has answered new units.
         """
         import ray
 

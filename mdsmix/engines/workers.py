@@ -1,13 +1,22 @@
 """Both sides of a local worker process. The worker takes tasks from a pipe, does them, and reports
 through the same pipe.
 
-A thread stores the output of a task, so that the worker does the next task while a disk or a store
-is waited for: a tenth of a conversion to a disk that takes 600 MB/s.
+A thread stores the output of a task, so that the worker does the next task while it waits for a
+disk or a store. Otherwise it would wait for a tenth of a conversion, on a disk that writes 600
+MB/s.
 
-Messages to the worker: (task, attempt); True or False: wait before the next records, or continue.
-SIGTERM ends the worker. Messages from the worker: ("progress", bytes, tokens), ("records", active
-records), ("say", sentence), ("storing",): it takes another task, ("done", result): of the task that
-was being stored, ("failed", exception).
+Messages to the worker:
+- (task, attempt): do this task.
+- True: wait before the next records. False: continue.
+SIGTERM ends the worker.
+
+Messages from the worker:
+- ("progress", bytes, tokens)
+- ("records", active records): the records that it converts from now on
+- ("say", sentence): for the user
+- ("storing",): it has begun to store the task's output, and can do another task
+- ("done", result): the task that was being stored has ended
+- ("failed", exception)
 """
 
 from __future__ import annotations
@@ -67,7 +76,7 @@ class WorkerChannel:
         self.memory = memory
         self._is_paused = False
         self._send_lock = threading.Lock()
-        "Threads that read ahead send sentences too."
+        "Several threads send: those that read images ahead send sentences for the user."
 
     def on_progress(self, size: int, tokens: int) -> None:
         self.send("progress", size, tokens)
@@ -121,10 +130,10 @@ class WorkerChannel:
 
 def run_worker(pipe: Connection, workers: int, parent: int, memory: int, share: int) -> None:
     """Do tasks until the process is stopped, or its parent has ended. This is the main function of
-    a worker process; its arguments are those of WorkerChannel.
+    a worker process. The other arguments are those of WorkerChannel.
 
     Args:
-        workers: how many share the processors.
+        workers: the number of workers that share the processors.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _raise_stopped)
@@ -139,8 +148,7 @@ def run_worker(pipe: Connection, workers: int, parent: int, memory: int, share: 
         # Leave no half-written file, unless storing takes more than GRACE_SECONDS.
         storing_thread.shutdown()
         os._exit(128 + signal.SIGTERM)
-    # No exit handlers: thread pools and open files that came from the parent by fork are not this
-    # process's to close.
+    # Skip exit handlers: they would close thread pools and files that belong to the parent.
     os._exit(0)
 
 
@@ -152,9 +160,11 @@ def _do_tasks(channel: WorkerChannel, storing_thread: ThreadPoolExecutor) -> Non
     storing = Future[None]()
     storing.set_result(None)
     keep_freed_blocks()
-    # the parent's imports are not garbage; searching them took 15 % of the time of chats
+    # The garbage collector finds nothing in the parent's imports, nor in a batch's records.
+    # Searching the imports took 15 % of the time for chats, the records 12 % for texts of 100
+    # bytes.
     gc.freeze()
-    gc.set_threshold(1_000_000)  # nor are a batch's records: 12 % of the time of texts of 100 bytes
+    gc.set_threshold(1_000_000)
     say = partial(channel.send, "say")
     with suppress(BrokenPipeError, EOFError), redirect_notices(say):
         while True:
@@ -167,12 +177,17 @@ def _do_tasks(channel: WorkerChannel, storing_thread: ThreadPoolExecutor) -> Non
             storing.result()
             channel.send("storing")
             storing = storing_thread.submit(finish, store)
-            del store  # it keeps the unit's rows in memory, next to those of the next unit
+            del store  # otherwise the unit's rows stay in memory while the next unit is converted
 
 
 def _finish(channel: WorkerChannel, limit: int, store: Callable[[], Any]) -> None:
-    """Store the last task, and send its result. Above `limit` bytes freed memory is returned to the
-    system, so that `needs_restart` sees memory in use; at less, tasks would fault pages in again.
+    """Store the output of the last task, and send its result.
+
+    Args:
+        limit: if the process is larger than so many bytes, it returns freed memory to the system,
+            so that `needs_restart` sees only memory in use. A smaller process keeps freed memory,
+            since the next task would have to allocate it again.
+        store: stores the output and returns the result.
     """
     try:
         message = ("done", store())
@@ -184,7 +199,7 @@ def _finish(channel: WorkerChannel, limit: int, store: Callable[[], Any]) -> Non
 
 
 class _Stopped(BaseException):
-    """SIGTERM as an exception, so that code that writes a file removes the half-written one."""
+    """Raised at SIGTERM, so that code that is writing a file removes the half-written file."""
 
 
 def _raise_stopped(*_: Any) -> None:
@@ -204,11 +219,11 @@ def make_picklable(error: Exception) -> Exception:
 
 
 GRACE_SECONDS = 5
-"A stopped worker has this long to remove half-written files; then it is killed."
+"How long a stopped worker may take to remove half-written files before it is killed."
 
 
 class QueuedTask(NamedTuple):
-    """A task of a run that is not done: it waits, or a worker does or stores it."""
+    """A task of a run that has not ended: it waits, or a worker does it or stores its output."""
 
     number: int
     attempt: Attempt
@@ -222,7 +237,7 @@ class Worker:
     process: Any
     pipe: Connection
     limit: int
-    "Resident bytes above which the process needs a restart when a task is stored."
+    "If the process has more resident bytes when a task is stored, it needs a restart."
     current: QueuedTask | None = None
     "The task that it does."
     storing: QueuedTask | None = None
@@ -253,7 +268,7 @@ class Worker:
             self.pipe.send((queued.task, queued.attempt))
 
     def finish_storing(self) -> int:
-        """Forget the task that was stored, and return its number."""
+        """Forget the task whose output was stored, and return its number."""
         assert self.storing is not None, "the worker has sent that it stores"
         number = self.storing.number
         self.storing = None
@@ -276,7 +291,7 @@ class Worker:
                 self.pipe.send(is_paused)
 
     def find_hang(self) -> str | None:
-        """Return why the worker is taken for hung, for a message; None if it is not."""
+        """Return why the worker counts as hung, for a message; None if it does not."""
         size = self.records.size if self.records else None
         return self.hang_detector.check(partial(read_cpu_ticks, self.pid), size, self.is_paused)
 
@@ -308,8 +323,8 @@ def stop_workers(workers: Sequence[Worker]) -> None:
 
 
 def choose_start_method() -> str:
-    """Return how workers are started: `fork` on Linux without Ray, otherwise `spawn`. Libraries of
-    macOS may crash in a forked process, and Ray's threads would not survive a fork.
+    """Return how workers are started: `fork` on Linux without Ray, otherwise `spawn`. In a forked
+    process, libraries of macOS may crash, and Ray's threads would be missing.
     """
     return "fork" if sys.platform.startswith("linux") and "ray" not in sys.modules else "spawn"
 
@@ -321,7 +336,7 @@ def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:
     share = budget.share(budget.allowed_workers(pool_size))
     arguments = (worker_end, pool_size, os.getpid(), budget.cap, share)
     process = context.Process(target=run_worker, args=arguments, daemon=True)
-    # A fork copies the memory that its parent has freed: 20 MB if a tokenizer was opened.
+    # A fork also copies memory that its parent has freed: 20 MB if it opened a tokenizer.
     release_freed_memory()
     # A forked worker must not run its parent's signal handlers, which clean up after the parent.
     # `run_worker` unblocks the signals once it has set the worker's own handlers.
