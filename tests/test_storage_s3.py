@@ -140,7 +140,7 @@ def test_only_temporary_failures_are_retried(trusted: Waiting) -> None:
         (400, "RequestTimeout", True, "the request failed (RequestTimeout); look it up"),
         (400, "BadDigest", True, "the request failed (BadDigest); look it up"),
         (400, "InvalidRequest", False, "the request failed (InvalidRequest); look it up"),
-        (403, "AccessDenied", False, "access denied; give these credentials the right"),
+        (403, "AccessDenied", False, "access denied; give these credentials the permission"),
         (403, "RequestTimeTooSkewed", False, "this machine's clock is off by minutes"),
         (404, "NoSuchBucket", False, "the bucket does not exist; create it or correct its name"),
         (501, "NotImplemented", False, "the store cannot do this"),

@@ -1,14 +1,14 @@
-"""The connection to a Ray cluster, a running one or one that this process starts on its machine;
-and the supervisor of a node.
+"""Connects to a Ray cluster: a running one, or one that this process starts on its machine. Also
+contains the supervisor of a node.
 
 Ray is imported only in this file and ray_engine.py, and only if the user chose it. The driver must
 run on a node of the cluster, as under `ray job submit`. Ray Client, whose URLs also begin with
-ray://, passes results through a proxy, and loses them with the connection.
+ray://, passes results through a proxy, and loses them if the connection breaks.
 
-A supervisor is an actor that Ray keeps on a node, and that runs the local engine there. The driver
-sends it units and asks for news: the answer comes within a second, or as soon as a unit has ended.
-Workers are spawned, never forked, since the actor's threads would not survive a fork; they end with
-the actor. The local engine handles their deaths, hangs and memory.
+A supervisor is an actor (a process that Ray manages) that runs the local engine on a node. The
+driver sends it work units and asks for results. It answers within a second, or as soon as a unit
+has ended. Workers are spawned, never forked, since the actor's threads would not survive a fork;
+they end with the actor. The local engine handles their deaths, hangs and memory.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ QUIET = {
 }
 "Environment of a cluster that this process starts: it sends no statistics to anybody."
 TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
-"""Variables of Ray's token. Without any, Ray writes a new cluster's token into the home folder, for
-good, or does not start.
+"""Environment variables of Ray's token. If none is set, Ray writes a new cluster's token into the
+home folder and leaves it there, or it does not start.
 """
 NEEDS_TOKEN = (
     "it requires a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to its head's token if "
     "~/.ray/auth_token is missing or has another one"
 )
 FOLDER_SECONDS = 5
-"How long to retry deleting a cluster's folder: Ray's last processes still write logs into it."
+"How long to retry deleting a cluster's folder, since Ray's last processes still write logs there."
 LONGEST_FOLDER = 40
-"""If the temporary folder's path has more characters, /tmp is used: Ray adds a long name, and a
-Unix socket's path has 107 at most.
+"""Characters of the temporary folder's path; if it is longer, /tmp is used. Ray appends a long
+name, and the path of a Unix socket may have at most 107 characters.
 """
 
 
@@ -90,12 +90,12 @@ def connect_to_cluster(address: str, workers: int | None) -> Iterator[None]:
     """Make this process a driver of the cluster inside the block, unless it is one already.
 
     Ray replaces the handler of SIGTERM when it starts, so callers enter and leave the block within
-    `delay_sigterm`, which restores it. Ray ends this process, with a sentence, if the cluster's
-    head is gone for a minute.
+    `delay_sigterm`, which restores it. If the cluster's head is gone for a minute, Ray prints a
+    message and ends this process.
 
     Args:
-        address: blank starts a cluster on this machine. It is stopped, and its folder deleted, at
-        the end of the block.
+        address: the address of a cluster; blank starts one on this machine. At the end of the block
+            that cluster is stopped, and its folder deleted.
         workers: processors of a cluster that is started; None or 0: all that this process may use.
     """
     import ray
@@ -116,8 +116,10 @@ def connect_to_cluster(address: str, workers: int | None) -> Iterator[None]:
 
 @contextmanager
 def delay_sigterm() -> Iterator[None]:
-    """Delay a SIGTERM until the end of the block, and restore its handler: an exception that a
-    handler raises while Ray waits would end the process with exit code 1.
+    """Delay a SIGTERM until the end of the block, and restore the handler of SIGTERM there.
+
+    Otherwise the handler might raise an exception while Ray waits, and that would end the process
+    with exit code 1.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -164,7 +166,7 @@ def _start_cluster(folder: str, workers: int | None) -> None:
 
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    # Ray reads a token once in a process, so later clusters get the same one.
+    # Ray reads a token only once in a process, so later clusters use the same one.
     if not any(map(os.environ.get, TOKENS)):
         os.environ[TOKENS[0]] = secrets.token_hex(32)
     try:
@@ -207,8 +209,10 @@ def _cluster_folder() -> Iterator[str]:
 
 
 def error_line(error: BaseException, number: int = 0) -> str:
-    """Return a line of an error's message, the first or the one with this number; the name of its
-    class if it has no message.
+    """Return one line of an error's message; the name of the error's class if it has no message.
+
+    Args:
+        number: the index of the line; -1 is the last.
     """
     lines = (str(error).strip() or type(error).__name__).splitlines()
     return lines[number].rstrip(".:")[:200]

@@ -1,10 +1,9 @@
 """The protocols of tasks, reporters and engines; and how every engine retries a unit whose worker
 has died or hung.
 
-A worker may die on its records, for want of memory or by a crash in a library. The unit is then
-tried with a sixteenth of the records at a time, then with one at a time. So a worker that only took
-too much memory gets through, and a record that kills every worker is found and named after four
-deaths.
+A worker may die on its records, for lack of memory or by a crash in a library. The unit is then
+tried with a sixteenth of the records at a time, then with one at a time. If the cause was only too
+much memory, that succeeds. A record that kills every worker is found and named after four deaths.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ DEATHS_ELSEWHERE = 3
 out shards or storing.
 """
 HANGS_ELSEWHERE = 1
-"""A unit is tried again after one hang without active records: a mount that did not answer twice is
-not asked a third time.
+"""A unit is tried again after one hang without active records; the second one ends the run. A mount
+that did not answer twice would probably not answer a third time.
 """
 SIXTEENTH = 4
-"How often the number of records at a time is halved after the first death."
+"Halvings of the number of records at a time after the first death (2^4 = 16)."
 ALONE = 30
-"How often it is halved after others and after hangs: records are done one at a time."
+"Halvings after later deaths and after hangs: so many that records are done one at a time."
 NO_ACTIVE_RECORDS = "while no record was in work (reading, laying out shards, storing)"
 CRASHED = "crashed_worker"
-"The reason code of a record that is set aside because workers die on it."
+"The reason code of a record that is put into quarantine because workers die on it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +41,15 @@ class ActiveRecords:
 
     file: str
     ordinal: int
-    "The number of the first record, as the file's format counts."
+    "The number of the first record, as the file's format counts: a byte offset or a row."
     where: str
-    "The same for people: `byte 345`."
+    "The place of the first record, for people: `byte 345`."
     length: int
     "Bytes of the first record."
     records: int
     "How many records there are."
     size: int = 0
-    "Bytes of all these records at most."
+    "An upper bound of the bytes of all these records."
 
     def __str__(self) -> str:
         if self.records == 1:
@@ -63,38 +62,39 @@ class WorkerEnd:
     """How a worker ended."""
 
     how: str
-    "For people: `exit code 1`, `signal SIGKILL`, or why it was taken for hung."
+    "For people: `exit code 1`, `signal SIGKILL`, or why it counts as hung."
     hung: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """How a unit is to be tried, after its earlier attempts."""
+    """How to try a unit next, given its earlier attempts."""
 
     deaths: int = 0
-    "How many workers have died on the unit; 1 again once a record is set aside."
+    "How many workers have died on the unit; 1 again after a record was put into quarantine."
     halvings: int = 0
     "How often the number of records at a time is halved."
     died_at: ActiveRecords | None = None
     "The records that the last worker died on."
     skipped: frozenset[tuple[str, int]] = frozenset()
-    "File and ordinal of records that are set aside without reading them."
+    "(file, ordinal) of records that are put into quarantine without converting them."
 
 
 def plan_next_attempt(
     attempt: Attempt, records: ActiveRecords | None, end: WorkerEnd, set_aside: bool, unit: str
 ) -> Attempt:
-    """Return the next attempt of a unit whose worker has ended. A hang takes minutes to notice, so
-    after a hang records are done one at a time.
+    """Return how to try a unit next, after its worker has died or hung.
 
-    Raises MdsmixError if the unit is given up: a single record has killed two workers and is not
-    set aside, or there were too many deaths.
+    A hang takes minutes to notice, so after a hang records are done one at a time.
+
+    Raises MdsmixError if the unit is not tried again: a single record has killed two workers and
+    `set_aside` is false, or too many workers have died.
 
     Args:
         attempt: the attempt in which the worker ended.
-        records: the active records; None without any.
+        records: the records that the worker was converting; None if there were none.
         end: how the worker ended.
-        set_aside: whether a record that has killed two workers is skipped.
+        set_aside: whether a record that has killed two workers is put into quarantine.
         unit: the unit's name, for the message.
     """
     deaths = attempt.deaths + 1
@@ -132,8 +132,10 @@ def split_positions(count: int, halvings: int, without: set[int]) -> Iterator[ra
 
     Args:
         halvings: no range is longer than `count` / 2^`halvings`, or 1.
+        without: positions that are in no range.
     """
     longest = max(1, count >> halvings)
+    # A position of `without` is a range of its own, which is not yielded.
     edges = {count, *range(0, count, longest)}
     edges |= without
     edges |= {position + 1 for position in without}
@@ -146,8 +148,8 @@ R = TypeVar("R")
 Result = TypeVar("Result", covariant=True)
 
 TaskResults = Generator[tuple[int, R], None, None]
-"""The position and the result of each task as it ends, in any order. Closing it stops the remaining
-tasks.
+"""Yields (position, result) of each task when it ends, in any order. Closing the generator stops
+the remaining tasks.
 """
 OnProgress = Callable[[int, int], None]
 "Takes the source bytes read, and the tokens made, since the last call."
@@ -163,16 +165,16 @@ class Reporter(Protocol):
         """Bytes that the run may use on the machine of this task."""
 
     def on_progress(self, size: int, tokens: int) -> None:
-        """Take progress: `size` more source bytes were read, and made into `tokens` tokens."""
+        """Report that `size` more bytes of source were read, and made into `tokens` tokens."""
 
     def on_records(self, records: ActiveRecords | None) -> None:
-        """Take the records that are active from now on; None for no record. A worker's death is
-        blamed on its active records.
+        """Report the records that the worker converts from now on; None if there are none. If it
+        dies, these records are blamed.
         """
 
     def wait_for_room(self) -> None:
-        """Return when there is memory for the next records. A task calls this before each piece of
-        a batch.
+        """Wait until there is memory for the next records. A task calls this before each part of a
+        batch.
         """
 
     def is_tight(self) -> bool:
@@ -182,23 +184,25 @@ class Reporter(Protocol):
 
 
 class Task(Protocol[Result]):
-    """One piece of work as plain data: a frozen dataclass that can be pickled and done on any
-    machine, any number of times.
+    """One piece of work as data: a frozen dataclass that can be pickled. It can be done on any
+    machine, and repeated any number of times.
     """
 
     @property
     def name(self) -> str:
-        """The name of this piece of work for people: it completes "the work unit ..."."""
+        """The name for people, as messages write it after "the work unit": `a.jsonl`."""
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Result]:
-        """Do the work, except for the part that waits for a disk or a store. Return a function that
-        does that part and returns a result that can be pickled. A worker calls it in a thread while
-        it does the next task. An exception of either ends the run.
+        """Do the work, except for storing its output. Return a function that stores the output and
+        returns a result that can be pickled.
+
+        A worker calls that function in a thread, while it does the next task. An exception of
+        either ends the run.
         """
 
 
 class Engine(Protocol):
-    """An object that does tasks, by processes of its own."""
+    """Does tasks in processes of its own."""
 
     @property
     def peak(self) -> int:
@@ -208,7 +212,7 @@ class Engine(Protocol):
         """Yield (position in `tasks`, result) as tasks end, in any order, each position once.
 
         Raises the first exception of a task. That stops the remaining tasks, as closing the
-        generator does. When the generator has ended, no worker of this machine is at work.
+        generator does. Once the generator has ended, no worker of this machine is active.
         """
 
     def close(self) -> None:

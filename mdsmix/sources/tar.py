@@ -47,9 +47,8 @@ class Tar(Format):
     }
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1, although `version` is 2. The change concerns only archives with hidden members.
-        Their digests are other ones than before anyway, since these members are not hashed any
-        more.
+        """Return 1, although `version` is 2: archives without hidden members keep their digests.
+        The digests of the others changed anyway, since hidden members are not hashed any more.
         """
         return 1
 

@@ -3,7 +3,7 @@
 
 Nothing else in mdsmix opens a file of a stream or of a source. Operations that a disk or a store
 lacks (append, rename, lock) are not offered, so code on top works on both. The hub is only read.
-boto3 takes 0.5 s to import, so only the first request to a bucket imports it.
+Importing boto3 takes 0.5 s, so it is imported only at the first request to a bucket.
 """
 
 from __future__ import annotations

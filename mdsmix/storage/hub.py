@@ -2,8 +2,8 @@
 `...name@revision/...`, which are only read.
 
 huggingface_hub's file system sends the requests, with the user's own login and endpoint
-(`HF_ENDPOINT`). A file's stamp is the hash that git or LFS has of it. Each reader reads from one
-commit, the newest when it began, so a file that is replaced meanwhile is noticed.
+(`HF_ENDPOINT`). A file's stamp is its hash in git or LFS. Each reader reads from one commit, the
+newest one when the reader was opened, so a file that was replaced meanwhile is noticed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _file_system() -> Any:
 
 
 def _find_commit(path: str) -> str:
-    """Return the newest commit of the file's data set, or of the revision that the path names."""
+    """Return the newest commit of the data set, or of the revision if the path names one."""
     resolved = _file_system().resolve_path(path)
     info = _file_system()._api.repo_info(
         resolved.repo_id, revision=resolved.revision, repo_type=resolved.repo_type
@@ -111,16 +111,16 @@ def _make_stat(info: Mapping[str, Any]) -> Stat:
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """Raise errors of the hub or its client as one Unreachable sentence. Releases of the client
-    name their errors differently.
+    """Turn errors of the hub or its client, raised in the block, into Unreachable. It catches base
+    classes, since the client's own classes differ between releases.
     """
     try:
         yield
     except (Unreachable, FileNotFoundError):
         raise
-    except (OSError, ValueError) as error:  # huggingface_hub's own are both
+    except (OSError, ValueError) as error:  # base classes of all errors of huggingface_hub
         raise Unreachable(
             f"{url} cannot be read from the hub ({type(error).__name__}): "
             f"{flatten_error(error)[:300]}; check the file's name, the login (HF_TOKEN), the "
-            "network, HF_ENDPOINT and HF_HUB_OFFLINE, or copy the files and name these"
+            "network, HF_ENDPOINT and HF_HUB_OFFLINE, or copy the files and name the copies"
         ) from None

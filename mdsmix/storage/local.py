@@ -39,7 +39,7 @@ _REASONS = {
     errno.ENOENT: "there is no such file or folder; check the path",
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM),
-        "permission denied; give this user the right, or use another folder",
+        "permission denied; give this user the permission, or use another folder",
     ),
     errno.EROFS: "the file system is read-only; use a folder that can be written",
     errno.ENOSPC: "the disk is full; free some space and run the same command again",
@@ -129,7 +129,7 @@ class LocalPath(Location):
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                # Still only one writer succeeds, but a reader may meanwhile find half a file.
+                # Still only one writer succeeds, but a reader may see half a file meanwhile.
                 status = _write_new(Path(self.path), content)
             return status
         return None
@@ -137,9 +137,10 @@ class LocalPath(Location):
     def replace(self, stamp: str, content: bytes) -> Stat | None:
         with explained("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
             with Path(self.path).open("r+b") as file:
-                # Only the process with the lock replaces the file, and only if the name still means
-                # the locked file.
-                with suppress(OSError):  # a file system without locks: look and write, at once
+                # Only the process with the lock replaces the file, and only if the name still
+                # belongs to the locked file. Without locks (OSError), another process may replace
+                # the file between the check and the write.
+                with suppress(OSError):
                     fcntl.flock(file, fcntl.LOCK_EX)
                 current = self.stat()
                 if current is not None and current.stamp == stamp:
@@ -153,8 +154,8 @@ class LocalPath(Location):
         return True
 
     def copy_to(self, target: Location) -> None:
-        """On a disk, copy without having the whole file in memory: sixteen shards at a time would
-        take a gigabyte.
+        """Copy the file. From disk to disk this does not read the whole file into memory, since
+        sixteen shards at a time would take a gigabyte.
         """
         if not isinstance(target, LocalPath):
             target.write(self.read())
@@ -168,7 +169,7 @@ class LocalPath(Location):
 
     def link_to(self, target: Location) -> None:
         if isinstance(target, LocalPath):
-            # Two file systems, one without links, or another file in the way.
+            # Linking fails between two file systems, on one without links, or if the target exists.
             with suppress(OSError):
                 target._make_folder()
                 os.link(self.path, target.path)
@@ -177,8 +178,9 @@ class LocalPath(Location):
 
     @contextmanager
     def _temporary_file(self) -> Iterator[Path]:
-        """Yield a temporary name next to this file (`_TEMPORARY`), for a file that will replace it.
-        After the block the temporary file is deleted, if it still exists, and the folder flushed.
+        """Yield the path of a temporary file (`_TEMPORARY`) in the same folder, which the caller
+        writes and renames to this file. After the block it is deleted if it still exists, and the
+        folder is flushed to the disk.
         """
         self._make_folder()
         temporary = Path(f"{self.path}.{secrets.token_hex(8)}.tmp")
@@ -196,7 +198,8 @@ class LocalPath(Location):
         folder = self.parent
         if not os.path.isdir(folder.path):
             folder._make_folder()
-            # Another process made the folder meanwhile, or a file is in the way.
+            # Another process has made the folder, or a file has its name. The latter raises an
+            # error at the write that follows.
             with suppress(FileExistsError):
                 os.mkdir(folder.path)
             folder.parent.flush()
@@ -326,10 +329,14 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _walk(folder: str, prefix: str, recursive: bool) -> Listing:
-    """Yield the files of a folder, and of those below it if `recursive`, as `prefix` and path."""
+    """Yield (path, Stat) of the files in a folder, and in all folders below it if `recursive`.
+
+    Args:
+        prefix: the beginning of each path, such as `a/b/`.
+    """
     for entry in _scan(folder):
         if not _is_folder(entry):
-            # It may be deleted since it was listed, or a link to nowhere or to itself.
+            # It may have been deleted since it was listed, or be a link to nowhere or to itself.
             with suppress(OSError):
                 yield prefix + entry.name, _make_stat(entry.stat())
         elif recursive and not entry.is_symlink():  # a link to a parent would never end

@@ -5,7 +5,7 @@ has no effect, a missing file is an ordinary result and not an error, and every 
 `Unreachable` sentence.
 
 A store is one subclass in a file of its own, and one line in `urls.py`. All that the rest of mdsmix
-has to know about a store is an attribute or a method of that class.
+must know about a store is an attribute or a method of that class.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class Stat:
 
 
 Listing = Iterator[tuple[str, Stat]]
-"Files below a folder: relative path and Stat of each."
+"Yields (relative path, Stat) of files below a folder."
 Entries = tuple[dict[str, Stat], set[str]]
-"The files directly in a folder, and the names of the folders in it."
+"Name -> Stat of the files directly in a folder, and the names of the folders in it."
 CHANGED = (
     "{url} was changed while it was being read, so its records may be half old and half new: "
     "wait until it is complete and run the same command again"
 )
 NO_LIMIT = 1 << 62
-"More bytes than any file has."
+"A limit on bytes that no file reaches."
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +57,20 @@ class Location(ABC):
     other_schemes: ClassVar[Sequence[str]] = ()
     "Schemes of other tools for the same store, such as `s3a`. They are refused with a suggestion."
     container_noun: ClassVar[str] = ""
-    "What users call the container that no path may leave, such as `bucket`. Empty for a disk."
+    "The users' word for the container that no path may leave, such as `bucket`. Empty for a disk."
     container_depth: ClassVar[int] = 0
-    "How many names at the beginning of a path are the container's: 1 in `bucket/key`."
+    "How many names at the beginning of a path make up the container: 1 in `bucket/key`."
     has_cheap_listings: ClassVar[bool] = False
     "One listing of a folder costs less than asking for the Stat of each file in it."
     needs_credentials: ClassVar[bool] = False
-    "Whether `describe_access` has something to say to a user whose run fails."
+    "Whether `describe_access` may explain why a run fails."
     permissions: ClassVar[Mapping[str, str]] = {}
     """Operation (list, read, write, copy, delete) -> the store's name of the permission for it,
     such as `s3:GetObject`.
     """
     address_variables: ClassVar[Sequence[str]] = ()
-    """Environment variables that say where the store is. Other nodes of a run get their values.
-    Credentials are not among them.
+    """Environment variables with the store's address, not with credentials. Their values are passed
+    to other nodes of a run.
     """
 
     path: str
@@ -147,8 +147,8 @@ class Location(ABC):
         """Return size and stamp; None if there is no such file (a folder is not a file)."""
 
     def read(self, start: int = 0, length: int | None = None) -> bytes:
-        """Return `length` bytes from `start` on, fewer only at the end of the file; all bytes from
-        there without `length`.
+        """Return `length` bytes from `start` on, or fewer if the file ends before. If `length` is
+        None, return all bytes from `start` on.
 
         Raises Unreachable if the file is missing.
         """
@@ -160,8 +160,8 @@ class Location(ABC):
 
     @abstractmethod
     def fetch(self, max_bytes: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
-        """Return Stat and bytes of one version of the file, by one request to a bucket; None if the
-        file is missing. The bytes are empty if the file is larger than `max_bytes`.
+        """Return Stat and bytes of the same version of the file; None if the file is missing. The
+        bytes are empty if the file is larger than `max_bytes`. A bucket needs one request for this.
         """
 
     @abstractmethod
@@ -171,8 +171,8 @@ class Location(ABC):
         Raises Unreachable if the file is missing, or has another stamp than `stamp`.
 
         Args:
-            until: the likely end of reading. A store is asked for the bytes up to there, and again
-            if more are read.
+            until: the byte at which reading probably ends. A store is asked for the bytes up to
+                there, and asked again only if more are read.
         """
 
     @abstractmethod
@@ -183,7 +183,7 @@ class Location(ABC):
         also at each later request.
 
         Args:
-            ahead: bytes that a request to a store asks for at least.
+            ahead: the least bytes of a request to a store.
         """
 
     def write(self, *parts: Bytes) -> None:
@@ -207,25 +207,28 @@ class Location(ABC):
         )
 
     def try_conditions(self) -> bool:
-        """Return whether only one of several writers succeeds that `create` or `replace` this file
-        at the same moment. An unknown store is tried once a run, with an object next to this file.
-        In a store that fails, both methods look before they write, and a write in between is lost.
+        """Return whether only one of several writers succeeds if they `create` or `replace` this
+        file at the same moment.
+
+        An unknown store is tested once a run, with an object next to this file. In a store that
+        fails the test, both methods check the object before they write, and would overwrite
+        another write that comes in between.
         """
         return False
 
     def copy_to(self, target: Location) -> None:
-        """Write this file's bytes to `target`; without a download if both are in one store."""
+        """Copy this file to `target`; without a download if both are in the same store."""
         target.write(self.read())
 
     def link_to(self, target: Location) -> None:
-        """Give this file, which never changes, a second name `target`: by a hard link if the disk
-        has them, otherwise by a copy.
+        """Make this file also available as `target`: by a hard link if the disk supports it,
+        otherwise by a copy. Only for a file that never changes.
         """
         self.copy_to(target)
 
     def flush(self) -> None:  # noqa: B027 - a store has done it
-        """Make links and deletions in this folder survive a power cut. Files that were written here
-        survive one anyway.
+        """Flush this folder to the disk, so that links and deletions in it survive a power cut.
+        Files that `write` wrote survive one anyway.
         """
 
     def delete(self) -> None:
@@ -257,15 +260,15 @@ class Location(ABC):
         return dict(self.list()), set(self.folders())
 
     def unfinished(self) -> Listing:
-        """Yield the temporary files below this folder of writes that were killed or still go on, by
-        relative path. A store has none.
+        """Yield (relative path, Stat) of the temporary files below this folder. They belong to
+        writes that were killed or are still in progress. A store has none.
         """
         return iter(())
 
     def expand(self) -> FoundFiles:
-        """Return the files that this path names, sorted: the path itself, or the matches of `*`,
-        `?`, `[]`, `**`. It costs one listing, and a request for each file whose stamp the listing
-        leaves out.
+        """Return the files that this path names, sorted: the file itself, or all files that match
+        its pattern (`*`, `?`, `[]`, `**`). A pattern takes one listing, and a request for each file
+        whose stamp is not in the listing.
         """
         if not has_pattern(self.path):
             stat = self.stat()

@@ -1,8 +1,8 @@
 """Objects in a bucket of S3 or of a store that speaks its protocol (MinIO and others).
 
-One object is one PUT: a store takes 5 GiB in one, a shard is 64 MiB, and one record is 4 GiB at
-most, so nothing is sent in parts and nothing is left of a write that was killed. A read that breaks
-in the middle continues where it broke, as long as the object is still the same one.
+Each object is written by a single PUT, so a write that was killed leaves nothing in the store. A
+PUT may have 5 GiB; a shard has 64 MiB, and a single record at most 4 GiB. A read that breaks in the
+middle continues where it broke, if the object has not changed.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class S3Path(Location):
         ask(self.url, lambda client: client.delete_object(**self._object()))
 
     def delete_all(self, names: Sequence[str]) -> None:
-        """Delete a thousand objects in a request, then one by one those that the request did not
-        delete.
+        """Delete up to a thousand objects by one request. Objects that it did not delete are then
+        deleted one by one.
         """
         for start in range(0, len(names), _DELETED_AT_ONCE):
             remaining = names[start : start + _DELETED_AT_ONCE]
@@ -204,8 +204,10 @@ def _delete(request: dict[str, Any], client: Any) -> list[str]:
 
 
 def _stat(target: Object, client: Any) -> Stat | None:
-    """Return the Stat of an object by a HEAD. A refused HEAD is followed by a GET: its answer
-    distinguishes expired credentials, a wrong key and a wrong name.
+    """Return the Stat of an object; None if it is missing.
+
+    The request is a HEAD. If that is refused, a GET follows, because its answer distinguishes
+    expired credentials, a wrong access key and a wrong name.
     """
     from botocore.exceptions import ClientError
 
@@ -221,8 +223,8 @@ def _stat(target: Object, client: Any) -> Stat | None:
 
 
 def _get(target: Object, client: Any) -> Answer | None:
-    """Return the answer to a GET; None if the bucket has no such object. A bare 404 may also mean
-    a missing bucket; the answer to a write would say so.
+    """Return the answer to a GET; None if the object is missing. A bare 404 may also mean that the
+    bucket is missing, which only a write would show.
     """
     request = {**target, "ChecksumMode": "ENABLED"}
     return answer_unless(("404", "NoSuchKey"), client.get_object, request)

@@ -1,10 +1,11 @@
 """The S3 client of a process, and its retries.
 
-boto3's own retries differ by release (four of them last 0.4 s in 2026, and 8 s before), so they are
-off and the retries are here. An endpoint that has answered before is retried through 90 s of
-failures in a row, which outlasts a server's restart. One that never has is retried for 3 s, so that
-a wrong address is reported at once. Expired credentials are read again once: boto3 reads a
-credentials file only when it starts, and somebody may have renewed the file since.
+boto3's own retries differ between releases (four retries take 0.4 s in 2026, and took 8 s before).
+So they are switched off, and mdsmix retries itself. An endpoint that has answered before is retried
+through 90 s of failures in a row, long enough for a server to restart. One that has never answered
+is retried for 3 s, so that a wrong address is reported soon. Expired credentials are read again
+once: boto3 reads a credentials file only when it starts, and somebody may have renewed the file
+since.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ T = TypeVar("T")
 _FIRST_SECONDS = 3.0
 _LATER_SECONDS = 90.0
 _FIRST_PAUSE_SECONDS = 0.25
-"The longest first pause. Each pause is drawn from 0 up to its longest, which doubles each time."
+"""The upper limit of the first pause. The limit doubles with each pause, and a pause is a random
+time between 0 and its limit.
+"""
 _LONGEST_PAUSE_SECONDS = 8.0
 _CONNECT_SECONDS = 5
 _READ_SECONDS = 30
@@ -47,11 +50,13 @@ _CHECKSUMS = "when_required"
 _answered: set[str] = set()
 "Endpoints that have answered; a forked worker knows them from its parent."
 _given_up: set[str] = set()
-"""Endpoints at which a request was given up. Later requests there, as for cleaning up, are retried
-for _FIRST_SECONDS only.
+"""Endpoints at which a request has failed for good. Later requests there, such as those for
+cleaning up, are retried for _FIRST_SECONDS only.
 """
 NOTICE_SECONDS = 5.0
-"Seconds of failures in a row before a wait is shown to the user: many servers restart faster."
+"""Seconds of failures in a row after which the user is shown that a request waits. Many servers
+restart faster.
+"""
 _waited_for: set[str] = set()
 "Endpoints whose wait was shown since they last answered."
 
@@ -94,7 +99,8 @@ def ask(url: str, request: Callable[[Any], T]) -> T:
                 _make_client.cache_clear()
                 continue
             if endpoint in _answered and not tries:
-                start = time.monotonic()  # a large body may have gone well for long before it broke
+                # Count from the first failure: before it, a large body may have been sent for long.
+                start = time.monotonic()
             tries += 1
             _pause(url, endpoint, error, tries, time.monotonic() - start)
         else:
@@ -107,7 +113,7 @@ def ask(url: str, request: Callable[[Any], T]) -> T:
 def _pause(url: str, endpoint: str, error: Exception, tries: int, seconds: float) -> None:
     """Sleep until the next try of a request, longer each time.
 
-    Raises the refusal if the request is not tried again.
+    Raises Unreachable if the request is not tried again.
 
     Args:
         error: the failure of the last try.
@@ -165,7 +171,7 @@ def _client_for(url: str) -> Any:
     # A new client is made if a variable that shapes it has changed.
     settings = sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "S3_")))
     try:
-        with _client_lock:  # otherwise each of 16 threads makes one: 0.3 s of a processor
+        with _client_lock:  # otherwise each of 16 threads would make a client, 0.3 s each
             return _make_client(os.getpid(), tuple(settings))
     except (BotoCoreError, ValueError) as error:
         raise make_refusal(url, error) from None
@@ -196,10 +202,11 @@ def _make_client(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
 
 
 def stat_from(answer: Answer) -> Stat:
-    """Return the Stat from a store's answer on one object, or from an entry of a listing. Some
-    stores list no ETag: then the stamp is empty.
+    """Return the Stat from the answer to a request for one object, or from an entry of a listing.
 
-    Raises Unreachable if a time, or the ETag of one object, is missing.
+    Some stores leave out the ETag in listings; the stamp is then empty.
+
+    Raises Unreachable if the time is missing, or the ETag in an answer about one object.
     """
     modified = answer.get("LastModified") or _refuse_answer("Last-Modified")
     if "Size" in answer:
@@ -213,8 +220,8 @@ def stamp_from(answer: Answer) -> str:
 
 
 def _stamp(answer: Answer) -> str:
-    """Return the ETag without quotes, and without the `W/` that a compressing proxy puts before it:
-    the store knows the ETag without.
+    """Return the ETag without its quotes; "" if it is missing. A leading `W/` is removed:
+    compressing proxies add it, but the store compares ETags without it.
     """
     return str(answer.get("ETag", "")).removeprefix("W/").strip('"')
 

@@ -1,13 +1,13 @@
-"""Conditional writes (If-None-Match and If-Match of PUT), and a trial of whether a store keeps the
-conditions.
+"""Conditional writes (If-None-Match and If-Match of PUT), and a test of whether a store respects
+the conditions.
 
-AWS has kept conditions since 2024, and MinIO and others do. Some stores ignore them and answer 200
-to all (Garage, s3rver). Others look first and write then, so that two writers at one moment both
+AWS has respected them since 2024; MinIO and others do too. Some stores ignore them and answer 200
+always (Garage, s3rver). Others check first and write later, so two writers at the same moment both
 succeed (S3Mock, s3s-fs). Ceph compares the quoted ETag of If-Match with its own, which has no
-quotes, so nothing could be replaced: Ceph is sent the ETag without quotes. Therefore a store that
-is not AWS is tried before it is trusted. For a store that fails, `put_if` looks at the object right
-before the write, and only the moment between the two stays open. The README of this package has the
-rule for those stores.
+quotes, so the condition would never be met; Ceph is sent the ETag without quotes. Therefore a store
+that is not AWS is tested before it is trusted. For a store that fails the test, `put_if` checks the
+object right before it writes; another write in the moment between is not noticed. The README of
+this package has the rule for such stores.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from mdsmix.storage.s3_client import answer_unless, ask, stamp_from
 from mdsmix.storage.s3_errors import Answer, Object, error_code
 
 WRITERS = 3
-"""Writers at once, in a trial of each condition. A store that lets both of two writers through in 9
-of 20 rounds passes 1 trial in 36.
+"""Writers at the same moment in the test of each condition. A store where both of two writers
+succeed in 9 of 20 rounds passes 1 test in 36.
 """
 _CONDITION_FAILED = (
     "PreconditionFailed",
@@ -41,16 +41,16 @@ _UNKNOWN_HEADER = (
     "InvalidArgument",
     "InvalidRequest",
 )
-"""Codes of stores for a header that they do not know. A store that kept conditions before and now
-answers so has changed, and is refused.
+"""Error codes of stores that do not know the condition's header. If a store answers so after it
+passed the test, it has changed, and the error is raised.
 """
 
 Store = tuple[str, str]
 "Endpoint and bucket."
 _keeps: dict[Store, bool] = {}
-"Whether each store keeps conditions; a forked worker knows it from its parent."
+"Store -> whether it respects conditions; a forked worker inherits this from its parent."
 _unquoted: set[Store] = set()
-"Stores that take the ETag of If-Match only without its quotes."
+"Stores that accept the ETag of If-Match only without its quotes."
 _trial_lock = threading.Lock()
 
 
@@ -71,7 +71,7 @@ def put_if(client: Any, target: Object, content: bytes, stamp: str | None) -> St
                 return None
             if error_code(error) not in _UNKNOWN_HEADER or _keeps.get(store):
                 raise
-    # The store keeps no conditions: look, then write.
+    # The store does not respect conditions: check the object, then write.
     answer = head(target, client)
     current_stamp = stamp_from(answer) if answer else None
     stat = _put(client, target, content) if current_stamp == stamp else None
@@ -80,8 +80,10 @@ def put_if(client: Any, target: Object, content: bytes, stamp: str | None) -> St
 
 
 def keeps_conditions(trial: Location, bucket: str) -> bool:
-    """Return whether the store keeps conditions. It is tried once a run, with the object `trial`,
-    which is deleted again.
+    """Return whether the store respects conditions. It is tested once a run.
+
+    Args:
+        trial: the object that the test writes, and deletes again.
     """
     endpoint = ask(trial.url, lambda client: str(client.meta.endpoint_url))
     store = (endpoint, bucket)
@@ -98,8 +100,8 @@ def keeps_conditions(trial: Location, bucket: str) -> bool:
 
 
 def _passes_trial(trial: Location, store: Store) -> bool:
-    """Return whether exactly one of 3 writers creates an object, and then exactly one of 3 replaces
-    it, all at one moment.
+    """Return whether exactly one of 3 writers creates an object if they try at the same moment, and
+    then exactly one of 3 replaces it.
     """
 
     def run_writers(stamp: str | None) -> list[Stat]:

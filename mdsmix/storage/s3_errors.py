@@ -1,6 +1,6 @@
 """The errors of S3 stores: whether a retry may help, and otherwise the sentence for the user.
 
-Sentences are built from error codes alone: the store's own words may quote a key.
+Sentences are built from error codes alone, because the store's own message may quote a key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _AGAIN = "run the same command again"
 _RENEW = "renew the credentials and run the same command again: what is finished is kept"
 _SPACE = "free some space and run the same command again"
 _REPLACED = f"the object was replaced while it was being read; {_AGAIN}"
-_DENIED = "access denied; give these credentials the right to do this here"
+_DENIED = "access denied; give these credentials the permission to do this here"
 _REGION = "the bucket is in another region; set AWS_DEFAULT_REGION to it"
 
 _ADDRESS = "set S3_ENDPOINT_URL to an address such as http://localhost:9000"
@@ -92,9 +92,9 @@ _NAME_CODES = (
     "XMinioInvalidObjectName",
     "ParamValidationError",
 )
-"Codes that concern one name; all other codes may concern every name."
+"Codes about the one name of the request. Any other code may concern all names."
 
-# The last three: the body was damaged or cut on its way to the store.
+# The last three mean that the body was damaged or truncated on its way to the store.
 _TEMPORARY_CODES = (
     "SlowDown",
     "RequestTimeout",
@@ -110,8 +110,8 @@ _PERMANENT_STATUS = (501, 507)  # not implemented; full
 
 @cache
 def error_classes() -> tuple[type[Exception], ...]:
-    """Return the classes of errors that a request may raise. botocore does not convert those of a
-    cut-off answer, or of TLS that breaks in a body.
+    """Return the classes of errors that a request may raise. Two are not botocore's own: errors of
+    a truncated answer, and of TLS that breaks in a body.
     """
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
@@ -146,8 +146,8 @@ def _has_temporary_status(error: Exception) -> bool:
 
 
 def has_expired(error: Exception) -> bool:
-    """Return whether renewed credentials may help. A code for an unknown key counts, since a store
-    forgets expired keys.
+    """Return whether renewed credentials may help. They may also after the code for an unknown
+    access key, since stores forget expired keys.
     """
     return _RENEW in _SENTENCES.get(error_code(error), "")
 
@@ -165,8 +165,12 @@ def _answer(error: Exception) -> Answer:
 
 
 def make_refusal(url: str, error: Exception, tries: int = 1, seconds: float = 0) -> Unreachable:
-    """Return the error with its sentence for a request about `url` that failed after so many
-    tries.
+    """Return the error for the user about a request that has failed for good.
+
+    Args:
+        error: the failure of the last try.
+        tries: how many tries have failed.
+        seconds: how long they took together.
     """
     tried = f" (tried {tries} times in {seconds:.0f} s)" if tries > 1 else ""
     name = error_code(error) or type(error).__name__

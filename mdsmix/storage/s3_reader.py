@@ -1,10 +1,10 @@
-"""Readers of an object: one from its beginning, which continues where a body breaks, and one for
-parts in any order.
+"""Two readers of an object. `ObjectReader` reads from start to end, and continues if the answer's
+body breaks off. `RandomReader` reads parts in any order.
 
-botocore compares a whole body with the checksum that a store sends. A reader of a directory or a
-footer (zip, parquet) asks for a few bytes at a time, first near the end. A request takes as long
-for 1 KB as for 1 MB, so a read beyond the bytes in memory is one range request, for a little more
-than was asked for.
+For a request of a whole object, botocore compares the body with the checksum that the store sends.
+Reading a directory or a footer (zip, parquet) means reads of a few bytes, first near the end. A
+request takes as long for 1 KB as for 1 MB, so a read of bytes that are not in memory becomes one
+range request, for more bytes than were asked for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _READ_BYTES = 8 << 20  # RawIOBase's own would take 8 KiB at a time, 7 times slo
 
 
 class ObjectReader(io.RawIOBase):
-    """The bytes of one version of an object from `start` on. It continues where a body breaks."""
+    """Reads one version of an object from `start` on. It continues if the body breaks off."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ObjectReader(io.RawIOBase):
         """Send the first request, unless its answer is given.
 
         Args:
-            end: the likely end of reading; reading beyond it takes one more request.
+            end: the byte at which reading probably ends; reading beyond it takes another request.
             answer: the answer to a GET that was already sent.
             stamp: the ETag of the version to read.
         """
@@ -45,7 +45,7 @@ class ObjectReader(io.RawIOBase):
         self._position = start
         self._end = end
         self._stamp = stamp
-        # Python closes a reader also if its first request fails.
+        # `close` needs a body, even if the first request fails.
         self._body: Any = io.BytesIO()
         if answer:
             self._use(answer)
@@ -53,7 +53,7 @@ class ObjectReader(io.RawIOBase):
             ask(url, self._begin)
 
     def _begin(self, client: Any) -> None:
-        """Request the body from the position on."""
+        """Request the bytes from the current position on."""
         request = {**self._target, "ChecksumMode": "ENABLED"}
         if self._stamp:
             request["IfMatch"] = f'"{self._stamp}"'
@@ -154,9 +154,13 @@ class RandomReader(io.RawIOBase):
     def _fetch_block(self, start: int, end: int, is_next: bool) -> None:
         """Request a block that contains bytes `start` to `end`.
 
-        A jump to the end of the file looks for a directory, from which reads go backwards. So
-        unless reading goes on (`is_next`), a block at the end begins earlier: 5 requests for a zip,
-        not 19.
+        A jump to the end of the file usually looks for a directory, and the next reads are of bytes
+        before it. So a block at the end begins earlier, which makes 5 requests for a zip instead of
+        19.
+
+        Args:
+            is_next: whether the bytes follow the last block, as in sequential reading; the block
+                then begins at `start`.
         """
         last = min(self._size, max(end, start + self._ahead))
         first = start if is_next else min(start, max(0, last - self._ahead))

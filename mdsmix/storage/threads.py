@@ -11,8 +11,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 THREADS = 16
-"""Requests at a time. Each waits some 20 ms for the store, and takes hardly any time of this
-machine's processors.
+"""Requests at a time. Each waits about 20 ms for the store, and uses hardly any processor time.
 """
 
 
@@ -26,8 +25,9 @@ def map_threads(request: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 
 def map_in_batches(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Yield the results of `request` for each item, in the items' order. Sixteen items are taken
-    and requested at a time, so no more than sixteen results are in memory.
+    """Yield the results of `request` for each item, in the items' order. Sixteen items are
+    requested at a time, and the next sixteen after their results were yielded, so no more than
+    sixteen results are in memory.
     """
     remaining = iter(items)
     while batch := list(islice(remaining, THREADS)):

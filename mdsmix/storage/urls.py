@@ -1,5 +1,5 @@
-"""From a URL or path to its Location. The table of stores is here: a new store is one class in a
-file of its own, and one line in `STORES`.
+"""Turns a URL or path into its Location. The table of stores is here: a new store is a class in a
+file of its own, and an entry in `STORES`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OPENED = (*_STORES, "file")
 _MEANT = {word: word for word in _OPENED} | {
     alias: _scheme_word(store) for store in STORES for alias in store.other_schemes
 }
-"A scheme in lower case, as other tools or typing errors write it -> the one that mdsmix opens."
+"Scheme in lower case, as users may write it (`s3a`) -> the scheme that mdsmix opens (`s3`)."
 _STREAMING = ("gs", "oci", "azure", "azure-dl", "dbfs", "sftp", "alipan")
 """The schemes that Streaming 0.12 and 0.13 read and mdsmix does not (CloudDownloader in
 streaming/base/storage/download.py).
@@ -42,7 +42,7 @@ it. A known scheme also counts if its slashes are left out (`s3:bucket`), and `s
 also if the colon is (`s3//bucket`).
 """
 _SLIPS = (":", "//")
-"The signs after a known scheme whose slashes or colon are left out."
+"The signs after a known scheme if its slashes or its colon were left out."
 
 
 def locate(url: str | os.PathLike[str]) -> Location:
@@ -152,8 +152,8 @@ def is_for_streaming_alone(text: str) -> bool:
 
 
 def store_addresses() -> dict[str, str]:
-    """Return the environment variables that say where stores are, with their values, for other
-    nodes of this run. Credentials are not among them: each node has its own.
+    """Return the environment variables with the addresses of stores, for the other nodes of this
+    run: name -> value. Credentials are not among them, since each node has its own.
     """
     names = [name for store in STORES for name in store.address_variables]
     return {name: os.environ[name] for name in names if os.environ.get(name)}

@@ -104,7 +104,13 @@ def test_faults_that_pass_change_no_byte(faults: list[str], proxy: Proxy, far: I
 LASTING = [
     ("400", "reading a source", 2, "the request failed (InvalidRequest)", False),
     ("reset", "a shard", 1, "the store closed the connection", True),
-    ("403 AccessDenied", "a shard", 1, "access denied; give these credentials the right", False),
+    (
+        "403 AccessDenied",
+        "a shard",
+        1,
+        "access denied; give these credentials the permission",
+        False,
+    ),
     ("503", "a unit record", 0, "the store asks to slow down; run the same command again", True),
     ("400 ExpiredToken", "a unit record", 0, "the credentials have expired; renew", False),
     ("500", "the index", 0, "the store failed inside; run the same command again later", True),
