@@ -25,7 +25,7 @@ _STEPS = (9, 3)
 base64 has.
 """
 _FEW = 1000
-"The most candidates that are searched closely before each third byte is sampled."
+"The most possible long numbers that are examined before every third byte is sampled instead."
 _MARKED = bytes(ord("d") if byte in b"0123456789" else ord(" ") for byte in range(256))
 "A translation table: `d` for a digit, a space for any other byte."
 TOO_LARGE = "infinity"

@@ -16,7 +16,7 @@ the spaces of French and Chinese; the joiners inside Persian and Hindi words and
 emoji. None of them controls a terminal or changes a text's direction.
 """
 Say = Callable[[str], None]
-"Takes a sentence that the user should read now."
+"A function that shows a sentence to the user at once."
 
 
 def plural(count: int, word: str) -> str:
@@ -49,7 +49,7 @@ def choose_verb(things: Sized, singular: str, plural: str) -> str:
 
 def make_printable(text: str, keep: str = "") -> str:
     """Return the text with characters that control a terminal (escape codes, line breaks, changes
-    of direction) written as `\\x1b`: names and samples may come from anyone.
+    of direction) written as `\\x1b`, because names and samples may come from anyone.
 
     Args:
         keep: unprintable characters that stay.

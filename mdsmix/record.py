@@ -1,14 +1,14 @@
 """A record in the form that every encoder takes: a document, a pair, or a conversation.
 
 Shapes make records and encoders take them, so neither depends on the other: another way to write a
-conversation needs another shape, and no change to an encoder. Records are named tuples, since one
-is made for each raw record: 0.2 us each.
+conversation needs a new shape, but no change to an encoder. Records are named tuples, because
+these are fast to make (0.2 us), and one is made for each raw record.
 
 Reason codes of records that become no sample are here if they have no single owner. A format, a
 shape or a kind declares its own (`Format.reasons`, `Shape.reasons`, `Kind.reasons`), and `make
 tables` lists all of them on a page. A bad record (`BAD`) is quarantined with its place and raw
-bytes, and its neighbours are not touched. A filtered record (`FILTERED`) is good, and a rule leaves
-it out.
+bytes; its neighbours are converted as usual. A filtered record (`FILTERED`) is good, but a rule
+excludes it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Message = dict[str, Any]
 
 
 class NoRecord(str):
-    """The reason code of a raw value that is not a record."""
+    """A reason code with a detail: why a raw value is not a record."""
 
     detail: dict[str, str | int]
     "Values that explain the reason; the quarantine stores them with the record."
@@ -53,7 +53,7 @@ class RecordRefused(Exception):
 
 
 class Document(NamedTuple):
-    """A text that is trained as it is."""
+    """A text for pretraining, used as it is."""
 
     text: str
 
@@ -66,7 +66,7 @@ class Pair(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """Messages for a chat template, with their tools and images."""
+    """Messages for a chat template, with the conversation's tools and images."""
 
     messages: list[Message]
     trained: Sequence[bool] | None = None

@@ -1,4 +1,4 @@
-"""From a mapping to a dataclass, by the dataclass's own annotations.
+"""Reads a mapping into a dataclass, as the dataclass's annotations require.
 
 The recipe, the manifest and the unit records are all read by this one reader, so a new key is one
 line in its dataclass. Only the annotations that these dataclasses use are known: builtin types,
@@ -123,8 +123,8 @@ class Reader:
         self.hint = hint
         options = typing.get_args(hint) if _is_union(hint) else (hint,)
         self.plain = frozenset(options) & {bool, int, float, str, type(None)}
-        """Classes whose values stay as they are. Most values in an index of a hundred thousand
-        shards are of these.
+        """Classes whose values are returned unchanged. Most values in an index of a hundred
+        thousand shards belong to one of them.
         """
         self._containers = [_split_annotation(o) for o in options if o not in self.plain]
 
@@ -193,8 +193,8 @@ def parse_json_if_fit(cls: type[T], content: bytes) -> T | None:
 
 
 def shorten_value(value: Any) -> str:
-    """Return the value as Python writes it, cut to 60 characters: a message must not contain a
-    whole file that was read by mistake.
+    """Return the value as Python writes it, truncated to 60 characters. Otherwise a message could
+    contain a whole file that was read by mistake.
     """
     text = repr(value)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."

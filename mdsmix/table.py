@@ -50,8 +50,8 @@ def _estimated(work: Callable[[Any, Any], float]) -> Any:
 
 
 class Estimate(float):
-    """An estimated figure, shown with a `~`. Arithmetic with it gives an Estimate again. NaN:
-    unknown, shown as `?`.
+    """An estimated figure, shown with a `~`. The result of arithmetic with an Estimate is an
+    Estimate too. NaN is an unknown figure, shown as `?`.
     """
 
     __add__ = __radd__ = _estimated(operator.add)
@@ -124,7 +124,7 @@ def format_cell(column: Column, value: Any) -> str:
 
 
 def table_to_json(table: Table) -> Tree:
-    """Return the table for JSON: one mapping for each row."""
+    """Return the table as a tree for JSON, with one mapping for each row."""
     keys = [column.key or column.heading for column in table.columns]
     tree: Tree = {"rows": [dict(zip(keys, row, strict=True)) for row in table.rows]}
     if table.total:

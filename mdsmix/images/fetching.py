@@ -34,7 +34,7 @@ MISSING = (-1, "")
 a URL.
 """
 HTTP_BYTES = 64 << 20
-"The most bytes that are taken from a server for one image."
+"The most bytes that are downloaded for one image."
 SECONDS = 60.0
 "The time for one image, all tries together."
 QUIET_SECONDS = 10.0
@@ -50,7 +50,7 @@ _RETRIED_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 ImagePlace = Location | str | bytes
 "The place of an image: a file or object, an http URL, or the bytes that the record itself has."
 NOWHERE = b""
-"The place of an image whose path names none."
+"The place of an image whose path is not valid."
 
 
 class ImageFile(NamedTuple):

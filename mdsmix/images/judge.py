@@ -255,9 +255,10 @@ def _swaps_sides(image: Image, data: bytes) -> bool:
 
 @contextmanager
 def lock_large_images() -> Iterator[None]:
-    """Wait until no other process of this user decodes a large image, and keep it so in the block.
+    """Wait until no other process of this user decodes a large image. During the block no other
+    process begins to.
 
-    The lock is a file's, so it ends with its process.
+    The lock is on a file, so it ends with its process.
     """
     with (Path(tempfile.gettempdir()) / f"mdsmix-large-image-{os.getuid()}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -38,8 +38,8 @@ from mdsmix.storage import CHANGED, Location
 KEEP_BYTES = 32 << 20
 "The most bytes of images that are in memory at once."
 AIM_BYTES = 16 << 20
-"""Records are taken at once until their images have about this many bytes, judged by the records
-before.
+"""About how many bytes of images are read for one group of records. The size of the group is
+estimated from earlier records.
 """
 IN_FLIGHT = 16
 "The most images that one worker reads at a time."
@@ -174,8 +174,8 @@ class ImageReader:
         return max(1, min(MOST_RECORDS, int(AIM_BYTES / max(1, self._record_bytes))))
 
     def read(self, records: Sequence[Any], folders: Sequence[Location] = ()) -> list[Any]:
-        """Return conversations with their images as `Image`; instead of a conversation with a bad
-        image, its reason code.
+        """Return the conversations with their images as `Image`. A conversation with a bad image is
+        replaced by its reason code (a str).
 
         Args:
             records: conversations; reason codes (str) among them stay.
@@ -206,7 +206,7 @@ class ImageReader:
         return answers
 
     def _judge(self, record: Conversation, images: list[Image]) -> Conversation | NoRecord:
-        """Return the record with its images, or the reason why they make it bad."""
+        """Return the record with its images read; a NoRecord (a reason code) if they make it bad."""
         for image in images:
             self.window_images.results.append(image.digest or image.reason)
         size = sum(image.size for image in images)
