@@ -206,7 +206,7 @@ class ImageReader:
         return answers
 
     def _judge(self, record: Conversation, images: list[Image]) -> Conversation | NoRecord:
-        """Return the record with its images read; a NoRecord (a reason code) if they make it bad."""
+        """Return the record with its images; a NoRecord (a reason code) if they make it bad."""
         for image in images:
             self.window_images.results.append(image.digest or image.reason)
         size = sum(image.size for image in images)
