@@ -51,11 +51,11 @@ def find_shape(name: str | None, keys: Iterable[str]) -> Shape | None:
     """Find a shape by its published name, or without a name by the keys of a source.
 
     Args:
-        name: a name that `published_name` returns, or that a recipe gives; None if neither names
-            the shape.
+        name: a recipe's `shape:`, or a name that `published_name` returned; None if a stream
+            names no shape.
         keys: the keys of `source:` that name fields.
 
-    Returns None if no shape has this name or follows from these keys.
+    Returns None if no shape has this name, or if these keys fit no shape.
     """
     if name is None:
         given_keys = set(keys)

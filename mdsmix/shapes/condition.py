@@ -3,8 +3,9 @@ matches(url, '^https?://x')`.
 
 A condition is written in Python's syntax and parsed with `ast`. Only the few constructs in
 `ALLOWED` are compiled, and functions of this package read the fields. There is no arithmetic, so a
-condition cannot build huge numbers or texts. Regular expressions are RE2's, whose time is linear in
-the text: one of the standard library may take years for a record of thirty characters.
+condition cannot build huge numbers or strings. Regular expressions are RE2's, since RE2 takes time
+proportional to the length of the text. Python's `re` may take years for a record of thirty
+characters.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ class Condition:
     roots: frozenset[str]
     "The record's top-level names that the condition reads."
     entered: frozenset[str]
-    "The roots whose values are lists or objects, since a path goes into them."
+    "The roots that a path such as `meta.lang` enters: their values are lists or objects."
     is_true: Callable[[dict[str, Any]], Any]
     """Record -> whether it meets the condition. Raises RecordRefused if a field is missing,
     TypeError if two types do not compare.
     """
 
     def refusal(self, record: Any) -> str | None:
-        """Return the reason code of a record that is left out; None for one that stays. A value
-        that is not an object stays: its shape refuses it.
+        """Return the reason code if the record is left out; None if it stays. A value that is not
+        an object stays, since its shape refuses it anyway.
         """
         if type(record) is not dict:
             return None
@@ -76,7 +77,8 @@ def parse_where(expression: str) -> Condition:
     compiler = _Compiler()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on '\d' in a regular expression, and on 'a' is None
+            # Python warns about '\d' in a string and about 'a' is None.
+            warnings.simplefilter("ignore")
             tree = compiler.visit(ast.parse(text, mode="eval").body)
             names = {"__builtins__": {}, "len": len, **compiler.functions}
             is_true = eval(f"lambda record: {ast.unparse(tree)}", names)

@@ -16,14 +16,17 @@ from typing import Any
 from mdsmix.record import Message, RecordRefused
 
 TEXTS = ("text", "input_text", "output_text")
-"Types of parts with a text."
+"Types of parts that contain text."
 THOUGHTS = {"thinking": "thinking", "reasoning": "value"}
-"Type of a part with a thought, Anthropic's and LLaMA-Factory's -> the key of its text."
+"""Type of a part that contains a thought (`thinking` is Anthropic's, `reasoning` LLaMA-Factory's)
+-> the key of its text.
+"""
 ANTHROPIC = frozenset({*THOUGHTS, "tool_use", "tool_call", "tool_result"})
 "Types of parts that only Anthropic's and LLaMA-Factory's messages have."
 WITHOUT_TEXT = frozenset({"annotations", "cache_control", "citations", "logprobs", "signature"})
-"Keys of a part that no template prints: what a service stores of it, and notes on its text."
+"Keys of a part that no template prints: data of the service, and notes on the part's text."
 RESULT_KEYS = frozenset({"type", "tool_use_id", "content", "cache_control"})
+"Keys of a `tool_result` that are read, or dropped on purpose."
 
 
 def join_parts(parts: Sequence[Any]) -> str:
@@ -43,16 +46,19 @@ def _text_of_part(part: Any) -> str:
 
 
 def _unread_keys(part: Mapping[str, Any], read: set[str] | frozenset[str]) -> list[str]:
-    """Return the keys of a part that are not empty, and neither in `read` nor in WITHOUT_TEXT."""
+    """Return the keys of a part that would be lost.
+
+    Keys with empty values, keys in `read` and keys in WITHOUT_TEXT do not count.
+    """
     keys = part.keys() - read - WITHOUT_TEXT
     return [key for key in keys if part[key] not in (None, "", [], {})]
 
 
 def result_to_text(content: Any) -> str:
-    """Return the result of a tool as text: parts become their texts, any other list or object its
-    JSON.
+    """Return the result of a tool as text. A list of parts becomes the joined texts of the parts,
+    any other list or object becomes JSON.
 
-    Raises RecordRefused (content_not_text) if it is neither text nor a list or object.
+    Raises RecordRefused (content_not_text) for any other type, such as a number.
     """
     if isinstance(content, str):
         return content
@@ -68,9 +74,7 @@ def _is_part(value: Any) -> bool:
 
 
 def has_anthropic_parts(content: Any) -> bool:
-    """Return whether a content is a list of parts, and some of them occur only in Anthropic's
-    messages.
-    """
+    """Check whether a content is a list with a part of a type in ANTHROPIC."""
     if not isinstance(content, list):
         return False
     types = [part.get("type") for part in content if isinstance(part, dict)]
@@ -78,8 +82,8 @@ def has_anthropic_parts(content: Any) -> bool:
 
 
 def convert_anthropic(message: Message) -> Iterator[Message]:
-    """Yield one of Anthropic's messages as messages of a chat template: several, if it contains
-    results of tools.
+    """Yield one of Anthropic's messages in the form of chat templates. A message that contains
+    results of tools becomes several messages.
     """
     if message["role"] == "assistant":
         yield _convert_answer(message)
@@ -96,7 +100,7 @@ def convert_anthropic(message: Message) -> Iterator[Message]:
 
 
 def _text_message(message: Message, parts: Sequence[Any]) -> Iterator[Message]:
-    """Yield the message with these parts as its text, unless there are none."""
+    """Yield the message with these parts as its text; yield nothing without parts."""
     if parts:
         yield message | {"content": join_parts(parts)}
 
@@ -111,8 +115,8 @@ def _convert_result(part: Mapping[str, Any]) -> Message:
 def _convert_answer(message: Message) -> Message:
     """Return an assistant's message with its thoughts, its text and its calls, in this order.
 
-    Raises RecordRefused (content_not_text) if the parts have another order, which no template
-    prints.
+    Raises RecordRefused (content_not_text) if the parts have another order, since no template
+    prints one.
     """
     thoughts = list[str]()
     texts = list[Any]()

@@ -60,10 +60,10 @@ MASK = "loss_mask"
 answer.
 """
 MARK = "train_mark"
-"The option that names a further mark."
+"The recipe's option that names one more mark: a key of messages, or a field with a list."
 PARTLY_KEYS = ("train_detail", "loss_scale")
-"""Keys that train a part of a message or give it a weight. Labels of LLM-Foundry's loader cannot
-express that.
+"""Keys that select a part of a message for training, or give it a weight. The labels of
+LLM-Foundry's loader cannot express either.
 """
 FLAGS = frozenset((*TRAIN_KEYS, *PARTLY_KEYS))
 GREETS = "starts_with_assistant"
@@ -94,7 +94,8 @@ def make_conversation(
     """Make a conversation of messages in the form of chat templates, with the record's tools.
 
     Args:
-        leading: how many of the first messages come from another field than the list of messages.
+        leading: how many of the first messages come from a field of their own, such as `system`,
+            not from the list of messages.
 
     Raises RecordRefused if the messages together break a rule, such as the order of roles.
     """
@@ -153,15 +154,17 @@ def check_roles(roles: tuple[Any, ...], repeatable: str = "") -> str | None:
 
 
 def read_trained(raw: RawRecord, messages: Sequence[Message], leading: int = 0) -> list[bool]:
-    """Return for each message whether its own marks and the record's list let it be trained.
+    """Return a flag for each message: False if a mark of the message or an entry of the record's
+    list of marks excludes it from training.
 
     Args:
-        leading: how many of the first messages come from another field than the list of messages.
+        leading: how many of the first messages come from a field of their own, such as `system`,
+            not from the list of messages.
 
     Raises RecordRefused:
         bad_weight: a mark is neither true nor false, or two marks of a message differ.
         bad_loss_mask: the list does not have one entry for each message or answer.
-        trained_prompt: a message that is not the assistant's is marked as trained.
+        trained_prompt: a message that is not the assistant's is marked for training.
     """
     keys = (*TRAIN_KEYS, raw.options[MARK]) if MARK in raw.options else TRAIN_KEYS
     listed_marks = _read_listed_marks(raw, messages, leading)
@@ -175,7 +178,7 @@ def read_trained(raw: RawRecord, messages: Sequence[Message], leading: int = 0) 
 
 
 def remove_marks(raw: RawRecord, messages: Sequence[Message]) -> list[Message]:
-    """Return the messages without the keys that decide whether they are trained."""
+    """Return the messages without their marks: the keys that decide about training."""
     flags = _flag_keys(raw)
     return [
         message
@@ -186,13 +189,15 @@ def remove_marks(raw: RawRecord, messages: Sequence[Message]) -> list[Message]:
 
 
 def _flag_keys(raw: RawRecord) -> frozenset[str]:
-    """Return the keys of a message that concern only training, also the one that a recipe names."""
+    """Return the keys of messages that only concern training, including the key that the recipe
+    names as `train_mark`.
+    """
     return FLAGS | {raw.options[MARK]} if MARK in raw.options else FLAGS
 
 
 def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int) -> list[Any]:
-    """Return the mark of each message in the record's list, None for a message without one. The
-    result is empty if the record has no list.
+    """Return the mark of each message in the record's list of marks; None for a message without a
+    mark. The result is empty if the record has no such list.
     """
     named = raw.extra(raw.options[MARK]) if MARK in raw.options else None
     values = [raw.extra(MASK), named if isinstance(named, list) else None]
@@ -202,11 +207,12 @@ def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int
     if lists[-1] != lists[0]:
         raise RecordRefused("bad_weight")
     marks = lists[0]
-    entries = len(marks) if isinstance(marks, list) else -1
+    entries = len(marks) if isinstance(marks, list) else -1  # -1 fits none of the lengths below
     count = len(messages)
     answers = [
         position for position, message in enumerate(messages) if message["role"] == "assistant"
     ]
+    # A list has one mark for each listed message, or each message, or each answer.
     for positions in (range(leading, count), range(count), answers):
         if len(positions) == entries:
             mark_at = dict(zip(positions, marks, strict=True))
@@ -217,8 +223,13 @@ def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int
 
 
 def _is_trained(message: Message, keys: Sequence[str], listed_mark: Any = None) -> bool:
-    """Return whether the marks of the message let it be trained. Raises RecordRefused (bad_weight,
-    trained_prompt).
+    """Return False if the marks of a message exclude it from training, otherwise True.
+
+    Raises RecordRefused (bad_weight, trained_prompt), as `read_trained` does.
+
+    Args:
+        keys: the keys of messages that are marks.
+        listed_mark: the message's entry in the record's list of marks; None if it has none.
     """
     marks = [message[key] for key in keys if message.get(key) is not None]
     if listed_mark is not None:
@@ -232,8 +243,9 @@ def _is_trained(message: Message, keys: Sequence[str], listed_mark: Any = None) 
 
 
 def read_messages(raw: RawRecord, key: str) -> list[Any]:
-    """Return the list of messages in a key's field. Raises RecordRefused if the field is missing,
-    is not a list, or nests too deep.
+    """Return a copy of the list of messages in the field that the recipe names under a key.
+
+    Raises RecordRefused if the field is missing, is not a list, or is nested too deeply.
     """
     messages = raw.required_value(key)
     if not isinstance(messages, list):
@@ -263,7 +275,7 @@ def copy_nested(value: Any, drops_nulls: bool, levels: int = MAX_LEVELS) -> Any:
 
 
 def contains_null(value: Any) -> bool:
-    """Return whether an object in the value has a null entry, at any depth. Null under the key
+    """Check whether an object in the value has a null entry, at any depth. Null under the key
     `content` does not count.
     """
     if isinstance(value, dict):
@@ -277,19 +289,24 @@ def contains_null(value: Any) -> bool:
 def merge_messages(
     messages: Sequence[Message], trained: Sequence[bool], unmerged_role: str = "tool"
 ) -> tuple[list[Message], list[bool]]:
-    """Merge neighbours of one role that are both trained or both untrained, and have no other keys
-    than text and calls. Returns the messages and their flags.
+    """Merge messages of one role that follow each other. Return the messages and their flags.
+
+    Messages are merged only if their flags are equal, and they have no keys besides role, text and
+    calls.
 
     Args:
-        unmerged_role: a role whose messages stay as they are: two calls have two results.
+        trained: a flag for each message: whether it is used for training.
+        unmerged_role: a role whose messages are never merged. Results of two calls are two
+            messages of the role `tool`.
     """
     merged = list[Message]()
     flags = list[bool]()
     for message, flag in zip(messages, trained, strict=True):
         previous = merged[-1] if merged and flags[-1] == flag else {}
         is_plain = {"role", "content", "tool_calls"}.issuperset((*previous, *message))
-        is_same_role = previous.get("role") == message["role"] != unmerged_role
-        if is_same_role and is_plain and not previous.get("tool_calls"):
+        is_same_role = previous.get("role") == message["role"]
+        can_merge = is_same_role and message["role"] != unmerged_role
+        if can_merge and is_plain and not previous.get("tool_calls"):
             texts = [m["content"] for m in (previous, message) if m.get("content")]
             merged[-1] = message | {"content": SEPARATOR.join(texts)}
         else:
@@ -301,9 +318,13 @@ def merge_messages(
 def _join_parallel_calls(
     messages: list[Message], trained: list[bool]
 ) -> tuple[list[Message], list[bool]]:
-    """Join calls that are written one a message: [call A, call B, result, result] becomes one
-    message with two calls and two results. The later message must have nothing but calls, and be
-    trained as the first one is.
+    """Join calls in messages that follow each other: [call A, call B, result, result] becomes one
+    message with two calls, and two results. Return the messages and their flags.
+
+    Messages are joined only if the later one has nothing but calls, and their flags are equal.
+
+    Args:
+        trained: a flag for each message: whether it is used for training.
     """
     if sum("tool_calls" in message for message in messages) < 2:
         return messages, trained
@@ -323,7 +344,7 @@ def _join_parallel_calls(
 
 
 def system_messages(raw: RawRecord) -> list[Message]:
-    """Return the system message of the field `system`, as a list; empty if the field is."""
+    """Return a list with the message in the field `system`; an empty list if that is empty."""
     if raw.value("system") in (None, ""):
         return []
     return [{"role": "system", "content": raw.text("system")}]
@@ -339,9 +360,7 @@ def _read_tools(raw: RawRecord, messages: Sequence[Message]) -> list[Message] | 
 
     Raises RecordRefused if messages call tools and the record does not have any.
 
-    A bare tool is put into `{"type": "function", "function": ...}`, the form of chat templates, and
-    so is a bare call. Arguments stay text or object: the encoder finds out which of the two a
-    template takes.
+    A bare tool is put into `{"type": "function", "function": ...}`, the form of chat templates.
     """
     if "tools" not in raw.fields:
         return None
@@ -373,8 +392,9 @@ def _normalize_own_tools(message: Message) -> Message:
 
 
 def _normalize_tool(value: Any) -> Message:
-    """Return a tool as a template takes it. Anthropic's and MCP's names of a tool's schema are
-    renamed to `parameters`, and how a service caches it is left out.
+    """Return a tool in the form of chat templates. The schema of its arguments, which Anthropic and
+    MCP write as `input_schema` or `inputSchema`, becomes `parameters`. `cache_control`, a setting
+    of the service, is dropped.
     """
     tool = _wrap_function(value, "bad_tools")
     function = tool["function"]
@@ -393,8 +413,9 @@ def _normalize_tool(value: Any) -> Message:
 
 
 def parse_calls(value: Any) -> list[Message]:
-    """Return tool calls in the form of a message's `tool_calls`. Arguments that are an empty string
-    become an empty object.
+    """Return tool calls in the form of a message's `tool_calls`, each inside `function`. Arguments
+    that are an empty string become an empty object. Other arguments stay JSON text or an object:
+    the encoder finds out which of the two a template takes.
 
     Args:
         value: a call or a list of calls, as JSON text or decoded: `{"name": ..., "arguments":
@@ -425,8 +446,9 @@ def _without_arguments(call: Message) -> Message:
 
 
 def _wrap_function(value: Any, reason: str) -> Message:
-    """Return a tool or a call inside `function`. Raises RecordRefused with this reason if it has no
-    name.
+    """Return a tool or a call in the form `{"type": "function", "function": {"name": ...}}`.
+
+    Raises RecordRefused with the reason code `reason` if it has no name.
     """
     if isinstance(value, dict) and value.get("function") is None:
         function = {key: value[key] for key in value if key not in ("type", "id", "function")}
@@ -439,10 +461,10 @@ def _wrap_function(value: Any, reason: str) -> Message:
 
 
 def decode_json(value: Any) -> Any:
-    """Return the value of a JSON text, None if a string is not valid JSON, and any other value as
-    it is. Raises RecordRefused (too_deep) if a text nests too deep.
+    """Parse a string as JSON; return None if it is not valid JSON. A value of any other type is
+    returned as it is. Whole numbers of any size are kept exactly.
 
-    Python's reader keeps whole numbers of any size.
+    Raises RecordRefused (too_deep) if the JSON is nested too deeply.
     """
     if not isinstance(value, str):
         return value

@@ -75,10 +75,13 @@ def with_extras(parse: Callable[[RawRecord], Any]) -> Callable[[RawRecord], Any]
 
 
 def read_variables(value: Any) -> Mapping[str, Any] | None:
-    """Return the variables of a record's `chat_template_kwargs`, an object or its JSON text; None
-    without any.
+    """Return the variables in a record's `chat_template_kwargs`; None if there are none.
 
-    Null entries are left out at any depth: Arrow adds them if the objects of a column differ.
+    Null entries are dropped at any depth, since Arrow adds them if the objects of a column have
+    different keys.
+
+    Args:
+        value: an object, or its JSON text.
 
     Raises RecordRefused (bad_template_kwargs) if the value is not an object, or names a variable
     that a record cannot set.

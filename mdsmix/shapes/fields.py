@@ -1,10 +1,11 @@
 """A recipe's fields beyond a plain name: a path into nested records (`meta.body`,
 `conversations[0].value`), and a template over several fields (`"{title}\\n\\n{body}"`).
 
-Their values are put into a copy of the record, under the name in the recipe. So a shape reads every
-field by its name, and a plain name costs nothing. A field of exactly this name wins: `meta.body` is
-the field `meta.body` of a record that has one, otherwise `body` in `meta`. A name that cannot be
-read as a path, such as `score[en]`, is always the name of a field.
+The value of a path or template is put into a copy of the record, under the string that the recipe
+writes. So a shape reads every field by its name, and records are not copied if a recipe has only
+plain names. A field with exactly this name wins: `meta.body` is the field `meta.body` of a record
+that has one, otherwise `body` in `meta`. A string that cannot be read as a path, such as
+`score[en]`, is always a plain name.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _STEP = _NAME + r"(?:\[-?\d{1,9}\])*"
 _PATH = re.compile(rf"{_STEP}(?:\.{_STEP})*")
 _STEPS = re.compile(r"\[(-?\d+)\]|(" + _NAME + ")")
 _IMAGE = "<image>"
-"""A field with this placeholder and without braces is a text: the same for all records, such as one
-question about many captioned images.
+"""A field with this placeholder is a template even without braces. It then gives all records the
+same text, such as one question about many captioned images.
 """
 
 
@@ -43,7 +44,7 @@ class Field:
     find: Callable[[Mapping[str, Any]], Any]
     "Record -> the field's value. Raises RecordRefused if the record lacks it."
     entered: frozenset[str]
-    "The roots whose values are lists or objects, since a path goes into them."
+    "The roots that a path such as `meta.body` enters: their values are lists or objects."
     is_template: bool = False
 
 
@@ -107,11 +108,16 @@ Deriver = Callable[[Any], Any]
 
 
 def make_deriver(names: Iterable[str]) -> Deriver | None:
-    """Return a function that copies a record and adds the values of paths and templates, under
-    their names in the recipe; None if all names are plain.
+    """Return a function that copies a record and adds the values of paths and templates. Return
+    None if there are neither, so that records need no copy.
 
-    The function returns a NoRecord if a record lacks a field of a template. A path that the record
-    lacks is left out, and the shape then decides whether the field is required.
+    The function adds each value under the string that the recipe writes, such as `meta.body`. If
+    the record lacks a field of a template, it returns a NoRecord, the reason why the record is
+    bad. If the record lacks a path, nothing is added, and the shape then decides whether the field
+    is required.
+
+    Args:
+        names: fields as a recipe writes them: plain names, paths and templates.
     """
     fields = [field for field in map(parse_field, names) if field.entered or field.is_template]
     if not fields:
@@ -133,7 +139,7 @@ def make_deriver(names: Iterable[str]) -> Deriver | None:
 
 
 def find_value(name: str, record: Any) -> Any:
-    """Return the value of a field; None if the record lacks it or is not an object."""
+    """Return the value of a field; None if the record lacks the field or is not an object."""
     try:
         return parse_field(name).find(record) if type(record) is dict else None
     except RecordRefused:

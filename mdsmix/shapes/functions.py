@@ -74,7 +74,7 @@ class FunctionName:
     """The name of a user's function, in a recipe or in a published stream."""
 
     gives: str
-    "What it returns, a key of GIVES."
+    "The type of record that it returns, a key of GIVES such as `pair`."
     module: str
     """`my_shapes.py`, or `package.module`. In a recipe's name, the path of the file from the
     recipe's folder.
@@ -111,8 +111,8 @@ class FunctionName:
 
 @dataclass(frozen=True)
 class Function:
-    """A function with all files that its results depend on. Making or unpickling one registers it
-    in its process under its name.
+    """A function with all files that its results depend on. Creating or unpickling an object
+    registers it in the process, under its name.
     """
 
     name: FunctionName
@@ -154,7 +154,7 @@ class Function:
 
 
 _registry: dict[FunctionName, Function] = {}
-"The functions that this process has found, or received with a job."
+"Name -> function, of those that this process has found itself or received with a job."
 
 
 def describe_bad_name(shape: str) -> str | None:
@@ -172,7 +172,7 @@ def find_function(shape: str, gives: str, folder: Path) -> Function:
 
     Args:
         shape: the recipe's `shape:`.
-        gives: what the function returns, a key of GIVES.
+        gives: the type of record that the function returns, a key of GIVES such as `pair`.
         folder: the recipe's folder.
 
     Raises RecipeError if the function's file or package is missing.
@@ -193,8 +193,8 @@ def find_function(shape: str, gives: str, folder: Path) -> Function:
 
 
 def _read_local_files(path: Path) -> dict[str, bytes]:
-    """Read a file, and the files in its folder that its import lines name, directly or through each
-    other. Returns path in the folder -> content.
+    """Read a file and all files in its folder that it imports, directly or through other files.
+    Return path in the folder -> content.
     """
     folder = path.parent
     files = dict[str, bytes]()
@@ -216,8 +216,12 @@ def _read_local_files(path: Path) -> dict[str, bytes]:
 
 
 def _imported_modules(tree: ast.Module, file: Path, root: Path) -> Iterator[Path]:
-    """Yield the paths without suffix that a file's import lines may mean: a, a/b and a/b/c for
-    `from a.b import c`.
+    """Yield the paths, without a suffix, that a file's import lines may refer to: a, a/b and a/b/c
+    for `from a.b import c`.
+
+    Args:
+        tree: the parsed file.
+        root: the folder where absolute imports begin.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -237,8 +241,8 @@ def _imported_modules(tree: ast.Module, file: Path, root: Path) -> Iterator[Path
 
 
 def _package_versions(name: FunctionName) -> list[str]:
-    """Return the names and versions of the packages that a module may come from; for a module
-    without any, the hashes of its files.
+    """Return the name and version of each installed package that contains a module. For a module
+    that is in no installed package, return the hashes of its files.
     """
     top = name.module.partition(".")[0]
     if packages := packages_distributions().get(top):
@@ -301,7 +305,9 @@ def _are_unchanged(folder: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def function_shape(name: FunctionName) -> Shape:
-    """Return the shape that reads records by a function, which is looked up at the first record."""
+    """Return a shape that reads records with a user's function. The function is looked up when the
+    first record is read.
+    """
     return Shape(
         name=name.to_text(),
         gives=GIVES[name.gives].gives,
@@ -311,15 +317,15 @@ def function_shape(name: FunctionName) -> Shape:
 
 
 def registered_function(shape: str | None) -> Function | None:
-    """Return the function of a stream's shape; None if its shape is not a function, or one that
-    this process has not found.
+    """Return the function that a stream's shape names. None if the shape does not name a function,
+    or this process does not have the function.
     """
     return _registry.get(FunctionName.from_text(shape)) if is_function(shape) else None
 
 
 def import_function(shape: str | None) -> str | None:
-    """Import the function of a stream's shape, if it is one. Return a warning if that imports
-    torch, otherwise None.
+    """Import the function that a stream's shape names, if it names one. Return a warning if that
+    imports torch, otherwise None.
     """
     function = registered_function(shape)
     if function is None:
@@ -350,8 +356,13 @@ def _parse(name: FunctionName, raw: RawRecord) -> Any:
 
 
 def _read_answer(answer: Any, gives: str) -> Any:
-    """Return the record of a function's answer, read by the shape in GIVES. Raises RecordRefused if
-    the answer breaks the shape's rules.
+    """Return the record that a function returned, after checking it by the rules of its shape.
+
+    Raises RecordRefused if it breaks these rules, or is not of the type that the stream takes.
+
+    Args:
+        answer: a Document, Pair or Conversation, or a dict such as `{"text": ...}`.
+        gives: the type that the stream takes, a key of GIVES.
     """
     is_record = isinstance(answer, Document | Pair | Conversation)
     tree = answer._asdict() if is_record else answer

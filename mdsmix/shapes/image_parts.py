@@ -49,8 +49,8 @@ LLaMA-Factory.
 MARK = "\0image\0"
 "The placeholder of an image in records whose `<image>` is plain text, until texts become parts."
 FIELDS = ("images", "image")
-"""Fields of a record that may contain its images, if the recipe does not name a field: the first
-that is not empty counts.
+"""Fields of a record that may contain its images, if the recipe does not name a field. Only the
+first one with a value is read.
 """
 NOTHING: tuple[Any, ...] = (None, [], "", {"bytes": None, "path": None})
 "Values of a field without images. Some writers of parquet write the last one for a missing image."
@@ -60,8 +60,8 @@ has no hash.
 """
 _ENCODED = ("bytes", "base64")
 _SOURCES = (*_ENCODED, "data", "image", "image_url", "url", "path", "source", "value")
-"""Keys of an object that bring an image. Bytes come first: a path next to them is where they once
-were.
+"""Keys of an object that may contain an image, in the order of preference. Bytes come first, since
+a path next to them only names the file that they were read from.
 """
 _DATA = re.compile(r"data:[^,]*?(;base64)?,", re.IGNORECASE)
 _BARE = re.compile(
@@ -78,8 +78,9 @@ def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
     """Return the shape with a `parse` that also reads images.
 
     Args:
-        fields: the record's fields of images; empty for `images`, or `image` if that is empty.
-            Parts of messages are read too.
+        fields: the names of the record's fields with images. An empty list means FIELDS: `images`
+            is read, and `image` only if a record has nothing in `images`. Images in messages are
+            read in any case.
     """
     names = tuple(fields) or FIELDS
     return replace(
@@ -124,8 +125,12 @@ def _prepend_marks(conversation: Conversation, marks: str) -> Conversation:
 
 
 def place_images(conversation: Conversation, images: Sequence[Image], mark: str) -> Conversation:
-    """Return the conversation with an image part in place of each mark. Raises RecordRefused
-    (image_count) if it does not have as many marks as there are images.
+    """Replace each mark in a conversation's texts with an image part.
+
+    Raises RecordRefused (image_count) if the numbers of marks and images differ.
+
+    Args:
+        mark: the string that marks the position of an image, such as `<image>`.
     """
     texts = [message.get("content") or "" for message in conversation.messages]
     count = sum(text.count(mark) for text in texts)
@@ -147,7 +152,7 @@ def place_images(conversation: Conversation, images: Sequence[Image], mark: str)
 
 
 def _split_at_marks(text: str, mark: str) -> list[dict[str, str]]:
-    """Return the text as parts, with an image part for each mark and without empty text parts."""
+    """Split a text into parts, with an image part for each mark and without empty text parts."""
     parts = list[dict[str, str]]()
     for number, piece in enumerate(text.split(mark)):
         if number:
@@ -158,8 +163,9 @@ def _split_at_marks(text: str, mark: str) -> list[dict[str, str]]:
 
 
 def read_images(value: Any) -> Iterator[Image]:
-    """Yield the images in a field's value: one image or a list of them. Raises RecordRefused
-    (bad_image), with the image's number in its detail, if one cannot be read.
+    """Yield the images in a field's value, which is one image or a list of images.
+
+    Raises RecordRefused (bad_image) if an image cannot be read; its detail has the image's number.
     """
     for number, item in enumerate(_list_items(value)):
         try:
@@ -170,8 +176,8 @@ def read_images(value: Any) -> Iterator[Image]:
 
 
 def _list_items(value: Any) -> list[Any]:
-    """Return the items of a list, or of a list that is written as text; otherwise the value
-    alone.
+    """Return the items of a list, or of a list that is written as a string. Return any other value
+    as a list of one item.
     """
     if isinstance(value, str) and value[:1] == "[":
         value = _parse_list(value)
@@ -179,8 +185,8 @@ def _list_items(value: Any) -> list[Any]:
 
 
 def _parse_list(text: str) -> Any:
-    """Return the list in a csv's cell, as JSON or as Python writes it; the text itself if it cannot
-    be parsed.
+    """Parse the list in the cell of a CSV, written as JSON or as Python's repr. Return the string
+    itself if it cannot be parsed.
     """
     with warnings.catch_warnings():  # warnings on a backslash, as in paths of Windows
         warnings.simplefilter("ignore")
@@ -191,16 +197,17 @@ def _parse_list(text: str) -> Any:
 
 
 def read_image(value: Any) -> Image:
-    """Return one image: a path or URL, or the bytes of a data: URI, of base64, or of the value.
+    """Return one image, as its path or URL (a string), or as its content (bytes).
 
-    The value may be an object that contains one of these, such as a part, or Hugging Face's
+    The content may be written as bytes, as a data: URI or as base64. The value may also be an
+    object that contains one of these, such as a part, or Hugging Face's
     `{"bytes": ..., "path": ...}`.
 
-    Raises RecordRefused (bad_image) if the value is none of these.
+    Raises RecordRefused (bad_image) for any other value.
     """
     source = value
     is_encoded = False
-    for _ in range(2):  # a part, and the object in it
+    for _ in range(2):  # an image may be in an object in an object: {"image_url": {"url": ...}}
         if isinstance(source, Mapping):
             key = _source_key(source)
             is_encoded = key in _ENCODED or source.get("type") == "base64"
@@ -218,7 +225,7 @@ def read_image(value: Any) -> Image:
 
 
 def _source_key(value: Mapping[str, Any]) -> str:
-    """Return the key that brings the image of an object; empty if it does not bring one."""
+    """Return the key of an object that contains an image; empty if no key does."""
     return next((key for key in _SOURCES if value.get(key) not in (None, "")), "")
 
 
@@ -242,8 +249,8 @@ def _decode_base64(text: str) -> bytes:
 
 
 def _find_field_values(record: Any, names: Sequence[str]) -> Iterator[Any]:
-    """Yield the values of a record's fields of images that are not empty: of FIELDS the first one,
-    of fields that a recipe names all.
+    """Yield the values of a record's image fields that are not empty. If `names` is FIELDS, yield
+    only the first of them; if a recipe names the fields, yield all.
     """
     for name in names:
         with suppress(RecordRefused):
@@ -257,9 +264,15 @@ def _find_field_values(record: Any, names: Sequence[str]) -> Iterator[Any]:
 def _read_part_images(
     parts: Sequence[Mapping[str, Any]], field_images: Sequence[Image]
 ) -> Iterator[Image]:
-    """Yield the image of each part: the image that the part brings, or the image of the record's
-    fields that its `index` names, or the next unused one of those. Raises RecordRefused if images
-    and parts do not match.
+    """Yield the image of each image part.
+
+    A part may contain its image. Otherwise its `index` is the image's number among the images in
+    the record's fields. A part without both gets the next unused image of the fields.
+
+    Raises RecordRefused if images and parts do not match.
+
+    Args:
+        field_images: the images in the record's fields.
     """
     unused = [*range(len(field_images))]
     brought = sum(bool(_source_key(part)) for part in parts)
@@ -283,10 +296,11 @@ def _read_part_images(
 
 
 def _flatten_message(message: Any, images: list[Any]) -> Any:
-    """Return the message with its parts joined into one text, with MARK for each image.
+    """Return the message with its parts joined into one string, with MARK for each image.
 
     Args:
-        images: gets the parts that are images, and the images that are a key of the message.
+        images: a list that the image parts are appended to, and the images in the message's own
+            keys `images` and `image`.
     """
     if not isinstance(message, dict):
         return message
@@ -301,9 +315,11 @@ def _flatten_message(message: Any, images: list[Any]) -> Any:
 
 
 def _flatten_own_images(message: Mapping[str, Any], images: list[Any]) -> dict[str, Any]:
-    """Return the message with MARK in its text for each image that is a key of the message: in
-    place of `<image>`, or before the text if it does not contain that. The images are appended to
-    `images`.
+    """Remove the keys `images` and `image` of a message, and put a MARK for each image into its
+    text: in place of `<image>`, or before the text if it does not contain that.
+
+    Args:
+        images: a list that the images are appended to, as parts.
     """
     values = [message.get(name) for name in FIELDS]
     own_images = [image for value in values if value not in NOTHING for image in _list_items(value)]
@@ -324,8 +340,10 @@ def _flatten_own_images(message: Mapping[str, Any], images: list[Any]) -> dict[s
 
 
 def _mark_part(part: Any, images: list[Any]) -> Any:
-    """Return an image or a text as a text part, any other part without its nulls. An image is
-    appended to `images`.
+    """Return an image part or a text part as a text part, and any other part without its nulls.
+
+    Args:
+        images: a list that an image part is appended to; the returned part then contains MARK.
     """
     if not isinstance(part, Mapping):
         return part

@@ -69,8 +69,8 @@ def parse_messages(raw: RawRecord) -> Conversation:
 
 
 def _parse_all_messages(records: Sequence[Any], fields: Fields) -> list[Any] | None:
-    """Return the records as conversations; None if one of them breaks a rule of Foundry's or has
-    extras.
+    """Return all records as conversations. Return None if one of them breaks a rule of LLM-Foundry
+    or has extras (fields that no key names, such as `loss_mask`): each is then read alone.
     """
     if not all(map(NAMES.isdisjoint, records)):
         return None
@@ -116,8 +116,8 @@ def _parse_openai_messages(raw: RawRecord, items: Sequence[Any]) -> Conversation
 
 
 def _system_messages(raw: RawRecord) -> list[Message]:
-    """Return the system message of the field `system`, text or parts, as a list; empty without
-    one.
+    """Return a list with the message in the field `system`, a string or a list of parts; an empty
+    list if the field is empty.
     """
     system = raw.value("system")
     if system in (None, "", []):
@@ -128,8 +128,8 @@ def _system_messages(raw: RawRecord) -> list[Message]:
 
 
 def _parse_item(item: Any) -> list[Message]:
-    """Return an item of the list of messages as a template takes it. An item with Anthropic's
-    results of tools becomes several messages.
+    """Return the messages of one item of a record's list, in the form of chat templates. An item
+    with Anthropic's results of tools becomes several messages.
     """
     if isinstance(item, dict) and "role" in item and has_anthropic_parts(item.get("content")):
         return [_parse_message(message) for message in convert_anthropic(item)]
@@ -137,7 +137,7 @@ def _parse_item(item: Any) -> list[Message]:
 
 
 def _parse_message(item: Any) -> Message:
-    """Return one message as a template takes it."""
+    """Return one message in the form of chat templates: OpenAI's of today, its content a string."""
     # Bring older and foreign forms into the form of OpenAI's interface of today.
     item = _convert_swift_roles(item)
     if not isinstance(item, dict) or "role" not in item:
@@ -172,8 +172,8 @@ def _parse_message(item: Any) -> Message:
 
 
 def _convert_swift_roles(item: Any) -> Any:
-    """Return ms-swift's messages of the roles `tool_call` and `tool_response` as those of OpenAI;
-    any other value as it is.
+    """Convert ms-swift's messages of the roles `tool_call` and `tool_response` to OpenAI's form.
+    Return any other value as it is.
     """
     role = item.get("role") if isinstance(item, dict) else None
     if role == "tool_response":
@@ -185,8 +185,8 @@ def _convert_swift_roles(item: Any) -> Any:
 
 
 def _modernize(item: Message) -> Message:
-    """Return a message of OpenAI's older interface in the form of today: `function_call` becomes
-    one of `tool_calls`, and the role `function` becomes `tool`.
+    """Convert a message of OpenAI's older interface to the form of today: `function_call` becomes
+    an entry of `tool_calls`, and the role `function` becomes `tool`.
     """
     message = {key: value for key, value in item.items() if key != "function_call"}
     if message["role"] == "function":

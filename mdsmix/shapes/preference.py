@@ -1,15 +1,16 @@
 """Preferences: a prompt with two answers, one of them preferred, in three forms.
 
 - `{"prompt": ..., "chosen": ..., "rejected": ...}`, as TRL, UltraFeedback and hh-rlhf write them.
-  The prompt is a text or a list of messages, and so are both answers. Messages may contain the
-  prompt themselves. Two texts without a prompt begin with it (`find_common_prompt`).
+  The prompt is a string or a list of messages, and so is each answer. Messages of an answer may
+  begin with the prompt. If there is no `prompt`, both answers are strings that begin with the
+  prompt (`find_common_prompt`).
 - LLaMA-Factory's ranked Alpaca records: `{"instruction": ..., "input": ..., "chosen": ...,
   "rejected": ...}`.
 - LLaMA-Factory's ranked ShareGPT records: `{"conversations": [...], "chosen": {...}, "rejected":
   {...}}`. Each answer is the message that follows the conversation.
 
-The last message is the answer that is compared. Marks, which decide whether a message is trained,
-are removed, and a record with an answer that is marked not to be trained is left out.
+The last message is the answer that is compared. Marks (such as `train: 0`, for messages that are
+not used for training) are removed. A record is left out if its answer is marked so.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from mdsmix.shapes.texts import ALPACA_REASONS, parse_alpaca_prompt
 REWARDS = ("chosen_reward", "rejected_reward")
 ANSWERS = ("chosen", "rejected")
 BEGINS = "\n\nAssistant:"
-"The text before each answer of a dialogue of hh-rlhf."
+"The text before each answer in the dialogues of the data set hh-rlhf."
 FIRST_WITHOUT_SPACES = "\u2e80"
 "Scripts from this character on (Chinese, Japanese, Korean) have no spaces between words."
 
@@ -99,13 +100,20 @@ def _is_letter(char: str) -> bool:
 
 
 def _prompt_messages(prompt: Any) -> list[Message]:
-    """Return a prompt that is a text as the user's message; no message if it is empty."""
+    """Return the prompt as a list with one user message; an empty list if the prompt is not a
+    string or is empty.
+    """
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) and prompt else []
 
 
 def _parse_answer(raw: RawRecord, prompt: list[Message], key: str) -> Conversation:
-    """Return the conversation of a prompt and the answer in a key's field: a text, a message, or
-    messages that may contain the prompt.
+    """Return the conversation of a prompt and one of its answers.
+
+    Args:
+        raw: the record.
+        prompt: the messages before the answer.
+        key: `chosen` or `rejected`. Its field contains a string, a message, or a list of messages
+            that may begin with the prompt.
     """
     answer = raw.required_value(key)
     if isinstance(answer, dict):
@@ -125,7 +133,7 @@ def _parse_answer(raw: RawRecord, prompt: list[Message], key: str) -> Conversati
 def _make_preference(raw: RawRecord, chosen: Any, rejected: Any) -> Preference:
     """Return the preference of two answers, with the record's rewards.
 
-    Raises RecordRefused (bad_reward) if a reward is not a number, or one of the two is missing.
+    Raises RecordRefused (bad_reward) if a reward is not a number, or the record has only one.
     """
     rewards = [*map(raw.value, REWARDS)]
     if rewards == [None, None]:
@@ -147,10 +155,10 @@ def parse_preference_alpaca(raw: RawRecord) -> Preference:
 def _make_half(raw: RawRecord, messages: list[Message]) -> Conversation:
     """Return the conversation of a prompt and an answer.
 
-    Raises RecordRefused if the answer is marked not to be trained, or the messages together break a
-    rule.
+    Raises RecordRefused if the answer is marked as not used for training, or the messages break a
+    rule of conversations.
     """
-    if raw.extra(MASK) is not None:  # one list of marks cannot fit both answers
+    if raw.extra(MASK) is not None:  # one list of marks cannot fit both conversations: ignore it
         raw = raw._replace(record={**raw.record, MASK: None})
     conversation = make_conversation(raw, messages)
     if conversation.trained and not conversation.trained[-1]:

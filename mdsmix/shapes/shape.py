@@ -30,15 +30,20 @@ class RawRecord(NamedTuple):
         return self.options.get("consecutive_roles") == "merge"
 
     def value(self, key: str) -> Any:
-        """Return the value of an optional key's field; None if the recipe does not name the field
-        or the record lacks it.
+        """Return the value of the field that the recipe names under an optional key.
+
+        None if the recipe does not set the key, or the record lacks the field.
+
+        Args:
+            key: a key of `source:`, such as `system`.
         """
         return self.record.get(self.fields[key]) if key in self.fields else None
 
     def extra(self, name: str) -> Any:
         """Return the value of a field that no key of the recipe names; None if the record lacks it.
-        The field is at the top of the record, or in an object that a path of the recipe leads into:
-        `json.loss_mask` for `json.messages`.
+
+        The field is at the top of the record, or next to a field that the recipe names by a path:
+        `json.loss_mask` if the recipe names `json.messages`.
         """
         if name in self.record:
             return self.record[name]
@@ -52,16 +57,19 @@ class RawRecord(NamedTuple):
         return None
 
     def required_value(self, key: str) -> Any:
-        """Return the value of a key's field. Raises RecordRefused (missing_field) if the record
-        lacks it.
+        """Return the value of the field that the recipe names under a key.
+
+        Raises RecordRefused (missing_field) if the record lacks it.
         """
         if self.fields[key] not in self.record:
             raise RecordRefused("missing_field", missing=self.fields[key])
         return self.record[self.fields[key]]
 
     def text(self, key: str) -> str:
-        """Return the string in a key's field. Raises RecordRefused if the field is missing, or is
-        not a string that has a UTF-8 form.
+        """Return the string in the field that the recipe names under a key.
+
+        Raises RecordRefused if the field is missing, is not a string, or cannot be encoded as
+        UTF-8.
         """
         text = self.required_value(key)
         if type(text) is not str:
@@ -78,15 +86,15 @@ class Shape:
     name: str
     "The shape's name in the recipe's `shape:`."
     version: int = 1
-    """Raised when a record of the shape gives a different result, or is refused but was not before,
-    or the other way round.
+    """Increased when a change of code gives a record another result, refuses a record that was read
+    before, or reads one that was refused.
     """
     gives: type
     "The class of its records: Document, Pair, Conversation or Preference."
     fields: tuple[str, ...] = ()
-    """The keys of `source:` that name its fields. The shape follows from a recipe that gives all of
-    these, and no others but `optional` ones. If a recipe names the shape and no field, each field
-    has the name of its key.
+    """The keys of `source:` that name its required fields. A recipe that sets all of these keys,
+    and besides them only keys in `optional`, has this shape without naming it. If a recipe names
+    the shape and no field, each field has the name of its key.
     """
     optional: tuple[str, ...] = ()
     "Keys of fields that a record may lack."
@@ -105,19 +113,20 @@ class Shape:
     addition to the defaults.
     """
     has_images: Literal["", "outside", "inside"] = ""
-    """Where the images are in records of a shape that always has images: outside of the texts, in a
-    field of their own, or inside of them. The shape itself reads images that are inside.
+    """Where the images are, in a shape whose records always have images: `outside` the texts, in a
+    field of their own, or `inside` the texts. Images inside are read by the shape's own `parse`.
+    Empty for all other shapes.
     """
     extras: tuple[str, ...] = ()
     """Fields that are read by their own names from every record that has them; a recipe does not
     name them.
     """
     images_first: bool = False
-    "Images that no text places come before the first question."
+    "If no text has a placeholder for an image, all images come before the first question."
     image_fields: tuple[str, ...] | None = None
     "The fields of a record that may contain its images; None if no images are read."
     reasons: Mapping[str, str] = field(default_factory=dict)
-    "Reason codes that only this shape and shapes like it give -> their explanations."
+    "Reason codes of bad records that only this shape and similar ones use -> explanations."
     parse: Callable[[RawRecord], Any]
     "Reads one raw record. Raises RecordRefused with the reason if it cannot be read."
     plain: Callable[[Sequence[Any], Fields], list[Any] | None] | None = None
@@ -127,7 +136,7 @@ class Shape:
 
     @property
     def own_fields(self) -> dict[str, str]:
-        """Key -> field, if each field has the name of its key."""
+        """Key -> field, for a source that names no field: each field has the name of its key."""
         return {key: key for key in (*self.fields, *self.optional)}
 
     def follows_from(self, keys: Set[str]) -> bool:
@@ -165,12 +174,12 @@ class Shape:
 
 
 _KEY_OF_MESSAGES = {"role": "messages", "from": "conversations"}
-"A key that each message has -> the key of a recipe that names such messages."
+"A key that every message of a form has -> the recipe's key for messages of this form."
 
 
 def key_of_list(record: Any) -> str:
-    """Return the recipe's key for a record that is a bare list of messages, `messages` or
-    `conversations`; empty for any other record.
+    """Return `messages` or `conversations`, the recipe's key for messages of this form, if a record
+    is a bare list of messages. Return an empty string for any other record.
     """
     if not isinstance(record, list) or not record:
         return ""
@@ -181,6 +190,6 @@ def key_of_list(record: Any) -> str:
 
 
 def are_texts(values: Sequence[Any]) -> bool:
-    """Return whether all values are strings that have a UTF-8 form; False without values."""
+    """Check whether all values are strings that can be encoded as UTF-8; False without values."""
     is_text = {*map(type, values)} == {str}
     return is_text and all(map(is_encodable, filterfalse(str.isascii, values)))

@@ -7,13 +7,17 @@ LLaMA-Factory's dataset_info.json. A message from `function_call` contains one c
 JSON: `{"name": ..., "arguments": ...}`. A message from `observation`, or `tool`, contains the
 function's result.
 
-LLaVA and the finetuning scripts of Qwen2.5-VL and Qwen3-VL write `image` next to these messages, a
-path or a list of paths, and `<image>` in a text for each image; a record without `image` has only
-text. In Qwen-VL's records the path is in the text, `Picture 1: <img>a.jpg</img>`, and Qwen-VL
-itself hands the path to the tokenizer (its issue 147). Here an image replaces the tags and the
-path. ms-swift also reads rounds, `{"conversation": [{"human": "...", "assistant": "..."}, ...]}`,
-and FineVision and the_cauldron write `{"images": [...], "texts": [{"user": "...", "assistant":
-"...", "source": "..."}, ...]}`, where no text places the images.
+Records with images:
+
+- LLaVA and the finetuning scripts of Qwen2.5-VL and Qwen3-VL write `image` next to these messages,
+  a path or a list of paths, and `<image>` in a text for each image. A record without `image` has
+  only text.
+- In Qwen-VL's records the path is in the text: `Picture 1: <img>a.jpg</img>`. Qwen-VL itself passes
+  the path to the tokenizer (its issue 147). Here an image replaces the tags and the path.
+- FineVision and the_cauldron write `{"images": [...], "texts": [{"user": "...", "assistant": "...",
+  "source": "..."}, ...]}`. Their texts have no placeholders for the images.
+
+ms-swift also reads rounds: `{"conversation": [{"human": "...", "assistant": "..."}, ...]}`.
 """
 
 from __future__ import annotations
@@ -93,7 +97,8 @@ def parse_sharegpt(raw: RawRecord) -> Conversation:
 
 
 def parse_sharegpt_items(raw: RawRecord, items: Sequence[Any]) -> list[Message]:
-    """Return the items of a record's list as messages, after the message of its field `system`.
+    """Return the items of a record's list as messages. The message of its field `system` comes
+    first, if the list has no system message or such messages are merged.
 
     Raises RecordRefused if an item is not a message.
     """
@@ -110,10 +115,13 @@ def parse_sharegpt_items(raw: RawRecord, items: Sequence[Any]) -> list[Message]:
 def _parse_message(
     item: Any, roles: Mapping[str, str], role_key: str = "from", text_key: str = "value"
 ) -> Message:
-    """Return the message as a template takes it. A tool call becomes a message of the assistant's.
+    """Return an item as a message in the form of chat templates. An item with tool calls becomes a
+    message of the assistant.
 
     Args:
-        roles: role in the record -> role of the message, or `call`.
+        roles: role in the record, such as `human` -> role of the message, or `call` for tool calls.
+        role_key: the key of an item that contains its role.
+        text_key: the key of an item that contains its text.
     """
     if not isinstance(item, dict) or not item.keys() >= {role_key, text_key}:
         raise RecordRefused("bad_message_keys")
@@ -140,8 +148,9 @@ def _parse_message(
 def guess_options(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, Any]]:
     """Yield sets of options for `mdsmix init` to try: TRIES, and the `tags` that fit the messages.
 
-    Tags are guessed if messages have two keys with texts, and one of them has only words that WORDS
-    lists. That key is the role_tag, the other key the content_tag, and the words name the roles.
+    Tags are guessed if messages have exactly two keys with strings, and all values of one of them
+    are in WORDS. That key is then the role_tag, the other key the content_tag, and the values name
+    the roles.
     """
     yield from TRIES
     lists = [record.get(fields["conversations"]) for record in records if isinstance(record, dict)]
@@ -207,8 +216,11 @@ def parse_finevision(raw: RawRecord) -> Conversation:
 
 
 def _convert_rounds(raw: RawRecord, rounds: Sequence[Message], question_key: str) -> Conversation:
-    """Return the conversation of questions and their answers. Other keys of a round become keys of
-    its answer.
+    """Return a conversation of rounds, each a question with its answer. Other keys of a round
+    become keys of its answer.
+
+    Args:
+        question_key: the key of a round that contains the question, `human` or `user`.
     """
     messages = system_messages(raw)
     leading = len(messages)

@@ -33,7 +33,12 @@ ALPACA_REASONS = {
 
 
 def _shape_of_texts(name: str, gives: type[Any], **also_called: tuple[str, ...]) -> Shape:
-    """Return the shape of records with one text for each field of the named tuple `gives`."""
+    """Return the shape of records that have a string for each field of a named tuple.
+
+    Args:
+        gives: the named tuple, Document or Pair.
+        also_called: key -> other names of its field in common data sets.
+    """
     keys: tuple[str, ...] = gives._fields
 
     def parse(raw: RawRecord) -> Any:
