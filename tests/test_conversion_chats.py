@@ -287,7 +287,11 @@ UNPACKABLE: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     (pairs("a.jsonl"), {"decoder_only_format": False}, (PACK, "decoder_only_format: false")),
     (pairs("a.jsonl"), {"train_loader": {"name": "finetuning"}}, (PACK, LOADER)),
     (documents("a.jsonl", layout="document"), {"train_loader": {"name": "text"}}, (PACK, LOADER)),
-    ({"local": "/nowhere"}, {}, ("pack is for streams with a source; take it out",)),
+    (
+        {"local": "/nowhere"},
+        {},
+        ("pack is for streams with a source; it would change nothing, so take it out",),
+    ),
 ]
 
 

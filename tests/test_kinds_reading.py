@@ -142,18 +142,18 @@ def test_a_survey_counts_an_image_as_its_tokens(monkeypatch: pytest.MonkeyPatch)
 
 
 SHARE = "holdout .* must be a share between 0 and 1"
-NOTHING = "take it out, it would change nothing"
+NOTHING = "it would change nothing, so take it out"
 SOURCES = [
     ({"conversations": "c", "tags": {"role": "role"}}, "source.tags.role is not a known tag; did you mean role_tag"),
-    ({"shape": "alpaca", "instruction": "q"}, "source.shape is alpaca, which reads instruction and output"),
+    ({"shape": "alpaca", "instruction": "q"}, "source.shape is alpaca, which needs instruction and output"),
     ({"shape": "text", "text": "t", "joined_by": ""}, "source.shape is text; finetuning reads"),
     ({"shape": "alpaca", "instruction": "q", "output": "a", "text": "t"}, "the source names text and instruction and output"),
-    ({"messages": "messages", "joined_by": ""}, "joined_by is for records of the shape alpaca and preference_alpaca, and these are messages"),
+    ({"messages": "messages", "joined_by": ""}, "joined_by is for records of the shape alpaca and preference_alpaca, but these are messages"),
     ({"instruction": "q", "response": "a"}, "or messages, or conversations, or conversation, or instruction and output."),
     ({"shape": "x/none.py:"}, "which does not name a function"),
     ({"shape": "not a name:read"}, "which does not name a function"),
     ({"shape": "x/fine.py:read", "prompt": "q"}, "take prompt out"),
-    ({"prompt": "q", "response": "a", "gives": "pair"}, "gives is pair, which is for a function"),
+    ({"prompt": "q", "response": "a", "gives": "pair"}, "gives is pair, but source.shape is not a function"),
 ]  # fmt: skip
 STREAMS = [
     *(({"sample": share}, "sample.*(5%|[Tt]rue)") for share in (0, "0%", 0.0, "101%", "-5%", ".nan", "nan", "some", "", True, "3/2", 2)),
@@ -184,7 +184,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         for source, images, words in IMAGES
     ),
     *((documents("a"), keys, words) for keys, words in SETTINGS),
-    (FILTERS, ENCODER_DECODER, "does not go with decoder_only_format"),
+    (FILTERS, ENCODER_DECODER, "cannot be used with decoder_only_format"),
 ]
 
 

@@ -1,8 +1,9 @@
 """Encoded batches -> the rows of a work unit.
 
-A unit's rows are kept in memory until the unit is finished (47 MB for 96 MiB of English in uint16):
-its shards are cut evenly, for which the number of rows must be known. They stay in the arrays of
-their batches until they are written.
+A work unit is the part of a source that one task converts. Its rows are kept in memory until the
+unit is finished (47 MB for 96 MiB of English in uint16), because its shards get equally many rows,
+and so the number of rows must be known first. Rows stay in the arrays of their batches until they
+are written.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ class Assembled(NamedTuple):
     leftover: NDArray[Any] = np.empty(0, np.uint8)
     "Concat: the tokens after the last full row, in the stream's token dtype."
     documents: Ragged | None = None
-    """int64, for packed rows: the numbers of each row's documents, counted as they were added.
-    None: each row is one sample.
+    """int64, for packed rows: the numbers of each row's documents, in the order that they were
+    added. None: each row is one sample.
     """
 
 
 class Assembler:
-    """Takes encoded batches and gives the rows of a work unit. The columns that `laid_out` returns
-    for each batch are kept.
+    """Collects encoded batches, and joins them to the rows of a work unit.
+
+    `laid_out` decides which columns of a batch are kept; `finish` returns the rows.
     """
 
     def __init__(self, layout: ShardLayout, width: int, dtype: str) -> None:
@@ -47,7 +49,7 @@ class Assembler:
         Args:
             layout: the columns of the shards.
             width: tokens of a row.
-            dtype: of the stream's tokens.
+            dtype: the NumPy dtype of the stream's tokens, such as `uint16`.
         """
         self._layout = layout
         self._width = width
@@ -56,8 +58,8 @@ class Assembler:
         self._totals = Totals()
 
     def add(self, batch: Encoded) -> Iterable[Rows]:
-        """Take a batch, and yield the rows of each shard that is full. They are no longer kept
-        here.
+        """Add a batch. Yield the rows of each shard that is full; these rows are then no longer
+        kept here.
         """
         self._totals += batch.totals
         self.keep(self.laid_out(batch))
@@ -72,7 +74,7 @@ class Assembler:
             self._columns[name].append(rows)
 
     def take_column(self, name: str) -> list[Ragged]:
-        """Return a column of each batch, and keep it no longer."""
+        """Return the arrays of a column, one for each batch, and forget them."""
         return self._columns.pop(name, [])
 
     def finish(self) -> Assembled:
@@ -80,8 +82,8 @@ class Assembler:
 
 
 class JoinedRows(Assembler):
-    """Concat: documents one after the other, cut into rows of max_seq_len. `largest_id` counts all
-    of their tokens, the leftover too.
+    """Rows of `layout: concat`: documents one after the other, split into rows of max_seq_len. The
+    count `largest_id` is over all tokens, including the leftover.
     """
 
     def finish(self) -> Assembled:
@@ -89,9 +91,10 @@ class JoinedRows(Assembler):
         width = self._width
         row_bytes = width * np.dtype(self._dtype).itemsize
         count, leftover_bytes = divmod(sum(map(len, arrays)), row_bytes)
-        cut = Chunked(arrays, np.cumsum([0, count * row_bytes, leftover_bytes]))
-        full_rows = cut.slice(0, 1).arrays
-        leftover = cut.slice(1, 2).arrays
+        # Two pieces: the bytes of all full rows, and the bytes after them.
+        pieces = Chunked(arrays, np.cumsum([0, count * row_bytes, leftover_bytes]))
+        full_rows = pieces.slice(0, 1).arrays
+        leftover = pieces.slice(1, 2).arrays
         totals = replace(
             self._totals,
             samples=count,
@@ -108,7 +111,7 @@ class JoinedRows(Assembler):
 
 
 class SampleRows(Assembler):
-    """Every other layout: each batch's samples are laid out as they come."""
+    """Rows of every other layout: one for each sample, in the order of the batches."""
 
     def laid_out(self, batch: Encoded) -> Mapping[str, Ragged]:
         return {"rows": lay_out_samples(self._layout, batch.columns)}
@@ -118,8 +121,8 @@ class SampleRows(Assembler):
 
 
 class PackedRows(Assembler):
-    """Whole documents, as many to a row as fit. A row contains their tokens, the mask of trained
-    tokens, and the offset at which each document begins.
+    """Rows of whole documents, as many as fit into each. A row contains their tokens, the mask of
+    tokens that the model is trained on, and the offset of each document's first token.
     """
 
     def finish(self) -> Assembled:
@@ -155,10 +158,11 @@ def best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:
     `width` each), by best fit from the longest down.
 
     A document goes into the fullest row that still has room for it, or into a new row if none has.
-    The longest go first, so the many short ones fill the room that the long ones leave: chats of
-    tens to thousands of tokens fill rows of 4,096 to 99.9 %. No document is split, so documents
-    longer than half a row are never joined. Documents of one length are placed together: a unit of
-    a million short pairs has a few hundred lengths, and takes at most a step for each row.
+    The longest documents are placed first, so the many short ones fill the room that is left: with
+    chats of tens to thousands of tokens, rows of 4,096 tokens are 99.9 % full. No document is
+    split, so two documents that are longer than half a row never share one. Documents of equal
+    length are placed together: a unit of a million short pairs has a few hundred lengths, so there
+    is at most one step for each row.
 
     Returns:
         int64: for each row the numbers of its documents. Each document is in one row. Numbers rise
@@ -174,8 +178,9 @@ def best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:
     for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
         end = len(placed) + count
         while len(placed) < end:
-            fitting = rooms >> size
+            fitting = rooms >> size  # bit r: some row has room for size + r tokens
             if fitting:
+                # `fitting & -fitting` is the lowest bit that is set: the fullest row with room.
                 room = size + (fitting & -fitting).bit_length() - 1
                 row = open_rows[room].popleft()
                 if not open_rows[room]:
@@ -194,5 +199,6 @@ def best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:
                 rooms |= 1 << room
     row_of = np.empty(len(lengths), np.int64)
     row_of[longest_first] = placed
+    # Group the documents by row, then order the rows by their first document.
     by_row = Ragged.from_lengths(np.argsort(row_of, kind="stable"), np.bincount(row_of))
     return by_row.take(np.argsort(by_row.values[by_row.offsets[:-1]]))

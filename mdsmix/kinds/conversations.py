@@ -28,8 +28,8 @@ from mdsmix.shapes.extras import OWN_VARIABLES
 from mdsmix.tokenizer.card import Tokenizer
 
 SET_BY_MDSMIX = OWN_VARIABLES | {"documents", "date_string"}
-"""Variables of a template that a recipe cannot set: a stream's date_string gives the day, and a
-record its documents.
+"""Variables of a template that a recipe cannot set. The day comes from the stream's date_string,
+and documents come from a record.
 """
 
 
@@ -46,7 +46,7 @@ def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
         if name in SET_BY_MDSMIX:
             raise RecipeError(
                 f"tokenizer.template.{name} is set by mdsmix itself, from a record or the stream's "
-                "date_string: take it out."
+                "date_string: remove it from the recipe."
             )
         if name not in read_names:
             similar = suggest_key(name, sorted(read_names - SET_BY_MDSMIX))
@@ -84,20 +84,21 @@ class Conversations(Finetuning):
         policies = (recipe.target_prompts, recipe.target_responses)
         if is_compact and policies != ("none", "last"):
             yield (
-                "columns: compact stores only the tokens that target_prompts: none and "
-                f"target_responses: last train, and the recipe sets {'/'.join(policies)}: use "
-                "columns: turns."
+                "columns: compact works only with target_prompts: none and target_responses: "
+                f"last, but the recipe sets target_prompts: {recipe.target_prompts} and "
+                f"target_responses: {recipe.target_responses}: use columns: turns."
             )
         if is_compact and stream.pack:
             yield (
-                "columns: compact gives each conversation a row of its own, and pack: true joins "
-                "several into a row: take one of the two out."
+                "columns: compact gives each conversation a row of its own, but pack: true joins "
+                "several into a row: remove one of the two."
             )
         if stream.rewritten_history == "each" and recipe.target_responses != "all":
             yield (
-                "rewritten_history: each trains every answer of a conversation whose history the "
-                "chat template rewrites, and target_responses: last trains only the last answer of "
-                "the other conversations: set target_responses: all, or rewritten_history: last."
+                "rewritten_history: each trains on every answer of a conversation whose history "
+                "the chat template rewrites, but target_responses: last trains only on the last "
+                "answer of the other conversations: set target_responses: all, or "
+                "rewritten_history: last."
             )
 
     @property
@@ -121,9 +122,11 @@ class Conversations(Finetuning):
         return describe_doubled_eos(self.encoding, tokenizer)
 
     def encode(self, conversations: Sequence[Conversation]) -> Encoded:
-        """Encode each conversation that can be trained on to one sample; to several under
-        rewritten_history: each, if earlier text changes. Columns: `turns` (json); under columns:
-        compact `input_ids` and `labels`; under pack `input_ids` and `loss_mask`.
+        """Encode each conversation that can be used for training to one sample. With
+        `rewritten_history: each`, a conversation whose earlier text changes becomes several.
+
+        Columns: `turns` (json); `input_ids` and `labels` with `columns: compact`; `input_ids` and
+        `loss_mask` with `pack: true`.
         """
         return self.make_samples(self.renderer.render(conversations))
 
@@ -134,9 +137,12 @@ class Conversations(Finetuning):
 
     @cached_property
     def _space_before_stops(self) -> list[list[int]]:
-        """The ids of the white space that the template may print before a stop token."""
+        """The token ids of the white space that the template may print between an answer and a
+        stop token, one list for each such text.
+        """
         stops = Stops.for_stream(self.tokenizer, self.encoding.stop_ids)
         ends = find_stream_ends(self.encoding, self.tokenizer)
+        # White space, or None for an answer that no stop token of the next message follows.
         texts = {find_lead(end, stops) for end in ends}
         rows = self.backend.encode(sorted(text for text in texts if text), match_special=True)
         return [rows[number].tolist() for number in range(len(rows))]

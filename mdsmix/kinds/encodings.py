@@ -1,5 +1,5 @@
-"""From a recipe's stream to the shape and kind of its records, and to its Encoding: all settings
-that shape its samples.
+"""Finds the shape and the kind of a stream in a recipe, and makes its Encoding: all settings that
+its samples depend on.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class RecordType:
 
 
 def find_record_type(stream: StreamSpec) -> RecordType:
-    """Find the shape and the kind of a stream with a source. The shape of a function follows from
-    `source.gives`, or from `kind` without it.
+    """Find the shape and the kind of a stream with a source. If `shape:` names a user's function,
+    its type of record is `source.gives`, or follows from `kind`.
     """
     source = stream.source
     assert source is not None
@@ -50,13 +50,16 @@ def find_record_type(stream: StreamSpec) -> RecordType:
         return RecordType(shape=None, kind=None)
     has_images = stream.images is not None or bool(shape.has_images)
     kinds = [kind for kind in find_kinds(stream.kind) if kind.reads is shape.gives]
-    # If no kind agrees on images, the `contradictions` of a kind without images refuse them.
+    # Prefer the kind that has images if and only if the stream has. If there is none, take any:
+    # its `contradictions` then refuse the images.
     kind = min(kinds, key=lambda kind: kind.has_images != has_images, default=None)
     return RecordType(shape=shape, kind=kind)
 
 
 def _record_word(stream: StreamSpec) -> str:
-    """Return what the function of a stream gives, as `source.gives` names it."""
+    """Return the word for the type of record that the user's function of a stream returns, such as
+    `pair`: `source.gives`, or the usual type for the stream's `kind`.
+    """
     assert stream.source is not None
     if stream.source.gives:
         return stream.source.gives
@@ -65,8 +68,8 @@ def _record_word(stream: StreamSpec) -> str:
 
 
 def set_options(stream: StreamSpec) -> dict[str, Any]:
-    """Return the options of shapes that a stream sets, other than their defaults. The stream has
-    some of these keys, its source the others.
+    """Return the options of shapes that a stream sets to other values than their defaults. Some of
+    these keys are the stream's own, the others are keys of its source.
     """
     assert stream.source is not None
     default_stream = StreamSpec()
@@ -86,11 +89,11 @@ def set_options(stream: StreamSpec) -> dict[str, Any]:
 
 
 def resolve_stream(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> ResolvedStream:
-    """Return a stream with a source, resolved: its shape, its kind, and all settings that shape its
-    samples.
+    """Find the shape and the kind of a stream with a source, and all settings that its samples
+    depend on.
 
-    Raises RecipeError if the tokenizer lacks a token that the stream needs, or a function's file is
-    missing.
+    Raises RecipeError if the tokenizer lacks a token that the stream needs, or the file of a user's
+    function is missing.
     """
     source = stream.source
     record_type = find_record_type(stream)
@@ -135,7 +138,7 @@ def resolve_stream(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> 
 
 
 def _loader_name(recipe: Recipe, kind: type[Kind]) -> str:
-    """Return the loader whose columns the stream has."""
+    """Return the name of the loader that reads the stream's columns."""
     if kind.loader:
         return kind.loader.name
     return "text" if recipe.has_plain_rows and not kind.has_targets else "finetuning"
@@ -155,8 +158,10 @@ def _sampling_settings(stream: StreamSpec) -> Mapping[str, Any]:
 
 
 def find_raised_rules(encoding: Encoding, tokenizer: Tokenizer | None) -> dict[str, int]:
-    """Return the rules above version 1 that would shape a published stream with this encoding
-    today, its formats aside. A stream that `mdsmix mix` drew may have records of several shapes.
+    """Return the current version of each rule, if above 1, that applies to a stream with this
+    encoding: rule -> version. Rules of source formats are not included.
+
+    A stream that `mdsmix mix` made of several streams may have records of several shapes.
     """
     kind = kind_of(encoding)
     names = encoding.fields.keys()

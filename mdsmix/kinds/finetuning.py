@@ -1,5 +1,5 @@
-"""Samples of prompts and responses, trained by the run's target policies, as Foundry's converter
-makes them.
+"""Samples of prompts and responses, as LLM-Foundry's converter makes them. The run's target
+policies (`target_prompts`, `target_responses`) decide which tokens the model is trained on.
 
 `Finetuning` is the base of pairs and conversations; `Pairs` is the kind of pairs, which no chat
 template renders.
@@ -54,12 +54,13 @@ class Finetuning(Kind):
             yield (
                 "is finetuning data, which the text loader cannot read: set train_loader.name: "
                 "finetuning, which reads pretraining streams too, or name: mdsmix, if mdsmix is "
-                "installed next to LLM-Foundry, or take the stream out."
+                "installed next to LLM-Foundry, or remove the stream."
             )
         if stream.too_long != "cut" and not recipe.decoder_only_format:
             yield (
-                f"too_long: {stream.too_long} does not go with decoder_only_format: false, under "
-                "which the loader cuts context and target separately: set too_long: cut."
+                f"too_long: {stream.too_long} cannot be used with decoder_only_format: false, "
+                "because the loader then truncates context and target separately: set too_long: "
+                "cut."
             )
 
     @cached_property
@@ -78,7 +79,7 @@ class Finetuning(Kind):
         return Labels(self.targets, _turns(tokens), None).cut()
 
     def make_samples(self, rows: TurnRows) -> Encoded:
-        """Return the rows that can be trained on, as samples in the stream's columns."""
+        """Return the rows that can be used for training, as samples in the stream's columns."""
         eos = self.tokenizer.eos_id
         positions = np.array(rows.positions, np.int64)
         # Leave out the last turns that do not fit, and set the ends of answers.
@@ -88,7 +89,7 @@ class Finetuning(Kind):
             lengths = self.expanded_lengths(turns, rows)
             turns = keep_first_turns(turns, self.targets.max_seq_len, eos, lengths)
         turns = self.end_answers(turns)
-        # Select the rows that can be trained on.
+        # Select the rows that can be used for training.
         labels = Labels(self.targets, turns, eos, self.untrained)
         verdicts = labels.verdicts(self.expanded_lengths(turns, rows))
         keep = verdicts == USABLE
@@ -131,23 +132,26 @@ class Finetuning(Kind):
         return lay_out_pairs(labels, self.tokenizer, positions)
 
     def _images_in(self, turns: Turns, images: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
-        """Return the images of each row: as many of its record's first ones as the row has image
-        tokens.
+        """Return the images of each row: if the row has n image tokens, the first n images of its
+        record.
+
+        Args:
+            images: all images of each row's record.
         """
         if self.untrained is None:
             return ()
         counts = turns.count(self.untrained).tolist()
-        return [of_record[:count] for of_record, count in zip(images, counts, strict=True)]
+        return [record_images[:count] for record_images, count in zip(images, counts, strict=True)]
 
     def end_answers(self, turns: Turns) -> Turns:
-        """Return the turns with stop tokens as the ends of responses, if the template prints them
-        in the next prompt.
+        """Return the turns with stop tokens moved to the ends of responses, if the template prints
+        them at the beginning of the next prompt. Here: the turns unchanged.
         """
         return turns
 
     def expanded_lengths(self, turns: Turns, rows: TurnRows) -> Lengths | None:
-        """Return int64: the length of each prompt and response with its images as the processor's
-        tokens; None if no processor is named.
+        """Return int64: the length in tokens of each prompt and response, with each image counted
+        as the tokens that the processor makes of it. None if the recipe names no processor.
         """
         return None
 
@@ -158,7 +162,7 @@ def _turns(tokens: Tokens) -> Turns:
 
 
 def targets_of(encoding: Encoding) -> Targets:
-    """Return the policies that a stream was converted under."""
+    """Return the target policies that a stream was converted with."""
     return Targets(**{field.name: getattr(encoding, field.name) for field in fields(Targets)})
 
 
@@ -168,14 +172,14 @@ class Pairs(Finetuning):
 
     @cached_property
     def targets(self) -> Targets:
-        """The stream's policies. `length>=N` with N above max_seq_len trains no prompt: the loader
-        measures a prompt after it cuts it.
+        """The stream's target policies. With `length>=N` and N above max_seq_len, no prompt is used
+        for training, since the loader truncates a prompt before it measures it.
         """
         targets = super().targets
         is_reached = targets.least_trained_prompt <= targets.max_seq_len
         return targets if is_reached else replace(targets, target_prompts="none")
 
     def encode(self, pairs: Sequence[Pair]) -> Encoded:
-        """Encode each pair that can be trained on to one row."""
+        """Encode each pair that can be used for training to one row."""
         rows = tokenize_pairs(pairs, self.encoding, self.tokenizer, self.backend)
         return self.make_samples(rows)

@@ -43,43 +43,46 @@ if TYPE_CHECKING:
     from mdsmix.encode.chat import ChatTemplate
 
 Piece = tuple[Sequence[int], bool]
-"Token ids of a stored sample, and whether they are trained."
+"A run of token ids of a stored sample, and whether the model is trained on them."
 
 
 class Kind(ABC):
-    """A kind of stream. The class checks recipes. An object is made from a stream's encoding; the
-    object that `open` returns encodes records.
+    """A kind of stream. The class methods check recipes. An object is made from the encoding of a
+    stream; only an object that `open` returned can encode records.
     """
 
     name: ClassVar[str]
     word: ClassVar[str]
     "The recipe's `kind:`."
     version: ClassVar[int] = 1
-    "Raised when the same records give other rows. A subclass inherits it."
+    "Increased when a change of code makes other rows of the same records. Subclasses inherit it."
     reads: ClassVar[type]
-    "The type that its shapes give: Document, Pair, Conversation or Preference."
+    "The type of its records: Document, Pair, Conversation or Preference."
     window_bytes: ClassVar[int] = WINDOW_BYTES
     "Uncompressed source bytes of a work unit."
     key_groups: ClassVar[tuple[str, ...]] = ()
-    "The groups of streams that a recipe's keys are for (`key(only_for=...)`) and this kind is in."
+    """The groups of streams that this kind is in. A key of a recipe may apply to one group only
+    (`key(only_for=...)`).
+    """
     has_template: ClassVar[bool] = False
     "A chat template renders its records."
     has_images: ClassVar[bool] = False
-    "Its records have images, which are read in addition to the records."
+    "Its records have images."
     has_targets: ClassVar[bool] = True
-    "The run's target policies decide which tokens are trained. False: they do not apply."
+    "The run's target policies decide which tokens the model is trained on. False: they do not."
     keeps_long: ClassVar[bool] = False
-    """Samples longer than a row are kept whole, and the tokens that the loader will cut off are
+    """Samples longer than a row are stored whole, and the tokens that the loader will truncate are
     counted.
     """
     reasons: ClassVar[Mapping[str, str]] = {}
-    "Reason codes that only this kind and its shapes give -> their explanations."
+    "Reason codes of bad records that only this kind and its shapes use -> their explanations."
     loader: ClassVar[ExtraLoader | None] = None
     "The loader of its streams, if neither LLM-Foundry's loaders nor that of mdsmix read them."
 
     tokenizer: Tokenizer
-    "Set by `open`, as `backend` is."
+    "Set by `open`."
     backend: Backend
+    "Set by `open`."
 
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
@@ -97,15 +100,15 @@ class Kind(ABC):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-        """Yield a sentence for each pair of settings that contradict each other for a stream of
-        this kind. The recipe's loader is a known one.
+        """Yield a sentence for each setting that is wrong for a stream of this kind, or contradicts
+        another setting. The caller has checked that the recipe's loader exists.
         """
         own_loader = cls.loader.name if cls.loader else None
-        is_of_other_kind = recipe.loader not in DATASETS
-        if (is_of_other_kind or own_loader) and recipe.loader != own_loader:
+        is_special_loader = recipe.loader not in DATASETS
+        if (is_special_loader or own_loader) and recipe.loader != own_loader:
             loaders = own_loader or "text, finetuning or mdsmix"
             yield (
-                f"kind: {cls.word} is read only by train_loader.name: {loaders}, and the recipe's "
+                f"kind: {cls.word} is read only by train_loader.name: {loaders}, but the recipe's "
                 f"is {recipe.loader}."
             )
         fault = cls.loader.fault(recipe.max_seq_len) if cls.loader else ""
@@ -116,9 +119,8 @@ class Kind(ABC):
             )
         if stream.pack and (recipe.loader != "mdsmix" or not recipe.decoder_only_format):
             yield (
-                "pack: true joins several samples into a row, and only train_loader.name: mdsmix "
-                "keeps them apart, but not with decoder_only_format: false: set that name or leave "
-                "it out, or remove pack."
+                "pack: true needs train_loader.name: mdsmix and decoder_only_format: true, since "
+                "other loaders do not keep the samples of a row apart: set both, or remove pack."
             )
 
     @classmethod
@@ -137,8 +139,11 @@ class Kind(ABC):
         return None
 
     def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
-        """Check whether the template of a conversation may print a key of a role's messages if it
-        is null.
+        """Check whether the conversation's template may print a key that is null in a message.
+
+        Args:
+            role: the role of the message.
+            key: the key of the message that is null.
         """
         return True
 
@@ -147,7 +152,7 @@ class Kind(ABC):
         return []
 
     def doubled_eos(self, tokenizer: Tokenizer) -> str:
-        """Return a sentence if EOS is trained twice at the end of a row; empty otherwise."""
+        """Return a message if rows end in two EOS that the model is trained on; empty otherwise."""
         return ""
 
     def open_rows(self, layout: ShardLayout, dtype: str) -> Assembler:
@@ -155,7 +160,7 @@ class Kind(ABC):
 
         Args:
             layout: the columns of the shards.
-            dtype: of the stream's tokens.
+            dtype: the NumPy dtype of the stream's tokens, such as `uint16`.
         """
         if self.joins_units:
             assembler: type[Assembler] = JoinedRows
@@ -167,8 +172,8 @@ class Kind(ABC):
 
     @property
     def joins_units(self) -> bool:
-        """Whether rows are cut from joined documents (layout: concat), so that each unit leaves
-        tokens for the stream's last part.
+        """Whether rows are split from joined documents (`layout: concat`). The tokens after the
+        last full row of each work unit then go to the last part of the stream.
         """
         return False
 
@@ -179,8 +184,8 @@ class Kind(ABC):
 
     @property
     def untrained(self) -> int | None:
-        """The id of a token that no policy trains, such as the image token; None if there is no
-        such token.
+        """The id of a token that the model is never trained on, such as the image token; None if
+        there is no such token.
         """
         return None
 
@@ -189,13 +194,14 @@ class Kind(ABC):
         """Return int64 [n]: how many positions of each stored sample give a loss."""
 
     def cut(self, tokens: Tokens) -> Lengths:
-        """Return int64 [n]: how many tokens of each stored sample the loader cuts off."""
+        """Return int64 [n]: how many tokens of each stored sample the loader truncates."""
         return np.zeros(len(tokens.turns) - 1, np.int64)
 
     def appended_eos(self, sample: Sample, eos: int | None) -> int | None:
-        """Return the EOS that the finetuning loader appends to a stored sample, and trains; None if
-        it appends none: the sample ends in EOS, fills the row, or is read by a loader that appends
-        nothing.
+        """Return the id of the EOS that the finetuning loader appends to a stored sample.
+
+        None if it appends no EOS: the sample already ends in EOS, it fills the row, or its loader
+        never appends anything.
         """
         flags = self.appended(decode_sample_tokens(sample), eos)
         return eos if flags is not None and flags[0] else None
@@ -206,14 +212,14 @@ class Kind(ABC):
         return self.has_targets and not self.encoding.pack
 
     def appended(self, tokens: Tokens, eos: int | None) -> Flags | None:
-        """Return bool [n]: to which stored samples the loader appends EOS. None for a kind whose
-        rows get none.
+        """Return bool [n]: whether the loader appends EOS to each stored sample. None for a kind
+        whose loader never appends it.
         """
         return None
 
     def pieces(self, sample: Sample) -> Iterator[Piece]:
-        """Yield a stored sample as pieces in order: neighbouring tokens that are all trained, or
-        all not.
+        """Split a stored sample into pieces: runs of tokens that the model is trained on, and runs
+        that it is not trained on.
 
         Args:
             sample: its decoded columns.
@@ -223,9 +229,11 @@ class Kind(ABC):
 
 
 def packed_columns(tokenizer: Tokenizer, has_targets: bool) -> dict[str, str]:
-    """Return column -> MDS encoding of packed rows. LLM-Foundry's loaders do not know these
-    columns, and fail at the first row; under columns that they know they would train without masks
-    between the documents of a row.
+    """Return column -> MDS encoding of packed rows.
+
+    The columns have names that LLM-Foundry's loaders do not know, so that these loaders fail at the
+    first row. With names that they know, they would train without masks between the documents of a
+    row.
     """
     columns = {"input_ids": f"ndarray:{tokenizer.dtype}"}
     if has_targets:
@@ -239,13 +247,13 @@ def stored_pieces(
     target_responses: str = "last",
     untrained: int | None = None,
 ) -> Iterator[Piece]:
-    """Yield the pieces of a stored sample in any layout that a loader reads, known by its columns.
+    """Split a stored sample into pieces, as `Kind.pieces` does. Its column names tell the layout.
 
     Args:
         sample: its decoded columns.
         target_prompts: the policy for prompts, as in the recipe.
-        target_responses: the policy for responses.
-        untrained: the id of a token that no policy trains.
+        target_responses: the policy for responses, as in the recipe.
+        untrained: the id of a token that the model is never trained on.
     """
     if find_id_columns(sample) == PACKED_COLUMNS:
         for document in split_documents(sample):
@@ -260,12 +268,12 @@ def stored_pieces(
 
 
 def trained_runs(ids: NDArray[np.int64], trained: Flags) -> Iterator[Piece]:
-    """Yield ids cut into runs of neighbours that are all trained, or all not.
+    """Split token ids into runs that the model is trained on, and runs that it is not trained on.
 
     Args:
         ids: int64 [n].
-        trained: bool [n], a flag for each id.
+        trained: bool [n]: whether the model is trained on each id.
     """
     ends = np.flatnonzero(np.diff(trained)) + 1
     for run, flags in zip(np.split(ids, ends), np.split(trained, ends), strict=True):
-        yield run.tolist(), bool(flags[:1].any())
+        yield run.tolist(), bool(flags[:1].any())  # all flags of a run are equal; [] is False

@@ -18,14 +18,14 @@ KINDS: list[type[Kind]] = [Pretraining, Pairs, Conversations, ConversationsWithI
 EXTRA_LOADERS: Mapping[str, ExtraLoader] = {
     kind.loader.name: kind.loader for kind in KINDS if kind.loader
 }
-"Name -> loader of neither LLM-Foundry nor mdsmix, which a kind brings."
+"Name -> loader that belongs to one kind, and is neither LLM-Foundry's nor mdsmix's."
 DATASET_KEYS_OF: Mapping[str, Types] = {
     **DATASETS,
     **{name: loader.keys for name, loader in EXTRA_LOADERS.items()},
 }
-"Name of a loader, of all that mdsmix knows -> the keys of its `dataset` that have an effect."
+"Name of each loader that mdsmix knows -> the keys of its `dataset` that have an effect."
 
 
 def find_kinds(word: str | None) -> list[type[Kind]]:
-    """Return the kinds that a value of the recipe's `kind:` may mean."""
+    """Return the kinds that the recipe may mean by `kind: WORD`."""
     return [kind for kind in KINDS if kind.word == word]

@@ -1,12 +1,14 @@
-"""The records of a source that are in a stream: those in its `sample`, on one side of its
-`holdout`, and not a duplicate of an earlier record.
+"""Decides which records of a source are in a stream: those in its `sample`, on the right side of
+its `holdout`, and not a duplicate of an earlier record.
 
-The content of a record decides, as the shape read it, not its bytes or its position. A record in
-two files, in two formats, or with its keys in another order is the same record, and a source that
-grows or moves changes no record's side. A larger share only adds records. Sample and holdout use
-two independent hashes, so a holdout takes its share of the sampled records. A record without a
-fingerprint (a bad one, or one that `where` leaves out) is sampled by its raw content, so counts of
-bad records are those of a source that contains only the sampled records.
+The content of a record decides, as the shape has read it, not its bytes or its position. So a
+record that is in two files, in two formats, or with its keys in another order is the same record,
+and no record changes sides if a source grows or moves. A larger share only adds records. Sample and
+holdout use two independent hashes, so a holdout takes its share of the sampled records.
+
+A fingerprint is a hash of a record's content. A record without a fingerprint (a bad one, or one
+that `where` leaves out) is sampled by its raw content. So the counts of bad records are those of a
+source that contains only the sampled records.
 """
 
 from __future__ import annotations
@@ -38,8 +40,10 @@ NOT_HELD_OUT = "not_held_out"
 
 
 def fingerprints(records: Sequence[Any]) -> Iterator[bytes]:
-    """Return the xxh3_128 of each record, 16 bytes; the records are of one type. Text is hashed
-    itself: 0.1 us and 10 GB/s, against 1 GB/s for its JSON.
+    """Return the fingerprint of each record: its xxh3_128, 16 bytes. All records have one type.
+
+    The text of a document or pair is hashed directly: 0.1 us and 10 GB/s, instead of 1 GB/s by way
+    of JSON.
     """
     types = {*map(type, records)}
     if not types <= {Document, Pair}:
@@ -47,12 +51,13 @@ def fingerprints(records: Sequence[Any]) -> Iterator[bytes]:
     hashes = map(_hash, chain.from_iterable(records))
     if Pair not in types:
         return hashes
-    # The same iterator twice: the hashes of prompt and response, then the hash of both together.
+    # Passing the same iterator twice takes the hashes by twos: of a prompt, then of its response.
+    # A pair's fingerprint is the hash of both.
     return map(_hash, map(add, hashes, hashes))
 
 
 class SplitResults(NamedTuple):
-    """The records among the results of a shape, and the reason codes among them."""
+    """The results of a shape, split into records and reason codes of refused records."""
 
     positions: NDArray[np.int64]
     "int64 [n]: the position of each record among the results."
@@ -62,7 +67,9 @@ class SplitResults(NamedTuple):
 
 
 def split_rejected(results: Sequence[Any]) -> SplitResults:
-    """Split the results of a shape into records and reason codes."""
+    """Split the results of a shape into records and reason codes. A result that is a string is the
+    reason code of a refused record.
+    """
     reason_types = {kind for kind in {*map(type, results)} if issubclass(kind, str)}
     if not reason_types:
         return SplitResults(np.arange(len(results)), [*results], {})
@@ -75,17 +82,19 @@ def split_rejected(results: Sequence[Any]) -> SplitResults:
 
 @dataclass(slots=True, kw_only=True)
 class Membership:
-    """Selects the records of a window that are in the stream, and keeps their fingerprints."""
+    """Selects the records that are in the stream, and collects their fingerprints, for one window
+    (a slice of a source file that one worker converts).
+    """
 
     sample: Fraction | None = None
-    "The share of all possible records that is sampled; None: all of them."
+    "The share of the records that is sampled; None: all records."
     holdout: Fraction | None = None
-    "The share that is held out; None: no record is."
+    "The share of the records that is held out for evaluation; None: no records."
     is_eval: bool = False
-    "The stream consists of the records that were held out."
+    "Whether this is the evaluation stream, of the records that are held out."
     duplicates: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
-    """bool: whether each record of the window is dropped as a duplicate; records beyond the last
-    flag stay.
+    """bool: whether each record of the window is dropped as a duplicate. If there are fewer flags
+    than records, the records after the last flag stay.
     """
     _fingerprints: bytearray = field(default_factory=bytearray)
 
@@ -95,7 +104,8 @@ class Membership:
 
         Args:
             encoding: the settings of the stream.
-            dropped: the flags of a window's duplicates, eight a byte, the lowest bit first.
+            dropped: a bit for each record of the window, 1 if it is dropped as a duplicate; eight
+                a byte, the lowest bit first.
         """
         return Membership(
             sample=Fraction(encoding.sample) if encoding.sample else None,
@@ -109,8 +119,9 @@ class Membership:
 
         Args:
             records: raw records of the window.
-            results: the shape's result for each of them.
-            first: the position in the window of the first record.
+            results: the shape's result for each of them: a record, or a string, which is the
+                reason code of a refused record.
+            first: the position of the first record in the window.
         """
         if self.sample is not None:
             results = self._sample(records, results, self.sample)
@@ -138,8 +149,8 @@ class Membership:
         ]
 
     def _keep_fingerprints(self, results: Sequence[Any], first: int) -> None:
-        """Keep the fingerprints of these results; zeros for those without one, and for records of
-        the window before the first that were never selected.
+        """Keep the fingerprint of each result; zeros for a reason code, which has none. Records of
+        the window that were skipped before the first result get zeros too.
         """
         missing = SIZE * first - len(self._fingerprints)
         self._fingerprints += bytes(max(0, missing))
@@ -157,8 +168,11 @@ class Membership:
         return bytes(self._fingerprints.ljust(SIZE * count, b"\0"))
 
     def samples_raw(self, raw: bytes) -> bool:
-        """Check whether an item that could not be decoded to a record is in the sample. An item too
-        long to be kept, empty here, always is.
+        """Check whether an item that could not be decoded to a record is in the sample.
+
+        Args:
+            raw: the bytes of the item. Empty if it was too long to be kept: it then always is in
+                the sample.
         """
         if self.sample is None or not raw:
             return True
@@ -171,18 +185,25 @@ def is_held_out(record: Record, share: Fraction) -> bool:
 
 
 def _is_in_share(hashed: int, share: Fraction) -> bool:
-    """Check whether a hash of 64 bits is in the lowest `share` of all of them."""
+    """Check whether a 64-bit hash is below `share` of 2^64."""
     return hashed * share.denominator < share.numerator << 64
 
 
 def _sampling_hash(record: Any, result: Any) -> int:
-    """Return the 64 bits that decide about the sample: the second half of the fingerprint, since
-    its first half picks the bucket of the search for duplicates; for a record without a fingerprint
-    a hash of its JSON.
+    """Return the 64-bit hash that decides whether a record is in the sample.
+
+    It is the second half of the record's fingerprint, because the first half decides in which
+    bucket duplicates of it are searched. A refused record has no fingerprint: the hash of its JSON
+    decides.
+
+    Args:
+        record: the raw record.
+        result: the shape's result for it: a record, or a string, which is the reason code of a
+            refused record.
     """
     if not isinstance(result, str):
         return int.from_bytes(next(fingerprints([result]))[8:], "big")
     try:
         return xxhash.xxh3_64_intdigest(canonical(record))
-    except (UnicodeEncodeError, RecursionError):  # half a character; nested deeper than JSON
-        return 0
+    except (UnicodeEncodeError, RecursionError):  # a lone surrogate, or nested too deeply
+        return 0  # always in the sample

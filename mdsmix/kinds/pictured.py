@@ -1,9 +1,9 @@
 """Conversations with images: a row stores the images' bytes and sizes, and the turns with one token
 for each image.
 
-Neither pixels nor expanded image tokens are stored: how many tokens an image takes depends on a
-processor and its limits, so a stream with one token an image serves any processor. If the recipe
-names a processor, its counts decide which rows fit.
+Neither pixels nor expanded image tokens are stored. How many tokens an image becomes depends on the
+processor and its limits, so a stream with one token for each image can be used with any processor.
+If the recipe names a processor, its token counts decide which rows fit.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 COLUMNS = {"images": "list[jpeg]", "sizes": "json", "turns": "json"}
 DEFAULTS = ImagesSpec()
 LINE_BYTES = 1 << 20
-"""Bytes of a work unit in files of lines: 3,500 records of 300 bytes, whose images of 400 KB take
-seconds; more if fewer records have images. In tables and archives, whose records contain the images
-themselves, a unit is as large as one of text: 96 MiB of images are two seconds of work and more.
+"""Bytes of a work unit in files of lines, whose images are files of their own: 3,500 records of 300
+bytes, whose images of 400 KB take seconds to read. In tables and archives, whose records contain
+the images themselves, a unit is as large as one of text: 96 MiB of images take two seconds or more.
 """
 
 
@@ -84,8 +84,8 @@ class ConversationsWithImages(Conversations):
         yield from super().contradictions(recipe, stream)
         if stream.pack or not recipe.decoder_only_format:
             yield (
-                "has images, whose rows are not packed and are for decoder-only models only: leave "
-                "pack and decoder_only_format out."
+                "has images, and rows with images cannot be packed and are for decoder-only models "
+                "only: remove pack and decoder_only_format."
             )
         field = (stream.images or DEFAULTS).field
         if field is None:
@@ -95,8 +95,8 @@ class ConversationsWithImages(Conversations):
         shape = SHAPES.get((stream.source and stream.source.shape) or "")
         if shape and shape.has_images == "inside":
             yield (
-                f"images.field is for images in fields of their own, and those of {shape.name} are "
-                "in the texts; take it out, it would change nothing."
+                f"images.field is for images in fields of their own, but those of {shape.name} are "
+                "in the texts; it would change nothing, so take it out."
             )
 
     @cached_property
@@ -104,12 +104,12 @@ class ConversationsWithImages(Conversations):
         return ImageTurnRenderer(self.encoding, self.tokenizer, self.backend)
 
     def expanded_lengths(self, turns: Turns, rows: TurnRows) -> Lengths | None:
-        """Return int64: the lengths with each image token as the processor's tokens; None if no
-        processor is named. A row with fewer image tokens than its record has images contains the
-        first of them.
+        """Return int64: the length in tokens of each prompt and response, with each image counted
+        as the tokens that the processor makes of it. None if the recipe names no processor.
         """
         if "processor" not in self.encoding.images:
             return None
+        # A row with n image tokens contains the first n images of its record.
         counts = turns.count(self.untrained).tolist()
         tokens = np.array(
             [
@@ -118,6 +118,7 @@ class ConversationsWithImages(Conversations):
                 for image in images[:count]
             ]
         )
+        # Add the tokens of each image to the prompt or response that contains its image token.
         offsets = turns.find(self.untrained)
         segments = np.searchsorted(turns.ids.offsets, offsets, "right") - 1
         added = np.bincount(segments, tokens - 1, len(turns.ids))
@@ -140,8 +141,8 @@ def _image_settings(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) ->
     token = choose_image_token(spec, tokenizer, processor)
     if processor and token != processor.image_token:
         raise RecipeError(
-            f"stream {stream.name}: images.token is {token}, and the processor {processor.name} "
-            f"expands {processor.image_token}: leave images.token out, or name another processor."
+            f"stream {stream.name}: images.token is {token}, but the processor {processor.name} "
+            f"expands {processor.image_token}: remove images.token, or name another processor."
         )
     token_id = None if token is None else find_token_id(token, tokenizer)
     if token is None or token_id is None:
@@ -167,16 +168,16 @@ def _missing_image_token(stream: StreamSpec, tokenizer: Tokenizer, token: str | 
         token or "", image_tokens or tokenizer.special_tokens, "its own tokens are"
     )
     return (
-        f"stream {stream.name} has images, and the tokenizer {tokenizer.name} {fault}, which would "
-        f"mark them among the tokens: set images.token; {suggestion}"
+        f"stream {stream.name} has images, but the tokenizer {tokenizer.name} {fault} to mark "
+        f"their positions: set images.token; {suggestion}"
     )
 
 
 def choose_image_token(
     spec: ImagesSpec, tokenizer: Tokenizer, processor: Processor | None = None
 ) -> str | None:
-    """Return the image token: the recipe's images.token, otherwise the processor's, otherwise the
-    tokenizer's `image_token`; None if none of them has one.
+    """Return the image token: the recipe's `images.token`, or else the processor's image token, or
+    else the tokenizer's `image_token`. None if all three are missing.
     """
     if spec.token:
         return spec.token
@@ -196,8 +197,8 @@ def find_token_id(token: str, tokenizer: Tokenizer) -> int | None:
 
 
 class ImageTurnRenderer(TurnRenderer):
-    """Renders conversations with one token for each image, between the tokens that the processor
-    puts around an image.
+    """Renders conversations with one image token for each image. The strings that the processor
+    puts before and after an image are printed around it.
     """
 
     @property
@@ -227,6 +228,7 @@ class ImageTurnRenderer(TurnRenderer):
             placeholders = sum(text.count(token) for text in chain(*row))
             if images != placeholders:
                 raise RecordRefused("image_placeholders", images=images, placeholders=placeholders)
+        # Put the image token between the processor's two strings: before + token + after.
         framed = token.join(self.encoding.images.get("around", ("", "")))
         return [
             [
@@ -238,9 +240,9 @@ class ImageTurnRenderer(TurnRenderer):
 
 
 class ImageRows(SampleRows):
-    """Rows with images, cut into shards while they come, since those of a work unit may be many GB.
-    A shard ends before the row that would make it larger than SHARD_BYTES, so its end depends only
-    on the rows.
+    """Rows with images. Full shards are handed out while rows are added, since the rows of a work
+    unit may be many GB. A shard ends before the row that would make it larger than SHARD_BYTES, so
+    its end depends only on the rows, not on the batches.
     """
 
     _size = 0
@@ -259,6 +261,7 @@ class ImageRows(SampleRows):
             row = lay_out_sample([b"".join(_frames(images)), sizes, turns])
             row_count = len(self._columns["rows"])
             size = len(row)
+            # An MDS shard begins with its number of rows and their n + 1 offsets, 4 bytes each.
             if row_count and self._size + size + 4 * (row_count + 2) > SHARD_BYTES:
                 yield Chunked.from_parts(self.take_column("rows"))
                 self._size = 0

@@ -1,10 +1,10 @@
 """ComposeRL's loader of preferences: the rows of its PairwisePreferenceStreamingDataset and the
 batches of its collator.
 
-The dataset puts the prompt before each answer, and cuts both sides to max_seq_len. The collator
-joins the two sides to one sequence. If they have more than max_seq_len tokens together, it takes
-equally many tokens off each (`cut_per_answer`). `tests/with_torch/test_preferences.py` compares
-batches with those recorded from ComposeRL.
+The dataset puts the prompt before each answer, and truncates both sides to max_seq_len. The
+collator joins the two sides to one sequence. If they have more than max_seq_len tokens together, it
+removes the same number of tokens from the end of each (`cut_per_answer`).
+`tests/with_torch/test_preferences.py` compares batches with those recorded from ComposeRL.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mdsmix.shards.token_ids import PREFERENCE_COLUMNS, decode_preference
 
 
 def cut_per_answer(length: Any, max_seq_len: int) -> NDArray[np.int64]:
-    """Return how many tokens ComposeRL's collator takes off each answer.
+    """Return how many tokens ComposeRL's collator removes from the end of each answer.
 
     Args:
         length: tokens of both answers together, each with its prompt; an int or an array.
@@ -37,10 +37,12 @@ def cut_per_answer(length: Any, max_seq_len: int) -> NDArray[np.int64]:
 
 
 def make_row(sample: Sample, max_seq_len: int) -> dict[str, Any]:
-    """Return a stored sample as `answers` (two int64 arrays, chosen and rejected, each with the
-    prompt before it, as many tokens as a batch contains of them), `prompt_len`, and its rewards.
+    """Return a stored sample in the form that `make_batch` takes.
 
-    Raises MixRefused if nothing of an answer and its prompt is left.
+    Keys: `answers`, two int64 arrays, chosen and rejected, each with the prompt before it and
+    truncated as in a batch; `prompt_len`; and the rewards, if the sample has them.
+
+    Raises MixRefused if truncation leaves no token of an answer and its prompt.
     """
     prompt, *answers = decode_preference(sample)
     prompt = prompt[:max_seq_len]

@@ -36,7 +36,7 @@ from mdsmix.shards.token_ids import PREFERENCE_COLUMNS, Ids, Tokens, Turn, decod
 from mdsmix.tokenizer.card import Tokenizer
 
 Half = Turn | str
-"The prompt and one answer of a preference, or the reason code of a half that gives no turn."
+"The ids of a preference's prompt and one of its answers; a str is a reason code: it is refused."
 
 
 class Halves(NamedTuple):
@@ -47,7 +47,7 @@ class Halves(NamedTuple):
 
 
 class StoredIds(NamedTuple):
-    """The ids of a preference that can be trained on."""
+    """The ids of a preference that can be used for training."""
 
     prompt: Ids
     chosen: Ids
@@ -58,11 +58,13 @@ class LastAnswerRenderer(TurnRenderer):
     """Renders a conversation as one turn: all text up to its last answer, and that answer."""
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[chat.Turn]]:
+        # The prompt of the one turn is the text of all turns before it, and its own prompt.
         *before, (prompt, answer) = super().rows_of(conversation, unread)[-1]
         return [[("".join(chain(*before, [prompt])), answer)]]
 
     def whole_texts(self, preference: Preference) -> list[str]:
-        """Return the text that both prompts begin with, and the whole text of each side.
+        """Return three strings: the text that both prompts begin with, then the whole text of the
+        chosen side and of the rejected side.
 
         Raises RecordRefused (prompts_differ) if the prompts differ before the answer begins.
         """
@@ -70,7 +72,7 @@ class LastAnswerRenderer(TurnRenderer):
         wholes = list[str]()
         histories = list[str]()
         for half in (preference.chosen, preference.rejected):
-            # Both texts of a pair have the pair's prompt: only those of conversations can differ.
+            # The two pairs of a preference have one prompt: only conversations can differ.
             if not isinstance(half, Conversation):
                 continue
             [[(prompt, answer)]] = self.rows_of(half, Counter())
@@ -120,7 +122,7 @@ class Preferences(Kind):
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
         if tokenizer.eos_id is None:
             raise RecipeError(
-                f"stream {stream.name}: an answer ends in EOS, and the tokenizer {tokenizer.name} "
+                f"stream {stream.name}: an answer ends in EOS, but the tokenizer {tokenizer.name} "
                 "has none: name one in tokenizer.kwargs (eos_token)."
             )
         rewards = dict.fromkeys(_rewards_of(stream), "float64")
@@ -142,8 +144,8 @@ class Preferences(Kind):
             )
         if stream.pack or not recipe.decoder_only_format:
             yield (
-                "has preferences, each a row of its own and for decoder-only models only: leave "
-                "pack and decoder_only_format out."
+                "has preferences, which cannot be packed and are for decoder-only models only: "
+                "remove pack and decoder_only_format."
             )
         yield from super().contradictions(recipe, stream)
 
@@ -171,7 +173,7 @@ class Preferences(Kind):
         # Tokenize both halves of each preference, after the same prompt.
         halves, with_specials = self._tokenize(preferences)
         self._share_prompts(preferences, halves)
-        # Select the preferences that can be trained on.
+        # Select the preferences that can be used for training.
         trainable = dict[int, StoredIds]()
         faults = dict[int, str]()
         for position, preference in enumerate(preferences):
@@ -180,9 +182,9 @@ class Preferences(Kind):
                 faults[position] = verdict
             else:
                 trainable[position] = verdict
-        # Cut the answers as the dataset does. It cuts each side before the collator sees it. If
-        # max_seq_len is not a multiple of 8, it fails on a side that is longer (it cuts bytes
-        # there), so such a side is not stored.
+        # Truncate the answers here, as ComposeRL's dataset would before its collator gets them. The
+        # dataset fails on a longer side if max_seq_len is not a multiple of 8, since it truncates
+        # bytes, not tokens. So no longer side is stored.
         max_seq_len = self.encoding.max_seq_len
         prompts, chosen, rejected = (
             Ragged.from_rows(rows, "<i8") for rows in _transpose(trainable.values())
@@ -215,8 +217,8 @@ class Preferences(Kind):
         )
 
     def _tokenize(self, preferences: Sequence[Preference]) -> tuple[list[Halves], set[int]]:
-        """Return the halves of each preference, and the positions of preferences that contain a
-        special token.
+        """Return the halves of each preference, and the positions of the preferences whose text
+        contains the string of a special token.
         """
         # Preference i has its chosen half at 2 i and its rejected half at 2 i + 1.
         records = [half for preference in preferences for half in preference[:2]]
@@ -243,11 +245,11 @@ class Preferences(Kind):
         return tokenize_pairs(pairs, self.encoding, self.tokenizer, self.backend)
 
     def _share_prompts(self, preferences: Sequence[Preference], halves: list[Halves]) -> None:
-        """Replace the halves of each preference whose prompts differ: by turns with one prompt if
-        they differ only in what the template prints for the answer, otherwise by a reason code.
+        """Replace the halves of each preference whose two prompts have different ids.
 
-        The prompt is the common beginning in tokens of both whole texts, so that no token is lost
-        or changed.
+        If the prompts differ only in text that the template prints for the answer, both halves get
+        one prompt: the tokens that both whole texts begin with. So no token is lost or changed. If
+        the prompts differ earlier, the preference gets a reason code.
         """
         positions = list[int]()
         texts = list[str]()
@@ -266,6 +268,7 @@ class Preferences(Kind):
             return
         ids = self.backend.encode(texts, match_special=True)
         for number, position in enumerate(positions):
+            # Each preference has three texts in a row, from `whole_texts`.
             start, *wholes = [ids[3 * number + text] for text in range(3)]
             end = _common_length([start, *wholes])
             halves[position] = Halves(
@@ -273,7 +276,9 @@ class Preferences(Kind):
             )
 
     def _judge(self, preference: Preference, halves: Halves) -> StoredIds | str:
-        """Return the ids of a preference that can be trained on, or the reason code of another."""
+        """Return the ids of a preference if it can be used for training. A str is a reason code:
+        the preference is refused.
+        """
         chosen, rejected = halves
         if self._has_rewards and not preference.rewards:
             return "bad_reward"
@@ -303,7 +308,7 @@ class Preferences(Kind):
             unstored = sum(bool(preferences[position].rewards) for position in trainable)
         unread = Counter(dict.fromkeys(REWARDS, unstored))
         for preference in preferences:
-            # Both answers have the record's variables.
+            # Both answers have the same variables, those of the record: count them once.
             if isinstance(preference.chosen, Conversation):
                 unread.update(self.renderer.unread_variables(preference.chosen))
         return unread
@@ -352,7 +357,7 @@ def _transpose(preferences: Iterable[StoredIds]) -> tuple[list[Ids], list[Ids], 
 
 
 def _common_length(rows: Sequence[Ids]) -> int:
-    """Return how many ids all of the rows begin with alike."""
+    """Return the length of the common beginning of all rows, in ids."""
     shortest = min(map(len, rows))
     firsts = np.stack([row[:shortest] for row in rows])
     differs = (firsts != firsts[0]).any(axis=0)

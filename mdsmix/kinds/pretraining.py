@@ -1,10 +1,11 @@
 """Documents for plain language modelling.
 
-`concat` joins documents and cuts rows of exactly max_seq_len: no padding, and documents that begin
-and end inside rows. `document` makes one sample of each document, and splits those longer than
-max_seq_len: no token is cut off, at the price of padding (or of packing, by `pack` or in the
-loader). Under the finetuning loader a row is stored as its first token (context) and the rest
-(labels), for which LLM-Foundry's collator computes exactly the language-modelling loss.
+`layout: concat` joins documents and splits them into rows of exactly max_seq_len: there is no
+padding, but documents begin and end inside rows. `layout: document` makes one sample of each
+document, and splits those longer than max_seq_len: no token is lost, but rows need padding (or
+packing, by `pack` or in the loader). For the finetuning loader a row is stored as its first token
+(context) and the rest (labels). LLM-Foundry's collator then computes exactly the language-modelling
+loss.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ KEYS = ("layout", "add_bos", "add_eos", "min_tokens", "max_tokens", "pack")
 
 
 class Pretraining(Kind):
-    """Documents. All their tokens are trained; the run's target policies do not apply."""
+    """Documents. The model is trained on all tokens; the run's target policies do not apply."""
 
     name = "pretraining"
     word = "pretraining"
@@ -69,21 +70,21 @@ class Pretraining(Kind):
         yield from super().contradictions(recipe, stream)
         if stream.pack and stream.layout == "concat":
             yield (
-                "pack: true keeps documents whole and apart, and layout: concat joins and cuts "
-                "them, so that its rows are full: set layout: document, or take pack out."
+                "pack: true keeps documents whole and apart, but layout: concat joins and splits "
+                "them into full rows: set layout: document, or remove pack."
             )
         if recipe.loader == "text":
             return
         if not recipe.decoder_only_format:
             yield (
-                "is pretraining data under decoder_only_format: false: the encoder would see one "
-                "token of each sample; train it with train_loader.name: text or set "
-                "decoder_only_format: true."
+                "is pretraining data, which cannot be used with decoder_only_format: false, since "
+                "the encoder would see only one token of each sample: set train_loader.name: text "
+                "or decoder_only_format: true."
             )
         if stream.layout == "document" and not stream.add_eos and not recipe.has_plain_rows:
             yield (
-                "layout: document needs add_eos: true under the finetuning loader, which otherwise "
-                "adds an EOS that is not in the data and trains on it."
+                "layout: document needs add_eos: true with the finetuning loader. Otherwise the "
+                "loader adds an EOS that is not in the data, and trains on it."
             )
 
     @property
@@ -98,8 +99,9 @@ class Pretraining(Kind):
         return tokens.ids.lengths - 1
 
     def encode(self, documents: Sequence[Document]) -> Encoded:
-        """Encode documents. layout: concat gives one row per document in column `tokens`, which
-        `JoinedRows` joins and cuts; layout: document gives finished rows.
+        """Encode documents. With `layout: document` the result has finished rows. With
+        `layout: concat` it has one row for each document in the column `tokens`; `JoinedRows` later
+        joins these and splits them into full rows.
         """
         # Tokenize.
         texts = [*chain.from_iterable(documents)]
@@ -131,8 +133,8 @@ class Pretraining(Kind):
         )
 
     def _add_bos_and_eos(self, ids: Ragged) -> Ragged:
-        """Return documents with the tokens that the tokenizer adds around each. BOS and EOS are
-        added if the stream asks for them and the tokenizer does not add them.
+        """Add the tokens that the tokenizer puts around each document, and BOS and EOS if the
+        stream asks for them and the tokenizer does not add them itself.
         """
         tokenizer = self.tokenizer
         head = tokenizer.prefix_ids
@@ -146,12 +148,12 @@ class Pretraining(Kind):
         return add_special_tokens(ids, head, tail, tokenizer.dtype)
 
     def _judge(self, bare: Lengths, whole: Lengths) -> NDArray[np.object_]:
-        """Return object [n]: USABLE, or the reason code of a document that is left out. Later rules
-        count before earlier ones.
+        """Return object [n]: USABLE, or the reason code of a document that is left out. If several
+        rules leave a document out, the code of the last rule counts.
 
         Args:
-            bare: int64 [n], tokens of each document without added ones.
-            whole: int64 [n], tokens with them.
+            bare: int64 [n], tokens of each document without BOS and EOS.
+            whole: int64 [n], tokens of each document with all added tokens.
         """
         verdicts = np.full(len(whole), USABLE, object)
         if not self.joins_units:

@@ -1,10 +1,11 @@
 """Proves that a loader's batch of stored rows equals the batch that a processor makes of the whole
 conversations.
 
-Processors differ in the text that they print around an image, and a loader only has one token for
-it. So a processor is used only if it is proved equal, on the rows of a few made conversations and a
-few of the stream's own. transformers gets their whole text, a loader's batch is made of the stored
-rows, and every key of both batches is compared. `docs/images.md` lists the families of processors.
+Processors print different text around an image, but a stored row only has one token for it. So a
+processor is used only if it is proved equal, on rows of a few made-up conversations and a few rows
+of the stream itself: transformers makes one batch of their whole texts, the loader makes another of
+the stored rows, and every key of both batches is compared. `docs/images.md` lists the families of
+processors.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from mdsmix.tokenizer.card import Tokenizer
 from mdsmix.tokenizer.snapshot import package_version
 
 MADE_ROW_TOKENS = 1 << 20
-"max_seq_len of the made rows: none is cut."
+"max_seq_len of the made-up rows, so that none is truncated."
 OWN_ROWS = 4
-"How many of the stream's own rows are compared, in addition to the made ones."
+"How many rows of the stream itself are compared, in addition to the made-up ones."
 FIX_UNEQUAL = (
     "set images.max_images: 1 if only rows of several images differ, or name the processor of "
     "another model (docs/images.md lists those that are equal)"
@@ -51,30 +52,30 @@ CONVERSATIONS = {
     "no image": ["What is it?"],
     "an image in a later turn": ["Hello.", "<image>What is it?"],
 }
-"Name of a made conversation -> its questions; each is answered `This.`."
+"Name of a made-up conversation -> its questions; each is answered `This.`."
 DRAWINGS = ((160, 96), (72, 144))
-"Width and height of a wide image and a high one."
+"Width and height, in pixels, of a wide image and a high one."
 ODD_DRAWINGS = {
     "a low image": (600, 3),
     "a narrow image": (3, 600),
     "an image of one pixel": (1, 1),
     "an image of four pixels": (2, 2),
 }
-"""Name of a made row -> width and height of its image. The batch of all rows has them next to usual
-images. Sizes that the processor refuses are left out.
+"""Name of a made-up row -> width and height of its image, in pixels. Sizes that the processor
+refuses are left out.
 """
 
 
 def find_difference(
     folder: Path, encoding: Encoding, tokenizer: Tokenizer, stream_rows: Iterable[StoredRow]
 ) -> str | None:
-    """Return a sentence on the first difference between a loader's rows and those that the
-    processor makes of whole conversations. If all are equal, remember that in the cache and return
-    None.
+    """Compare the batch that a loader makes of stored rows with the batch that the processor makes
+    of whole conversations. Return a message on the first difference. If there is none, record that
+    in the cache, and return None.
 
     Args:
-        folder: the snapshot of the processor with its own tokenizer, which is not in the
-            processor's hash.
+        folder: the snapshot of the processor. It contains the processor's tokenizer, which the
+            processor's hash does not cover.
         stream_rows: rows of the stream; the first OWN_ROWS with images are compared.
     """
     with_images = (row for row in stream_rows if row.images)

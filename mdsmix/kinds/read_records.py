@@ -1,5 +1,5 @@
-"""Raw records -> samples: the shape reads each record, and the kind makes samples of the readable
-ones.
+"""Turns raw records into samples: the shape reads each record, and the kind encodes those that
+could be read.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from mdsmix.images.reader import ImageReader
 
 MAX_NAMES = 64
-"""How many fields are counted by name in a work unit. Records may have any number of names; further
-ones are counted together as `...`.
+"""How many fields are counted by name in a work unit. Further ones are counted together as `...`,
+since records may have any number of names.
 """
 FURTHER_NAMES = "..."
 
 
 class Diagnostics:
-    """Counts of likely mistakes in the records of a work unit: fields that are not read,
-    placeholders of media, null entries.
+    """Counts of likely mistakes in the records of a work unit (the part of a source that one task
+    converts): fields that are not read, placeholders of media, null entries.
     """
 
     def __init__(self, fields_read: Iterable[str] = (), rival_fields: Sequence[str] = ()) -> None:
@@ -45,13 +45,14 @@ class Diagnostics:
 
         Args:
             fields_read: names of the fields that are read.
-            rival_fields: only the first of these fields that is not empty is read.
+            rival_fields: fields for the same value, such as `images` and `image`. Of each record,
+                only the first that is not empty is read.
         """
         self._fields_read = frozenset(fields_read)
         self._rival_fields = rival_fields
         self.counts: dict[str, Any] = {}
-        """Name of a field of the manifest's `Records`, such as `unread` -> field, placeholder or
-        key -> records.
+        """Diagnosis, the name of a field of the manifest's `Records`, such as `unread` -> field,
+        placeholder or key -> number of records that have it.
         """
 
     def add(self, diagnosis: str, record_counts: Mapping[str, int]) -> None:
@@ -76,9 +77,10 @@ class Diagnostics:
         self.add("unread", Counter(chain.from_iterable(map(self._unread_fields, objects))))
 
     def _unread_fields(self, record: Mapping[str, Any]) -> list[str]:
-        """Return the unread fields of a record that are not empty. Null, "", [] and {} are empty; 0
-        and False may be labels, and are not.
+        """Return the unread fields of a record that are not empty. Null, "", [] and {} count as
+        empty; 0 and False do not, since they may be labels.
         """
+        # The first of the rival fields that is not empty is read; the others are not.
         rivals = [name for name in self._rival_fields if record.get(name) not in NOTHING]
         unread = [
             name
@@ -95,7 +97,7 @@ class RecordReader:
     shape: Shape
     fields: Fields
     kind: Kind | None = None
-    "The opened kind; None if records are read only for their fingerprints and images."
+    "The kind, opened with a tokenizer; None if records are only read, not encoded."
     options: Mapping[str, Any] = field(default_factory=dict)
     "Options of the shape that are not at their defaults."
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
@@ -103,18 +105,18 @@ class RecordReader:
     where: Condition | None = None
     "Records that do not match are left out before the shape reads them."
     id: str | None = None
-    "The field whose value names a record."
+    "The field that contains a record's name, `source.id` in the recipe; None if not set."
     images: ImageReader | None = None
     "Reads the images of the records; None if they have none."
 
     def encode(
         self, records: Sequence[Any], first: int = 0, folders: Sequence[Location] = ()
     ) -> Encoded:
-        """Return the samples of the records; `Encoded.rejected` and `positions` count within
-        `records`.
+        """Return the samples of the records. `Encoded.rejected` and `Encoded.positions` count from
+        the first of `records`.
 
         Args:
-            records: decoded records of one window.
+            records: decoded records of one window (a slice of a source file).
             first: how many records of the window come before these.
             folders: the folder of each record's file, where relative paths of images begin.
         """
@@ -131,8 +133,13 @@ class RecordReader:
     def read(
         self, records: Sequence[Any], first: int = 0, folders: Sequence[Location] = ()
     ) -> list[Any]:
-        """Return an object of type `Shape.gives` for each record, with its images; the reason code
-        of a record that is bad or left out.
+        """Return a result for each record: an object of type `Shape.gives`, with its images. A str
+        is a reason code: the record is bad or left out.
+
+        Args:
+            records: decoded records of one window (a slice of a source file).
+            first: how many records of the window come before these.
+            folders: the folder of each record's file, where relative paths of images begin.
         """
         if self.shape.fields:  # otherwise it is unknown which fields the shape reads
             self.diagnostics.count_unread_fields(records)
@@ -141,8 +148,9 @@ class RecordReader:
         return self.images.read(results, folders) if self.images else results
 
     def _apply_shape(self, records: Sequence[Any]) -> list[Any]:
-        """Return the shape's result for each record, or a reason code. Without `where`, options and
-        templates `read_plain` reads all at once.
+        """Return the shape's result for each record. A str is a reason code: the record is bad or
+        left out. If the stream has no `where`, options, paths and templates, `read_plain` reads all
+        records at once, which is faster.
         """
         where = self.where
         derive = make_deriver(self.fields.values())
@@ -165,8 +173,9 @@ class RecordReader:
         return [read_one(record) for record in records]
 
     def _count_nulls(self, records: Sequence[Any], results: Sequence[Any]) -> None:
-        """Count records with null entries inside messages and tools. Templates print these, unless
-        the option `nulls` drops them. Null under a key of a message counts only if it is printed.
+        """Count the records with null entries inside messages or tools, which templates print. A
+        key of a message itself that is null counts only if the template prints it. Nothing is
+        counted if the option `nulls` drops null entries.
         """
         if "nulls" in self.options:
             return
@@ -185,11 +194,16 @@ class RecordReader:
             self.diagnostics.add("nulls", {key: count})
 
     def _may_print_null(self, value: Any, conversation: RichConversation) -> bool:
-        """Check whether the template may print a null of these raw messages: one inside a value, or
-        one under a key of a message that the shape keeps and the template prints.
+        """Check whether the template may print a null entry of these raw messages.
+
+        Args:
+            value: the raw messages, as the record has them.
+            conversation: the conversation that the shape made of the record.
         """
         if self.kind is None or not isinstance(value, list):
             return True
+        # A null deeper inside a message may always be printed. Collect the keys of messages that
+        # are null themselves.
         null_keys = set[str]()
         for item in value:
             if not isinstance(item, dict):
@@ -200,6 +214,7 @@ class RecordReader:
             else:
                 null_keys.update(key for key, inner in item.items() if inner is None)
         null_keys.discard("content")
+        # Check whether the shape keeps such a key, and the template prints it.
         for message in conversation.messages:
             for key, inner in message.items():
                 is_null = inner is None and key in null_keys
@@ -208,8 +223,8 @@ class RecordReader:
         return False
 
     def _add_ids(self, encoded: Encoded, records: Sequence[Any]) -> Encoded:
-        """Return the samples with the names of their records in `ids`, and with `id` in the detail
-        of rejected records.
+        """Return the samples with the name of each sample's record in `Encoded.ids`, and with the
+        name of each rejected record as `id` in its detail.
         """
         names = [_as_name(find_value(self.id or "", record)) for record in records]
         rejected = dict[int, str]()
@@ -223,8 +238,8 @@ class RecordReader:
 
 
 def _as_name(value: Any) -> str | int | None:
-    """Return a record's name as JSON can store it: a whole number beyond 64 bits becomes a string.
-    None for a value that is neither a string nor a whole number.
+    """Return a record's name if it is a string or a whole number, otherwise None. A whole number
+    beyond 64 bits becomes a string, since the JSON writer cannot store it.
     """
     if type(value) is int and not -(1 << 63) <= value < 1 << 64:
         return str(value)
@@ -244,8 +259,9 @@ def open_record_encoder(
         stream: the stream.
         tokenizer: its tokenizer.
         backend: encodes texts by that tokenizer.
-        root: the folder where paths of images begin; None: that of the record's file.
-        dropped: the flags of duplicates in a window, eight a byte.
+        root: the folder where paths of images begin; None: the folder of the record's file.
+        dropped: a bit for each record of the window, 1 if it is dropped as a duplicate; eight a
+            byte, the lowest bit first.
     """
     images = open_image_reader(stream.encoding, root)
     reader = open_record_reader(stream, dropped, images)
@@ -255,8 +271,14 @@ def open_record_encoder(
 def open_record_reader(
     stream: ResolvedStream, dropped: bytes, images: ImageReader | None
 ) -> RecordReader:
-    """Return a reader without a kind: it reads the records of a stream for their fingerprints and
-    images, and encodes nothing.
+    """Return a reader without a kind: it reads the records of a stream, for their fingerprints and
+    images, but cannot encode them.
+
+    Args:
+        stream: the stream.
+        dropped: a bit for each record of the window, 1 if it is dropped as a duplicate; eight a
+            byte, the lowest bit first.
+        images: reads the images of the records; None if they have none.
     """
     encoding = stream.encoding
     return RecordReader(
@@ -279,7 +301,7 @@ def open_image_reader(
 
     Args:
         encoding: the settings of the stream.
-        root: the folder where paths of images begin; None: that of the record's file.
+        root: the folder where paths of images begin; None: the folder of the record's file.
         judges: whether images are checked; False if they are only hashed.
     """
     if not encoding.images:

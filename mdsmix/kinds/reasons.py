@@ -1,5 +1,5 @@
-"""The reason codes of bad records: those of no single owner (`record.BAD`), and those that formats,
-shapes and kinds declare.
+"""The reason codes of bad records: those that formats, shapes and kinds declare, and those that
+several of them share (`record.BAD`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mdsmix.sources.formats import FORMATS
 
 
 def list_bad_reasons() -> dict[str, str]:
-    """Return reason code -> explanation, in the order that a record meets them."""
+    """Return reason code -> explanation, in the order of the steps that read a record."""
     declared: list[Mapping[str, str]] = [BAD]
     declared += [format.reasons for format in FORMATS.values()]
     declared += [FUNCTION_REASONS]

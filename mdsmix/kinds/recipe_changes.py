@@ -1,4 +1,4 @@
-"""The settings of a recipe that differ from those that a stream was converted with."""
+"""Compares the settings of a recipe with those that a stream was converted with."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from mdsmix.shards.manifest import Encoding
 
 SOURCE_KEYS = {field.name for field in fields(SourceSpec)}
 KEYS_WITHOUT_ROWS = frozenset({"compression", "source.id", "loader", "columns"})
-"""Keys that shape shards, the names of records and the columns of a row, but not its content.
-A check of its own judges whether a loader reads the columns."""
+"""Keys that do not change the content of rows, only the shards, the names of records or the
+columns. Another check judges whether a loader reads the columns.
+"""
 SAMPLE = "sample"
 STOPS = "tokenizer.stop_tokens (ids)"
 DERIVED = "columns"
-"It follows from other settings and from the tokenizer."
+"A key that is not set, but follows from other settings and from the tokenizer."
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyChange:
-    """A key of the recipe with two values. `None`: it is not set."""
+    """A key of the recipe whose value has changed. The value None means that it is not set."""
 
     key: str
     published: Any
@@ -48,16 +49,21 @@ def _format_value(value: Any) -> str:
 
 
 def compare_encodings(published: Encoding, current: Encoding) -> list[KeyChange]:
-    """Compare two encodings, in the words of a recipe. Versions of rules are left out."""
+    """Return the settings that differ between two encodings, by the recipe keys that set them.
+    Versions of rules are not compared.
+    """
     changes = compare_keys(list_recipe_keys(published), list_recipe_keys(current))
     if not is_ended_by_next(published):  # its rows do not depend on stop tokens
         changes = [change for change in changes if change.key != STOPS]
+    # Name a derived key only if nothing else has changed: its change follows from the others.
     own_changes = [change for change in changes if change.key != DERIVED]
     return own_changes or changes
 
 
 def compare_sources(published: Mapping[str, Any], current: Mapping[str, Any]) -> list[KeyChange]:
-    """Compare which files are read, and how. A manifest without these keys is not compared."""
+    """Return the settings of the source that differ: which files are read, and how. If a manifest
+    has no such settings, nothing is compared.
+    """
     if not published:
         return []
     changes = compare_keys(published, current)
@@ -76,7 +82,7 @@ def compare_keys(published: Mapping[str, Any], current: Mapping[str, Any]) -> li
 
 
 def list_recipe_keys(encoding: Encoding) -> dict[str, Any]:
-    """Return the settings by the keys of a recipe that set them."""
+    """Return the settings of an encoding by the recipe's keys for them, such as `source.where`."""
     settings = dict[str, Any]()
     for key, value in asdict(encoding).items():
         match key:

@@ -29,6 +29,11 @@ def open_recipe(
     """Read a recipe as `load_recipe` does, and check it by the rules of loaders, kinds and shapes.
     No data is read.
 
+    Args:
+        path: the YAML file.
+        overrides: `key=value` each.
+        folder: the base of relative paths, if that is not the recipe's own folder.
+
     Raises RecipeError if a rule is broken.
     """
     try:
@@ -66,13 +71,13 @@ def _unused_tokenizer_keys(recipe: Recipe, has_templates: bool) -> Iterator[str]
         return
     if recipe.tokenizer.template:
         yield (
-            "tokenizer.template is for chat templates, and no stream has messages; take it out, it "
-            "would change nothing."
+            "tokenizer.template is for chat templates, but no stream has messages; it would change "
+            "nothing, so take it out."
         )
     if recipe.tokenizer.stop_tokens:
         yield (
-            "tokenizer.stop_tokens is for the answers of chats, and no stream has messages; take "
-            "it out, it would change nothing."
+            "tokenizer.stop_tokens is for the answers of chats, but no stream has messages; it "
+            "would change nothing, so take it out."
         )
 
 
@@ -101,8 +106,8 @@ def _contradictions(recipe: Recipe, stream: StreamSpec, record_type: RecordType)
 
 
 def _shape_faults(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
-    """Yield sentences on a `shape:` that names neither a shape nor a function, and on keys that do
-    not go with it.
+    """Yield sentences on a `shape:` that names neither a shape nor a function, and on keys that
+    have no effect with it.
     """
     if is_function(source.shape):
         sentence = describe_bad_name(source.shape)
@@ -113,13 +118,13 @@ def _shape_faults(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
             unused.append("images")
         if unused:
             yield (
-                "source.shape is a function, which reads the record itself and gives no images: "
-                f"take {' and '.join(unused)} out."
+                "source.shape is a function, which gets the whole record and returns no images: "
+                f"remove {' and '.join(unused)}."
             )
     elif source.gives:
         yield (
-            f"source.gives is {source.gives}, which is for a function (shape: my_shapes.py:read); "
-            "take it out, it would change nothing."
+            f"source.gives is {source.gives}, but source.shape is not a function such as "
+            "my_shapes.py:read; it would change nothing, so take it out."
         )
     elif source.shape and not find_shape(source.shape, ()):
         yield f"source.shape is {source.shape!r}; {suggest_key(source.shape, list(SHAPES))}"
@@ -132,8 +137,8 @@ def _unreadable_fields(source: SourceSpec, shape: Shape | None) -> Iterator[str]
         for key, name in {**source.fields, "id": source.id}.items():
             if name and parse_field(name).is_template and shape and key in shape.structured:
                 yield (
-                    f"source.{key} is {shorten_value(name)}, a template, which gives a text: "
-                    "name the field that contains the list."
+                    f"source.{key} is {shorten_value(name)}, a template, whose value is always "
+                    "text: name the field that contains the list."
                 )
         key = "where"
         if source.where is not None:
@@ -158,9 +163,10 @@ def _foreign_fields(source: SourceSpec, shape: Shape) -> Iterator[str]:
     keys = source.fields.keys()
     if keys and not set(shape.fields) <= keys <= shape.own_fields.keys():
         yield (
-            f"source.shape is {shape.name}, which reads {' and '.join(shape.fields)}, and may read "
-            f"{' and '.join(shape.optional) or 'no more'}; the source names {' and '.join(keys)}: "
-            "name those, or no field if the record's fields have these names."
+            f"source.shape is {shape.name}, which needs {' and '.join(shape.fields)}, and may have "
+            f"{' and '.join(shape.optional) or 'no more'}; but the source names "
+            f"{' and '.join(keys)}: name the fields of the shape, or no field if the record's "
+            "fields have the shape's names."
         )
 
 
@@ -170,6 +176,6 @@ def _foreign_options(stream: StreamSpec, shape: Shape) -> Iterator[str]:
         if key not in shape.options:
             shapes = [candidate.name for candidate in SHAPES.values() if key in candidate.options]
             yield (
-                f"{key} is for records of the shape {' and '.join(shapes)}, and these are "
-                f"{shape.name}; take it out, it would change nothing."
+                f"{key} is for records of the shape {' and '.join(shapes)}, but these are "
+                f"{shape.name}; it would change nothing, so take it out."
             )

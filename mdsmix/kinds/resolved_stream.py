@@ -1,7 +1,8 @@
-"""A stream with its shape, its kind and the fields that it reads: found once, then passed on.
+"""A stream with its shape, its kind and the fields that it reads. They are found once, and then
+passed on.
 
-`resolve_stream` in `encodings.py` makes one from a recipe, `resolve_encoding` from the settings
-of a stream that a recipe made.
+`resolve_stream` in `encodings.py` makes a ResolvedStream from a recipe. `resolve_encoding` makes
+one from the stored settings of a stream.
 """
 
 from __future__ import annotations
@@ -27,25 +28,28 @@ class ResolvedStream:
 
     encoding: Encoding
     shape: Shape
-    "The shape of its records; with images it reads these too."
+    "The shape of its records. If the stream has images, the shape reads them too."
     kind: Kind
-    "Made of the encoding, not opened: it cannot encode yet."
+    "The kind of the stream. It is not opened (`Kind.open`), so it cannot encode yet."
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only the encoding: functions of a shape may be impossible to pickle."""
+        """Pickle only the encoding, since the functions of some shapes cannot be pickled."""
         return resolve_encoding, (self.encoding,)
 
     def with_settings(self, **changes: Any) -> ResolvedStream:
-        """Return the stream with other values of its encoding. They must change neither the shape
-        nor the kind of its records.
+        """Return the stream with changed settings. The caller makes sure that they change neither
+        the shape nor the kind of its records.
+
+        Args:
+            changes: fields of Encoding with their new values.
         """
         encoding = replace(self.encoding, **changes)
         return replace(self, encoding=encoding, kind=type(self.kind)(encoding))
 
     @cached_property
     def fields_read(self) -> tuple[str, ...]:
-        """The names of the top-level fields that are read. Empty for a shape without fixed fields,
-        which is given the whole record.
+        """The names of the top-level fields of a record that are read. Empty for a shape without
+        fixed fields (a user's function), since it gets the whole record.
         """
         if not self.shape.fields:
             return ()
@@ -53,8 +57,8 @@ class ResolvedStream:
 
     @cached_property
     def fields_parsed(self) -> tuple[str, ...]:
-        """The names of the fields read that contain lists or objects. In a format whose cells are
-        texts, such as CSV, these cells are JSON.
+        """The names of the top-level fields that contain lists or objects. In a format whose cells
+        are strings, such as CSV, these cells are parsed as JSON.
         """
         fields = self.encoding.fields
         structured = {fields[key] for key in self.shape.structured if key in fields}
@@ -63,13 +67,16 @@ class ResolvedStream:
 
     @property
     def image_fields(self) -> tuple[str, ...]:
-        """The names of the fields that may contain the images of a record; empty without images."""
+        """The names of the fields that may contain the images of a record; empty if the stream has
+        no images.
+        """
         return find_image_fields(self.encoding) if self.kind.has_images else ()
 
     @property
     def rival_fields(self) -> tuple[str, ...]:
-        """The image fields, if only the first of them with an image is read; empty if the recipe
-        names the field, or images are in the texts.
+        """`images` and `image`, if the recipe does not name the image fields: only the first of
+        them that is not empty is read. Empty if the recipe names the fields, or images are in the
+        texts.
         """
         names_field = "field" in self.encoding.images
         return FIELDS if self._has_image_fields and not names_field else ()
@@ -80,15 +87,15 @@ class ResolvedStream:
 
     @property
     def _extras(self) -> frozenset[str]:
-        """The names of the fields that the shape reads without a key in the recipe, among them a
-        list of marks (`train_mark`).
+        """The names of the fields that are read although no key of `source:` names them for the
+        shape: the shape's extras, such as `loss_mask`, and the field named by `train_mark`.
         """
         mark = self.encoding.shape_options.get(MARK)
         return frozenset([*self.shape.extras, mark] if mark else self.shape.extras)
 
     def _readers(self) -> Iterator[Field | Condition]:
-        """Yield everything that reads a record by the names of its fields: fields, id, image fields
-        and condition (`where`).
+        """Yield each object that reads fields of a record: the fields of the shape, the id, the
+        image fields, and the condition `where`.
         """
         encoding = self.encoding
         names = [*encoding.fields.values(), encoding.id]
@@ -102,17 +109,17 @@ class ResolvedStream:
 
 
 def find_image_fields(encoding: Encoding) -> tuple[str, ...]:
-    """Return the names of the fields that may contain images, if the stream has images."""
+    """Return the names of the fields that may contain images, for a stream that has images."""
     return tuple(encoding.images.get("field", FIELDS))
 
 
 def read_images_too(shape: Shape, encoding: Encoding) -> Shape:
-    """Return the shape of a stream's records, which reads their images if the stream has any."""
+    """Return a shape that also reads images if the stream has any, otherwise the same shape."""
     return with_images(shape, find_image_fields(encoding)) if encoding.images else shape
 
 
 def resolve_encoding(encoding: Encoding) -> ResolvedStream:
-    """Find the shape and the kind of a stream that was made from a recipe, by its settings."""
+    """Find the shape and the kind of a stream by its stored settings."""
     shape = find_shape(encoding.shape, encoding.fields)
     assert shape is not None, f"a stream of the unknown shape {encoding.shape}"
     shape = read_images_too(shape, encoding)
@@ -120,10 +127,10 @@ def resolve_encoding(encoding: Encoding) -> ResolvedStream:
 
 
 def kind_of(encoding: Encoding) -> Kind:
-    """Return the kind of a published stream.
+    """Return the kind of a published stream, by its stored settings.
 
-    A stream that `mdsmix mix` drew from several has the fields of all of them. It counts as the
-    kind with the most requirements, conversations before pairs.
+    A stream that `mdsmix mix` made of several streams has the fields of all of them, so several
+    kinds may fit. The last one in `KINDS` is returned: conversations rather than pairs.
     """
     names = encoding.fields.keys()
     types = {shape.gives for shape in SHAPES.values() if shape.fields and names >= {*shape.fields}}

@@ -1,8 +1,10 @@
-"""The versions of the rules that shape rows: of kinds, shapes, formats and chat templates.
+"""The versions of the rules that decide the content of rows: of kinds, shapes, formats and chat
+templates.
 
-A rule's version is part of the key of each work unit that it shapes. When it is raised, `convert`
-makes these units again and no others, and `check` names the rule for streams made before. Version 1
-is never written, so that keys and manifests from before there were versions stay as they are.
+A rule's version is part of the key of each work unit (the part of a source that one task converts)
+that the rule applies to. If a version is increased, `convert` makes these units again and no
+others, and `check` names the rule for streams that were made before. Version 1 is never written, so
+keys and manifests that are older than the versions stay valid.
 """
 
 from __future__ import annotations
@@ -45,13 +47,15 @@ class RuleChange:
 def list_raised_rules(
     kind: Kind, shapes: Iterable[Shape], encoding: Encoding, tokenizer: Tokenizer | None
 ) -> dict[str, int]:
-    """Return the rules above version 1 that shape a stream, its formats aside: name -> version.
+    """Return the version of each rule, if above 1, that applies to a stream: rule -> version. Rules
+    of source formats are not included.
 
     Args:
-        kind: that of the stream.
-        shapes: those of its records.
+        kind: the kind of the stream.
+        shapes: the shapes of its records.
         encoding: its settings.
-        tokenizer: None if it is not at hand; then template rules that may concern it count too.
+        tokenizer: its tokenizer. If it is None because it is unknown, all template rules that may
+            apply are included.
     """
     versions = {f"kind.{kind.name}": kind.version}
     versions |= {f"shape.{shape.name}": shape.version for shape in shapes}
@@ -62,14 +66,15 @@ def list_raised_rules(
 
 
 def find_extras_rule(manifest: Manifest, shape: Shape | None) -> dict[str, int]:
-    """Return the rule that reads a record's extras, such as `loss_mask`, if it shapes a stream.
+    """Return rule -> version of the rule that reads a record's extras, such as `loss_mask`, if it
+    applies to a published stream; otherwise an empty dict.
 
-    Only the records tell whether they have extras. So the rule concerns a stream whose older
-    conversion counted some among the fields that are not read, and one that this rule made.
+    Only the records show whether they have extras. So the rule applies to a stream that was made
+    with it, and to a stream whose manifest counts extras among the unread fields.
 
     Args:
-        manifest: the published stream's.
-        shape: that of its records; None if they have several.
+        manifest: the manifest of the published stream.
+        shape: the shape of its records; None if they have several.
     """
     unread = {*manifest.records.unread, *manifest.records.unseen}
     has_unread_extras = shape is not None and not unread.isdisjoint(shape.extras)
@@ -79,13 +84,16 @@ def find_extras_rule(manifest: Manifest, shape: Shape | None) -> dict[str, int]:
 
 
 def list_raised_formats(paths: Iterable[str]) -> dict[str, int]:
-    """Return the rules above version 1 that read files of these names: name -> version.
+    """Return the version of each rule, if above 1, that reads files of these names: rule ->
+    version.
 
     A file whose suffix does not tell its format is left out.
     """
     file_names = {path.lower().rpartition("/")[2] for path in paths}
-    # One name for all files of a suffix.
-    examples = {name if name == INDEX else f"x.{name.partition('.')[2]}" for name in file_names}
+    # A format follows from the suffix, or from the whole name index.json. So one made-up name for
+    # each suffix, such as x.jsonl, is enough.
+    suffixes = {name.partition(".")[2] for name in file_names if name != INDEX}
+    examples = {f"x.{suffix}" for suffix in suffixes} | ({INDEX} & file_names)
     formats = list[Format]()
     for name in examples:
         with suppress(RecipeError):
@@ -94,7 +102,12 @@ def list_raised_formats(paths: Iterable[str]) -> dict[str, int]:
 
 
 def compare_rules(published: Mapping[str, int], current: Mapping[str, int]) -> list[RuleChange]:
-    """Compare the rules that made a stream with those that would make it now."""
+    """Return the rules whose versions differ.
+
+    Args:
+        published: rule -> version when the stream was made; a missing rule has version 1.
+        current: rule -> version in this mdsmix; a missing rule has version 1.
+    """
     changes = list[RuleChange]()
     for rule in sorted({*published, *current}):
         before = published.get(rule, 1)

@@ -1,8 +1,8 @@
-"""Conversations rendered by a stream's chat template, cut into the turns that Foundry's converter
-makes, and tokenized.
+"""Renders conversations with a stream's chat template, splits them into the turns that
+LLM-Foundry's converter makes, and tokenizes these.
 
-The tokenizer is called once a batch, with the texts of all turns in one list. All later steps are
-arithmetic on lengths.
+The tokenizer is called once for each batch, with the texts of all turns in one list. All later
+steps are arithmetic on lengths.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TEMPLATE_REASONS = {
 
 
 class Prepared(NamedTuple):
-    """A conversation in the form that its template prints."""
+    """A conversation in the form that its template takes, and the template."""
 
     template: ChatTemplate
     conversation: Conversation
@@ -83,7 +83,7 @@ class TurnRenderer:
 
     @property
     def controls(self) -> Sequence[str]:
-        """The strings that the tokenizer takes for tokens of its own."""
+        """The strings that the tokenizer reads as special tokens."""
         return self.tokenizer.special_tokens
 
     @cached_property
@@ -92,7 +92,7 @@ class TurnRenderer:
 
     @cached_property
     def words(self) -> ControlWords:
-        """The tokens that a text may not be cut inside of."""
+        """The special and added tokens. A text must not be split inside one of them."""
         return open_control_words((*self.controls, *self.tokenizer.added_tokens))
 
     @cached_property
@@ -106,8 +106,8 @@ class TurnRenderer:
 
     def render(self, conversations: Sequence[Conversation]) -> TurnRows:
         """Return the rows of the conversations, rendered and tokenized."""
-        # Find special tokens in the texts. Few texts contain the first character of any, which is
-        # found in a tenth of the time of a token.
+        # Find special tokens in the texts. First search for their first characters, which takes a
+        # tenth of the time: few texts contain one. Only those texts are searched for tokens.
         texts = [*chain.from_iterable([conversation.texts for conversation in conversations])]
         suspicious = "\n".join(
             dict.fromkeys(
@@ -157,10 +157,12 @@ class TurnRenderer:
         )
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
-        """Return the rows of a conversation, each a list of turns. Count the fields that the
-        template does not print in `unread`.
+        """Return the rows of a conversation, each a list of turns.
 
-        Raises RecordRefused if the conversation gives no row.
+        Raises RecordRefused if no row can be made of it.
+
+        Args:
+            unread: counts the fields that the template does not print; they are added here.
         """
         if conversation.trained is not None:
             trained = find_trained_answers(conversation)
@@ -175,8 +177,10 @@ class TurnRenderer:
         return render_rows(template, conversation, rule, self.words)
 
     def prepare(self, conversation: Conversation, unread: Counter[str]) -> Prepared:
-        """Return a conversation in the form that its template prints, and the template. Count the
-        fields that the template does not print in `unread`.
+        """Return a conversation in the form that its template takes, and the template.
+
+        Args:
+            unread: counts the fields that the template does not print; they are added here.
         """
         if isinstance(conversation, RichConversation):
             conversation = forms.lift_system_tools(self.chat, conversation)

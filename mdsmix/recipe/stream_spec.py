@@ -334,4 +334,4 @@ def find_foreign_keys(stream: StreamSpec, groups: Collection[str]) -> Iterator[s
         group = key.metadata.get("only of")
         is_set = getattr(stream, key.name) != key.default
         if group and group not in groups and is_set:
-            yield f"{key.name} is for {group}; take it out, it would change nothing."
+            yield f"{key.name} is for {group}; it would change nothing, so take it out."
