@@ -229,16 +229,16 @@ def test_shares_are_of_the_whole_budget_or_normalised(project: Project) -> None:
         opened = sample_by_budget(open_recipe(project.recipe, overrides))
         assert tuple(count_budget_tokens(opened, s) for s in opened.sourced) == expected
     answer = configure(project, streams=streams, mix=None, absolute=None).convert("--budget", "2k")
-    message = "it has no share above 0 that is known before a conversion: write mix.c4.share"
+    message = "the stream has no share above 0 that is known before conversion: set mix.c4.share"
     assert_refused(answer, 2, message)
 
 
 REFUSED = {
     "--budget=": "it must be above 0, with its unit",
-    "--budget=1M~samples": "it is 1,000,000 samples: set budget and count in tokens",
-    "--budget=2~passes~of~c4": "it is 2 passes of c4",
-    "mix.c4.share=0 --budget 2B": "it has no share above 0",
-    "budget=null absolute=false mix.wiki.share=16.9%": "there is none: add budget",
+    "--budget=1M~samples": "the budget is 1,000,000 samples: set budget and count in tokens",
+    "--budget=2~passes~of~c4": "the budget is 2 passes of c4",
+    "mix.c4.share=0 --budget 2B": "the stream has no share above 0",
+    "budget=null absolute=false mix.wiki.share=16.9%": "the recipe has no budget: add one",
     "streams.c4.split=val": "evaluated on",
     "streams.c4.expected_mean_tokens=0": "expected_mean_tokens is 0; it must be a number above 0",
     "streams.c4.source.text=body --only c4": "stream c4: the records that were read gave no token",

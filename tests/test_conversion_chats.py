@@ -180,7 +180,7 @@ REFUSED = {
     "tokenizer.kwargs.enable_thinking=false": " does not read it: correct or remove it; a variable",
     "tokenizer.kwargs.model_max_lenght=1":
         "tokenizer.kwargs: model_max_lenght would change nothing",
-    "streams.web.rewritten_history=each target_responses=last": "each trains every answer",
+    "streams.web.rewritten_history=each target_responses=last": "each trains on every answer",
 }  # fmt: skip
 
 

@@ -159,7 +159,9 @@ def test_a_worker_without_the_cache_uses_the_reference_if_the_run_does(project: 
 
 def test_a_stream_cannot_have_the_name_of_a_tokenizer_folder(project: Project) -> None:
     answer = project.configure(streams={"tokenizer-0123abcd": documents("a.jsonl")}).convert()
-    assert_refused(answer, 2, "streams.tokenizer-0123abcd: a stream's name becomes a folder")
+    assert_refused(
+        answer, 2, "streams.tokenizer-0123abcd: this name cannot be used, since it becomes a folder"
+    )
     open_recipe(project.configure(streams={"tokenizer-0123abcde": documents("a.jsonl")}).recipe)
 
 

@@ -119,7 +119,8 @@ def test_media_that_cannot_be_read_are_not_trained_as_text(
     assert "# left out: records tried: 9, written: 9; 9 of these contain <audio>" in text
     assert "heard is left out: " in answer.err
     warning = (
-        "of the first 20 records of mixed, placeholders of media are trained as text: 1 <video>"
+        "of the first 20 records of mixed, some contain placeholders of media, and the model would "
+        "be trained on them as text: 1 <video>"
     )
     assert f"WARNING: {warning}" in answer.err
 

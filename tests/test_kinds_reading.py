@@ -152,13 +152,13 @@ SOURCES = [
     ({"instruction": "q", "response": "a"}, "or messages, or conversations, or conversation, or instruction and output."),
     ({"shape": "x/none.py:"}, "which does not name a function"),
     ({"shape": "not a name:read"}, "which does not name a function"),
-    ({"shape": "x/fine.py:read", "prompt": "q"}, "take prompt out"),
+    ({"shape": "x/fine.py:read", "prompt": "q"}, "remove prompt"),
     ({"prompt": "q", "response": "a", "gives": "pair"}, "gives is pair, but source.shape is not a function"),
 ]  # fmt: skip
 STREAMS = [
     *(({"sample": share}, "sample.*(5%|[Tt]rue)") for share in (0, "0%", 0.0, "101%", "-5%", ".nan", "nan", "some", "", True, "3/2", 2)),
     *(({"holdout": share}, SHARE) for share in ("0%", 1, "some")),
-    ({"holdout": "5%", "split": "val"}, "holdout takes a share of what is trained on, and split is val"),
+    ({"holdout": "5%", "split": "val"}, "but the split of this stream is val"),
     ({"held_out_of": "web"}, "held_out_of is not a known key"),
     ({"source": None, "local": "out/web", "sample": "5%"}, "sample is for streams with a source"),
 ]  # fmt: skip

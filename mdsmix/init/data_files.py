@@ -39,7 +39,7 @@ and models.
 """
 DATASET_INFO = "dataset_info.json"
 MAX_RECORDS = 50
-"Records that are read of a file: enough to see fields that some records lack."
+"The number of records that are read of a file: enough to see fields that some records lack."
 MAX_BYTES = 1 << 40
 
 
@@ -47,10 +47,11 @@ def find_data(names: Sequence[str], base: Path, notices: Notices) -> list[Source
     """Find the files that contain data.
 
     Args:
+        names: files, folders, patterns and URLs.
         base: the folder from which files are named.
-        notices: gets messages on files that do not contain data.
+        notices: a list that messages on files without data are appended to.
 
-    Raises RecipeError if a name finds nothing.
+    Raises RecipeError if there is no file for a name.
     """
     data_files = dict[str, SourceFile]()
     unknown = list[str]()
@@ -82,8 +83,14 @@ def find_data(names: Sequence[str], base: Path, notices: Notices) -> list[Source
 def _expand_name(
     name: str, location: Location, base: Path, notices: Notices
 ) -> Iterator[tuple[SourceFile, bool]]:
-    """Yield the files that a name finds, each with whether the name names or matches the file
-    itself, not its folder.
+    """Yield the files that a name stands for, each with a flag: True if the user named the file
+    itself, by its name or a pattern; False if the user named its folder.
+
+    Args:
+        name: a file, folder, pattern or URL, as the user wrote it.
+        location: the place that `name` refers to.
+        base: the folder from which files are named.
+        notices: a list that messages on ignored files are appended to.
     """
     matches = location.expand()
     if matches:
@@ -145,9 +152,8 @@ def _last_step(path: str) -> str:
 def _is_merged_part(
     path: str, datasets: Sequence[str], folder: Location, stats: dict[str, Stat]
 ) -> bool:
-    """Return whether the index of a folder around this one lists its shards.
-
-    Streaming's merge_index leaves the index of each part where it was.
+    """Check whether a data set is only a part of another one in an outer folder: the index of the
+    outer folder lists its shards. Streaming's merge_index keeps the index of each part.
 
     Args:
         path: the data set's path in `folder`.
@@ -168,7 +174,7 @@ def _with_format(file: SourceFile, by_content: bool) -> SourceFile | None:
     """Return the file with its format; None if that is unknown.
 
     Args:
-        by_content: read the first bytes if the name does not tell the format.
+        by_content: whether the first bytes are read if the name does not tell the format.
     """
     try:
         keys = format_of(file).guess(file)
@@ -180,7 +186,7 @@ def _with_format(file: SourceFile, by_content: bool) -> SourceFile | None:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstRecords:
-    """The first records of a file, or of several files that are alike."""
+    """The first records of a file, or of several files with the same shape and fields."""
 
     file: SourceFile
     records: Sequence[Any]

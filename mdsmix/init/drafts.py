@@ -1,7 +1,9 @@
-"""Files -> streams -> the text of a recipe, which has the reason for a value in a comment after it.
+"""Groups files into streams, and writes the text of a recipe for them. In the recipe, the reason
+for a value is in a comment after it.
 
-Files of one folder whose names differ only in numbers are one stream if their records are alike.
-Only the first and the last of such files are read; if these differ, all are read.
+Files of one folder whose names differ only in numbers are one stream if their records are alike:
+they have the same shape and fields. Only the first and the last of such files are read; if these
+differ, all are read.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from mdsmix.sources import SourceFile
 from mdsmix.storage.location import path_matches
 
 MAX_STREAMS = 8
-"""Up to 8 alike files of a folder become one stream each. More files are probably parts of one
-stream.
+"""If a folder has up to 8 files that are alike, each becomes a stream of its own. More files are
+probably parts of one data set and become one stream.
 """
 SPLITS = {
     "test": "test",
@@ -65,14 +67,14 @@ class Draft:
     tried: Records = field(default_factory=Records)
     "Counts of the first records: read, written, filtered, quarantined."
     pieces: Sequence[Piece] | None = None
-    "The first sample: runs of its tokens, each with whether it is trained."
+    "The first sample: runs of its tokens, each with whether the model is trained on it."
     eos: int | None = None
-    "The EOS that the loader appends to it."
+    "The id of the EOS that the loader appends to the first sample; None if it appends none."
     ends: list[str] = field(default_factory=list)
-    "Messages on the ends of its answers: whether a model stops there."
+    "Messages for the user on the ends of its answers: whether a model stops there."
     refused: str = ""
-    """Why conversion would refuse the stream, which is then written as a comment; empty if it would
-    not.
+    """The reason why `convert` would refuse the stream; empty if it would not. A refused stream is
+    written as a comment.
     """
 
     def set(self, key: str, value: Any, why: str) -> None:
@@ -115,8 +117,9 @@ def group_files(files: Sequence[SourceFile], notices: Notices, is_one: bool = Fa
     """Return the streams of these files.
 
     Args:
-        notices: gets messages on files that are in no stream.
-        is_one: alike files are one stream, whatever their folders and names.
+        files: the files that contain data.
+        notices: a list that messages on files in no stream are appended to.
+        is_one: whether all files that are alike are one stream, whatever their folders and names.
     """
     # Group the files that can be one stream.
     runs = list(_numbered_runs(files).values())
@@ -152,8 +155,12 @@ def _numbered_runs(files: Iterable[SourceFile]) -> dict[Any, list[SourceFile]]:
 
 
 def _recognise_run(run: list[SourceFile], notices: Notices) -> Iterator[_Group]:
-    """Yield a run as one group if its first and last file are alike, otherwise each file as a group
-    of its own.
+    """Yield the files of a run as one group if its first and last file are alike, otherwise each
+    file as a group of its own.
+
+    Args:
+        run: files whose names differ only in numbers, in the order of their names.
+        notices: a list that messages on files in no group are appended to.
     """
     ends = [_recognise_file(file, notices) for file in dict.fromkeys((run[0], run[-1]))]
     if len({guess and guess.identity() for guess in ends}) > 1:
@@ -185,8 +192,10 @@ def _recognise_file(file: SourceFile, notices: Notices) -> Guess | None:
 
 
 def find_paths(files: Sequence[SourceFile], all_files: Sequence[SourceFile]) -> list[str]:
-    """Return one pattern that finds these files and no other of `all_files`; if there is no such
-    pattern, the names of the files. Files of a data set with an order are found by its folder.
+    """Return the paths that a recipe writes for these files.
+
+    That is one pattern, if it matches these files and no other of `all_files`; otherwise the name
+    of each file. Files of a data set with an order are named by its folder.
     """
     folders = [glob.escape(_folder(file.order)) for file in files if file.order]
     names = [file.name for file in files if not file.order]
@@ -289,7 +298,7 @@ WHY = {
     "local": "published there; `remote: s3://bucket/prefix` publishes to a bucket",
     "remote": "published there, streamed from there",
     "budget": "the tokens of an epoch; `sample: budget` converts each stream's share of it",
-    "absolute": "percents are of the whole budget, and may sum to less than 100 if a source is "
+    "absolute": "percentages are of the whole budget, and may sum to less than 100 if a source is "
     "missing",
     "format": "by its first bytes",
     "split_by": "what is a document: file, line or paragraph",
@@ -348,7 +357,13 @@ def _stream_lines(draft: Draft) -> Iterator[str]:
 
 
 def _key_lines(keys: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each key, with its comment if any. Several paths have a line each."""
+    """Yield a line for each key, with its comment if it has one. If `path` has several values, each
+    gets a line.
+
+    Args:
+        keys: the keys and values.
+        why: key -> the comment after it.
+    """
     for key, value in keys.items():
         comment = f"    # {why[key]}" if key in why else ""
         if key == "path" and len(value) > 1:

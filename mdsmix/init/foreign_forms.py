@@ -21,7 +21,7 @@ CHANNELS = ("analysis", "commentary", "final")
 
 
 class ForeignForm(NamedTuple):
-    """A form that an interface or a model's own format gives to conversations."""
+    """A form in which an interface or a model's own format writes conversations."""
 
     name: str
     fits: Callable[[Mapping[str, Any]], bool]
@@ -42,11 +42,12 @@ def _is_gemini(record: Mapping[str, Any]) -> bool:
 
 
 def _is_responses(record: Mapping[str, Any]) -> bool:
-    """Return whether a record has OpenAI's Responses form: lists of items, messages with a role and
-    other items with a type.
+    """Check whether a record has the form of OpenAI's Responses interface: `input`, a string or a
+    list of items, and `output`, a list of items. Messages are items with a role; other items have a
+    type.
     """
     question = record.get("input")
-    has_question = isinstance(question, str) or any(True for _ in _objects(question))
+    has_question = isinstance(question, str) or next(_objects(question), None) is not None
     items = _objects(record.get("output"))
     return has_question and any("role" in item or "type" in item for item in items)
 

@@ -1,5 +1,5 @@
-"""Files and a tokenizer -> a recipe that converts, with notes on each stream and one record as it
-will be trained.
+"""Writes a recipe for files and a tokenizer, with notes on each stream. The recipe can be converted
+as it is.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MAX_ROW_TOKENS = 8192
 "A larger model_max_length is a limit of the model, not a good length of a row."
 BYTES_PER_TOKEN = 4
 MIN_ROWS = 8
-"""Text of fewer rows gets one row for each document: if joined, too much text would be lost after
-the last full row.
+"""A source whose joined text would fill fewer rows gets one row for each document. If its documents
+were joined, too much text would be lost after the last full row.
 """
 TAR_NAME = "__key__"
-"The field with the name of a sample in a tar. It has no content to train."
+"The field with the name of a sample in a tar. It is not content for training."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def write_first_recipe(
             entries; none means all.
         mixture: path of FlagEmbedding's mixture file, whose sources are the streams, with their
             shares.
-        budget: the whole that the mixture's percents are of, written as in a recipe.
+        budget: the size of an epoch, written as in a recipe. The mixture's percentages are of it.
         max_seq_len: tokens of a row; None: the tokenizer's limit.
 
     Raises:
@@ -134,7 +134,9 @@ def write_first_recipe(
 
 
 def _nothing_found(notices: Notices) -> MdsmixError:
-    """Return the error of a recipe without streams: the first error of a file, or all messages."""
+    """Return the error for the case that no stream was found. If a file could not be read, that is
+    the first such error; otherwise it is one error with all notices.
+    """
     for notice in notices:
         if isinstance(notice, MdsmixError):
             return notice
@@ -165,11 +167,11 @@ def _describe_trial(draft: Draft) -> Iterator[str]:
     if draft.refused:
         yield f"{draft.name} is left out: {draft.refused}"
     elif tried.quarantined:
-        yield f"{records}, conversion quarantines {join_counts(tried.quarantined)}"
+        yield f"{records}, convert would quarantine these: {join_counts(tried.quarantined)}"
     if tried.placeholders and not draft.refused:
         yield (
-            f"WARNING: {records}, placeholders of media are trained as text: "
-            f"{join_counts(tried.placeholders)}"
+            f"WARNING: {records}, some contain placeholders of media, and the model would be "
+            f"trained on them as text: {join_counts(tried.placeholders)}"
         )
     unread = [name for name in tried.unread if name != TAR_NAME]
     if unread:
@@ -180,7 +182,9 @@ def _describe_trial(draft: Draft) -> Iterator[str]:
 
 
 def _name_from(folder: Path, tokenizer: str) -> str:
-    """Return the tokenizer's name in a recipe in this folder."""
+    """Return the tokenizer's name as a recipe in this folder writes it: a relative path if it is a
+    path.
+    """
     path = os.path.expanduser(tokenizer)
     if not os.path.exists(path):
         return tokenizer
@@ -199,8 +203,8 @@ def _choose_row_length(tokenizer: Tokenizer) -> _RowLength:
 
 
 def _fit_short_texts(drafts: Sequence[Draft], length: int, tokenizer: Tokenizer) -> None:
-    """Set `layout: document` or `add_eos: false` of pretraining streams if the text is short or
-    the tokenizer has no EOS.
+    """Set keys of pretraining streams: `layout: document` if the source has little text, and
+    `add_eos: false` if the tokenizer has no EOS.
     """
     texts = [draft for draft in drafts if draft.guess.kind.word == "pretraining"]
     for draft in texts:

@@ -102,13 +102,17 @@ UNSUPPORTED = {
 INFO = "LLaMA-Factory's dataset_info.json"
 MIXTURE = 'a mixture, {"mixture": {"c4": 26.7, "wiki": 3.8}, "num_tokens_avg": {"c4": 378}}'
 ROUNDING = 0.5
-"The most by which the sum of percents may exceed 100, since percents are rounded."
+"The sum of percentages may exceed 100 by this much, since percentages are rounded."
 MAX_SHOWN = 5
 
 
 def _read_json(path: str, description: str) -> Any:
-    """Return the content of a JSON file. Raises RecipeError, with the description of the right
-    file, if it is missing or not JSON.
+    """Return the content of a JSON file.
+
+    Args:
+        description: the kind of file to name, for the message of an error.
+
+    Raises RecipeError if the file is missing or is not JSON.
     """
     content = locate(path).fetch()
     if content is None:
@@ -147,9 +151,9 @@ def read_dataset_info(path: str, names: Sequence[str], base: Path, notices: Noti
     Args:
         names: names of the entries; empty for all.
         base: the folder from which files are named.
-        notices: gets messages on entries that become no stream.
+        notices: a list that messages on skipped entries are appended to.
 
-    Raises RecipeError if `path` is not a dataset_info.json, or has no entry of a name.
+    Raises RecipeError if `path` is not a dataset_info.json, or lacks one of the entries.
     """
     entries = _read_json(path, INFO)
     if not isinstance(entries, dict) or not entries:
@@ -168,7 +172,7 @@ def read_dataset_info(path: str, names: Sequence[str], base: Path, notices: Noti
 
 
 def _read_entry(name: str, entry: Any, folder: str, base: Path) -> Draft:
-    """Return the stream of an entry. Raises RecipeError with the reason if there is none.
+    """Return the stream of an entry. Raises RecipeError with the reason if the entry is skipped.
 
     Args:
         folder: the folder of the dataset_info.json.
@@ -291,9 +295,9 @@ class Mixture:
     """The contents of a mixture file."""
 
     mixture: dict[str, int | float]
-    "Percents of the whole budget, by source."
+    "Source -> its percentage of the whole budget."
     num_tokens_avg: dict[str, int | float] = field(default_factory=dict)
-    "Mean tokens of a record, by source."
+    "Source -> mean tokens of its records."
 
 
 def read_mixture(path: str) -> Mixture:
@@ -320,8 +324,9 @@ def match_mixture(
     Args:
         names: files, folders and patterns.
         base: the folder from which files are named.
-        is_budgeted: each stream is to be a sample as large as its share of the budget.
-        notices: gets messages on sources and files that are left out.
+        is_budgeted: whether the recipe has a budget. Each stream then converts only as much as its
+            share of the budget needs.
+        notices: a list that messages on sources and files that are left out are appended to.
     """
     mixture = read_mixture(path)
     files = _match_files(path, mixture.mixture, names, base, notices)
@@ -340,7 +345,8 @@ def match_mixture(
             drafts.append(draft)
             if "split" in draft.keys:
                 continue
-            # Without a budget they are ratios: sources that are left out divide nothing.
+            # Without a budget write ratios, so that the shares of sources that are left out go to
+            # the others.
             draft.share = f"{percent:g}%" if is_budgeted else f"{percent:g}"
             if is_budgeted:
                 draft.keys["sample"] = "budget"
@@ -380,7 +386,9 @@ def _words_of_path(path: str) -> Iterator[str]:
 
 
 def _simplify(name: str) -> str:
-    """Return the letters and digits of a name in lower case: spellings differ in all others."""
+    """Return the letters and digits of a name in lower case, so that different spellings of a name
+    are equal.
+    """
     return re.sub(r"[\W_]", "", name.lower())
 
 

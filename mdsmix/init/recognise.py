@@ -1,10 +1,10 @@
-"""Records -> their shape, by the names of their fields and by trying shapes. A shape is used if it
-reads the records.
+"""Finds the shape of records by the names of their fields, and by reading the records with each
+shape that may fit.
 
-A shape's keys name the fields that it needs, and the recipe's other words for a key (`also called`)
-give the names of such fields. Options that a shape itself guesses are tried too. So a new shape is
-recognised without a change here. Only the two shapes of questions and answers are also tried with
-fields that are not their own: a context, and images of a question.
+A shape's keys name the fields that it needs, and a field may also have one of the usual other names
+for a key (`also called`). Options that a shape itself guesses are tried too. So a new shape is
+recognised without a change here. Only for questions and answers more is tried here: records with a
+context, and records with an image for each question.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MAX_SHOWN = 12
 ENOUGH = 0.5
 "The share of the first records that a shape must read to be used."
 GOOD_SHARE = 0.9
-"""Guesses that read this share or more rank alike: a recipe allows a tenth of bad records, and a
-few records justify no option.
+"""Guesses that read this share of the records or more count as equally good. A recipe allows a
+tenth of bad records, and an option is not worth it for a few records.
 """
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
@@ -73,7 +73,7 @@ class Guess:
         return next(kind for kind in KINDS if kind.reads is self.shape.gives)
 
     def identity(self) -> tuple[Any, ...]:
-        """Return a key that is equal for files that can be one stream."""
+        """Return a tuple to compare guesses by. Files with equal tuples can be one stream."""
         return (
             self.shape.name,
             repr(sorted(self.fields.items())),
@@ -113,8 +113,8 @@ def _rank(guess: Guess) -> tuple[Any, ...]:
 
 
 def _guess_shape(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
-    """Yield a guess for each set of options of a shape, or one guess that names the keys that the
-    records have no fields for.
+    """Yield a guess for each set of options of a shape. If the records lack fields that the shape
+    needs, yield only one guess that names the missing keys.
     """
     fields = _find_fields(shape, head)
     missing = tuple(key for key in shape.fields if key not in fields)
@@ -130,7 +130,9 @@ CONTEXTS = ("context", "passage", "document", "background")
 
 
 def _guess_context(head: FirstRecords) -> Iterator[Guess]:
-    """Yield a guess at questions, answers and the text that they are about, as alpaca's input."""
+    """Yield a guess for records with a question, an answer and the text that the question is about:
+    an Alpaca record with this text as its input.
+    """
     pair = _find_fields(SHAPES["prompt_response"], head)
     contexts = [
         name for name in head.fields if name.lower() in CONTEXTS and name not in pair.values()
@@ -143,8 +145,8 @@ def _guess_context(head: FirstRecords) -> Iterator[Guess]:
 def find_bad_answer_mark(guess: Guess) -> str | None:
     """Return the field that marks bad answers in a file of questions and answers; None if absent.
 
-    Unpaired preferences (KTO) have a boolean for each answer. To train those that are false is
-    to train what people did not want.
+    Unpaired preferences (KTO) have a boolean for each answer. A model must not be trained on the
+    answers with false, which people rejected.
     """
     if guess.kind.word != "finetuning":
         return None
@@ -203,8 +205,10 @@ def _prepare_records(shape: Shape, fields: Mapping[str, str], head: FirstRecords
 
 
 def _find_fields(shape: Shape, head: FirstRecords) -> dict[str, str]:
-    """Return key of a shape -> the records' field for it: at the top of records, or one level down
-    if more keys have fields there.
+    """Return key of a shape -> the path of the records' field for it.
+
+    Fields are searched at the top of the records. If the fields one level down (`meta.text`) fit
+    more keys, those are returned instead.
     """
     counts = Counter(_list_paths(head))
     at_top = Counter({path: number for path, number in counts.items() if "." not in path})
@@ -217,8 +221,8 @@ def _find_fields(shape: Shape, head: FirstRecords) -> dict[str, str]:
 
 
 def _match_keys(shape: Shape, counts: Mapping[str, int]) -> dict[str, str]:
-    """Return key of a shape -> its field. Of several fields the one that most records have wins,
-    then the one whose name is the most usual.
+    """Return key of a shape -> its field. If several fields fit a key, the one that most records
+    have is chosen, and of those the one with the most usual name.
 
     Args:
         counts: path of a field -> how many records have it.
@@ -257,8 +261,10 @@ def usual_names(shape: Shape, key: str) -> tuple[str, ...]:
 
 
 def _find_image_fields(head: FirstRecords) -> list[str]:
-    """Return the fields at the top of records that contain images; none if one of them has the
-    usual name, or if no field contains images.
+    """Return the top-level fields of records that contain images.
+
+    Return an empty list if one of them is called `images` or `image`: fields of these names are
+    read anyway, so a recipe need not name them.
     """
     names = list[str]()
     for name in head.fields:

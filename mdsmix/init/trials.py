@@ -82,7 +82,9 @@ def try_all(
 
 
 def _is_too_many(records: int, draft: Draft) -> bool:
-    """Return whether so many records are more than a tenth, the default of max_bad."""
+    """Check whether a number of records is more than a tenth of those tried, the default of
+    max_bad.
+    """
     return records * 10 > draft.tried.read
 
 
@@ -95,8 +97,8 @@ def _open_drafts(keys: Mapping[str, Any], drafts: Sequence[Draft], folder: Path)
 
 
 def _try_draft(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
-    """Encode the first records and keep the results in the draft. Return the chat template's first
-    error; empty without one.
+    """Encode the first records of a stream, and store the results in its draft. Return the first
+    error of the chat template; an empty string if there is none.
     """
     # Encode the records.
     head = draft.guess.head
@@ -114,7 +116,7 @@ def _try_draft(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
         unread=reader.diagnostics.counts.get("unread", {}),
         placeholders=reader.diagnostics.counts.get("placeholders", {}),
     )
-    # Look at the ends of answers, and at the first row.
+    # Note messages on the ends of answers, and the first row.
     draft.ends = _describe_ends(stream.kind, draft.name, tokenizer)
     if draft.tried.written:
         row = _decode_first_row(encoded, stream.encoding)
@@ -128,16 +130,17 @@ def _try_draft(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
 
 
 def _describe_ends(kind: Kind, name: str, tokenizer: Tokenizer) -> list[str]:
-    """Return messages on the ends of a stream's answers."""
+    """Return messages on the ends of a stream's answers, such as whether a model stops there."""
     notes = kind.end_notes(tokenizer)
-    ends = [str(replace(note, sentence=f"{name}: {note.sentence}")) for note in notes]
+    messages = [str(replace(note, sentence=f"{name}: {note.sentence}")) for note in notes]
     doubled = kind.doubled_eos(tokenizer)
     if doubled:
-        ends.append(f"{name}: {doubled}")
-    return ends
+        messages.append(f"{name}: {doubled}")
+    return messages
 
 
 def _decode_first_row(encoded: Encoded, encoding: Encoding) -> Sample:
+    """Return the first sample as a loader would read it: column -> decoded value."""
     row = dict[str, Any]()
     for name, column in encoded.columns.items():
         values = np.asarray(column[0])
@@ -182,12 +185,11 @@ def _note_trial(draft: Draft, template_error: str) -> None:
 
 
 def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, notices: Notices) -> bool:
-    """Set the keys for the images of a stream; return False if the tokenizer has no token for an
-    image.
+    """Set the stream's key `images`, if the tokenizer has an image token. Return whether it has.
 
     Args:
         folder: the folder of the recipe.
-        notices: gets messages on a missing token or missing images.
+        notices: a list that messages on a missing token or missing images are appended to.
     """
     keys = dict[str, Any]()
     why = list[str]()

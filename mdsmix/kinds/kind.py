@@ -119,8 +119,9 @@ class Kind(ABC):
             )
         if stream.pack and (recipe.loader != "mdsmix" or not recipe.decoder_only_format):
             yield (
-                "pack: true needs train_loader.name: mdsmix and decoder_only_format: true, since "
-                "other loaders do not keep the samples of a row apart: set both, or remove pack."
+                "pack: true needs train_loader.name: mdsmix and cannot be used with "
+                "decoder_only_format: false, since only that loader keeps the samples of a row "
+                "apart: correct these keys, or remove pack."
             )
 
     @classmethod

@@ -70,9 +70,7 @@ def read_budget(value: str | int | float) -> Budget:
 
 
 def add_unit(budget: str) -> str:
-    """Return a written budget with ` tokens` after a number that has no unit: `2B` becomes `2B
-    tokens`.
-    """
+    """Add ` tokens` to a budget without a unit: `2B` becomes `2B tokens`."""
     is_bare = re.fullmatch(rf"\s*{NUMBER}\s*[kmbt]?\s*", budget, re.I)
     return f"{budget} tokens" if is_bare else budget
 

@@ -38,7 +38,7 @@ OVERRIDE = re.compile(r"[\w.\-\[\]]+=")
 KEYED_BY_STREAM = ("streams", "mix")
 "Sections of a recipe whose keys are names of streams."
 LONGEST = 1 << 20
-"Bytes of a recipe or a training YAML: 1 MiB is some 5,000 streams."
+"The most bytes of a recipe or a training YAML: 1 MiB is enough for some 5,000 streams."
 SECRET_NAME = re.compile(
     r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(ACCESS|API|PRIVATE|ACCOUNT|ENCRYPTION)_?KEY"
     r"|(^|_)(TOKEN|PAT|AUTH)(_|$)",
@@ -46,8 +46,8 @@ SECRET_NAME = re.compile(
 )
 _ENV_VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:\s*['\"]?(\w+)")
 _SHORTEST_SECRET = 12
-"""The least characters of a credential's value: a shorter value may be in a recipe by
-coincidence.
+"""Values of credentials with fewer characters are not searched for, since a recipe may contain them
+by coincidence.
 """
 
 
@@ -148,7 +148,9 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
             [_bracket_name(override, dotted) for override in overrides]
         )
         if isinstance(changes.get("tokenizer"), str):
-            loaded["tokenizer"] = {}  # the file's arguments are those of the other tokenizer
+            # The override names another tokenizer: drop the arguments that the file has for its
+            # own.
+            loaded["tokenizer"] = {}
         for config in (loaded, changes):
             name = config.get("tokenizer")
             if isinstance(name, str):
@@ -161,8 +163,9 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
 
 
 def _bracket_name(override: str, dotted: Sequence[str]) -> str:
-    """Return the override with the name of a stream in brackets, if that has a dot: OmegaConf would
-    take `streams.a.b.kind` for a stream `a`. If several names fit, the longest counts.
+    """Return the override with the stream's name in brackets if the name contains a dot:
+    `streams[a.b].kind=...` for `streams.a.b.kind=...`, since OmegaConf would read a stream `a`. If
+    several names fit, the longest is used.
 
     Args:
         override: `key=value`.
@@ -178,16 +181,16 @@ def _bracket_name(override: str, dotted: Sequence[str]) -> str:
 
 @contextmanager
 def translate_errors(origin: object, noun: str) -> Iterator[None]:
-    """Raise errors of reading YAML in the block as RecipeError, with the library's reason. YAML
-    that nests too deeply, or refers to itself, raises RecursionError.
+    """Turn any error of reading YAML in the block into a RecipeError with the library's reason.
 
     Args:
         origin: the file, for the message.
-        noun: what the file is, for the message, such as `recipe`.
+        noun: the type of file, for the message, such as `recipe`.
     """
     import yaml
     from omegaconf.errors import OmegaConfBaseException
 
+    # RecursionError: YAML that is nested too deeply, or refers to itself.
     reported = (RecipeError, ValueError, TypeError, RecursionError)
     try:
         yield
@@ -197,7 +200,7 @@ def translate_errors(origin: object, noun: str) -> Iterator[None]:
 
 
 def make_config(tree: Any) -> DictConfig:
-    """Return OmegaConf's config of YAML text or of a tree.
+    """Return an OmegaConf config of YAML text, or of dicts and lists.
 
     Raises RecipeError if the top level is not a mapping.
     """
@@ -261,12 +264,12 @@ def _absolute_url(url: str, folder: Path) -> str:
 
 
 def _refuse_secrets(text: str) -> None:
-    """Raise RecipeError if a text asks for an environment variable with a credential, or contains
-    the variable's value.
+    """Raise RecipeError if a recipe's text refers to an environment variable that is a credential
+    (`${oc.env:API_KEY}`), or contains the value of such a variable.
     """
     names = [name for name in _ENV_VARIABLE.findall(text) if SECRET_NAME.search(name)]
     for name, value in _secrets().items():
-        if json.dumps(value)[1:-1] in text:
+        if json.dumps(value)[1:-1] in text:  # as JSON writes it, without the quotes
             names.append(name)
     for name in names:
         raise RecipeError(
@@ -277,9 +280,7 @@ def _refuse_secrets(text: str) -> None:
 
 
 def _mask_secrets(text: str) -> str:
-    """Return the text of another library's error, with `<NAME>` of its variable in place of a
-    credential's value.
-    """
+    """Replace each credential's value in an error message with its variable's name: `<API_KEY>`."""
     for name, value in _secrets().items():
         text = text.replace(value, f"<{name}>")
     return text

@@ -24,8 +24,8 @@ PROCESSOR_FOLDER = re.compile(r"processor-[0-9a-f]{8}")
 PRETRAINED_FOLDER = re.compile(rf"tokenizer-[0-9a-f]{{8}}|{PROCESSOR_FOLDER.pattern}")
 "Names of the folders next to the streams that contain a tokenizer or a processor."
 OWN_SPLIT = re.compile(r"limit-\d+|.+-[0-9a-f]{8}")
-"""Names of folders that mdsmix makes next to a split: first looks (`limit-N`), and versions, which
-`mdsmix gc --keep` deletes.
+"""Names of folders that mdsmix itself makes next to a split: trial conversions of N records
+(`limit-N`), and older versions (`train-0123abcd`), which `mdsmix gc --keep` deletes.
 """
 
 
@@ -95,13 +95,13 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     if stream.holdout is not None:
         if stream.split != "train":
             yield (
-                "holdout takes a share of what is trained on, and split is "
-                f"{stream.split}: take one of the two out."
+                "holdout takes records from a stream that is trained on, but the split of this "
+                f"stream is {stream.split}: remove one of the two."
             )
         if make_held_out_name(stream) in recipe.streams:
             yield (
-                f"holdout makes a stream {make_held_out_name(stream)}, and the recipe has one of "
-                "that name: rename it."
+                f"holdout makes a stream {make_held_out_name(stream)}, but the recipe already has "
+                "one of that name: rename it."
             )
     if not stream.source.path:
         yield "source.path is empty; name a file, a glob or an s3:// URL."
@@ -121,15 +121,16 @@ def _name_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         )
     if not STREAM_NAME.fullmatch(stream.name) or is_pretrained_folder(stream.name):
         yield (
-            "a stream's name becomes a folder: use letters, digits, '.', '_' and '-'; tokenizer- "
-            "and processor- with 8 hex digits are folders of mdsmix itself, next to the streams."
+            "this name cannot be used, since it becomes a folder: use letters, digits, '.', '_' "
+            "and '-'. tokenizer- and processor- with 8 hex digits are reserved for mdsmix's own "
+            "folders next to the streams."
         )
     is_own_split = stream.source and OWN_SPLIT.fullmatch(stream.split)
     if not STREAM_NAME.fullmatch(stream.split) or is_own_split:
         yield (
             f"split is {stream.split!r}; it names one folder: use letters, digits, '.', '_' and "
-            "'-'; limit-N and names that end in - and 8 hex digits are those of mdsmix's own first "
-            "looks and versions, which are replaced and deleted."
+            "'-'. limit-N and names that end in - and 8 hex digits are reserved for mdsmix's own "
+            "trials and versions, which it replaces and deletes."
         )
 
 
@@ -158,8 +159,8 @@ def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
             yield f"mix.{name} names no stream; {similar}"
         elif weight.share is not None and stream not in recipe.trained:
             yield (
-                f"mix.{name} is the share of a stream of the split {stream.split}, which is "
-                "evaluated on and not mixed: take it out."
+                f"mix.{name} sets a share, but the split of this stream is {stream.split}, so it "
+                "is only evaluated on and not mixed: remove the share."
             )
         keys = ", ".join(weight.set_keys)
         if len(weight.set_keys) != 1:
@@ -169,8 +170,9 @@ def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
             )
         if weight.share is None and recipe.is_by_share:
             yield (
-                f"mix.{name} sets {keys} in a mix by share, budget or temperature: one of the two "
-                "decides how often a stream is drawn; set a share for every stream, or for none."
+                f"mix.{name} sets {keys}, but the recipe also sets shares, a budget or a "
+                "temperature, and only one of the two can decide how often a stream is drawn: set "
+                "a share for every stream, or for none."
             )
     if recipe.is_by_share:
         yield from _share_contradictions(recipe)
@@ -178,8 +180,8 @@ def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
     for key in ("count", "max_repeat", "absolute"):
         if getattr(recipe, key) != getattr(Recipe, key):
             yield (
-                f"{key} is for mixes by share, and the recipe has neither a share nor a budget: "
-                f"add mix.<stream>.share or budget, or take {key} out."
+                f"{key} is for mixes by share, but the recipe has neither a share nor a budget: "
+                f"add mix.<stream>.share or budget, or remove {key}."
             )
 
 
@@ -189,8 +191,8 @@ def _share_contradictions(recipe: Recipe) -> Iterator[str]:
     dataset = recipe.train_loader.get("dataset")
     if isinstance(dataset, Mapping) and dataset.get("epoch_size"):
         yield (
-            "train_loader.dataset.epoch_size is set in a mix by shares, which takes the length of "
-            "an epoch from budget: take epoch_size out."
+            "train_loader.dataset.epoch_size is set, but in a mix by shares the budget decides the "
+            "length of an epoch: remove epoch_size."
         )
 
 
@@ -205,31 +207,31 @@ def _sum_contradictions(recipe: Recipe) -> Iterator[str]:
     if large and (percents or recipe.absolute):
         yield (
             f"mix.{large[0]}.share is {recipe.mix[large[0]].share}, more than the whole: if it is "
-            "meant in percent, write the %."
+            "a percentage, write the %."
         )
     if without and recipe.absolute:
         yield (
-            "absolute: true takes every share of the whole budget, and these have no share: "
+            "absolute: true needs a share of the budget for every stream, but these have none: "
             f"{without}. Set a share for each stream; 0 leaves a stream out."
         )
     elif without and total >= 1:
         yield (
-            f"the shares sum to {float(total):.0%}, and nothing is left for {without}: lower them, "
+            f"the shares sum to {float(total):.0%}, so nothing is left for {without}: lower them, "
             "or set a share for each stream; 0 leaves a stream out."
         )
     elif not without and percents and total != 1 and not recipe.absolute:
         sum_of_all = f"{float(100 * total):,.10g}%"
         yield (
-            f"the shares of the mix sum to {sum_of_all}, and shares in percent must sum to 100%: "
-            "correct them, leave one out, which then is the rest, or write them without %, as "
+            f"the shares of the mix sum to {sum_of_all}, but shares in percent must sum to 100%: "
+            "correct them; or leave one out, which then gets the rest; or write them without %, as "
             "ratios."
         )
     elif not without and not total:
         yield "the shares sum to 0, so no sample would be drawn: set a share above 0 for a stream."
     elif not without and recipe.temperature != 1:
         yield (
-            f"temperature is {recipe.temperature}, and every stream has a share, so it changes "
-            "nothing: take it out, or some shares."
+            f"temperature is {recipe.temperature}, but it only affects streams without a share, "
+            "and every stream has one: remove temperature, or some shares."
         )
 
 
@@ -239,8 +241,8 @@ def _budget_contradictions(recipe: Recipe) -> Iterator[str]:
     if budget is None:
         if recipe.absolute:
             yield (
-                "absolute: true takes shares of the budget, and there is none: add budget, for "
-                "example 2B tokens."
+                "absolute: true takes shares of the budget, but the recipe has none: add budget, "
+                "for example 2B tokens."
             )
         return
     trained = [stream.name for stream in recipe.trained]
@@ -252,8 +254,8 @@ def _budget_contradictions(recipe: Recipe) -> Iterator[str]:
         )
     if recipe.absolute and recipe.count not in (None, budget.unit):
         yield (
-            f"absolute: true takes shares of the budget, which is {budget}, and count is "
-            f"{recipe.count}: leave count out."
+            f"absolute: true takes shares of the budget, so shares have its unit ({budget}), but "
+            f"count sets their unit to {recipe.count}: remove count."
         )
 
 
@@ -279,8 +281,8 @@ def find_sample_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[s
             count_budget_tokens(recipe, stream)
         except ValueError as error:
             yield (
-                f"sample: budget takes as much as the stream's share of the budget needs, and "
-                f"{error}, or write sample: 5%."
+                "sample: budget takes as many records as the stream's share of the budget needs, "
+                f"but {error}, or write a share such as sample: 5%."
             )
 
 
@@ -291,26 +293,29 @@ def count_budget_tokens(recipe: Recipe, stream: StreamSpec) -> Fraction:
     """
     budget = find_budget(recipe)
     if budget is None:
-        raise ValueError("there is none: add budget, for example 2B tokens")
+        raise ValueError("the recipe has no budget: add one, for example budget: 2B tokens")
     if budget.unit != "tokens" or recipe.count not in (None, "tokens"):
-        raise ValueError(f"it is {budget}: set budget and count in tokens")
+        raise ValueError(f"the budget is {budget}: set budget and count in tokens")
     all_shares = read_shares(recipe)
     shares = {name: share for name, share in all_shares.items() if share is not None}
     name = stream.held_out_of or stream.name
-    if all_shares.keys() - shares.keys() == {name} and not recipe.absolute:
+    is_only_one_without = all_shares.keys() - shares.keys() == {name}
+    if is_only_one_without and not recipe.absolute:
         shares[name] = 1 - sum(shares.values(), Fraction(0))  # all that the other streams leave
     if not shares.get(name):
         raise ValueError(
-            f"it has no share above 0 that is known before a conversion: write mix.{name}.share"
+            f"the stream has no share above 0 that is known before conversion: set mix.{name}.share"
         )
+    # Shares are fractions of the budget if they are absolute, or if some streams divide the rest.
+    # Otherwise they are ratios, whose sum is the whole.
     are_parts = recipe.absolute or len(shares) < len(all_shares)
     whole = Fraction(1) if are_parts else sum(shares.values(), Fraction(0))
     return budget.amount * shares[name] / whole
 
 
 def sample_by_budget(recipe: Recipe) -> Recipe:
-    """Return the recipe with `sample: budget` for each stream that is converted and trained on, and
-    that has no sample.
+    """Return the recipe with `sample: budget` set for each stream that has a source, is used for
+    training, and sets no `sample`.
     """
     trained = {stream.name for stream in recipe.trained}
     streams = dict(recipe.streams)

@@ -24,7 +24,12 @@ FIELDS = (
 
 
 def must_be(words: str, test: Callable[[Any], object]) -> dict[str, Any]:
-    """Return the metadata of a key for a bound on its value alone, in words and as a test."""
+    """Return the metadata of a key that its value must pass a test.
+
+    Args:
+        words: the allowed values, for the message: `key must be WORDS`.
+        test: value -> whether it is allowed.
+    """
     return {"must": (words, test)}
 
 
@@ -37,11 +42,11 @@ def key(
     """Declare a key of a section.
 
     Args:
-        default: without one the key is required.
-        synonyms: words of other tools for the key, for the hint on an unknown key.
-        only_for: the group of streams to which the key applies (`Kind.key_groups`, or one of the
-            two groups below).
-        must: the bound on its value, from `must_be`.
+        default: the default value; MISSING: the key is required.
+        synonyms: names of the key in other tools, for the hint on an unknown key.
+        only_for: the only group of streams that the key applies to: a group of `Kind.key_groups`,
+            SOURCED or UNSOURCED.
+        must: the test that a value must pass, from `must_be`.
     """
     metadata: dict[str, Any] = dict(must or {})
     if synonyms:
@@ -324,11 +329,12 @@ class StreamSpec:
 
 
 def find_foreign_keys(stream: StreamSpec, groups: Collection[str]) -> Iterator[str]:
-    """Yield a sentence for each key that the stream sets and that is not for it.
+    """Yield a sentence for each key that the stream sets although the key does not apply to it.
 
     Args:
         stream: a stream of a recipe.
-        groups: the groups of streams that it belongs to, as `key(only_for=...)` names them.
+        groups: the groups that the stream is in. A key may apply to one group only
+            (`key(only_for=...)`).
     """
     for key in dataclasses.fields(stream):
         group = key.metadata.get("only of")

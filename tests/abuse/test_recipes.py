@@ -59,7 +59,9 @@ def test_a_file_that_is_not_a_recipe_is_refused(arena: Arena) -> None:
 def test_a_stream_or_split_outside_of_the_output_is_refused(arena: Arena) -> None:
     for name in ("..", "../precious", "/etc", "a/b", "", ".mdsmix", "a\nb", "a\0b"):
         recipe = arena.recipe(streams={name: documents("a.jsonl")})
-        assert "a stream's name becomes a folder" in load_and_refuse(recipe), name
+        assert "this name cannot be used, since it becomes a folder" in load_and_refuse(recipe), (
+            name
+        )
         if name != "a\nb":
             recipe = arena.recipe(streams={"web": documents("a.jsonl", split=name)})
             assert "split is" in load_and_refuse(recipe), name
