@@ -163,7 +163,7 @@ STREAMS = [
     ({"source": None, "local": "out/web", "sample": "5%"}, "sample is for streams with a source"),
 ]  # fmt: skip
 IMAGES = [
-    ({"shape": "x/fine.py:read", "gives": "conversation"}, {}, "take images out"),
+    ({"shape": "x/fine.py:read", "gives": "conversation"}, {}, "remove images"),
     ({"shape": "llava"}, {"field": []}, "images.field names no field"),
     ({"shape": "qwen_vl"}, {"field": "pic"}, f"those of qwen_vl are in the texts; {NOTHING}"),
 ]
@@ -215,7 +215,9 @@ def test_settings_that_fit_are_accepted(tmp_path: Path) -> None:
     for share in ("0.001%", 0.00001, "1.0", 1, "99.99%"):
         assert open_streams(tmp_path, {"web": documents("a", sample=share)}).sourced
     streams = {"web": documents("a", holdout="5%"), "web-eval": documents("a")}
-    with pytest.raises(RecipeError, match="makes a stream web-eval, and the recipe has one of"):
+    with pytest.raises(
+        RecipeError, match="makes a stream web-eval, but the recipe already has one of"
+    ):
         open_streams(tmp_path, streams)
 
 
