@@ -20,7 +20,7 @@ REFUSED: list[tuple[list[str], int, list[str]]] = [
     (["--max-bad", ""], 2, []),
     (["--part", "1/2", "--finish"], 2, ["--part does a part of the work units"]),
     (["--part", "1/2", "--engine", "ray"], 2, ["--part does a part of the work units"]),
-    (["--dry-run", "--verify-target"], 2, ["--dry-run does not look into shards"]),
+    (["--dry-run", "--verify-target"], 2, ["--dry-run does not read shards"]),
     (["--budget", "some"], 2, ["budget is 'some'", "with its unit"]),
     (["max_seq_len"], 2, ["max_seq_len", "key=value"]),
     (["local=null"], 2, ["neither remote nor local"]), (["local=taken/below"], 4, ["taken"]),

@@ -27,7 +27,7 @@ def bench(
         ),
     ],
     step_ms: Annotated[
-        float, typer.Option(min=0.1, help="Milliseconds of a step of the model.")
+        float, typer.Option(min=0.1, help="How long a step of the model takes, in ms.")
     ] = 250.0,
     seconds: Annotated[
         float,
@@ -37,7 +37,7 @@ def bench(
         str | None,
         typer.Option(
             metavar="0,2,4",
-            help="Numbers of workers.",
+            help="Numbers of workers to try.",
             show_default="from 0 to a core each, doubling",
         ),
     ] = None,
@@ -53,14 +53,14 @@ def bench(
         int,
         typer.Option(
             min=1,
-            help="Ranks that share this machine; one is measured, on its part of the cores.",
+            help="Ranks that share this machine; one is measured, on its share of the cores.",
         ),
     ] = 8,
     batch: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Rows of a device and step.",
+            help="Rows per device and step.",
             show_default="global_train_batch_size / gpus, else 8",
         ),
     ] = None,
@@ -86,7 +86,7 @@ def bench(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the loader of TRAIN.yaml with 0 to N workers: does the loader or the model wait?"""
+    """Measure the loader of TRAIN.yaml with 0 to N workers: is it fast enough for the model?"""
     from mdsmix.bench.choice import choose_pass, describe_choice, make_bench_table
     from mdsmix.bench.loader_bench import list_settings, read_bench
     from mdsmix.bench.speed import measure_settings

@@ -36,7 +36,7 @@ def check(
     accept_changed: Annotated[
         bool,
         typer.Option(
-            "--accept-changed", help="As --lock, but differences are only printed, not refused."
+            "--accept-changed", help="Like --lock, but differences are only printed, not refused."
         ),
     ] = False,
     keep_evals: KeepEvals = False,

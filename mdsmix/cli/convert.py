@@ -45,8 +45,8 @@ def convert(
         str | None,
         typer.Option(
             metavar="TOKENS",
-            help="Convert of each stream only a sample as large as its share of TOKENS, e.g. 2B; "
-            "the content of a record decides whether it is in the sample.",
+            help="Convert only a sample of each stream, as large as the stream's share of TOKENS, "
+            "e.g. 2B; every run chooses the same records, by their content.",
         ),
     ] = None,
     reencode: Annotated[
@@ -83,16 +83,19 @@ def convert(
         str | None,
         typer.Option(
             metavar="K/N",
-            help="Do the K-th of N parts of the work, from 1, as one job of an array; publish "
+            help="Do only part K of N of the work (K from 1), as one job of an array; publish "
             "nothing.",
         ),
     ] = None,
     finish: Annotated[
         bool,
-        typer.Option("--finish", help="Do what the parts have not done, join all, publish."),
+        typer.Option(
+            "--finish", help="Do the work that the parts left undone, join all parts and publish."
+        ),
     ] = False,
     engine: Annotated[
-        str, typer.Option(metavar="NAME", help="Who does the work: local, ray, or ray://HOST:PORT.")
+        str,
+        typer.Option(metavar="NAME", help="Where the work runs: local, ray, or ray://HOST:PORT."),
     ] = "local",
     workers: Workers = None,
     memory: Memory = None,
@@ -118,8 +121,8 @@ def convert(
         )
     if dry_run and verify_target:
         raise RecipeError(
-            "--dry-run does not look into shards, so it cannot tell what --verify-target would do: "
-            "mdsmix verify RECIPE lists damaged shards."
+            "--dry-run does not read shards, so it cannot predict what --verify-target would do: "
+            "run `mdsmix verify RECIPE`, which lists damaged shards."
         )
     settings = list(overrides or ())
     if max_bad is not None:
@@ -155,8 +158,8 @@ def convert(
 def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
     """Return the recipe with `sample: budget` on its training streams.
 
-    A stream that keeps another sample is named on stderr. Raises RecipeError if a setting of a
-    stream contradicts a sample.
+    Print on stderr which streams keep the sample that the recipe sets for them.
+    Raises RecipeError if a setting of a stream contradicts a sample.
     """
     from mdsmix.recipe.rules import find_sample_contradictions, sample_by_budget
     from mdsmix.recipe.stream_spec import BY_BUDGET

@@ -1,4 +1,4 @@
-"""`mdsmix doctor`: will this machine and its stores let the recipe's run do what it does?"""
+"""`mdsmix doctor`: do this machine and its stores have everything that a recipe's run needs?"""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mdsmix.errors import Unreachable
 
 def doctor(recipe: RecipeFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Check what RECIPE's run needs: versions, memory, tokenizer, sources, endpoint, credentials,
-    rights, clock, disk.
+    permissions, clock, disk.
 
-    Each right is tried with a small object at the target, which is deleted again. Exit code 4:
-    something would end the run.
+    Each permission is tested with a small object at the target, which is deleted again. Exit code
+    4: a problem would end the run.
     """
     from mdsmix.doctor.diagnoses import diagnose
     from mdsmix.kinds import open_recipe

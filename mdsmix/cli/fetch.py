@@ -27,7 +27,9 @@ def fetch(
     folder: Annotated[
         str,
         typer.Argument(
-            metavar="FOLDER", help="Where the training YAML looks for it.", show_default=False
+            metavar="FOLDER",
+            help="The folder from which the training YAML reads it.",
+            show_default=False,
         ),
     ],
     endpoint_url: Annotated[

@@ -43,8 +43,8 @@ def gc(
     quarantine files, interrupted writes.
 
     A file that the index, the manifest or a unit record in use refers to is always kept, as are
-    shards of indexes replaced since AGE ago. Versions are kept unless --keep limits them. Of a
-    recipe, only the streams that it makes are looked at.
+    shards of indexes replaced since AGE ago. Versions are kept unless --keep limits them. In a
+    recipe, streams without a source are skipped.
     """
     from mdsmix.conversion import gc as collector
 

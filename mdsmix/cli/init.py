@@ -71,16 +71,16 @@ def init(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Make streams of the sources of FlagEmbedding's mixture file, with its percents "
-            "as shares.",
+            help="Make streams of the sources of FlagEmbedding's mixture file, with its "
+            "percentages as shares.",
         ),
     ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
             metavar="TOKENS",
-            help="With --mixture: the tokens that the percents are of, e.g. 2B, or 8192:2B with "
-            "the tokens of a row; no more are converted.",
+            help="With --mixture: the total of tokens to convert, of which the percentages are "
+            "shares, e.g. 2B, or 8192:2B for rows of 8192 tokens.",
         ),
     ] = None,
     replace: Annotated[
@@ -90,8 +90,8 @@ def init(
 ) -> None:
     """Look at FILES, recognise their format and shape, and write a recipe that converts them.
 
-    One record of each stream is shown as it will be trained. For data that is not recognised,
-    what is missing is printed.
+    One record of each stream is shown as the model will be trained on it. For data that
+    is not recognised, a line says what is missing.
     """
     from mdsmix.init.init import write_first_recipe
     from mdsmix.mix.render.render import require_writable, write_yaml
@@ -141,7 +141,7 @@ def _misuse(
     budget: str | None,
     amount: re.Match[str] | None,
 ) -> str | None:
-    """Return a sentence if options contradict each other, else None."""
+    """Return a message if options contradict each other, otherwise None."""
     if not files and not dataset_info:
         return (
             "no files are named: name files, folders or patterns of data (with --mixture its "
@@ -161,7 +161,7 @@ def _misuse(
 
 
 def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
-    """Yield the first record of each stream, as it is trained."""
+    """Yield the first record of each stream, as the model is trained on it."""
     from mdsmix.report.show import SampleText, Title
     from mdsmix.report.shown_samples import make_segments, sample_runs, shorten
 

@@ -26,10 +26,10 @@ def inspect(
     ] = 3,
     sample: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", min=0, help="Show sample N, the first is 0; may be repeated."),
+        typer.Option(metavar="N", min=0, help="Show sample N, counted from 0; may be repeated."),
     ] = None,
     longest: Annotated[
-        bool, typer.Option("--longest", help="Show the sample of the most bytes.")
+        bool, typer.Option("--longest", help="Show the sample with the most bytes.")
     ] = False,
     at_random: Annotated[
         bool, typer.Option("--random", help="Show samples from anywhere in the stream.")

@@ -20,7 +20,7 @@ def leaks(
         list[str],
         typer.Argument(
             metavar="RECIPE | TRAIN.yaml | STREAM...",
-            help=f"What is trained: {MIX_HELP}",
+            help=f"The training data: {MIX_HELP}",
             show_default=False,
         ),
     ],
@@ -45,8 +45,8 @@ def leaks(
         typer.Option(
             metavar="N",
             min=0,
-            help="Leave out grams that occur in more than N samples of a stream; 0 leaves none "
-            "out.",
+            help="Ignore runs of 13 tokens that occur in more than N samples of a stream; 0 ignores "
+            "none.",
         ),
     ] = 10,
     tokenizer: DecodeWith = None,
@@ -55,7 +55,7 @@ def leaks(
     """Search all training streams for every run of 13 tokens of evaluation samples, and show both
     passages.
 
-    The exit code is 0 whatever is found: a leak is a finding and refuses nothing.
+    The exit code is 0 even if leaks are found.
     """
     from mdsmix.leaks.audit import find_leaks
     from mdsmix.mix.streams.mix import unique_folders

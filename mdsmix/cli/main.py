@@ -73,7 +73,7 @@ for command, example in EXAMPLES.items():
 INTERRUPTED = 130
 "The exit code for Ctrl-C, as typer has it."
 TERMINATED = 143
-"The exit code for SIGTERM, which a scheduler sends. Workers are stopped and the lease is released."
+"The exit code for SIGTERM, which a scheduler sends. Workers stop, and the lease is released."
 PIPE_CLOSED = 141
 "The exit code for a closed pipe, as after `| head`."
 WINDOWS = (
@@ -129,8 +129,8 @@ def run() -> None:
             code=1,
         )
     finally:
-        # At its end Python would search all objects once more, for 0.2 s. Torch's libraries need
-        # that search: without it they print what they take for leaks.
+        # When Python exits it searches all objects for garbage once more, which takes 0.2 s;
+        # `freeze` prevents that. Torch's libraries need the search: without it they report leaks.
         if "torch" not in sys.modules:
             freeze()
 

@@ -25,7 +25,7 @@ BATCH_DEFAULT = "global_train_batch_size of the YAML"
 RECIPE = typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.", show_default=False)
 RecipeFile = Annotated[Path, RECIPE]
 RecipeName = Annotated[str, RECIPE]
-"A recipe whose name is printed as it was given."
+"The name of a recipe, which is printed exactly as the user wrote it."
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -85,7 +85,7 @@ KeepEvals = Annotated[
     bool,
     typer.Option(
         "--keep-evals",
-        help="Check evaluations that are not the recipe's by their keys only, if their streams "
+        help="For evaluations that are not the recipe's: check only their keys if their streams "
         "are not here.",
     ),
 ]
@@ -113,7 +113,7 @@ DecodeWith = Annotated[
 
 
 def evals_mode(keep: bool, drop: bool) -> Literal["look", "keep", "drop"]:
-    """Return the mode that --keep-evals and --drop-evals ask for.
+    """Return what to do with a config's own evaluations, by --keep-evals and --drop-evals.
 
     Raises RecipeError if both are given.
     """
@@ -129,12 +129,13 @@ def for_each_stream(
 ) -> None:
     """Call `do` for each stream, in order, and print the JSON of the results.
 
-    One stream that is named itself gives a JSON document of its own. Several streams give
-    `{"streams": [...]}`; a stream that failed is listed with its `error`.
+    If the user names one stream, its JSON is the whole document. For several streams, or a recipe,
+    the document is `{"streams": [...]}`, where a stream that failed has the key `error`.
 
     Args:
         targets: Streams, or a recipe and overrides.
         do: Prints a stream, or returns its JSON tree if `as_json`.
+        as_json: Print JSON.
         only_made: Leave out streams of a recipe that have no source.
 
     Raises the errors of the streams that failed, after the last stream. Raises RecipeError if
@@ -166,8 +167,8 @@ def for_each_stream(
 def echo(*lines: str, err: bool = False) -> None:
     """Print lines on stdout, or on stderr if `err`.
 
-    Escape codes and line breaks within a line are printed by name, since file names and records
-    may come from anyone.
+    Control characters and line breaks within a line are printed as text such as `\\x1b`, since file
+    names and records may come from anyone.
     """
     for line in lines:
         typer.echo(make_printable(line), err=err)
@@ -176,8 +177,9 @@ def echo(*lines: str, err: bool = False) -> None:
 def echo_json(tree: Any) -> None:
     """Print one JSON document on stdout; with --json all other output goes to stderr.
 
-    An Estimate is printed as its number, NaN as null. Characters that JSON allows and a terminal
-    obeys (U+009B, changes of direction) are escaped; they occur in strings only.
+    An Estimate is printed as its number, NaN as null. Some characters are valid in JSON, but would
+    control the terminal (U+009B, changes of direction): they are escaped. They only occur in
+    strings.
     """
     import orjson
 

@@ -33,13 +33,13 @@ def plan(
         str | None,
         typer.Option(
             metavar="COUNT",
-            help="How long the run is, e.g. 100B, padding not counted.",
+            help="Tokens of the whole run, without padding, e.g. 100B.",
             show_default="max_duration of the YAML, else one epoch",
         ),
     ] = None,
     disk: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Disk that a node has for shards, e.g. 500gb."),
+        typer.Option(metavar="SIZE", help="Disk space for shards on each node, e.g. 500gb."),
     ] = None,
     speed: Annotated[
         float | None,
@@ -47,7 +47,7 @@ def plan(
             "--tokens-per-second",
             metavar="N",
             min=1,
-            help="Tokens a second of all devices together, padding counted: adds the hours.",
+            help="Tokens per second of all devices together, with padding: adds the hours.",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -39,13 +39,13 @@ def preview(
         ),
     ] = None,
     batch: GlobalBatch = None,
-    epoch: Annotated[int, typer.Option(metavar="N", min=0, help="The epoch, the first is 0.")] = 0,
+    epoch: Annotated[int, typer.Option(metavar="N", min=0, help="The epoch, counted from 0.")] = 0,
     from_step: Annotated[
         int,
         typer.Option(
             metavar="N",
             min=0,
-            help="Start in mid-epoch, after so many steps, as a resumed run does.",
+            help="Start after N steps of the epoch, as a resumed run does.",
         ),
     ] = 0,
     state: Annotated[
@@ -61,7 +61,7 @@ def preview(
         typer.Option(
             metavar="N",
             min=0,
-            help="Another shuffle_seed.",
+            help="Use this shuffle_seed instead of the YAML's.",
             show_default="shuffle_seed of the YAML, else 9176",
         ),
     ] = None,
@@ -73,10 +73,10 @@ def preview(
     ] = False,
     windows: Annotated[
         int,
-        typer.Option(metavar="N", min=1, help="Windows of steps that the epoch is cut into."),
+        typer.Option(metavar="N", min=1, help="Split the epoch into N windows (groups of steps)."),
     ] = 10,
     read: Annotated[
-        str, typer.Option(metavar="SIZE", help="Read at most so much of the streams' shards.")
+        str, typer.Option(metavar="SIZE", help="Read at most SIZE of the streams' shards.")
     ] = "256MiB",
     as_json: AsJson = False,
 ) -> None:

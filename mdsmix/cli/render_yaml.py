@@ -76,7 +76,7 @@ def render_yaml(
     )
     from mdsmix.report.show import print_briefly, print_findings
 
-    # Refuse what cannot be written before anything is looked at.
+    # Refuse an output file that cannot be written before anything is read.
     target = out or into
     lock_file = lock_path(target) if target else None
     for file in filter(None, (target, lock_file)):

@@ -39,7 +39,7 @@ def repair(
 ) -> None:
     """Verify STREAM and convert again only the work units whose shards fail.
 
-    The repaired stream is byte for byte as it was published.
+    Every byte of the repaired stream is the same as when it was published.
     """
     from mdsmix.conversion.planning import Options
     from mdsmix.conversion.repair import repair as make_whole

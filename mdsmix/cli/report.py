@@ -35,7 +35,7 @@ def report(
         typer.Option(
             metavar="N",
             min=0,
-            help="Which samples: those of inspect --random with this --seed.",
+            help="Show the same samples as inspect --random with this --seed.",
         ),
     ] = 0,
     nodes: Nodes = 1,
@@ -58,8 +58,8 @@ def report(
     """Write one self-contained HTML page: the mix, its check, lengths, records, plan, first
     batches, and samples to browse.
 
-    The page opens anywhere and reaches no network. It names data that could not be read; the
-    exit code is then not 0.
+    The page needs no network. If data could not be read, the page lists it, and the exit code is
+    not 0.
     """
     from mdsmix.errors import join_errors
     from mdsmix.mix.plan.plan import PlanOptions

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 def verify(
     streams: Streams,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Presence and sizes only, by one listing.")
+        bool,
+        typer.Option(
+            "--quick", help="Only check that files exist and have the right sizes, by one listing."
+        ),
     ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -33,7 +36,7 @@ def verify(
     counted.
 
     Each fault is one line, and the last line says how to repair the stream. Exit code 3: the
-    stream may not be used; 4: it could not be looked at.
+    stream may not be used; 4: it could not be read.
     """
     from mdsmix.report.progress import watching
     from mdsmix.shards import verification
@@ -70,7 +73,7 @@ def _print(report: VerifyReport, quick: bool, quiet: bool) -> None:
         outcome = (
             f"{plural(len(report.faults), 'fault')}, the stream may not be used; "
             f"mdsmix repair {report.stream} --recipe RECIPE makes the damaged shards again; "
-            "publish a stream that mdsmix convert did not make with the tool that made it"
+            "if mdsmix convert did not make the stream, publish it again with the tool that did"
         )
     counts = (
         f"{plural(report.shards, 'shard')}, {plural(report.samples, 'sample')}, "

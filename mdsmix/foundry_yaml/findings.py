@@ -29,17 +29,17 @@ Subject = Literal["mix", "loader", "stream", "loader section", "stream section"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong or worth knowing. An error refuses the mix."""
+    """One thing that is wrong or worth knowing. If it is an error, the mix is refused."""
 
     message: str
-    """What is wrong, with both values. A check writes `{loader}` and `{streams}`, here and in the
-    fix; `with_names` fills the names in.
+    """What is wrong, with both of the values that do not fit. A check writes the placeholders
+    `{loader}` and `{streams}` here and in the fix; `with_names` fills the names in.
     """
     fix: str
     streams: Sequence[str] = ()
     id: str = ""
-    """The check's id. A function that serves several checks sets it; otherwise the check fills it
-    in, as it does severity and why.
+    """The check's id. A function that serves several checks sets it. Otherwise the check fills it
+    in, together with `severity` and `why`.
     """
     severity: Severity = "note"
     why: str = ""
@@ -71,21 +71,25 @@ class Check:
     id: str
     severity: Severity
     why: str
-    "One sentence on what training would do."
+    "One sentence on the consequence for training."
     subject: Subject
-    "What it judges; this fixes the arguments of `find`, as the head of this file lists them."
+    """The kind of subject that it checks. It decides on the arguments of `find`, which the
+    beginning of this file lists.
+    """
     find: Finder
 
     @property
     def is_rule(self) -> bool:
-        """Whether it judges a section of a YAML, without opening any stream."""
+        """Whether it checks a section of a YAML, without opening any stream."""
         return self.subject in ("loader section", "stream section")
 
     def run(self, *arguments: Any, stream: str | None = None) -> Findings:
-        """Yield the findings of `find(*arguments)` that have this check's id, completed.
+        """Yield the findings of `find(*arguments)` that belong to this check, with its id, severity
+        and consequence filled in.
 
         Args:
-            stream: the name of the judged stream, for findings that name no stream.
+            arguments: the arguments of `find`.
+            stream: the name of the stream that is checked; None if the findings name their streams.
         """
         for finding in self.find(*arguments):
             if finding.id in ("", self.id):
@@ -147,6 +151,6 @@ class CheckList(list[Check]):
 
 
 def refusal_message(finding: Finding, loader: LoaderSection) -> str:
-    """Return the message of a refusal: what is wrong, what training would do, what to do."""
+    """Return the message of a refusal: the problem, its consequence for training, and the fix."""
     named = finding.with_names([loader.label], finding.streams)
     return f"{named.message} {named.why} Fix: {named.fix}"

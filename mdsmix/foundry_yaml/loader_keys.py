@@ -1,5 +1,5 @@
-"""The keys that LLM-Foundry 0.22 and Streaming read of a loader's section, each with the type and
-default it has there.
+"""The keys of a loader's section that LLM-Foundry 0.22 and Streaming read, with the types and
+defaults that they have there.
 
 The keys are listed here as plain data, since importing either library takes 4-15 s and `check`
 answers in one second. tests/foundry/test_batches.py compares them with the real signatures.
@@ -94,8 +94,8 @@ _BOTH: Types = {
     "validate_hash": str,
     "keep_zip": bool,
 }
-"""Keys of a dataset, and of each of its streams. Their default is null, as of the keys below; those
-in NOT_NULL are the exception.
+"""Keys of a dataset, and of each of its streams. Their default is null, like that of the keys below
+except those in NOT_NULL.
 """
 STREAM_KEYS: Types = _BOTH | {"proportion": Any, "repeat": Any, "choose": Any}
 "The keys of one of `dataset.streams`."
@@ -135,8 +135,8 @@ NOT_NULL = frozenset(
     {"batching_method", "sampling_method", "sampling_granularity", "partition_algo"}
     | {"shuffle_algo", "shuffle_seed", "token_encoding_type", "target_prompts", "target_responses"}
 )
-"""Keys of `dataset` that LLM-Foundry 0.22 and Streaming 0.12 and 0.13 fail on if they are null. The
-loader of mdsmix takes null for the default.
+"""Keys of `dataset` that must not be null: LLM-Foundry 0.22 or Streaming 0.12 and 0.13 fail on it.
+The loader of mdsmix reads null as the default.
 """
 _SEPARATORS: Types = {
     "eos_token_id": int,
@@ -165,20 +165,21 @@ DATASETS: dict[str, Types] = {
     "finetuning": _FINETUNING,
     MDSMIX_LOADER: _FINETUNING | _SEPARATORS | {"processor": str, "dummy_image": bool},
 }
-"""Name of a loader -> the keys of its `dataset` that have an effect. The loaders that kinds bring
-are in `mdsmix.kinds.kind_table`. The text loader silently drops any other key; the finetuning
-loader fails on it. The loader of mdsmix reads the keys of both others, except `mlm_probability`.
-Its `processor`, a folder or hub name, turns the images of streams into a model's inputs; with
-`dummy_image` a batch without an image gets a masked one.
+"""Name of a loader -> the keys of its `dataset` that have an effect. Loaders that belong to one
+kind of stream are in `mdsmix.kinds.kind_table`. The text loader silently drops any other key; the
+finetuning loader fails on it. The loader of mdsmix reads the keys of both others, except
+`mlm_probability`. Its `processor`, a folder or hub name, turns the images of streams into a model's
+inputs; with `dummy_image` a batch without an image gets a masked one.
 """
 
 
 def describe_expected(expected: Any, value: Any) -> str | None:
-    """Describe the values that a key takes, such as `a whole number of at least 1.`; None if this
-    value is one of them.
+    """Describe the values that a key accepts, such as `a whole number of at least 1.`. Return None
+    if it accepts `value`.
 
     Args:
         expected: the key's type, or a `schema.Bound`.
+        value: the key's value in the YAML.
     """
     if isinstance(expected, tuple):
         words, fits = expected
@@ -212,9 +213,7 @@ class ExtraLoader:
     "The loader takes only a max_seq_len that is a multiple of this."
 
     def fault(self, max_seq_len: int) -> str:
-        """Return the condition of max_seq_len that this value breaks, for a message; empty
-        if none.
-        """
+        """Return why the loader refuses this max_seq_len, for a message; empty if it does not."""
         if max_seq_len % self.multiple:
             return f"{self.whose}'s {self.name} loader takes only multiples of {self.multiple}"
         return ""

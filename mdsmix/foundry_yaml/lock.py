@@ -1,6 +1,7 @@
-"""The lock of a mix: what a run's data was when it was planned, and what decides its order.
+"""The lock of a mix: a record of a run's data as it was when the run was planned, and of the
+settings that decide its order.
 
-A checkpoint stores how many samples of an epoch were read, and not which samples. Resumed on data
+A checkpoint stores how many samples of an epoch were read, but not which samples. Resumed on data
 that was published again, a run silently repeats samples and skips others. So a lock is written in
 two places: in a file next to the training YAML, and in each checkpoint. It contains a hash of each
 stream's shards, in their order, and every setting that decides which samples a batch contains.
@@ -49,8 +50,9 @@ LOCKED: dict[str, Any] = {
     "shuffle_seed": 9176,
     "token_encoding_type": "int64",
 }
-"""Keys of `dataset` that decide the order of samples and how each is cut, except for the target
-policies, with the defaults of Streaming and LLM-Foundry.
+"""Keys of `dataset` that decide in which order samples are read and how each is truncated, with the
+defaults of Streaming and LLM-Foundry. The target policies are not listed: `locked_settings` adds
+them.
 """
 
 
@@ -60,9 +62,9 @@ class LockedStream:
 
     name: str
     drawn: int = field(metadata=NOT_NEGATIVE)
-    "Samples that an epoch draws, by its weight."
+    "How many samples of the stream an epoch reads, by the stream's weight."
     samples: int = field(metadata=NOT_NEGATIVE)
-    "Samples in the stream."
+    "How many samples the stream contains."
     shards: str = field(metadata=must_be("a hash of 32 digits", HASH_FORM.fullmatch))
     "xxh128 of the contents of its shards, in their order."
 
@@ -121,10 +123,12 @@ class Lock:
 
 
 def locked_settings(section: LoaderSection, **known: Any) -> dict[str, Any]:
-    """Return the settings of a loader that a lock contains: the section's, or their defaults.
+    """Return the settings of a loader for its lock: the values of the section, or their defaults.
 
     Args:
-        known: settings that are not in the section, such as `batch`; None leaves one out.
+        section: the loader's section.
+        known: settings that are not in the section, such as `batch`. Those that are None are left
+            out.
     """
     settings = dict(LOCKED)
     for key in LOCKED:
@@ -176,8 +180,12 @@ class LockDifference(NamedTuple):
 
 
 def find_differences(was: LoaderLock, now: LoaderLock) -> Iterator[LockDifference]:
-    """Yield every difference that changes which samples are drawn, or when. Settings that only one
-    of the locks has are not compared.
+    """Compare two locks, and yield every difference that changes which samples are read or when.
+    Settings that only one of the locks has are not compared.
+
+    Args:
+        was: the stored lock.
+        now: the lock of the current data and settings.
     """
     old_streams = {stream.name: stream for stream in was.streams}
     new_streams = {stream.name: stream for stream in now.streams}

@@ -16,7 +16,8 @@ def refuse_broken_rules(section: LoaderSection, ignored: Collection[str]) -> Non
     """Raise RecipeError on the first error that a rule finds in the section.
 
     Args:
-        ignored: ids of rules that are not asked.
+        section: the loader's section.
+        ignored: ids of rules that are not checked.
     """
     for rule in RULES:
         if rule.severity == "error" and rule.id not in ignored:

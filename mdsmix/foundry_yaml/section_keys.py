@@ -19,8 +19,8 @@ CHECKS = CheckList()
 def loader_unknown(loader: LoaderSection) -> Findings:
     if loader.name not in DATASET_KEYS_OF:
         yield Finding(
-            f"name of {{loader}} is {format_yaml_value(loader.section.get('name'))}, and mdsmix "
-            f"knows {', '.join(DATASET_KEYS_OF)}.",
+            f"name of {{loader}} is {format_yaml_value(loader.section.get('name'))}, but mdsmix "
+            f"knows only {', '.join(DATASET_KEYS_OF)}.",
             "write name: text or name: finetuning, or name: mdsmix for a mix of both.",
         )
 
@@ -39,7 +39,7 @@ def list_sections(loader: LoaderSection) -> Iterator[SectionOfLoader]:
     """Yield the loader's section, its dataset and each of its streams."""
     keys = loader.keys | {"label": Any} if loader.is_in_list else loader.keys
     yield SectionOfLoader("{loader}", loader.section, keys)
-    # Any key of an unknown loader is allowed: loader-unknown reports the loader itself.
+    # If the loader is unknown, all keys are allowed: `loader_unknown` reports the loader itself.
     dataset_keys = DATASET_KEYS_OF.get(loader.name) or dict.fromkeys(loader.dataset, Any)
     yield SectionOfLoader("dataset of {loader}", loader.dataset, dataset_keys)
     for stream in loader.stream_sections:
@@ -132,7 +132,7 @@ def split_inherited(loader: LoaderSection) -> Findings:
     without_split = [str(name) for name, keys in streams.items() if not keys.get("split")]
     if split and without_split:
         yield Finding(
-            f"{{streams}}: no split, and dataset of {{loader}} has split: {split}.",
+            f"no split is set for {{streams}}, but dataset of {{loader}} has split: {split}.",
             "write the split at every stream and leave it out of the dataset.",
             without_split,
         )
@@ -190,7 +190,9 @@ def remote_file(loader: LoaderSection, stream: StreamSection) -> Findings:
 )
 def local_unset(loader: LoaderSection, stream: StreamSection) -> Findings:
     if not stream.settings.get("local"):
-        yield Finding("{streams}: no local folder.", "set local, in the recipe or for the stream.")
+        yield Finding(
+            "no local folder is set for {streams}.", "set local, in the recipe or for the stream."
+        )
 
 
 @CHECKS.stream_section(
@@ -201,7 +203,7 @@ def cache_limit_local(loader: LoaderSection, stream: StreamSection) -> Findings:
     limit = loader.dataset.get("cache_limit")
     if limit and not stream.settings.get("remote"):
         yield Finding(
-            f"{{loader}} sets cache_limit: {limit}, and {{streams}}: only a local folder, no "
-            "remote.",
+            f"{{loader}} sets cache_limit: {limit}, but no remote is set for {{streams}}, only a "
+            "local folder.",
             "publish to a remote, or leave cache_limit out.",
         )

@@ -60,8 +60,8 @@ def length_odd(loader: LoaderSection) -> Findings:
     "The loader refuses such a value (ValueError, KeyError or TypeError), or reads it as another.",
 )
 def setting_value(loader: LoaderSection) -> Findings:
-    """Find values that a key does not take. Other rules judge unknown keys, and null in a dataset
-    or stream.
+    """Find keys with a value that they do not accept. Unknown keys are left to `keys_unread`, and
+    null in a dataset to `setting_null`.
     """
     for section in list_sections(loader):
         for key, value in section.settings.items():
@@ -121,13 +121,13 @@ def workers(loader: LoaderSection) -> Findings:
     timeout = settings["timeout"]
     if timeout:
         yield Finding(
-            f"num_workers of {{loader}} is 0 and timeout is {format_yaml_value(timeout)}.",
+            f"num_workers of {{loader}} is 0, but timeout is {format_yaml_value(timeout)}.",
             "leave timeout out, or set num_workers to at least 1.",
         )
     if prefetch is not None or persistent:
         yield Finding(
-            f"num_workers of {{loader}} is 0, prefetch_factor is {format_yaml_value(prefetch)} and "
-            f"persistent_workers is {format_yaml_value(persistent)}.",
+            f"num_workers of {{loader}} is 0, but prefetch_factor is "
+            f"{format_yaml_value(prefetch)} and persistent_workers is {format_yaml_value(persistent)}.",
             "set prefetch_factor: null and persistent_workers: false, or num_workers to at least "
             "1.",
         )
@@ -156,12 +156,12 @@ def packing_invalid(loader: LoaderSection) -> Findings:
     leftover_bins = loader.dataset.get("max_leftover_bins_to_keep")
     if ratio is None and leftover_bins is not None:
         yield Finding(
-            f"{{loader}} sets max_leftover_bins_to_keep: {leftover_bins} and no packing_ratio.",
+            f"{{loader}} sets max_leftover_bins_to_keep: {leftover_bins}, but no packing_ratio.",
             "leave it out, or set packing_ratio.",
         )
     if ratio not in (None, 1) and loader.decoder_only_format is False:
         yield Finding(
-            f"{{loader}} sets packing_ratio: {ratio} under decoder_only_format: false.",
+            f"{{loader}} sets packing_ratio: {ratio}, but also decoder_only_format: false.",
             "leave it out, or set decoder_only_format: true.",
         )
 
@@ -205,17 +205,19 @@ def separator_differs(loader: LoaderSection, tokenizer_ids: Mapping[str, int | N
     the tokenizer can use this rule.
 
     Args:
-        tokenizer_ids: the tokenizer's ids, as "eos" and "bos"; empty if it is not known.
+        loader: the loader's section.
+        tokenizer_ids: the tokenizer's EOS and BOS, under the keys "eos" and "bos"; empty if the
+            tokenizer is not known.
     """
     for word in ("eos", "bos"):
         token = loader.dataset.get(f"{word}_token_id")
         is_allowed = loader.dataset.get(f"override_{word}_token_id_mismatch_error")
-        right = tokenizer_ids.get(word, token)
-        if token is not None and token != right and not is_allowed:
+        tokenizer_id = tokenizer_ids.get(word, token)
+        if token is not None and token != tokenizer_id and not is_allowed:
             yield Finding(
-                f"{word}_token_id of {{loader}} is {token}, and the tokenizer's is "
-                f"{format_yaml_value(right)}.",
-                f"set {word}_token_id: {format_yaml_value(right)}.",
+                f"{word}_token_id of {{loader}} is {token}, but the tokenizer's is "
+                f"{format_yaml_value(tokenizer_id)}.",
+                f"set {word}_token_id: {format_yaml_value(tokenizer_id)}.",
                 why=SEPARATORS,
             )
 
@@ -272,8 +274,8 @@ def weights_together(loader: LoaderSection) -> Findings:
     absolute = [s.name for s in streams if {"repeat", "choose"} & s.weight.keys()]
     if size and absolute:
         yield Finding(
-            f"{{loader}} sets epoch_size: {size}, and repeat or choose of {{streams}} decide it "
-            "too.",
+            f"{{loader}} sets epoch_size: {size}, but repeat or choose of {{streams}} already decide "
+            "it.",
             "leave epoch_size out, or weight all streams by proportion.",
             absolute,
             "weights-epoch-size",

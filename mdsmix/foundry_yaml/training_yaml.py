@@ -1,9 +1,10 @@
-"""The sections of a training YAML that decide what is read and how: loaders and their streams.
-OmegaConf fills in the variables.
+"""The sections of a training YAML that decide which data is read and how: loaders and their
+streams. OmegaConf fills in the variables.
 
-Values are kept as they are written, right or wrong, so that rules can judge them. Properties read
-them as LLM-Foundry and Streaming do, with their defaults. Variables must resolve only in sections
-that are judged: a model section may use an environment variable that only the training node has.
+Values are kept as they are written, right or wrong, so that rules can check them. Properties return
+them as LLM-Foundry and Streaming read them, with their defaults. Only in sections that are checked
+must every variable resolve: a model section may use an environment variable that only the training
+node has.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ DATA_KEYS = {"streams", "remote", "local", "hf_name"}
 
 
 def is_recipe_tree(tree: Settings) -> bool:
-    """Check whether a YAML is a recipe, with its streams at the top level. A training YAML has a
-    model, and its data in train_loader.dataset.
+    """Check whether a YAML is a recipe and not a training YAML. A recipe has its streams at the top
+    level. A training YAML has a model, or names its data in train_loader.dataset.
     """
     loader = tree.get(TRAIN)
     dataset = loader.get("dataset") if isinstance(loader, Mapping) else None
@@ -51,24 +52,28 @@ class StreamSection:
 
     name: str
     settings: Settings
-    "The keys that Streaming's Stream is built from. The dataset's split is filled in if missing."
+    """The arguments of Streaming's Stream. A stream without a split has the dataset's."""
 
     @property
     def url(self) -> str | None:
-        """The folder or URL where it was published: its remote, or its local folder without one."""
+        """The folder or URL where it was published: its remote, or its local folder if it has no
+        remote.
+        """
         published = self.settings.get("remote") or self.settings.get("local")
         return str(published) if published else None
 
     @property
     def weight(self) -> dict[str, Any]:
-        """The keys among repeat, proportion and choose that are set; more than one is wrong."""
+        """Those of the keys repeat, proportion and choose that are set, with their values. More
+        than one is an error.
+        """
         set_keys = [key for key in WEIGHT_KEYS if self.settings.get(key) is not None]
         return {key: self.settings[key] for key in set_keys}
 
     @property
     def weight_text(self) -> str:
-        """The weight as text, for example `repeat: 2`. `1` if no weight is set, since Streaming
-        then takes every sample once.
+        """The weight as text, for example `repeat: 2`. If no weight is set, it is `1`, since
+        Streaming then reads every sample once.
         """
         return ", ".join(f"{key}: {value}" for key, value in self.weight.items()) or "1"
 
@@ -97,8 +102,8 @@ class LoaderSection:
     "Its name in messages: train_loader, or eval_loader heldout."
     section: Settings
     is_in_list: bool = False
-    """An entry of a list of evaluations may have a label. LLM-Foundry passes the label of a lone
-    evaluation on to the loader, and fails.
+    """Whether it is an entry of a list of evaluations. Only such an entry may have a label. If
+    eval_loader is not a list, LLM-Foundry passes the label on to the loader, which fails.
     """
 
     @property
@@ -137,7 +142,9 @@ class LoaderSection:
 
     @property
     def own_data_keys(self) -> list[str]:
-        """The keys among remote and local that the dataset itself has. It then is one stream."""
+        """Those of the keys remote and local that the dataset itself has. A dataset with one of
+        them is a single stream.
+        """
         return [key for key in ("remote", "local") if self.dataset.get(key)]
 
     @property
@@ -153,8 +160,8 @@ class LoaderSection:
 
     @property
     def targets(self) -> TargetPolicies:
-        """target_prompts and target_responses as LLM-Foundry reads them: in lower case, with the
-        defaults in place of null.
+        """target_prompts and target_responses as LLM-Foundry reads them: in lower case, with null
+        replaced by the defaults.
         """
         prompts = self.dataset.get("target_prompts") or "none"
         responses = self.dataset.get("target_responses") or "last"
@@ -182,7 +189,7 @@ class LoaderSection:
 
     @property
     def unopened(self) -> list[StreamSection]:
-        """The streams at URLs that Streaming reads and mdsmix cannot open."""
+        """The streams at URLs that Streaming can read but mdsmix cannot."""
         return [
             stream
             for stream in self.stream_sections
@@ -199,8 +206,8 @@ class LoaderSection:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingYaml:
-    """A whole training YAML. Sections that are not judged lack the keys that could not be
-    resolved.
+    """A whole training YAML. In sections that are not checked, keys that could not be resolved are
+    missing.
     """
 
     origin: str
@@ -220,7 +227,7 @@ class TrainingYaml:
 
     @property
     def evals(self) -> tuple[LoaderSection, ...]:
-        """The evaluations that read streams; LLM-Foundry takes one or a list."""
+        """The evaluations that read streams. eval_loader is one evaluation or a list of them."""
         entries = self.config.get("eval_loader")
         is_list = isinstance(entries, list)
         sections = list[LoaderSection]()
@@ -248,7 +255,7 @@ class TrainingYaml:
 
     @property
     def batch_size(self) -> int | None:
-        """Samples that all devices draw together at a time."""
+        """How many samples all devices together read per step."""
         return as_whole_number(self.config.get("global_train_batch_size"))
 
     @property
@@ -274,12 +281,12 @@ class TrainingYaml:
 
     @property
     def stream_urls(self) -> list[str]:
-        """Where its streams were published, those of train_loader first."""
+        """The folders and URLs where its streams were published, those of train_loader first."""
         sections = (self.train, *self.evals)
         return [s.url for loader in sections for s in loader.stream_sections if s.url]
 
     def value_at(self, *keys: str) -> Any:
-        """Return a value deep in the config; None if a key on the way is missing."""
+        """Return the value at a path of keys in the config; None if one of the keys is missing."""
         value: Any = self.config
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -327,7 +334,10 @@ def read_unresolved(text: str, origin: str) -> dict[str, Any]:
 
 
 def _resolve_keys(config: Any, judged: Collection[str]) -> dict[str, Any]:
-    """Resolve the values of a config. Keys that do not resolve are left out unless `judged`."""
+    """Resolve the variables in a config. Return it without the keys that cannot be resolved.
+
+    Raises an error of OmegaConf if one of the keys in `judged` cannot be resolved.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

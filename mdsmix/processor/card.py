@@ -22,10 +22,10 @@ class Processor:
     "xxh128 of the class and of the settings that decide counts and pixels, without the tokenizer."
     class_name: str
     image_token: str
-    "The token in a text that the processor replaces by the tokens of an image."
+    "The token in a text that the processor replaces with the tokens of an image."
     around: list[str]
-    """The text that the processor prints before an image, and the text that it prints after it.
-    Both are tokenized together with the text next to them.
+    """Two strings: the text that the processor adds before an image, and the text after it. Both
+    are tokenized together with the text next to them.
     """
     path: str
     "The folder of the snapshot: the processor as transformers saves it."
@@ -35,9 +35,10 @@ class Processor:
 
 @lru_cache(maxsize=8)
 def open_processor(name: str, say: Say | None = None) -> Processor:
-    """Return the processor `name`, a folder or hub name, from its snapshot.
+    """Return the processor `name`, a folder or hub name, from its snapshot (its description and
+    files in the cache).
 
-    If there is no snapshot yet, it is taken now, and `say` is called with a note on that.
+    If there is no snapshot yet, it is made now, and `say` is called with a note on that.
     Raises Unreachable if transformers cannot load it.
     """
     folder = open_snapshot("processor", name, {}, say)

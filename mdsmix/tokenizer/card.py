@@ -15,7 +15,7 @@ from mdsmix.tokenizer.snapshot import load_card, open_snapshot
 from mdsmix.tokenizer.transformers_five import PLAIN_CLASS, TOKENIZER_JSON
 
 TOOL_USE = "tool_use"
-"The named template that transformers takes if a conversation has tools."
+"Name of the template that transformers uses if a conversation has tools."
 TRAIN_BY_FILE = (
     "to train by the file, name the tokenizer.json itself, or set tokenizer_class in its "
     f"tokenizer_config.json to {PLAIN_CLASS}"
@@ -55,14 +55,14 @@ class Tokenizer:
     special_ids: list[int]
     "The id of each special token, ascending."
     chat_template: str | None
-    "The template of conversations without tools; of several named templates `default`."
+    "The template of conversations without tools. If there are named templates, it is `default`."
     template_variables: dict[str, Any]
     "bos_token, eos_token, ... as transformers passes them to a chat template."
     named_templates: dict[str, str] = field(default_factory=dict)
     "Name -> chat template of a tokenizer that has several, such as `default` and `tool_use`."
     added_tokens: dict[str, int] = field(default_factory=dict)
-    """Token -> id, ascending, of the tokens that are matched as a whole in any text, special or
-    not.
+    """Token -> id of each token that is matched as a whole in any text, special or not. In
+    ascending order of ids.
     """
     stop_ids: list[int] = field(default_factory=list)
     """The ids at which the model stops generating: those of the recipe's stop_tokens if it names
@@ -72,17 +72,23 @@ class Tokenizer:
     are_stops_named: bool = False
     "Whether `stop_ids` come from the recipe."
     read_as: str = ""
-    "How its folder was read, as a sentence, if not by the class that the folder names."
+    """How its folder was read, as the end of a sentence; empty if the class that the folder names
+    has read it.
+    """
     class_changes: str = ""
-    "A sentence with an example, if its class gives other ids than its tokenizer.json."
+    """A sentence with an example if its class gives other ids than its tokenizer.json; otherwise
+    empty.
+    """
     files: list[str] = field(default_factory=list)
-    """Names of the files in the folder of `path` from which AutoTokenizer.from_pretrained opens
-    this tokenizer, tokenizer.json among them.
+    """Names of the files, tokenizer.json among them, from which AutoTokenizer.from_pretrained opens
+    this tokenizer. They are in the same folder as `path`.
     """
 
     @property
     def warning(self) -> str:
-        """A sentence for the user if its class changes ids; otherwise empty."""
+        """A sentence for the user if its class changes the ids of its tokenizer.json; otherwise
+        empty.
+        """
         if not self.class_changes:
             return ""
         return (
@@ -125,9 +131,9 @@ def _hash_template(template: str | None) -> str | None:
 
 
 def open_tokenizer(spec: TokenizerSpec, say: Say | None = None) -> Tokenizer:
-    """Return the tokenizer of a recipe, from its snapshot.
+    """Return the tokenizer of a recipe, from its snapshot (its description and files in the cache).
 
-    If there is no snapshot yet, it is taken now, and `say` is called with a note on that.
+    If there is no snapshot yet, it is made now, and `say` is called with a note on that.
     Raises Unreachable if transformers cannot load it, RecipeError if the recipe's arguments or
     stop tokens do not fit it.
     """
@@ -141,7 +147,7 @@ def open_tokenizer(spec: TokenizerSpec, say: Say | None = None) -> Tokenizer:
 def _with_stops(tokenizer: Tokenizer, stop_tokens: Sequence[str]) -> Tokenizer:
     """Return the tokenizer with the stop tokens that the recipe names.
 
-    Raises RecipeError if one of them is not a token of its own.
+    Raises RecipeError if one of them is not an added token of the tokenizer.
     """
     ids = tokenizer.added_tokens
     for token in stop_tokens:

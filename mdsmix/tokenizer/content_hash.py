@@ -1,11 +1,13 @@
-"""The hash of a tokenizer: equal for two tokenizers that give the same ids for every text.
+"""The hash of a tokenizer. Two tokenizers with the same hash give the same ids for every text.
 
 Each version of transformers writes the tokenizer.json of the same tokenizer differently: an empty
 TemplateProcessing for no post-processor, `""` for a missing prefix, other offsets. So the hash is
-not taken of the file's bytes, but of the settings that decide ids, in one form (`normalize_model`).
+not computed from the file's bytes, but from the settings that decide ids, in one form
+(`normalize_model`).
 
-Manifests of mdsmix 0.1 before transformers 5 have a hash of the bytes (`hash_bytes`). It is
-accepted for streams whose published tokenizer has today's hash (`published.adopt_hash`).
+Before transformers 5, mdsmix 0.1 wrote a hash of the bytes into manifests (`hash_bytes`). It is
+accepted if the tokenizer that was published with the stream has the same hash by today's rule
+(`published.adopt_hash`).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def hash_content(tree: Json, ids: Ids) -> str:
 
 
 def hash_bytes(tree: Json, ids: Ids) -> str:
-    """Return the hash that earlier versions of mdsmix gave: of the JSON as it was written."""
+    """Return the hash of earlier versions of mdsmix, which was computed from the JSON as it is."""
     return _hash([tree, dict(ids)])
 
 
@@ -59,10 +61,11 @@ def normalize_model(tree: Json) -> Json:
 
 
 def _list_steps(component: Json | None, key: str) -> list[Json]:
-    """Return the steps of a component, without Sequences around them; [] for null.
+    """Return the steps of a component, with the steps of nested Sequences in one list; [] for null.
 
     Args:
-        key: that a Sequence lists its steps under.
+        component: a normalizer, pre-tokenizer or post-processor; it may be a Sequence of them.
+        key: the key of a Sequence with its list of steps, such as `normalizers`.
     """
     if component is None:
         return []
@@ -72,11 +75,12 @@ def _list_steps(component: Json | None, key: str) -> list[Json]:
 
 
 def _list_added_ids(processors: list[Json]) -> list[Any]:
-    """Return the ids that each post-processor puts around the text, with None for the text: `[[1],
-    None, [2]]`.
+    """Return the ids that each post-processor adds around a text. For one that adds 1 before and 2
+    after the text: `[[1], None, [2]]`, where None is the text.
 
-    A ByteLevel post-processor only changes offsets. Templates for pairs of texts are ignored: they
-    are never tokenized together. A post-processor of an unknown type is returned unchanged.
+    A ByteLevel post-processor adds none: it only changes offsets. Templates for pairs of texts are
+    ignored, since mdsmix never tokenizes a pair. A post-processor of an unknown type is returned
+    unchanged.
     """
     rules = list[Any]()
     for processor in processors:

@@ -16,8 +16,8 @@ from mdsmix.tokenizer.transformers_five import TOKENIZER_JSON
 
 @dataclass(frozen=True)
 class Decoder:
-    """Turns ids into text, and knows which ids are control tokens: an ordinary token may have the
-    same characters as one.
+    """Turns ids into text, and knows which ids are control tokens. The text alone does not show
+    that, since ordinary tokens may give the same characters.
     """
 
     model: Any
@@ -29,7 +29,9 @@ class Decoder:
         """Return the text of ids.
 
         Args:
-            before: the id in front of them, since many decoders drop the space at the beginning.
+            ids: the ids to decode.
+            before: the id before them in the row; None at the row's start. It is needed since many
+                decoders drop a space at the beginning of a text.
         """
         if before is not None:
             text_before = self._decode([before])
@@ -55,8 +57,8 @@ class Decoder:
 
 
 def find_decoder(name: str | None, hash: str | None) -> Decoder | None:
-    """Return the decoder of the tokenizer `name`. Without a name, return that of the cached
-    snapshot with this hash; None if there is none.
+    """Return the decoder of the tokenizer `name`. If `name` is None, return the decoder of the
+    cached tokenizer with this hash; None if the cache has no such tokenizer.
     """
     if name:
         return open_decoder(open_tokenizer(TokenizerSpec(name=name)))
@@ -72,8 +74,8 @@ def open_decoder(tokenizer: Tokenizer) -> Decoder:
 
 @lru_cache(maxsize=2)
 def _read_model(path: str) -> Any:
-    """Read a tokenizer.json, once for many streams: a large one takes half a second. A path in the
-    cache never changes its content.
+    """Read a tokenizer.json. It is read once for many streams, since a large one takes half a
+    second. The content of a path in the cache never changes.
     """
     from tokenizers import Tokenizer as Model
 

@@ -1,9 +1,11 @@
-"""Describes a tokenizer as plain data, in a process of its own, since it imports transformers.
+"""Describes a tokenizer as plain data. This runs in a separate process, since it imports
+transformers.
 
-`python -m mdsmix.tokenizer.describe` with {"name", "kwargs"} on stdin prints the description and
-the error as JSON. The reference is `AutoTokenizer.from_pretrained(name, **kwargs)`, as in
-LLM-Foundry, because a tokenizer's class may change its tokenizer.json (Llama's adds a BOS
-post-processor). transformers is imported without torch: a second or two, and 80 MB.
+`python -m mdsmix.tokenizer.describe` reads {"name", "kwargs"} on stdin and prints a JSON list: the
+description, and an error message ("" if there was no error). The reference is
+`AutoTokenizer.from_pretrained(name, **kwargs)`, as in LLM-Foundry, because a tokenizer's class may
+change its tokenizer.json (Llama's adds a BOS post-processor). transformers is imported without
+torch: a second or two, and 80 MB.
 """
 
 from __future__ import annotations
@@ -52,8 +54,12 @@ RARE_PROBES = (
 def describe_tokenizer(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of `card.Tokenizer`, with the files as name -> text.
 
-    If an argument of `kwargs` would change nothing, return only `wrong`, a message.
+    If an argument of `kwargs` would have no effect, return only the key `wrong` with a message.
     Raises ValueError with the reason if mdsmix cannot use the tokenizer.
+
+    Args:
+        name: the tokenizer's folder, file or hub name.
+        kwargs: arguments for AutoTokenizer.from_pretrained, from the recipe.
     """
     tokenizer, note = _load(name, kwargs)
     unread_names = _find_unread(type(tokenizer), kwargs)
@@ -107,7 +113,9 @@ def _describe_class_changes(name: str, tokenizer: Any, tree: dict[str, Any]) -> 
     tokenizer.json. Otherwise, or if there is no such file, return "".
 
     Args:
-        tree: the tokenizer.json as the class changed it.
+        name: the tokenizer's folder, file or hub name.
+        tokenizer: the tokenizer that the class makes of the file.
+        tree: the JSON of that tokenizer, to compare with the file.
     """
     if os.path.isfile(name):
         return ""
@@ -151,8 +159,13 @@ def _read_stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
 
 
 def _find_file(name: str, file: str, kwargs: dict[str, Any]) -> str | None:
-    """Return the path of a tokenizer's file, in its folder or in the hub cache; None if it is not
-    there.
+    """Return the path of one of a tokenizer's files, in its folder or in the hub cache; None if
+    there is no such file.
+
+    Args:
+        name: the tokenizer's folder or hub name.
+        file: the file's name, such as `tokenizer.json`.
+        kwargs: the recipe's arguments; a revision or subfolder among them decides on the file.
     """
     from transformers.utils.hub import cached_file
 
@@ -171,7 +184,7 @@ def _find_file(name: str, file: str, kwargs: dict[str, Any]) -> str | None:
 
 
 def _read_fields(tokenizer: Any) -> dict[str, Any]:
-    """Return the fields of `card.Tokenizer` that a loaded tokenizer gives by itself."""
+    """Return the fields of `card.Tokenizer` that can be read from a loaded tokenizer."""
     added = _find_added_ids(tokenizer)
     added_tokens = sorted(tokenizer.added_tokens_decoder.items())
     special = {id: token.content for id, token in added_tokens if token.special}
@@ -208,18 +221,20 @@ def _read_template_variables(tokenizer: Any) -> dict[str, Any]:
 
 
 def _save_files(tokenizer: Any, fields: dict[str, Any], content: str) -> dict[str, str]:
-    """Return name -> text of files from which AutoTokenizer opens this same tokenizer,
-    tokenizer.json among them.
+    """Save the tokenizer with transformers and return name -> text of the files, tokenizer.json
+    among them. AutoTokenizer opens the same tokenizer from them.
 
-    transformers saves them: they include the keyword arguments, and no other file of the original
-    folder or hub repository. Their class is PreTrainedTokenizerFast if possible. It only follows
-    tokenizer.json, so transformers 4 and 5 give the same ids, whereas a class of the tokenizer's
-    own may change it in one version and not in the other.
+    The effect of the recipe's keyword arguments is saved too. Other files of the original folder or
+    hub repository are left out. The class of the saved tokenizer is PreTrainedTokenizerFast if that
+    gives the same tokenizer, otherwise its own class. PreTrainedTokenizerFast only follows
+    tokenizer.json, so transformers 4 and 5 give the same ids. A tokenizer's own class may change
+    them in one version and not in the other.
     Raises ValueError if neither class opens to the same tokenizer.
 
     Args:
-        fields: of `_read_fields`, to compare with.
-        content: the tokenizer.json.
+        tokenizer: the loaded tokenizer.
+        fields: the result of `_read_fields`, to compare with.
+        content: the text of tokenizer.json.
     """
     for convert in (_make_plain, lambda unchanged: unchanged):
         with TemporaryDirectory() as folder, suppress(Exception):
@@ -250,8 +265,8 @@ def _make_plain(tokenizer: Any) -> Any:
 def _read_special_tokens(tokenizer: Any) -> dict[str, Any]:
     """Return a tokenizer's special tokens as arguments of PreTrainedTokenizerFast.
 
-    Tokens with a name that only some models have, such as `image_token`, are a separate argument,
-    which has another name in transformers 5.
+    Tokens with a name that only some models have, such as `image_token`, are passed in a separate
+    argument. transformers 5 has another name for that argument than transformers 4.
     """
     common_names = {"additional_special_tokens", *tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
     tokens = dict(tokenizer.special_tokens_map)
@@ -263,13 +278,15 @@ def _read_special_tokens(tokenizer: Any) -> dict[str, Any]:
 
 
 WITHOUT_FRAMEWORKS = {"USE_TORCH": "0", "USE_TF": "0", "USE_FLAX": "0"}
-"""Environment that keeps transformers from importing libraries that no tokenizer needs: 2.7 s of
-CPU and 79 MB instead of 13.5 s and 1,014 MB.
+"""Environment variables that keep transformers from importing libraries that no tokenizer needs. It
+then takes 2.7 s of CPU and 79 MB instead of 13.5 s and 1,014 MB.
 """
 
 
 def _load(name: str, kwargs: dict[str, Any]) -> tuple[Any, str]:
-    """Return a tokenizer of transformers, and a note on how it was read ("" if by its class)."""
+    """Load a tokenizer with transformers. Return it and a note on how its folder was read ("" if
+    its own class has read it).
+    """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -286,10 +303,10 @@ def _load(name: str, kwargs: dict[str, Any]) -> tuple[Any, str]:
 
 
 def _find_unread(tokenizer_class: type, kwargs: dict[str, Any]) -> list[str]:
-    """Return the keyword arguments that would change nothing, since transformers' code for this
-    class does not mention their names.
+    """Return the names of the keyword arguments that would have no effect, since transformers' code
+    for this class does not contain their names.
 
-    A class whose code came with the tokenizer may read any argument: [] then.
+    If the class's own code came with the tokenizer, return []: it may read any argument.
     """
     from transformers import AutoTokenizer
 
@@ -311,7 +328,8 @@ class AddedIds(NamedTuple):
 def _find_added_ids(tokenizer: Any) -> AddedIds:
     """Return the ids that the tokenizer adds to each text.
 
-    Raises ValueError if they differ between the PROBES.
+    Raises ValueError if they are not the same for all PROBES, or if a target text is encoded
+    differently from an input text.
     """
     added_of_probes = list[AddedIds]()
     for probe in PROBES:
@@ -322,6 +340,7 @@ def _find_added_ids(tokenizer: Any) -> AddedIds:
                 "it encodes a target text differently from an input text, which mdsmix does not "
                 "support"
             )
+        # Find the text's own ids within the ids with special tokens.
         starts = (n for n in range(len(full)) if full[n : n + len(bare)] == bare)
         start = next(starts, len(full))
         added_of_probes.append(AddedIds(full[:start], full[start + len(bare) :]))

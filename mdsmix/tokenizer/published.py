@@ -5,7 +5,7 @@ copy of it.
 the files from which transformers opens the same tokenizer or processor, and a small card. The card
 is written last: a folder with a card is complete. Every manifest contains the hash, so the
 manifests show which folders are needed. A YAML rendered for S3 names a folder of that name on the
-training nodes. Until it has been copied there, `mdsmix` reads a copy that it fetches once, into the
+training nodes. If that folder is missing, `mdsmix` reads a copy that it fetches once into the
 cache. No lease guards the folder, since two runs that write it at the same time write the same
 files.
 """
@@ -63,8 +63,8 @@ def card_file_name(folder: str) -> str:
 
 
 def read_card(home: Location) -> FolderCard | None:
-    """Return the card of the folder `home`; None if there is none, or mdsmix did not write it for a
-    folder of this name.
+    """Return the card in the folder `home`. Return None if there is no card, or if it was written
+    for a folder with another name.
     """
     answer = (home / card_file_name(home.name)).fetch()
     if answer is None:
@@ -74,8 +74,13 @@ def read_card(home: Location) -> FolderCard | None:
 
 
 def publish_folder(home: Location, snapshot: Path, pretrained: Tokenizer | Processor) -> None:
-    """Write the files of a snapshot and their card to `home`. If its card is there already, this is
-    one request.
+    """Write the files of a snapshot and their card to `home`. If the card is there already, nothing
+    is written.
+
+    Args:
+        home: the folder `tokenizer-<hash8>` or `processor-<hash8>` at the root of the mix.
+        snapshot: the folder in the cache with the files.
+        pretrained: the tokenizer or processor that they are the files of.
     """
     if read_card(home):
         return
@@ -103,10 +108,10 @@ def _hash_files(files: Mapping[str, bytes]) -> str:
 
 
 def fetch_folder(home: Location) -> Path | None:
-    """Return the copy in the cache of the folder published at `home`, fetching it if needed; None
-    if there is no card at `home`.
+    """Return a copy in the cache of the folder that was published at `home`. It is fetched if the
+    cache does not have it yet. Return None if there is no card at `home`.
 
-    Raises Unreachable if its files have changed.
+    Raises Unreachable if the files at `home` have changed since they were published.
     """
     card = read_card(home)
     if card is None:
@@ -141,11 +146,12 @@ class PublishedTokenizer(NamedTuple):
 
 
 def adopt_hash(tokenizer: Tokenizer, published: Iterable[PublishedTokenizer]) -> Tokenizer:
-    """Return the tokenizer under the hash that published streams have for it.
+    """Return the tokenizer with the hash that published streams use for it.
 
-    An earlier version of mdsmix gave the same tokenizer another hash (`hash_bytes`). Streams with
-    that hash keep it, and so do their keys, locks and folder names. The tokenizer is returned
-    unchanged if a stream has its own hash, or no stream has an earlier hash of it.
+    An earlier version of mdsmix gave the same tokenizer another hash (`hash_bytes`). Streams that
+    were published with that hash keep it, and so do their keys, locks and folder names. The
+    tokenizer is returned unchanged if a stream has today's hash of it, or if no stream has an
+    earlier hash of it.
     """
     by_hash = {other.card.hash: other for other in published}
     if tokenizer.hash in by_hash:
@@ -157,10 +163,11 @@ def adopt_hash(tokenizer: Tokenizer, published: Iterable[PublishedTokenizer]) ->
 
 
 def find_current_hash(published: PublishedTokenizer) -> str:
-    """Return the hash that a published tokenizer has by today's rule.
+    """Return the hash of a published tokenizer by today's rule (`hash_content`).
 
-    It is computed from the tokenizer's published folder, once on this machine. If the folder cannot
-    be read, or its tokenizer.json does not have the card's hash, the card's hash is returned.
+    It is computed once on this machine, from the tokenizer's published folder. If the folder cannot
+    be read, or the hash in the manifest is not that of its tokenizer.json by the earlier rule, the
+    hash in the manifest is returned.
     """
     card = published.card
     if not HASH.fullmatch(card.hash):  # a damaged manifest's
@@ -182,7 +189,7 @@ def find_current_hash(published: PublishedTokenizer) -> str:
 
 
 def localize_spec(spec: TokenizerSpec, streams: Iterable[str]) -> TokenizerSpec:
-    """Return the spec with the name that `localize_name` gives."""
+    """Return the spec with its name replaced by `localize_name`."""
     return replace(spec, name=localize_name(spec.name, streams))
 
 
@@ -213,8 +220,8 @@ def localize_name(name: str, streams: Iterable[str]) -> str:
 
 
 def with_tokenizer_fetched(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a training config of LLM-Foundry whose tokenizer is on this machine: a URL of a
-    published tokenizer is fetched, and replaced by the folder.
+    """Fetch the tokenizer of an LLM-Foundry training config if its name is the URL of a published
+    tokenizer. Return the config with the name of the fetched folder instead of the URL.
 
     Foundry calls this function in every process, before it reads the config
     (`llmfoundry_config_transforms` in pyproject.toml). The processes of a node take turns: the
@@ -247,7 +254,7 @@ def copy_folder(home: Location, folder: Path) -> list[str]:
     """Copy the tokenizer or processor published at `home` into `folder`, and return the names of
     its files.
 
-    Raises Unreachable if none is published there, or `folder` cannot be written.
+    Raises Unreachable if nothing is published at `home`, or `folder` cannot be written.
     """
     source = fetch_folder(home)
     if source is None:

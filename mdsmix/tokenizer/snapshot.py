@@ -1,5 +1,5 @@
-"""Snapshots of tokenizers and processors: transformers opens each once, in a separate process, and
-its description is kept in the cache.
+"""Snapshots of tokenizers and processors. transformers opens each of them once, in a separate
+process. A snapshot is the description and the files that this process returns, kept in the cache.
 
 Opening one takes seconds; later runs only read small files. A snapshot's key is a hash of its
 files, its arguments and the version of transformers. For a hub name the files are those of the
@@ -32,7 +32,7 @@ from mdsmix.tokenizer.transformers_five import NEW_CLASS
 
 Pretrained = Literal["tokenizer", "processor"]
 FORMAT = 12
-"Version of the card. A new number takes all snapshots again."
+"Version of the card. After it changes, all snapshots are made again."
 CARD = "card.json"
 Card = TypeVar("Card")
 WEIGHT_SUFFIXES = {
@@ -47,22 +47,28 @@ FIX: Mapping[Pretrained, str] = {
     "processor": "name a folder with a processor_config.json or preprocessor_config.json and a "
     "tokenizer, or a hub name that this machine can reach; torch and torchvision must be installed",
 }
-"What to do if it cannot be loaded."
+"What the user can do if a tokenizer or processor cannot be loaded; the end of a message."
 SIGNS_OF_FIVE = (NEW_CLASS, "Tokenizer class", "'list' object has no attribute 'keys'")
-"""Parts of the errors of transformers 4 about a folder that transformers 5 saved. The last one is
-about the list of special tokens.
+"""Strings in the errors of transformers 4 when it cannot open a folder that transformers 5 saved.
+The last one is about the list of special tokens.
 """
 
 
 def open_snapshot(
     pretrained: Pretrained, name: str, kwargs: Mapping[str, Any], say: Say | None
 ) -> Path:
-    """Return the folder of a snapshot. If there is none yet, it is taken now.
+    """Return the folder of a snapshot. If there is no snapshot yet, it is made now.
 
     The card is written last: a folder with a card is complete.
-    Raises Unreachable or RecipeError as `ask_transformers` does.
+    Raises Unreachable or RecipeError for the reasons of `ask_transformers`.
+
+    Args:
+        pretrained: whether `name` is a tokenizer or a processor.
+        name: its folder, file or hub name.
+        kwargs: the recipe's arguments for transformers.
+        say: called with a note for the user before a snapshot is made; None: no note.
     """
-    # Raises for a malformed URL such as s3:/bucket/tokenizer, before a hub is asked for it.
+    # Raise an error for a malformed s3:// URL, before transformers asks a hub for it.
     if is_url(name) and name.startswith("s3://"):
         locate(name)
     folder = _snapshot_folder(pretrained, name, kwargs)
@@ -86,7 +92,9 @@ def load_card(type_of_card: type[Card], folder: Path, **fields: str) -> Card:
     """Return the card of a snapshot as a Tokenizer or Processor.
 
     Args:
-        fields: replace those of the stored card.
+        type_of_card: Tokenizer or Processor.
+        folder: the folder of the snapshot.
+        fields: values that replace those of the stored card, such as `path`.
     """
     card = json.loads((folder / CARD).read_bytes()) | fields
     return schema.parse_mapping(type_of_card, card, str(folder))
@@ -96,7 +104,8 @@ def find_snapshot(digest: str | None, *patterns: str) -> Path | None:
     """Return the first folder of the cache whose card has this hash; None if there is none.
 
     Args:
-        patterns: of the cards' paths in the cache, such as `tokenizers/*/card.json`.
+        digest: the hash of the tokenizer or processor.
+        patterns: glob patterns of cards in the cache, such as `tokenizers/*/card.json`.
     """
     for pattern in patterns:
         for card in cache_folder().glob(pattern):
@@ -116,8 +125,8 @@ def _snapshot_folder(pretrained: Pretrained, name: str, kwargs: Mapping[str, Any
 
 
 def _hash_files(name: str, revision: str) -> Iterator[tuple[str, str]]:
-    """Yield name and hash of each file in the folder `name`. For a hub name, yield its revision
-    and the commit of it in the hub cache ("" if it is not there).
+    """Yield the name and hash of each file in the folder `name`. For a hub name, yield one pair:
+    the revision, and its commit in the hub cache ("" if it is not in the cache).
     """
     path = Path(name)
     if path.exists():
@@ -134,10 +143,11 @@ def _hash_files(name: str, revision: str) -> Iterator[tuple[str, str]]:
 def ask_transformers(
     pretrained: Pretrained, name: str, kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a tokenizer or processor as plain data, as transformers describes it.
+    """Load a tokenizer or processor with transformers in another process. Return its description:
+    the fields of its card, with the files as name -> text.
 
     Raises Unreachable if transformers cannot load `name`.
-    Raises RecipeError if an argument of `kwargs` would change nothing.
+    Raises RecipeError if an argument of `kwargs` would have no effect.
     """
     description: dict[str, Any]
     if pretrained == "processor":
@@ -159,16 +169,18 @@ def run_describe(question: str) -> subprocess.CompletedProcess[str]:
     """Run `describe.py` in a subprocess, so that this process does not import transformers.
 
     Args:
-        question: its JSON input.
+        question: the JSON for its stdin: {"name": ..., "kwargs": ...}.
     """
     command = [sys.executable, "-m", "mdsmix.tokenizer.describe"]
     return subprocess.run(command, input=question, capture_output=True, text=True)
 
 
 def _load_error(pretrained: Pretrained, name: str, error: str) -> str:
-    """Return the message for what transformers could not load.
+    """Return the message for a tokenizer or processor that transformers could not load.
 
     Args:
+        pretrained: whether `name` is a tokenizer or a processor.
+        name: its folder, file or hub name.
         error: the error of transformers.
     """
     reason = " ".join(error.split()).partition(". ")[0][:300].rstrip(".")

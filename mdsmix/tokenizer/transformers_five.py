@@ -49,9 +49,8 @@ class Readable(NamedTuple):
 
 @contextmanager
 def open_readable_folder(name: str) -> Iterator[Readable]:
-    """Yield the folder of a tokenizer or processor in a form that the installed transformers opens.
-
-    A hub name is yielded unchanged.
+    """Yield a folder from which the installed transformers can open the tokenizer or processor
+    `name`: the original, or a temporary copy with changed files. A hub name is yielded unchanged.
     """
     folder = Path(name)
     if not os.path.isdir(name):
@@ -117,8 +116,8 @@ def is_saved_by_five(folder: str) -> bool:
 
 
 def _is_only_unknown(folder: Path, config: dict[str, Any]) -> bool:
-    """Check whether transformers lacks a tokenizer's class, but its tokenizer.json can be read
-    without that: it has no code of its own.
+    """Check whether transformers does not have the tokenizer's class, but the tokenizer can be read
+    without that class: it has a tokenizer.json and no code of its own.
     """
     own_class = config.get("tokenizer_class")
     if not isinstance(own_class, str) or "auto_map" in config:
@@ -127,8 +126,8 @@ def _is_only_unknown(folder: Path, config: dict[str, Any]) -> bool:
 
 
 def _convert_for_four(folder: Path) -> dict[str, Any]:
-    """Return file name -> content, for transformers 4, of the files that the folder lacks or has in
-    the form of transformers 5.
+    """Return file name -> content in the form of transformers 4, for each file that the folder has
+    in the form of transformers 5 or lacks.
     """
     changed = dict[str, Any]()
     tokenizer = _read_json(folder / TOKENIZER_CONFIG)
@@ -147,8 +146,9 @@ def _convert_for_four(folder: Path) -> dict[str, Any]:
 
 
 def _is_of_five(config: dict[str, Any]) -> bool:
-    """Check whether a tokenizer's config has any key or value that transformers 4 cannot read, or
-    reads in another way. A config that was edited by hand may have only some of them.
+    """Check whether a tokenizer's config has any key or value that transformers 4 cannot read or
+    would read differently. One is enough: a config that was edited by hand may have only some of
+    them.
     """
     has_list = isinstance(config.get("extra_special_tokens"), list)
     return SAVED_BY_FIVE in config or config.get("tokenizer_class") == NEW_CLASS or has_list
@@ -157,8 +157,8 @@ def _is_of_five(config: dict[str, Any]) -> bool:
 def _tokenizer_for_four(config: dict[str, Any]) -> dict[str, Any]:
     """Return a tokenizer's config with the class and the keys of transformers 4.
 
-    There `extra_special_tokens` is the mapping of named special tokens, and
-    `additional_special_tokens` the list of the others.
+    In transformers 4 `extra_special_tokens` is a mapping of named special tokens, and
+    `additional_special_tokens` is the list of all other special tokens.
     """
     old = {key: value for key, value in config.items() if key != SAVED_BY_FIVE}
     old["tokenizer_class"] = PLAIN_CLASS

@@ -256,7 +256,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "finetuning",
         {"decoder_only_format": False, "packing_ratio": 2},
-        "sets packing_ratio: 2 under decoder_only_format: false",
+        "sets packing_ratio: 2, but also decoder_only_format: false",
     ),
     ("finetuning", {"max_seq_len": 1}, "dataset.max_seq_len of train_loader is 1"),
     ("finetuning", {"allow_unsafe_types": True}, "runs any code that a shard of pickles contains"),
