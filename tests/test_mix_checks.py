@@ -456,7 +456,11 @@ WHOLE_FINDINGS: list[tuple[BuildMix, str, str]] = [
     ),
     (evaluations("held", "held"), "eval-label", "entry 1 of eval_loader has the label held."),
     (LONGER_SHARD, "shard-size", "shard.00000.mds of web: expected 998 bytes, found 999."),
-    (text_loader(UNCACHED, UNCACHED("b"), WEB("c")), "local-unset", "[web, b]: web, b: no local"),
+    (
+        text_loader(UNCACHED, UNCACHED("b"), WEB("c")),
+        "local-unset",
+        "[web, b]: no local folder is set for",
+    ),
     (text_loader(WEB, HALF_ROWS), "rows-short rows-uneven", "[web, short]"),
     (
         finetuning_loader(CUT_CHATS),
