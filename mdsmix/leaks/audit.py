@@ -1,5 +1,5 @@
 """The search for evaluation samples in training streams: which samples are there, how much of each,
-and where.
+and where. Samples are compared by their grams: runs of 13 tokens.
 
 A leak is reported and nothing is deleted. Text may leak without being found: a paraphrase, a
 translation, or the same text in another tokenizer's ids has other grams.
@@ -88,12 +88,15 @@ class Leak:
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of the search."""
+    """The result of searching training streams for evaluation samples."""
 
     evaluations: Sequence[StreamInMix]
     streams: Sequence[StreamInMix]
+    "The training streams that were searched."
     items: EvalSamples
+    "The samples of all evaluations, and their grams."
     scanned: Sequence[ScannedStream]
+    "For each training stream, the grams that it contains."
     leaks: Sequence[Leak]
     "The largest share first."
 
@@ -129,7 +132,9 @@ def find_leaks(
 
 
 def _refuse_other_tokenizers(streams: Sequence[StreamInMix]) -> None:
-    """Raise RecipeError if manifests name two tokenizers, whose ids mean different text."""
+    """Raise RecipeError if the streams were converted with different tokenizers: then the same ids
+    mean different text.
+    """
     cards = []
     for stream in streams:
         manifest = stream.trusted_manifest
@@ -170,7 +175,7 @@ def scan_stream(
             first_sample += shard.samples
             tokens += shard_tokens
             watcher.on_progress(shard.stored.bytes, shard_tokens)
-    is_common = (counts > items.common) & (items.common > 0)
+    is_common = (counts > items.common) & (items.common > 0)  # `common` = 0: no gram is ignored
     grams, samples = np.concatenate(finds, axis=1)
     is_kept = ~is_common[grams]
     return ScannedStream(tokens, int(is_common.sum()), grams[is_kept], samples[is_kept])
@@ -215,7 +220,7 @@ def _leak_sources(
     """Map each item to the MOST_PLACES training samples that contain most of its grams."""
     sources_by_item = defaultdict[int, list[LeakingSample]](list)
     for stream, finds in enumerate(scanned):
-        # An item and a training sample share a gram for each time that the pair occurs.
+        # List the pair (item, training sample) once for each gram that both contain, and count.
         items_of_grams = items.holders.take(finds.grams)
         samples = np.repeat(finds.samples, items_of_grams.lengths)
         pairs = np.stack([items_of_grams.values, samples])
@@ -270,11 +275,11 @@ def find_longest_shared(item: Int, training: Int) -> SharedRun:
     item_hashes = hash_grams(item)
     training_hashes = hash_grams(training)
     is_shared = np.isin(training_hashes, item_hashes)
-    # Runs of shared grams begin and end in turn at these positions.
+    # The positions where runs of shared grams begin and end: begin, end, begin, end, ...
     edges = np.flatnonzero(np.diff(is_shared, prepend=False, append=False))
     if not len(edges):
         return SharedRun(0, 0, 0)
-    longest = np.diff(edges)[::2].argmax()
+    longest = np.diff(edges)[::2].argmax()  # every other difference is the length of a run
     training_start = int(edges[2 * longest])
     start = int((item_hashes == training_hashes[training_start]).argmax())
     rest = min(len(item) - start, len(training) - training_start)

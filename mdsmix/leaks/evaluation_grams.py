@@ -1,5 +1,5 @@
-"""The samples of evaluations (items), their 13-grams, and the search for them in the rows of a
-training stream.
+"""The samples of evaluations (called items), their 13-grams (runs of 13 tokens), and the search for
+these grams in the rows of a training stream.
 
 All items are in memory: their ids, and a 64-bit hash of each gram. The upper bits of a training
 position's hash are looked up in a table of flags. The positions that pass (one in 32 by chance)
@@ -57,7 +57,7 @@ class EvalSamples:
     def __post_init__(self) -> None:
         positions, item = self._list_grams()
         hashes, gram = np.unique(hash_grams(self.rows.values)[positions], return_inverse=True)
-        # A gram counts once in an item.
+        # Count a gram once in an item: join each (gram, item) to one number, drop repeated ones.
         gram, item = np.divmod(np.unique(gram * len(self.rows) + item), len(self.rows))
         times = np.bincount(gram, minlength=len(hashes))
         is_usable = times <= (self.common or len(self.rows))

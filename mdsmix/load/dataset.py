@@ -3,8 +3,8 @@ its state to the data.
 
 Streaming's state is a number of samples, which is right only for the data that it was counted on.
 So the state also contains the lock of that data, as one string: torch.distributed.checkpoint reads
-a checkpoint into a state with the same keys. A resume on other data is refused, or goes on with a
-warning that lists the differences.
+a checkpoint into a state with the same keys. A resume on other data is refused, or with
+`accept_changed` accepted with a warning that lists the differences.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 LOCK_KEY = "mdsmix_lock"
 "The key of a state with the lock, as one line of JSON."
 ACCEPT_HINT = (
-    "to go on all the same, set accept_changed: true (train_loader of name: mdsmix; "
+    "to resume all the same, set accept_changed: true (train_loader of name: mdsmix; "
     "build_loader(..., accept_changed=True))"
 )
 EXACT_METHOD = "random"
@@ -155,8 +155,8 @@ class CheckedStream(Stream):  # type: ignore[misc]
         return shards
 
     def _refuse_deletion(self, shards: Sequence[Reader]) -> None:
-        """Raise RecipeError if Streaming would delete decompressed shards. It does so if their
-        compressed files are missing and must be kept.
+        """Raise RecipeError if Streaming would delete decompressed shards of a stream without a
+        remote. It does so if their compressed files, which it wants to keep, are missing.
         """
         if self.remote and self.remote != self.local:
             return
@@ -168,16 +168,17 @@ class CheckedStream(Stream):  # type: ignore[misc]
                     endangered += (folder / raw.basename).exists()
         if endangered:
             raise RecipeError(
-                f"Stream {self.name}: {folder} contains {endangered:,} of its "
-                f"{plural(len(shards), 'shard')} only decompressed, as the cache of a remote does, "
-                "and its index.json lists compressed ones. Without the remote Streaming would "
-                "delete such shards when it opens the stream, so nothing was opened or changed; "
-                "set the remote again that the stream was fetched from."
+                f"Stream {self.name}: {folder} looks like the cache of a remote: its index.json "
+                f"lists {plural(len(shards), 'shard')} as compressed, but {endangered:,} of them "
+                "exist only decompressed. Without the remote Streaming would delete those when it "
+                "opens the stream, so nothing was opened or changed; set the remote again that the "
+                "stream was fetched from."
             )
 
     def _choose_hash(self, files: list[FileInfo]) -> str | None:
-        """Return the hash algorithm to check with, or None. Raises RecipeError if the YAML names an
-        algorithm that a shard lacks.
+        """Return the hash algorithm with which to check shards; None if shards are not hashed.
+
+        Raises RecipeError if the YAML names an algorithm that a shard lacks.
         """
         available = set.intersection(*(set(file.hashes) for file in files))
         if self.validate_hash == BEST_HASH:
@@ -270,9 +271,9 @@ class MixDataset(ShardKeeper):
     (mdsmix.foundry_yaml.lock.locked_settings).
     """
     accept_changed = False
-    "Whether to go on from a state of other data, and log the differences."
+    "Whether to resume from a state that was saved on other data, and log the differences."
     starts = 0
-    "How many times the place at which the next pass begins was set."
+    "How many times the starting position of the next pass was set."
     is_resumed = False
     "Whether a state was loaded."
     came_from_trainer = False
@@ -312,8 +313,8 @@ class MixDataset(ShardKeeper):
 
     @cached_property
     def lock(self) -> LoaderLock:
-        """The lock of the data that epochs are drawn from. It is computed when a state is first
-        saved or loaded.
+        """The lock: a description of the data that epochs are drawn from. It is computed when a
+        state is first saved or loaded.
         """
         shards = map(_describe_shard, self.shards)
         streams = [
@@ -355,7 +356,7 @@ class MixDataset(ShardKeeper):
         return state | {LOCK_KEY: self.lock.to_text()}
 
     def load_state_dict(self, obj: Mapping[str, Any]) -> None:
-        """Make the next pass go on from a state.
+        """Make the next pass resume from a state.
 
         Raises RecipeError if `obj` is not a state, or its lock cannot be read; MixRefused if the
         data is not the data of the state, and `accept_changed` is not set.
@@ -390,23 +391,21 @@ class MixDataset(ShardKeeper):
         self._begin_at(state)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that of `epoch`, from its first sample, if the pass would otherwise
-        be of an earlier epoch.
+        """Make the next pass read `epoch` from its first sample, unless it would already read that
+        epoch or a later one.
         """
         self.is_epoch_set = True
         if epoch > self.next_epoch:
             self._begin_at(self._get_state() | {"epoch": epoch, "sample_in_epoch": 0})
 
     def begin_next_epoch(self) -> None:
-        """Make the next pass the epoch after the one that was read last, with the seed and nodes of
-        its state.
-        """
+        """Make the next pass read the epoch after the last one, with the same seed and nodes."""
         self._begin_at(self._get_state() | {"epoch": self.next_epoch, "sample_in_epoch": 0})
 
     @property
     def last_place(self) -> int:
-        """The last sample of an epoch at which Streaming can begin. An epoch is longer if canonical
-        nodes round it up, by repeating samples.
+        """The last position in an epoch from which Streaming can start. An epoch may have positions
+        after it: Streaming repeats samples, so that all canonical nodes get the same number.
         """
         ranks: int = self._parallel_rank_world.num_ranks
         return int(self.epoch_size) // ranks * ranks + ranks
@@ -417,8 +416,8 @@ class MixDataset(ShardKeeper):
         return state
 
     def _begin_at(self, state: dict[str, Any]) -> None:
-        """Make the next pass begin at a state. Without this Streaming would ignore the state of an
-        epoch that it has begun before.
+        """Make the next pass begin at a state, even if it is in an epoch that was begun before:
+        Streaming alone would ignore such a state.
         """
         self.__dict__.update(self._settings_before_epochs, initial_physical_nodes=None)
         super().load_state_dict(state)
@@ -431,8 +430,9 @@ class MixDataset(ShardKeeper):
         Raises MixRefused if they differ and `accept_changed` is not set.
 
         Args:
-            saved_devices: from the state's lock; None if an earlier commit wrote it.
-            saved_nodes: from the state.
+            saved_devices: the devices in the state's lock, such as "2 nodes of 8 devices with
+                batches of 4 samples"; None if an earlier commit wrote the lock.
+            saved_nodes: the number of nodes in the state.
         """
         devices = self.devices
         method = f"batching_method: {self.batching_method}"
@@ -446,13 +446,13 @@ class MixDataset(ShardKeeper):
             return
         if before == devices:
             return
-        change = f"was written on {before}, and this run has {devices}"
+        change = f"was written on {before}, but this run has {devices}"
         if not self.accept_changed:
             raise MixRefused(
-                f"The checkpoint {change}: under {method} its epoch is divided in another way "
-                "here, so samples would come twice and others never (only batching_method: "
-                f"{EXACT_METHOD} goes on exactly on other devices). Fix: resume on the devices of "
-                f"the checkpoint; {ACCEPT_HINT}."
+                f"The checkpoint {change}: under {method} the epoch is divided differently among "
+                "these devices, so some samples would be repeated and others skipped (only "
+                f"batching_method: {EXACT_METHOD} resumes exactly on other devices). Fix: resume "
+                f"on the devices of the checkpoint; {ACCEPT_HINT}."
             )
         if World.detect().is_local_leader:
             log.warning("accept_changed: the checkpoint %s, under %s.", change, method)
@@ -486,8 +486,8 @@ class MixDataset(ShardKeeper):
         if changes and not self.accept_changed:
             raise MixRefused(
                 f"The checkpoint was written on other data: {changes}. Resumed on this data, "
-                "samples would come twice and others never. Fix: go on with the data and the "
-                "settings of the checkpoint (publish: versioned keeps both); "
+                "some samples would be repeated and others skipped. Fix: resume with the data and "
+                "the settings of the checkpoint (publish: versioned keeps both); "
                 f"{ACCEPT_HINT}."
             )
         if changes and World.detect().is_local_leader:
@@ -528,8 +528,8 @@ class MixDataset(ShardKeeper):
 
 
 def _describe_shard(shard: Reader) -> LockedShard:
-    """Describe a shard for a lock. Hashes of the compressed file are taken if there are no
-    others.
+    """Describe a shard for a lock. The hashes are those of the decompressed file, or of the
+    compressed one if the index has no others.
     """
     raw, compressed = shard.file_pairs[0]
     hashes = raw.hashes or (compressed.hashes if compressed else {})

@@ -47,11 +47,12 @@ BATCHES_TRIED = 100
 
 
 class MixLoader(StreamingDataLoader):  # type: ignore[misc]
-    """Iterating gives batches: a dict of int64 tensors [batch, max_seq_len]. One pass is one epoch.
+    """A loader that yields batches: dicts of int64 tensors [batch, max_seq_len]. One pass is one
+    epoch.
 
-    `state_dict()` between two batches returns the place in the epoch. After
-    `load_state_dict(state)` the next pass goes on after the batches that were yielded, not those
-    that were prefetched. If none are left, it is the next epoch.
+    `state_dict()` between two batches returns the position in the epoch. After
+    `load_state_dict(state)` the next pass continues after the last batch that was yielded, even if
+    later ones were prefetched. If the epoch has no batch left, the next pass is the next epoch.
     """
 
     _iterator: Any
@@ -71,7 +72,7 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         self._passes = 0
         self._starts = dataset.starts
         self._may_be_over = False
-        "Whether the next pass goes on from a state, which may be that of the end of an epoch."
+        "Whether the next pass resumes from a state, which may be the end of an epoch."
 
     def __iter__(self) -> Iterator[Batch]:
         self._follow_dataset()
@@ -109,8 +110,8 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
                 self.dataset.is_read_by_loader[0] = False
 
     def _this_epoch_or_next(self) -> Iterator[Batch]:
-        """Read the batches that a state left of its epoch; if it left none, those of the
-        next epoch.
+        """Yield the remaining batches of the epoch that a loaded state is in. If none remain, yield
+        those of the next epoch.
         """
         is_over = self._may_be_over
         self._may_be_over = False
@@ -126,20 +127,20 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         drawn = 0
         for batch in super().__iter__():
             if self.collate_fn.packer:
-                # Streaming has counted packed rows. Rows that still wait in bins are lost on
-                # resuming.
+                # Streaming counted packed rows, but a state counts samples. Samples that wait for a
+                # later batch are counted as read, so they are lost if the run is resumed.
                 drawn = min(drawn + (self.batch_size or 0), len(self.dataset))
                 self.num_samples_yielded = drawn
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the epoch, for rank 0."""
+        """Return the position in the epoch. Only the state of rank 0 is to be saved."""
         self._follow_dataset()
         state: dict[str, Any] = super().state_dict()
         return state
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
-        """Make the next pass go on from a state, also on a loader that was iterated."""
+        """Make the next pass resume from a state. The loader may have been iterated before."""
         super().load_state_dict(obj)
         if obj["sample_in_epoch"] > self.dataset.last_place:
             self.dataset.set_epoch(obj["epoch"] + 1)
@@ -147,18 +148,18 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         self._may_be_over = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that of `epoch`, if it would otherwise be of an earlier epoch. Trainer
-        calls it when it begins an epoch.
+        """Make the next pass read `epoch`, unless it would already read that epoch or a later one.
+        Trainer calls this when it begins an epoch.
         """
         self.dataset.set_epoch(epoch)
 
     def end(self) -> None:
-        """End the workers and the threads of an epoch that is not read further."""
+        """Stop the workers and threads of the current epoch, which will not be read to its end."""
         self._stop_workers()
         self.dataset.end()
 
     def _follow_dataset(self) -> None:
-        """End the current pass if the place at which the dataset begins was set since."""
+        """End the current pass if the dataset's starting position was set since the pass began."""
         if self._starts != self.dataset.starts:
             self._starts = self.dataset.starts
             self._passes += 1
@@ -172,8 +173,8 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         return self._reader
 
     def _stop_workers(self) -> None:
-        """End the workers of a pass, and those that live from epoch to epoch; the next pass starts
-        others.
+        """Stop the workers of the current pass, and persistent workers. The next pass starts new
+        ones.
         """
         for reader in (self._reader, self._iterator):
             if hasattr(reader, "_shutdown_workers"):
@@ -197,17 +198,18 @@ def build_loader(
         batch_size: rows per batch and device.
         loader: `train_loader`, or `eval_loader.<label>`.
         ids: the tokenizer's ids; by default those of the config's `tokenizer`.
-        accept_changed: `load_state_dict` also goes on from a state of other data, and logs the
+        accept_changed: `load_state_dict` accepts a state that was saved on other data, and logs the
             differences.
-        position_ids: batches also have `position_ids`, which begin at 0 again with each document of
+        position_ids: add `position_ids` to each batch. They begin at 0 again with each document of
             a row.
 
     Raises:
-        RecipeError: the config is wrong, or asks for something that a stream cannot give.
-        Unreachable: a stream or its index is missing. While iterating: a shard is lost or damaged,
-            and is named.
-        MixRefused: while iterating, a row does not fit the settings; its stream, shard and position
-            are named. In `load_state_dict`, the state was counted on other data (docs/loading.md).
+        RecipeError: the config is wrong, or does not suit its streams.
+        Unreachable: a stream or its index is missing. While iterating: a shard, which the message
+            names, is lost or damaged.
+        MixRefused: while iterating: a row does not fit the settings; the message names its stream,
+            shard and position. In `load_state_dict`: the state was saved on other data
+            (docs/loading.md).
 
     >>> for batch in build_loader("train.yaml", batch_size=8):  # doctest: +SKIP
     ...     loss = model(batch["input_ids"], labels=batch["labels"])
@@ -216,7 +218,7 @@ def build_loader(
     mix_loader = open_loader(settings, batch_size, ids or open_token_ids(settings), accept_changed)
     if position_ids and not mix_loader.collate_fn.rules.decoder_only_format:
         raise RecipeError(
-            "position_ids are those of one sequence, and under decoder_only_format: false a sample "
+            "position_ids are those of one sequence, but under decoder_only_format: false a sample "
             "has two: leave them out."
         )
     mix_loader.collate_fn.with_position_ids = position_ids
@@ -226,9 +228,7 @@ def build_loader(
 def open_loader(
     settings: LoaderSettings, batch_size: int, ids: TokenIds, accept_changed: bool = False
 ) -> MixLoader:
-    """Build a loader from settings that were read, for `build_loader` and the plugin of
-    LLM-Foundry.
-    """
+    """Build a loader from its settings. `build_loader` and the plugin of LLM-Foundry call this."""
     batch_size = _check_batch_size(batch_size)
     section = settings.section
     keys = settings.loader
@@ -298,8 +298,10 @@ def open_token_ids(settings: LoaderSettings) -> TokenIds:
 
 
 def make_row_rules(settings: LoaderSettings, ids: TokenIds) -> RowRules:
-    """Return the rules that make rows of samples. Raises RecipeError if the tokenizer's ids do not
-    fit them.
+    """Return the rules for turning samples into rows.
+
+    Raises RecipeError if the settings need a token that the tokenizer lacks, or name another id for
+    it.
     """
     section = settings.section
     if not section.is_text and ids.fill is None:
@@ -342,8 +344,9 @@ def _find_packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: i
     ratios = list_ratios(rules.max_seq_len, batch_size)
     rows = list[TrainingRow]()
     if len(ratios) > 1:
-        # Read by a dataset of its own, so that the loader's begins its epoch at the first sample.
-        # By default it would prepare 8 such batches ahead, of which it reads one.
+        # Read the samples with a separate dataset, so that the loader's own dataset begins its
+        # epoch at the first sample. It prepares one such batch ahead instead of the default 8,
+        # since only one is read.
         count = BATCHES_TRIED * max(ratios)
         dataset = _open_dataset(settings, rules, count, 0, batch_size)
         try:

@@ -25,7 +25,7 @@ defaults that fit, and a stream needs only one of local and remote.
 REFUSED_KEYS = {
     "allow_unsafe_types": "which runs any code that a shard of pickles contains; remove it, and "
     "write such a stream again in another encoding",
-    "mlm_probability": "and no token is masked here; remove it",
+    "mlm_probability": "but this loader masks no tokens; remove it",
 }
 "Keys of LLM-Foundry that this loader refuses -> why."
 KEYS_NOT_PASSED_ON = frozenset(
@@ -70,7 +70,12 @@ def read_settings(config: Config, loader: str = "train_loader") -> LoaderSetting
 
 
 def make_settings(section: LoaderSection, tokenizer: TokenizerSpec | None = None) -> LoaderSettings:
-    """Return the settings of one loader's section. Raises RecipeError if they are wrong."""
+    """Return the settings of one loader's section. Raises RecipeError if they are wrong.
+
+    Args:
+        tokenizer: the tokenizer that the config names; None if it names none, or if the caller
+            passes the token ids itself.
+    """
     checked_section = section
     if section.is_text:
         # LLM-Foundry's text loader has no target policies, so its rules would refuse them; this

@@ -59,8 +59,10 @@ def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) 
 
 
 def prepare_microbatches(collate: Collate) -> Callable[[Batch, int | float], list[Batch]]:
-    """Make a loader of images give batches that can be cut into microbatches, and return the
-    function that cuts them.
+    """Make a loader of images yield batches that can be split into microbatches, and return the
+    function that splits them.
+
+    Composer calls that function with a batch and the rows of a microbatch.
     """
     vision = collate.vision
     assert vision is not None, "a loader of images"
@@ -71,8 +73,8 @@ def prepare_microbatches(collate: Collate) -> Callable[[Batch, int | float], lis
     def split(batch: Batch, size: int | float) -> list[Batch]:
         if isinstance(size, float):
             raise RecipeError(
-                f"device_train_microbatch_size is {size}, and a row with its images cannot be cut: "
-                "set a whole number of rows."
+                f"device_train_microbatch_size is {size}, but a row with its images cannot be "
+                "split: set a whole number of rows."
             )
         starts = range(0, count_rows(batch), size)
         return [cut(batch, start, start + size) for start in starts]

@@ -81,8 +81,8 @@ def open_vision(settings: LoaderSettings, has_images: bool) -> Vision | None:
         for stream in _list_image_streams(settings):
             if not stream.manifest.encoding.images.get("around"):
                 raise MixRefused(
-                    f"{stream.root} was converted without a processor, and {name} prints text "
-                    "around each image, which its rows lack: set processor: in the recipe and "
+                    f"{stream.root} was converted without a processor, so its rows lack the text "
+                    f"that {name} prints around each image: set processor: in the recipe and "
                     "convert it again."
                 )
     return vision
@@ -114,9 +114,10 @@ def _fetch_published_processor(settings: LoaderSettings) -> str | None:
         if actual != expected:
             raise MixRefused(
                 f"{published} contains the processor that the streams were converted for "
-                f"({expected[:8]}), and transformers {version('transformers')} makes another one "
-                f"from its files ({actual[:8]}): install the version that converted, or name the "
-                "processor in dataset.processor to have each image's count compared instead."
+                f"({expected[:8]}), but transformers {version('transformers')} makes another one "
+                f"from its files ({actual[:8]}): install the version that converted them, or name "
+                "the processor in dataset.processor to have only the token counts of images "
+                "compared."
             )
         return str(folder)
     return None
@@ -155,8 +156,8 @@ class Vision:
     none waits for another.
     """
     is_split: bool = False
-    """Batches are cut into microbatches: each row is put through the processor by itself, and
-    PIXEL_ROWS maps pixels to rows.
+    """Whether batches will be split into microbatches. Then each row is processed by itself, and
+    PIXEL_ROWS in the batch maps pixels to rows.
     """
 
     @property
@@ -256,23 +257,24 @@ def decode_row_image(pictures: RowImages, number: int) -> Any:
 
 
 def expand_images(row: TrainingRow, pieces: Sequence[Arrays], rules: RowRules) -> TrainingRow:
-    """Replace the token of each image by the processor's tokens, and cut the row.
+    """Replace each image's placeholder token by the processor's tokens, and truncate the row.
 
-    Raises MixRefused if an image would be cut.
+    Raises MixRefused if an image would be truncated.
 
     Args:
-        pieces: for each image of the row, the processor's arrays.
+        pieces: for each image of the row, the processor's arrays, among them its `input_ids`.
     """
     pictures = row.pictures
     assert pictures
     spots = pictures.spots
     lengths = [len(piece["input_ids"]) for piece in pieces]
+    # Where the last image ends after one placeholder for each image was replaced.
     end = int(spots[-1]) + 1 - len(pieces) + sum(lengths)
     if end > rules.max_seq_len:
         raise MixRefused(
             f"{pictures.where}: its images end at token {end:,} of at most "
-            f"{rules.max_seq_len:,}, and an image cannot be cut; convert the stream with this "
-            "processor in the recipe (processor: ...), which leaves such records out."
+            f"{rules.max_seq_len:,}, but an image cannot be truncated; convert the stream with "
+            "this processor in the recipe (processor: ...), which leaves such records out."
         )
     outputs = fill_row(row.input_ids, spots, pieces)
     ignored = [np.full(length, IGNORED_LABEL) for length in lengths]

@@ -1,7 +1,7 @@
 """Samples of published shards, read up to a limit in bytes, and the images in them.
 
-Toward the limit count a shard's table of offsets (4 bytes a sample) and the samples, at their mean
-size and with the gaps between them. A compressed shard counts whole.
+The limit applies to the bytes that are read: a shard's table of offsets (4 bytes a sample), and the
+samples, at their mean size and with the gaps between them. A compressed shard is read whole.
 """
 
 from __future__ import annotations
@@ -59,14 +59,24 @@ class Images:
 def find_mix_images(mix: Mix) -> Images | None:
     """Return how the mix's images become tokens; None if no training stream has images.
 
-    Raises RecipeError if no processor is known that counts their tokens.
+    Raises RecipeError if the processor that counts their tokens is unknown, or if the streams do
+    not share one placeholder token for images.
     """
     streams = [stream for stream in mix.train.streams if has_images(stream.columns)]
     if not streams:
         return None
-    tokens = {id for s in streams if s.manifest for id in s.manifest.encoding.image_ids}
+    tokens = set[int]()  # the placeholder tokens for images
+    for stream in streams:
+        if stream.manifest:
+            tokens.update(stream.manifest.encoding.image_ids)
     processor = find_processor(mix, mix.train, streams[0])
-    if processor is None or len(tokens) != 1:
+    if len(tokens) > 1:
+        raise RecipeError(
+            f"{list_stream_names(streams)} have different placeholder tokens for an image "
+            f"({', '.join(map(str, sorted(tokens)))}), but a loader expands only one: convert them "
+            "again with the same tokenizer and images.token."
+        )
+    if processor is None or not tokens:
         raise RecipeError(
             f"the processor of {list_stream_names(streams)} is unknown, so it is unknown how many "
             "tokens an image becomes: name it with train_loader.dataset.processor, or convert "
@@ -76,7 +86,7 @@ def find_mix_images(mix: Mix) -> Images | None:
 
 
 def has_ids(stream: StreamInMix) -> bool:
-    """Return whether the stream contains token ids. The loader tokenizes the text of others."""
+    """Check whether the stream contains token ids. The loader itself tokenizes any other stream."""
     return bool(find_id_columns(stream.columns)) and "text" not in stream.columns
 
 
@@ -86,11 +96,13 @@ ShardKey = tuple[int, int]
 
 @dataclass(slots=True)
 class ShardReader:
-    """Reads samples of the streams, at most `most` bytes in all. `read` counts the bytes."""
+    """Reads samples of the streams, up to a limit in bytes."""
 
     streams: Sequence[StreamInMix]
     most: int
+    "The limit: bytes to read at most."
     read: int = 0
+    "Bytes read up to now."
 
     def samples(self, places: Iterable[SamplePlace]) -> dict[SamplePlace, Sample] | None:
         """Return the decoded samples, or None if they exceed the limit. After that every call

@@ -61,6 +61,7 @@ def _show_passages(audit: Audit, leak: Leak, decoder: Decoder | None) -> Iterato
     leaked = f"{leak.leaked_grams:,} of its {leak.grams:,} grams found"
     yield Title(f"{_sample_name(evaluation, leak.sample)}: {leaked}")
     yield _passage_text(passage.item, passage.shared, decoder)
+    # The training sample with most of these grams, and how many of them it contains.
     yield Title(f"{_sample_name(training, source.sample)}: {source.grams:,} of them")
     yield _passage_text(passage.training, passage.shared, decoder)
 

@@ -133,7 +133,7 @@ def test_rows_without_the_text_around_images_are_refused(
     run_recipe(write_recipe_of(tmp_path, processors["gemma3"]), "processor=null")
     processor = str(processors["gemma3"][1])
     streams = {"see": {"local": str(tmp_path / "out/see"), "split": "train"}}
-    with pytest.raises(MixRefused, match="prints text around each image, which its rows lack"):
+    with pytest.raises(MixRefused, match="so its rows lack the text that"):
         loaded(streams, 2, "mdsmix", max_seq_len=LENGTH, processor=processor)
 
 

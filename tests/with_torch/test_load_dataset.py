@@ -118,7 +118,7 @@ def test_a_cache_of_decompressed_shards_is_refused_without_its_remote(tmp_path: 
     assert not any(name.endswith(".zstd") for name in files_before)
     for alone in ({"local": cached["local"]}, cached | {"remote": cached["local"]}):
         count = len(files_before) - 1
-        message = f"local contains {count} of its {count} shards only decompressed.*set the remote"
+        message = f"as compressed, but {count} of them exist only decompressed.*set the remote"
         with pytest.raises(RecipeError, match=message):
             loaded({"b": {"local": str(write_tokens(tmp_path / "b", 4))}, "a": alone})
         assert sorted(path.name for path in (tmp_path / "local").iterdir()) == files_before
@@ -263,7 +263,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("finetuning", {"streams": {}}, "train_loader reads no MDS stream"),
     ("finetuning", {"streams": {"web": {"local": "web", "repeat": "2"}}}, "repeat of web is '2'"),
     ("finetuning", {"streams": {"web": "web"}}, "must be keys and values"),
-    ("text", {"mlm_probability": 0.15}, "no token is masked here"),
+    ("text", {"mlm_probability": 0.15}, "masks no tokens"),
     (
         "mdsmix",
         {"mlm_probability": 0.1},

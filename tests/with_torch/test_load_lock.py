@@ -1,5 +1,5 @@
-"""The lock in a loader's state: a run goes on with the data that the state was counted on. On other
-data it is refused, or goes on with a warning if `accept_changed` is set.
+"""The lock in a loader's state: a run resumes with the data that the state was counted on. On other
+data it is refused, or resumes with a warning if `accept_changed` is set.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def test_other_devices_are_refused_if_they_divide_an_epoch_differently(
                 continue
             loader.load_state_dict(state | {"sample_in_epoch": 0})
             change = (
-                "written on 1 node of 2 devices with batches of 8 samples, and this run has "
+                "written on 1 node of 2 devices with batches of 8 samples, but this run has "
                 f"{devices}"
             )
             message = f"{change} .*batching_method: {method}.*Fix"
@@ -233,7 +233,7 @@ def test_other_devices_are_refused_if_they_divide_an_epoch_differently(
             del earlier["settings"]["devices"]
             caplog.clear()
             if world is two_nodes:
-                with pytest.raises(MixRefused, match="written on 1 node, and this run has 2 nodes"):
+                with pytest.raises(MixRefused, match="written on 1 node, but this run has 2 nodes"):
                     loader.load_state_dict(state | {LOCK_KEY: json.dumps(earlier)})
             else:
                 loader.load_state_dict(state | {LOCK_KEY: json.dumps(earlier)})

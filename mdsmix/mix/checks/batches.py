@@ -99,7 +99,7 @@ def shuffle_off(mix: Mix) -> Findings:
     "warning", "Streaming draws other samples each time, so two evaluations cannot be compared."
 )
 def evaluation_varies(mix: Mix, loader: Loader) -> Findings:
-    """Find an evaluation that draws only some of its samples, and others at each pass."""
+    """Find an evaluation that draws only some of its samples, and different ones at each pass."""
     if loader.trains or loader.dataset.get("sampling_method") == "fixed":
         return
     drawn = count_loader_draws(loader) or []
@@ -172,8 +172,8 @@ def resume_devices(mix: Mix) -> Findings:
     if get_batching_method(mix.train) in METHODS and not mix.train.is_mdsmix:
         yield Finding(
             f"train_loader sets batching_method: {get_batching_method(mix.train)}, so a checkpoint "
-            "can be resumed exactly only on as many nodes and devices, with the same batch for "
-            "each device.",
+            "can be resumed exactly only on the same number of nodes and devices, with the same "
+            "batch for each device.",
             "resume on the devices of the checkpoint, or use batching_method: random; "
             f"name: {MDSMIX_LOADER} refuses to resume on other devices.",
         )
@@ -185,9 +185,11 @@ def resume_devices(mix: Mix) -> Findings:
     "epoch ends are never trained.",
 )
 def packing_high(mix: Mix) -> Findings:
-    """Compare packing_ratio with the most samples that can fit into a row on average. Two bounds
-    are computed: by the mean length, and by the samples longer than half a row, since no two of
-    those fit into one.
+    """Compare packing_ratio with the most samples that can fit into a row on average.
+
+    Two upper bounds are computed, and the smaller one is used. The first follows from the mean
+    length. The second follows from the samples longer than half a row: no two of them fit into one
+    row.
     """
     loader = mix.train
     epoch = _measure_epoch(mix)
@@ -204,8 +206,9 @@ def packing_high(mix: Mix) -> Findings:
     by_mean_length = limit * samples / max(1.0, float(tokens))
     by_long_samples = samples / max(1.0, long_samples)
     max_ratio = min(by_mean_length, by_long_samples)
-    if ratio > max(1.0, max_ratio):
-        untrained = int(samples * (1 - max(1.0, max_ratio) / ratio))
+    usable_ratio = max(1.0, max_ratio)  # a ratio below 1 is not possible
+    if ratio > usable_ratio:
+        untrained = int(samples * (1 - usable_ratio / ratio))
         rounded_down = max(1.0, math.floor(10 * max_ratio) / 10)
         yield Finding(
             f"packing_ratio of train_loader is {ratio:g}, and a row of {plural(limit, 'token')} "
@@ -216,7 +219,9 @@ def packing_high(mix: Mix) -> Findings:
 
 
 def _share_above(stream: StreamInMix, length: float) -> float:
-    """Return the share of a stream's samples that are certainly longer than this."""
+    """Return the share of a stream's samples that are certainly longer than `length` tokens: 0 if
+    no lengths are known.
+    """
     fixed = fixed_row_length(stream)
     if fixed is not None:
         return float(fixed > length)
@@ -224,8 +229,12 @@ def _share_above(stream: StreamInMix, length: float) -> float:
     samples = stream.index.samples
     if not manifest or not samples:
         return 0.0
-    counts = manifest.totals.lengths.items()
-    return sum(count for power, count in counts if 2 ** int(power[2:]) > length) / samples
+    longer = 0
+    for key, count in manifest.totals.lengths.items():  # such as "2^7": 300, lengths 128 to 255
+        shortest = 2 ** int(key.removeprefix("2^"))
+        if shortest > length:
+            longer += count
+    return longer / samples
 
 
 def _measure_epoch(mix: Mix) -> list[StreamInEpoch]:

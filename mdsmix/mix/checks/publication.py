@@ -122,7 +122,7 @@ def cache_limit_tight(mix: Mix, loader: Loader) -> Findings:
 
 
 class Lack(NamedTuple):
-    """A cache_limit that is too small."""
+    """A cache_limit that is too small, and the cache that the loader needs."""
 
     need: CacheNeed
     limit: int
@@ -132,8 +132,8 @@ class Lack(NamedTuple):
 
 
 def _find_lack(loader: Loader, rows: int, gpus: int) -> Lack | None:
-    """Compare the loader's cache_limit with the need of a node. None if it is not set or large
-    enough.
+    """Compare the loader's cache_limit with the bytes that a node needs. Return None if the limit
+    is not set or is large enough.
 
     Args:
         rows: rows of each device in a step.

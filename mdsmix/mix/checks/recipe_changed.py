@@ -87,8 +87,8 @@ def recipe_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _fix_of_sources(mix: Mix, sources: _SourceDifferences) -> str:
-    """Return a fix for source files that are gone, which a conversion refuses, and for files that
-    were edited or are new.
+    """Return the fix for changed source files. Missing files must be brought back first, since a
+    conversion without them is refused.
     """
     fixes = list[str]()
     if sources.has_gone:
@@ -105,8 +105,8 @@ class _NotComparable(Exception):
 
 
 def _is_for_budget(spec: StreamSpec, manifest: Manifest) -> bool:
-    """Check whether the stream was sampled by `mdsmix convert --budget`, which the recipe need not
-    set. In older manifests that looks like a sample that the recipe set.
+    """Check whether `mdsmix convert --budget` sampled the stream, so that the recipe has no
+    `sample`. Older manifests do not tell such a sample from one that the recipe sets.
     """
     is_by_budget = not manifest.source or manifest.source.get(SAMPLE) == BY_BUDGET
     return spec.sample is None and manifest.encoding.sample is not None and is_by_budget
@@ -115,8 +115,9 @@ def _is_for_budget(spec: StreamSpec, manifest: Manifest) -> bool:
 def _list_setting_changes(
     mix: Mix, stream: StreamInMix, spec: StreamSpec, manifest: Manifest
 ) -> list[str]:
-    """List the settings that shape rows and differ from the conversion. The sample for a budget and
-    the date that a template prints are not compared: `mdsmix convert` keeps them as published.
+    """List the settings that affect rows and differ from those of the conversion. The sample for a
+    budget and the date that a chat template prints are not compared, since `mdsmix convert` keeps
+    them as published.
 
     Raises _NotComparable if the recipe's tokenizer or function cannot be opened here.
     """
@@ -147,7 +148,7 @@ class _SourceDifferences:
     """How the source files differ from those that a stream was converted from."""
 
     changes: Sequence[KeyChange] = ()
-    "Keys of the recipe that find other files or read them in another way."
+    "Changed keys of the recipe: those that select the files, and those that set how to read them."
     counts: str = ""
     "How many files were edited, are new or are gone, such as `1 edited, 2 new`."
     has_gone: bool = False
@@ -183,7 +184,7 @@ def _compare_sources(
         reason = f"its sources could not be listed: {_without_full_stop(files)}"
         return _SourceDifferences(uncompared=reason)
 
-    # If the files are the same, a changed path only means that the recipe or its folder was moved.
+    # If the files are the same, the path changed only because the recipe or its folder was moved.
     if stamps is not None and Counter(map(stamp_of, files)) == stamps:
         return _SourceDifferences(changes=reading_changes)
     try:
@@ -193,7 +194,7 @@ def _compare_sources(
     if stamps is None and _have_same_names_and_sizes(files, sizes):
         return _SourceDifferences(changes=reading_changes)
 
-    # A changed path that finds other files is a change of the recipe.
+    # If the changed path selects other files, the recipe was changed.
     names = {file.name for file in files}
     new = names - sizes.keys()
     gone = sizes.keys() - names
@@ -215,14 +216,21 @@ def _compare_sources(
 
 
 def _names_other_files(path_change: KeyChange) -> bool:
-    """Check whether the path names other files, and not the same files of a recipe or folder that
-    was moved.
+    """Check whether the recipe's path was changed to name other files. If the recipe or its folder
+    was only moved, the last parts of the paths are still the same.
     """
     old_names = [_last_name(path) for path in path_change.published]
     return old_names != [_last_name(path) for path in path_change.current]
 
 
 def _is_edited(file: SourceFile, sizes: Mapping[str, int], stamps: Stamps | None) -> bool:
+    """Check whether a file that was converted has changed since. A new file is not edited.
+
+    Args:
+        sizes: name of a converted file -> its size in bytes.
+        stamps: digests of the converted files' names, sizes and modification times; None if they
+            were not stored on this machine.
+    """
     size = sizes.get(file.name)
     has_other_stamp = stamps is not None and not stamps[stamp_of(file)]
     return size is not None and (file.stat.size != size or has_other_stamp)

@@ -63,7 +63,9 @@ class Excess(NamedTuple):
 
 
 def _find_excess(loader: Loader, stream: StreamInMix) -> Excess | None:
-    """Find samples of a stream that the loader cuts, or that were cut when converting."""
+    """Find samples of a stream that the loader truncates, or that conversion truncated. Return None
+    if there are none.
+    """
     is_kept = _keeps_long_samples(loader, stream)
     if is_kept and loader.is_text:
         return None  # the text loader reads no conversation: columns-loader reports that
@@ -89,10 +91,10 @@ def _find_excess(loader: Loader, stream: StreamInMix) -> Excess | None:
 
 
 def _find_counted_cuts(manifest: Manifest, loader: Loader, is_kept: bool) -> Excess | None:
-    """Find cut samples that the manifest counts.
+    """Return the truncated samples that the manifest counts; None if it counts none.
 
     Args:
-        is_kept: whether conversion kept long samples for the loader to cut.
+        is_kept: whether conversion kept long samples whole, for the loader to truncate.
     """
     counts = manifest.totals
     if is_kept and loader.row_limit == manifest.encoding.max_seq_len and counts.cut_rows:
@@ -115,7 +117,9 @@ def _find_counted_cuts(manifest: Manifest, loader: Loader, is_kept: bool) -> Exc
 
 
 def _find_longest(loader: Loader, stream: StreamInMix) -> int:
-    """Return the tokens of the longest sample: as the manifest counts, or of the first samples."""
+    """Return the length of the longest sample in tokens. Without a manifest only the first samples
+    are known.
+    """
     if stream.trusted_manifest:
         return stream.trusted_manifest.totals.longest
     lengths = read_head_turns(stream, loader).samples.lengths
@@ -124,7 +128,7 @@ def _find_longest(loader: Loader, stream: StreamInMix) -> int:
 
 def _keeps_long_samples(loader: Loader, stream: StreamInMix) -> bool:
     """Check whether conversion kept conversations that are longer than a row. It keeps those that
-    still have something to train on when the loader has cut them.
+    still have something to train on after the loader has truncated them.
     """
     encoding = stream.encoding
     if encoding is None:
@@ -184,8 +188,9 @@ def rows_of_different_lengths(mix: Mix, loader: Loader) -> Findings:
 
 
 def _find_uneven(loader: Loader) -> list[StreamInMix]:
-    """Return the streams of a text loader whose samples have different lengths: in one stream, or
-    all streams if each has a length of its own.
+    """Return the streams of a text loader whose samples have different lengths.
+
+    If each stream has one length, but not all have the same one, all streams are returned.
     """
     streams = [stream for stream in loader.streams if find_layout(stream, "text") == "tokens"]
     lengths = {stream.name: fixed_row_length(stream) for stream in streams}
@@ -194,9 +199,11 @@ def _find_uneven(loader: Loader) -> list[StreamInMix]:
         for stream in streams
         if lengths[stream.name] is None and not _looks_even(stream, loader)
     ]
-    if not uneven and len(set(lengths.values()) - {None, 0}) > 1:
-        return streams
-    return uneven
+    if uneven:
+        return uneven
+    # Each stream has one length; compare the lengths of the streams. None is an unknown length.
+    fixed_lengths = {length for length in lengths.values() if length}
+    return streams if len(fixed_lengths) > 1 else []
 
 
 def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
@@ -219,9 +226,12 @@ def separator_absent(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     encoding = stream.encoding
     for name in ("eos", "bos"):
         token = loader.dataset.get(f"{name}_token_id")
-        was_added = encoding is not None and getattr(encoding, f"add_{name}") is not False
-        if not isinstance(token, int) or was_added or not (encoding or stream.head.samples):
-            continue
+        if not isinstance(token, int):
+            continue  # the loader sets no such separator
+        if encoding is None and not stream.head.samples:
+            continue  # nothing is known about the stream
+        if encoding is not None and getattr(encoding, f"add_{name}") is not False:
+            continue  # conversion added the token
         if token not in read_head_turns(stream, loader).ids.values:
             yield Finding(
                 f"{{streams}}: written without the token {token}, which {{loader}} sets as "
@@ -271,4 +281,5 @@ def _list_unusable(stream: StreamInMix, loader: Loader) -> Iterator[str]:
     targets = loader.target_policies
     has_ids = find_layout(stream, "finetuning") in ("turns", "input_ids")
     if targets and len(turns.counts) and has_ids:
-        yield from {*Labels(targets, turns, None).verdicts()} - {USABLE}
+        verdicts = set(Labels(targets, turns, None).verdicts())
+        yield from verdicts - {USABLE}

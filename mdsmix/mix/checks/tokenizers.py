@@ -78,8 +78,8 @@ def tokenizer_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings
 
 
 def _field_to_compare(card: TokenizerCard, reference: TokenizerCard, manifest: Manifest) -> str:
-    """Return the hash of a TokenizerCard that must agree too if two tokenizers are the same: the
-    hash of the template that the stream uses, or `hash` if it uses no template.
+    """Return the name of the TokenizerCard field to compare when the tokenizers themselves are the
+    same. It is the hash of the chat template that the stream uses, or `hash` if it uses none.
     """
     if not kind_of(manifest.encoding).has_template:
         return "hash"
@@ -91,8 +91,8 @@ def _field_to_compare(card: TokenizerCard, reference: TokenizerCard, manifest: M
 
 
 def _has_same_hash_today(mix: Mix, stream: StreamInMix, reference: TokenizerCard) -> bool:
-    """Check whether the stream's tokenizer is the reference, although one or both were hashed by
-    the rule of an earlier mdsmix.
+    """Check whether the stream's tokenizer is the reference tokenizer under today's hash rule.
+    Their stored hashes may differ, because an earlier mdsmix hashed one of them by another rule.
     """
     [stream_tokenizer] = published_tokenizers([stream])
     reference_hash = reference.hash
@@ -319,6 +319,7 @@ def _hashes(tokenizer: Tokenizer | TokenizerCard) -> tuple[str, str | None]:
 
 
 LENGTH_KEYS = ("max_seq_len", "model.max_seq_len", "tokenizer.kwargs.model_max_length")
+"Keys of the YAML that should have the same value as the loader's max_seq_len."
 
 
 @CHECKS.loader(
@@ -338,7 +339,8 @@ def lengths_differ(mix: Mix, loader: Loader) -> Findings:
         length = loader.max_seq_len
         if value is None or length is None or as_whole_number(value) == length:
             continue
-        is_short = key == "model.max_seq_len" and (as_whole_number(value) or length) < length
+        number = as_whole_number(value) or length  # nothing is known of a value without a number
+        is_short = key == "model.max_seq_len" and number < length
         if loader.trains or is_short:
             yield Finding(
                 f"{key} is {value}, and max_seq_len of {{loader}} is {length}.",

@@ -1,5 +1,5 @@
-"""The size of a node's cache with which no shard is evicted while a worker still waits for it or
-reads it.
+"""The size that a node's cache needs, so that no shard is evicted while a worker still waits for it
+or reads it. The samples whose shards must be cached at the same time are called the window.
 
 The rule follows Streaming 0.12 and 0.13 (StreamingDataset._prepare_thread, _ready_thread and
 prepare_shard). Let p be the `predownload` (8 device batches by default). A worker that reads sample
@@ -106,15 +106,15 @@ class Window:
 
     @property
     def regions(self) -> int:
-        """Regions of the order of samples that a node reads at the same time: its canonical
-        nodes.
+        """How many separate regions of the order of samples a node reads at the same time: one for
+        each of its canonical nodes.
         """
         return max(1, self.machines.canonical // self.machines.layout_nodes)
 
     @property
     def positions(self) -> float:
-        """How many positions in the order of shards contain a node's window; infinite if the
-        order is not known to be local.
+        """How many positions in the order of shards the samples of a node's window may come from.
+        Infinite if the shuffle may move samples any distance.
         """
         if self.method != "random" or self.partition != "orig" or self.machines.algo not in BLOCKS:
             return math.inf
@@ -138,7 +138,7 @@ class CacheNeed:
     "Samples that the workers of a node prepare ahead or have just read."
 
     def describe_lack(self, written: object, limit: int, prefix: str = "") -> str:
-        """Return a sentence, without its full stop, on a limit that is too small.
+        """Return a sentence, without its full stop, which reports that a limit is too small.
 
         Args:
             written: the limit as it is written in the YAML.
@@ -198,8 +198,8 @@ def compute_cache_need(
         index_bytes: bytes of the indexes of all streams.
     """
     drawn = [stream for stream in streams if stream.drawn and stream.samples.sum()]
-    # One entry for each shard that an epoch draws from: its bytes in the cache, and the fewest of
-    # its samples that are adjacent in the order.
+    # One entry for each shard that an epoch draws from: its bytes in the cache, and a lower bound
+    # on its samples that are adjacent in the order.
     sizes = _join([_cached_bytes(stream) for stream in drawn])
     fewest = _join([_count_fewest(stream, window.granularity) for stream in drawn])
     sizes = sizes[fewest > 0]
@@ -237,15 +237,19 @@ def _cached_bytes(stream: CachedStream) -> NDArray[np.int64]:
 
 
 def _count_fewest(stream: CachedStream, granularity: int) -> NDArray[np.float64]:
-    """Return, for each shard that an epoch draws from, the fewest of its samples that are adjacent
-    in the order.
+    """Return, for each shard, a lower bound on its samples that an epoch draws and that are
+    adjacent in the order of shards; 0 for a shard that is not drawn from.
+
+    In full passes that is every sample. In an incomplete pass it is the mean number, minus SIGMAS
+    standard deviations of the random draw.
     """
     samples = stream.samples.astype(np.float64)
     incomplete_pass = stream.drawn / float(samples.sum()) % 1
     if not incomplete_pass:
         return samples
     mean = incomplete_pass * samples
-    fewest = np.maximum(1, np.floor(mean - SIGMAS * np.sqrt(mean * granularity)))
+    deviation = np.sqrt(mean * granularity)  # samples are drawn in groups of `granularity`
+    fewest = np.maximum(1, np.floor(mean - SIGMAS * deviation))
     return np.where(samples > 0, fewest, 0)
 
 

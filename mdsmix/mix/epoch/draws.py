@@ -41,8 +41,8 @@ class Machines:
     replication: int = 1
     "Neighbouring devices that draw the same samples."
     packing: float = 1.0
-    """Samples that are drawn for each row; an Estimate if training computes the ratio when it
-    begins.
+    """The packing ratio: samples that are drawn for each row. It is an Estimate if training
+    computes the ratio itself when it begins (`packing_ratio: auto`).
     """
     num_canonical_nodes: int = 0
     "0: not set."
@@ -66,9 +66,9 @@ class Machines:
         nodes = self.layout_nodes
         if count % nodes and nodes % count:
             raise RecipeError(
-                f"num_canonical_nodes is {count}, and Streaming refuses to spread it over "
-                f"{plural(nodes, 'node')}: make one of the two a multiple of the other, or every "
-                "node would read nearly every shard."
+                f"num_canonical_nodes is {count}, which Streaming refuses to spread over "
+                f"{plural(nodes, 'node')}, since every node would read nearly every shard: make "
+                "one of the two a multiple of the other."
             )
 
     @property
@@ -153,8 +153,8 @@ def count_delivered(
 
 
 def split_batch(shares: Sequence[float], batch: int) -> list[int]:
-    """Split a stratified batch into whole samples of each stream: shares rounded down, then one
-    more for each of the largest remainders.
+    """Return how many samples of each stream a stratified batch contains. The shares are rounded
+    down; then the streams with the largest remainders get one sample more, until the batch is full.
     """
     exact = batch * np.array(shares, np.float64)
     counts = exact.astype(np.int64)
@@ -257,7 +257,9 @@ def batch_shares(weights: Weights, samples: Sequence[int], epoch_size: int | Non
 def _list_requested(
     weights: Weights, samples: Sequence[int], epoch_size: int | None
 ) -> Sequence[float]:
-    """Return each stream's number of samples, or its proportion, as its weight requests it."""
+    """Return the number of samples that each stream's weight requests; its proportion if streams
+    are weighted by proportion.
+    """
     if epoch_size and not any(weights):
         return samples
     return [_requested(weight, count) for weight, count in zip(weights, samples, strict=True)]

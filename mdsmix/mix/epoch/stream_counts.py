@@ -121,16 +121,16 @@ class TokenCount(NamedTuple):
 
 
 def count_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
-    """Count the tokens of all samples as they are trained: cut to max_seq_len, with the EOS that
-    the loader appends. They are UNKNOWN if the loader itself tokenizes.
+    """Count the tokens of all samples as the model sees them: truncated to max_seq_len, with the
+    EOS that the loader appends. The counts are UNKNOWN if the loader itself tokenizes.
     """
     stored = count_stored_tokens(stream, loader)
     return stored._replace(in_rows=stored.in_rows + count_added_eos(stream, loader))
 
 
 def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
-    """Count the tokens of all samples, cut to max_seq_len, without the EOS that the loader
-    appends. They are UNKNOWN if the loader itself tokenizes.
+    """Count the tokens of all samples, truncated to max_seq_len, without the EOS that the loader
+    appends. The counts are UNKNOWN if the loader itself tokenizes.
     """
     samples = stream.index.samples
     limit = loader.row_limit
@@ -158,8 +158,8 @@ def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
 
 
 def count_trained(stream: StreamInMix, loader: Loader) -> float:
-    """Count the positions of all samples that give a loss. It is an Estimate or UNKNOWN unless the
-    stream was converted with the loader's targets.
+    """Count the positions of all samples at which training computes a loss. The count is an
+    Estimate or UNKNOWN unless the stream was converted with the loader's targets.
     """
     manifest = stream.trusted_manifest
     if manifest and is_trained_as_converted(stream, loader):
@@ -199,16 +199,19 @@ def count_added_eos(stream: StreamInMix, loader: Loader) -> float:
     if totals.is_eos_counted:
         return mark_estimate(totals.given_eos, has_same_room and not stream.survey)
     heads = read_head_turns(stream, loader).samples
-    ends = heads.values[heads.offsets[1:][heads.lengths > 0] - 1]
-    share_without = float((ends != manifest.tokenizer.eos_id).mean()) if len(ends) else 0.0
+    ends_of_rows = heads.offsets[1:][heads.lengths > 0]
+    last_ids = heads.values[ends_of_rows - 1]
+    share_without = 0.0  # of samples that do not end with EOS
+    if len(last_ids):
+        share_without = float((last_ids != manifest.tokenizer.eos_id).mean())
     added = (totals.samples - totals.cut_rows) * share_without
     is_exact = not share_without or (share_without == 1 and totals.longest < limit)
     return mark_estimate(added, is_exact)
 
 
 def is_cut_as_converted(stream: StreamInMix, loader: Loader) -> bool:
-    """Check whether the loader cuts the same tokens off each sample as conversion counted, usually
-    none.
+    """Check whether the loader truncates each sample by the same tokens that conversion counted as
+    truncated (usually none).
     """
     manifest = stream.trusted_manifest
     limit = loader.max_seq_len
@@ -218,14 +221,16 @@ def is_cut_as_converted(stream: StreamInMix, loader: Loader) -> bool:
 
 
 def is_trained_as_converted(stream: StreamInMix, loader: Loader) -> bool:
-    """Check whether the loader trains the same positions of each sample as conversion counted."""
+    """Check whether training computes a loss at the same positions of each sample that conversion
+    counted.
+    """
     manifest = stream.trusted_manifest
     if manifest is None or not is_cut_as_converted(stream, loader):
         return False
     card = manifest.tokenizer
-    if loader.is_text and card.pad_id == card.eos_id is not None:
-        # The text loader removes padding tokens from the loss, and here EOS is the padding token.
-        return False
+    pads_with_eos = card.eos_id is not None and card.pad_id == card.eos_id
+    if loader.is_text and pads_with_eos:
+        return False  # the text loader removes padding tokens, and so EOS, from the loss
     return not stream.has_targets or has_policies_of(manifest.encoding, loader)
 
 
@@ -240,8 +245,8 @@ def has_policies_of(encoding: Encoding, loader: Loader) -> bool:
 
 
 def estimate_lengths(stream: StreamInMix, loader: Loader) -> LengthHistogram | None:
-    """Return the lengths of a stream's samples after the loader has cut them. None if they are
-    unknown, for example because the loader tokenizes.
+    """Return the lengths of a stream's samples after the loader has truncated them. None if they
+    are unknown, for example because the loader tokenizes.
     """
     samples = stream.index.samples
     manifest = stream.trusted_manifest

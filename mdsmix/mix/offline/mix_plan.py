@@ -1,8 +1,9 @@
 """The plan of an offline mix, made before a sample is read: the samples of each stream, their
 columns and the manifest.
 
-The plan follows from the recipe, the indexes and the manifests. So streams that cannot be mixed are
-refused before anything is downloaded, and one key tells a second run that nothing changed.
+The plan is computed from the recipe, the indexes and the manifests. So streams that cannot be mixed
+are refused before anything is downloaded. A hash of the plan, its key, shows a second run whether
+anything has changed.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def check_streams(mix: Mix) -> list[Finding]:
 
 
 def _is_about_streams(finding: Finding) -> bool:
-    """Return whether a finding is an error or warning that does not concern a loader."""
+    """Check whether a finding is an error or warning about streams, and not about a loader."""
     if finding.severity == "note" or finding.id.startswith(RUN_CHECK_PREFIXES):
         return False
     return finding.id.startswith("weights-") or finding.id not in LOADER_RULES
@@ -220,8 +221,11 @@ def _merge_manifests(manifests: Sequence[Manifest], compression: str | None, see
 
 
 def _precedence(manifest: Manifest) -> tuple[bool, bool]:
-    """Return the rank of a manifest. Conversations come first, because their samples depend on the
-    tokenizer's chat template.
+    """Return a sort key: the manifest with the largest key gives the mix its encoding and
+    tokenizer.
+
+    Conversations have the largest key, because their samples depend on the tokenizer's chat
+    template.
     """
     kind = kind_of(manifest.encoding)
     return kind.has_targets, kind.has_template
@@ -259,9 +263,9 @@ def _merge_encodings(
 
 
 def _oldest_rules(merged: Encoding, encodings: Sequence[Encoding]) -> dict[str, int]:
-    """Map each rule of a drawn stream to the oldest version by which any of its samples was made.
+    """Map each rule that made samples of the mix to the oldest version of it that was used.
 
-    Version 1 is left out.
+    Rules of version 1 are left out.
     """
     oldest = dict[str, int]()
     for encoding in encodings:

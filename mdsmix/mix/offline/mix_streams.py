@@ -3,9 +3,9 @@
 Nothing is written to the target before every drawn shard was read and verified, and the index is
 written after all shards. The temporary folder needs room for all drawn samples.
 
-Every mix has a record, `.mdsmix/mixed`, whether or not it has a manifest. The record's key tells
-whether the wanted mix is already published. The record also proves that `mdsmix mix` made the
-stream, so that it may be replaced.
+Every mix has a record, `.mdsmix/mixed`, whether or not it has a manifest. The record contains the
+plan's key, which shows whether the requested mix is already published. The record also proves that
+`mdsmix mix` made the stream, so that it may be replaced.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def _read_record(folder: Location) -> MixRecord | None:
 
 
 def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:
-    """Raise RecipeError if `out` has another stream than an earlier mix of the same draw (streams,
-    weights, seed), unless `replace` is set.
+    """Raise RecipeError if `out` contains a stream that is not an earlier mix of the same draw
+    (streams, weights and seed), unless `replace` is set.
     """
     folder = out / SPLIT
     if replace:
@@ -141,8 +141,8 @@ def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:
             return
         content = f"another draw, {record.draw}"
     raise RecipeError(
-        f"{published} has {content}; this draw is {plan.draw}. Publish elsewhere, or pass "
-        "--replace to replace it."
+        f"{published} contains {content}, but this mix would be the draw {plan.draw}. Publish "
+        "elsewhere, or pass --replace to replace the published stream."
     )
 
 
@@ -181,7 +181,7 @@ def _mix(
 
 @contextmanager
 def _temporary_folder(parent: Path, size: int) -> Iterator[Path]:
-    """Give a temporary folder with room for `size` bytes, and delete it at the end.
+    """Yield a temporary folder with room for `size` bytes, and delete it at the end.
 
     Raises Unreachable if there is no room, or if the disk fails.
     """

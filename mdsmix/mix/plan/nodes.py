@@ -41,8 +41,8 @@ class NodePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A key of train_loader that depends on the machines, and does not decide which samples are
-    trained.
+    """A key of train_loader whose best value depends on the machines. It does not change which
+    samples are used for training.
     """
 
     key: str
@@ -52,8 +52,8 @@ class Setting:
 
 
 def is_fetched(stream: StreamInMix) -> bool:
-    """Return whether the stream has a remote. Other streams' shards are on the node's disk and stay
-    there.
+    """Check whether nodes fetch the stream from a remote. Otherwise its shards are already on the
+    node's disk.
     """
     return bool(stream.settings.get("remote"))
 
@@ -113,11 +113,13 @@ def plan_node(drawn: Sequence[int], loader: Loader, machines: Machines, epochs: 
         if not is_fetched(stream):
             continue
 
-        # The share of the shards that the node reads; a run of half an epoch reads half of them.
+        # The share of the shards that the node reads in one epoch. A run that is shorter than an
+        # epoch reads proportionally fewer.
         shuffled_together = draws if "per_stream" in method else sum(drawn)
         share_in_epoch = min(1.0, float(epochs)) * chance_of_fetch(
             samples / max(1, len(shards)), draws / samples, shuffled_together, method, machines
         )
+        # If epochs draw different samples, the node reads further shards in each of them.
         share = share_in_epoch
         if not (draws_the_same or draws_all):
             share = 1 - (1 - share_in_epoch) ** max(1.0, float(epochs))

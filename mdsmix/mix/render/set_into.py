@@ -43,7 +43,9 @@ BLOCK_TYPES: dict[str, Any] = {"mapping": dict, "sequence": list}
 
 
 def dump_yaml(tree: Settings | list[Any], in_line: bool = False) -> str:
-    """Return block YAML in the order of the mapping, or, with `in_line`, flow YAML on one line."""
+    """Return the tree as YAML, in its own order: in block style, or with `in_line` in flow style on
+    one line.
+    """
     import yaml
 
     style: dict[str, Any] = {"width": 1 << 30, "default_flow_style": in_line}
@@ -101,13 +103,13 @@ def set_sections(
             f"{origin} cannot be written into: its top level must be keys on lines of their own."
         )
     config = _set_values(was, tree, without)
-    # The text may have keys that `was` lacks, such as a merge or a number. They stay.
+    # The text may have keys that `was` lacks, such as a merge (`<<`) or a number. They are kept.
     names = [name.value for name, _ in root.value]
     remaining = {name: None for name in names if name not in without}
     old = {**dict.fromkeys(names), **was}
     edits = _list_edits(text, remaining | config, old, root, len(text))
     in_order = sorted(edits, key=attrgetter("start"))
-    # Edited from the end, so that all positions are those of the old text.
+    # Edit from the end, so that the positions of the remaining edits stay valid.
     for edit in reversed(in_order):
         text = text[: edit.start] + edit.text + text[edit.stop :]
     with suppress(RecipeError):
@@ -119,7 +121,13 @@ def set_sections(
 def _set_values(was: Settings, tree: Settings, without: Set[str]) -> Any:
     """Return the keys and values of the new config.
 
-    A max_seq_len that is a link to a variable stays one, and the variable gets the new length.
+    If max_seq_len refers to a variable, such as `${variables.max_seq_len}`, it still does so, and
+    the variable is set to the new length.
+
+    Args:
+        was: the keys and values of the old config.
+        tree: the sections to set.
+        without: keys of the old config to remove.
     """
     from omegaconf import OmegaConf
 
@@ -127,8 +135,10 @@ def _set_values(was: Settings, tree: Settings, without: Set[str]) -> Any:
     config = OmegaConf.create({**remaining, **tree, LENGTH: was.get(LENGTH)})
     length_key = LENGTH
     link = LINK.fullmatch(str(was.get(LENGTH)))
-    if link and OmegaConf.select(config, link[1]):
-        length_key = link[1]
+    if link:
+        variable = link[1]
+        if OmegaConf.select(config, variable):
+            length_key = variable
     OmegaConf.update(config, length_key, tree[LENGTH])
     return OmegaConf.to_container(config)
 
@@ -167,8 +177,13 @@ def _list_edits(text: str, new: Any, was: Any, node: Any, stop: int) -> Iterator
 
 
 def _list_entry_edits(text: str, new: Any, was: Any, entry: Entry, stop: int) -> Iterator[Edit]:
-    """Yield the edits of one key or list entry. A value on one line is replaced there, and a block
-    is changed key by key; any other value is written again on lines of its own.
+    """Yield the edits of one key or list entry, from the value `was` to `new`.
+
+    A value on one line is replaced there. A block is changed key by key. Any other value is written
+    again on lines of its own.
+
+    Args:
+        stop: where the entry's lines end.
     """
     node = entry.value
     start = entry.name.start_mark.index
@@ -183,6 +198,7 @@ def _list_entry_edits(text: str, new: Any, was: Any, entry: Entry, stop: int) ->
     is_empty = not node.value and is_at_top and not text[value_stop:stop].strip()
     becomes_block = is_nested and (node.id == "scalar" or is_empty)
     if is_on_one_line and not is_alias and not becomes_block:
+        # Dump a list of one value, and strip the list from "[value]\n" or "- value\n".
         value = dump_yaml([new], in_line=True)[1:-2] if is_nested else dump_yaml([new])[2:-1]
         if value_start == value_stop:  # no value: `key:`
             value = f" {value}"
@@ -235,8 +251,8 @@ def list_changes(old: Any, new: Any, key: str = "") -> Iterator[str]:
 
 
 def _keys_of(value: Any) -> dict[Any, Any] | None:
-    """Return a mapping's keys and values, or a list of evaluations by their labels; None for any
-    other value.
+    """Return the keys and values of a mapping. A list of evaluations is keyed by their labels.
+    Return None for any other value.
     """
     if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
         return {str(entry.get("label")): entry for entry in value}

@@ -126,8 +126,8 @@ class StreamInMix(StreamSection, PublishedStream):
 
     @property
     def has_targets(self) -> bool | None:
-        """Whether target policies decide which of its tokens are trained; None without a trusted
-        manifest.
+        """Whether target policies decide which of its tokens are used for training. None without a
+        trusted manifest.
         """
         return kind_of(self.encoding).has_targets if self.encoding else None
 
@@ -252,7 +252,10 @@ class Mix:
         return None
 
     def spec_of(self, stream: StreamInMix) -> StreamSpec | None:
-        """Return the recipe's section of a stream that the recipe converts; None for any other."""
+        """Return the section of the current recipe that describes a stream.
+
+        None if the recipe does not convert the stream, or would publish it elsewhere.
+        """
         if self.recipe_spec is None or stream.survey:
             return None
         spec = self.recipe_spec.streams.get(stream.name)

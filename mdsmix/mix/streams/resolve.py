@@ -88,7 +88,7 @@ def resolve_mix(
         has_evals: whether evaluations are opened too.
         survey: estimates an unpublished stream of a recipe from its source; without it such streams
             are refused.
-        own_evals: how a training YAML's evaluations are treated.
+        own_evals: how to treat a training YAML's evaluations.
     """
     named = find_named_yaml(targets)
     if named is None:
@@ -202,8 +202,8 @@ def make_recipe_mix(
 
 
 def with_published_hash(recipe: Recipe, streams: Iterable[StreamInMix]) -> Recipe:
-    """Return the recipe with the tokenizer hash that its streams were published with, which may be
-    the hash of an earlier mdsmix.
+    """Return the recipe with the tokenizer hash that its streams were published with. It differs
+    from today's hash if an earlier mdsmix, with another hash rule, published them.
     """
     from mdsmix.tokenizer.card import open_tokenizer
 
@@ -289,8 +289,8 @@ def _refuse_new_holdouts(
     path: str,
     overrides: Sequence[str],
 ) -> None:
-    """Raise MixRefused if each missing stream is the holdout of a published stream that was
-    converted without a holdout.
+    """Raise MixRefused if every missing stream is the holdout of a published stream, and that
+    stream was converted before the recipe had a holdout.
     """
     converted_without = set[str]()
     for stream in published:
@@ -380,8 +380,10 @@ def make_mix(
         config: the text of a YAML, or its keys and values.
         origin: the file that the user named; with a `recipe`, the recipe's path.
         opened: streams that are open already, by name; they are not opened again.
-        into: the config that the recipe's sections were set into.
-        own_evals: how evaluations are treated whose streams are not in `opened`.
+        recipe: the recipe that `config` was rendered from; None if the user named a YAML or
+            streams.
+        into: path of the existing config that the recipe's sections were written into.
+        own_evals: how to treat evaluations whose streams are not in `opened`.
         shares: the recipe's shares as samples.
     """
     opened = opened or {}
