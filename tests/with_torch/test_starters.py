@@ -43,7 +43,7 @@ def _at_home(name: str, home: Path, tokenizer: Path, corpus: Path, bucket: str) 
         locate(str(where)).write(content)
     text = (YAMLS / name).read_text()
     if "../demo/images" in text:
-        drawings.make(home / "images")
+        drawings.make_corpus(home / "images")
     for before, after in {
         "../demo/images": str(home / "images"),
         "./tokenizer": str(tokenizer),
