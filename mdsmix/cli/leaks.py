@@ -45,8 +45,8 @@ def leaks(
         typer.Option(
             metavar="N",
             min=0,
-            help="Ignore runs of 13 tokens that occur in more than N samples of a stream; 0 ignores "
-            "none.",
+            help="Ignore runs of 13 tokens that occur in more than N samples of a stream; 0 "
+            "ignores none.",
         ),
     ] = 10,
     tokenizer: DecodeWith = None,

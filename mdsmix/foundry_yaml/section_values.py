@@ -127,7 +127,8 @@ def workers(loader: LoaderSection) -> Findings:
     if prefetch is not None or persistent:
         yield Finding(
             f"num_workers of {{loader}} is 0, but prefetch_factor is "
-            f"{format_yaml_value(prefetch)} and persistent_workers is {format_yaml_value(persistent)}.",
+            f"{format_yaml_value(prefetch)} and persistent_workers is "
+            f"{format_yaml_value(persistent)}.",
             "set prefetch_factor: null and persistent_workers: false, or num_workers to at least "
             "1.",
         )
@@ -274,8 +275,8 @@ def weights_together(loader: LoaderSection) -> Findings:
     absolute = [s.name for s in streams if {"repeat", "choose"} & s.weight.keys()]
     if size and absolute:
         yield Finding(
-            f"{{loader}} sets epoch_size: {size}, but repeat or choose of {{streams}} already decide "
-            "it.",
+            f"{{loader}} sets epoch_size: {size}, but repeat or choose of {{streams}} already "
+            "decide it.",
             "leave epoch_size out, or weight all streams by proportion.",
             absolute,
             "weights-epoch-size",
