@@ -69,7 +69,7 @@ def recipe_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if changes:
         yield Finding(
             f"{{streams}}: converted by another recipe: {'; '.join(changes)}.",
-            f"{mix.republish_fix()}; or set the recipe back.",
+            f"{mix.republish_fix()}; or undo the change of the recipe.",
             id="recipe-changed",
         )
     elif sources.counts:
