@@ -100,6 +100,7 @@ def _locate_path(path: str, base: Location) -> Location:
 
 
 def _is_below(place: Location, base: Location) -> bool:
+    """Return whether the place is below the folder `base`; on a disk, after following links."""
     if place.is_store or base.is_store:
         # `..` is an ordinary name in S3, but a step up in stores that are folders or HTTP servers.
         return place.url.startswith(f"{base.url.rstrip('/')}/") and ".." not in place.url.split("/")
@@ -181,7 +182,11 @@ def fetch_url(url: str) -> bytes:
 
 
 def _request(url: str, deadline: float) -> bytes:
-    """Request a URL once. `deadline`: of `time.monotonic`."""
+    """Request a URL once, and return the bytes of the answer.
+
+    Args:
+        deadline: the time, as `time.monotonic` counts it, by which all bytes must have arrived.
+    """
     headers = {"User-Agent": "mdsmix", "Accept": "image/*"}
     request = Request(quote(url, safe=punctuation), headers=headers)  # a space is %20
     content = bytearray()

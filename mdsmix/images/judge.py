@@ -140,6 +140,7 @@ def judge_image(data: bytes, rules: Rules) -> ImageSize:
             raise BadImage("image_animated", "it has more than one frame")
         if image.mode.startswith(DEEP_MODES):
             raise BadImage("image_depth", f"it has more than 8 bits a channel (mode {image.mode})")
+        # The mark of the end must come after what Pillow has read so far, the header.
         end = _ENDS.get(str(image.format))
         if end and data.rfind(end) <= image.fp.tell():  # type: ignore[attr-defined]
             raise BadImage("image_truncated", "the mark of its end is missing")
@@ -316,6 +317,12 @@ class Rewriting:
         return StoredImage(rewritten, new_height, new_width)
 
     def _rewrite(self, image: Image, height: int, width: int, shrinks: bool) -> bytes:
+        """Return the bytes of the image in its new size and format, turned upright as EXIF says.
+
+        Args:
+            height: pixels of the rewritten image, as `width`.
+            shrinks: whether the image becomes smaller.
+        """
         from PIL import Image as pillow  # noqa: N813
         from PIL import ImageOps
 
@@ -323,6 +330,7 @@ class Rewriting:
         format = own_format if own_format in KEPT_MODES else "PNG"
         if self.format:
             format = self.format.upper()
+        # Decode a JPEG at a fraction of its size if its sides stay twice those of the result.
         if shrinks and height * width * 16 < LARGE_PIXELS and own_format == "JPEG":
             image.draft(None, (2 * max(width, height), 2 * max(width, height)))
         upright = _convert_mode(ImageOps.exif_transpose(image), format)

@@ -153,6 +153,7 @@ class ImageReader:
     """
 
     def __post_init__(self) -> None:
+        """Read the settings: rules of judging, changes before storing, and limits."""
         settings = self.settings
         rules = {key: settings[key] for key in ("decode", "max_pixels") if key in settings}
         self.rules = Rules(**rules)

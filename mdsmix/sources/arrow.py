@@ -170,7 +170,7 @@ def _rows(opened: _Opened, span: Span) -> Iterator[Item]:
 
 def _batches(reader: Any, span: Span) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the record batches in the span, each with its number."""
-    if not hasattr(reader, "num_record_batches"):
+    if not hasattr(reader, "num_record_batches"):  # a stream, which is one split
         yield from enumerate(reader)
         return
     for number in range(reader.num_record_batches):
@@ -284,8 +284,8 @@ def _with_python_times(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _coarse_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type with microseconds instead of nanoseconds, at any depth of a nested type. The
-    zone of a time with a zone becomes UTC.
+    """Return a type of times with microseconds instead of nanoseconds, at any depth of a nested
+    type. A time zone becomes UTC. All other types are returned unchanged.
     """
     import pyarrow as pa
 

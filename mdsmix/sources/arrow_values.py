@@ -94,6 +94,7 @@ def _decoder(field: pa.Field, leaves: Iterator[bool]) -> Decode | None:
 
 
 def _decode_json(text: Any) -> Any:
+    """Return the value of a JSON text; None for None. Raises RecordRefused if it cannot be read."""
     if text is None:
         return None
     try:
@@ -105,6 +106,11 @@ def _decode_json(text: Any) -> Any:
 
 
 def _struct_decoder(inner: dict[str, Decode]) -> Decode | None:
+    """Return the decoder of a struct; None if none of its members needs decoding.
+
+    Args:
+        inner: name of a member -> its decoder, for those that need one.
+    """
     if not inner:
         return None
 
@@ -123,6 +129,13 @@ def _list_decoder(inner: Decode | None) -> Decode | None:
 
 
 def _map_decoder(keys: pa.DataType, inner: Decode | None) -> Decode:
+    """Return the decoder of a map, which pyarrow returns as a list of pairs (key, value). Maps with
+    keys of strings or integers become objects; other maps stay lists of pairs.
+
+    Args:
+        keys: the type of the keys.
+        inner: the decoder of the values; None if they need no decoding.
+    """
     import pyarrow as pa
 
     kind = keys.value_type if pa.types.is_dictionary(keys) else keys
@@ -130,6 +143,7 @@ def _map_decoder(keys: pa.DataType, inner: Decode | None) -> Decode:
     is_object = has_text_keys or pa.types.is_integer(kind)
 
     def decode(pairs: Any) -> Any:
+        """Return the pairs as an object, or as pairs. Raises RecordRefused if a key is repeated."""
         if pairs is None:
             return None
         if inner:

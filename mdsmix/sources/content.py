@@ -92,7 +92,8 @@ class Digests:
             file_hasher.update(content)
 
     def _begin_file(self, position: int, block: Block) -> _FileInWindow:
-        """Return the still empty bytes of a file in a window.
+        """Begin to hash a file's bytes in a window (a slice of the unit). Return the object that
+        collects their length and hash, still empty.
 
         Args:
             position: the position of the file in the unit.

@@ -58,6 +58,9 @@ class CsvTable(Format):
         self._delimiter = delimiter
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
+        """Yield the table's rows as blocks. The first row names the fields, unless the recipe names
+        them.
+        """
         with opened(file, self.packing, span.memory) as stream:
             first_line = stream.readline(LONGEST_ROW)
             # Spreadsheets of countries with a decimal comma write `;` between cells.
@@ -118,8 +121,8 @@ def _records(
 
 
 def _misfit(cells: int, fields: int) -> str:
-    """Return the reason code of a row that has another number of cells than the table has fields;
-    "" if the numbers agree.
+    """Return the reason code of a row whose number of cells differs from the table's number of
+    fields; "" if they agree.
     """
     if cells == 0:
         return BLANK
@@ -154,6 +157,9 @@ class _RowReader:
         "The lines that the csv reader has read for the current row."
 
     def rows(self) -> Iterator[Item]:
+        """Yield all rows as items: `record` is the list of cells, and a faulty row has a reason
+        code.
+        """
         csv.field_size_limit(LONGEST_FIELD)
         line_number = 1
         reader = self._new_reader()

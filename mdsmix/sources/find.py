@@ -29,8 +29,8 @@ SPLITS = "dataset_dict.json"
 
 
 def list_data_files(folder: Location) -> FoundFiles:
-    """Return the data files of a folder that `save_to_disk` (of `datasets`) or a writer of MDS
-    shards made, in their order. Empty for any other folder, or a missing one.
+    """Return the data files of a folder, in their order, if `save_to_disk` (of `datasets`) or a
+    writer of MDS shards made the folder. Empty for any other folder, or a missing one.
 
     Raises RecipeError if the folder contains several splits of a data set (`train`, `test`), and
     Unreachable if files are missing.
@@ -96,6 +96,10 @@ def find_files(
 
 
 def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[SourceFile]:
+    """Return the files of one path, glob or URL. Arguments as for `find_files`.
+
+    Raises RecipeError if there are none, or if one cannot be used.
+    """
     location = _absolute(path, base)
     matches = location.expand()
     in_folder: FoundFiles = []
@@ -112,6 +116,7 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
             stat=stat,
             name=name,
             read_as=read_as,
+            # The files of a data set's folder keep the order in which the folder lists them.
             order=f"{folder}/{number:09}" if in_folder else "",
         )
         format_of(file).check(file)
@@ -156,6 +161,9 @@ def source_keys(
 
 
 def _absolute(path: str, base: str | os.PathLike[str]) -> Location:
+    """Return the location of a path, glob or URL of the recipe. `base`: the folder from which
+    relative paths begin; its own `*` and `[` match only themselves.
+    """
     if is_url(path):
         return locate(path)
     folder = os.fspath(base)
@@ -165,6 +173,12 @@ def _absolute(path: str, base: str | os.PathLike[str]) -> Location:
 
 
 def _no_match_error(path: str, location: Location) -> RecipeError:
+    """Return the error for the user about a path that matches no file, with the likely cause.
+
+    Args:
+        path: the path as in the recipe.
+        location: the place that was searched for it.
+    """
     if next(location.list(), None):
         suffix = next(iter(FORMATS))
         return RecipeError(

@@ -77,6 +77,7 @@ Decoded = tuple[list[Any], dict[int, str]]
 that is not a record. The reason BLANK (an empty line) is not a fault.
 """
 Decoder = Callable[[list[bytes]], Decoded]
+"A function that decodes consecutive pieces of bytes, such as the lines of a block."
 
 
 @dataclass(slots=True)
@@ -91,6 +92,7 @@ class BoundedBytes:
     parts: list[bytes] = field(default_factory=list)
 
     def add(self, part: bytes) -> None:
+        """Add the next bytes of the record."""
         self.length += len(part)
         if self.is_too_long:
             self.parts.clear()
@@ -232,6 +234,8 @@ def item_blocks(
         )
 
     pending = list[Item]()
+    # Uncompressed bytes from the split's start to the beginning of the block, to the next item, and
+    # to the end of the block's window.
     begin = position = edge = 0
     for item in items:
         if pending and (

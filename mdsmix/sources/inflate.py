@@ -71,6 +71,9 @@ class Inflated(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
+        """Fill the buffer, or its first part, with the next bytes. Return how many these are; 0 at
+        the file's end.
+        """
         while not self._unread:
             piece = self._next_piece()
             if piece is None:
@@ -83,6 +86,7 @@ class Inflated(io.RawIOBase):
         return count
 
     def _next_piece(self) -> bytes | None:
+        """Return the next bytes of the decoder, maybe none (b""); None at the file's end."""
         try:
             return next(self._pieces, None)
         except (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError, EOFError) as error:
@@ -109,12 +113,14 @@ class Inflated(io.RawIOBase):
 
 
 def _inflate(file: BinaryIO, new_decoder: Callable[[int], Any], memory: int) -> Iterator[bytes]:
-    """Yield the uncompressed bytes of a file of any number of members or frames.
+    """Yield the uncompressed bytes of a packed file. It may consist of several packed files one
+    after the other (members of gzip, frames of Zstandard).
 
-    Zeros between members are skipped, because tapes and some tools pad files with them.
+    Zeros between them are skipped, because tapes and some tools pad files with zeros.
 
     Args:
-        new_decoder: returns a decoder that may use so many bytes of memory.
+        new_decoder: called with `memory`; returns a decoder that may use so many bytes.
+        memory: the most bytes that decompressing may take.
     """
     stored = b""
     decoder = None

@@ -50,6 +50,7 @@ class Json(Jsonl):
             yield from item_blocks(file, span, "json", _elements(all_bytes(stream, span), file))
 
     def _is_array(self, file: SourceFile) -> bool:
+        """Return whether the file begins with `[`, after white space."""
         with opened(file, self.packing, until=_HEAD_BYTES) as stream:
             head = stream.read(_HEAD_BYTES).removeprefix(BYTE_ORDER_MARK)
             return head.lstrip(_WHITESPACE).startswith(b"[")
@@ -106,6 +107,7 @@ def _elements(pieces: Pieces, file: SourceFile) -> Iterator[Item]:
 
 
 def _incomplete_error(file: SourceFile, fault: str) -> Unreachable:
+    """Return the error for the user about a file that is not one whole array."""
     return Unreachable(
         f"{file.location.url} is not a complete JSON array ({fault}): "
         "records would be lost, so the file is not used; copy it again"
@@ -113,6 +115,7 @@ def _incomplete_error(file: SourceFile, fault: str) -> Unreachable:
 
 
 def _element_item(index: int, element: BoundedBytes) -> Item:
+    """Return an element of the array, decoded, as an item. `index`: its number, from 0."""
     if not element.is_too_long:
         raw = b"".join(element.parts).rstrip(_WHITESPACE)
         element.parts = [raw]
@@ -147,6 +150,8 @@ def _scan(data: bytes, depth: int, in_string: bool) -> _Scan:
             return _Scan(edges, depth, in_string=bool(sign))
         change = _DEPTH_CHANGES.get(sign, 0)
         is_comma = change == 0
+        # An edge is the array's closing bracket, a comma between two elements, or anything after
+        # the array.
         if min(depth, depth + change) <= 0 or (is_comma and depth == 1):
             edges.append(match.end() - 1)
         depth += change

@@ -91,11 +91,12 @@ def reason_of(line: bytes, error: Exception) -> str:
 
 
 def owned_bytes(stream: BinaryIO, start: int, end: int) -> Pieces:
-    """Yield the lines that start in [start, end) of a plain file, in pieces.
+    """Yield the lines that start in bytes [start, end) of a plain file, in pieces. The last line
+    is yielded whole, even if it ends beyond `end`.
 
     Args:
-        stream: positioned one byte before `start`, or at 0: a line starts at `start` only if the
-            byte before it ends a line.
+        stream: positioned one byte before `start`, or at 0 if `start` is 0. This byte shows whether
+            a line starts at `start`: only if it ends the line before.
     """
     position = start
     if start:
@@ -154,6 +155,13 @@ def split_lines(
     crossing = BoundedBytes()  # a line that began in an earlier piece
 
     def make_block(offset: int, raws: list[bytes], whole: memoryview | None = None) -> Block:
+        """Return the next lines as a block, and count them.
+
+        Args:
+            offset: the byte of the file at which the first of them begins.
+            raws: the lines, with their line ends.
+            whole: the bytes of all these lines in one buffer; None if there is no such buffer.
+        """
         nonlocal next_line
         first_line = next_line
         next_line += len(raws)
@@ -168,6 +176,9 @@ def split_lines(
         )
 
     def make_crossing_block() -> Block:
+        """Return the line that began in an earlier piece as a block. A line that is too long
+        becomes a bad record.
+        """
         place = {"line": next_line, "offset": crossing.offset}
         block = make_block(crossing.offset, [b"".join([*crossing.parts, b"\n"])])
         if not crossing.is_too_long:

@@ -64,6 +64,7 @@ class Parquet(Format):
         return int(_footer(file).num_rows)
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
+        """Yield the rows of the span's row groups as blocks. Only the unit's fields are read."""
         reader = _open(file, _footer(file))
         names = reader.schema_arrow.names
         columns = select_columns(file, names, span.unit.fields)
@@ -89,6 +90,7 @@ class _Table(NamedTuple):
     names: tuple[str, ...]
     "All columns."
     decoders: dict[str, Decode]
+    "Column -> function that decodes its values, for the columns that need one."
 
 
 @lru_cache(MOST_FOOTERS)
@@ -136,6 +138,10 @@ def _rows(table: _Table, groups: Iterable[tuple[int, int]]) -> Iterator[Item]:
 def _rows_of_group(table: _Table, number: int, first_row: int) -> Iterator[Item]:
     """Yield the rows of a row group. If a batch cannot be decoded, its rows and all later ones of
     the group are items with the reason damaged_rows.
+
+    Args:
+        number: the number of the row group in the file.
+        first_row: the number of the group's first row in the file.
     """
     import pyarrow as pa
 

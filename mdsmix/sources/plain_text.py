@@ -87,6 +87,7 @@ class Text(Jsonl):
         return super().splits(file, window_bytes, fields)
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
+        """Yield the file's lines, its paragraphs, or the whole file as one record, in blocks."""
         split_by = file.read_as.split_by
         if split_by == "line":
             yield from super().blocks(file, span)

@@ -43,6 +43,7 @@ def _is_small(file: SourceFile) -> bool:
 
 
 def _fetch_small(file: SourceFile) -> SourceFile:
+    """Return the file with its content if it is a small object of a store; otherwise unchanged."""
     if not _is_small(file):
         return file
     with file.open() as stored:
@@ -128,16 +129,22 @@ class RecordBatch:
         return self.reject(position, "").origin
 
     def _has_room(self, block: Block) -> bool:
+        """Return whether the block is in this batch's window and still fits into the batch."""
         return block.window == self.window and self.size + block.size <= BLOCK_BYTES
 
     def _add(self, block: Block, limit: int | None) -> int:
-        """Add the block's records, good or bad, up to `limit`. Return how many were added."""
+        """Add the block's records, and return how many were added, good and bad ones together.
+
+        Args:
+            limit: the most records to add, good and bad ones together; None: all of the block.
+        """
         records, faults = block.decode()
         # Indexes of items that are not blank, and below of those that are records.
         filled: Sequence[int] = range(block.count)
         if faults:
             filled = [index for index in filled if faults.get(index) != BLANK]
         if limit is not None and limit < len(filled):
+            # Cut the block after the last record within the limit, and add the rest of it whole.
             return self._add(block.first(filled[limit - 1] + 1), None)
         items = filled
         if faults:
@@ -199,6 +206,12 @@ def content_of(unit: Unit) -> Content:
 
 
 def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]:
+    """Yield the blocks of all files of the unit, in order.
+
+    Args:
+        memory: bytes that this process may use.
+        digests: all blocks are added to it.
+    """
     bytes_before = 0
     for position, file in enumerate(fetch_ahead(unit.files)):
         format = format_of(file)

@@ -62,8 +62,9 @@ class _BadArchive(Exception):
 
 
 class _Header(tarfile.TarInfo):
-    """A header, or the end mark. Raises `_BadArchive` for a damaged header or a missing end mark,
-    at which tarfile itself would stop silently.
+    """A member's header, as tarfile reads it. Unlike tarfile's own class, reading one raises
+    `_BadArchive` if it is damaged, or if the archive's end mark is missing: there tarfile itself
+    would stop silently, as at the end of the archive.
     """
 
     @classmethod
@@ -97,13 +98,16 @@ def _opened(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.Tar
 
 
 class _Member(NamedTuple):
-    """A member of an archive, by its name."""
+    """A member (a file in an archive), and what its name says: `a/0001.json` is the field `json`
+    of the record `a/0001`.
+    """
 
     key: str
-    "The key of its record."
+    "The key of its record, such as `a/0001`; the whole name if the name is not valid."
     reason: str
-    "The reason code of a member that does not belong to a record; empty for the others."
+    "The reason code if the name is not valid, such as `no_suffix`; otherwise empty."
     field: str
+    "The name of its field, such as `json`; empty if the name is not valid."
     info: tarfile.TarInfo
 
 
@@ -120,6 +124,7 @@ def _items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
 
 
 def _files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the headers of the archive's files, without folders, links and hidden files."""
     for number, member in enumerate(archive):
         if number % _MOST_MEMBERS == 0:  # otherwise the list grows through the whole archive
             archive.members = []  # type: ignore[attr-defined]
@@ -138,6 +143,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _member(info: tarfile.TarInfo) -> _Member:
+    """Return a member with its key and field; with a reason code if its name is not valid."""
     *folders, last = info.name.split("/")
     if info.name.startswith("/") or ".." in folders:
         return _Member(info.name, "unsafe_name", "", info)
@@ -155,9 +161,16 @@ class _Record:
     """
 
     def __init__(self, key: str, reason: str, unit: Unit) -> None:
+        """Begin a record without members.
+
+        Args:
+            key: its key, such as `a/0001`.
+            reason: a reason code if the members' names are not valid; otherwise empty.
+            unit: the work unit, which names the fields to read.
+        """
         self._key = key
         self._is_named = not reason
-        "The members' names are those of a record's members."
+        "Whether the members' names are valid; if not, none of them is read."
         self._reason = reason
         self._unit = unit
         self._offset: int | None = None
@@ -184,6 +197,12 @@ class _Record:
             self._add_cell(field, content.read())
 
     def _add_cell(self, field: str, data: bytes) -> None:
+        """Store the value of a field, and the bytes that are hashed for it.
+
+        Args:
+            field: the field's name.
+            data: the bytes of its member.
+        """
         self._bytes_read += len(data)
         self._cells[field] = data
         hashed = data
@@ -201,6 +220,7 @@ class _Record:
         self._reason = self._reason or reason
 
     def item(self) -> Item:
+        """Return the collected record as an item of the archive."""
         raw = b"".join(self._raws)
         record = {KEY: self._key, **self._unread_sizes, **self._cells}
         parse_json_fields(record, self._unit.parsed)

@@ -127,6 +127,13 @@ def counted_key(unit: Unit) -> str:
 
 
 def _unit(template: Unit, files: list[SourceFile], **split: Any) -> Unit:
+    """Return the unit of these files. Of the template's fields it has only those that the formats
+    of the files use.
+
+    Args:
+        template: a unit without files.
+        split: `start` and `end` of the unit if it is a split of one file.
+    """
     formats = list(map(format_of, files))
     reads_fields = any(format.reads_fields for format in formats)
     cells_are_texts = any(format.cells_are_texts for format in formats)
@@ -172,8 +179,8 @@ def _runs(
 
 
 def _priority(name: str) -> tuple[int, ...]:
-    """Return a sort key of a path: hash of its last part, its depth, hashes of its folders from the
-    lowest up.
+    """Return the key by which files of equal hash are compared: the hash of the path's last part,
+    the number of its folders, and the folders' hashes from the lowest folder up.
 
     So a folder at the beginning of all paths never decides, and may be renamed.
     """
@@ -238,8 +245,14 @@ def read_beginnings(units: Sequence[Unit], size: int | None) -> Iterator[Beginni
 
 
 def _split_bytes(size: int, least: int) -> int:
-    """Return the bytes of a split with which `size` bytes make about MOST_SPLITS splits. It is a
-    power of two, so it usually stays the same when a source grows a little.
+    """Return how many bytes a split shall have: `size` / MOST_SPLITS, rounded down to a power of
+    two; at least `least`, and at most WINDOW_BYTES.
+
+    Because it is rounded, it usually stays the same when a source grows a little.
+
+    Args:
+        size: uncompressed bytes of the source.
+        least: the least bytes of a split.
     """
     power_of_two = 1 << max(1, size // MOST_SPLITS).bit_length() - 1
     return min(WINDOW_BYTES, max(least, power_of_two))
@@ -260,7 +273,7 @@ def _read_beginning(unit: Unit, most_bytes: int) -> Beginning | None:
         **{attribute.name: getattr(original, attribute.name) for attribute in fields(original)}
     )
     format = format_of(file)
-    span = replace(unit, window_bytes=1 << 62).span()
+    span = replace(unit, window_bytes=1 << 62).span()  # the whole split is one window
 
     # Read blocks until they have enough bytes. Work out their share of the file: by bytes as
     # planned, by records if their number is known, or by the stored bytes that were read.

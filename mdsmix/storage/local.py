@@ -118,6 +118,10 @@ class LocalPath(Location):
             os.replace(temporary, self.path)
 
     def create(self, content: bytes) -> Stat | None:
+        """Write a new file as `Location.create` does.
+
+        A temporary file is written first, then linked to the name: this fails if the name exists.
+        """
         with (
             explained("write", self.path),
             suppress(FileExistsError),
@@ -135,6 +139,7 @@ class LocalPath(Location):
         return None
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
+        """Replace the file as `Location.replace` does, under a lock of the file."""
         with explained("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
             with Path(self.path).open("r+b") as file:
                 # Only the process with the lock replaces the file, and only if the name still
@@ -236,6 +241,10 @@ class LocalPath(Location):
         yield from (item for item in self.list(recursive=True) if _TEMPORARY.search(item[0]))
 
     def expand(self) -> FoundFiles:
+        """Return the file of this path, or the files that it matches as a pattern, sorted by path.
+
+        Raises Unreachable for a link to a missing file.
+        """
         status = self._stat_source()
         if status is not None:
             return [(self, status)]
@@ -316,6 +325,7 @@ def _make_stat(status: os.stat_result) -> Stat:
 
 
 def _scan(folder: str) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder; none if there is no such folder."""
     with _IGNORE_MISSING, os.scandir(folder) as entries:
         return list(entries)
     return []
@@ -344,7 +354,11 @@ def _walk(folder: str, prefix: str, recursive: bool) -> Listing:
 
 
 def _find_matches(folder: str, patterns: list[str]) -> Iterator[str]:
-    """Yield the files below `folder` whose path matches; `**` does not follow links to folders."""
+    """Yield the files below `folder` whose path matches; `**` does not follow links to folders.
+
+    Args:
+        patterns: a name or pattern for each part of the path: `["data", "**", "*.csv"]`.
+    """
     head, *tail = patterns
     if head == "**":
         yield from _find_matches(folder, tail or ["*"])

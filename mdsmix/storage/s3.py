@@ -166,8 +166,11 @@ class S3Path(Location):
         return self._list_entries("/")
 
     def _list_entries(self, delimiter: str, beginning: str = "") -> Entries:
-        """Return the files and folders whose names start with `beginning`; the store skips all
-        others.
+        """Return the files and folders below this one whose names start with `beginning`. The store
+        itself skips all others.
+
+        Args:
+            delimiter: "/": only what is directly in this folder; "": files at any depth.
         """
         files = dict[str, Stat]()
         folders = set[str]()
@@ -182,7 +185,7 @@ class S3Path(Location):
             folders |= {entry["Prefix"][start:-1] for entry in page.get("CommonPrefixes", [])}
             for entry in page.get("Contents", []):
                 name = entry["Key"][start:]
-                if name and not name.endswith("/"):  # the mark of an empty folder
+                if name and not name.endswith("/"):  # otherwise the mark of an empty folder
                     files[name] = stat_from(entry)
             if not page["IsTruncated"]:
                 return files, folders

@@ -92,11 +92,11 @@ def ask(url: str, request: Callable[[Any], T]) -> T:
         try:
             answer = request(client)
         except error_classes() as error:
-            if isinstance(error, ClientError):
+            if isinstance(error, ClientError):  # the store has answered, with an error
                 _answered.add(endpoint)
             if has_expired(error) and not has_renewed:
                 has_renewed = True
-                _make_client.cache_clear()
+                _make_client.cache_clear()  # a new client reads the credentials again
                 continue
             if endpoint in _answered and not tries:
                 # Count from the first failure: before it, a large body may have been sent for long.
@@ -120,6 +120,7 @@ def _pause(url: str, endpoint: str, error: Exception, tries: int, seconds: float
         tries: how many tries have failed.
         seconds: how long they took together.
     """
+    # Wait long only for an endpoint that has answered before, and has not failed for good since.
     is_trusted = endpoint in _answered and endpoint not in _given_up
     patience = _LATER_SECONDS if is_trusted else _FIRST_SECONDS
     can_retry = is_temporary(error)
@@ -166,6 +167,7 @@ def find_credentials() -> str:
 
 
 def _client_for(url: str) -> Any:
+    """Return this process's client of boto3. `url`: named by the error if there is none."""
     from botocore.exceptions import BotoCoreError
 
     # A new client is made if a variable that shapes it has changed.

@@ -61,7 +61,7 @@ def put_if(client: Any, target: Object, content: bytes, stamp: str | None) -> St
     from botocore.exceptions import ClientError
 
     store = (client.meta.endpoint_url, target["Bucket"])
-    if _keeps.get(store) is not False:
+    if _keeps.get(store) is not False:  # it respects conditions, or was not tested yet
         quoted = stamp if store in _unquoted else f'"{stamp}"'
         condition = {"IfNoneMatch": "*"} if stamp is None else {"IfMatch": quoted}
         try:
@@ -95,6 +95,7 @@ def keeps_conditions(trial: Location, bucket: str) -> bool:
                 has_passed = _passes_trial(trial, store)
             finally:
                 trial.delete()
+            # `put_if` has stored False if the store does not know the headers of conditions.
             _keeps[store] = has_passed and _keeps.get(store, True)
     return _keeps[store]
 
@@ -121,6 +122,7 @@ def _passes_trial(trial: Location, store: Store) -> bool:
         return False
     replaced = run_writers(created[0].stamp)
     if not replaced:
+        # No writer succeeded, so the store may want the ETag without its quotes.
         _unquoted.add(store)
         replaced = run_writers(created[0].stamp)
     return len(replaced) == 1
@@ -134,5 +136,6 @@ def head(target: Object, client: Any) -> Answer | None:
 
 
 def _put(client: Any, target: Object, content: bytes, **condition: Any) -> Stat:
+    """Write an object and return its Stat. `condition`: `IfMatch` or `IfNoneMatch`, or nothing."""
     answer = client.put_object(**target, Body=content, **condition)
     return Stat(len(content), stamp_from(answer), time.time())

@@ -141,20 +141,22 @@ def is_temporary(error: Exception) -> bool:
 
 
 def _has_temporary_status(error: Exception) -> bool:
+    """Return whether the answer's HTTP status is one after which the request may succeed later."""
     status = _answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return status in _TEMPORARY_STATUS or (status >= 500 and status not in _PERMANENT_STATUS)
 
 
 def has_expired(error: Exception) -> bool:
-    """Return whether renewed credentials may help. They may also after the code for an unknown
-    access key, since stores forget expired keys.
+    """Return whether the same request may succeed with renewed credentials.
+
+    True also if the store does not know the access key, because stores forget expired keys.
     """
     return _RENEW in _SENTENCES.get(error_code(error), "")
 
 
 def error_code(error: Exception) -> str:
-    """Return the code of a ClientError: a word from the answer's body, or the bare status of a
-    HEAD.
+    """Return the store's code for an error: `NoSuchKey`; after a HEAD, which has no body, only the
+    status: `404`. Empty if the store sent no code, as for a broken connection.
     """
     return str(_answer(error).get("Error", {}).get("Code", ""))
 
@@ -199,6 +201,7 @@ def shown_endpoint() -> str:
 
 
 def _explain(error: Exception) -> str:
+    """Return what has failed and what to do, for the user: `access denied; give ...`."""
     code = error_code(error)
     name = code or type(error).__name__
     if name in _SENTENCES:

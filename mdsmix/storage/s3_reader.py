@@ -81,13 +81,13 @@ class ObjectReader(io.RawIOBase):
         return len(data)
 
     def _next(self, size: int, client: Any) -> bytes:
-        """Return the next bytes. The body is requested again from the position on if the last read
-        broke, or reached the likely end.
+        """Return the next bytes, at most `size`. If the last read broke, or reached the likely end
+        (`end`), the body is first requested again, from the current position on.
         """
         if self._is_over:
             self._body.close()
             self._begin(client)
-        self._is_over = True
+        self._is_over = True  # stays so if the read raises an error
         data: bytes = self._body.read(size)
         self._is_over = not data and size > 0 and self._position == self._end
         if self._is_over:
@@ -139,6 +139,9 @@ class RandomReader(io.RawIOBase):
         return position
 
     def readinto(self, buffer: Any, /) -> int:
+        """Fill the buffer, or its first part, with the next bytes. Return how many these are; 0 at
+        the file's end. A request is sent only if the last one did not return the first byte.
+        """
         start = self._position
         end = min(self._size, start + len(buffer))
         if start >= end:
