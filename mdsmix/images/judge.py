@@ -349,6 +349,7 @@ def _convert_mode(image: Image, format: str) -> Image:
     if image.mode in KEPT_MODES[format]:
         return image
     if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
+        # The image has no transparency.
         return image.convert("RGB")
     rgba = image.convert("RGBA")
     if "RGBA" in KEPT_MODES[format]:

@@ -235,11 +235,11 @@ class ImageReader:
         bytes_kept = 0
         for request, image in zip(requests, self._read_ahead(requests), strict=True):
             images[request] = image
-            if isinstance(image.location, str):
+            if isinstance(image.location, str):  # an http URL; bytes are an image in its record
                 self.window_images.fetched[image.location] = image.digest or image.reason
             elif not isinstance(image.location, bytes):
                 self.window_images.stamps[image.location.url] = image.stamp
-            if bytes_kept + image.size > KEEP_BYTES:
+            if bytes_kept + image.size > KEEP_BYTES:  # `Image.content` reads the image again
                 image.data = None
             bytes_kept += len(image.data or b"")
         if self._processor:
@@ -257,6 +257,7 @@ class ImageReader:
         most_requests = AT_ONCE if self.fetches else IN_FLIGHT
         pool = _pool(os.getpid())
         while True:
+            # As many images as fit into AHEAD_BYTES if each is as large as the largest recent one.
             room = max(1, min(most_requests, int(AHEAD_BYTES / self._image_bytes)))
             for request in islice(unsent, max(0, room - len(pending))):
                 pending.append(pool.submit(self.find_and_read, *request))

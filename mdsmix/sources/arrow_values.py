@@ -68,8 +68,8 @@ def _decoder(field: pa.Field, leaves: Iterator[bool]) -> Decode | None:
     """Return the decoder of a field's values; None if they need no decoding.
 
     Args:
-        leaves: for each leaf from this field on, whether it is JSON. The leaves of the field are
-            consumed.
+        leaves: for each leaf (a column that contains no other, as parquet stores it) from this
+            field on, whether it is JSON. The leaves of the field are consumed.
     """
     import pyarrow as pa
 

@@ -45,7 +45,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """The content of a unit, as digests."""
+    """The digests of all bytes that a work unit reads, by window and by file."""
 
     windows: tuple[Window, ...]
     files: tuple[str, ...]
@@ -54,7 +54,7 @@ class Content:
 
 @dataclass(slots=True)
 class _FileInWindow:
-    """The bytes of one file in one window."""
+    """What was hashed so far of one file's bytes in one window (a slice of a work unit)."""
 
     format: str
     "The `Block.format`; followed by the format's version for this file if that is above 1."
@@ -110,7 +110,11 @@ class Digests:
         return begun
 
     def add_images(self, number: int, digest: str) -> None:
-        """Set the digest of a window's images, which the reader of images computes."""
+        """Set the digest of a window's images, which the reader of images computes.
+
+        Args:
+            number: the window's number in the unit.
+        """
         self._images[number] = digest
 
     def window(self, number: int) -> Window:

@@ -263,8 +263,8 @@ class Stretch(NamedTuple):
 
 
 def cut_splits(stretches: Iterable[Stretch], window_bytes: int) -> Splits:
-    """Yield splits as ranges of record numbers. A split never divides a stretch, and has at most
-    `window_bytes` bytes, unless it is one larger stretch.
+    """Yield splits as ranges [start, end) of record numbers, counted through the file. A split
+    never divides a stretch, and has at most `window_bytes` bytes, unless it is one larger stretch.
     """
     start = end = size = 0
     for stretch in stretches:

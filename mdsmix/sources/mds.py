@@ -46,6 +46,7 @@ class Mds(Format):
 
 @lru_cache(maxsize=16)
 def _index(file: SourceFile) -> Index:
+    """Return the parsed index of a stream; those of the last 16 files are kept."""
     with file.open() as stored:
         return parse_index(stored.read(), file.location.url)
 

@@ -101,6 +101,7 @@ class Text(Jsonl):
 
 
 def _whole_file(pieces: Pieces) -> Iterator[Item]:
+    """Yield all pieces of a file as one item."""
     text = BoundedBytes()
     for _, piece in pieces:
         text.add(piece)
@@ -130,7 +131,7 @@ def _paragraphs(stream: BinaryIO) -> Iterator[Item]:
 
 
 def _paragraph_item(paragraph: BoundedBytes, first_line: int) -> Iterator[Item]:
-    """Yield the collected lines as an item, if there are any.
+    """Yield the collected lines as one item; nothing if there are none.
 
     The item's length includes a newline after the last line, even if the file has none there.
     """

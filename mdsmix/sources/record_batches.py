@@ -29,7 +29,9 @@ MOST_FETCHED = 16
 
 
 def fetch_ahead(files: Sequence[SourceFile]) -> Iterator[SourceFile]:
-    """Yield the files in order; small objects of a store with their content."""
+    """Yield the files in order. Neighbouring small objects of a store are fetched at the same time,
+    and yielded with their content.
+    """
     for begin in range(0, len(files), MOST_FETCHED):
         group = files[begin : begin + MOST_FETCHED]
         if sum(map(_is_small, group)) > 1:
@@ -67,7 +69,7 @@ class BadRecord(NamedTuple):
 
 
 class _BatchBlock(NamedTuple):
-    """A block of a batch."""
+    """A block of a batch, and which of its items are records of the batch."""
 
     first: int
     "The position of its first record in the batch."

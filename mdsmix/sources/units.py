@@ -88,6 +88,7 @@ class SourceFile:
 
 
 def sort_key(file: SourceFile) -> str:
+    """Return the string by which the files of a source are sorted."""
     return file.order or file.name
 
 
@@ -155,6 +156,7 @@ class Span:
         return (self.before + position) // self.unit.window_bytes
 
     def holds(self, ordinal: int) -> bool:
+        """Return whether a record with this ordinal (`Format.ordinals`) starts in the split."""
         return self.start <= ordinal and (self.end is None or ordinal < self.end)
 
     def next_edge(self, position: int) -> int:

@@ -90,6 +90,7 @@ class HubPath(Location):
 
 @cache
 def _file_system() -> Any:
+    """Return the hub as a file system of its client. Made once, and without a cache of listings."""
     from huggingface_hub import HfFileSystem
 
     return HfFileSystem(use_listings_cache=False)
@@ -105,6 +106,12 @@ def _find_commit(path: str) -> str:
 
 
 def _make_stat(info: Mapping[str, Any]) -> Stat:
+    """Return the Stat of a file. Its stamp is the SHA-256 of a large file (LFS), otherwise the id
+    of the blob.
+
+    Args:
+        info: what the client tells about the file.
+    """
     large_file = info.get("lfs") or {}
     return Stat(info["size"], str(large_file.get("sha256") or info.get("blob_id") or ""))
 

@@ -276,6 +276,7 @@ class Location(ABC):
         root = type(self)(fixed_prefix(self.path))
         pattern = self.path[len(root.path) + 1 :]
         parts = pattern.split("/")
+        # The text before the first sign of a pattern, with which all matches begin.
         beginning = re.split(r"[*?[]", pattern)[0]
         is_deep = len(parts) > 1 or pattern == "**"
         files = dict(root.list(is_deep, beginning))
@@ -296,11 +297,14 @@ FoundFiles: TypeAlias = list[tuple[Location, Stat]]
 
 
 def has_pattern(path: str) -> bool:
+    """Return whether the path contains a sign of a pattern: `*`, `?` or `[`."""
     return any(sign in path for sign in "*?[")
 
 
 def fixed_prefix(path: str) -> str:
-    """Return the folders of `path` before the first part that contains a pattern."""
+    """Return the folders of `path` before the first part that contains a pattern: `a/b` of
+    `a/b/*/c.csv`. Without a pattern these are all folders.
+    """
     parts = path.split("/")
     first = next((i for i, part in enumerate(parts) if has_pattern(part)), len(parts) - 1)
     return "/".join(parts[:first])
@@ -315,6 +319,10 @@ def name_matches(name: str, pattern: str) -> bool:
 def path_matches(names: list[str], patterns: list[str]) -> bool:
     """Return whether the parts of a path match those of a pattern; `**` matches any number of
     folders that are not hidden.
+
+    Args:
+        names: the parts of the path: `["a", "b", "c.csv"]`.
+        patterns: the parts of the pattern: `["**", "*.csv"]`.
     """
     if not patterns or not names:
         return not patterns and not names

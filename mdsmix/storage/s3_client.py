@@ -80,6 +80,9 @@ def ask(url: str, request: Callable[[Any], T]) -> T:
     """Return the result of `request(client)`. Temporary failures are retried.
 
     Raises Unreachable if it fails for good; the message names `url`.
+
+    Args:
+        request: called with a client of boto3 at each try.
     """
     from botocore.exceptions import ClientError
 

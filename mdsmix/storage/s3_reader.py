@@ -63,6 +63,9 @@ class ObjectReader(io.RawIOBase):
         self._use(_get(request, client))
 
     def _use(self, answer: Answer) -> None:
+        """Read from the body of this answer from now on. Its stamp is kept, so that later requests
+        are for the same version.
+        """
         self._body = answer["Body"]
         self._is_over = False
         if answer["ContentLength"]:
