@@ -41,6 +41,7 @@ DATASET_INFO = "dataset_info.json"
 MAX_RECORDS = 50
 "The number of records that are read of a file: enough to see fields that some records lack."
 MAX_BYTES = 1 << 40
+"Bytes of a work unit: large enough that each file is one unit."
 
 
 def find_data(names: Sequence[str], base: Path, notices: Notices) -> list[SourceFile]:
@@ -153,7 +154,8 @@ def _is_merged_part(
     path: str, datasets: Sequence[str], folder: Location, stats: dict[str, Stat]
 ) -> bool:
     """Check whether a data set is only a part of another one in an outer folder: the index of the
-    outer folder lists its shards. Streaming's merge_index keeps the index of each part.
+    outer folder lists its shards. Streaming's merge_index makes such an index, and keeps the index
+    of each part.
 
     Args:
         path: the data set's path in `folder`.

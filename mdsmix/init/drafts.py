@@ -50,7 +50,9 @@ STREAM_KEYS = {key.name for key in dataclasses.fields(StreamSpec)}
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """A stream of the recipe that is being written."""
+    """One stream of the recipe that `mdsmix init` is writing: its files, its keys, and the comments
+    on them.
+    """
 
     name: str
     guess: Guess
@@ -78,12 +80,20 @@ class Draft:
     """
 
     def set(self, key: str, value: Any, why: str) -> None:
+        """Set a key of the stream, with the comment after it."""
         self.keys[key] = value
         self.why[key] = why
 
 
 def make_draft(name: str, guess: Guess, files: Sequence[SourceFile], paths: Sequence[str]) -> Draft:
-    """Return the stream of these files. `paths`: names or patterns of the files, for the recipe."""
+    """Return the stream of these files.
+
+    Args:
+        name: a name for the stream; characters that a recipe does not take are replaced.
+        guess: the shape of the files' records.
+        files: the files.
+        paths: names or patterns of these files, as the recipe writes them under `path`.
+    """
     follows_from_fields = find_shape(None, guess.fields) == SHAPES[guess.shape.name]
     read_as = files[0].read_as
     source: dict[str, Any] = {
@@ -146,7 +156,10 @@ def group_files(files: Sequence[SourceFile], notices: Notices, is_one: bool = Fa
 
 
 def _numbered_runs(files: Iterable[SourceFile]) -> dict[Any, list[SourceFile]]:
-    """Return groups of files whose names differ only in numbers."""
+    """Return groups of files whose names differ only in numbers, such as `part-01.jsonl` and
+    `part-02.jsonl`. Files of a data set with an order are one group. The keys only tell groups
+    apart.
+    """
     runs = defaultdict[Any, list[SourceFile]](list)
     for file in sorted(files, key=lambda file: file.name):
         key = _folder(file.order) or (_folder(file.name), NUMBER.sub("#", _last_step(file.name)))
@@ -155,23 +168,27 @@ def _numbered_runs(files: Iterable[SourceFile]) -> dict[Any, list[SourceFile]]:
 
 
 def _recognise_run(run: list[SourceFile], notices: Notices) -> Iterator[_Group]:
-    """Yield the files of a run as one group if its first and last file are alike, otherwise each
-    file as a group of its own.
+    """Yield the files of a run as one group if its first and last file are alike. Otherwise read
+    every file, and yield each as a group of its own. Files of unknown shape are in no group.
 
     Args:
-        run: files whose names differ only in numbers, in the order of their names.
+        run: files whose names differ only in numbers, such as `part-01.jsonl` and `part-02.jsonl`,
+            in the order of their names.
         notices: a list that messages on files in no group are appended to.
     """
+    # The first and the last file; a run of one file has only one of them.
     ends = [_recognise_file(file, notices) for file in dict.fromkeys((run[0], run[-1]))]
+    # None stands for a file of unknown shape, so a known and an unknown file differ too.
     if len({guess and guess.identity() for guess in ends}) > 1:
         for file in run:
             yield from _recognise_run([file], notices)
         return
+    # Both are alike. The group's guess gets the first records of both files.
     guess = ends[0]
     if guess:
         heads = [end.head for end in ends[1:] if end]
         yield _Group(run, replace(guess, head=sum(heads, guess.head)))
-    elif run[2:]:
+    elif run[2:]:  # `_recognise_file` has already reported the first and the last file
         notices.append(f"{plural(len(run) - 2, 'file')} between these two left out with them")
 
 
@@ -230,8 +247,8 @@ def _last_step(name: str) -> str:
 
 
 def _split_of(name: str) -> str:
-    """Return the split of a file by the first or the last word of its name, or by its folder;
-    `train` if none of them names one.
+    """Return the split of a file by the first or the last word of its name, or by its folder:
+    `validation` for `a/chat-val.jsonl`. Return `train` if none of them names one.
     """
     words = re.findall("[a-z]+", _last_step(name).lower().partition(".")[0])
     candidates = (*words[:1], *words[-1:], _last_step(_folder(name)).lower())

@@ -21,7 +21,9 @@ CHANNELS = ("analysis", "commentary", "final")
 
 
 class ForeignForm(NamedTuple):
-    """A form in which an interface or a model's own format writes conversations."""
+    """A form in which other software writes conversations, such as Gemini's `contents`, and that no
+    shape reads.
+    """
 
     name: str
     fits: Callable[[Mapping[str, Any]], bool]
@@ -38,6 +40,7 @@ def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_gemini(record: Mapping[str, Any]) -> bool:
+    """Check whether a record has the form of Gemini: `{"contents": [{"parts": ...}, ...]}`."""
     return any("parts" in turn for turn in _objects(record.get("contents")))
 
 
@@ -53,6 +56,7 @@ def _is_responses(record: Mapping[str, Any]) -> bool:
 
 
 def _is_harmony(record: Mapping[str, Any]) -> bool:
+    """Check whether a record has the form of gpt-oss: a message has a `channel`, as in CHANNELS."""
     messages = _objects(record.get("messages"))
     return any(message.get("channel") in CHANNELS for message in messages)
 

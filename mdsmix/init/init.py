@@ -40,7 +40,7 @@ TAR_NAME = "__key__"
 
 @dataclass(frozen=True, kw_only=True)
 class FirstRecipe:
-    """A recipe, and the messages for the user."""
+    """The result of `mdsmix init`: the text of a recipe, and the messages for the user."""
 
     text: str
     drafts: Sequence[Draft]
@@ -55,6 +55,8 @@ class FirstRecipe:
 
 
 class _RowLength(NamedTuple):
+    """The length of a row for the recipe (`max_seq_len`)."""
+
     tokens: int
     why: str
     "A phrase on the origin of the number."

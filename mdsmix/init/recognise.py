@@ -274,12 +274,15 @@ def _find_image_fields(head: FirstRecords) -> list[str]:
 
 
 def _is_image(value: Any) -> bool:
+    """Check whether the value of a field is an image or a list with one: bytes of an image, a path
+    such as `a.jpg`, a `data:image/` URI, or Hugging Face's `{"bytes": ..., "path": ...}`.
+    """
     if isinstance(value, list):
         return any(map(_is_image, value))
     if isinstance(value, dict):
         return value.keys() == {"bytes", "path"} and any(value.values())
     if isinstance(value, bytes):
-        return value.startswith(MAGIC) or value[4:11] == b"ftypavi"
+        return value.startswith(MAGIC) or value[4:11] == b"ftypavi"  # AVIF, after four bytes
     if not isinstance(value, str):
         return False
     return value[:11].lower() == "data:image/" or value.lower().endswith(SUFFIXES)

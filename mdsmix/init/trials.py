@@ -251,6 +251,7 @@ def _nearby_folders(folder: Location) -> Iterator[Location]:
 
 
 def _exists(path: str, root: Location) -> bool:
+    """Check whether the image at this path, which begins in the folder `root`, can be found."""
     try:
         location = locate_image(path, root)
         return isinstance(location, Location) and location.stat() is not None

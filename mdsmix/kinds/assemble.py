@@ -24,7 +24,7 @@ from mdsmix.shards.token_ids import STARTS
 
 
 class Assembled(NamedTuple):
-    """The rows of a work unit."""
+    """The rows of a work unit, as `Assembler.finish` returns them."""
 
     rows: Rows
     totals: Totals
@@ -70,6 +70,7 @@ class Assembler:
         return batch.columns
 
     def keep(self, columns: Mapping[str, Ragged]) -> None:
+        """Keep the columns of a batch (name -> rows) until `finish`."""
         for name, rows in columns.items():
             self._columns[name].append(rows)
 
@@ -78,6 +79,7 @@ class Assembler:
         return self._columns.pop(name, [])
 
     def finish(self) -> Assembled:
+        """Join what was kept, and return it as the rows of the work unit."""
         raise NotImplementedError
 
 

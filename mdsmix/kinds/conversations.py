@@ -58,6 +58,10 @@ def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 class Conversations(Finetuning):
+    """The kind of conversations without images. The tokenizer's chat template renders each one as
+    turns of a prompt and a response.
+    """
+
     name = "conversations"
     reads: ClassVar[type] = Conversation
     key_groups: ClassVar[tuple[str, ...]] = ("finetuning", "messages", "messages without images")

@@ -34,6 +34,10 @@ s. More units cost 1 to 3 % of CPU: 4.9 to 5.3 s of user time at 16 MiB, 4.7 to 
 
 
 class Finetuning(Kind):
+    """The base of all kinds whose records have prompts and responses, so that the run's target
+    policies decide which tokens the model is trained on.
+    """
+
     word = "finetuning"
     keeps_long = True
     key_groups: ClassVar[tuple[str, ...]] = ("finetuning",)
@@ -79,7 +83,9 @@ class Finetuning(Kind):
         return Labels(self.targets, _turns(tokens), None).cut()
 
     def make_samples(self, rows: TurnRows) -> Encoded:
-        """Return the rows that can be used for training, as samples in the stream's columns."""
+        """Return the rows that can be used for training, as samples in the stream's columns. A
+        record that has no such row gets a reason code in `Encoded.rejected`.
+        """
         eos = self.tokenizer.eos_id
         positions = np.array(rows.positions, np.int64)
         # Leave out the last turns that do not fit, and set the ends of answers.
@@ -157,6 +163,9 @@ class Finetuning(Kind):
 
 
 def _turns(tokens: Tokens) -> Turns:
+    """Return the turns of stored samples: the ids split into prompt, response, prompt, and so on,
+    and the number of turns of each sample.
+    """
     lengths = np.stack([tokens.prompts, tokens.responses], axis=1).ravel()
     return Turns(Ragged.from_lengths(tokens.ids.values, lengths), np.diff(tokens.turns))
 
@@ -167,6 +176,8 @@ def targets_of(encoding: Encoding) -> Targets:
 
 
 class Pairs(Finetuning):
+    """The kind of pairs: a prompt and its response, tokenized as they are."""
+
     name = "pairs"
     reads = Pair
 

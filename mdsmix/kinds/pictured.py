@@ -52,6 +52,8 @@ the images themselves, a unit is as large as one of text: 96 MiB of images take 
 
 
 class ConversationsWithImages(Conversations):
+    """The kind of conversations with images. Each image is one token in the stored turns."""
+
     name = "images"
     reads = Conversation
     key_groups = ("finetuning", "messages", "messages with images")
@@ -121,6 +123,7 @@ class ConversationsWithImages(Conversations):
         # Add the tokens of each image to the prompt or response that contains its image token.
         offsets = turns.find(self.untrained)
         segments = np.searchsorted(turns.ids.offsets, offsets, "right") - 1
+        # One token of each image is already there: hence the - 1.
         added = np.bincount(segments, tokens - 1, len(turns.ids))
         return np.asarray(turns.ids.lengths + added, np.int64)
 
@@ -162,6 +165,11 @@ def _image_settings(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) ->
 
 
 def _missing_image_token(stream: StreamSpec, tokenizer: Tokenizer, token: str | None) -> str:
+    """Return the message for a stream with images whose tokenizer lacks the image token.
+
+    Args:
+        token: the image token that was chosen; None if no token was.
+    """
     image_tokens = [name for name in tokenizer.special_tokens if "image" in name.lower()]
     fault = f"has no token {token} of its own" if token else "declares no image_token"
     suggestion = suggest_key(
@@ -249,6 +257,9 @@ class ImageRows(SampleRows):
     "Bytes of the rows that are kept."
 
     def add(self, batch: Encoded) -> Iterator[Rows]:
+        """Add a batch. Yield the rows of each shard that is full; these rows are then no longer
+        kept here.
+        """
         stored = [image for images in batch.images for image in images]
         self._totals += replace(
             batch.totals,

@@ -36,11 +36,13 @@ from mdsmix.shards.token_ids import PREFERENCE_COLUMNS, Ids, Tokens, Turn, decod
 from mdsmix.tokenizer.card import Tokenizer
 
 Half = Turn | str
-"The ids of a preference's prompt and one of its answers; a str is a reason code: it is refused."
+"""The ids of a preference's prompt and of one of its answers, the chosen or the rejected one. A str
+is a reason code instead, such as `template_error`: the preference is refused.
+"""
 
 
 class Halves(NamedTuple):
-    """Both halves of a preference."""
+    """Both halves of a preference: its prompt with the chosen answer, and with the rejected one."""
 
     chosen: Half
     rejected: Half
@@ -58,7 +60,8 @@ class LastAnswerRenderer(TurnRenderer):
     """Renders a conversation as one turn: all text up to its last answer, and that answer."""
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[chat.Turn]]:
-        # The prompt of the one turn is the text of all turns before it, and its own prompt.
+        # The parent's last row ends with the last answer. The prompt of the one turn is the text of
+        # all turns before that answer, and its own prompt.
         *before, (prompt, answer) = super().rows_of(conversation, unread)[-1]
         return [[("".join(chain(*before, [prompt])), answer)]]
 
@@ -94,6 +97,10 @@ class LastAnswerRenderer(TurnRenderer):
 
 
 class Preferences(Kind):
+    """The kind of preferences. A sample has the ids of a prompt, of the chosen answer and of the
+    rejected answer, in the columns of ComposeRL.
+    """
+
     name = "preferences"
     version = 2
     word = "preference"
@@ -218,7 +225,7 @@ class Preferences(Kind):
 
     def _tokenize(self, preferences: Sequence[Preference]) -> tuple[list[Halves], set[int]]:
         """Return the halves of each preference, and the positions of the preferences whose text
-        contains the string of a special token.
+        contains the string of a special token. A half that cannot be tokenized is a reason code.
         """
         # Preference i has its chosen half at 2 i and its rejected half at 2 i + 1.
         records = [half for preference in preferences for half in preference[:2]]
@@ -250,10 +257,15 @@ class Preferences(Kind):
         If the prompts differ only in text that the template prints for the answer, both halves get
         one prompt: the tokens that both whole texts begin with. So no token is lost or changed. If
         the prompts differ earlier, the preference gets a reason code.
+
+        Args:
+            preferences: the records.
+            halves: the halves of each preference; entries of this list are replaced.
         """
-        positions = list[int]()
-        texts = list[str]()
+        positions = list[int]()  # the preferences that get one prompt
+        texts = list[str]()  # three for each of them: the common beginning, and both whole texts
         for position, (chosen, rejected) in enumerate(halves):
+            # A str is a reason code: the preference is already refused.
             if isinstance(chosen, str) or isinstance(rejected, str):
                 continue
             if np.array_equal(chosen.prompt, rejected.prompt):
@@ -261,6 +273,7 @@ class Preferences(Kind):
             try:
                 texts += self.renderer.whole_texts(preferences[position])
             except RecordRefused as refused:
+                # One reason code is enough to refuse the preference (see `_judge`).
                 halves[position] = Halves(refused.why, rejected)
             else:
                 positions.append(position)
@@ -270,6 +283,7 @@ class Preferences(Kind):
         for number, position in enumerate(positions):
             # Each preference has three texts in a row, from `whole_texts`.
             start, *wholes = [ids[3 * number + text] for text in range(3)]
+            # The prompt ends where the tokens of the three texts first differ.
             end = _common_length([start, *wholes])
             halves[position] = Halves(
                 *(Turn(whole[:end], self._end_with_eos(whole[end:])) for whole in wholes)
@@ -290,6 +304,7 @@ class Preferences(Kind):
             return "empty_prompt"
         if not (len(chosen.response) and len(rejected.response)):
             return "empty_response"
+        # Truncate both sides as the loader would, and check that an answer token is left of each.
         longest = self.encoding.max_seq_len
         sides = [min(sum(map(len, side)), longest) for side in (chosen, rejected)]
         shortest = min(sides) - int(cut_per_answer(sum(sides), longest))
@@ -345,7 +360,9 @@ def _rewards_of(stream: StreamSpec) -> list[str]:
 
 
 def _transpose(preferences: Iterable[StoredIds]) -> tuple[list[Ids], list[Ids], list[Ids]]:
-    """Return the prompts, the chosen and the rejected answers of preferences."""
+    """Return three lists with an entry for each preference: the prompts, the chosen answers and
+    the rejected answers.
+    """
     prompts = list[Ids]()
     chosen = list[Ids]()
     rejected = list[Ids]()
@@ -365,10 +382,14 @@ def _common_length(rows: Sequence[Ids]) -> int:
 
 
 def _texts_of(half: Pair | Conversation) -> Sequence[str]:
+    """Return all texts of a prompt with one of its answers."""
     return half if isinstance(half, Pair) else half.texts
 
 
 def _placeholders_in(preferences: Sequence[Preference]) -> dict[str, int]:
+    """Count the preferences that contain a placeholder of media, such as `<image>`: placeholder ->
+    number of preferences.
+    """
     texts = (
         text for preference in preferences for half in preference[:2] for text in _texts_of(half)
     )

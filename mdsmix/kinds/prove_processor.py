@@ -119,6 +119,7 @@ def make_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
 
 
 def _make_conversation(questions: Sequence[str]) -> Conversation:
+    """Return a conversation of these questions, each answered `This.`."""
     messages = list[Message]()
     for question in questions:
         messages.append({"role": "user", "content": question})

@@ -160,6 +160,9 @@ class RecordReader:
                 return results
 
         def read_one(record: Any) -> Any:
+            """Read one record: check `where`, add the values of paths, then read it by the shape.
+            A str is a reason code.
+            """
             if where:
                 reason = where.refusal(record)
                 if reason:

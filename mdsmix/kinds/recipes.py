@@ -67,6 +67,11 @@ def is_data(path: str | os.PathLike[str]) -> bool:
 
 
 def _unused_tokenizer_keys(recipe: Recipe, has_templates: bool) -> Iterator[str]:
+    """Yield a sentence for each key of `tokenizer` that would change nothing.
+
+    Args:
+        has_templates: whether a chat template renders the records of any stream.
+    """
     if has_templates:
         return
     if recipe.tokenizer.template:

@@ -68,8 +68,8 @@ def open_stream_template(encoding: Encoding, tokenizer: Tokenizer) -> ChatTempla
 
 
 class TurnRenderer:
-    """Renders the conversations of a stream and tokenizes their turns. Kinds that need other rows
-    of a conversation override `rows_of`.
+    """Renders the conversations of a stream and tokenizes their turns. A turn is a prompt and the
+    response to it. Kinds that need other rows of a conversation override `rows_of`.
     """
 
     def __init__(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> None:
@@ -101,11 +101,17 @@ class TurnRenderer:
         return {token[0] for token in (*self.controls, *PLACEHOLDERS) if token}
 
     def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
+        """Check whether the conversation's template may print a key that is null in a message of
+        this role.
+        """
         template = self.chat.for_tools(conversation.tools)
         return forms.prints_null(add_variables(template, conversation.variables), role, key)
 
     def render(self, conversations: Sequence[Conversation]) -> TurnRows:
-        """Return the rows of the conversations, rendered and tokenized."""
+        """Render each conversation with the chat template, and tokenize its turns. A conversation
+        gives one row, or several if `rows_of` splits it. A conversation that cannot be rendered
+        gets a reason code in `TurnRows.rejected`.
+        """
         # Find special tokens in the texts. First search for their first characters, which takes a
         # tenth of the time: few texts contain one. Only those texts are searched for tokens.
         texts = [*chain.from_iterable([conversation.texts for conversation in conversations])]
@@ -124,7 +130,7 @@ class TurnRenderer:
                 for position, conversation in enumerate(conversations)
                 if self.has_control(conversation.all_text)
             }
-        # Render each conversation.
+        # Render each conversation. A turn is a prompt and a response, both strings.
         rendered = list[list[Turn]]()
         positions = list[int]()
         rejected = dict[int, str]()
@@ -135,6 +141,7 @@ class TurnRenderer:
                 if position in with_specials and not allows_specials:
                     raise RecordRefused("special_token_in_text")
                 rows = self.rows_of(conversation, unread)
+                # Refuse it if a prompt or a response ends inside a control token.
                 for row in rows:
                     self.words.refuse_split([*chain.from_iterable(row)])
             except RecordRefused as refused:
@@ -164,6 +171,8 @@ class TurnRenderer:
         Args:
             unread: counts the fields that the template does not print; they are added here.
         """
+        # If some answers are marked as not trained, check that one is left. An untrained answer
+        # before a trained one becomes a part of its prompt: refuse it if prompts are trained.
         if conversation.trained is not None:
             trained = find_trained_answers(conversation)
             if not trained:
@@ -184,6 +193,7 @@ class TurnRenderer:
         """
         if isinstance(conversation, RichConversation):
             conversation = forms.lift_system_tools(self.chat, conversation)
+        # A tokenizer may have a template of its own for conversations with tools.
         chosen = self.chat.for_tools(conversation.tools)
         if conversation.tools == [] and chosen is self.chat:
             conversation = conversation._replace(tools=None)

@@ -45,7 +45,9 @@ class BadCondition(Exception):
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition, compiled."""
+    """A recipe's `where:`, compiled by `parse_where`: a function that decides on one record, and
+    the fields that it reads.
+    """
 
     roots: frozenset[str]
     "The record's top-level names that the condition reads."
@@ -107,6 +109,9 @@ class _Compiler(ast.NodeTransformer):
         self.functions: dict[str, Callable[..., Any]] = {}
 
     def visit(self, node: ast.AST) -> Any:
+        """Return the Python that replaces a node of the condition: `score` becomes `_0(record)`,
+        and `_0` in `functions` reads the field. Raises BadCondition if the node is not allowed.
+        """
         match node:
             case ast.Name(name) if name in _CONSTANTS:
                 return ast.Constant(_CONSTANTS[name])
@@ -126,11 +131,17 @@ class _Compiler(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def _call(self, function: Callable[..., Any], argument: ast.expr) -> ast.expr:
+        """Return a call of the function with this argument. The function gets a name, such as `_0`,
+        in `functions`.
+        """
         name = f"_{len(self.functions)}"
         self.functions[name] = function
         return ast.Call(ast.Name(name), [argument], [])
 
     def _field(self, node: ast.expr) -> Field:
+        """Return the field that a node names, as `meta.lang` or `field('any name')`, and add it to
+        `fields`. Raises BadCondition if the node does not name a field.
+        """
         match node:
             case ast.Call(ast.Name("field"), [ast.Constant(str(name))], []):
                 pass
@@ -146,6 +157,11 @@ class _Compiler(ast.NodeTransformer):
 
 
 def _compile_regex(regex: str) -> Callable[[Any], bool]:
+    """Return a function that checks whether a text contains a match of the regular expression. It
+    raises TypeError for a value that is not a string.
+
+    Raises BadCondition if RE2 cannot read the expression.
+    """
     import re2
 
     options = re2.Options()

@@ -37,6 +37,9 @@ def join_parts(parts: Sequence[Any]) -> str:
 
 
 def _text_of_part(part: Any) -> str:
+    """Return the text of a part such as `{"type": "text", "text": "Hi"}`. Raises RecordRefused
+    (content_not_text) if the part is not text, or has a key that would be lost.
+    """
     if isinstance(part, Mapping) and part.get("type") in TEXTS:
         key = "text" if isinstance(part.get("text"), str) else "value"
         text = part.get(key)
@@ -106,6 +109,9 @@ def _text_message(message: Message, parts: Sequence[Any]) -> Iterator[Message]:
 
 
 def _convert_result(part: Mapping[str, Any]) -> Message:
+    """Return Anthropic's `tool_result` as a message of the role `tool`. Keys of the part that are
+    not read become keys of the message.
+    """
     content = part.get("content")
     text = "" if content is None else result_to_text(content)
     result = {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": text}
@@ -145,5 +151,6 @@ def _convert_answer(message: Message) -> Message:
 
 
 def _convert_call(part: Mapping[str, Any]) -> Message:
+    """Return Anthropic's `tool_use` as a call: `{"id": ..., "name": ..., "arguments": ...}`."""
     id_entry = {} if part.get("id") is None else {"id": part["id"]}
     return {**id_entry, "name": part.get("name"), "arguments": part.get("input")}

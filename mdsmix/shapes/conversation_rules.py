@@ -66,6 +66,7 @@ PARTLY_KEYS = ("train_detail", "loss_scale")
 LLM-Foundry's loader cannot express either.
 """
 FLAGS = frozenset((*TRAIN_KEYS, *PARTLY_KEYS))
+"All keys of messages that only concern training. They are removed before a template sees them."
 GREETS = "starts_with_assistant"
 "The reason code of a conversation that begins with a greeting of the assistant's."
 ROLES = ("user", "assistant", "system", "tool")
@@ -91,9 +92,13 @@ TRIES: tuple[dict[str, Any], ...] = (
 def make_conversation(
     raw: RawRecord, messages: Sequence[Message], leading: int = 0
 ) -> Conversation:
-    """Make a conversation of messages in the form of chat templates, with the record's tools.
+    """Check messages by the rules of this file, and make a conversation of them, with the tools of
+    their record.
 
     Args:
+        raw: the record. Its tools, marks and options are read here.
+        messages: all messages, with the keys that chat templates read: `{"role": "user",
+            "content": "Hi"}`. Marks are still in them.
         leading: how many of the first messages come from a field of their own, such as `system`,
             not from the list of messages.
 
@@ -138,8 +143,11 @@ def make_conversation(
 
 @lru_cache(maxsize=4096)
 def check_roles(roles: tuple[Any, ...], repeatable: str = "") -> str | None:
-    """Return the reason code of roles that LLM-Foundry does not take in this order; None if it
-    does. `repeatable`: a role that may follow itself.
+    """Return the reason code if LLM-Foundry does not take roles in this order; None if it does.
+
+    Args:
+        roles: the role of each message, in order.
+        repeatable: a role that may follow itself, such as `tool`; empty: none may.
     """
     if len(roles) < 2:
         return "too_few_messages" if roles else "no_messages"
@@ -206,7 +214,7 @@ def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int
         return []
     if lists[-1] != lists[0]:
         raise RecordRefused("bad_weight")
-    marks = lists[0]
+    marks = lists[0]  # two lists that are equal count as one
     entries = len(marks) if isinstance(marks, list) else -1  # -1 fits none of the lengths below
     count = len(messages)
     answers = [
@@ -223,7 +231,8 @@ def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int
 
 
 def _is_trained(message: Message, keys: Sequence[str], listed_mark: Any = None) -> bool:
-    """Return False if the marks of a message exclude it from training, otherwise True.
+    """Check whether a message may be used for training: all its marks are true or 1. A message
+    without marks may.
 
     Raises RecordRefused (bad_weight, trained_prompt), as `read_trained` does.
 
@@ -258,8 +267,13 @@ def _drops_nulls(raw: RawRecord) -> bool:
 
 
 def copy_nested(value: Any, drops_nulls: bool, levels: int = MAX_LEVELS) -> Any:
-    """Copy the value, without the null entries of its objects if `drops_nulls`. Raises
-    RecordRefused (too_deep) if it has more than `levels` levels.
+    """Copy a decoded JSON value with all that is in it.
+
+    Args:
+        drops_nulls: whether null entries of objects are left out of the copy.
+        levels: the most levels of nested lists and objects.
+
+    Raises RecordRefused (too_deep) if the value has more levels.
     """
     if isinstance(value, (dict, list)) and not levels:
         raise RecordRefused("too_deep")
@@ -302,6 +316,7 @@ def merge_messages(
     merged = list[Message]()
     flags = list[bool]()
     for message, flag in zip(messages, trained, strict=True):
+        # The message before this one; {} has no role, so nothing is merged with it.
         previous = merged[-1] if merged and flags[-1] == flag else {}
         is_plain = {"role", "content", "tool_calls"}.issuperset((*previous, *message))
         is_same_role = previous.get("role") == message["role"]
@@ -442,6 +457,7 @@ def _has_blank_arguments(call: Message) -> bool:
 
 
 def _without_arguments(call: Message) -> Message:
+    """Return the call with an empty object as its arguments."""
     return {**call, "function": {**call["function"], "arguments": {}}}
 
 

@@ -51,11 +51,15 @@ def with_extras(parse: Callable[[RawRecord], Any]) -> Callable[[RawRecord], Any]
     """Return a function that reads a record with `parse`, and then its extras."""
 
     def parse_with_extras(raw: RawRecord) -> Any:
+        """Read a record with `parse`, add the variables of its `chat_template_kwargs`, and refuse
+        it if its texts contain placeholders that its `objects` would replace.
+        """
         record = parse(raw)
         if NAMES.isdisjoint(raw.record) and not any("." in path for path in raw.fields.values()):
             return record
         variables = read_variables(raw.extra(VARIABLES))
         is_conversation = isinstance(record, Conversation)
+        # A preference is its two halves, the prompt with each answer, and its rewards.
         halves = [record] if is_conversation else record
         conversations = [half for half in halves if isinstance(half, Conversation)]
         if raw.extra(OBJECTS):

@@ -341,6 +341,11 @@ def import_function(shape: str | None) -> str | None:
 
 
 def _parse(name: FunctionName, raw: RawRecord) -> Any:
+    """Read a record with a user's function. The function prints to stderr.
+
+    Raises RecordRefused if the function fails, returns a string (its reason to refuse the record),
+    or returns a record that breaks a rule.
+    """
     try:
         call = _registry[name].call
         with redirect_stdout(sys.stderr):

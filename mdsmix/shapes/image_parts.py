@@ -93,6 +93,13 @@ def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
 
 
 def _parse(shape: Shape, names: Sequence[str], raw: RawRecord) -> Conversation:
+    """Read a record as a conversation with images.
+
+    Args:
+        shape: reads the text of the record.
+        names: the record's fields with images, such as `images`.
+        raw: the record.
+    """
     images = list[Image]()
     for value in _find_field_values(raw.record, names):
         images += read_images(value)

@@ -46,6 +46,10 @@ from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
 
 
 def parse_messages(raw: RawRecord) -> Conversation:
+    """Read a record whose messages have only a role and a text, as LLM-Foundry takes them.
+
+    Raises RecordRefused if the messages break a rule of LLM-Foundry's.
+    """
     messages = read_messages(raw, "messages")
     mark = raw.options.get(MARK)
     for message in messages:

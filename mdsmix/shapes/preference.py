@@ -52,6 +52,9 @@ class Preference(NamedTuple):
 
 
 def parse_preference(raw: RawRecord) -> Preference:
+    """Read a record with the fields `chosen`, `rejected` and perhaps `prompt`. Two texts become two
+    pairs; messages become two conversations.
+    """
     prompt = raw.value("prompt")
     answers = [raw.required_value(key) for key in ANSWERS]
     are_messages = {isinstance(answer, (list, dict)) for answer in answers}
@@ -144,6 +147,7 @@ def _make_preference(raw: RawRecord, chosen: Any, rejected: Any) -> Preference:
 
 
 def parse_preference_alpaca(raw: RawRecord) -> Preference:
+    """Read LLaMA-Factory's ranked Alpaca record: a question with two answers, all texts."""
     prompt = parse_alpaca_prompt(raw)
     halves = list[Conversation]()
     for key in ANSWERS:
@@ -167,6 +171,7 @@ def _make_half(raw: RawRecord, messages: list[Message]) -> Conversation:
 
 
 def parse_preference_sharegpt(raw: RawRecord) -> Preference:
+    """Read LLaMA-Factory's ranked ShareGPT record: a list of messages with two answers."""
     prompt = read_messages(raw, "conversations")
     halves = list[Conversation]()
     for key in ANSWERS:

@@ -91,6 +91,7 @@ _TAGGED_PATH = re.compile(r"<img>(.*?)</img>", re.DOTALL)
 
 
 def parse_sharegpt(raw: RawRecord) -> Conversation:
+    """Read a record with a list of messages such as `{"from": "human", "value": "Hi"}`."""
     items = read_messages(raw, "conversations")
     messages = parse_sharegpt_items(raw, items)
     return make_conversation(raw, messages, len(messages) - len(items))
@@ -172,6 +173,9 @@ def guess_options(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, 
 
 
 def parse_qwen_vl(raw: RawRecord) -> Conversation:
+    """Read a record of Qwen-VL: messages, or one question and answer, whose texts contain the paths
+    of images as `<img>a.jpg</img>`. An image takes the place of each path.
+    """
     messages = system_messages(raw)
     leading = len(messages)
     pair_fields = {raw.fields.get("input"), raw.fields.get("output")}
@@ -199,6 +203,7 @@ def parse_qwen_vl(raw: RawRecord) -> Conversation:
 
 
 def parse_rounds(raw: RawRecord) -> Conversation:
+    """Read ms-swift's record of rounds, each `{"human": "...", "assistant": "..."}`."""
     marks = FLAGS | {raw.options.get(MARK)}
     rounds = read_messages(raw, "conversation")
     for entry in rounds:
@@ -208,6 +213,7 @@ def parse_rounds(raw: RawRecord) -> Conversation:
 
 
 def parse_finevision(raw: RawRecord) -> Conversation:
+    """Read FineVision's record of rounds, each `{"user": "...", "assistant": "..."}`."""
     rounds = read_messages(raw, "texts")
     for entry in rounds:
         if not isinstance(entry, dict) or not entry.keys() >= {"user", "assistant"}:

@@ -56,10 +56,12 @@ def _shape_of_texts(name: str, gives: type[Any], **also_called: tuple[str, ...])
 
 
 def parse_alpaca(raw: RawRecord) -> Conversation:
+    """Read an Alpaca record: its system message, its history, its question and its answer."""
     messages = parse_alpaca_prompt(raw)
     answer = raw.text("output")
-    has_history = len(messages) > 1
+    has_history = len(messages) > 1  # or a system message
     messages.append({"role": "assistant", "content": answer})
+    # Only records with an empty answer, tools or marks need all rules of conversations.
     if not answer or raw.value("tools") or raw.extra(MASK) is not None:
         has_system = messages[0]["role"] == "system"
         return make_conversation(raw, messages, int(has_system))
@@ -84,6 +86,10 @@ def parse_alpaca_prompt(raw: RawRecord) -> list[Message]:
 
 
 def _history_messages(raw: RawRecord) -> list[Message]:
+    """Return the messages of a record's earlier questions and answers, from `[["q", "a"], ...]`.
+
+    Raises RecordRefused (bad_history) if an entry has another form.
+    """
     history = raw.value("history") or []
     messages = list[Message]()
     for entry in history if isinstance(history, list) else [history]:
