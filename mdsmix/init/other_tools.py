@@ -125,7 +125,7 @@ def _read_json(path: str, description: str) -> Any:
 
 @dataclass(frozen=True)
 class Entry:
-    """The keys of an entry that decide how its records are read."""
+    """The keys of one entry of a dataset_info.json that decide how its records are read."""
 
     KEYS: ClassVar = ("formatting", "columns", "tags", "ranking")
     formatting: Literal["alpaca", "sharegpt", "openai"] = "alpaca"
@@ -360,6 +360,7 @@ def _match_files(
     path: str, sources: Collection[str], names: Sequence[str], base: Path, notices: Notices
 ) -> dict[str, list[SourceFile]]:
     """Return source -> its files. Files of no source are reported in `notices`."""
+    # Match the simplified names, so that `commoncrawl` has the files of `CommonCrawl`.
     source_of = {_simplify(name): name for name in sources}
     files = defaultdict[str, list[SourceFile]](list)
     unmatched = list[str]()
@@ -367,7 +368,7 @@ def _match_files(
         word = next((word for word in _words_of_path(file.name) if word in source_of), None)
         if word is not None:
             files[source_of[word]].append(file)
-        elif file.location.url != locate(path).url:
+        elif file.location.url != locate(path).url:  # the mixture file itself is not data
             unmatched.append(file.name)
     if unmatched:
         shown = join_names(unmatched, MAX_SHOWN)

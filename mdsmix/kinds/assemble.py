@@ -89,6 +89,7 @@ class JoinedRows(Assembler):
     """
 
     def finish(self) -> Assembled:
+        """Return full rows of the joined documents, and the tokens that are left over."""
         arrays = [rows.values.view(np.uint8) for rows in self.take_column("tokens")]
         width = self._width
         row_bytes = width * np.dtype(self._dtype).itemsize
@@ -128,6 +129,7 @@ class PackedRows(Assembler):
     """
 
     def finish(self) -> Assembled:
+        """Choose the documents of each row, and return the rows with the documents' numbers."""
         # Join the columns of all batches: one row a document.
         codecs = self._layout.codecs
         documents = {

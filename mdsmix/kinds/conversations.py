@@ -70,6 +70,9 @@ class Conversations(Finetuning):
 
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Return the fields of Encoding that this kind sets: besides those of all finetuning kinds,
+        the settings of the chat template.
+        """
         settings = super().settings(recipe, stream, tokenizer)
         if stream.columns == "turns" and not stream.pack:
             settings["columns"] = {"turns": "json"}
@@ -83,6 +86,9 @@ class Conversations(Finetuning):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+        """Yield a sentence for each wrong or contradictory setting, among them those that only
+        concern conversations, such as `columns: compact`.
+        """
         yield from super().contradictions(recipe, stream)
         is_compact = stream.columns == "compact"
         policies = (recipe.target_prompts, recipe.target_responses)

@@ -53,6 +53,9 @@ class Finetuning(Kind):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+        """Yield a sentence for each wrong or contradictory setting, among them those that only
+        concern finetuning streams, such as `too_long`.
+        """
         yield from super().contradictions(recipe, stream)
         if recipe.loader == "text":
             yield (

@@ -104,6 +104,7 @@ class Kind(ABC):
         another setting. The caller has checked that the recipe's loader exists.
         """
         own_loader = cls.loader.name if cls.loader else None
+        # A loader that belongs to one kind reads only that kind, and only it reads that kind.
         is_special_loader = recipe.loader not in DATASETS
         if (is_special_loader or own_loader) and recipe.loader != own_loader:
             loaders = own_loader or "text, finetuning or mdsmix"
@@ -260,9 +261,11 @@ def stored_pieces(
         for document in split_documents(sample):
             yield from trained_runs(*document)
         return
+    # The maximum length has no effect on which ids are trained, so any number will do.
     targets = Targets(
         max_seq_len=1, target_prompts=target_prompts, target_responses=target_responses
     )
+    # The prompt of the first turn, its response, the prompt of the second turn, and so on.
     sides = [side for turn in decode_turns(sample) for side in turn]
     turns = Turns(Ragged.from_rows(sides, np.int64), np.array([len(sides) // 2]))
     yield from trained_runs(turns.ids.values, Labels(targets, turns, None, untrained).trained)

@@ -69,6 +69,9 @@ class ConversationsWithImages(Conversations):
 
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Return the fields of Encoding that this kind sets: besides those of conversations, the
+        settings of images. Raises RecipeError if Pillow or an image token is missing.
+        """
         from mdsmix.images.judge import require_pillow
 
         require_pillow()
@@ -83,6 +86,9 @@ class ConversationsWithImages(Conversations):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+        """Yield a sentence for each wrong or contradictory setting, among them those that only
+        concern images, such as `images.field`.
+        """
         yield from super().contradictions(recipe, stream)
         if stream.pack or not recipe.decoder_only_format:
             yield (

@@ -127,6 +127,9 @@ class Preferences(Kind):
 
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Return the fields of Encoding that this kind sets. Raises RecipeError if the tokenizer
+        has no EOS, since each answer ends in EOS.
+        """
         if tokenizer.eos_id is None:
             raise RecipeError(
                 f"stream {stream.name}: an answer ends in EOS, but the tokenizer {tokenizer.name} "
@@ -143,6 +146,9 @@ class Preferences(Kind):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+        """Yield a sentence for each wrong or contradictory setting, among them those that only
+        concern preferences, such as their rewards.
+        """
         rewards = _rewards_of(stream)
         if len(rewards) == 1:
             yield (

@@ -49,6 +49,9 @@ class Pretraining(Kind):
 
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Return the fields of Encoding that this kind sets. Raises RecipeError if the stream adds
+        BOS or EOS and the tokenizer has none.
+        """
         if stream.add_bos and tokenizer.bos_id is None:
             raise RecipeError(_missing_token(stream, tokenizer, "bos"))
         if stream.add_eos and tokenizer.eos_id is None:
@@ -62,6 +65,9 @@ class Pretraining(Kind):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+        """Yield a sentence for each wrong or contradictory setting, among them those that only
+        concern documents, such as `max_tokens`.
+        """
         if stream.max_tokens is not None and stream.max_tokens < max(1, stream.min_tokens):
             yield (
                 f"max_tokens is {stream.max_tokens}, below min_tokens {stream.min_tokens}: no "

@@ -34,6 +34,7 @@ class KeyChange:
 
     @property
     def shapes_rows(self) -> bool:
+        """Whether the key changes the content of rows."""
         return self.key not in KEYS_WITHOUT_ROWS
 
     def __str__(self) -> str:
@@ -110,4 +111,7 @@ def list_recipe_keys(encoding: Encoding) -> dict[str, Any]:
 
 
 def _option_key(name: str) -> str:
+    """Return the recipe's key for an option of a shape: `source.joined_by`, or a stream's own key
+    such as `consecutive_roles`.
+    """
     return f"source.{name}" if name in SOURCE_KEYS else name

@@ -58,6 +58,9 @@ def parse_field(name: str) -> Field:
         steps = [int(index) if index else step for index, step in _STEPS.findall(name)]
 
     def find(record: Mapping[str, Any]) -> Any:
+        """Return the value of the field. Raises RecordRefused (missing_field) if the record lacks
+        it.
+        """
         if name in record:
             return record[name]
         value: Any = record
@@ -70,6 +73,7 @@ def parse_field(name: str) -> Field:
             raise RecordRefused("missing_field", missing=name) from None
         return value
 
+    # A record may also have a field of exactly this name: so the whole name is a root too.
     root = frozenset(steps[:1])
     return Field(name, root | {name}, find, entered=root if steps[1:] else frozenset())
 
@@ -124,6 +128,9 @@ def make_deriver(names: Iterable[str]) -> Deriver | None:
         return None
 
     def derive(record: Any) -> Any:
+        """Return a copy of the record with the values of `fields`; a NoRecord if a template fails.
+        A value that is not an object is returned as it is.
+        """
         if type(record) is not dict:
             return record
         derived = dict(record)

@@ -228,6 +228,7 @@ def _imported_modules(tree: ast.Module, file: Path, root: Path) -> Iterator[Path
             start = root
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
+            # Level 0 is an absolute import, 1 is `from . import`, 2 is `from .. import`.
             start = [root, *file.parents][node.level]
             package = f"{node.module}." if node.module else ""
             names = [package + alias.name for alias in node.names]
@@ -297,6 +298,7 @@ _local_modules = _LocalModules()
 
 
 def _are_unchanged(folder: Path, files: Mapping[str, bytes]) -> bool:
+    """Check whether the folder has all these files (path in it -> content), with this content."""
     for name, content in files.items():
         path = folder / name
         if not path.is_file() or path.read_bytes() != content:

@@ -82,6 +82,7 @@ def _parse_all_messages(records: Sequence[Any], fields: Fields) -> list[Any] | N
     messages = [*chain.from_iterable(lists)]
     contents = [message["content"] for message in messages]
     roles = iter([message["role"] for message in messages])
+    # Many conversations have the same order of roles: check each order once.
     role_orders = {tuple(islice(roles, len(conversation))) for conversation in lists}
     if {*map(check_roles, role_orders)} != {None}:
         return None
@@ -91,10 +92,14 @@ def _parse_all_messages(records: Sequence[Any], fields: Fields) -> list[Any] | N
 
 
 def parse_openai(raw: RawRecord) -> Conversation:
+    """Read a record with a list of messages that may have calls, tools, parts and other keys."""
     return _parse_openai_messages(raw, read_messages(raw, "messages"))
 
 
 def parse_prompt_completion(raw: RawRecord) -> Conversation:
+    """Read a record with two lists of messages, `prompt` and `completion`. Answers in the prompt
+    are not used for training, unless they have a mark themselves.
+    """
     prompt = read_messages(raw, "prompt")
     completion = read_messages(raw, "completion")
     for position, message in enumerate(prompt):
@@ -112,6 +117,7 @@ def _parse_openai_messages(raw: RawRecord, items: Sequence[Any]) -> Conversation
     has_system = bool(messages) and messages[0]["role"] in ("system", "developer")
     leading = [] if has_system else _system_messages(raw)
     messages = [*leading, *messages]
+    # A result names the call that it belongs to, or no call (None).
     call_ids = [None, *(call.get("id") for m in messages for call in m.get("tool_calls") or ())]
     for message in messages:
         if message["role"] == "tool" and message.get("tool_call_id") not in call_ids:

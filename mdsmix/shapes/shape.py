@@ -47,6 +47,7 @@ class RawRecord(NamedTuple):
         """
         if name in self.record:
             return self.record[name]
+        # Search next to each field that is named by a path. A template has braces: skip it.
         for path in self.fields.values():
             if "." not in path:
                 continue
@@ -81,7 +82,9 @@ class RawRecord(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One way to write a record."""
+    """One way to write a record, such as `{"prompt": ..., "response": ...}`: its fields, and the
+    function that reads it.
+    """
 
     name: str
     "The shape's name in the recipe's `shape:`."
