@@ -81,6 +81,7 @@ def find_answer_ends(template: ChatTemplate, has_tools: bool) -> list[AnswerEnd]
 
 @lru_cache(maxsize=16)
 def _find_answer_end(template: ChatTemplate) -> AnswerEnd | None:
+    """Return how the template ends an answer, found with probes; None if it prints no probe."""
     texts = (("user", "probe_question"), ("assistant", ANSWER), ("user", "probe_next"))
     for make_content in PROBES:
         messages = [{"role": role, "content": make_content(text)} for role, text in texts]
@@ -92,6 +93,7 @@ def _find_answer_end(template: ChatTemplate) -> AnswerEnd | None:
 
 @lru_cache(maxsize=16)
 def _find_call_end(template: ChatTemplate) -> AnswerEnd | None:
+    """Return how the template ends a call of a tool; None if it prints no calls or results."""
     messages = make_call_probe(template)
     if messages is None:
         return None
@@ -252,6 +254,7 @@ def _make_notes_before_message(
     """Yield a note for each way in which an answer before another message ends without a stop
     token.
     """
+    # An answer and a call that end in the same way get one note.
     open_ends = dict[OpenEnd, AnswerEnd]()
     for end in ends:
         if end.following is not None and not stops.are_in(end.ending):

@@ -109,6 +109,7 @@ class Fastokens(Backend):
 
     @staticmethod
     def name() -> str:
+        """Return the name and the installed version, such as `fastokens 0.3.5`."""
         return f"fastokens {package_version('fastokens')}"
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -187,7 +188,7 @@ class CheckedBackend(Backend):
             doublings = (self._texts // FIRST_COMPARED).bit_length() - 1
             due = FIRST_COMPARED + COMPARED_PER_DOUBLING * doublings
         filled = np.flatnonzero(ids.lengths).tolist()  # comparing an empty text proves nothing
-        random = Random(self._texts)
+        random = Random(self._texts)  # seeded, so that the choice can be repeated
         chosen = random.sample(filled, min(due - self._compared, len(filled)))
         self._compared += len(chosen)
         # Short texts are compared as a whole, long ones by an excerpt.
@@ -218,13 +219,13 @@ class CheckedBackend(Backend):
                 raise Unequal(self.label, text)
 
     def _prove(self) -> None:
-        """Compare the ids of the hard strings, once in a process: 40 ms.
+        """Compare both backends on the hard strings, at the first call only. Takes 40 ms.
 
         Raises RecipeError if an id differs and the recipe names the backend, Unequal if the backend
         is `auto`.
         """
         texts = self._unproved
-        self._unproved = []
+        self._unproved = []  # so later calls compare nothing
         if not texts:
             return
         try:
@@ -291,6 +292,12 @@ def find_known_difference(tokenizer: Tokenizer, label: str | None = None) -> Une
 
 
 def _difference_file(tokenizer: Tokenizer, label: str) -> Path:
+    """Return the cache file for a difference. Its name contains the versions of both libraries.
+
+    Args:
+        tokenizer: the tokenizer.
+        label: name and version of the fast backend.
+    """
     compared = f"{label}-tokenizers-{package_version('tokenizers')}".replace(" ", "-")
     return cache_folder() / "backends" / f"{tokenizer.hash}-{compared}.unequal"
 
@@ -412,5 +419,5 @@ def _find_rows_with(rows: Ragged, ids: Sequence[int]) -> list[int]:
         return []
     is_searched = np.zeros(max(max(ids), int(values.max())) + 1, bool)
     is_searched[ids] = True
-    hits = np.flatnonzero(is_searched.take(values))
+    hits = np.flatnonzero(is_searched.take(values))  # positions in `values`, then their rows
     return [int(row) for row in np.unique(np.searchsorted(rows.offsets, hits, "right") - 1)]

@@ -346,6 +346,14 @@ def open_template(
 def _compile(
     source: str, json_variables: str, day: datetime, tool_source: str | None = None
 ) -> ChatTemplate:
+    """Compile a template as `open_template` describes.
+
+    Args:
+        source: the template.
+        json_variables: its variables as JSON, since arguments of a cached function need a hash.
+        day: the day that the template prints.
+        tool_source: the template named `tool_use`.
+    """
     from jinja2 import meta
 
     from mdsmix.encode import template_code as code
@@ -414,6 +422,7 @@ make a row for its last answer, or make a row for each answer.
 
 
 NO_WORDS = ControlWords(())
+"The control words of a tokenizer without control tokens."
 
 
 def render_rows(
@@ -550,6 +559,7 @@ def opens_control_word(template: ChatTemplate) -> bool:
     roles = ("user", "assistant")
     for content in ("x", [{"type": "text", "text": "x"}]):
         probe = Conversation([{"role": role, "content": content} for role in roles])
+        # Some templates take content only as a list of parts.
         with contextlib.suppress(RecordRefused):
             return _OPEN_TAG.search(_render_before_answer(template, probe, 1)) is not None
     return False

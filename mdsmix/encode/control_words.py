@@ -49,6 +49,7 @@ class ControlWords:
         for start in range(first, end):
             beginning = before[start:]
             if beginning[0] in self._first_letters and beginning in self._beginnings:
+                # A word is split only if it continues beyond the boundary.
                 text = beginning + after[: self._longest]
                 if any(
                     len(word) > len(beginning) and text.startswith(word) for word in self._words

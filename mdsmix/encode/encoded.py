@@ -152,6 +152,7 @@ def lay_out_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encod
     if targets.decoder_only_format:
         # At least one target token is stored, since the collator reads the target's last token.
         limits[1::2] = np.maximum(longest - uncut.lengths[0::2], 1)
+    # Context, target, context, target ...: each truncated to its limit.
     halves = uncut.first(limits)
     if not targets.decoder_only_format and tokenizer.eos_id is not None:
         _end_contexts(halves, uncut.lengths > longest, tokenizer.eos_id)
@@ -245,6 +246,7 @@ def add_special_tokens(ids: Ragged, head: list[int], tail: list[int], dtype: str
     is_added = np.zeros(len(rows.values), bool)
 
     def add(tokens: list[int], starts: Lengths) -> None:
+        """Write the tokens at these positions of `rows.values`, and mark them as added."""
         for offset, token in enumerate(tokens):
             rows.values[starts + offset] = token
             is_added[starts + offset] = True
@@ -256,9 +258,10 @@ def add_special_tokens(ids: Ragged, head: list[int], tail: list[int], dtype: str
 
 
 class SplitRows(NamedTuple):
-    """Pieces of rows."""
+    """The pieces into which `split_rows` has split rows of tokens."""
 
     pieces: Ragged
+    "One row per piece, in the order of the rows."
     sources: NDArray[np.int64]
     "int64 [pieces]: the number of the row from which each piece was split."
 

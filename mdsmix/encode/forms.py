@@ -80,19 +80,24 @@ class CallForm(NamedTuple):
 
 
 class Rendering(NamedTuple):
-    """The text that a template prints. If it fails, the text is empty."""
+    """What a template prints for messages, or why it fails on them."""
 
     text: str
+    "The printed text; empty if the template fails."
     error: str
+    "The template's error message; empty if it does not fail."
 
 
 @dataclass(frozen=True)
 class Forms:
-    """The forms that a template takes."""
+    """What a chat template takes and prints of tools and their calls. `find_forms` finds it by
+    trying.
+    """
 
     calls: tuple[CallForm, ...]
     "Forms of a message with a call that the template prints correctly, also in earlier messages."
     prints_tools: bool
+    "The template prints the descriptions of the tools that a conversation offers."
     prints_results: bool
     "The template prints the results of tools."
     prints_text_of_calls: bool
@@ -139,6 +144,7 @@ def find_forms(template: ChatTemplate) -> Forms:
     # Other probes use the first form. A template that prints no calls may print results.
     call = [_make_call(*form) for form in taken[:1]]
     two_calls = [_make_call(*form, calls=2) for form in taken[:1]]
+    # Both calls have the same text: printed once, one of them is lost; not at all, it fails.
     text_of_two = _render(template, _QUESTION, *two_calls).text
     text_of_result = _render(template, _QUESTION, *call, _RESULT, _ANSWER).text
     return Forms(
@@ -254,6 +260,7 @@ def find_unread_keys(template: ChatTemplate, conversation: RichConversation) -> 
         role = message["role"]
         read_keys = {*_STRUCTURE, "tools"} if role in _SYSTEM_ROLES else _STRUCTURE
         for key, value in message.items():
+            # "", [] and null are empty; 0 and false are not, since they may be marks.
             is_empty = not value and type(value) not in (bool, int, float)
             if not is_empty and key not in read_keys and not _prints_key(template, role, key):
                 unread.setdefault(key, []).append((role, value))
@@ -267,14 +274,16 @@ def find_unread_keys(template: ChatTemplate, conversation: RichConversation) -> 
 
 
 def describe_possible_marks(unread: Mapping[str, int]) -> Iterator[str]:
-    """Yield a warning for each unread key of messages whose values are all 0 or 1. It may be a
-    mark, which says whether a message is trained.
+    """Yield a warning for each key of messages that is not read and may be a mark. A mark says
+    whether a message is trained, so all its values are 0 or 1.
 
     Args:
-        unread: name from `find_unread_keys` -> number of records.
+        unread: name from `find_unread_keys`, such as `messages.train as 0 or 1` -> number of
+            records.
     """
     for name, count in unread.items():
         key = name.removesuffix(AS_MARK)
+        # If `key` itself is there too, some records have values other than 0 and 1.
         if key != name and key not in unread:
             field = key.removeprefix("messages.")
             yield (
@@ -350,6 +359,13 @@ def _make_call(arguments: str, content: str, calls: int = 1) -> Message:
 def _render(
     template: ChatTemplate, *messages: Message, tools: Sequence[Any] | None = (_TOOL,)
 ) -> Rendering:
+    """Render messages and return the text, or the error if the template fails.
+
+    Args:
+        template: the template.
+        messages: the messages.
+        tools: the tools that the template gets, by default the probe's; None: none.
+    """
     try:
         text = template.render([*messages], False, [*tools] if tools else None)
     except RecordRefused as refused:
@@ -359,6 +375,7 @@ def _render(
 
 
 def _refuse(problem: str, reason: str = "tools_not_printed") -> NoReturn:
+    """Raise RecordRefused with a reason code and a problem of the template."""
     raise RecordRefused(reason, template=problem)
 
 
@@ -440,7 +457,7 @@ def fit_images(template: ChatTemplate, token: str, conversation: Conversation) -
             f"it does not print {token} for an image, in parts or in a text", "image_not_printed"
         )
     messages = [_fit_image_content(message, form, token) for message in conversation.messages]
-    return RichConversation(messages, *conversation[1:])
+    return RichConversation(messages, *conversation[1:])  # all other fields stay the same
 
 
 @lru_cache(maxsize=16)
@@ -467,6 +484,13 @@ def find_image_form(template: ChatTemplate, token: str) -> ImageForm:
 
 
 def _fit_image_content(message: Message, form: ImageForm, token: str) -> Message:
+    """Return a message with its content in a form of images.
+
+    Args:
+        message: its content is a string, or a list of parts that are texts and images.
+        form: the form.
+        token: the string that stands for an image in the form `text`.
+    """
     content = message.get("content")
     if form == "text" and isinstance(content, list):
         return message | {"content": "".join(part.get("text", token) for part in content)}

@@ -56,9 +56,11 @@ class Targets:
         return 0 if self.target_prompts == "all" else _NO_LENGTH
 
     def trains_prompt(self, tokens: int) -> bool:
+        """Return whether a prompt of this many tokens is trained."""
         return tokens >= self.least_trained_prompt
 
     def trains_response(self, is_last: bool) -> bool:
+        """Return whether a response is trained, the last of its sample or an earlier one."""
         return is_last or self.target_responses == "all"
 
 
@@ -123,7 +125,7 @@ class Labels:
         self._is_trained: Flags = np.full(len(lengths), targets.target_responses == "all")
         "bool: whether each prompt and response is trained."
         self._is_trained[0::2] = lengths[0::2] >= targets.least_trained_prompt
-        self._is_trained[turns.firsts[1:] - 1] = True
+        self._is_trained[turns.firsts[1:] - 1] = True  # the last response of each sample
         self.gets_eos = _lacks_eos(turns.ids.values, turns.samples.offsets[1:], eos)
         "bool [n]: samples without a final EOS. Foundry's collator appends it, and it is trained."
 
@@ -214,8 +216,9 @@ class Labels:
         sample_starts = np.repeat(turns.samples.offsets[:-1], 2 * turns.counts)
         starts = np.clip(edges[:-1] - sample_starts, first, longest)
         ends = np.clip(edges[1:] - sample_starts, first, longest)
-        inside = ends - starts
+        inside = ends - starts  # tokens of each prompt and response at these positions
         if self.untrained is not None:
+            # Subtract the untrained tokens among them. A side is a prompt or response.
             tokens = turns.find(self.untrained)
             sides = np.searchsorted(edges, tokens, "right") - 1
             positions = tokens - sample_starts[sides]
@@ -258,6 +261,7 @@ def move_stop_tokens(
     is_later_prompt[0::2] = True
     is_later_prompt[turns.firsts[:-1]] = False
     offsets = ids.offsets.copy()
+    # First without white space, then with each lead. A prompt that was changed is not tried again.
     for lead in ((), *leads):
         prompts = np.flatnonzero(is_later_prompt)
         prompts = prompts[(lengths[prompts] > len(lead) + 1) & (lengths[prompts - 1] > 0)]
@@ -266,6 +270,7 @@ def move_stop_tokens(
         is_moved &= ~np.isin(ids.values[starts - 1], stops)
         for position, id in enumerate(lead):
             is_moved &= ids.values[starts + position] == id
+        # The prompt begins later, so the response before it ends later.
         offsets[prompts[is_moved]] += len(lead) + 1
         is_later_prompt[prompts[is_moved]] = False
     return Turns(Ragged(ids.values, offsets), turns.counts)
@@ -283,6 +288,7 @@ def keep_first_turns(turns: Turns, longest: int, eos: int | None, lengths: Lengt
     """
     ids = turns.ids
     first_turns = turns.firsts[:-1] // 2
+    # The end of each turn, which is that of its response, counted over the whole batch.
     ends = np.cumsum(ids.lengths if lengths is None else lengths)[1::2]
     sample_starts = np.concatenate([[0], ends])[first_turns]
     lengths_up_to_turn = ends - np.repeat(sample_starts, turns.counts)

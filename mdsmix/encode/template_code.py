@@ -48,6 +48,7 @@ class InspectedContent(BaseException):
 
 
 def _inspect(*_: Any, **__: Any) -> Any:
+    """Raise InspectedContent. This replaces each operation that could look into a content."""
     raise InspectedContent
 
 
@@ -112,6 +113,7 @@ def _trim(value: Any, chars: str | None = None) -> Any:
 
 
 def _is_string(value: Any) -> bool:
+    """Do as jinja2's test `string`, which a placeholder passes too."""
     return isinstance(value, (str, Placeholder))
 
 
@@ -161,6 +163,7 @@ def _to_json(
 
 
 def _raise_exception(message: str) -> None:
+    """Raise a TemplateError. Templates call this as `raise_exception(...)`."""
     raise TemplateError(message)
 
 

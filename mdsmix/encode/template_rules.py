@@ -32,10 +32,12 @@ class TemplateRule(NamedTuple):
 
 
 def _is_any(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
+    """Return True: the rule concerns every stream with a chat template."""
     return True
 
 
 def _rewrites_history(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
+    """Return whether conversations whose earlier text changes become rows."""
     return encoding.rewritten_history != "reject"
 
 
@@ -47,6 +49,9 @@ def _may_have_tools(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
 
 
 def _has_named_templates(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
+    """Return whether conversations take a template by its name: the one for tools, or one of
+    several without a `default`.
+    """
     takes_tools = _may_have_tools(encoding, tokenizer)
     if tokenizer is None:
         return takes_tools
@@ -56,6 +61,9 @@ def _has_named_templates(encoding: Encoding, tokenizer: Tokenizer | None) -> boo
 
 
 def _takes_fewer_forms(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
+    """Return whether records may have calls of tools, and the template takes fewer forms of a call
+    than it prints in the last message (`Forms.is_narrowed`).
+    """
     takes_tools = _may_have_tools(encoding, tokenizer)
     if tokenizer is None or not takes_tools:
         return takes_tools
@@ -65,6 +73,9 @@ def _takes_fewer_forms(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
 
 
 def _prints_system_last(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
+    """Return whether conversations whose earlier text changes become rows, and the template prints
+    the system prompt before the last message only.
+    """
     rewrites = _rewrites_history(encoding, tokenizer)
     if tokenizer is None or not rewrites:
         return rewrites
@@ -72,6 +83,9 @@ def _prints_system_last(encoding: Encoding, tokenizer: Tokenizer | None) -> bool
 
 
 def _splits_a_token(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
+    """Return whether conversations whose earlier text changes become rows, and the text that the
+    template prints before every answer ends inside a control word.
+    """
     rewrites = _rewrites_history(encoding, tokenizer)
     if tokenizer is None or not rewrites:
         return rewrites
@@ -80,6 +94,7 @@ def _splits_a_token(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
 
 
 def _ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
+    """Return whether the next message's stop token is trained as the end of an answer."""
     if tokenizer is None:
         return trains_earlier_answers(encoding)
     return ends_by_next_role(encoding, tokenizer)
@@ -91,6 +106,7 @@ def _open_template(encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:
 
 
 def _has_processor(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
+    """Return whether a processor decides how many tokens the stream's images become."""
     return "processor" in encoding.images
 
 

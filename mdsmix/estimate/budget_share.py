@@ -80,6 +80,7 @@ def choose_sampling_share(
 
 def round_up_share(share: float) -> Fraction:
     """Return a share above 0, rounded up to one of STEPS times a power of ten: 0.0123 to 0.015."""
+    # STEPS begin at 10, not at 1, so the exponent is one less.
     decade = math.floor(math.log10(share)) - 1
     steps = [step * Fraction(10) ** exponent for exponent in (decade - 1, decade) for step in STEPS]
     return next(step for step in steps if step >= Fraction(share))

@@ -223,6 +223,7 @@ def _scale_index(
     part_rows = len(assembled.leftover) / kind.encoding.max_seq_len
     samples = max(1, round(scale * (assembled.totals.samples + part_rows)))
     raw_bytes = scale * len(body) + OFFSET_BYTES * samples
+    # By the source (at least a shard per work unit), by bytes and by samples: the most decides.
     least_shards = (size / kind.window_bytes, raw_bytes / SHARD_BYTES, samples / SHARD_ROWS)
     shards = min(samples, max(math.ceil(least) for least in least_shards))
     stored = StoredFile(basename="not-yet.mds", bytes=round(raw_bytes / shards))
@@ -240,6 +241,7 @@ def _scale_totals(kind: Kind, totals: Totals, index: Index, scale: float) -> Tot
     if kind.gets_eos:
         counts["given_eos"] = min(counts["given_eos"], index.samples)
         counts["not_given_eos"] = index.samples - counts["given_eos"]
+    # Rows split from joined documents are all full. All tokens of a row but the first give a loss.
     if kind.joins_units:
         width = kind.encoding.max_seq_len
         counts["tokens"] = index.samples * width

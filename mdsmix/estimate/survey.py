@@ -30,7 +30,7 @@ from mdsmix.tokenizer.card import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitSample:
-    """The beginning of one split."""
+    """The encoded records from the beginning of one split. A split is a part of a source file."""
 
     encoded: Encoded
     weight: float
@@ -109,11 +109,13 @@ class Survey:
         root = self.images_root if has_root else None
 
         def open_reader(backend: str) -> RecordReader:
+            """Return a reader that encodes records with this backend."""
             return open_record_encoder(
                 self.stream, self.tokenizer, self.open_backend(backend), root
             )
 
         finds_images_by_file = self.reads_images and not has_root
+        # If the backend's ids are wrong, all is encoded again by the reference.
         try:
             return read_splits(units, open_reader(self.backend), finds_images_by_file, size)
         except Unequal:
@@ -146,6 +148,7 @@ def read_splits(
         lengths = encoded.lengths
         if image_tokens:
             lengths = lengths + np.array(image_tokens, np.int64)
+        # A record may give several samples: number the records, and add up the tokens of each.
         _, record_numbers = np.unique(encoded.positions, return_inverse=True)
         samples.append(
             SplitSample(

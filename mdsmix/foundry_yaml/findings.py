@@ -54,6 +54,7 @@ class Finding:
         stream_names = tuple(streams)
 
         def fill(text: str) -> str:
+            """Replace the placeholders in a text."""
             named = text.replace("{loader}", loader_names)
             return named.replace("{streams}", ", ".join(stream_names))
 
@@ -62,6 +63,7 @@ class Finding:
 
 Findings = Iterator[Finding]
 Finder = Callable[..., Findings]
+"The function of a check, which yields findings about its subject."
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Check:
 
 
 Register = Callable[[Finder], Finder]
+"A decorator that adds a function to a CheckList and returns it unchanged."
 
 
 class CheckList(list[Check]):
@@ -142,6 +145,15 @@ class CheckList(list[Check]):
         return self._adder("stream section", severity, why, id)
 
     def _adder(self, subject: Subject, severity: Severity, why: str, id: str | None) -> Register:
+        """Return a decorator that adds its function as a check.
+
+        Args:
+            subject: what the check is about. It decides on the arguments of the function.
+            severity: the severity of its findings.
+            why: the consequence for training.
+            id: the check's id; None: the function's name with hyphens.
+        """
+
         def add(find: Finder) -> Finder:
             name = id or find.__name__.replace("_", "-")
             self.append(Check(name, severity, why, subject, find))

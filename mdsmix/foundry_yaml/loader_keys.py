@@ -30,6 +30,8 @@ def as_whole_number(value: Any) -> int | None:
 
 
 def _at_least(least: int) -> schema.Bound:
+    """Return the bound of a whole number: its words for a message, and a function that tests it."""
+
     def fits(value: Any) -> bool:
         number = as_whole_number(value)
         return number is not None and number >= least
@@ -56,6 +58,7 @@ def parse_quantity(value: Any, units: dict[str, int]) -> int | None:
 
 
 def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number; true and false are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -181,7 +184,7 @@ def describe_expected(expected: Any, value: Any) -> str | None:
         expected: the key's type, or a `schema.Bound`.
         value: the key's value in the YAML.
     """
-    if isinstance(expected, tuple):
+    if isinstance(expected, tuple):  # a Bound: words and a test
         words, fits = expected
         return None if fits(value) else f"{words}."
     try:

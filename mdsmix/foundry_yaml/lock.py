@@ -74,11 +74,14 @@ class LockedStream:
 
 
 class LockedShard(NamedTuple):
-    """A shard before compression."""
+    """What identifies a shard of a stream, before compression."""
 
     samples: int
+    "How many samples it contains."
     file: str
+    "Its file name."
     bytes: int
+    "The size of the file."
     hashes: Mapping[str, str]
     "Algorithm -> hash of the content; may be empty."
 
@@ -91,6 +94,7 @@ def lock_stream(name: str, drawn: int, shards: Iterable[LockedShard]) -> LockedS
     identities = list[list[Any]]()
     for shard in shards:
         samples += shard.samples
+        # (algorithm, hash) of the first algorithm by name, or else file and size.
         content: list[Any] = [*sorted(shard.hashes.items())[:1]] or [shard.file, shard.bytes]
         identities.append([shard.samples, content])
     digest = xxhash.xxh128_hexdigest(orjson.dumps(identities))
@@ -99,7 +103,9 @@ def lock_stream(name: str, drawn: int, shards: Iterable[LockedShard]) -> LockedS
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderLock:
-    """One loader's streams, in its order, and its settings."""
+    """The lock of one loader: its streams as they were published, in its order, and the settings
+    that decide which samples a batch contains.
+    """
 
     streams: list[LockedStream]
     settings: dict[str, Any] = field(default_factory=dict)
@@ -119,6 +125,7 @@ class Lock:
     version: int = VERSION
 
     def to_bytes(self) -> bytes:
+        """Return indented JSON, as it is written next to the YAML."""
         return orjson.dumps(self, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n"
 
 

@@ -55,6 +55,7 @@ def list_sections(loader: LoaderSection) -> Iterator[SectionOfLoader]:
     "key-dropped",
 )
 def keys_unread(loader: LoaderSection) -> Findings:
+    """Find keys that are not read in their section."""
     for section in list_sections(loader):
         for key in sorted({*map(str, section.settings)}.difference(section.allowed)):
             is_dataset = section.settings is loader.dataset
@@ -67,6 +68,13 @@ def keys_unread(loader: LoaderSection) -> Findings:
 
 
 def _fix_of_unread_key(key: str, section: SectionOfLoader, loader: LoaderSection) -> str:
+    """Return the fix for a key that is not read in its section.
+
+    Args:
+        key: the key.
+        section: the section that has it.
+        loader: the loader to which the section belongs.
+    """
     if section.settings is loader.section:
         if key == "label":
             return "leave it out, or write eval_loader as a list of one."
@@ -127,6 +135,7 @@ def data_is_named(loader: LoaderSection) -> Findings:
     "A stream without a split takes the dataset's, and cannot opt out with split: null.",
 )
 def split_inherited(loader: LoaderSection) -> Findings:
+    """Find streams without a split in a dataset that has one."""
     split = loader.dataset.get("split")
     streams = loader.dataset.get("streams") or {}
     without_split = [str(name) for name, keys in streams.items() if not keys.get("split")]
@@ -144,6 +153,7 @@ def split_inherited(loader: LoaderSection) -> Findings:
     "streams.",
 )
 def local_duplicate(loader: LoaderSection) -> Findings:
+    """Find two streams with the same local folder."""
     users: dict[str, str] = {}
     for stream in loader.stream_sections:
         if stream.cache_folder is None:
@@ -162,6 +172,7 @@ def local_duplicate(loader: LoaderSection) -> Findings:
     "Streaming cuts the key off at `#` or `?`, and asks the store for another object.",
 )
 def remote_cut(loader: LoaderSection, stream: StreamSection) -> Findings:
+    """Find a remote with a character at which Streaming cuts it off."""
     remote = "/".join(str(stream.settings.get(key) or "") for key in ("remote", "split"))
     sign = find_key_terminator(remote)
     if sign:
@@ -200,6 +211,7 @@ def local_unset(loader: LoaderSection, stream: StreamSection) -> Findings:
     "Streaming deletes shards to stay under the limit, and this stream has no other copy of them.",
 )
 def cache_limit_local(loader: LoaderSection, stream: StreamSection) -> Findings:
+    """Find a stream with only a local folder in a dataset that limits its cache."""
     limit = loader.dataset.get("cache_limit")
     if limit and not stream.settings.get("remote"):
         yield Finding(

@@ -45,6 +45,7 @@ def length_invalid(loader: LoaderSection) -> Findings:
     "(ValueError).",
 )
 def length_odd(loader: LoaderSection) -> Findings:
+    """Find a max_seq_len that a loader of its own kind of stream refuses (`ExtraLoader`)."""
     extra_loader = EXTRA_LOADERS.get(loader.name)
     length = loader.max_seq_len or 0
     fault = extra_loader.fault(length) if extra_loader else ""
@@ -113,6 +114,7 @@ def split_nested(loader: LoaderSection) -> Findings:
     "LLM-Foundry sets the first two by default.",
 )
 def workers(loader: LoaderSection) -> Findings:
+    """Find settings of worker processes in a section that has no workers."""
     if loader.section.get("num_workers") != 0 or loader.is_mdsmix:
         return
     settings = LOADER_DEFAULTS | dict(loader.section)
@@ -136,6 +138,7 @@ def workers(loader: LoaderSection) -> Findings:
 
 @CHECKS.loader_section("error", REFUSED)
 def targets_invalid(loader: LoaderSection) -> Findings:
+    """Find target policies that LLM-Foundry refuses or that contradict each other."""
     decoder_only = loader.decoder_only_format
     is_default = decoder_only is None and loader.is_mdsmix
     if loader.reads_turns and not is_default and not isinstance(decoder_only, bool):
@@ -145,12 +148,14 @@ def targets_invalid(loader: LoaderSection) -> Findings:
         )
     if loader.reads_turns or TARGET_KEYS & set(loader.dataset):
         for contradiction in find_target_contradictions(*loader.targets, decoder_only is not False):
+            # A contradiction is written as `problem; fix`.
             problem, _, fix = contradiction.partition("; ")
             yield Finding(f"{{loader}}: {problem}.", fix)
 
 
 @CHECKS.loader_section("error", REFUSED)
 def packing_invalid(loader: LoaderSection) -> Findings:
+    """Find settings of packing that do not fit each other or the model's form."""
     if not loader.reads_turns:
         return
     ratio = loader.dataset.get("packing_ratio")
@@ -178,6 +183,7 @@ def packing_invalid(loader: LoaderSection) -> Findings:
     "unsafe-types",
 )
 def own_settings(loader: LoaderSection) -> Findings:
+    """Find settings of the loader of mdsmix that are refused or worth a warning."""
     if loader.is_mdsmix and loader.dataset.get("allow_unsafe_types"):
         yield Finding(
             "{loader} sets allow_unsafe_types.",
@@ -239,6 +245,7 @@ def weights_number(loader: LoaderSection, stream: StreamSection) -> Findings:
 @CHECKS.loader_section("error", "Streaming refuses the streams (ValueError).", "weights-epoch-size")
 @CHECKS.loader_section("error", "Streaming refuses the streams (ValueError).", "weights-scheme")
 def weights_together(loader: LoaderSection) -> Findings:
+    """Find weights that do not fit each other or the size of an epoch."""
     streams = loader.stream_sections
     size = loader.dataset.get("epoch_size")
     for stream in streams:

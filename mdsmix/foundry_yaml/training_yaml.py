@@ -133,10 +133,12 @@ class LoaderSection:
 
     @property
     def trains(self) -> bool:
+        """Whether it is the train_loader and not an evaluation."""
         return self.label == TRAIN
 
     @cached_property
     def dataset(self) -> Settings:
+        """The section's `dataset`; empty if it is missing or not a mapping."""
         dataset = self.section.get("dataset")
         return dataset if isinstance(dataset, Mapping) else {}
 
@@ -149,6 +151,7 @@ class LoaderSection:
 
     @property
     def max_seq_len(self) -> int | None:
+        """The tokens of a row; None if the YAML has no whole number there."""
         return as_whole_number(self.dataset.get("max_seq_len"))
 
     @property
@@ -197,6 +200,12 @@ class LoaderSection:
         ]
 
     def _require_keys(self, what: str, value: Any) -> dict[str, Any]:
+        """Return a mapping as a new dict. Raises RecipeError if the value is not a mapping.
+
+        Args:
+            what: the value's place in the section, such as `dataset.streams`, for the message.
+            value: the value.
+        """
         if not isinstance(value, Mapping):
             raise RecipeError(
                 f"{what} of {self.label} is {shorten_value(value)}; it must be keys and values."
@@ -294,6 +303,7 @@ class TrainingYaml:
 
 
 JUDGED = ("max_seq_len", "tokenizer", "train_loader", "eval_loader")
+"Top-level keys that are checked, so every variable in their values must resolve."
 Config = str | os.PathLike[str] | Settings
 
 
@@ -346,6 +356,7 @@ def _resolve_keys(config: Any, judged: Collection[str]) -> dict[str, Any]:
         is_judged = key in judged
         try:
             value = config[key]
+            # In a section that is not checked, only the keys that cannot be resolved are left out.
             if OmegaConf.is_dict(value) and not is_judged:
                 value = _resolve_keys(value, ())
             elif OmegaConf.is_config(value):

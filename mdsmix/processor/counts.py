@@ -32,6 +32,7 @@ def count_image_tokens(processor: str, sizes: Iterable[Size]) -> dict[Size, int 
     Args:
         processor: its hash.
     """
+    # Look in this process's memory, then in the cache; ask the processor only for the rest.
     counts = _counts.get(processor, {})
     requested = set(sizes)
     path = cache_folder() / "processors" / f"{processor}-{COUNTS_VERSION}.counts"
@@ -43,6 +44,7 @@ def count_image_tokens(processor: str, sizes: Iterable[Size]) -> dict[Size, int 
     if missing:
         answers = ask_processor(find_processor_folder(processor), {"sizes": missing})
         counts = counts | dict(zip(missing, answers, strict=True))
+        # Only numbers are stored. A size that was refused is asked for again in the next run.
         rows = [[*size, count] for size, count in counts.items() if isinstance(count, int)]
         with suppress(Unreachable):  # without the file the next run only asks again
             keep_in_cache(path, orjson.dumps(rows))

@@ -78,7 +78,7 @@ class StoredRow(NamedTuple):
 
 
 class LoadedProcessor:
-    """A processor of transformers.
+    """A processor that transformers has opened from a folder or hub name.
 
     Raises ValueError if it lacks a tokenizer, an image processor, or an image token that it
     expands.
@@ -108,6 +108,7 @@ class LoadedProcessor:
         """Return the token for an image in a text: the processor's `boi_token` if it expands that,
         otherwise its `image_token`.
         """
+        # `count_by_trying` reads self.token, so each candidate is set before it is tried.
         for key in ("boi_token", "image_token"):
             text: Any = getattr(self.processor, key, None)
             self.token = getattr(text, "content", text)  # older versions have an AddedToken
@@ -122,7 +123,7 @@ class LoadedProcessor:
         blank lines by Gemma 3. It is tokenized together with the text next to it.
         """
         rows, _ = self._process_with_text([[make_blank_image(PROBE_SIZES[0])]])
-        ids = rows[0][0]["input_ids"]
+        ids = rows[0][0]["input_ids"]  # the only image of the only row
         inside = self._find_added_tokens(ids)
         return self.decode(ids[: inside.start]), self.decode(ids[inside.stop :])
 
@@ -142,7 +143,9 @@ class LoadedProcessor:
 
     @cached_property
     def has_function(self) -> bool:
-        """Whether the processor's counting function agrees with its tokens at all PROBE_SIZES."""
+        """Whether the processor has a counting function that gives the right number of tokens at
+        all PROBE_SIZES. Such a function computes the number from an image's size alone.
+        """
         try:
             counted = self._count_by_function(PROBE_SIZES)
             return counted == [self.count_by_trying(size) for size in PROBE_SIZES]
@@ -219,6 +222,9 @@ class LoadedProcessor:
         return ""
 
     def _count_by_function(self, sizes: Sequence[Sequence[int]]) -> list[int]:
+        """Return the number of tokens of each size by the processor's own counting function, which
+        needs no image.
+        """
         image_sizes = [list(size) for size in sizes]
         answer = self.processor._get_num_multimodal_tokens(image_sizes=image_sizes)
         return [int(count) for count in answer["num_image_tokens"]]
@@ -226,7 +232,7 @@ class LoadedProcessor:
     def count_by_trying(self, size: Sequence[int]) -> int:
         """Return the number of tokens that the processor makes of a blank image."""
         rows, _ = self.process_images([[make_blank_image(size)]])
-        return len(rows[0][0]["input_ids"])
+        return len(rows[0][0]["input_ids"])  # the only image of the only row
 
     def process_images(self, images: Sequence[Sequence[Any]]) -> tuple[list[list[Arrays]], Arrays]:
         """Process rows with one image or more each.
@@ -267,7 +273,13 @@ class LoadedProcessor:
         return pieces, pixels
 
     def process_texts(self, texts: Sequence[str], images: Sequence[Sequence[Any]]) -> Any:
-        """Return the batch that transformers makes of whole texts and their images."""
+        """Return the batch that transformers makes of whole texts and their images: a mapping of
+        names such as `input_ids` to tensors.
+
+        Args:
+            texts: one text per row, with one image token for each image.
+            images: the images of each row.
+        """
         return self.processor(
             text=list(texts),
             images=[list(row_images) for row_images in images] if any(images) else None,
@@ -303,11 +315,15 @@ def read_saved_texts(folder: str) -> dict[str, str]:
 
 
 def is_odd(size: Sequence[int]) -> bool:
-    """Return whether an image of this height and width must be tried, alone and in a batch with
-    another image, because the processor's counting function is not reliable for it.
+    """Return whether an image is so narrow or long that its tokens must be counted by trying.
 
+    The processor's counting function is not reliable for such an image. So `LoadedProcessor.count`
+    lets the processor work on it, once alone and then in batches with another image.
     transformers may mistake a height of 1 or 3 pixels for the channels, and then does so for all
     images of the batch. Idefics3 makes nothing of an image of 799 x 4.
+
+    Args:
+        size: height and width in pixels.
     """
     return min(size) < NARROW_PIXELS or max(size) > LONG_RATIO * min(size)
 
@@ -347,6 +363,7 @@ def first_difference(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> s
 
 
 def _is_refused(processor: LoadedProcessor, image: Any) -> bool:
+    """Return whether the processor refuses an odd image: its count is then a reason."""
     size = image.height, image.width
     return is_odd(size) and isinstance(processor.count(size), str)
 
@@ -375,6 +392,7 @@ def _find_differences(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> 
     whole_rows, whole_pixels = split_by_row(whole)
     for text, pieces_of_row, whole_row in zip(texts, pieces, whole_rows, strict=True):
         loader_row = _make_loader_row(processor, text, pieces_of_row)
+        # A key that only one of the rows has must be 0 at every token.
         zeros = 0 * whole_row["input_ids"]
         for key in {**whole_row, **loader_row}:
             if not are_equal(whole_row.get(key, zeros), loader_row.get(key, zeros)):
@@ -392,6 +410,7 @@ def split_by_row(batch: Any) -> tuple[list[Arrays], Arrays]:
     which vision models do not accept.
     """
     mask = batch["attention_mask"].bool()
+    # A tensor with the shape of the mask has a value per token.
     by_token = {
         key: values for key, values in batch.items() if getattr(values, "shape", None) == mask.shape
     }
@@ -451,7 +470,13 @@ def turn_upright(content: Any) -> Any:
 
 
 def replace_tokens(values: Any, spots: Any, pieces: Sequence[Any]) -> Any:
-    """Return `values` as int64, with the value at each of `spots` replaced by one of the pieces."""
+    """Return `values` as int64, with the value at each of `spots` replaced by one of the pieces.
+
+    Args:
+        values: one row's ids, or other values per token.
+        spots: ascending positions in `values`.
+        pieces: for each position the values that replace it; a piece may have any length.
+    """
     # Each part after the first begins with the value that is replaced.
     first, *others = np.split(values, spots)
     arrays = [first]

@@ -36,7 +36,7 @@ SOCKET_PARENT = "/tmp"
 a socket.
 """
 _started = list[int]()
-"Process ids."
+"Process ids of the servers that this process has started and not yet stopped."
 
 
 @contextmanager
@@ -123,7 +123,12 @@ def try_to_ask(name: str, question: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def serve(listening: socket.socket, answer: Callable[[Any], Any]) -> None:
-    """Answer one question after the other, until the parent process has ended."""
+    """Answer one question after the other, until the parent process has ended.
+
+    Args:
+        listening: the socket at which questions arrive.
+        answer: the function that answers a question.
+    """
     parent = os.getppid()
     listening.settimeout(1)
     while os.getppid() == parent:
@@ -149,6 +154,7 @@ def main() -> None:
     open_processor_once = cache(LoadedProcessor)
 
     def answer(question: Any) -> Any:
+        """Open the processor that the question names, once, and let it answer."""
         return open_processor_once(question["name"]).answer(question)
 
     serve(socket.socket(fileno=0), answer)

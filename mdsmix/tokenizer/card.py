@@ -114,6 +114,7 @@ class Tokenizer:
 
     @property
     def chat_template_hash(self) -> str | None:
+        """The hash of `chat_template`; if that is None, of `tool_template`; None without either."""
         return _hash_template(self.chat_template) or self.tool_template_hash
 
     @property
@@ -127,6 +128,7 @@ class Tokenizer:
 
 
 def _hash_template(template: str | None) -> str | None:
+    """Return the xxh128 of a template's text; None for None."""
     return None if template is None else xxhash.xxh128_hexdigest(template.encode())
 
 

@@ -39,6 +39,7 @@ def hash_bytes(tree: Json, ids: Ids) -> str:
 
 
 def _hash(tree: Any) -> str:
+    """Return the xxh128 of a value's JSON with sorted keys, as 32 hex digits."""
     return xxhash.xxh128_hexdigest(orjson.dumps(tree, option=orjson.OPT_SORT_KEYS))
 
 
@@ -93,7 +94,7 @@ def _list_added_ids(processors: list[Json]) -> list[Any]:
             rule = [[processor["cls"][1]], None, [processor["sep"][1]]]
         else:
             rule = processor
-        if rule != [None]:
+        if rule != [None]:  # otherwise it adds nothing to a text
             rules.append(rule)
     return rules
 
@@ -111,8 +112,10 @@ def _read_template(processor: Json) -> list[Any]:
 
 
 def _without_idle_settings(model: Json) -> Json:
+    """Return a model's settings without the empty ones that have the same effect as null."""
     return _without(model, [key for key in _SAME_AS_NULL if not model.get(key)])
 
 
 def _without(tree: Json, keys: Collection[str]) -> Json:
+    """Return a copy of an object without these keys."""
     return {key: value for key, value in tree.items() if key not in keys}

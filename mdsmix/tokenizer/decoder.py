@@ -69,6 +69,7 @@ def find_decoder(name: str | None, hash: str | None) -> Decoder | None:
 
 
 def open_decoder(tokenizer: Tokenizer) -> Decoder:
+    """Return the decoder of a tokenizer, read from the tokenizer.json of its snapshot."""
     return Decoder(_read_model(tokenizer.path), frozenset(tokenizer.special_ids))
 
 

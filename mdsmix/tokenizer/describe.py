@@ -123,6 +123,7 @@ def _describe_class_changes(name: str, tokenizer: Any, tree: dict[str, Any]) -> 
     if path is None:
         return ""
     content = Path(path).read_bytes()
+    # If a file's settings cannot be compared, the ids of probes decide.
     with suppress(ValueError, KeyError, TypeError):
         if normalize_model(orjson.loads(content)) == normalize_model(tree):
             return ""
@@ -236,6 +237,8 @@ def _save_files(tokenizer: Any, fields: dict[str, Any], content: str) -> dict[st
         fields: the result of `_read_fields`, to compare with.
         content: the text of tokenizer.json.
     """
+    # First as a PreTrainedTokenizerFast, then as its own class. Any error means that this class
+    # does not work.
     for convert in (_make_plain, lambda unchanged: unchanged):
         with TemporaryDirectory() as folder, suppress(Exception):
             convert(tokenizer).save_pretrained(folder, legacy_format=False)
@@ -271,6 +274,8 @@ def _read_special_tokens(tokenizer: Any) -> dict[str, Any]:
     common_names = {"additional_special_tokens", *tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
     tokens = dict(tokenizer.special_tokens_map)
     named = {key: tokens.pop(key) for key in tokens.keys() - common_names}
+    # In transformers 5 `extra_special_tokens` is the list of tokens without a name. In
+    # transformers 4 it is the argument for the named tokens, a dict.
     listed = getattr(tokenizer, "extra_special_tokens", None)
     if isinstance(listed, list):
         return tokens | {"extra_special_tokens": listed, "model_specific_special_tokens": named}
@@ -292,6 +297,7 @@ def _load(name: str, kwargs: dict[str, Any]) -> tuple[Any, str]:
 
     if os.path.isfile(name):
         return PreTrainedTokenizerFast(tokenizer_file=name, **kwargs), ""
+    # A subfolder that transformers 5 saved is opened as a folder, so that it can be converted.
     inner = os.path.join(name, str(kwargs.get("subfolder") or ""))
     if inner != name and is_saved_by_five(inner):
         name = inner
@@ -303,16 +309,16 @@ def _load(name: str, kwargs: dict[str, Any]) -> tuple[Any, str]:
 
 
 def _find_unread(tokenizer_class: type, kwargs: dict[str, Any]) -> list[str]:
-    """Return the names of the keyword arguments that would have no effect, since transformers' code
-    for this class does not contain their names.
+    """Return the names of the keyword arguments that would have no effect.
 
+    These are names that do not occur as words in transformers' code for this class and its bases.
     If the class's own code came with the tokenizer, return []: it may read any argument.
     """
     from transformers import AutoTokenizer
 
     if tokenizer_class.__module__.startswith("transformers_modules."):
         return []
-    classes = (AutoTokenizer, *tokenizer_class.__mro__[:-1])
+    classes = (AutoTokenizer, *tokenizer_class.__mro__[:-1])  # without `object`
     modules = {inspect.getmodule(each) for each in classes}
     code = "".join(inspect.getsource(module) for module in modules if module)
     return [name for name in kwargs if not re.search(rf"\b{re.escape(name)}\b", code)]

@@ -87,7 +87,7 @@ def publish_folder(home: Location, snapshot: Path, pretrained: Tokenizer | Proce
     files = {file: (snapshot / file).read_bytes() for file in pretrained.files}
     map_threads(lambda file: (home / file).write(files[file]), files)
     name = pretrained.name
-    if name.startswith("/"):
+    if name.startswith("/"):  # a local path: only its last part means anything elsewhere
         name = name.rstrip("/").rpartition("/")[2]
     card = FolderCard(
         name=name,
@@ -100,6 +100,7 @@ def publish_folder(home: Location, snapshot: Path, pretrained: Tokenizer | Proce
 
 
 def _hash_files(files: Mapping[str, bytes]) -> str:
+    """Return the xxh128 of files, given as name -> content."""
     digest = xxhash.xxh128()
     for name, content in sorted(files.items()):
         digest.update(orjson.dumps([name, len(content)]))
@@ -136,6 +137,7 @@ def fetch_folder(home: Location) -> Path | None:
 
 
 HASH = re.compile("[0-9a-f]{32}")
+"The form of a tokenizer's hash."
 
 
 class PublishedTokenizer(NamedTuple):
@@ -189,7 +191,9 @@ def find_current_hash(published: PublishedTokenizer) -> str:
 
 
 def localize_spec(spec: TokenizerSpec, streams: Iterable[str]) -> TokenizerSpec:
-    """Return the spec with its name replaced by `localize_name`."""
+    """Return the spec of a tokenizer with the name of its folder on this machine, which is fetched
+    if it is only published next to the streams (`localize_name`).
+    """
     return replace(spec, name=localize_name(spec.name, streams))
 
 

@@ -155,6 +155,7 @@ def ask_transformers(
     else:
         done = run_describe(json.dumps({"name": name, "kwargs": dict(kwargs)}))
         if done.returncode == 0:
+            # The answer is the last line, in case other lines were printed before it.
             description, error = json.loads(done.stdout.splitlines()[-1])
         else:
             description, error = {}, done.stderr[-300:]

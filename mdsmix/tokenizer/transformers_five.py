@@ -173,6 +173,7 @@ def _tokenizer_for_four(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_json(folder: Path, files: dict[str, Any]) -> None:
+    """Write JSON files, given as name -> content, into a folder."""
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False))
 
