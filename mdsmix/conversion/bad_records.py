@@ -107,8 +107,8 @@ def _replace_image(match: re.Match[str]) -> str:
 
 
 class QuarantineFile(NamedTuple):
-    """The quarantine file of a window (a slice of a work unit), and what its line numbers are
-    counted from.
+    """The quarantine file of a window (a slice of a work unit), and what is needed to turn the
+    unit's line numbers into those of the source file.
     """
 
     name: str

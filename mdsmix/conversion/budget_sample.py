@@ -98,6 +98,7 @@ def _cache_path(job: Job, units: Sequence[Unit]) -> Path:
 
 
 def _recall_rates(path: Path) -> Rates | None:
+    """Return the rates that `_remember_rates` stored in this cache file; None if there are none."""
     cached: Mapping[str, Any] | None = recall(path)
     if cached is None:
         return None

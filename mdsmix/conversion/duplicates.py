@@ -81,12 +81,14 @@ def find_repeats(windows: Iterable[Fingerprints]) -> list[bytes]:
     Args:
         windows: the fingerprints of all windows of the stream, in the order of the plan.
     """
+    # The number of the first bit of each window, a multiple of 8, and of the end of the last one.
     starts = [0]  # `_find_repeats` appends to it
     bits = np.zeros(0, np.uint8)
     for positions in _find_repeats(windows, starts):
         # The first positions come only after all windows were read, so the size is known here.
         if not len(bits):
             bits = np.zeros(starts[-1] >> 3, np.uint8)
+        # Set the bit `position % 8` of the byte `position // 8`.
         flags = np.uint8(1) << (positions & 7).astype(np.uint8)
         np.bitwise_or.at(bits, positions >> 3, flags)
     bits_of_windows = list[bytes]()
@@ -99,8 +101,8 @@ def find_repeats(windows: Iterable[Fingerprints]) -> list[bytes]:
 def _find_repeats(
     windows: Iterable[Fingerprints], starts: list[int]
 ) -> Iterator[NDArray[np.uint64]]:
-    """Yield arrays with the positions of repeats, unordered. More than ROWS_AT_ONCE rows are sorted
-    in temporary files.
+    """Yield arrays with the positions of repeats, unordered. A repeat is a record whose fingerprint
+    equals that of an earlier record. More than ROWS_AT_ONCE rows are sorted in temporary files.
 
     Raises Unreachable if the disk for temporary files is full.
 
@@ -161,7 +163,9 @@ def _make_rows(window: Fingerprints, start: int) -> Rows:
 
 
 def _append_to_buckets(folder: Path, rows: Rows) -> None:
-    """Append each row to the file of its bucket. Rows of a bucket keep their order."""
+    """Append each row to the file of its bucket, which the first bits of its fingerprint name.
+    Rows of a bucket keep their order.
+    """
     buckets = (rows[:, 0] >> np.uint64(64 - BUCKET_BITS)).astype(np.uint8)
     in_order = rows.take(np.argsort(buckets, kind="stable"), axis=0)
     by_bucket = Ragged.from_lengths(in_order, np.bincount(buckets, minlength=1 << BUCKET_BITS))
@@ -171,6 +175,7 @@ def _append_to_buckets(folder: Path, rows: Rows) -> None:
 
 
 def _find_repeats_in_bucket(bucket: Path) -> Iterator[NDArray[np.uint64]]:
+    """Yield arrays with the positions of repeats in a bucket file, read block by block."""
     firsts = _NO_ROWS  # the first row of each fingerprint so far
     with bucket.open("rb") as file:
         while len(block := np.fromfile(file, np.uint64, 3 * ROWS_AT_ONCE)):

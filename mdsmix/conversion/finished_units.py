@@ -58,7 +58,7 @@ Fingerprints = NDArray[np.uint64]
 
 
 class DoneWindow(NamedTuple):
-    """A converted window."""
+    """A converted window (a slice of a work unit's source), and the record of its result."""
 
     record: UnitRecord
     window: Window
@@ -76,7 +76,9 @@ class DoneWindow(NamedTuple):
 
     @property
     def base(self) -> str:
-        """The key that names its fingerprints: the `lines_key` of the window."""
+        """The key that names its fingerprints: the `lines_key` of the window. A record without a
+        `base` has the same key for both.
+        """
         return self.record.base or self.record.key
 
 
@@ -187,9 +189,12 @@ def list_stored(job: Job) -> StoredUnits:
 
 
 def _map_names_to_own_files(file_names: Iterable[str]) -> dict[str, str]:
-    """Map the names of items to the unit files and fingerprint files that contain them, as
-    `map_names_to_file` does for a file that was read. No file is read here, since the file names
-    contain the names of the items. Other files are ignored.
+    """Map the name of each item (record, bad records or fingerprints) to the file that contains it.
+
+    No file is read, since a file's name contains the names of its items. `<key>-<place>.unit` gives
+    two: `<key>`, the record, and `<key>-<place>`, its bad records. `<key>.hashes` gives itself, the
+    fingerprints. Names of other files are ignored. For files that must be read, there is
+    `map_names_to_file`.
     """
     files = dict[str, str]()
     for file_name in file_names:
@@ -203,8 +208,9 @@ def _map_names_to_own_files(file_names: Iterable[str]) -> dict[str, str]:
 
 
 def read_hashes(folder: Location, refs: Sequence[BlobRef]) -> Iterator[Fingerprints]:
-    """Yield the fingerprints in each of these blobs (parts of unit files or segments), as an array
-    uint64 [n, 2].
+    """Yield the fingerprints of each window, an array uint64 [n, 2] for its n records.
+
+    They are read from blobs, which are parts of unit files, fingerprint files or segments.
 
     Raises Unreachable if a blob is damaged.
     """

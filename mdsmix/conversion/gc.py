@@ -158,9 +158,11 @@ def find_garbage(folder: Location, older_than: float, keep: int | None = None) -
 
 
 def _find_used_keys(folder: Location, files: Iterable[Garbage], older_than: float) -> set[str]:
-    """Return the keys of everything that is referred to by the manifest, the index, an index that
-    was replaced less than `older_than` seconds ago, or a unit record that is kept. A record is kept
-    if it is as young, or in the manifest.
+    """Return the keys (hashes that names begin with) of all files that are still needed.
+
+    A file is needed if one of these refers to it: the manifest, the index, an index that was
+    replaced less than `older_than` seconds ago, or a unit record that is kept. A record is kept if
+    it is as young, or in the manifest.
     """
     manifest = read_manifest(folder)
     index = find_index(folder)
@@ -187,6 +189,11 @@ def _find_used_keys(folder: Location, files: Iterable[Garbage], older_than: floa
 
 
 def _make_file_item(kind: str, folder: Location, name: str, stat: Stat) -> Garbage:
+    """Return a file of the folder as an item that may be deleted.
+
+    Args:
+        kind: what the file is, for messages: `old index`.
+    """
     return Garbage(
         kind=kind,
         name=name,

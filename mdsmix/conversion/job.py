@@ -104,7 +104,9 @@ class Job:
         return [self.folder, *map(locate, self.versions)]
 
     def place(self, index_hash: str) -> Location:
-        """Return the folder where the index with this hash is, or would be, published."""
+        """Return the folder where the index with this hash is, or would be, published: a version's
+        folder if the stream is published as versions, otherwise the target.
+        """
         return locate_version(self.folder, index_hash) if self.is_versioned else self.folder
 
     @property
@@ -125,8 +127,9 @@ class Job:
         return self.stream.kind
 
     def with_settings(self, **changes: Any) -> Job:
-        """Return the job with other values of its encoding, which change neither the shape nor the
-        kind of its records.
+        """Return a copy of the job with these fields of its encoding changed, for example
+        `with_settings(duplicates="keep")`. The changes must leave the shape and the kind of its
+        records as they are.
         """
         return replace(self, stream=self.stream.with_settings(**changes))
 
@@ -142,8 +145,8 @@ class Job:
         )
 
     def _line_window(self, file: SourceFile) -> int:
-        """Return the bytes of a work unit in a file of lines. The fewer of its first records have
-        images, the larger its units are, up to 16 MiB, the size for chats.
+        """Return how many bytes of this file of lines make a work unit. The fewer of its first
+        records have images, the larger its units are, up to 16 MiB, the size for chats.
         """
         if file.stat.size <= LINE_BYTES:
             return LINE_BYTES

@@ -139,7 +139,9 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamPlan:
-    """The plan of a stream, for a run, a part, a dry run or a repair. Workers get only its job."""
+    """The plan of a stream, for a run, a part, a dry run or a repair; made by `plan_streams`.
+    Workers get only its job.
+    """
 
     job: Job
     """The job. If the chat template prints a date, it has the date with which the published stream
@@ -210,7 +212,7 @@ class StreamPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class _Draft:
-    """A stream of the recipe, before its plan is complete."""
+    """What `plan_streams` knows about one stream of the recipe before it makes the plan."""
 
     stream: StreamSpec
     files: list[sources.SourceFile]
@@ -347,6 +349,7 @@ def describe_plans(recipe: Recipe, options: Options) -> Iterator[str]:
 
 
 def _describe_stream(plan: StreamPlan) -> Iterator[str]:
+    """Yield what a run would do with one stream, and why, in sentences. Details are indented."""
     job = plan.job
     old = plan.old
     units = plan.units

@@ -125,6 +125,7 @@ def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[s
     """Return whether exactly the units with these keys are published: the manifest at the target
     lists them, the index that it names exists, and so does every shard by the listing.
     """
+    # Without leftovers the stream has no last entry for them, so both lists of keys are accepted.
     leftovers = [leftovers_key(job, keys)] if job.kind.joins_units else []
     return (
         [part.key for part in manifest.parts] in (keys, keys + leftovers)
@@ -141,8 +142,8 @@ def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[s
 
 
 def leftovers_key(job: Job, keys: list[str]) -> str:
-    """Return the key of the record of all units' leftovers. The leftovers follow from the units, so
-    their key is made of the units' keys.
+    """Return the key of the record of the leftovers: the tokens after each unit's last full row.
+    The leftovers follow from the units, so their key is made of the units' keys.
     """
     return job.key("leftovers " + " ".join(keys))
 
@@ -243,10 +244,14 @@ def _tidy_target(folder: Location, index: Index, held_lease: Lease) -> None:
 
 
 def _fill_version(version: Location, index: Index, manifest: Manifest, target: Location) -> None:
-    """Write the manifest and the index of a version.
+    """Write the manifest and the index into a version's folder, which has its shards already.
 
-    An existing manifest that names this index and the same rules is kept: if other sources gave the
-    same shards, only the target's manifest changes.
+    A manifest may be there already, because other sources gave the same shards before. It is kept
+    if it names this index and the same rules; then only the target's manifest changes.
+
+    Args:
+        version: the folder of the version.
+        target: the folder from which the side files that the version lacks are copied.
     """
     existing: Manifest | None = None
     with suppress(Unreachable):  # damaged: it is written again

@@ -22,7 +22,7 @@ from mdsmix.storage import Location, locate
 
 @dataclass(frozen=True, kw_only=True)
 class Repaired:
-    """The result of a repair."""
+    """The result of `repair`: the faults that it found, and how much it converted again."""
 
     stream: str
     faults: tuple[StreamFault, ...]

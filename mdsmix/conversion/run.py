@@ -334,6 +334,16 @@ def _make_outcome(
     notes: Sequence[str] = (),
     peak: int = 0,
 ) -> Outcome:
+    """Return the result of a run for one stream.
+
+    Args:
+        index: the published index; None: the outcome states 0 bytes.
+        windows: all windows of the stream, converted by this run or earlier. They are empty if the
+            stream was up to date.
+        began: when the stream began, by `time.monotonic()`.
+        notes: sentences for the user, in addition to those that are made here.
+        peak: the most bytes of memory that the run has used; 0 if unknown.
+    """
     job = plan.job
     all_notes = list(notes)
     unequal = find_known_difference(job.tokenizer) if job.backend == "auto" else None

@@ -314,8 +314,9 @@ def forget_changed(job: Job, cache: KnownSources) -> None:
 
 
 def stat_images(urls: Set[str]) -> dict[str, list[Any]]:
-    """Return [size, stamp] of each of these files. Many objects of a bucket are listed by the
-    folder that contains them all, as long as it contains few others.
+    """Return URL -> [size, stamp] of each of these files, or MISSING for a file that cannot be read.
+    Many objects of a bucket are listed by the folder that contains them all, as long as it contains
+    few others. All other files are asked for one by one.
     """
     stats = dict[str, Stat | None]()
     objects = sorted(filter(_has_cheap_listings, urls))
@@ -332,7 +333,12 @@ def _has_cheap_listings(url: str) -> bool:
 
 
 def _list_objects(urls: Sequence[str]) -> dict[str, Stat | None]:
-    """Return the stats of those objects of one bucket that a listing finds. `urls` are sorted."""
+    """Return URL -> stat of those objects of one bucket that a listing finds. Nothing is listed for
+    a few objects, and a listing ends early in a folder with many others.
+
+    Args:
+        urls: of the objects, sorted.
+    """
     if len(urls) <= FEW:
         return {}
     url_set = set(urls)

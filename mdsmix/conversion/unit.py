@@ -76,7 +76,7 @@ memory dominates.
 
 @dataclass(frozen=True, kw_only=True)
 class _UnitOfJob:
-    """The data that every task over a unit has."""
+    """The base of `ReadTask` and `UnitTask`: the data that every task over a unit has."""
 
     job: Job
     unit: Unit
@@ -109,6 +109,7 @@ class ReadTask(_UnitOfJob):
         return lambda: content
 
     def _read_records(self, reporter: Reporter) -> Content:
+        """Read all records of the unit, window by window, and return the unit's content."""
         digests = Digests(self.unit)
         numbers = set[int]()
         batches = read_batches(self.unit, None, reporter.memory, digests)
@@ -125,13 +126,21 @@ class ReadTask(_UnitOfJob):
     def _read_window(
         self, number: int, batches: Iterator[RecordBatch], digests: Digests, reporter: Reporter
     ) -> None:
+        """Read the records of a window. Store their fingerprints if `is_hashed`; otherwise note the
+        images that they name.
+
+        Args:
+            number: the number of the window in its unit.
+            batches: the batches of this window only.
+            digests: the hashes of the unit; those of the window's images are added.
+        """
         job = self.job
         folders = job.image_folders(self.unit)
         pictures = None
         if not self.is_hashed:
             pictures = open_image_reader(job.encoding, job.images_root, judges=False)
         reading = open_record_reader(job.stream, self.dropped.get(number, b""), pictures)
-        count = 0
+        count = 0  # records of the window so far
         for batch in batches:
             reporter.wait_for_room()
             reporter.on_progress(batch.size if self.is_hashed else 0, 0)
@@ -199,8 +208,10 @@ class UnitTask(_UnitOfJob):
     "Number -> record, of the windows that are converted already."
 
     def finished_result(self, content: Content | None) -> UnitResult | None:
-        """Return the result of a unit with this content. None if a window is still to be
-        converted.
+        """Return the result of the unit if all its windows are converted already; otherwise None.
+
+        Args:
+            content: the windows of the unit; None if they are not known.
         """
         if content is None or len(self.records) < len(content.windows):
             return None
@@ -234,6 +245,7 @@ class UnitTask(_UnitOfJob):
             open_window = self._encode(0, iter(()), attempt, reporter)
 
         def finish() -> UnitResult:
+            """Store the last window, and return the result of the whole unit."""
             if open_window:
                 records[open_window.number] = self._store(open_window, digests)
             content = digests.content()

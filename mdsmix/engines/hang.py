@@ -37,7 +37,9 @@ has passed, since then the engine itself was stopped.
 
 @dataclass(slots=True)
 class HangDetector:
-    """How long one worker has shown no sign of life, and how long it has sent no message."""
+    """Decides whether one worker hangs. It counts how long the worker has shown no sign of life,
+    and how long it has sent no message.
+    """
 
     silent: float = 0.0
     "Seconds without a message and without processor time."

@@ -63,6 +63,7 @@ class LocalEngine:
     """
 
     def __init__(self, settings: PoolSettings) -> None:
+        """Store the settings. No worker is started yet."""
         self.settings = settings
         self.budget = MemoryBudget(settings.memory)
         if settings.side:
@@ -85,6 +86,7 @@ class LocalEngine:
         return self.budget.peak
 
     def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> TaskResults[R]:
+        """Do the tasks, and yield (position, result) of each when it ends (see `Engine.run`)."""
         self.begin(on_progress, say, max_workers=len(tasks))
         for number, task in enumerate(tasks):
             self.add(number, task)
@@ -177,7 +179,7 @@ class LocalEngine:
                 number = worker.finish_storing()
                 self._after_task(worker)
                 yield number, result
-            case _:
+            case _:  # ("died",): the worker's end of the pipe is closed
                 self._replace(worker, WorkerEnd(how=worker.join()))
 
     def _after_task(self, worker: Worker) -> None:
@@ -205,6 +207,7 @@ class LocalEngine:
             )
 
     def _replace_hung(self) -> None:
+        """Kill each worker that hangs, tell the user, and put its tasks back into the queue."""
         for worker in list(self.workers):
             reason = worker.find_hang()
             if reason:
@@ -218,8 +221,9 @@ class LocalEngine:
                 self._replace(worker, WorkerEnd(how=reason, hung=True))
 
     def _replace(self, worker: Worker, end: WorkerEnd) -> None:
-        """Put the tasks of a dead worker at the front of the queue. The task that it did, or if
-        there was none the one that it stored, is blamed for the death and gets its next attempt.
+        """Put the tasks of a dead worker at the front of the queue. One task is blamed for the
+        death and gets its next attempt: the task that the worker was doing, or the one that it was
+        storing if it was doing none.
 
         Args:
             end: how the worker died or hung.
@@ -231,6 +235,7 @@ class LocalEngine:
         attempt = plan_next_attempt(
             blamed.attempt, worker.records, end, self.settings.set_aside, blamed.task.name
         )
+        # `extendleft` reverses the order, so the blamed task comes first.
         self.queue.extendleft([*innocent, blamed._replace(attempt=attempt)])
 
     @property

@@ -162,6 +162,14 @@ def _join_cluster(address: str) -> None:
 
 
 def _start_cluster(folder: str, workers: int | None) -> None:
+    """Start a cluster on this machine, and join it.
+
+    Raises Unreachable if it does not start.
+
+    Args:
+        folder: for the sockets and logs of the cluster.
+        workers: processors of the cluster; None or 0: all that this process may use.
+    """
     import ray
 
     for name, value in QUIET.items():
@@ -256,7 +264,7 @@ class Supervisor:
         """
         if self._version != __version__:
             return [("failed", self._refuse_version())]
-        # Ray does not end a node that nobody asks any more.
+        # Ray does not end a supervisor that nobody asks any more; this alarm does.
         signal.alarm(int(SILENT_SECONDS))
         for number, task in units:
             self.engine.add(number, task)
@@ -272,6 +280,7 @@ class Supervisor:
         return messages
 
     def _refuse_version(self) -> Unreachable:
+        """Return the error of a node whose version of mdsmix differs from the driver's."""
         environment = f'{{"pip": ["mdsmix=={self._version}"]}}'
         return Unreachable(
             f"the node {gethostname()} has mdsmix {__version__}, and this run uses mdsmix "

@@ -67,8 +67,8 @@ class Node:
 
 
 class RayEngine:
-    """Supervisors on the nodes of a Ray cluster. During a run it knows the waiting units, the units
-    of each node, and the losses.
+    """An engine that does work units on the nodes of a Ray cluster, by a supervisor on each node.
+    During a run it knows the waiting units, the units of each node, and the supervisors lost.
     """
 
     peak = 0
@@ -108,6 +108,9 @@ class RayEngine:
         "Position of a unit, or NO_UNIT -> how many supervisors were lost over it."
 
     def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> TaskResults[R]:
+        """Do the tasks on the nodes, and yield (position, result) of each when it ends (see
+        `Engine.run`).
+        """
         if not tasks:  # most runs have nothing to do, and a cluster takes seconds to start
             return
         self._tasks = tasks
@@ -241,6 +244,7 @@ class RayEngine:
         answer.
         """
         node.has_answered = True
+        # n + n/8 + 1 units for n workers: the module's docstring says why.
         room = min(node.workers * 9 // 8 + 1 - len(node.units), len(self._waiting))
         positions = [self._waiting.pop() for _ in range(room)]
         node.units |= set(positions)
@@ -248,8 +252,8 @@ class RayEngine:
         node.answer = node.actor.exchange.remote(units, ANSWER_SECONDS)
 
     def _lose(self, node: Node, reason: str) -> None:
-        """Give up a lost node: its units wait for other nodes, and a node that lives gets a new
-        supervisor at the next check.
+        """Give up a node whose supervisor was lost. Its units wait for other nodes. If the node
+        itself lives, it gets a new supervisor at the next check.
 
         Raises MdsmixError after more than MOST_LOSSES losses over one unit, or of supervisors that
         had not answered.
@@ -257,6 +261,7 @@ class RayEngine:
         self._drop(node)
         units = sorted(node.units, reverse=True)
         self._waiting += units
+        # A supervisor that never answered is counted as a loss without a unit.
         lost = units if node.has_answered else [NO_UNIT]
         self._losses.update(lost)
         too_often = [unit for unit in lost if self._losses[unit] > MOST_LOSSES]

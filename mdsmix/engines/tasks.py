@@ -68,7 +68,9 @@ class WorkerEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """How to try a unit next, given its earlier attempts."""
+    """How to try a unit next: how few records at a time, and which are skipped. It also notes the
+    deaths of the earlier attempts. The first attempt has the defaults.
+    """
 
     deaths: int = 0
     "How many workers have died on the unit; 1 again after a record was put into quarantine."
@@ -118,6 +120,7 @@ def plan_next_attempt(
 
 
 def _give_up(records: ActiveRecords | None, end: WorkerEnd, unit: str) -> MdsmixError:
+    """Return the error of a unit that is not tried again."""
     verb = "hang" if end.hung else "die"
     return MdsmixError(
         f"worker processes {verb} ({end.how}) on the work unit {unit}, "
@@ -202,7 +205,9 @@ class Task(Protocol[Result]):
 
 
 class Engine(Protocol):
-    """Does tasks in processes of its own."""
+    """Does tasks in processes of its own: of this machine (`LocalEngine`), or of the nodes of a Ray
+    cluster (`RayEngine`).
+    """
 
     @property
     def peak(self) -> int:

@@ -59,7 +59,7 @@ more CPU time and 230 MB more memory than one.
 
 
 class WorkerChannel:
-    """The Reporter of a local worker."""
+    """A worker's end of the pipe to its engine: the `Reporter` that the worker's tasks get."""
 
     def __init__(self, pipe: Connection, parent: int, memory: int, share: int) -> None:
         """Store the settings.
@@ -232,7 +232,7 @@ class QueuedTask(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """The engine's side of a worker process, with its tasks."""
+    """A worker process as the engine sees it: its pipe, its tasks, and what it has reported."""
 
     process: Any
     pipe: Connection

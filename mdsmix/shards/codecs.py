@@ -69,6 +69,9 @@ class Codec:
 
 
 def _array_codec(dtype: str = "", shape: str = "") -> Codec:
+    """Return the codec of `ndarray:DTYPE:SHAPE`, for example with the dtype "uint16" and the shape
+    "2048" or "2,3". A setting that is empty is read from each stored value.
+    """
     size = None
     if shape:
         size = math.prod(map(int, shape.split(","))) * np.dtype(dtype).itemsize
@@ -82,21 +85,24 @@ def _array_codec(dtype: str = "", shape: str = "") -> Codec:
 
 
 def _lay_out_arrays(rows: Ragged) -> list[Ragged]:
-    """Lay out 1-d arrays, each after its shape: `1 << 2 | log2(width)`, then the length in `width`
-    bytes.
+    """Return the bytes of 1-d arrays: their heads (`lay_out_lengths`), and their values.
+
+    Raises ValueError if an array is empty.
     """
     lengths = rows.lengths
     has_empty_row = len(lengths) > 0 and lengths.min() == 0
     if has_empty_row:
         raise ValueError("contains an empty row, which MDS cannot store")
+    # A length takes 1, 2 or 4 bytes: log2 of that is 0, 1 or 2.
     log_widths = (lengths > 0xFF).astype(np.int64) + (lengths > 0xFFFF)
     return [lay_out_lengths(lengths, log_widths), *_as_bytes(rows)]
 
 
 def lay_out_lengths(lengths: NDArray[np.int64], log_widths: NDArray[np.int64]) -> Ragged:
-    """Return the uint8 heads of 1-d arrays: a byte of shape, then the array's length in
-    `1 << log_width` bytes, 4 at most.
+    """Return the heads of 1-d arrays, uint8. A head is the byte `1 << 2 | log_width` (1 dimension),
+    and then the array's length in `1 << log_width` bytes, 4 at most.
     """
+    # Make each head as if it had 4 bytes of length, then cut off those that it lacks.
     widest = np.empty((len(lengths), 5), np.uint8)
     widest[:, 0] = 4 | log_widths
     widest[:, 1:] = lengths.astype("<u4")[:, None].view(np.uint8).reshape(-1, 4)

@@ -38,6 +38,9 @@ class Counts:
 
 
 def _add_counts(name: str, first: Any, second: Any) -> Any:
+    """Return the sum of two values of the field `name`: of numbers, or key by key of mappings. Of a
+    field that is a maximum, return the larger value.
+    """
     if isinstance(first, dict):
         keys = sorted({*first, *second})
         return {key: first.get(key, 0) + second.get(key, 0) for key in keys}

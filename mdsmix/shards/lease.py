@@ -127,9 +127,18 @@ class Revision:
 
 
 class Lease:
-    """A lease of this run. A thread renews it."""
+    """A lease that this run holds on a stream, as `hold_lease` gives it. A thread renews it every
+    five seconds.
+    """
 
     def __init__(self, holder: Holder, written: Revision, renewed_at: float) -> None:
+        """Start the thread that renews the lease.
+
+        Args:
+            holder: this run.
+            written: the lease's file, as this run wrote it.
+            renewed_at: when it was written, by `_now`.
+        """
         self._holder = holder
         self._file = written.file
         self._written: Revision | None = written
@@ -209,6 +218,10 @@ def hold_lease(folder: Location, say: Say) -> Iterator[Lease]:
 
 
 def _take_lease(file: Location, say: Say) -> Lease:
+    """Write a lease of this run to `file`, once no other run holds one, and return it.
+
+    Raises Unreachable if another run holds the lease; the message names that run.
+    """
     me = Holder(
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -361,7 +374,9 @@ def _restore_manifest(folder: Location, *known_manifests: bytes | None) -> None:
 
 
 def _by_index_hash(manifest: bytes | None) -> dict[str, bytes]:
-    """Return {hash of its index: manifest}; empty if the manifest is missing or damaged."""
+    """Return {hash of the index that the manifest names: the manifest}; empty if the manifest is
+    missing or damaged.
+    """
     if manifest:
         with suppress(Unreachable):
             return {parse_manifest(manifest, "").index_hash: manifest}

@@ -170,7 +170,9 @@ def name_processor_folder(digest: str, tokenizer: TokenizerCard) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitShards:
-    """The shards of one work unit, in the index's order."""
+    """The entry of one work unit in a manifest: its key, and the numbers of its shards and samples.
+    The entries are in the index's order.
+    """
 
     key: str
     shards: int

@@ -54,7 +54,7 @@ MANIFEST_CONTRADICTS = "manifest-contradicts"
 
 @dataclass(frozen=True, slots=True)
 class StreamFault:
-    """A rule that a stream breaks."""
+    """A rule that a published stream breaks, as `find_stream_faults` or `verify` reports it."""
 
     rule: str
     "The rule's name in `check`."
@@ -68,7 +68,7 @@ class StreamFault:
 
 
 class ShardRow(NamedTuple):
-    """The place of a sample."""
+    """The place of a sample: its shard, and its number there."""
 
     shard: Shard
     row: int
@@ -77,7 +77,9 @@ class ShardRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedStream:
-    """A published stream. Its files are listed, and its samples read, only when needed."""
+    """A stream that `open_published` or `open_stream_in` has opened. Its files are listed, and its
+    samples read, only when needed.
+    """
 
     folder: Location
     "The folder with index.json."

@@ -200,12 +200,14 @@ def store_shards(
 
 
 def _store_shard(folder: Location, layout: ShardLayout, rows: Rows, is_new: bool) -> Shard:
+    """Write the rows as one shard, compressed if the layout says so, and return its index entry."""
     parts = make_shard_parts(layout, rows)
     raw = _describe_file(parts)
     zipped = None
     if layout.compression:
         parts = [compress_zstd(b"".join(parts), layout.compression)]
         zipped = _describe_file(parts, ".zstd")
+        # Named by the hash of the compressed file, as the file that a reader decompresses it to.
         raw = replace(raw, basename=zipped.basename.removesuffix(".zstd"))
     file = zipped or raw
     write_once(folder / file.basename, *parts, is_new=is_new)
@@ -220,6 +222,7 @@ def make_shard(
 
 
 def _describe_file(parts: Sequence[bytes | memoryview], suffix: str = "") -> StoredFile:
+    """Return the name, size and hash of a file with this content: `<hash>.mds` and the suffix."""
     hasher = xxhash.xxh128()
     for chunk in parts:
         hasher.update(chunk)

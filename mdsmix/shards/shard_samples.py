@@ -165,10 +165,15 @@ def read_sample_table(folder: Location, shard: Shard) -> NDArray[np.int64]:
 
 
 def _parse_sample_table(shard: Shard, raw: bytes) -> NDArray[np.int64]:
+    """Return the table of offsets at the beginning of a raw shard: the sample count (uint32), then
+    `count + 1` offsets (uint32).
+
+    Raises ValueError if it is damaged.
+    """
     count = int.from_bytes(raw[:4], "little")
     if count != shard.samples:
         raise ValueError(f"it contains {count} samples, but its index states {shard.samples}")
-    first = 4 * (count + 2)
+    first = 4 * (count + 2)  # where the table ends
     if len(raw) < first:
         raise ValueError("its table of samples is cut off")
     offsets = np.frombuffer(raw, "<u4", count + 1, 4).astype(np.int64)

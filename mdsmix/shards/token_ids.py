@@ -39,14 +39,16 @@ Ids = NDArray[np.int64]
 
 
 class Turn(NamedTuple):
-    """int64 ids of one turn; plain tokens are one response without a prompt."""
+    """The token ids of a prompt and of the response to it. Plain tokens are one response without a
+    prompt.
+    """
 
     prompt: Ids
     response: Ids
 
 
 class Document(NamedTuple):
-    """One document of a packed row."""
+    """One document of a packed row (a row of several documents)."""
 
     ids: Ids
     is_trained: NDArray[np.bool_]
@@ -174,9 +176,12 @@ def decode_ids(column: Any, dtype: str) -> Ids:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The ids of each sample, and the lengths of its prompts and responses."""
+    """The token ids of some samples, and the lengths of their prompts and responses. Made by
+    `decode_tokens` or `decode_sample_tokens`.
+    """
 
     ids: Ragged
+    "One row for each sample: the ids of all its prompts and responses."
     prompts: NDArray[np.int64]
     "int64 [turns]: tokens of each prompt; plain rows are one turn without a prompt."
     responses: NDArray[np.int64]

@@ -140,6 +140,9 @@ def _parse_or_add_fault(
 ) -> T | None:
     """Return the parsed index or manifest, or None if it is missing or damaged. Damage is added to
     `faults`.
+
+    Args:
+        parse: parses the bytes of the file; it also gets the file's URL, for messages.
     """
     content = find_metadata(file)
     if content is None:
@@ -218,6 +221,7 @@ def _list_expected_files(index: Index, manifest: Manifest | None) -> list[_Expec
 def _read_files(
     folder: Location, files: list[_ExpectedFile], watcher: ReadingWatcher
 ) -> list[_FileResult]:
+    """Read and check the files, several at a time, and return their results in the same order."""
     results = []
     with ThreadPoolExecutor(_choose_threads(files)) as pool:
         read_results = pool.map(partial(_read_file, folder), files)
