@@ -314,7 +314,8 @@ def forget_changed(job: Job, cache: KnownSources) -> None:
 
 
 def stat_images(urls: Set[str]) -> dict[str, list[Any]]:
-    """Return URL -> [size, stamp] of each of these files, or MISSING for a file that cannot be read.
+    """Return URL -> [size, stamp] of each of these files; MISSING for one that cannot be read.
+
     Many objects of a bucket are listed by the folder that contains them all, as long as it contains
     few others. All other files are asked for one by one.
     """

@@ -203,7 +203,7 @@ def _convert_first_records(work: Work, limit: int) -> list[UnitResult]:
         if remaining <= 0:
             break
         task = UnitTask(job=replace(work.job, limit=remaining), unit=unit)
-        ((_, result),) = work.run([task])
+        ((_, result),) = work.run([task])  # one task: one (position, result)
         remaining -= result.total.read
         results.append(result)
         work.watcher.on_bad(result.total.bad)
@@ -222,7 +222,7 @@ def _read_unknown_units(work: Work) -> None:
     has_images = job.kind.has_images
     if job.drops and not has_images:
         return
-    explained = set[str]()
+    explained = set[str]()  # the keys of the records of all known windows
     for unit in work.units:
         for window in work.cache.windows_of(unit).values():
             explained.add(job.key(window.full_digest))

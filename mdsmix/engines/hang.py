@@ -68,7 +68,7 @@ class HangDetector:
         if passed < CHECK_SECONDS:
             return None
         self._checked = current_time
-        passed = min(passed, 2 * CHECK_SECONDS)
+        passed = min(passed, 2 * CHECK_SECONDS)  # more: the engine's own process was stopped
         if waits:
             self.reset()
         last_ticks = self._ticks

@@ -174,7 +174,7 @@ def _do_tasks(channel: WorkerChannel, storing_thread: ThreadPoolExecutor) -> Non
             except Exception as error:
                 channel.send("failed", make_picklable(error))
                 continue
-            storing.result()
+            storing.result()  # waits until the output of the task before is stored
             channel.send("storing")
             storing = storing_thread.submit(finish, store)
             del store  # otherwise the unit's rows stay in memory while the next unit is converted

@@ -154,6 +154,7 @@ def _find_shard_edges(ends: NDArray[np.int64]) -> list[int]:
     while full_edges[-1] < rows:
         full_edges.append(_find_last_edge(full_edges[-1], ends))
     fewest = len(full_edges) - 1
+    # Rows differ in size, so an even split may need a few shards more than the fewest.
     for shards in range(fewest, fewest + 3):
         even_edges: list[int] = np.linspace(0, rows, shards + 1).astype(np.int64).tolist()
         shards_fit = (
@@ -168,6 +169,7 @@ def _find_last_edge(start: int, ends: NDArray[np.int64]) -> int:
     """Return the row before which a shard that begins at row `start` must end. Its table of offsets
     counts too, 4 bytes a row.
     """
+    # Entry n of `sizes` is the size of a shard of n rows.
     row_ends = ends[start : start + SHARD_ROWS + 1] - ends[start]
     sizes = row_ends + 4 * np.arange(len(row_ends))
     fitting_rows = np.searchsorted(sizes, SHARD_BYTES, "right") - 1
@@ -181,6 +183,7 @@ def make_shard_parts(layout: ShardLayout, rows: Rows) -> list[bytes | memoryview
     Raises ValueError if they exceed 4 GiB.
     """
     settings = json.dumps(layout.settings, sort_keys=True).encode()
+    # In front of the rows are the count (4 bytes), the offsets (4 bytes each) and the settings.
     offsets = rows.offsets + 4 + 4 * len(rows.offsets) + len(settings)
     if offsets[-1] >= 1 << 32:
         raise ValueError(f"a sample of {offsets[-1]} bytes does not fit a shard's 32-bit offsets")

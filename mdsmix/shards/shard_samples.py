@@ -195,6 +195,7 @@ def read_samples(folder: Location, shard: Shard, positions: Iterable[int]) -> di
     rows = np.unique([*positions]).astype(np.int64)
     if not len(rows):
         return samples
+    # A compressed shard is decompressed from its beginning, so one read gives all samples.
     most_gap = 1 << 32 if shard.packing else MOST_GAP_BYTES
     is_apart = table[rows[1:]] - table[rows[:-1] + 1] >= most_gap
     with open_shard(folder, shard) as file:
@@ -226,6 +227,7 @@ def split_columns(shard: Shard, samples: Ragged) -> Iterator[tuple[str, Ragged]]
     Raises ValueError if a sample's length is not the sum of its columns' sizes.
     """
     count = len(samples)
+    # Each sample begins with the sizes (uint32) of its columns without a fixed size.
     varying = sum(not size for size in shard.column_sizes)
     heads = samples.first(4 * varying)
     if (heads.lengths < 4 * varying).any():
@@ -250,6 +252,8 @@ def decode_arrays(cells: Ragged, codec: Codec) -> Ragged:
     skipped = np.zeros(len(cells), np.int64)
     heads = Ragged.from_rows([], np.uint8)
     if codec.size is None:
+        # Make the heads that arrays of these lengths must have; below they are compared with the
+        # stored ones. The lowest two bits of a head are log2 of the bytes that its length takes.
         log_widths = (cells.values[cells.offsets[:-1]] & 3).astype(np.int64)
         skipped = 1 + (1 << log_widths)
         heads = lay_out_lengths((cells.lengths - skipped) // width, log_widths)

@@ -235,6 +235,7 @@ def decode_tokens(shard: Shard, samples: Ragged) -> Tokens | None:
 def decode_sample_tokens(sample: Sample) -> Tokens:
     """Return the ids of one decoded sample. Raises MixRefused if its columns contain no ids."""
     turns = decode_turns(sample)
+    # Prompt and response of each turn alternate in `sides`.
     sides = Ragged.from_rows([side for turn in turns for side in turn], np.int64)
     ids = Ragged.from_lengths(sides.values, np.array([len(sides.values)]))
     return Tokens(ids, sides.lengths[0::2], sides.lengths[1::2], np.array([0, len(turns)]))
@@ -250,6 +251,7 @@ def _decode_tokens_of_packed_rows(
     """
     if mask and (mask.lengths != rows.lengths).any():
         raise ValueError("the loss_mask of a row is not as long as its tokens")
+    # Turn positions in a row into positions in the tokens of all rows.
     row_starts = rows.offsets[:-1]
     offsets_of_rows = np.repeat(row_starts, starts_of_rows.lengths)
     starts = starts_of_rows.values.astype(np.int64) + offsets_of_rows
@@ -265,7 +267,11 @@ def _decode_tokens_of_packed_rows(
 
 
 def _decode_tokens_of_turns(cells: Ragged) -> Tokens:
+    """Return the ids in the cells of a column `turns`. Each cell is a JSON list of turns, which
+    have the keys of SIDES.
+    """
     samples = [*map(orjson.loads, cells.slices())]
+    # Prompt and response of each turn alternate in `sides`.
     arrays = (turn[side] for turns in samples for turn in turns for side in SIDES)
     sides = Ragged.from_rows(arrays, np.int64)
     turns = np.cumsum([0, *map(len, samples)])
