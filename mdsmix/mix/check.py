@@ -46,7 +46,7 @@ def list_checks() -> list[Check]:
 @dataclass
 class _Shared:
     """The loaders and streams that share a finding. The keys are their names, in order; the values
-    are unused.
+    are unused, since the dicts serve as ordered sets.
     """
 
     loaders: dict[str, None] = field(default_factory=dict)

@@ -33,7 +33,7 @@ from mdsmix.table import Column, Row, Table
 
 
 class DifferenceRule(NamedTuple):
-    """The id, consequence and fix of a finding about a lock."""
+    """How a difference from the lock is reported as a finding: its id, consequence and fix."""
 
     id: str
     why: str
@@ -72,6 +72,8 @@ def make_lock(mix: Mix) -> Lock:
 
 
 def _lock_loader(mix: Mix, loader: Loader) -> LoaderLock:
+    """Record a loader's streams, and the settings that decide how it draws and reads samples."""
+    # If Streaming refuses the weights, nothing is drawn.
     draws = count_loader_draws(loader) or [0 for _ in loader.streams]
     card = mix.tokenizer
     settings = locked_settings(
@@ -87,6 +89,7 @@ def _lock_loader(mix: Mix, loader: Loader) -> LoaderLock:
 
 
 def _lock_stream(stream: StreamInMix, drawn: int) -> LockedStream:
+    """Record the shards of a stream, and how many samples an epoch draws from it."""
     shards = [
         LockedShard(
             samples=shard.samples,

@@ -30,6 +30,9 @@ USEFUL_PASSES = 4
 @CHECKS.loader("warning", "The stream is in the mix and never used.", "weights-off")
 @CHECKS.loader("error", "Streaming silently rounds down: the stream is never used.", "weights-zero")
 def weights_unused(mix: Mix, loader: Loader) -> Findings:
+    """Find streams that have samples, and of which an epoch draws none: their weight is 0, or
+    Streaming rounds it down to 0 samples.
+    """
     for stream, drawn in zip(loader.streams, count_loader_draws(loader) or [], strict=False):
         is_off = _is_off(stream)
         is_intended = is_off and mix.shares is not None  # `share: 0` leaves a stream out
@@ -44,7 +47,7 @@ def weights_unused(mix: Mix, loader: Loader) -> Findings:
 
 
 def _is_off(stream: StreamInMix) -> bool:
-    """Check whether the stream's weight is 0."""
+    """Check whether the stream has a weight, and it is 0."""
     weights = stream.weight.values()
     return bool(weights) and not any(weights)
 
@@ -63,6 +66,7 @@ def weights_repeated(mix: Mix) -> Findings:
 
 @CHECKS.mix("note", "Weights count samples, and training counts tokens.")
 def weights_tokens(mix: Mix) -> Findings:
+    """Find streams whose share of an epoch's tokens is far from their share of its samples."""
     if mix.shares is not None:
         return
     epoch = _measure_epoch(mix)
@@ -106,7 +110,7 @@ def evaluation_varies(mix: Mix, loader: Loader) -> Findings:
     varied = [
         stream
         for stream, count in zip(loader.streams, drawn, strict=False)
-        if count % max(1, stream.index.samples)
+        if count % max(1, stream.index.samples)  # whole passes draw every sample equally often
     ]
     if varied:
         yield Finding(
@@ -119,6 +123,9 @@ def evaluation_varies(mix: Mix, loader: Loader) -> Findings:
 
 @CHECKS.mix("error", "The loader gives no batch at all, or LLM-Foundry refuses it.")
 def epoch_too_small(mix: Mix) -> Findings:
+    """Find an epoch without samples, or with fewer than one batch if the loader drops incomplete
+    batches.
+    """
     batch = mix.yaml.batch_size
     epoch = _measure_epoch(mix)
     drawn = sum(stream.drawn for stream in epoch)
@@ -151,6 +158,7 @@ def epoch_too_small(mix: Mix) -> Findings:
     "(ValueError).",
 )
 def canonical_nodes(mix: Mix, loader: Loader) -> Findings:
+    """Find a loader with more canonical nodes (num_canonical_nodes) than samples."""
     nodes = as_whole_number(loader.dataset.get("num_canonical_nodes"))
     samples = sum(stream.index.samples for stream in loader.streams)
     algorithm = loader.dataset.get("shuffle_algo", "py1e")
@@ -258,6 +266,9 @@ def _measure_epoch(mix: Mix) -> list[StreamInEpoch]:
     "batching-infeasible",
 )
 def batching_method(mix: Mix) -> Findings:
+    """Find batching methods that cannot fill a batch, or that drop samples. Also find those whose
+    dropped samples cannot be counted, because the batch or the packing ratio is unknown.
+    """
     batch = mix.yaml.batch_size
     epoch = _measure_epoch(mix)
     drawn = sum(stream.drawn for stream in epoch)

@@ -279,6 +279,7 @@ DTYPES = ("int64", "int32", "uint16", "uint8")
     "wrong one gives meaningless ids.",
 )
 def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find columns of bytes that the loader reads with another dtype than they seem to have."""
     expected = str(loader.dataset.get("token_encoding_type", "int64"))
     if expected not in get_args(IntType):
         return  # setting-value reports it
@@ -309,6 +310,7 @@ def _find_dtype(stream: StreamInMix, limit: int) -> str | None:
             cell = sample.get(column)
             if isinstance(cell, bytes):
                 data.append(cell)
+    # A narrower dtype fits nearly any bytes, so the widest one that fits is the right one.
     for dtype in DTYPES:
         if data and all(_fits(cell, dtype, limit) for cell in data):
             return dtype
@@ -316,6 +318,7 @@ def _find_dtype(stream: StreamInMix, limit: int) -> str | None:
 
 
 def _fits(data: bytes, dtype: str, limit: int) -> bool:
+    """Check whether the bytes are whole numbers of this dtype, from 0 to below `limit`."""
     if not data or len(data) % np.dtype(dtype).itemsize:
         return False
     ids = np.frombuffer(data, dtype)
@@ -328,6 +331,7 @@ def _fits(data: bytes, dtype: str, limit: int) -> bool:
     "CUDA assert without a name.",
 )
 def id_vocabulary(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find token ids below 0, or outside the vocabulary of the tokenizer or of the model."""
     manifest = stream.trusted_manifest
     if manifest:
         largest = manifest.totals.largest_id

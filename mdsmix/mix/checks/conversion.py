@@ -45,6 +45,9 @@ have no such key.
     "format-differs",
 )
 def decoder_only(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams that were converted for the other kind of model: decoder-only or
+    encoder-decoder.
+    """
     encoding = stream.encoding
     format = loader.decoder_only_format
     if encoding is None or loader.is_text or not isinstance(format, bool):
@@ -85,6 +88,9 @@ def decoder_only(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "targets-narrower",
 )
 def targets_differ(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams that were converted for other targets than the loader's. Targets are the
+    policies that decide which prompts and responses are used for training.
+    """
     encoding = stream.encoding
     policies = loader.target_policies
     if not encoding or not policies or loader.is_text or not stream.has_targets:
@@ -159,6 +165,7 @@ def documents_joined(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "attention crosses from one document to the next.",
 )
 def documents_unmasked(mix: Mix) -> Findings:
+    """Find packed streams with a model that lets the documents of a row attend to each other."""
     packed = [
         stream for stream in mix.train.streams if find_id_columns(stream.columns) == PACKED_COLUMNS
     ]
@@ -239,6 +246,9 @@ def find_processor(mix: Mix, loader: Loader, stream: StreamInMix) -> FoundProces
     "images-processor",
 )
 def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams with images whose rows may not fit the loader: they were converted without a
+    processor, for another processor, or for longer rows. The processor turns an image into tokens.
+    """
     if not (loader.is_mdsmix and has_images(stream.columns)):
         return
     name = loader.dataset.get("processor")

@@ -23,6 +23,9 @@ CHECKS = CheckList()
     "the change log describes.",
 )
 def rows_outdated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams that were converted by another version of a rule than this mdsmix has. A rule is
+    a numbered part of the conversion, and its version is raised when it would make other rows.
+    """
     manifest = stream.trusted_manifest
     if manifest is None or stream.survey:
         return

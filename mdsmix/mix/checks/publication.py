@@ -45,6 +45,7 @@ def shard_damaged(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 @CHECKS.stream("error", "Streaming does not find this hash, and gives 0 samples without an error.")
 def validate_hash(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find a hash algorithm of the loader that a shard's hashes in the index do not have."""
     algorithm = stream.settings.get("validate_hash") or loader.dataset.get("validate_hash")
     if not algorithm:
         return
@@ -64,6 +65,7 @@ def validate_hash(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "Streaming never checks a cached index: it reads the old stream, or shards that are gone.",
 )
 def index_stale(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find an index in the stream's cache that is not the index at its remote."""
     cached = locate(stream.cache_folder or "") / INDEX
     if not (stream.cache_folder and stream.settings.get("remote") and cached.stat()):
         return
@@ -85,6 +87,9 @@ EVICTS_SHARDS = (
 
 @CHECKS.loader("error", EVICTS_SHARDS)
 def cache_limit_small(mix: Mix, loader: Loader) -> Findings:
+    """Find a cache_limit below the need of a node, or of one device if the number of devices is
+    unknown.
+    """
     rows = _device_rows(mix, loader)
     gpus = _devices(mix, loader)
     if gpus:
@@ -182,13 +187,17 @@ def _devices(mix: Mix, loader: Loader) -> int | None:
 
 
 class FaultCheck(NamedTuple):
-    """The check that reports a rule of `mdsmix verify`."""
+    """How a fault that `mdsmix verify` finds is reported as a finding: its severity, consequence
+    and fix. FAULT_CHECKS has one for each rule of the verification.
+    """
 
     severity: Severity
     why: str
     "The consequence for training."
     fix: str
-    "With `{again}`, `{folder}` and `{recipe}` as placeholders."
+    """The fix, with placeholders: `{again}` is how to publish the stream again, `{folder}` is the
+    stream's folder, and `{recipe}` is the recipe's path.
+    """
 
 
 COPY_AGAIN = "{again}; or copy the files again."
@@ -296,6 +305,7 @@ def damage_in_transit(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings
     "records-bad",
 )
 def check_records(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams with many bad records or many duplicates, as conversion counted them."""
     records = stream.trusted_manifest.records if stream.trusted_manifest else None
     if not records:
         return

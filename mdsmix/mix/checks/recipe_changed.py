@@ -42,6 +42,9 @@ PATH_KEY = "source.path"
     "recipe-changed",
 )
 def recipe_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams that today's recipe or source files would convert to other rows. Also report
+    what could not be compared here.
+    """
     spec = mix.spec_of(stream)
     manifest = stream.trusted_manifest
     if spec is None or manifest is None or manifest.mixed:
@@ -162,6 +165,12 @@ class _SourceDifferences:
 def _compare_sources(
     mix: Mix, spec: StreamSpec, manifest: Manifest, stream: StreamInMix
 ) -> _SourceDifferences:
+    """Compare the source files that the recipe finds now with those that the stream was converted
+    from.
+
+    A changed path counts as a change of the recipe only if it finds other files: the recipe's
+    folder may have been moved.
+    """
     assert mix.recipe_spec is not None
     assert spec.source is not None
 
@@ -172,6 +181,8 @@ def _compare_sources(
     path_changes = [change for change in changes if change.key == PATH_KEY]
 
     # If the files cannot be listed, judge by the keys alone.
+    # `files` are the files or the error of listing them. `stamps` are None if this machine did not
+    # convert the stream.
     files = mix.source_files[spec.name]
     stamps = recall_stamps(f"{mix.recipe_spec.published(spec)}/{spec.split}", manifest.index_hash)
     if isinstance(files, MdsmixError):

@@ -40,6 +40,7 @@ CHECKS = CheckList()
     "rows-too-long",
 )
 def rows_long(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams with samples that are longer than a row of the loader."""
     excess = _find_excess(loader, stream)
     if excess is None:
         return
@@ -166,6 +167,9 @@ def rows_short(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "rows-uneven",
 )
 def rows_of_different_lengths(mix: Mix, loader: Loader) -> Findings:
+    """Find streams of a text loader whose samples have different lengths. Without a padding token
+    they also make the loader fail.
+    """
     if not loader.is_text:
         return
     uneven = _find_uneven(loader)
@@ -221,6 +225,7 @@ def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
     "each other.",
 )
 def separator_absent(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams without the token by which the loader finds the ends of documents."""
     if not is_plain(loader, stream):
         return
     encoding = stream.encoding

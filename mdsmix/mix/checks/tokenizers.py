@@ -57,6 +57,9 @@ def _find_reference(mix: Mix) -> TokenizerCard | None:
     "tokenizer-differs",
 )
 def tokenizer_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams that were converted with another tokenizer or chat template than the run's. If
+    the run's tokenizer is unknown, the first stream's is compared.
+    """
     reference = _find_reference(mix)
     manifest = stream.trusted_manifest
     if not reference or not manifest:
@@ -142,6 +145,9 @@ def tokenizer_unseen(mix: Mix) -> Findings:
     "tokenizer-class",
 )
 def tokenizer_class(mix: Mix) -> Findings:
+    """Report a tokenizer that transformers may open with other ids than tokenizer.json has, and any
+    note on how the tokenizer was read.
+    """
     opened = mix.run_tokenizer
     if opened and opened.class_changes:
         yield Finding(
@@ -236,6 +242,7 @@ def mask_missing(mix: Mix, loader: Loader) -> Findings:
     "pad-eos-preference",
 )
 def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find a tokenizer that pads with EOS, if the loader's loss or attention then depends on it."""
     card = _find_reference(mix)
     if card is None or card.pad_id not in (None, card.eos_id):
         return
@@ -334,12 +341,16 @@ LENGTH_KEYS = ("max_seq_len", "model.max_seq_len", "tokenizer.kwargs.model_max_l
     "length-model",
 )
 def lengths_differ(mix: Mix, loader: Loader) -> Findings:
+    """Compare the lengths that the YAML sets for the model and the tokenizer with the loader's
+    max_seq_len. For an evaluation only a model with too few positions is reported.
+    """
     for key in LENGTH_KEYS:
         value = mix.yaml.value_at(*key.split("."))
         length = loader.max_seq_len
         if value is None or length is None or as_whole_number(value) == length:
             continue
         number = as_whole_number(value) or length  # nothing is known of a value without a number
+        # A model with too few positions fails; any other difference is only rarely intended.
         is_short = key == "model.max_seq_len" and number < length
         if loader.trains or is_short:
             yield Finding(
@@ -378,6 +389,9 @@ def model_encoder(mix: Mix, loader: Loader) -> Findings:
     "model-tokenizer",
 )
 def model_tokenizer(mix: Mix) -> Findings:
+    """Compare the run's tokenizer with that of the pretrained weights. Nothing is reported if both
+    have the same name.
+    """
     model = pretrained_model_name(mix.yaml)
     tokenizer = mix.yaml.value_at("tokenizer", "name")
     if not model or tokenizer in (None, "", model):
@@ -406,6 +420,7 @@ def model_tokenizer(mix: Mix) -> Findings:
     "LLM-Foundry refuses a list of evaluations without labels, or two with one label.",
 )
 def eval_label(mix: Mix) -> Findings:
+    """Find evaluations without a label, or with the label of an earlier one."""
     entries = mix.yaml.value_at("eval_loader")
     if not isinstance(entries, list):
         return

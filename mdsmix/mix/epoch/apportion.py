@@ -28,7 +28,9 @@ PRECISE = Context(prec=50, Emin=-400, Emax=400)
 
 @dataclass(frozen=True, kw_only=True)
 class StreamShare:
-    """One stream's share of an epoch."""
+    """One stream's share of an epoch: what the recipe asks for, and what whole samples reach.
+    `target` is set by `set_target_shares`; `choose` and `reached` are set by `choose_samples`.
+    """
 
     stream: str
     "The stream's name."
@@ -100,6 +102,7 @@ def set_target_shares(
     """Return the shares with `target` set. Streams without a written share divide the remainder
     in proportion to size ** (1 / `temperature`). Targets sum to 1 unless they are absolute.
     """
+    # Divide by the largest size, so that no size to be rooted is above 1.
     sizes = [share.size if share.written is None else Fraction(0) for share in shares]
     largest = max(sizes) or 1
     weights = [_root(size / largest, temperature) for size in sizes]
@@ -130,11 +133,15 @@ def choose_samples(
     max_passes: Fraction,
     is_absolute: bool = False,
 ) -> Shares:
-    """Return the shares with `choose` and `reached` set.
+    """Return the shares with `choose` and `reached` set: how many whole samples an epoch draws of
+    each stream, and which share these are.
 
     Args:
+        budget: the size of the epoch. If None, it is the largest that takes no stream more than
+            once.
         unit: the unit of the shares, for messages.
         max_passes: how often an epoch may take a stream at most.
+        is_absolute: whether the shares are of the budget, and need not sum to 1.
 
     Raises MixRefused if a stream cannot fill its share, or if its share is less than one sample.
     """
@@ -151,6 +158,7 @@ def choose_samples(
                 f"about {float(share.share_units):,.0f} {unit}: set a larger budget, raise "
                 "max_repeat, or give it a larger share."
             )
+        # The target in the proportion of whole to ideal samples. If none are ideal, the count is 0.
         reached.append(share.target * count / (exact or 1))
     total = 1 if is_absolute else sum(reached) or 1
     return tuple(
@@ -184,8 +192,10 @@ def compute_ideal_samples(
         budgeted = sum(
             samples * share.budget_units for share, samples in zip(shares, per_unit, strict=True)
         )
+        # `budgeted` is what the epoch of `per_unit` has of the unit of the budget.
         units = budget.amount * sum(share.target for share in shares) / budgeted
     else:
+        # The budget is a number of passes of one stream.
         position = next(i for i, share in enumerate(shares) if share.stream == budget.stream)
         if not per_unit[position]:
             raise MixRefused(
@@ -207,6 +217,7 @@ def round_to_whole(ideal: Sequence[Fraction], is_absolute: bool = False) -> list
     if is_absolute:
         return [math.floor(number + half) for number in ideal]
     counts = [math.floor(number) for number in ideal]
+    # By remainder, the largest first: `counts[i] - ideal[i]` is its negative.
     largest_first = sorted(range(len(ideal)), key=lambda i: counts[i] - ideal[i])
     for i in largest_first[: math.floor(sum(ideal, half)) - sum(counts)]:
         counts[i] += 1

@@ -47,7 +47,7 @@ deviations below the mean, which is wrong for one in 10^9 shards.
 
 @dataclass(frozen=True, kw_only=True)
 class CachedStream:
-    """The shards of one stream. Each array has one entry per shard."""
+    """The shards of one stream, as a node's cache has them. Each array has one entry per shard."""
 
     samples: NDArray[np.int64]
     raw: NDArray[np.int64]
@@ -123,6 +123,7 @@ class Window:
         # batch on either side.
         window = self.workers * (self.span + 2 * self.machines.drawn)
         window *= max(1, self.machines.layout_nodes // canonical)
+        # Streaming's default size of a shuffle block.
         block = self.block_size or max(4_000_000 // canonical, 1 << 18)
         return self.regions * (window / self.regions + 2 + BLOCKS[self.machines.algo] * block)
 
@@ -175,6 +176,9 @@ def compute_loader_need(loader: Loader, machines: Machines) -> CacheNeed:
 
 
 def _describe_stream(stream: StreamInMix, loader: Loader, drawn: int) -> CachedStream:
+    """Return the samples and bytes of each shard of a stream, and how many samples an epoch draws
+    from it.
+    """
     shards = stream.index.shards
     keeps_packed = stream.settings.get("keep_zip")
     if keeps_packed is None:
@@ -254,4 +258,5 @@ def _count_fewest(stream: CachedStream, granularity: int) -> NDArray[np.float64]
 
 
 def _join(arrays: Sequence[NDArray[np.float64] | NDArray[np.int64]]) -> NDArray[np.float64]:
+    """Return the arrays as one; empty if there are none."""
     return np.concatenate([np.zeros(0), *arrays]).astype(np.float64)

@@ -50,6 +50,7 @@ class Machines:
     "shuffle_algo; `none` without shuffling."
 
     def __post_init__(self) -> None:
+        """Refuse machines that Streaming or LLM-Foundry would refuse."""
         if self.nodes * self.gpus % self.replication:
             raise RecipeError(
                 f"replication is {self.replication}, which does not divide "

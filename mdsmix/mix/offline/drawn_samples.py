@@ -59,6 +59,7 @@ def make_random_keys(seed: int, start: int, stop: int) -> Keys:
     """Return the numbers `start` to `stop` of the seed's sequence, all different: uint64 [stop -
     start].
     """
+    # SplitMix64: number n depends only on the seed and n, so any part can be made by itself.
     z = np.arange(start + 1, stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z += np.uint64(seed)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -107,7 +108,9 @@ def _kth_smallest(seed: int, n: int, k: int) -> np.uint64:
 class Buckets:
     """Files of samples, each with a second file of the samples' keys and sizes.
 
-    Samples get their keys in the order in which they are added.
+    A sample's key is its random number. Keys decide the bucket of a sample and its place in it, so
+    the sorted buckets one after the other are all samples, shuffled. Samples get their keys in the
+    order in which they are added.
     """
 
     def __init__(self, folder: Path, count: int, seed: int) -> None:
@@ -127,6 +130,7 @@ class Buckets:
         by_bucket = np.argsort(buckets, kind="stable")
         bucket_edges = np.flatnonzero(np.diff(buckets[by_bucket])) + 1
         for members in np.split(by_bucket, bucket_edges):
+            # -(-a // b) is a / b, rounded up.
             for chunk in np.array_split(members, -(-len(members) // CHUNK)):
                 chosen = samples.take(rows[chunk])
                 keys_and_sizes = np.stack([keys[chunk], chosen.lengths.astype(np.uint64)], axis=1)
@@ -153,6 +157,7 @@ def _read_sorted(path: Path) -> Ragged:
     data = np.fromfile(path, np.uint8)
     path.unlink()
     keys_path.unlink()
+    # The second file alternates: key, size, key, size.
     samples = Ragged.from_lengths(data, keys_and_sizes[1::2])
     order = np.argsort(keys_and_sizes[0::2])
     chunks = np.array_split(order, -(-len(samples) // CHUNK))
@@ -206,6 +211,7 @@ def _read_drawn_shards(
         for shard, copies in zip(stream.shards, copies_by_shard, strict=True):
             if not copies.any():
                 continue
+            # Start to read this shard, and only then yield the one before it.
             samples = reader.submit(read_all_samples, stream.folder, shard)
             if pending:
                 yield pending[0], pending[1], pending[2].result()
@@ -286,6 +292,8 @@ def _count_images(
         tokens_by_size = count_image_tokens(processor, chain.from_iterable(sizes_by_sample))
         for number, sizes in enumerate(sizes_by_sample):
             tokens[number] = sum(int(tokens_by_size[size]) for size in sizes)
+    # The cell of a sample's images begins with 8 bytes, and 4 bytes for each image, that are not
+    # image data.
     return Totals(
         images=int(counts @ copies),
         image_bytes=int((columns["images"].lengths - 8 - 4 * counts) @ copies),

@@ -86,7 +86,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class MixPlan:
-    """The plan of a whole mix."""
+    """The plan of an offline mix, which is one stream of samples drawn from others."""
 
     sources: tuple[Source, ...]
     "Sorted by name, so that the order in the recipe does not matter."
@@ -103,7 +103,9 @@ class MixPlan:
 
     @property
     def buckets(self) -> int:
+        """Number of buckets (temporary files of samples), so that each can be sorted in memory."""
         drawn = sum(source.drawn for source in self.sources)
+        # Whichever limit of a bucket needs more of them, rounded up: bytes or samples.
         return max(-(-self.bytes // BUCKET_BYTES), -(-drawn // BUCKET_ROWS))
 
     @property

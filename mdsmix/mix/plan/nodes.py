@@ -25,7 +25,7 @@ from mdsmix.table import format_size, mark_estimate
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlan:
-    """The bytes that a node fetches and keeps, on average."""
+    """The bytes that a node of a run fetches and keeps, on average. `plan_node` computes them."""
 
     remote_streams: int
     "Number of streams that are fetched. The others are on the node's own disk."
@@ -61,7 +61,7 @@ def is_fetched(stream: StreamInMix) -> bool:
 def chance_of_fetch(
     shard: float, passes: float, epoch: int, method: str, machines: Machines
 ) -> float:
-    """Return the probability, 0 to 1, that a node reads a shard in an epoch.
+    """Return the probability, 0 to 1, that a node reads a shard in an epoch, and so fetches it.
 
     Args:
         shard: samples of the shard.
@@ -72,6 +72,7 @@ def chance_of_fetch(
     full_passes, last_pass = divmod(passes, 1)
     # The probability that the last, partial pass draws from the shard.
     is_drawn = 1 - (1 - last_pass) ** shard
+    # Samples of the shard that one pass draws, on average.
     piece = max(1.0, shard * passes / max(full_passes + is_drawn, 1e-12))
     # A stratified batch is divided among nodes after the shuffle, so every node reads from every
     # section.
@@ -80,6 +81,7 @@ def chance_of_fetch(
     else:
         sections = 1 + (machines.canonical - 1) * (piece - 1) / max(1, epoch - 1)
         is_read = min(1.0, sections / min(machines.canonical, machines.layout_nodes))
+    # `is_read` is the probability that the node reads the shard in one pass that draws from it.
     is_never_read = (1 - is_read) ** full_passes * (1 - is_drawn * is_read)
     return float(1 - is_never_read)
 
@@ -169,7 +171,11 @@ def advise_settings(
 def _cache_limit(
     loader: Loader, node: NodePlan, machines: Machines, disk: int | None
 ) -> tuple[str | None, str]:
-    """Return the cache_limit to write (None to leave it out), and the reason."""
+    """Return the cache_limit to write, such as `51200mb` (None to leave it out), and the reason.
+
+    Args:
+        disk: bytes that a node has for its cache; None if unknown.
+    """
     local = [stream.name for stream in loader.streams if not is_fetched(stream)]
     if local:
         return None, (
@@ -188,7 +194,7 @@ def _cache_limit(
         return str(setting), why
     if disk is None or kept <= ROOM * disk:
         return None, why
-    limit = int(ROOM * disk) >> 20
+    limit = int(ROOM * disk) >> 20  # in MiB
     if limit << 20 < needed.bytes:
         return None, (
             f"{why}. {format_size(disk)} are too few: use a larger disk, more nodes, a smaller "

@@ -226,6 +226,7 @@ def _notes(
                 f"{figures.stream}: {figures.cut:,.0f} tokens an epoch are cut off at "
                 f"max_seq_len, {share:.1%} of all"
             )
+    # 1e-9 allows for rounding: `fit_packed_rows` has reduced the tokens to the positions.
     if machines.packing > 1 and step.tokens > (1 - 1e-9) * step.positions:
         yield (
             f"packing_ratio {machines.packing:g} draws more tokens than a step's "

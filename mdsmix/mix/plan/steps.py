@@ -178,6 +178,7 @@ def plan_step(
 
 def _padding(tokens: float, positions: float) -> float:
     """Return the share of padding in the positions, 0 to 1; 0 if there are no positions."""
+    # `0 * tokens` is 0 that is still an Estimate if `tokens` is one.
     if not positions:
         return 0 * tokens
     share = 1 - tokens / positions
@@ -196,6 +197,7 @@ def _padded_row(
             phrase += " (auto: estimated here, worked out when training begins)"
         return limit, phrase
     if dataset.get("decoder_only_format") is False and not loader.is_text:
+        # An encoder-decoder reads a context and a target.
         return 2 * limit, f"context and target padded to {plural(limit, 'token')} each"
     multiple = 8 if dataset.get("allow_pad_trimming") else 1
     is_trimmed = loader.is_text or multiple > 1 or dataset.get("pad_to_longest")

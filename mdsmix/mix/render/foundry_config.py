@@ -76,7 +76,7 @@ def is_train_stream(spec: StreamSpec) -> bool:
 def make_stream_section(
     recipe: Recipe, spec: StreamSpec, root: str, split: str, index: Index
 ) -> Section:
-    """Return the keys of one stream.
+    """Return the keys of one stream in a loader's section: local, remote, split and weight.
 
     A cache folder's name ends in the index's short hash, so that no stale index is ever read.
 
@@ -92,8 +92,9 @@ def make_stream_section(
         local = spec.local
     section: Section = {}
     if local:
+        # With a remote, `local` is the cache; without one it is the stream's own folder.
         section["local"] = f"{local}-{index.hash[:8]}" if has_remote else root
-    elif local is not None:
+    elif local is not None:  # written as an empty text, and kept so
         section["local"] = local
     if has_remote:
         section["remote"] = root

@@ -85,6 +85,7 @@ def _raise_timeout(*_: object) -> None:
 
 
 def _draw_batches(text: str, labels: Sequence[str]) -> str:
+    """Draw a few batches with each named loader, and return a line with their shapes."""
     from mdsmix.tokenizer.published import localize_spec
 
     # Imported by name: LLM-Foundry is not a dependency of mdsmix, and only this option imports it.

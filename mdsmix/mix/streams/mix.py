@@ -110,6 +110,7 @@ class StreamInMix(StreamSection, PublishedStream):
     def of(
         cls, stream: PublishedStream, name: str, settings: Settings, survey: str | None = None
     ) -> StreamInMix:
+        """Combine a published stream with its name and settings in a loader."""
         return cls(
             name=name,
             settings=settings,

@@ -139,6 +139,7 @@ def list_stream_urls(urls: Iterable[str]) -> list[str]:
     """
     streams = list[str]()
     for url in urls:
+        # Without splits in it, the URL itself is a stream.
         streams += _list_train_splits(url) or [url]
     return streams
 
@@ -324,7 +325,9 @@ def _hint_at_limited(recipe: Recipe, missing: Iterable[StreamSpec]) -> str:
 
 
 def _make_train_loader(recipe: Recipe, streams: Iterable[StreamInMix]) -> Loader:
-    """Return the train_loader that the recipe renders, without the weights that its shares give."""
+    """Return the train_loader that the recipe renders, without the weights that its shares give.
+    Those are computed from this loader.
+    """
     section = foundry_config.make_loader_section(recipe, {})
     section["dataset"]["max_seq_len"] = recipe.max_seq_len
     trained = tuple(s for s in streams if foundry_config.is_train_stream(recipe.streams[s.name]))
@@ -358,6 +361,7 @@ def make_stream_mix(urls: Sequence[str]) -> Mix:
 
 
 def _choose_loader(streams: Iterable[StreamInMix]) -> str:
+    """Return the name of the loader that reads these streams."""
     columns = [stream.columns for stream in streams]
     if PACKED_COLUMNS in map(find_id_columns, columns):
         return MDSMIX_LOADER
@@ -427,6 +431,9 @@ class Evaluations(NamedTuple):
 def _open_evaluations(
     yaml: TrainingYaml, opened: Mapping[str, StreamInMix], own_evals: OwnEvals
 ) -> Evaluations:
+    """Open the evaluations of a training YAML. An evaluation is the recipe's if all its streams are
+    in `opened`; `own_evals` says how the others are treated.
+    """
     evaluations = Evaluations([], [])
     for section in yaml.evals:
         streams = section.stream_sections
@@ -443,6 +450,7 @@ def _open_evaluations(
 
 
 def _is_open(section: StreamSection, opened: Mapping[str, StreamInMix]) -> bool:
+    """Check whether the stream of a section is open already, under the same name and settings."""
     stream = opened.get(section.name)
     return stream is not None and stream.settings == section.settings
 
@@ -466,6 +474,11 @@ def _open_loader(loader: LoaderSection, opened: Mapping[str, StreamInMix]) -> Lo
 
 
 def _open_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
+    """Open the stream that a loader names in the section.
+
+    Raises RecipeError if the section names no folder, and NotPublished if the stream is not in
+    exactly that folder.
+    """
     whose = f"the stream {section.name} of {loader.label}"
     if not section.url:
         raise RecipeError(
@@ -477,6 +490,8 @@ def _open_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
     if split:
         folder = folder / str(split)
     stream = open_published(folder)
+    # Under versions, the folder that the section names has no index. `open_published` then opens
+    # the current version in a folder beside it, which Streaming would not find.
     if stream is None or stream.folder != folder:
         fix = "correct its remote, local or split"
         if stream:
@@ -486,10 +501,12 @@ def _open_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
 
 
 def _open_published(recipe: Recipe, spec: StreamSpec) -> StreamInMix | None:
-    """Open a published stream of a recipe; None if it must be converted first. A stream without a
-    source may be published without a folder for its split.
+    """Open a published stream of a recipe; None if it must be converted first.
 
-    Raises NotPublished if a stream without a source is not there.
+    A stream without a source was published by someone else. It may be in the folder itself, without
+    a folder for its split.
+
+    Raises NotPublished if a stream without a source is in neither folder.
     """
     folder = locate(recipe.published(spec))
     stream = open_published(folder / spec.split)
