@@ -194,6 +194,7 @@ def columns_exact(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "it.",
 )
 def columns_encoding(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find columns in an encoding of MDS that the loader cannot decode."""
     if loader.name in EXTRA_LOADERS:
         return
     for column, encoding in stream.columns.items():
@@ -210,6 +211,7 @@ def columns_encoding(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "fails when it comes up.",
 )
 def columns_shards(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find shards with other columns than the first shard of their stream."""
     unlike = [shard for shard in stream.shards if shard.columns != stream.columns]
     if unlike:
         yield Finding(

@@ -24,7 +24,7 @@ CHECKS = CheckList()
 )
 def rows_outdated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """Find streams that were converted by another version of a rule than this mdsmix has. A rule is
-    a numbered part of the conversion, and its version is raised when it would make other rows.
+    a part of the conversion. Its version is raised when it makes other rows than before.
     """
     manifest = stream.trusted_manifest
     if manifest is None or stream.survey:

@@ -188,7 +188,7 @@ def _devices(mix: Mix, loader: Loader) -> int | None:
 
 class FaultCheck(NamedTuple):
     """How a fault that `mdsmix verify` finds is reported as a finding: its severity, consequence
-    and fix. FAULT_CHECKS has one for each rule of the verification.
+    and fix. FAULT_CHECKS maps rules to these.
     """
 
     severity: Severity
@@ -284,6 +284,7 @@ for rule, check in FAULT_CHECKS.items():
     "The stored file is intact, and arrived damaged once: training reads it over the same network.",
 )
 def damage_in_transit(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Report files that arrived damaged once while `verify_streams` read them."""
     report = mix.verified.get(stream.folder.url)
     for damage in report.in_transit if report else ():
         yield Finding(
@@ -332,6 +333,7 @@ def check_records(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "warning", "The stream was not read, so whether its samples fit this loader is unknown."
 )
 def remote_unseen(mix: Mix, loader: Loader) -> Findings:
+    """Report streams at URLs that only Streaming can open."""
     for stream in loader.unopened:
         yield Finding(
             f"{stream.name} is at {stream.url}, which Streaming can read and mdsmix cannot, so it "

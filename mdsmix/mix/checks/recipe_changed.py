@@ -181,8 +181,8 @@ def _compare_sources(
     path_changes = [change for change in changes if change.key == PATH_KEY]
 
     # If the files cannot be listed, judge by the keys alone.
-    # `files` are the files or the error of listing them. `stamps` are None if this machine did not
-    # convert the stream.
+    # `files` are the files, or the error of listing them. `stamps` are digests of the converted
+    # files; None if they were not stored on this machine.
     files = mix.source_files[spec.name]
     stamps = recall_stamps(f"{mix.recipe_spec.published(spec)}/{spec.split}", manifest.index_hash)
     if isinstance(files, MdsmixError):

@@ -78,6 +78,7 @@ def _find_excess(loader: Loader, stream: StreamInMix) -> Excess | None:
     if longest <= loader.row_limit:
         return None
     message = f"the longest sample of {{streams}} has {longest:,} tokens"
+    # For an encoder-decoder, context and target are cut at max_seq_len each.
     has_sides = (stream.encoding or loader).decoder_only_format is False
     if not has_sides:
         return Excess("rows-cut" if is_kept else "rows-too-long", message)

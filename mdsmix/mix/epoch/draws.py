@@ -296,6 +296,7 @@ class _Weighting(NamedTuple):
     samples: list[int]
     "Samples in each stream."
     epoch_size: int | None
+    "Samples that the section sets for an epoch; None if it sets none."
 
 
 def _read_weighting(loader: Loader) -> _Weighting:

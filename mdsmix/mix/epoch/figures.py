@@ -157,6 +157,7 @@ def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Appo
             )
         )
     shares = set_target_shares(measured, Fraction(str(recipe.temperature)), recipe.absolute)
+    # A stream with a target must have something to draw; without any target, every stream must.
     for share in [share for share in shares if share.target] or shares:
         if not share.size:
             raise MixRefused(

@@ -149,6 +149,8 @@ def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
         cut = totals.cut_tokens + totals.truncated_tokens
         in_rows = totals.seen_tokens - totals.given_eos
         return TokenCount(mark_estimate(in_rows, is_counted), mark_estimate(cut, is_counted))
+    # The loader cuts otherwise than conversion: estimate the share of tokens within the limit from
+    # the histogram of lengths.
     histogram = expand_histogram(totals)
     cut_lengths = np.minimum(histogram.tokens, limit)
     tokens = float(histogram.tokens @ histogram.samples)
@@ -169,6 +171,7 @@ def count_trained(stream: StreamInMix, loader: Loader) -> float:
     if not len(turns.counts) or targets is None:
         return UNKNOWN
     if loader.is_text:
+        # All tokens but the first are predicted.
         losses = np.minimum(turns.samples.lengths, targets.max_seq_len) - 1
     else:
         losses = Labels(targets, turns, None).losses()

@@ -114,6 +114,13 @@ class Buckets:
     """
 
     def __init__(self, folder: Path, count: int, seed: int) -> None:
+        """Make buckets without samples.
+
+        Args:
+            folder: an existing folder for their files.
+            count: number of buckets.
+            seed: decides the keys.
+        """
         self._folder = folder
         self._count = count
         self._seed = seed

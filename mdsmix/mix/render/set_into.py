@@ -162,6 +162,7 @@ def _list_edits(text: str, new: Any, was: Any, node: Any, stop: int) -> Iterator
         keys = [entry.name.value for entry in entries]
     ends = [*(_line_start(text, entry.name) for entry in entries[1:]), stop]
     for key, entry, end in zip(keys, entries, ends, strict=True):
+        # `stop` is now where this entry ends; after the loop, where the last entry ends.
         # Comments and blank lines after an entry belong to the next one.
         start = entry.name.start_mark.index
         stop = start + len(TRAILING_COMMENTS.sub("", text[start:end]))

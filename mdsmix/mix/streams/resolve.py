@@ -503,8 +503,8 @@ def _open_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
 def _open_published(recipe: Recipe, spec: StreamSpec) -> StreamInMix | None:
     """Open a published stream of a recipe; None if it must be converted first.
 
-    A stream without a source was published by someone else. It may be in the folder itself, without
-    a folder for its split.
+    The recipe does not convert a stream without a source, so it must be there already. It may be in
+    the folder itself, without a folder for its split.
 
     Raises NotPublished if a stream without a source is in neither folder.
     """
