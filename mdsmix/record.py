@@ -113,6 +113,7 @@ Record = Document | Pair | Conversation
 
 
 def _texts(value: Any) -> Iterator[str]:
+    """Yield all strings in a value, at any depth, and the keys of its mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -127,7 +128,8 @@ def canonical(record: Record) -> bytes:
     """Return the record's content as bytes. The order of keys does not matter."""
     content: Any = list(record) if isinstance(record, tuple) else record
     if isinstance(record, Conversation):
-        # An empty list of tools counts as None; unused fields at the end are left out.
+        # Fields 2, 3 and 4 are tools, images and variables. An empty list of tools counts as None;
+        # unused fields at the end are left out.
         content[2] = record.tools or None
         if not record.variables:
             first_unused = 4 if record.images else 3
@@ -151,6 +153,7 @@ def _hash_or_text(value: Any) -> str:
     return _image_hash(value) if isinstance(value, bytes) else str(value)
 
 
+# A function of Python's C API. It returns the UTF-8 form of a string and keeps it in the string.
 _keep_utf8 = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
     ("PyUnicode_AsUTF8AndSize", ctypes.pythonapi)
 )

@@ -67,6 +67,7 @@ def parse_mapping(cls: type[T], values: Any, where: str = "") -> T:
 
 
 def _passes(is_within: Callable[[Any], object], value: Any) -> bool:
+    """Apply the test of a bound. A ValueError from the test means that it fails."""
     try:
         return bool(is_within(value))
     except ValueError:
@@ -84,6 +85,7 @@ class _Schema(NamedTuple):
 
 @functools.cache
 def _make_schema(cls: Any) -> _Schema:
+    """Return the fields of a dataclass with their readers, once for each class."""
     fields = list_fields(cls)
     hints = typing.get_type_hints(cls)
     return _Schema(

@@ -46,6 +46,7 @@ class Table:
 
 
 def _estimated(work: Callable[[Any, Any], float]) -> Any:
+    """Return the method of an arithmetic operator; its result is an Estimate."""
     return lambda self, other: Estimate(work(float(self), other))
 
 

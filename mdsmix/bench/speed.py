@@ -140,6 +140,8 @@ def time_pass(
     """Time a pass over a loader. Raises TooSmall if its epoch ends too soon.
 
     Args:
+        setting: the workers and prefetching that the loader was built with.
+        cache: `cold` or `warm`, for the result.
         step: seconds of a step of the model.
         seconds: of the measurement; half for each pace.
         most_batches: the most batches that are read; None: all of the epoch.

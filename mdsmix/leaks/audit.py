@@ -171,6 +171,7 @@ def scan_stream(
             gram_numbers = shard_finds[0]
             has_room = counts[gram_numbers] < (items.common or MOST_SAMPLES)
             counts += np.bincount(gram_numbers, minlength=len(counts))
+            # A shard numbers its samples from 0: add the number of samples before the shard.
             finds.append(shard_finds[:, has_room] + [[0], [first_sample]])
             first_sample += shard.samples
             tokens += shard_tokens
@@ -283,6 +284,7 @@ def find_longest_shared(item: Int, training: Int) -> SharedRun:
     training_start = int(edges[2 * longest])
     start = int((item_hashes == training_hashes[training_start]).argmax())
     rest = min(len(item) - start, len(training) - training_start)
+    # The run ends before the first token that differs, or where one of the samples ends.
     differs = item[start : start + rest] != training[training_start : training_start + rest]
     return SharedRun(start, training_start, int(np.append(differs, True).argmax()))
 

@@ -55,6 +55,7 @@ class EvalSamples:
     """
 
     def __post_init__(self) -> None:
+        """List the distinct grams of all items, and make the table of flags to search them in."""
         positions, item = self._list_grams()
         hashes, gram = np.unique(hash_grams(self.rows.values)[positions], return_inverse=True)
         # Count a gram once in an item: join each (gram, item) to one number, drop repeated ones.
@@ -98,6 +99,7 @@ class EvalSamples:
         blocks = [self._find_in_block(rows.values, start) for start in starts]
         positions, gram = np.concatenate([np.empty((2, 0), np.int64), *blocks], axis=1)
         row, is_gram = _find_rows(rows, positions)
+        # Count a gram once in a row: join each (row, gram) to one number, drop repeated ones.
         grams = max(len(self.hashes), 1)
         row, gram = np.divmod(np.unique(row[is_gram] * grams + gram[is_gram]), grams)
         return np.stack([gram, row])
@@ -120,6 +122,7 @@ def hash_grams(ids: NDArray[Any]) -> NDArray[np.uint64]:
     """
     one = ids.astype(np.uint64)
     joined = one
+    # joined[i] is the hash of the `size` ids from i on. Add the hash of the `more` ids after them.
     for size, more in _JOINED:
         following = one if more == 1 else joined
         joined = joined[:-more] * np.uint64(pow(_FACTOR, more, 1 << 64)) + following[size:]

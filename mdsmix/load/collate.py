@@ -76,6 +76,7 @@ def list_ratios(max_seq_len: int, bins: int) -> dict[int, float]:
     """Return the 20 packing ratios that `auto` tries, from 1 to max_seq_len / 100, as {rows drawn
     for a batch of `bins`: ratio}.
     """
+    # From the largest down: of ratios that draw the same number of rows the smallest is kept.
     ratios = np.round(np.linspace(1, max(1, max_seq_len / 100), 20), 1).tolist()
     return {int(ratio * bins): ratio for ratio in reversed(ratios)}
 
@@ -85,7 +86,8 @@ def find_best_ratio(rows: Rows, ratios: Mapping[int, float], bins: int, max_seq_
     that is the case at the first ratio.
 
     Args:
-        ratios: from `list_ratios`.
+        ratios: {rows drawn for a batch: ratio}, from `list_ratios`.
+        bins: packed rows of a batch.
     """
     best = 1.0
     for drawn, ratio in sorted(ratios.items()):
@@ -123,6 +125,11 @@ class Collate:
     has_seen_a_batch: bool = False
 
     def __call__(self, rows: Sequence[Any]) -> Batch:
+        """Make a batch of these rows. Torch's DataLoader calls this.
+
+        Args:
+            rows: TrainingRow each, or what `ExtraLoader.row` returns if a kind has its own loader.
+        """
         if self.other_batch:
             return self._make_other_batch(rows)
         if self.packer:
@@ -147,6 +154,7 @@ class Collate:
             label_width = min(full_width, _round_up_to_eight(max(map(len, labels))))
         self.has_seen_a_batch = True
 
+        # An encoder-decoder has its own batch. Otherwise add the pixels, or a blank image.
         if not self.rules.decoder_only_format:
             return self._make_encoder_decoder_batch(inputs, labels, input_width, label_width)
         batch = self._make_decoder_batch(rows, input_width)
@@ -171,6 +179,7 @@ class Collate:
         piece, pixels = self.vision.make_dummy()
         count = len(piece["input_ids"])
         mask = batch["attention_mask"]
+        # The shortest row: its number of tokens, and its position in the batch.
         length, row = map(int, mask.sum(dim=1).min(dim=0))
         width = max(mask.shape[1], length + count)
         added = width - mask.shape[1]
@@ -185,11 +194,14 @@ class Collate:
         for key, tensor in batch.items():
             wide_batch[key] = pad(tensor, sides, value=fills.get(key, 0))
         for key, values in piece.items():
+            # An output of the processor that the batch lacks is 0 for all other tokens.
             wide_batch.setdefault(key, torch.zeros_like(wide_batch["input_ids"]))
             wide_batch[key][row, start : start + count] = torch.from_numpy(values)
         return wide_batch | pixels
 
     def _make_decoder_batch(self, rows: Rows, width: int) -> Batch:
+        """Make the batch of a decoder-only model, each row padded to `width` tokens."""
+        # The number of each token's document; -1 marks padding.
         documents = self._pad([number_documents(row) for row in rows], width, -1)
         batch = {
             "input_ids": self._pad([row.input_ids for row in rows], width, self._fill),
@@ -232,9 +244,10 @@ class Collate:
     def _pad(
         self, rows: Sequence[Tokens], width: int, fill: int, is_left: bool | None = None
     ) -> Tokens:
-        """Return int64 [rows, width].
+        """Pad rows to one width: int64 [rows, width].
 
         Args:
+            fill: the value of the padding.
             is_left: pad on the left; None: on the tokenizer's side.
         """
         if is_left is None:

@@ -128,6 +128,7 @@ class EpochLayout(StreamingDataset):  # type: ignore[misc]
         """Set what a state decides, as Streaming does when a run starts or goes on
         (StreamingDataset._resume).
         """
+        # Streaming's default of num_canonical_nodes: 64 a machine for these two shuffles, else 1.
         nodes_per_node = 64 if self.shuffle_algo in ("py1s", "py2s") else 1
         default_nodes = nodes_per_node * self.world.num_nodes
         self.num_canonical_nodes = num_canonical_nodes or self.num_canonical_nodes or default_nodes
@@ -139,13 +140,17 @@ class EpochLayout(StreamingDataset):  # type: ignore[misc]
     def draw_steps(self, epoch: int, sample_in_epoch: int = 0) -> Ids:
         """Return int64 [steps, ranks, samples]: the ids that each device draws in each step, and
         NO_SAMPLE in a batch that is not full.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+            sample_in_epoch: samples that all devices together have drawn before the first step.
         """
         with self._turn_into_recipe_errors():
             ids = generate_work(self.batching_method, self, self.world, epoch, sample_in_epoch)
         return deliver_batches(ids, self.drop_last)
 
     def locate_samples(self, ids: Ids) -> list[SamplePlace]:
-        """Map sample ids to stream, shard and row."""
+        """Return the place of each sample: its stream, its shard and its row in the shard."""
         shards = np.searchsorted(self.sample_offset_per_shard, ids, "right") - 1
         streams = self.find_streams(ids)
         shards_in_streams = shards - self.shard_offset_per_stream[streams]

@@ -75,6 +75,10 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         "Whether the next pass resumes from a state, which may be the end of an epoch."
 
     def __iter__(self) -> Iterator[Batch]:
+        """Yield the remaining batches of the epoch.
+
+        Raises RecipeError if another pass was begun in the meantime, or a state loaded.
+        """
         self._follow_dataset()
         if self._reader is not self._iterator:
             self._stop_workers()
@@ -124,6 +128,7 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
             yield from self._read_batches()
 
     def _read_batches(self) -> Iterator[Batch]:
+        """Yield the batches of Streaming's loader, and count the samples drawn for packed rows."""
         drawn = 0
         for batch in super().__iter__():
             if self.collate_fn.packer:
@@ -167,6 +172,7 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
             self._stop_workers()
 
     def _get_iterator(self) -> Any:
+        """Return torch's iterator for a new pass. Torch calls this."""
         if self.num_workers:
             self.dataset.leave_to_workers()
         self._reader = super()._get_iterator()
@@ -311,6 +317,7 @@ def make_row_rules(settings: LoaderSettings, ids: TokenIds) -> RowRules:
         )
     for finding in separator_differs(section, {"eos": ids.eos, "bos": ids.bos}):
         raise RecipeError(refusal_message(finding, section))
+    # EOS separates documents if the config names it: it ends one. Otherwise BOS begins one.
     eos_separator = settings.row_key("eos_token_id")
     bos_separator = settings.row_key("bos_token_id")
     return RowRules(
@@ -355,6 +362,7 @@ def _find_packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: i
             dataset.end()
     ratio = find_best_ratio(rows, ratios, batch_size, rules.max_seq_len)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
+        # All ranks use the smallest ratio that one of them found.
         ratios_of_ranks = [ratio] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(ratios_of_ranks, ratio)
         ratio = min(ratios_of_ranks)

@@ -218,6 +218,8 @@ def _make_plain_row(tokens: Tokens, rules: RowRules) -> TrainingRow:
             labels = np.where(is_pad, IGNORED_LABEL, tokens)
     if rules.separator is not None and tokens.size:
         is_separator = tokens == rules.separator
+        # A separator that ends a document belongs to that document. One that begins a document
+        # belongs to it, and the first document is 0 whether or not it begins with a separator.
         count = is_separator.cumsum()
         documents = count - (count[0] if rules.separator_starts else is_separator)
     return TrainingRow(tokens, labels, documents)
@@ -303,6 +305,7 @@ def make_position_ids(sequence_id: NDArray[np.int64]) -> NDArray[np.int64]:
         sequence_id: int64 [batch, n]; a document is a run of one value.
     """
     columns = np.arange(sequence_id.shape[1])
+    # No value is -2 (padding is -1), so position 0 always begins a run.
     begins = np.diff(sequence_id, prepend=-2) != 0
     return np.asarray(columns - np.maximum.accumulate(np.where(begins, columns, 0), axis=1))
 

@@ -89,6 +89,7 @@ def open_vision(settings: LoaderSettings, has_images: bool) -> Vision | None:
 
 
 def _list_image_streams(settings: LoaderSettings) -> Iterator[ImageStream]:
+    """Yield those streams of the loader that were converted with images."""
     for stream in settings.section.stream_sections:
         root = locate(stream.url or "")
         manifest = read_manifest(root / str(stream.settings.get("split") or ""))
@@ -220,6 +221,7 @@ def _join_pixels(pixels_of_rows: Mapping[int, Arrays], rows: int) -> Arrays:
     first = next(iter(pixels_of_rows.values()))
     keys = [key for key, value in first.items() if isinstance(value, torch.Tensor)]
     joined: Arrays = {}
+    # For each key, how many entries of its joined tensor come from each row; 0 without images.
     entries: dict[str, list[int]] = {}
     for key in keys:
         joined[key] = _stack_padded([pixels[key] for pixels in pixels_of_rows.values()])

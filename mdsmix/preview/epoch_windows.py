@@ -38,7 +38,9 @@ def sample_tokens(stream: StreamInMix, loader: Loader) -> float:
 
 @dataclass(frozen=True)
 class Windows:
-    """An epoch's steps cut into windows, with each stream's samples and tokens in every window."""
+    """The steps of an epoch, cut into windows: parts with about the same number of steps. For each
+    window it has the samples and tokens of each stream.
+    """
 
     edges: Sequence[int]
     "The first step of each window, then the end of the last."
@@ -62,6 +64,8 @@ def cut_into_windows(
     Args:
         ids: int64 [steps, ranks, drawn], sample ids from `first_step` on.
         mean_tokens: mean tokens of a sample, for each stream.
+        max_windows: with fewer steps than this, each step is a window.
+        first_step: the number of the first of these steps in its epoch.
     """
     num_windows = min(max_windows, len(ids))
     edges = np.linspace(0, len(ids), num_windows + 1).astype(np.int64).tolist()

@@ -22,7 +22,9 @@ from mdsmix.preview.step_rows import Loaders, draws_of_rank
 
 
 def preview(mix: Mix, options: PreviewOptions) -> Preview:
-    """Return the first steps of a run on a mix, and the rest of its epoch in windows.
+    """Return the first steps of a run on a mix, and the samples of its epoch from there on.
+
+    The samples are counted in windows: parts of the epoch with about the same number of steps.
 
     Raises RecipeError if Streaming refuses the epoch, Unreachable if a stream cannot be read, and
     MixRefused if a row does not fit the loader.
@@ -59,6 +61,10 @@ def preview(mix: Mix, options: PreviewOptions) -> Preview:
 
 
 def _loaders(mix: Mix, options: PreviewOptions) -> Loaders:
+    """Return the loaders of all devices, as the mix's training YAML sets them.
+
+    Raises RecipeError if the tokenizer cannot be opened.
+    """
     settings = read_settings(mix.yaml.config)
     images = find_mix_images(mix)
     card = mix.tokenizer
@@ -79,8 +85,11 @@ def _loaders(mix: Mix, options: PreviewOptions) -> Loaders:
 
 
 def _rest_of_epoch(layout: EpochLayout, options: PreviewOptions) -> tuple[int, Ids]:
-    """Return the first step to preview, and the sample ids from there on, int64 [steps, ranks,
-    drawn]. The step is that of the run's state, or `from_step`.
+    """Return the number of the first step to preview, and the sample ids from that step to the end
+    of the epoch: int64 [steps, ranks, drawn].
+
+    The step is the one that the run's state has reached. If the state is at the beginning of an
+    epoch, it is `from_step`.
     """
     state = options.state
     per_step = layout.world.num_ranks * layout.batch_size
@@ -99,8 +108,10 @@ def _rest_of_epoch(layout: EpochLayout, options: PreviewOptions) -> tuple[int, I
 
 
 def _ratio(loaders: Loaders) -> float:
-    """Return the packing ratio. `auto` is worked out as the loader does, from the first rows of
-    every device.
+    """Return the packing ratio: samples that are drawn for each packed row, 1 without packing.
+
+    `auto` is computed as the loader computes it. Each device tries the ratios on the first samples
+    that it draws, and the smallest of the devices' ratios is used.
 
     Raises RecipeError if these rows need more than --read bytes.
     """
@@ -114,7 +125,7 @@ def _ratio(loaders: Loaders) -> float:
     if len(candidates) == 1:
         return 1.0
 
-    # Every device profiles the first samples that it draws.
+    # Lay out the first samples of every device as one large batch, and try the ratios on its rows.
     profiled = BATCHES_TRIED * max(candidates)
     layout = EpochLayout(loaders.settings, reader.streams, replace(world, workers=0), profiled)
     layout.drop_last = False

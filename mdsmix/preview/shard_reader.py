@@ -115,7 +115,7 @@ class ShardReader:
             positions_by_shard[place.stream, place.shard].append(place.position)
         size = sum(self._size(key, len(rows)) for key, rows in positions_by_shard.items())
         if self.read + size > self.most:
-            self.most = self.read
+            self.most = self.read  # leave no room for later calls either
             return None
         self.read += size
 

@@ -127,6 +127,13 @@ class Loaders:
     def _step(
         self, number: int, loaders: Sequence[tuple[RankDraws, Collate]], rows_shown: int
     ) -> Step:
+        """Make the global batch of one step.
+
+        Args:
+            number: of the step in its epoch.
+            loaders: for each device, the samples that it draws and the collator of its worker.
+            rows_shown: rows to keep, at most.
+        """
         # Read the samples of all devices, apart from text that the loader tokenizes.
         streams = self.reader.streams
         drawn = [place for draws, _ in loaders for place in draws.places]
@@ -188,6 +195,7 @@ def draws_of_rank(
 ) -> RankDraws:
     """Return the samples that a device draws. `ids` may contain NO_SAMPLE, which draws nothing."""
     sample_ids = ids[ids != NO_SAMPLE]
+    # Consecutive devices that draw the same samples count as one rank; the first stands for all.
     device = rank * world.replication
     places = layout.locate_samples(sample_ids)
     return RankDraws(device, device // world.gpus, worker, sample_ids.tolist(), places)
@@ -219,11 +227,11 @@ def count_slots(bins: Sequence[Sequence[TrainingRow]], collate: Collate) -> int:
     """Return the number of token positions in a device's batch, padding included.
 
     Args:
-        bins: the rows of the batch, each of one sample, or of several that were packed.
+        bins: for each row of the batch, the row of its sample, or the rows that are packed in it.
     """
     if collate.packer or not bins:
         return len(bins) * collate.rules.max_seq_len
-    batch = collate([row for (row,) in bins])
+    batch = collate([row for (row,) in bins])  # without packing each bin is one row
     sides = ("input_ids",) if collate.rules.decoder_only_format else ("input_ids", "labels")
     return sum(batch[side].numel() for side in sides)
 

@@ -313,6 +313,7 @@ def _notes_on_budget(outcome: Outcome) -> Iterator[str]:
 
 
 def _budget_note(budget: BudgetShare, manifest: Manifest) -> str:
+    """Return what a stream got of its tokens in the budget; with a fix if it got too few."""
     note = f"budget: {budget.explanation}: got {manifest.totals.seen_tokens:,}"
     missing = budget.missing(manifest)
     if not missing:

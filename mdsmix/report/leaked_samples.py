@@ -146,6 +146,7 @@ def leaks_json(audit: Audit, decoder: Decoder | None, samples: int) -> Tree:
 
 
 def _leak_json(audit: Audit, leak: Leak) -> Tree:
+    """Return a leak as JSON: the evaluation sample, and the training samples that leak it."""
     return {
         "evaluation": audit.evaluations[leak.stream].name,
         "sample": leak.sample,
@@ -164,6 +165,9 @@ def _leak_json(audit: Audit, leak: Leak) -> Tree:
 
 
 def _passage_json(audit: Audit, leak: Leak, decoder: Decoder | None) -> Tree:
+    """Return the passage that both samples of a leak share, as JSON. `id` and `training_id` are the
+    ids of their records.
+    """
     source = leak.sources[0]
     shared: list[int] = read_passage(audit, leak).shared.tolist()
     return {

@@ -42,6 +42,7 @@ def named_streams(words: Sequence[str]) -> list[NamedStream]:
 
 
 def _streams_of_recipe(path: str, overrides: Sequence[str]) -> Iterator[NamedStream]:
+    """Yield the streams of a recipe. The address is the folder of the split if there is one."""
     recipe = open_recipe(path, overrides)
     for spec in recipe.streams.values():
         url = recipe.published(spec)
@@ -59,6 +60,7 @@ def _streams_of_recipe(path: str, overrides: Sequence[str]) -> Iterator[NamedStr
 
 
 def _streams_of_yaml(path: str) -> Iterator[NamedStream]:
+    """Yield the streams of all loaders in a training YAML."""
     yaml = parse_training_yaml(read_text(path), path)
     for section in (yaml.train, *yaml.evals):
         for stream in section.stream_sections:

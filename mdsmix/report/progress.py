@@ -33,6 +33,7 @@ def watching(quiet: bool = False) -> Iterator[Watcher]:
 
 
 def _progress() -> Progress:
+    """Make the bar, which is drawn on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -96,13 +97,14 @@ class PlainLines:
 
     @property
     def _subject(self) -> str:
-        """The streams that the share and the rate are of."""
+        """The streams whose progress is shown: `web`, or `3 streams, now web`."""
         if len(self._expected) == 1:
             return self._stream
         return f"{len(self._expected)} streams, now {self._stream}"
 
     @property
     def _seconds(self) -> float:
+        """Seconds since counting began; never 0, since rates divide by it."""
         return max(time.monotonic() - self._start, 1e-3)
 
     @property

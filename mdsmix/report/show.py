@@ -103,6 +103,7 @@ def fold_line(line: str, indent: str, width: int | None) -> list[str]:
 
 
 def _lines(item: str | Table | NamedValues | Heading, console: Console) -> Iterator[str | Heading]:
+    """Yield the lines of one item. They are folded to the width of a terminal, if there is one."""
     width = console.width if console.is_terminal else None
     if isinstance(item, Table):
         yield from _table_lines(item, width, "-" if console.options.ascii_only else "─")
@@ -119,6 +120,7 @@ def _lines(item: str | Table | NamedValues | Heading, console: Console) -> Itera
 
 
 def _named_value_lines(pairs: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]:
+    """Yield lines of (name, value) pairs, with all values in one column."""
     indent = max(len(name) for name, _ in pairs) + 4
     for name, value in pairs:
         first, *following = fold_line(make_printable(value), " " * indent, width)

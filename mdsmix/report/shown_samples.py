@@ -173,6 +173,7 @@ def sample_runs(sample: Shown, decoder: Decoder | None, marks: str = TRAINED) ->
 
 
 def _segment_runs(segment: Segment, decoder: Decoder | None) -> Iterator[Run]:
+    """Yield a segment's text, with each control token marked; without a decoder, its ids."""
     if decoder is None:
         yield " ".join(map(str, segment.ids)) + " ", "text"
         return
@@ -184,7 +185,7 @@ def _segment_runs(segment: Segment, decoder: Decoder | None) -> Iterator[Run]:
         for ids in pieces:
             text = make_printable(decoder.text(ids, before), WRITTEN).translate(_MARKS)
             if is_control:
-                yield text.join(CONTROL), "control"
+                yield text.join(CONTROL), "control"  # the text between the two marks
             else:
                 yield text, "text"
             before = ids[-1]
@@ -202,6 +203,7 @@ def sample_json(sample: Shown, decoder: Decoder | None) -> Any:
 
 
 def _segment_json(segment: Segment, decoder: Decoder | None) -> Tree:
+    """Return a segment as JSON. `text` and `control` are None without a decoder."""
     text = None
     control = None
     if decoder:
@@ -310,6 +312,7 @@ def choose_samples(stream: PublishedStream, choice: Choice) -> Iterator[Chosen]:
 
 
 def _choose_numbers(stream: PublishedStream, choice: Choice) -> Sequence[int]:
+    """Return the numbers of the samples to show. Raises RecipeError for one beyond the last."""
     total = stream.index.samples
     if choice.seed is not None:
         return sorted(random.Random(choice.seed).sample(range(total), min(choice.count, total)))
