@@ -147,6 +147,7 @@ def align_columns(table: Table) -> Iterator[list[str]]:
 
 
 def _pad(cell: str, width: int, to_left: bool) -> str:
+    """Fill a cell with blanks to a width on a terminal: after the text if `to_left`."""
     blanks = " " * (width - cell_len(cell))
     return cell + blanks if to_left else blanks + cell
 

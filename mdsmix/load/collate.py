@@ -24,7 +24,7 @@ Rows = Sequence[TrainingRow]
 
 
 class Bin(NamedTuple):
-    """Rows that will be joined into one packed row."""
+    """Rows that will be joined end to end into one packed row of at most max_seq_len tokens."""
 
     size: int
     "Tokens of its rows."

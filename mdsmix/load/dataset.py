@@ -86,14 +86,16 @@ def _has_trainer_five() -> bool:
 
 
 def _is_skipped_by_trainer() -> bool:
-    """Check whether a pass is read by Trainer of transformers 5 or later, to skip its batches.
+    """Check whether Trainer of transformers 5 or later reads the pass only to skip its batches.
     Called only if that Trainer is imported.
 
     Trainer skips them by a loader of accelerate's, and only then calls set_epoch, on that loader.
     Trainer of transformers 4 calls set_epoch before.
     """
+    # The frames of a worker do not show who reads its batches.
     if get_worker_info() is not None:
         return True
+    # Look for accelerate's loader among the callers.
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "accelerate.data_loader":
@@ -103,7 +105,9 @@ def _is_skipped_by_trainer() -> bool:
 
 
 class CheckedStream(Stream):  # type: ignore[misc]
-    """streaming.Stream with a name, a checked index and checked shards."""
+    """A stream of the loader: Streaming's Stream with a name. Its index is checked when it is
+    opened, and each shard before it is read.
+    """
 
     def __init__(self, *, name: str, **settings: Any):
         try:
@@ -257,7 +261,9 @@ def describe_error(error: Exception) -> str:
 
 
 class MixDataset(ShardKeeper):
-    """A StreamingDataset that gives rows to train on; takes any keyword of StreamingDataset."""
+    """The streams of a loader as one dataset, which gives rows to train on. Its constructor takes
+    any keyword of StreamingDataset.
+    """
 
     streams: list[CheckedStream]
     other_row: Callable[[Sample, int], Any] | None = None
@@ -289,7 +295,9 @@ class MixDataset(ShardKeeper):
         self._settings_before_epochs = {key: getattr(self, key) for key in SETTINGS_FILLED_IN}
         is_read = torch.zeros(1, dtype=torch.bool)
         self.is_read_by_loader = is_read.share_memory_()  # type: ignore[no-untyped-call]
-        "bool [1]; shared with the workers of this rank."
+        """bool [1]: whether MixLoader reads the dataset, and not another loader built around it.
+        Shared with the workers of this rank.
+        """
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {
@@ -302,6 +310,10 @@ class MixDataset(ShardKeeper):
         self.__dict__.update(state)
 
     def __iter__(self) -> Iterator[Any]:
+        """Yield the rows of the next epoch.
+
+        Raises RecipeError if another loader reads the dataset, and would skip or repeat samples.
+        """
         if not self.is_read_by_loader[0]:
             if self.is_resumed:
                 raise RecipeError(SKIPPED_TWICE)
@@ -346,6 +358,7 @@ class MixDataset(ShardKeeper):
         """
         if from_beginning:  # devices that share samples are counted once
             num_samples //= self.replication or 1
+            # With packing, rows were counted: `bins` rows were made of `batch_size` samples.
             if self.bins:
                 num_samples = num_samples // self.bins * int(self.batch_size or 0)
         state: dict[str, Any] = super().state_dict(num_samples, from_beginning)
@@ -464,7 +477,8 @@ class MixDataset(ShardKeeper):
         Raises MixRefused if the data differs and `accept_changed` is not set.
 
         Args:
-            canonical_nodes: of the state.
+            text: the lock of the state, one line of JSON.
+            canonical_nodes: num_canonical_nodes of the state.
         """
         try:
             saved_lock = parse_lock(
@@ -499,7 +513,7 @@ class MixDataset(ShardKeeper):
         return any(set(names) <= set(shard.column_names) for shard in self.shards)
 
     def get_item(self, sample_id: int, retry: int = 7) -> Any:
-        """Return the row of a sample: a TrainingRow, unless another loader makes rows.
+        """Return the row of a sample: a TrainingRow, or what `other_row` returns if it is set.
 
         Raises Unreachable if its shard is lost or damaged, MixRefused if it does not fit the
         settings; both name the shard.

@@ -208,6 +208,7 @@ def length_rows(totals: Totals) -> Iterator[tuple[str, int, float]]:
     as in ("128-255", 1034, 0.21).
     """
     samples = sum(totals.lengths.values())
+    # A key such as `2^7` counts the samples of 128 to 255 tokens.
     for power, count in sorted((int(key[2:]), count) for key, count in totals.lengths.items()):
         shortest = 1 << power
         longest = min((2 << power) - 1, totals.longest)

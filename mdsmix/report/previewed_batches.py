@@ -45,7 +45,7 @@ def step_table(preview: Preview, counts: NDArray[np.int64]) -> Table:
     """Return a table of a step: each stream's samples and tokens in the devices' rows.
 
     Args:
-        counts: int64 [streams, COUNTED].
+        counts: int64 [streams, COUNTED]: samples, tokens and trained tokens of each stream.
     """
     total = counts.sum(axis=0)
     with_total = np.vstack([counts, total])
@@ -159,11 +159,13 @@ def _step_line(step: Step) -> str:
 
 
 def _place_text(preview: Preview, place: SamplePlace) -> str:
+    """Return where a sample is stored: `web/shard.00000.mds:12`."""
     names = preview.loaders.reader.describe_place(place)
     return "{stream}/{shard}:{row}".format(**names)
 
 
 def _show_sample(preview: Preview, row: SampleRow, decoder: Decoder | None) -> Iterator[Item]:
+    """Yield a sample of a step: where it is stored, the sizes of its images, and its text."""
     yield Title(f"rank {row.rank}: {_place_text(preview, row.place)}")
     yield from (f"image {n}: {format_grouped(size._asdict())}" for n, size in enumerate(row.images))
     yield SampleText(sample_runs(shorten(row_segments(row), TOKENS_SHOWN), decoder))
@@ -211,6 +213,7 @@ def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> Tree:
 
 
 def _draws_json(preview: Preview, draws: RankDraws) -> Tree:
+    """Return the samples that a device draws in a step as JSON, with where each is stored."""
     describe = preview.loaders.reader.describe_place
     samples = zip(draws.ids, draws.places, strict=True)
     return {
@@ -220,6 +223,7 @@ def _draws_json(preview: Preview, draws: RankDraws) -> Tree:
 
 
 def _row_json(preview: Preview, row: SampleRow, decoder: Decoder | None) -> Tree:
+    """Return a shown sample as JSON: where it is stored, its images, and its segments."""
     return {
         "rank": row.rank,
         **preview.loaders.reader.describe_place(row.place),

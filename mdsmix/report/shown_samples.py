@@ -158,7 +158,7 @@ def sample_runs(sample: Shown, decoder: Decoder | None, marks: str = TRAINED) ->
         segments = list(run)
         if document is not None:
             tokens = plural(sum(len(segment.ids) for segment in segments), "token")
-            heading = f"document {document}, {tokens}".join(DOCUMENT)
+            heading = f"document {document}, {tokens}".join(DOCUMENT)  # between the two marks
             if segments[0] is not sample[0]:
                 heading = f"\n{heading}"
             yield f"{heading}\n", "mark"
