@@ -145,7 +145,7 @@ def test_unreadable_fingerprints_are_an_error(folder: Location) -> None:
     truncate = lambda: segment.write(segment.read()[:-1])  # noqa: E731  (after its head)
     for damage in (truncate, segment.delete):
         damage()
-        with pytest.raises(Unreachable, match="segment is damaged or missing"):
+        with pytest.raises(Unreachable, match=r"segment, which has .* is damaged or missing"):
             list(read_blobs(folder, [BlobRef(KEYS[2], blobs[KEYS[2]])]))
     assert list(read_blobs(folder, [BlobRef(KEYS[3], blobs[KEYS[3]])])) == [make_blob(KEYS[3])]
 
@@ -308,7 +308,7 @@ def test_a_damaged_segment_is_an_error_if_duplicates_are_dropped(
     blob = segments[name].blobs[key]
     flip_byte(project.train / FOLDER / name, (blob.start + blob.stop) // 2)
     project.write_source(LATER)
-    with pytest.raises(Unreachable, match=r"segment is damaged or missing.* --verify-target"):
+    with pytest.raises(Unreachable, match=r"segment, which has .* is damaged or missing: .* --verify-target"):
         project.run(DROP)
     assert 0 < project.run(DROP, verify_target=True).reused < 6
     project.write_source([*LATER, TEXTS[0]])

@@ -168,7 +168,7 @@ def test_settings_of_which_no_loader_can_be_built_are_refused_in_one_sentence(
 ) -> None:
     local = {"local": str(write_tokens(tmp_path, 4))}
     for stream, dataset, message in (
-        ({"repeat": 2}, {"epoch_size": 10}, "and repeat or choose of"),
+        ({"repeat": 2}, {"epoch_size": 10}, "but repeat or choose of"),
         ({"remote": "ftp://x"}, {}, "Streaming refuses it: Unsupported remote path"),
         ({}, {"batching_method": "any"}, "set it to random or stratified"),
         ({}, {"eos_token_id": 9}, "eos_token_id of train_loader is 9, but the tokenizer's is"),
