@@ -308,7 +308,9 @@ def test_a_damaged_segment_is_an_error_if_duplicates_are_dropped(
     blob = segments[name].blobs[key]
     flip_byte(project.train / FOLDER / name, (blob.start + blob.stop) // 2)
     project.write_source(LATER)
-    with pytest.raises(Unreachable, match=r"segment, which has .* is damaged or missing: .* --verify-target"):
+    with pytest.raises(
+        Unreachable, match=r"segment, which has .* is damaged or missing: .* --verify-target"
+    ):
         project.run(DROP)
     assert 0 < project.run(DROP, verify_target=True).reused < 6
     project.write_source([*LATER, TEXTS[0]])

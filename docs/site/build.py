@@ -1,7 +1,7 @@
 """The pages as a site: `make docs` writes it into .site/html, and ends with an error where a link
 inside leads nowhere.
 
-Pages link to each other, to code and to the packages' READMEs by the paths of the repository, as they
+Pages link to each other, to code and to READMEs of packages by the paths of the repository, as they
 are read there. So the generator is given a tree in which everything that is linked lies where it
 lies here: README.md is the first page, a README the page of its folder, and other files (tests,
 recipes) are copied as they are.

@@ -70,13 +70,13 @@ LIES = (
     ("```console\n$ mdsmix --version\nerror: no\n```\n", "ended with 0"),
     ("```console\n$ nonesuch\n```\n", "not found"),
     ("```python\nfrom mdsmix.load import nonesuch\n```\n", "ImportError"),
-    ("```text\nsomething\n```\n", "Say it in a mark"),
+    ("```text\nsomething\n```\n", "needs a mark"),
     ("<!-- printed -->\n```text\nsomething\n```\n", "no command before it printed this"),
     ("<!-- not run: wants a cluster -->\n```console\n$ nonesuch\n```\n", ""),
 )
 
 
-def test_a_page_that_lies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_differs_from_the_output_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Page, "_home", lambda page, kind: None)
     path, homes = tmp_path / "page.md", Homes(tmp_path)
