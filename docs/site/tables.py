@@ -251,18 +251,15 @@ def describe_tests(_: str) -> Iterator[str]:
         folder = name.partition("/")[0]
         link = f"[{name.replace('test_', '')}]({name}.py)"
         if folder != name and folder in TESTS_OF_SEVERAL:
-            link = f"[{folder}/]({folder})"
+            link = f"`{folder}/`"
         for package in _packages_of_test(name):
             tests_by_package[package][link] = None
     yield "| package | tests |"
     yield "|---|---|"
     for package, tests in sorted(tests_by_package.items()):
-        link = (
-            f"../mdsmix/{package}"
-            if (ROOT / "mdsmix" / package).is_dir()
-            else f"../mdsmix/{package}.py"
-        )
-        yield f"| [{package}]({link}) | {', '.join(tests)} |"
+        readme = ROOT / "mdsmix" / package / "README.md"
+        name = f"[{package}](../mdsmix/{package}/README.md)" if readme.is_file() else package
+        yield f"| {name} | {', '.join(tests)} |"
 
 
 def _packages_of_test(name: str) -> list[str]:

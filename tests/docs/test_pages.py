@@ -76,7 +76,9 @@ LIES = (
 )
 
 
-def test_a_page_that_differs_from_the_output_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_differs_from_the_output_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Page, "_home", lambda page, kind: None)
     path, homes = tmp_path / "page.md", Homes(tmp_path)
