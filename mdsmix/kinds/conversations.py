@@ -7,57 +7,22 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from mdsmix.encode.answer_ends import (
-    EndNote,
     Stops,
-    describe_doubled_eos,
     find_lead,
     find_stream_ends,
     is_ended_by_next,
-    make_end_notes,
 )
-from mdsmix.encode.chat import ChatTemplate, open_tokenizer_template
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Turns, move_stop_tokens
-from mdsmix.errors import RecipeError
 from mdsmix.kinds.finetuning import Finetuning
-from mdsmix.kinds.turn_renderer import TEMPLATE_REASONS, TurnRenderer, open_stream_template
-from mdsmix.messages import suggest_key
+from mdsmix.kinds.template_kind import TemplateKind, template_variables
+from mdsmix.kinds.turn_renderer import TEMPLATE_REASONS
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.record import Conversation, RichConversation
-from mdsmix.shapes.extras import OWN_VARIABLES
+from mdsmix.record import Conversation
 from mdsmix.tokenizer.card import Tokenizer
 
-SET_BY_MDSMIX = OWN_VARIABLES | {"documents", "date_string"}
-"""Variables of a template that a recipe cannot set. The day comes from the stream's date_string,
-and documents come from a record.
-"""
 
-
-def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the variables of the chat template that the recipe sets (tokenizer.template).
-
-    Raises RecipeError if the template does not read one of them, or mdsmix sets it itself.
-    """
-    variables = recipe.tokenizer.template
-    if not variables:
-        return {}
-    read_names = open_tokenizer_template(tokenizer, {}).reads
-    for name in variables:
-        if name in SET_BY_MDSMIX:
-            raise RecipeError(
-                f"tokenizer.template.{name} is set by mdsmix itself, from a record or the stream's "
-                "date_string: remove it from the recipe."
-            )
-        if name not in read_names:
-            similar = suggest_key(name, sorted(read_names - SET_BY_MDSMIX))
-            raise RecipeError(
-                f"tokenizer.template.{name} would change nothing, since the chat template of "
-                f"{tokenizer.name} does not read it: {similar}"
-            )
-    return dict(variables)
-
-
-class Conversations(Finetuning):
+class Conversations(TemplateKind, Finetuning):
     """The kind of conversations without images. The tokenizer's chat template renders each one as
     turns of a prompt and a response.
     """
@@ -65,7 +30,6 @@ class Conversations(Finetuning):
     name = "conversations"
     reads: ClassVar[type] = Conversation
     key_groups: ClassVar[tuple[str, ...]] = ("finetuning", "messages", "messages without images")
-    has_template = True
     reasons: ClassVar[Mapping[str, str]] = TEMPLATE_REASONS
 
     @classmethod
@@ -114,22 +78,6 @@ class Conversations(Finetuning):
     @property
     def splits_records(self) -> bool:
         return self.encoding.rewritten_history == "each"
-
-    @cached_property
-    def renderer(self) -> TurnRenderer:
-        return TurnRenderer(self.encoding, self.tokenizer, self.backend)
-
-    def template(self, tokenizer: Tokenizer) -> ChatTemplate:
-        return open_stream_template(self.encoding, tokenizer)
-
-    def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
-        return self.renderer.prints_null(conversation, role, key)
-
-    def end_notes(self, tokenizer: Tokenizer) -> list[EndNote]:
-        return [*make_end_notes(self.encoding, tokenizer)]
-
-    def doubled_eos(self, tokenizer: Tokenizer) -> str:
-        return describe_doubled_eos(self.encoding, tokenizer)
 
     def encode(self, conversations: Sequence[Conversation]) -> Encoded:
         """Encode each conversation that can be used for training to one sample. With

@@ -16,20 +16,18 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from mdsmix.encode import chat
-from mdsmix.encode.answer_ends import EndNote, describe_doubled_eos, make_end_notes
-from mdsmix.encode.chat import ChatTemplate
 from mdsmix.encode.encoded import Encoded, make_encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.errors import RecipeError
-from mdsmix.kinds.conversations import template_variables
 from mdsmix.kinds.finetuning import WINDOW_BYTES
-from mdsmix.kinds.kind import Kind, Piece
+from mdsmix.kinds.kind import Piece
 from mdsmix.kinds.preference_loader import PREFERENCE_LOADER, cut_per_answer
-from mdsmix.kinds.turn_renderer import TurnRenderer, open_stream_template
+from mdsmix.kinds.template_kind import TemplateKind, template_variables
+from mdsmix.kinds.turn_renderer import TurnRenderer
 from mdsmix.kinds.turn_rows import TurnRows, count_placeholders, tokenize_pairs
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.record import Conversation, Pair, RecordRefused, RichConversation
+from mdsmix.record import Conversation, Pair, RecordRefused
 from mdsmix.shapes.preference import REWARDS, Preference
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import PREFERENCE_COLUMNS, Ids, Tokens, Turn, decode_preference
@@ -96,7 +94,7 @@ class LastAnswerRenderer(TurnRenderer):
         )
 
 
-class Preferences(Kind):
+class Preferences(TemplateKind):
     """The kind of preferences. A sample has the ids of a prompt, of the chosen answer and of the
     rejected answer, in the columns of ComposeRL.
     """
@@ -107,7 +105,6 @@ class Preferences(Kind):
     reads = Preference
     key_groups = ("preference",)
     window_bytes = WINDOW_BYTES
-    has_template = True
     has_targets = False
     keeps_long = True
     loader = PREFERENCE_LOADER
@@ -165,18 +162,6 @@ class Preferences(Kind):
     @cached_property
     def renderer(self) -> LastAnswerRenderer:
         return LastAnswerRenderer(self.encoding, self.tokenizer, self.backend)
-
-    def template(self, tokenizer: Tokenizer) -> ChatTemplate:
-        return open_stream_template(self.encoding, tokenizer)
-
-    def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
-        return self.renderer.prints_null(conversation, role, key)
-
-    def end_notes(self, tokenizer: Tokenizer) -> list[EndNote]:
-        return [*make_end_notes(self.encoding, tokenizer)]
-
-    def doubled_eos(self, tokenizer: Tokenizer) -> str:
-        return describe_doubled_eos(self.encoding, tokenizer)
 
     def encode(self, preferences: Sequence[Preference]) -> Encoded:
         """Encode each preference to one sample: columns `prompt`, `chosen`, `rejected` (bytes of

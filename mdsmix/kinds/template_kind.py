@@ -1,0 +1,68 @@
+"""The base of the kinds whose records a chat template renders: conversations and preferences."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from mdsmix.encode.answer_ends import EndNote, describe_doubled_eos, make_end_notes
+from mdsmix.encode.chat import ChatTemplate, open_tokenizer_template
+from mdsmix.errors import RecipeError
+from mdsmix.kinds.kind import Kind
+from mdsmix.kinds.turn_renderer import TurnRenderer, open_stream_template
+from mdsmix.messages import suggest_key
+from mdsmix.recipe import Recipe
+from mdsmix.record import RichConversation
+from mdsmix.shapes.extras import OWN_VARIABLES
+from mdsmix.tokenizer.card import Tokenizer
+
+SET_BY_MDSMIX = OWN_VARIABLES | {"documents", "date_string"}
+"""Variables of a template that a recipe cannot set. The day comes from the stream's date_string,
+and documents come from a record.
+"""
+
+
+def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the variables of the chat template that the recipe sets (tokenizer.template).
+
+    Raises RecipeError if the template does not read one of them, or mdsmix sets it itself.
+    """
+    variables = recipe.tokenizer.template
+    if not variables:
+        return {}
+    read_names = open_tokenizer_template(tokenizer, {}).reads
+    for name in variables:
+        if name in SET_BY_MDSMIX:
+            raise RecipeError(
+                f"tokenizer.template.{name} is set by mdsmix itself, from a record or the stream's "
+                "date_string: remove it from the recipe."
+            )
+        if name not in read_names:
+            similar = suggest_key(name, sorted(read_names - SET_BY_MDSMIX))
+            raise RecipeError(
+                f"tokenizer.template.{name} would change nothing, since the chat template of "
+                f"{tokenizer.name} does not read it: {similar}"
+            )
+    return dict(variables)
+
+
+class TemplateKind(Kind):
+    """A kind that renders its records by the chat template of the tokenizer."""
+
+    has_template = True
+
+    @cached_property
+    def renderer(self) -> TurnRenderer:
+        return TurnRenderer(self.encoding, self.tokenizer, self.backend)
+
+    def template(self, tokenizer: Tokenizer) -> ChatTemplate:
+        return open_stream_template(self.encoding, tokenizer)
+
+    def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
+        return self.renderer.prints_null(conversation, role, key)
+
+    def end_notes(self, tokenizer: Tokenizer) -> list[EndNote]:
+        return list(make_end_notes(self.encoding, tokenizer))
+
+    def doubled_eos(self, tokenizer: Tokenizer) -> str:
+        return describe_doubled_eos(self.encoding, tokenizer)
