@@ -158,12 +158,6 @@ def project(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPa
     return Project(tmp_path, tokenizer_folder, monkeypatch).configure()
 
 
-@pytest.fixture
-def web(project: Project) -> Project:
-    """The same under the name that other tests still use."""
-    return project
-
-
 @pytest.fixture(scope="session")
 def _minio_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     with provide_minio(tmp_path_factory.mktemp("minio")) as settings:

@@ -347,15 +347,6 @@ class Project:
         assert folder is not None
         return [Path(folder.url) / shard.stored.basename for shard in read_index(folder).shards]
 
-    # Names that other tests still use.
-    says = configure
-    holds = write_source
-    runs = run_all
-    done = convert_ok
-    anew = convert_into
-    windows = set_window_size
-    elsewhere = switch_machine
-
 
 def flip_byte(path: Path, offset: int = -1) -> None:
     """Damage a file without changing its size. It is written to a new file, since a shard of a
@@ -377,22 +368,3 @@ def set_age(folder: Path, days: float, names: Iterable[str] | None = None) -> No
 def is_intact(folder: Path) -> bool:
     """Return whether `verify` finds no fault in a stream."""
     return not verify(locate(folder), RecordingWatcher()).faults
-
-
-# Names that other tests still use.
-Told = RecordingWatcher
-Web = Project
-windows = set_window_size
-done = run_ok
-refused = assert_refused
-samples = read_samples
-token_rows = read_token_rows
-files = read_files
-lying_at = read_location
-public = read_public_files
-times = read_times
-quarantined = read_quarantined
-encoder = make_encoder
-flip = flip_byte
-age = set_age
-is_whole = is_intact

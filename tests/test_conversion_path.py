@@ -21,8 +21,8 @@ def test_a_conversion_passes_the_stops_in_order(project: Project) -> None:
     numbers = {}
     for number, stop in enumerate(STOPS, 1):
         numbers[str(FOLDER / stop.file), SITE["find_line"](stop)] = number
-    project.holds(f"Number {n} of them." for n in range(50))
-    project.says(streams={"web": documents("a.jsonl")})
+    project.write_source(f"Number {n} of them." for n in range(50))
+    project.configure(streams={"web": documents("a.jsonl")})
     callers = dict[int, int]()
 
     def number_of(frame: FrameType) -> int:

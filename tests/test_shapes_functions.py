@@ -42,11 +42,11 @@ def read(record):
 
 
 @pytest.fixture
-def home(web: Project) -> Project:
+def home(project: Project) -> Project:
     """A project whose modules no other test has imported."""
-    web.holds(RECORDS)
-    (web.folder / "x").mkdir()
-    return web
+    project.write_source(RECORDS)
+    (project.folder / "x").mkdir()
+    return project
 
 
 def write_module(home: Project, name: str, code: str) -> str:
@@ -62,7 +62,7 @@ def write_function(home: Project, name: str, expression: str, helper: str = "str
 
 def write_recipe(home: Project, shape: str) -> Project:
     source = {"path": "a.jsonl", "shape": shape}
-    return home.says({"kind": "finetuning", "source": source}, max_seq_len=64)
+    return home.configure({"kind": "finetuning", "source": source}, max_seq_len=64)
 
 
 def shape_of(home: Project, shape: str, gives: str) -> Shape:
@@ -285,7 +285,7 @@ def test_a_function_may_print_exit_change_its_record_and_import_torch(
     """Its prints are not part of the command's output, and ids are read from the record as it is in
     the file.
     """
-    home.holds([{"a": "no question"}, {"q": "Who?", "a": "A king.", "name": "first"}])
+    home.write_source([{"a": "no question"}, {"q": "Who?", "a": "A king.", "name": "first"}])
     streams = {}
     for name, code in ODD_FUNCTIONS.items():
         source = {"path": "a.jsonl", "shape": write_module(home, name, code)}
@@ -295,7 +295,7 @@ def test_a_function_may_print_exit_change_its_record_and_import_torch(
     # Another test of this process may have imported it (`preview` does).
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     try:
-        answer = home.says(streams=streams, max_seq_len=64).convert()
+        answer = home.configure(streams=streams, max_seq_len=64).convert()
     finally:
         sys.modules.pop("torch", None)
     assert (answer.code, "imported" in answer.out, "read\n" in answer.out) == (0, False, False)

@@ -22,7 +22,7 @@ from mdsmix.conversion.run import convert_part
 from mdsmix.kinds import open_recipe
 from mdsmix.shards import lease
 from mdsmix.storage.local import LocalPath
-from tests.converting import Told, run_recipe, windows
+from tests.converting import RecordingWatcher, run_recipe, set_window_size
 from tests.golden.files import write_sources
 from tests.golden.made import NAMED, ROLE_ENDED, ROLES, tokenizer
 from tests.golden.streams import RECIPES
@@ -43,7 +43,7 @@ def convert_all(folder: Path) -> None:
     tokenizer(folder / "sources" / "named", template=NAMED)
     gc.freeze()  # a fork that collects its garbage need not copy what was imported
     with use_own_process(), pytest.MonkeyPatch.context() as patch:
-        windows(patch, 4_000)  # three work units and more in each source
+        set_window_size(patch, 4_000)  # three work units and more in each source
         patch.setattr(os, "fsync", lambda file: None)  # no test here cuts the power
         for name in RECIPES:
             _convert(folder, name)
@@ -92,7 +92,7 @@ def _in_parts(recipe: Path, local: str, writes: WriteCounts) -> None:
     """Convert the first unit by a job of an array, and the others by the run that joins them."""
     for stream in writes:
         options = Options(only=[stream], workers=1, part=ArrayPart(1, 999))
-        (part,) = convert_part(open_recipe(recipe, [local]), options, Told())
+        (part,) = convert_part(open_recipe(recipe, [local]), options, RecordingWatcher())
         assert part.units == 1, part
     outcomes = run_recipe(recipe, local, only=[*writes], is_finish=True)
     assert {*writes} <= {outcome.stream for outcome in outcomes if outcome.reused}, outcomes
