@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from mdsmix.encode.chat import ChatTemplate, open_tokenizer_template
+from mdsmix.encode.chat import ChatTemplate, open_stream_template
 from mdsmix.encode.forms import make_call_probe, make_tool_probe
 from mdsmix.messages import join_names
 from mdsmix.record import Message, RecordRefused
@@ -203,8 +203,7 @@ def ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer) -> bool:
 
 def find_stream_ends(encoding: Encoding, tokenizer: Tokenizer) -> list[AnswerEnd]:
     """Return how the template of a stream ends answers, and calls if its records may have any."""
-    variables = tokenizer.template_variables | encoding.template
-    template = open_tokenizer_template(tokenizer, variables, encoding.date_string)
+    template = open_stream_template(encoding, tokenizer)
     may_have_tools = "tools" in encoding.fields or encoding.shape is not None
     return find_answer_ends(template, may_have_tools)
 

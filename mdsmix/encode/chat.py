@@ -34,6 +34,7 @@ from mdsmix.schema import shorten_value
 if TYPE_CHECKING:
     from jinja2 import Template
 
+    from mdsmix.shards.manifest import Encoding
     from mdsmix.tokenizer.card import Tokenizer
 
 FOUNDRY_DATE = "%d %b %Y"
@@ -295,6 +296,14 @@ def find_common_start(texts: Sequence[str]) -> str:
         key=lambda last: smallest[: last + 1] != largest[: last + 1],
     )
     return smallest[:end]
+
+
+def open_stream_template(encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:
+    """Compile the chat template of a stream, with the variables and the date that the stream
+    sets. Raises RecipeError for the reasons of `open_tokenizer_template`.
+    """
+    variables = tokenizer.template_variables | encoding.template
+    return open_tokenizer_template(tokenizer, variables, encoding.date_string)
 
 
 def open_tokenizer_template(

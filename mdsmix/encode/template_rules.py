@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from mdsmix.encode.answer_ends import STOP_RULE, ends_by_next_role, trains_earlier_answers
 from mdsmix.encode.chat import (
-    ChatTemplate,
-    open_tokenizer_template,
+    open_stream_template,
     opens_control_word,
     prints_system_last,
 )
@@ -67,7 +66,7 @@ def _takes_fewer_forms(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     takes_tools = _may_have_tools(encoding, tokenizer)
     if tokenizer is None or not takes_tools:
         return takes_tools
-    template = _open_template(encoding, tokenizer)
+    template = open_stream_template(encoding, tokenizer)
     templates = [template, template.tool_use or template]
     return any(find_forms(template).is_narrowed for template in templates)
 
@@ -79,7 +78,7 @@ def _prints_system_last(encoding: Encoding, tokenizer: Tokenizer | None) -> bool
     rewrites = _rewrites_history(encoding, tokenizer)
     if tokenizer is None or not rewrites:
         return rewrites
-    return prints_system_last(_open_template(encoding, tokenizer))
+    return prints_system_last(open_stream_template(encoding, tokenizer))
 
 
 def _splits_a_token(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
@@ -89,7 +88,7 @@ def _splits_a_token(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     rewrites = _rewrites_history(encoding, tokenizer)
     if tokenizer is None or not rewrites:
         return rewrites
-    template = _open_template(encoding, tokenizer)
+    template = open_stream_template(encoding, tokenizer)
     return opens_control_word(template) or opens_control_word(template.for_tools([]))
 
 
@@ -98,11 +97,6 @@ def _ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     if tokenizer is None:
         return trains_earlier_answers(encoding)
     return ends_by_next_role(encoding, tokenizer)
-
-
-def _open_template(encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:
-    variables = tokenizer.template_variables | encoding.template
-    return open_tokenizer_template(tokenizer, variables, encoding.date_string)
 
 
 def _has_processor(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:

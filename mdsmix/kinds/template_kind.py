@@ -6,10 +6,10 @@ from functools import cached_property
 from typing import Any
 
 from mdsmix.encode.answer_ends import EndNote, describe_doubled_eos, make_end_notes
-from mdsmix.encode.chat import ChatTemplate, open_tokenizer_template
+from mdsmix.encode.chat import ChatTemplate, open_stream_template, open_tokenizer_template
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.kind import Kind
-from mdsmix.kinds.turn_renderer import TurnRenderer, open_stream_template
+from mdsmix.kinds.turn_renderer import TurnRenderer
 from mdsmix.messages import suggest_key
 from mdsmix.recipe import Recipe
 from mdsmix.record import RichConversation

@@ -22,7 +22,7 @@ from mdsmix.encode.chat import (
     Turn,
     add_variables,
     find_trained_answers,
-    open_tokenizer_template,
+    open_stream_template,
     render_rows,
 )
 from mdsmix.encode.control_words import ControlWords, open_control_words
@@ -57,14 +57,6 @@ class Prepared(NamedTuple):
 
     template: ChatTemplate
     conversation: Conversation
-
-
-def open_stream_template(encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:
-    """Return the chat template of a stream, with the variables and the date that the stream
-    sets.
-    """
-    variables = tokenizer.template_variables | encoding.template
-    return open_tokenizer_template(tokenizer, variables, encoding.date_string)
 
 
 class TurnRenderer:
