@@ -149,8 +149,8 @@ def test_the_option_names_streams_that_it_does_not_sample(mix: Project) -> None:
     streams["c4"]["sample"] = "50%"
     streams["heldout"] = documents("data/wiki.jsonl", split="val")
     answer = configure(mix, streams=streams, budget=None).convert_ok("--budget", "8k", "--json")
-    assert "c4: not sampled by --budget; the recipe says sample: 50%" in answer.err
-    assert "heldout: not sampled by --budget; the recipe says all of it" in answer.err
+    assert "stream c4 is not sampled by --budget; the recipe converts sample: 50%" in answer.err
+    assert "stream heldout is not sampled by --budget; the recipe converts all of it" in answer.err
     rows = {row["stream"]: row for row in orjson.loads(answer.out)["rows"]}
     budget = rows["commoncrawl"]["budget"]
     assert (budget["wanted_tokens"], budget["missing_tokens"]) == (4_176, 0)

@@ -384,9 +384,9 @@ REFUSED_MIXTURE: list[tuple[Any, list[str], str]] = [
     ({"mixture": {"c4": 0, "wiki": 0.0}}, [], "the percents of its mixture sum to 0"),
     ({"mixture": {"c4": 70, "wiki": 40}}, [], "the percents of its mixture sum to 110"),
     ({"mixture": {"pile": 7}}, [], "no data that can be converted was found"),
-    (ONE, ["--budget", "1M samples"], "counts tokens, as in 2B or 8192:2B"),
+    (ONE, ["--budget", "1M samples"], "is not a number of tokens: write for example 2B"),
     (ONE, ["--budget", "1:2B"], "max_seq_len is 1"),
-    (ONE, ["--dataset-info", "info.json"], "--dataset-info names entries: give one of the two"),
+    (ONE, ["--dataset-info", "info.json"], "--dataset-info cannot be combined"),
 ]
 
 
@@ -398,4 +398,4 @@ def test_a_wrong_mixture_is_refused_in_one_sentence(tmp_path: Path, tokenizer_fo
         assert sentence in answer.err
     assert not (tmp_path / "recipe.yaml").exists()
     answer = mdsmix("init", tmp_path / "data", "--budget", "2B", "--tokenizer", tokenizer_folder)
-    assert (answer.code, "it needs --mixture FILE" in answer.err) == (2, True)
+    assert (answer.code, "needs --mixture FILE" in answer.err) == (2, True)

@@ -228,7 +228,7 @@ def test_an_unknown_tokenizer_is_reported_and_another_one_refused(out: Path) -> 
     assert ("quiz/eval sample" in alike.out, "no manifest" in alike.out) == (True, False)
     edit(quiz / "eval/mdsmix.manifest", lambda tree: tree["tokenizer"].update(hash="0" * 32))
     for more, output in (
-        ((), "name published streams by --eval"),
+        ((), "name published evaluation streams by --eval"),
         (("--eval", quiz / "eval"), "The same text has other ids there"),
     ):
         answer = mdsmix("leaks", project, *more)

@@ -190,7 +190,10 @@ def test_an_evaluation_without_its_data_is_refused_unless_it_is_kept(recipe: Pat
     command = ("render-yaml", recipe, "--into", config)
     problem = f"the stream c4 of eval_loader c4 is not at {home}/c4/val: "
     assert "--keep-evals" in run_refused(4, problem, *command)
-    assert "kept unseen: eval_loader c4\n" in run_ok(*command, "--keep-evals").err
+    assert (
+        "kept, but its streams were not opened: eval_loader c4\n"
+        in run_ok(*command, "--keep-evals").err
+    )
     assert before.strip() in config.read_text()
 
 
@@ -250,8 +253,11 @@ def test_the_keys_of_an_evaluation_that_is_kept_unseen_are_checked(recipe: Path)
     stream = "    streams: {c4: {local: ./my-copy-c4, split: val}}\n"
     config.write_text(STOCK.replace(data, stream))
     command = ("render-yaml", recipe, "--into", config, "--keep-evals")
-    assert "kept unseen: eval_loader\n" in run_ok(*command).err
-    assert "kept unseen: eval_loader\n" in run_ok("check", config, "--keep-evals").out
+    assert "kept, but its streams were not opened: eval_loader\n" in run_ok(*command).err
+    assert (
+        "kept, but its streams were not opened: eval_loader\n"
+        in run_ok("check", config, "--keep-evals").out
+    )
     run_refused(4, "is not at ", "check", config)
     run_ok("check", config, "--drop-evals")
     config.write_text(STOCK.replace(data, f"{stream}    odd: 1\n"))

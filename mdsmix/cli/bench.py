@@ -65,13 +65,17 @@ def bench(
         ),
     ] = None,
     loader: Annotated[
-        str, typer.Option(metavar="NAME", help="train_loader, or eval_loader.<label>.")
+        str,
+        typer.Option(
+            metavar="NAME", help="The loader to measure: train_loader, or eval_loader.<label>."
+        ),
     ] = "train_loader",
     tmp: Annotated[
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder for cold caches; use the training disk to measure its speed.",
+            help="Folder for caches, empty at first. To measure the training disk, name a folder "
+            "on it.",
             show_default="the system's",
         ),
     ] = None,
@@ -93,9 +97,9 @@ def bench(
     from mdsmix.engines.memory import count_cpus
     from mdsmix.mix.render.render import require_writable, write_yaml
     from mdsmix.report.show import show
-    from mdsmix.table import table_to_json as tree_of
+    from mdsmix.table import table_to_json
 
-    step = step_ms / 1000
+    step = step_ms / 1000  # in seconds
     cores = count_cpus()
     loader_bench, about = read_bench(
         train, loader, batch, gpus, step=step, seconds=seconds, tmp=tmp
@@ -103,7 +107,7 @@ def bench(
     if out:
         require_writable(out)
     if tmp and not os.path.isdir(tmp):
-        raise RecipeError(f"--tmp {tmp} is not a folder; create it, or name another.")
+        raise RecipeError(f"--tmp {tmp} is not a folder; create it, or name another folder.")
     candidates = list_settings(max(1, cores // gpus), workers, prefetch)
     about += (
         f"; one rank of {gpus} on {plural(cores, 'core')}; "
@@ -116,9 +120,10 @@ def bench(
         write_yaml(out, "".join(f"{line}\n" for line in best.setting.overrides))
     conclusion = describe_choice(best, step, loader_bench.batch)
     if as_json:
+        # A loader that is fast enough has batches ready, and waits until the model takes them.
         waits = "loader" if best.keeps_up(step) else "model"
         choice = {"waits": waits, "verdict": conclusion, "overrides": best.setting.overrides}
-        rows = tree_of(make_bench_table(passes))
+        rows = table_to_json(make_bench_table(passes))
         echo_json({"measured": about} | rows | choice | {"wrote": out})
         return
     show(make_bench_table(passes))

@@ -48,7 +48,7 @@ def check(
 ) -> None:
     """Check whether streams may be mixed, from indexes, manifests and first samples.
 
-    Exit code 3: they may not.
+    Exit code 3: the streams may not be mixed.
     """
     from mdsmix.mix import check as checks
     from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
@@ -56,29 +56,34 @@ def check(
     from mdsmix.mix.streams.resolve import resolve_mix
     from mdsmix.report.progress import watching
     from mdsmix.report.show import print_findings, show
-    from mdsmix.table import table_to_json as rows_of
+    from mdsmix.table import table_to_json
 
     mix = resolve_mix(targets, estimate, own_evals=evals_mode(keep_evals, drop_evals))
     if deep:
         with watching() as watcher:
             mix = checks.verify_streams(mix, watcher)
     differences = list[Any]()
-    locked = None
+    lock_table = None
     if lock or accept_changed:
-        differences, locked = check_lock(mix, targets, accept_changed)
+        differences, lock_table = check_lock(mix, targets, accept_changed)
     findings = checks.sort_by_severity([*checks.run_checks(mix), *differences])
     if as_json:
         tree = checks.make_report(mix, findings)
-        if locked:
-            tree["lock"] = {"streams": rows_of(locked)["rows"]}
+        if lock_table:
+            tree["lock"] = {"streams": table_to_json(lock_table)["rows"]}
         echo_json(tree)
     else:
         print_findings(findings)
         if mix.shares:
             show(describe_shares(mix.shares), make_shares_table(mix.shares))
         show(checks.describe_verdict(mix, findings), checks.describe_coverage(mix))
-        show(*(f"kept unseen: {label}" for label in checks.list_unopened_evals(mix)))
-        if locked:
-            show(locked)
+        show(
+            *(
+                f"kept, but its streams were not opened: {label}"
+                for label in checks.list_unopened_evals(mix)
+            )
+        )
+        if lock_table:
+            show(lock_table)
     if checks.is_refused(findings):
         raise typer.Exit(MixRefused.exit_code)

@@ -95,7 +95,11 @@ def convert(
     ] = False,
     engine: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Where the work runs: local, ray, or ray://HOST:PORT."),
+        typer.Option(
+            metavar="NAME",
+            help="Where the work runs: local (this machine), ray (a Ray cluster), or "
+            "ray://HOST:PORT.",
+        ),
     ] = "local",
     workers: Workers = None,
     memory: Memory = None,
@@ -116,8 +120,9 @@ def convert(
 
     if part is not None and (finish or dry_run or verify_target or limit or engine != "local"):
         raise RecipeError(
-            "--part does a part of the work units on its own machine and publishes nothing: leave "
-            "--finish, --dry-run, --verify-target, --limit and --engine out, or leave --part out."
+            "--part only does a part of the work units, on this machine, and publishes nothing, so "
+            "it cannot be combined with --finish, --dry-run, --verify-target, --limit or --engine: "
+            "leave those options or --part out."
         )
     if dry_run and verify_target:
         raise RecipeError(
@@ -156,26 +161,30 @@ def convert(
 
 
 def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
-    """Return the recipe with `sample: budget` on its training streams.
+    """Return the recipe with `sample: budget` set for its training streams that set no `sample`.
 
-    Print on stderr which streams keep the sample that the recipe sets for them.
-    Raises RecipeError if a setting of a stream contradicts a sample.
+    Print on stderr how the other streams are converted, unless `quiet`.
+    Raises RecipeError if a setting of a stream contradicts its sample.
     """
     from mdsmix.recipe.rules import find_sample_contradictions, sample_by_budget
     from mdsmix.recipe.stream_spec import BY_BUDGET
 
     sampled = sample_by_budget(recipe)
     for stream in sampled.sourced:
-        for sentence in find_sample_contradictions(sampled, stream):
-            raise RecipeError(f"--budget: streams.{stream.name}: {sentence}")
+        contradictions = list(find_sample_contradictions(sampled, stream))
+        if contradictions:
+            raise RecipeError(f"--budget cannot sample streams.{stream.name}: {contradictions[0]}")
         if stream.sample != BY_BUDGET and not quiet:
-            kept = f"sample: {stream.sample}" if stream.sample else "all of it"
-            echo(f"{stream.name}: not sampled by --budget; the recipe says {kept}", err=True)
+            amount = f"sample: {stream.sample}" if stream.sample else "all of it"
+            echo(
+                f"stream {stream.name} is not sampled by --budget; the recipe converts {amount}",
+                err=True,
+            )
     return sampled
 
 
 def _run(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
-    """Convert the streams, or a part of the work.
+    """Convert the streams of a recipe, or with --part a part of the work, and print the result.
 
     The finished streams are shown even if a later stream fails.
     """
@@ -188,8 +197,8 @@ def _run(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
     outcomes = list[Any]()
     try:
         with watching(quiet) as watcher:
-            do = run.convert_part if part else run.convert
-            outcomes.extend(do(recipe, options, watcher))
+            conversion = run.convert_part if part else run.convert
+            outcomes.extend(conversion(recipe, options, watcher))
     finally:
         if part:
             shown, tree = show_parts(part, outcomes)
@@ -202,4 +211,6 @@ def _run(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
         elif outcomes:
             show(*shown)
     if part and not (as_json or quiet):
-        echo("nothing is published yet: run mdsmix convert RECIPE --finish after all parts")
+        echo(
+            "nothing is published yet: when all parts are done, run mdsmix convert RECIPE --finish"
+        )

@@ -28,21 +28,24 @@ def fetch(
         str,
         typer.Argument(
             metavar="FOLDER",
-            help="The folder from which the training YAML reads it.",
+            help="The folder in which the training YAML looks for it.",
             show_default=False,
         ),
     ],
     endpoint_url: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="The store, if it is not AWS.", show_default="S3_ENDPOINT_URL"
+            metavar="URL",
+            help="The address of the S3 store, if it is not AWS.",
+            show_default="S3_ENDPOINT_URL",
         ),
     ] = None,
 ) -> None:
     """Copy a published tokenizer or processor into a folder of this node, and compare it with what
     was published.
 
-    The first line of a rendered YAML does the same: `aws s3 cp --recursive`.
+    A node without mdsmix can run the command in the first line of a rendered YAML instead: `aws s3
+    cp --recursive`.
     """
     from mdsmix.storage import locate, require_local
     from mdsmix.tokenizer.published import copy_folder
@@ -52,4 +55,4 @@ def fetch(
     if endpoint_url:
         os.environ["S3_ENDPOINT_URL"] = endpoint_url
     names = copy_folder(locate(source), Path(folder))
-    echo(f"{folder}: {plural(len(names), 'file')}, as published")
+    echo(f"{folder}: {plural(len(names), 'file')}, equal to the published ones")

@@ -16,6 +16,8 @@ from mdsmix.cli.options import (
 from mdsmix.messages import plural
 
 KEYS = ("kind", "name", "bytes", "age")
+"What --json prints of each file."
+SECONDS_OF_DAY = 86_400
 
 
 def gc(
@@ -39,20 +41,24 @@ def gc(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the files at each STREAM that nothing refers to any more: shards, unit records,
-    quarantine files, interrupted writes.
+    """List the files at each STREAM that nothing refers to any more: shards, records of work
+    units, quarantine files, interrupted writes.
 
-    A file that the index, the manifest or a unit record in use refers to is always kept, as are
-    shards of indexes replaced since AGE ago. Versions are kept unless --keep limits them. In a
-    recipe, streams without a source are skipped.
+    Files that the published index or manifest refers to are always kept, and so are shards of
+    finished work that a conversion can use again. Shards of an index that was replaced less than
+    AGE ago are kept too. Versions are kept unless --keep limits them. Streams of a recipe without
+    a source are skipped.
     """
     from mdsmix.conversion import gc as collector
 
     warn = partial(echo, err=True)
     age = collector.parse_age(older_than)
     if age < collector.KEEP_SECONDS:
-        days = collector.KEEP_SECONDS // 86_400
-        warn(f"WARNING: running jobs and caches may still use files younger than {days} days")
+        days = collector.KEEP_SECONDS // SECONDS_OF_DAY
+        warn(
+            f"WARNING: --older-than is {older_than}, but running jobs and caches may still use "
+            f"files younger than {days} days"
+        )
 
     def collect(stream: str) -> Any:
         folder = collector.find_folder(stream)
@@ -64,8 +70,8 @@ def gc(
             items = [{key: getattr(item, key) for key in KEYS} for item in garbage]
             return {"stream": str(folder), "deleted": delete, "garbage": items}
         for item in garbage:
-            days = item.age / 86_400
-            echo(f"{item.kind:16}  {item.bytes:>13,} bytes  {days:>6.1f} days  {item.name}")
+            age_in_days = item.age / SECONDS_OF_DAY
+            echo(f"{item.kind:16}  {item.bytes:>13,} bytes  {age_in_days:>6.1f} days  {item.name}")
         size = f"{plural(len(garbage), 'file')}, {sum(item.bytes for item in garbage):,} bytes"
         if delete:
             outcome = "deleted"

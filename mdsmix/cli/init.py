@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from mdsmix.table import Tree
     from mdsmix.tokenizer.decoder import Decoder
 
-BUDGET = re.compile(r"(?:(\d{1,9}):)?(\d[\d.,_]*\s*[kmbt]?)(?:\s*tokens?)?", re.IGNORECASE)
-"A budget such as `2B`, or as FlagEmbedding writes it, `8192:2B`: a row's tokens, all tokens."
+BUDGET = re.compile(
+    r"(?:(?P<row>\d{1,9}):)?(?P<total>\d[\d.,_]*\s*[kmbt]?)(?:\s*tokens?)?", re.IGNORECASE
+)
+"A budget such as `2B`, or as FlagEmbedding writes it, `8192:2B`: tokens of a row, tokens in total."
 MOST_SAMPLES = 4
 "How many streams' first records are shown."
 MOST_TOKENS = 150
@@ -98,7 +100,7 @@ def init(
     from mdsmix.report.show import show
     from mdsmix.tokenizer.decoder import open_decoder
 
-    amount = BUDGET.fullmatch(budget or "1")
+    amount = BUDGET.fullmatch(budget) if budget else None
     misuse = _misuse(files, dataset_info, mixture, budget, amount)
     if misuse:
         raise RecipeError(misuse)
@@ -116,8 +118,8 @@ def init(
         target=to,
         dataset_info=dataset_info,
         mixture=mixture,
-        budget=f"{amount[2]} tokens" if budget and amount else None,
-        max_seq_len=int(amount[1]) if amount and amount[1] else None,
+        budget=f"{amount['total']} tokens" if amount else None,
+        max_seq_len=int(amount["row"]) if amount and amount["row"] else None,
     )
     if out:
         write_yaml(out, begun.text)
@@ -141,27 +143,39 @@ def _misuse(
     budget: str | None,
     amount: re.Match[str] | None,
 ) -> str | None:
-    """Return a message if options contradict each other, otherwise None."""
+    """Return the message of an error if options are missing or contradict each other, otherwise
+    None.
+
+    Args:
+        amount: the match of BUDGET in `budget`; None if it does not match, or without a budget.
+    """
     if not files and not dataset_info:
         return (
-            "no files are named: name files, folders or patterns of data (with --mixture its "
-            "sources are among them), or --dataset-info FILE."
+            "no files are named: give files, folders or patterns of data, or --dataset-info FILE; "
+            "with --mixture, give the files of its sources or the folders that contain them."
         )
     if mixture and dataset_info:
         return (
-            "--mixture finds its sources among files and folders, and --dataset-info names "
-            "entries: give one of the two."
+            "--mixture and --dataset-info cannot be combined, since each makes streams of its own "
+            "list of sources: give only one of the two."
         )
-    if budget and not (mixture and amount):
+    if budget and not mixture:
         return (
-            f"--budget is {budget!r}; it needs --mixture FILE, and counts tokens, as in 2B or "
-            "8192:2B."
+            f"--budget {budget} needs --mixture FILE, whose percentages are shares of the budget: "
+            "give both options, or leave --budget out."
+        )
+    if budget and not amount:
+        return (
+            f"--budget is {budget!r}, which is not a number of tokens: write for example 2B, or "
+            "8192:2B for rows of 8192 tokens."
         )
     return None
 
 
 def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
-    """Yield the first record of each stream, as the model is trained on it."""
+    """Yield a title and the first record, as the model is trained on it, for each of the first
+    MOST_SAMPLES streams.
+    """
     from mdsmix.report.show import SampleText, Title
     from mdsmix.report.shown_samples import make_segments, sample_runs, shorten
 
@@ -172,18 +186,23 @@ def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
 
 
 def _json(begun: FirstRecipe, decoder: Decoder) -> Tree:
+    """Return what --json prints: the recipe, what was found of each stream, and messages on what
+    was left out.
+    """
     from mdsmix.report.shown_samples import make_segments, sample_json
 
-    streams = {
-        draft.name: {
+    streams = {}
+    for draft in begun.drafts:
+        first = None
+        if draft.pieces:
+            first = sample_json(make_segments(draft.pieces, draft.eos), decoder)
+        streams[draft.name] = {
             "files": [file.name for file in draft.files],
             "kind": draft.guess.kind.word,
             "looked_at": draft.tried.read,
             "filtered": draft.tried.filtered,
             "quarantined": draft.tried.quarantined,
             "unread": draft.tried.unread,
-            "first": draft.pieces and sample_json(make_segments(draft.pieces, draft.eos), decoder),
+            "first": first,
         }
-        for draft in begun.drafts
-    }
     return {"yaml": begun.text, "streams": streams, "left_out": list(begun.notices)}

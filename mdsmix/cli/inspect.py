@@ -22,7 +22,7 @@ from mdsmix.messages import plural
 def inspect(
     streams: Streams,
     samples: Annotated[
-        int, typer.Option("-n", "--samples", metavar="N", min=0, help="Samples to show.")
+        int, typer.Option("-n", "--samples", metavar="N", min=0, help="How many samples to show.")
     ] = 3,
     sample: Annotated[
         list[int] | None,
@@ -53,7 +53,7 @@ def inspect(
     """Show the manifest of each STREAM as a table and its first samples, trained tokens in ⟦ ⟧,
     control tokens in ⟨ ⟩.
 
-    Text that only looks like a control token is ordinary tokens and has no ⟨ ⟩.
+    Text that only looks like a control token, and was encoded as ordinary tokens, has no ⟨ ⟩.
     """
     from mdsmix.report.inspection import inspect as inspect_stream
     from mdsmix.report.inspection import inspection_json, show_inspection, write_images
@@ -62,9 +62,13 @@ def inspect(
     from mdsmix.storage import require_local
 
     if at_random and seed is None:
-        seed = random.randrange(1_000_000)
-    if [bool(sample), longest, seed is not None].count(True) > 1:
-        raise RecipeError("--sample, --longest and --random exclude each other: give one of them.")
+        seed = random.randrange(1_000_000)  # short enough to be typed again
+    ways_to_choose = [bool(sample), longest, seed is not None]
+    if ways_to_choose.count(True) > 1:
+        raise RecipeError(
+            "--sample, --longest and --random (or --seed) exclude each other: give only one of "
+            "them."
+        )
     if images:
         require_local(images)
     choice = Choice(count=samples, numbers=sample or (), longest=longest, seed=seed)

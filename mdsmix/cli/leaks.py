@@ -52,8 +52,8 @@ def leaks(
     tokenizer: DecodeWith = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search all training streams for every run of 13 tokens of evaluation samples, and show both
-    passages.
+    """Search all training streams for every run of 13 tokens of the evaluation samples, and show
+    the passages of both.
 
     The exit code is 0 even if leaks are found.
     """
@@ -73,8 +73,8 @@ def leaks(
     if not eval_streams:
         raise RecipeError(
             f"{mix.yaml.origin} has no evaluation, so there is nothing to search for: name "
-            "published streams by --eval; `mdsmix convert` makes one of a file of questions, with "
-            "the tokenizer of the mix."
+            "published evaluation streams by --eval (`mdsmix convert` makes such a stream from a "
+            "file of questions, if its recipe has the tokenizer of the mix)."
         )
     evals = unique_folders(eval_streams)
     with watching() as watcher:

@@ -71,7 +71,7 @@ for command, example in EXAMPLES.items():
 
 
 INTERRUPTED = 130
-"The exit code for Ctrl-C, as typer has it."
+"The exit code for Ctrl-C, the same as typer's."
 TERMINATED = 143
 "The exit code for SIGTERM, which a scheduler sends. Workers stop, and the lease is released."
 PIPE_CLOSED = 141
@@ -81,8 +81,8 @@ WINDOWS = (
     "commands work."
 )
 KEPT = (
-    "interrupted: nothing was half published or written; the next conversion continues from the "
-    "finished work units."
+    "interrupted: nothing was half published or half written; the next conversion continues from "
+    "the finished work units."
 )
 
 
@@ -90,6 +90,7 @@ KEPT = (
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
+    """Print the version with --version; without a command there is nothing else to do."""
     if version:
         typer.echo(f"mdsmix {__version__}")
         raise typer.Exit
@@ -124,8 +125,8 @@ def run() -> None:
             raise
         detail = f"{type(error).__name__}: {error}".splitlines()[0]
         _exit(
-            f"error: mdsmix itself failed ({detail}); MDSMIX_DEBUG=1 shows where, please report "
-            "it.",
+            f"error: mdsmix itself failed ({detail}): please report it, with what the same "
+            "command prints under MDSMIX_DEBUG=1.",
             code=1,
         )
     finally:

@@ -38,14 +38,16 @@ def mix(
     replace: Annotated[
         bool,
         typer.Option(
-            "--replace", help="Allow replacing another stream, or another draw, at STREAM."
+            "--replace",
+            help="Allow replacing what is published at STREAM, even if other streams, weights or "
+            "another seed made it.",
         ),
     ] = False,
     tmp: Annotated[
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder for all drawn samples until they are published.",
+            help="Folder that keeps all drawn samples until they are published.",
             show_default="the cache folder",
         ),
     ] = None,
@@ -67,14 +69,15 @@ def mix(
     from mdsmix.report.progress import watching
     from mdsmix.report.show import print_briefly, show
     from mdsmix.storage import find_key_terminator, locate, require_local
-    from mdsmix.table import table_to_json as as_json_of
+    from mdsmix.table import table_to_json
 
     if tmp:
         require_local(tmp)
-    sign = find_key_terminator(out)
-    if sign:
+    terminator = find_key_terminator(out)
+    if terminator:
         raise RecipeError(
-            f"{out} has a `{sign}`, at which Streaming ends a key: name another place."
+            f"--out {out} contains `{terminator}`, and Streaming would cut the URL there: choose "
+            "another name."
         )
     loaded = open_recipe(recipe, overrides or ())
     path = str(recipe)
@@ -96,7 +99,7 @@ def mix(
             watcher=watcher,
         )
     if as_json:
-        whose = {"target": outcome.target, "seed": outcome.record.seed}
-        echo_json(as_json_of(mixture_table(outcome)) | whose)
+        origin = {"target": outcome.target, "seed": outcome.record.seed}
+        echo_json(table_to_json(mixture_table(outcome)) | origin)
     elif not quiet:
         show(mixture_table(outcome))

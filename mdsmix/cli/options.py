@@ -85,8 +85,8 @@ KeepEvals = Annotated[
     bool,
     typer.Option(
         "--keep-evals",
-        help="For evaluations that are not the recipe's: check only their keys if their streams "
-        "are not here.",
+        help="For evaluations that are not the recipe's: if their streams cannot be read here, "
+        "check only their keys.",
     ),
 ]
 Nodes = Annotated[int, typer.Option(metavar="N", min=1, help="Nodes of the run.")]
@@ -115,6 +115,9 @@ DecodeWith = Annotated[
 def evals_mode(keep: bool, drop: bool) -> Literal["look", "keep", "drop"]:
     """Return what to do with a config's own evaluations, by --keep-evals and --drop-evals.
 
+    `look` opens and checks their streams, `keep` does so if they can be read here, `drop` leaves
+    the evaluations out.
+
     Raises RecipeError if both are given.
     """
     if keep and drop:
@@ -127,34 +130,41 @@ def evals_mode(keep: bool, drop: bool) -> Literal["look", "keep", "drop"]:
 def for_each_stream(
     targets: Sequence[str], as_json: bool, do: Callable[[str], Any], only_made: bool = False
 ) -> None:
-    """Call `do` for each stream, in order, and print the JSON of the results.
+    """Call `do` for each stream, in order. If `as_json`, print the results as one JSON document.
 
     If the user names one stream, its JSON is the whole document. For several streams, or a recipe,
     the document is `{"streams": [...]}`, where a stream that failed has the key `error`.
 
     Args:
-        targets: Streams, or a recipe and overrides.
-        do: Prints a stream, or returns its JSON tree if `as_json`.
-        as_json: Print JSON.
-        only_made: Leave out streams of a recipe that have no source.
+        targets: the words of the command line: streams, or a recipe and overrides.
+        do: a function of a stream's folder or URL that prints about the stream, or returns its JSON
+            if `as_json`.
+        as_json: whether the command has --json.
+        only_made: whether to leave out the streams of a recipe that have no source.
 
     Raises the errors of the streams that failed, after the last stream. Raises RecipeError if
     there is no stream.
     """
     from mdsmix.report.named_streams import named_streams
 
-    every = named_streams(targets)
-    streams = [s.url for s in every if s.is_made or not only_made or s.url == s.name]
+    streams = []
+    for stream in named_streams(targets):
+        is_named_by_url = stream.url == stream.name  # and not by a recipe
+        if stream.is_made or is_named_by_url or not only_made:
+            streams.append(stream.url)
     if not streams:
-        raise RecipeError(f"{targets[0]} makes no stream: none of its streams has a source.")
+        raise RecipeError(
+            f"{targets[0]} makes no stream, since none of its streams has a source: name a "
+            "recipe that converts something, or a stream's folder or URL."
+        )
     results = list[Any]()
     failed = list[MdsmixError]()
-    for stream in streams:
+    for url in streams:
         try:
-            results.append(do(stream))
+            results.append(do(url))
         except MdsmixError as error:
             failed.append(error)
-            results.append({"stream": stream, "error": str(error)})
+            results.append({"stream": url, "error": str(error)})
     is_named_alone = streams == list(targets)[:1]
     if as_json and not is_named_alone:
         echo_json({"streams": results})
@@ -177,11 +187,12 @@ def echo(*lines: str, err: bool = False) -> None:
 def echo_json(tree: Any) -> None:
     """Print one JSON document on stdout; with --json all other output goes to stderr.
 
-    An Estimate is printed as its number, NaN as null. Some characters are valid in JSON, but would
-    control the terminal (U+009B, changes of direction): they are escaped. They only occur in
-    strings.
+    An Estimate is printed as its number, NaN as null. Characters that would control the terminal
+    (U+009B, changes of direction) are escaped, although JSON allows them.
     """
     import orjson
 
     text = orjson.dumps(tree, default=float, option=orjson.OPT_INDENT_2).decode()
-    typer.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
+    # Such characters only occur in strings, so JSON's own escape may replace each: "\u009b".
+    escapes = {c: json.dumps(c).strip('"') for c in set(text) if not c.isprintable() and c != "\n"}
+    typer.echo("".join(escapes.get(c, c) for c in text))

@@ -96,23 +96,25 @@ def preview(
 
     if state and (epoch or from_step or seed is not None):
         raise RecipeError(
-            "--state sets the epoch, the step and the seed: leave --epoch, --from-step and --seed "
-            "out."
+            "the file of --state contains the epoch, the step and the seed: leave --epoch, "
+            "--from-step and --seed out."
         )
-    most = parse_size(read)
-    if most is None:
+    most_bytes = parse_size(read)
+    if most_bytes is None:
         raise RecipeError(f"--read {read} is not a size: write for example 2GiB or 800MiB.")
     mix = resolve_mix(targets)
     if mix.is_bare:
         raise RecipeError(
-            "A preview needs the loader's section of a training YAML or a recipe: streams alone "
-            "have no batches."
+            "a preview needs a training YAML or a recipe, which set the loader: streams alone have "
+            "no batches."
         )
     mix.train.require_opened()
     changed = run_one_check(mix, "recipe-changed")
     if changed:
         print_findings(changed, to_stderr=True)
-        raise MixRefused("the streams were not made by this recipe as it is, so nothing was shown.")
+        raise MixRefused(
+            "the recipe has changed since it made these streams, so no batches were shown."
+        )
     options = PreviewOptions(
         world=make_run_machines(mix, nodes, gpus, batch, workers),
         steps=steps,
@@ -121,7 +123,7 @@ def preview(
         seed=seed,
         samples=samples,
         windows=windows,
-        read=most,
+        read=most_bytes,
     )
     # Streaming and torch are imported here, after the errors that need neither of them.
     from mdsmix.preview.preview import preview as run

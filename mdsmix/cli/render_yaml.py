@@ -43,7 +43,8 @@ def render_yaml(
         bool,
         typer.Option(
             "--validate",
-            help="Also build LLM-Foundry's real loaders from it and draw two batches of each.",
+            help="Also build LLM-Foundry's real loaders from the YAML, and draw two batches "
+            "of each.",
         ),
     ] = False,
     keep_evals: KeepEvals = False,
@@ -79,19 +80,21 @@ def render_yaml(
     # Refuse an output file that cannot be written before anything is read.
     target = out or into
     lock_file = lock_path(target) if target else None
-    for file in filter(None, (target, lock_file)):
+    outputs = [file for file in (target, lock_file) if file]
+    for file in outputs:
         require_writable(file)
     refuse_recipe(out or "", "--out")
     refuse_recipe(into or "", "--into")
     own_evals = evals_mode(keep_evals, drop_evals)
     mix, text = render_recipe(recipe, overrides or [], into, own_evals, estimate)
 
-    # Print the findings, all of them if no file is written that `mdsmix check` could check.
+    # Print the findings in short, with the command of `mdsmix check` that shows all of them. If the
+    # config of --into makes the mix one that is refused, no such command exists, so print them all.
     mix_findings = run_checks(mix)
     if into and is_refused(mix_findings) and not as_json:
         print_findings(mix_findings, to_stderr=True)
     elif not as_json:
-        # `mdsmix check` of the recipe does not see the config of --into.
+        # With --into, only a check of the written file covers the config too.
         print_briefly(mix_findings, [str(target)] if into else [recipe, *(overrides or [])])
     if is_refused(mix_findings):
         if as_json:
@@ -116,10 +119,12 @@ def render_yaml(
     if not target:
         typer.echo(text, nl=False)
     news = [f"changed {change}" for change in mix.changed]
-    news += [f"kept unseen: {label}" for label in list_unopened_evals(mix)]
+    news += [
+        f"kept, but its streams were not opened: {label}" for label in list_unopened_evals(mix)
+    ]
     outcome = describe_verdict(mix, mix_findings)
     if target:
-        outcome += f"; wrote {' and '.join(filter(None, (target, lock_file)))}"
+        outcome += f"; wrote {' and '.join(outputs)}"
     news.append(outcome)
     if drawn:
         news.append(drawn)

@@ -37,7 +37,7 @@ def repair(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Verify STREAM and convert again only the work units whose shards fail.
+    """Verify STREAM, and convert only the work units again whose shards are damaged or missing.
 
     Every byte of the repaired stream is the same as when it was published.
     """

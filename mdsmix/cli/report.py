@@ -25,7 +25,7 @@ PAGE = "report.html"
 def report(
     targets: MixTargets,
     out: Annotated[
-        str, typer.Option("-o", "--out", metavar="FILE", help="Write the page here.")
+        str, typer.Option("-o", "--out", metavar="FILE", help="The file to write.")
     ] = PAGE,
     samples: Annotated[
         int, typer.Option("-n", "--samples", metavar="N", min=0, help="Samples of each stream.")
@@ -52,7 +52,9 @@ def report(
     tokenizer: DecodeWith = None,
     preview: Annotated[
         bool,
-        typer.Option(help="Add the first global batches: imports streaming, some seconds."),
+        typer.Option(
+            help="Add the first global batches; this imports streaming and takes some seconds."
+        ),
     ] = True,
 ) -> None:
     """Write one self-contained HTML page: the mix, its check, lengths, records, plan, first
@@ -71,15 +73,17 @@ def report(
 
     require_writable(out)
     file = Path(out)
-    # A file that is named is overwritten; at the default name only a page of the same mix.
+    # A file that the user names is overwritten. A file with the default name is only overwritten
+    # if it is an earlier page of the same mix.
     if out == PAGE and file.is_file():
-        text = file.read_text("utf-8", "replace")
-        if mark_of(targets) not in text:
+        earlier_text = file.read_text("utf-8", "replace")
+        if mark_of(targets) not in earlier_text:
             raise RecipeError(
                 f"{out} exists already and is not a page of {' '.join(targets)}: name another "
-                "file by -o, or delete it."
+                f"file by -o, or delete {out}."
             )
     machines = PlanOptions(nodes=nodes, gpus=gpus, batch=batch)
+    # Without `say`, which prints progress, the page gets no batches.
     say = partial(echo, err=True) if preview else None
     page = gather(targets, Choice(count=samples, seed=seed), machines, tokenizer, say)
     text = page_html(page)

@@ -61,6 +61,12 @@ def verify(
 
 
 def _print(report: VerifyReport, quick: bool, quiet: bool) -> None:
+    """Print the faults of a stream, then one line with its counts and the outcome.
+
+    Args:
+        quick: whether only names and sizes were checked.
+        quiet: whether to print nothing about a stream without faults.
+    """
     for fault in report.in_transit:
         echo(f"damaged in transit, whole when read again: {fault}", err=True)
     for fault in report.faults:
