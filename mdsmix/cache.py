@@ -14,19 +14,28 @@ from mdsmix.errors import Unreachable
 
 
 def cache_folder() -> Path:
-    """Return the cache's folder: MDSMIX_CACHE if it is set, otherwise `mdsmix` in XDG_CACHE_HOME or
-    in ~/.cache.
+    """Return the cache's folder.
+
+    It is the value of the environment variable MDSMIX_CACHE. If that is not set, it is the folder
+    `mdsmix` in XDG_CACHE_HOME, or in ~/.cache.
     """
     chosen = os.environ.get("MDSMIX_CACHE")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mdsmix"
+    user_cache = os.environ.get("XDG_CACHE_HOME")
+    parent = Path(user_cache) if user_cache else Path.home() / ".cache"
+    return parent / "mdsmix"
 
 
 def keep_in_cache(path: Path, content: bytes) -> None:
-    """Write a file of the cache. It is renamed into place, so a reader never sees half of it.
+    """Write a file of the cache. It is written under a temporary name and then renamed, so no
+    reader sees half of the file.
 
-    Raises Unreachable if it cannot be written.
+    Args:
+        path: the file, in `cache_folder()`.
+        content: its new content.
+
+    Raises Unreachable if the file cannot be written.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
@@ -37,6 +46,6 @@ def keep_in_cache(path: Path, content: bytes) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise Unreachable(
-            f"cannot write {path} ({error.strerror}), a file of mdsmix's cache: "
-            "set MDSMIX_CACHE to a folder that can be written."
+            f"cannot write the file {path} of mdsmix's cache ({error.strerror}): set the "
+            "environment variable MDSMIX_CACHE to a folder that mdsmix can write to."
         ) from None

@@ -47,11 +47,11 @@ class NotPublished(Unreachable):
 
 
 class Denied(Unreachable):
-    """A permission is missing for this file or bucket. Other files may be readable."""
+    """A permission is missing for one file or bucket. Other files may be readable."""
 
 
 class NoSuchPlace(Unreachable):
-    """A store has no file or bucket of this name, or refuses the name. Its other names may be
+    """A store has no file or bucket of a name, or refuses the name. Other files of the store may be
     readable.
     """
 
@@ -62,6 +62,7 @@ class SeveralFailed(MdsmixError):
     def __init__(self, errors: list[MdsmixError]) -> None:
         super().__init__(" ".join(map(str, errors)))
         self.errors = errors
+        # GRAVEST begins with the gravest code: take the code that comes first in it.
         self.exit_code = min((error.exit_code for error in errors), key=GRAVEST.index)
 
 
@@ -70,7 +71,7 @@ GRAVEST = (1, 2, 4, 5, 3)
 
 
 def join_errors(errors: list[MdsmixError]) -> MdsmixError:
-    """Return a single error as it is, several errors joined in one SeveralFailed."""
+    """Return one error for a list of errors: the only error, or a SeveralFailed of all."""
     return errors[0] if len(errors) == 1 else SeveralFailed(errors)
 
 

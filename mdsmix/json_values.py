@@ -1,11 +1,12 @@
-"""JSON values exactly as they are written: at the speed of orjson, and with whole numbers of any
-size.
+"""Reads and writes JSON at the speed of orjson, and with whole numbers of any size.
 
-orjson makes a float of a whole number beyond 64 bits, and refuses one beyond the largest float.
-Python's own reader keeps every digit, but is several times slower, so it only reads JSON with a
-long run of digits, which takes 0.3 ns a byte to find. A number with a fraction or an exponent that
-no float can represent, such as 1e400, is refused: Python would make infinity of it, which is not
-JSON. So is one of more than 4,300 digits, which Python neither reads nor prints.
+orjson makes a float of a whole number beyond 64 bits, and refuses a whole number beyond the largest
+float. Python's own reader keeps every digit, but is several times slower. So it reads only JSON
+that contains a long run of digits; the search for such a run takes 0.3 ns a byte.
+
+Two sorts of numbers are refused. The first is a number with a fraction or an exponent that is
+larger than any float, such as 1e400: Python would read it as infinity, which JSON cannot express.
+The second is a number of more than 4,300 digits, which Python neither reads nor prints.
 """
 
 from __future__ import annotations
@@ -19,40 +20,48 @@ from typing import Any, NoReturn
 import orjson
 
 _LONG = re.compile(rb"-[0-9]{19}|[0-9]{20}")
-"The first digits of any whole number that does not fit 64 bits, and of some that do."
-_STEPS = (9, 3)
-"""Each ninth byte is sampled first, and then each third if the JSON has digits everywhere, as
-base64 has.
+"""Matches the first digits of each whole number that does not fit 64 bits. A few numbers that do
+fit begin in the same way.
 """
-_FEW = 1000
-"The most possible long numbers that are examined before every third byte is sampled instead."
+_STEPS = (9, 3)
+"""`has_long_numbers` looks at each ninth byte of JSON. If digits are everywhere, as in base64, it
+then looks at each third byte.
+"""
+_MOST_CANDIDATES = 1000
+"How many runs of digits are examined before each third byte is looked at instead."
 _MARKED = bytes(ord("d") if byte in b"0123456789" else ord(" ") for byte in range(256))
-"A translation table: `d` for a digit, a space for any other byte."
+"A table for `bytes.translate`: a digit becomes `d`, any other byte becomes a space."
 TOO_LARGE = "infinity"
 "A word of orjson's message about a number beyond the largest float."
 
 
 class UnreadableNumber(ValueError):
-    """Raised for a number in JSON that has no form in Python."""
+    """Raised for a number in JSON that Python cannot represent, such as 1e400."""
 
 
 def has_long_numbers(text: bytes) -> bool:
-    """Return whether there is a run of digits that may be a whole number beyond 64 bits, inside a
-    string too.
+    """Check whether JSON contains a run of digits that may be a whole number beyond 64 bits. Digits
+    inside strings count too.
+
+    To be fast, it looks only at each ninth byte: a long number has at least two digits in a row
+    there. Only around such a place are all bytes searched.
     """
     for step in _STEPS:
-        # Of 19 digits in a row, at least this many are sampled.
+        # A number of 19 digits has at least this many digits in a row in the sample.
         run = b"d" * (19 // step)
         sample = text[::step].translate(_MARKED)
+        is_last_step = step == _STEPS[-1]
         candidates = 0
         offset = sample.find(run)
-        while offset >= 0 and (candidates < _FEW or step == _STEPS[-1]):
+        while offset >= 0 and (is_last_step or candidates < _MOST_CANDIDATES):
+            # Search all bytes around the run.
             start = step * offset
             if _LONG.search(text, max(0, start - step), start + 40):
                 return True
-            offset = sample.find(run, offset + 1)
             candidates += 1
-        if offset < 0:
+            offset = sample.find(run, offset + 1)
+        is_searched = offset < 0
+        if is_searched:
             return False
     return False
 
@@ -60,8 +69,9 @@ def has_long_numbers(text: bytes) -> bool:
 def read_json(text: bytes | str) -> Any:
     """Return the value of JSON.
 
-    Raises ValueError if it is not JSON (as orjson's error, with its message) or contains a number
-    that has no form in Python (UnreadableNumber), and RecursionError if it nests too deep.
+    Raises ValueError, with orjson's message, if `text` is not JSON.
+    Raises UnreadableNumber if a number cannot be represented in Python.
+    Raises RecursionError if lists and objects are nested too deeply.
     """
     try:
         value = orjson.loads(text)
@@ -74,7 +84,11 @@ def read_json(text: bytes | str) -> Any:
 
 
 def read_exactly(text: bytes | str) -> Any:
-    """Return the value of JSON by Python's own reader. Raises as `read_json` does."""
+    """Return the value of JSON, read by Python's own reader, which keeps all digits of a whole
+    number.
+
+    Raises the errors that `read_json` raises.
+    """
     decoded = text.decode() if isinstance(text, bytes) else text
     try:
         return json.loads(decoded, parse_float=_parse_float, parse_constant=_refuse_constant)
@@ -88,8 +102,13 @@ def write_json(value: Any, default: Callable[[Any], Any] | None = None, option: 
     """Return the value as compact JSON. Only a value that orjson refuses, for example a whole
     number beyond 64 bits, is written by Python.
 
-    Raises TypeError or ValueError if the value has no form in JSON, or contains a string that has
-    none in UTF-8.
+    Args:
+        value: the value.
+        default: a function that returns a JSON value for an object of another type.
+        option: flags of orjson, such as `orjson.OPT_SORT_KEYS`.
+
+    Raises TypeError or ValueError if the value cannot be written as JSON, or contains a string that
+    cannot be encoded as UTF-8.
     """
     try:
         return orjson.dumps(value, default, option)
@@ -99,11 +118,17 @@ def write_json(value: Any, default: Callable[[Any], Any] | None = None, option: 
 
 
 def _parse_float(digits: str) -> float:
+    """Return the float of a JSON number with a fraction or an exponent. Raises UnreadableNumber if
+    it is larger than any float.
+    """
     value = float(digits)
     if isinf(value):
-        raise UnreadableNumber(f"no float is as large as {digits[:40]}")
+        raise UnreadableNumber(f"the number {digits[:40]} is larger than any float")
     return value
 
 
 def _refuse_constant(constant: str) -> NoReturn:
+    """Refuse NaN, Infinity and -Infinity, which Python's reader takes although they are not
+    JSON.
+    """
     raise json.JSONDecodeError(f"{constant} is not JSON", constant, 0)

@@ -1,5 +1,5 @@
-"""Parts of sentences: numbers with their nouns, verbs that agree, the key that was most likely
-meant.
+"""Makes parts of sentences for messages: numbers with their nouns, verbs that agree, and the key
+that a user most likely meant.
 """
 
 from __future__ import annotations
@@ -43,22 +43,33 @@ def join_names(names: Collection[str], limit: int = 3) -> str:
 
 
 def choose_verb(things: Sized, singular: str, plural: str) -> str:
-    """Return the verb that agrees with the number of things."""
+    """Return the verb that agrees with the things: `singular` for one thing, otherwise `plural`."""
     return singular if len(things) == 1 else plural
 
 
 def make_printable(text: str, keep: str = "") -> str:
-    """Return the text with characters that control a terminal (escape codes, line breaks, changes
-    of direction) written as `\\x1b`, because names and samples may come from anyone.
+    """Return the text with its unprintable characters written as Python writes them: `\\x1b`.
+
+    Such characters (escape codes, line breaks, changes of direction) could control a terminal, and
+    names and samples may come from anyone.
 
     Args:
+        text: the text.
         keep: unprintable characters that stay.
     """
-    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+    characters = list[str]()
+    for character in text:
+        if character.isprintable() or character in keep:
+            characters.append(character)
+        else:
+            characters.append(ascii(character).strip("'"))
+    return "".join(characters)
 
 
 def flatten_error(error: Exception) -> str:
-    """Return the message of another library's error as a part of one of our sentences."""
+    """Return the message of another library's error on one line and without its full stop, so that
+    it fits into a sentence of mdsmix.
+    """
     return " ".join(str(error).split()).rstrip(".")
 
 
@@ -73,12 +84,18 @@ def format_yaml_value(value: object) -> str:
 
 def find_nearest(key: str, known_keys: Collection[str]) -> str | None:
     """Return the known key that was probably meant; None if no key is similar."""
-    return next(iter(difflib.get_close_matches(key, sorted(known_keys), 1, 0.5)), None)
+    matches = difflib.get_close_matches(key, sorted(known_keys), n=1, cutoff=0.5)
+    return matches[0] if matches else None
 
 
 def suggest_key(key: str, known_keys: Collection[str], intro: str = "the keys are") -> str:
-    """Return the end of a sentence on an unknown key: the most similar known key, otherwise all
-    known keys.
+    """Return the end of a sentence on an unknown key: `did you mean source?`, or, if no known key
+    is similar, `the keys are path, source.`
+
+    Args:
+        key: the unknown key.
+        known_keys: the keys that are known.
+        intro: the words before the list of all known keys.
     """
     similar = find_nearest(key, known_keys)
     return f"did you mean {similar}?" if similar else f"{intro} {', '.join(known_keys)}."

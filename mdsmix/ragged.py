@@ -1,8 +1,8 @@
-"""Rows of unequal length as one flat array and its offsets.
+"""Rows of unequal length, kept in one flat array with the offsets of the rows.
 
-Tokenizers return this layout and MDS shards contain it, so a batch goes from one to the other
-without a Python object per token or per row. The price is that a row is not an object of its own:
-`take` copies, indexing gives a view.
+Tokenizers return this layout and MDS shards contain it, so a batch goes from the tokenizer to a
+shard without a Python object for each token or row. The price is that a row is not an object of its
+own: `take` copies rows, and `rows[3]` is a view of the flat array.
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHORT = 1024
-"""Mean bytes of a row. Rows that are shorter on average are cut as bytes (0.1 us each), longer ones
-as views (0.3 us, no copy).
+"""A mean length of rows, in bytes. Rows that are shorter on average are copied as bytes objects
+(0.1 us each). Longer rows are read as views of the array (0.3 us each, without a copy).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """`n` rows: row `i` is `values[offsets[i]:offsets[i + 1]]`."""
+    """`n` rows of unequal length: row `i` is `values[offsets[i]:offsets[i + 1]]`.
+
+    >>> rows = Ragged.from_rows([[7, 8], [], [9]], "u2")
+    >>> rows.values.tolist(), rows.offsets.tolist()
+    ([7, 8, 9], [0, 2, 2, 3])
+    """
 
     values: NDArray[Any]
     "1-d, any dtype: all rows, one after the other."
@@ -33,7 +38,12 @@ class Ragged:
 
     @staticmethod
     def from_rows(rows: Iterable[Any], dtype: Any) -> Ragged:
-        """Return rows from arrays, lists or bytes-like objects (read as `dtype`)."""
+        """Return rows that are given one by one.
+
+        Args:
+            rows: arrays, lists, or bytes-like objects, which are read as values of `dtype`.
+            dtype: the NumPy dtype of all values.
+        """
         arrays = [_as_array(row, dtype) for row in rows]
         values = np.concatenate(arrays) if arrays else np.empty(0, dtype)
         return Ragged.from_lengths(values, np.array([len(a) for a in arrays], np.int64))
@@ -47,20 +57,25 @@ class Ragged:
 
     @staticmethod
     def concat(parts: Sequence[Ragged]) -> Ragged:
-        """Return the rows of all parts (at least one), in order."""
+        """Return one Ragged with the rows of all parts, in order. There is at least one part."""
         values = np.concatenate([part.values for part in parts])
         return Ragged.from_lengths(values, np.concatenate([part.lengths for part in parts]))
 
     @staticmethod
     def zip(parts: Sequence[Ragged]) -> Ragged:
-        """Return the rows `i` of all parts joined into row `i`. There is at least one part; all
-        have the same dtype and number of rows.
+        """Return rows that are joined side by side: row `i` is row `i` of the first part, then row
+        `i` of the second, and so on.
+
+        Args:
+            parts: at least one. All have the same dtype and the same number of rows.
         """
         if len(parts) == 1:
             return parts[0]
         lengths = np.sum([part.lengths for part in parts], axis=0)
         values = np.empty(lengths.sum(), parts[0].values.dtype)
-        if values.nbytes >= SHORT * len(lengths):
+        is_long = values.nbytes >= SHORT * len(lengths)
+        if is_long:
+            # Join slices in the order: row 0 of each part, row 1 of each part, and so on.
             slices = chain.from_iterable(zip(*(part.slices() for part in parts), strict=True))
             joined = bytearray().join(slices)
             return Ragged.from_lengths(np.frombuffer(joined, values.dtype), lengths)
@@ -69,15 +84,19 @@ class Ragged:
         return rows
 
     def _fill(self, parts: Sequence[Ragged]) -> None:
-        """Write the values of each part to their positions. Those of the largest part fill all
-        positions that remain: 0.25 to 1 us a row, when joined slices take 1.3 to 2, in pairs of 70
-        to 670 bytes.
+        """Write the values of all parts into the rows of this object, for `zip`.
+
+        Each part but the largest is written by the positions of its values. The positions that are
+        then still free get the values of the largest part. In pairs of 70 to 670 bytes this takes
+        0.25 to 1 us a row, and joined slices take 1.3 to 2 us.
         """
+        # Where the next part's values begin in each row.
         starts = self.offsets[:-1].copy()
         is_free = np.ones(len(self.values), bool)
         largest = int(np.argmax([len(part.values) for part in parts]))
         for number, part in enumerate(parts):
             if number != largest:
+                # Value v of the part, in its row i, goes to starts[i] + (v - part.offsets[i]).
                 positions = np.repeat(starts - part.offsets[:-1], part.lengths)
                 positions += np.arange(len(positions))
                 self.values[positions] = part.values
@@ -87,15 +106,18 @@ class Ragged:
 
     @property
     def arrays(self) -> list[NDArray[Any]]:
-        """The values in a list, as `Chunked` has them."""
+        """The values as a list of one array, so that code for `Chunked` works here too."""
         return [self.values]
 
     def slices(self) -> Iterator[bytes | memoryview]:
-        """Yield the bytes of each row. Short rows are read one after the other, without a slice
-        object each: 0.16 us a row instead of 0.25, and a worker's CPU for pairs 0.276 -> 0.258 s
-        for 25 MB.
+        """Return an iterator over the bytes of each row.
+
+        Short rows are read one after the other from a stream, without a slice object for each row:
+        0.16 us a row instead of 0.25. A worker's CPU time for 25 MB of pairs falls from 0.276 to
+        0.258 s.
         """
-        if self.values.nbytes >= SHORT * len(self):
+        is_long = self.values.nbytes >= SHORT * len(self)
+        if is_long:
             return self._slices(self.offsets[:-1], self.offsets[1:])
         data = BytesIO(np.ascontiguousarray(self.values).data)
         return map(data.read, (self.lengths * self.values.itemsize).tolist())
@@ -117,13 +139,18 @@ class Ragged:
         return Ragged(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
     def take(self, rows: NDArray[Any]) -> Ragged:
-        """Return the rows that a bool mask or an int array selects, in the array's order."""
+        """Return some of the rows.
+
+        Args:
+            rows: a bool mask with an entry for each row, or an int array of row numbers. The
+                result has the rows in the order of these numbers.
+        """
         if rows.dtype == bool and rows.all():
             return self
         return self._pieces(self.offsets[:-1][rows], self.lengths[rows])
 
     def cut(self, starts: NDArray[np.int64] | int, lengths: NDArray[np.int64]) -> Ragged:
-        """Return `lengths[i]` values of each row `i`, from its value `starts[i]` on. If all rows
+        """Return a slice of each row `i`: `row[starts[i] : starts[i] + lengths[i]]`. If all rows
         keep their lengths, return this object itself.
         """
         if np.array_equal(lengths, self.lengths):
@@ -135,22 +162,28 @@ class Ragged:
         return self.cut(0, np.minimum(self.lengths, limit))
 
     def _pieces(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Ragged:
-        """Return rows joined from slices of bytes: 0.3 us a row and one copy. Indexing by value
-        takes ten times that copy.
+        """Return a Ragged whose row `i` is `values[starts[i] : starts[i] + lengths[i]]`.
+
+        The rows are joined as bytes, in 0.3 us a row and the time of one copy. An index array over
+        the values takes ten times that copy.
         """
         joined = bytearray().join(self._slices(starts, starts + lengths))
         return Ragged.from_lengths(np.frombuffer(joined, self.values.dtype), lengths)
 
     def _slices(self, starts: NDArray[Any], ends: NDArray[Any]) -> Iterator[bytes | memoryview]:
+        """Return an iterator over the bytes of each `values[starts[i] : ends[i]]`."""
         data: Any = np.ascontiguousarray(self.values).view(np.uint8).data
-        if len(data) < SHORT * len(starts):
+        are_short = len(data) < SHORT * len(starts)
+        if are_short:
             data = bytes(data)
+        # Offsets count values: multiply them by the bytes of a value.
         width = self.values.itemsize
         slices = map(slice, (starts * width).tolist(), (ends * width).tolist())
         return map(data.__getitem__, slices)
 
 
 def _as_array(row: Any, dtype: Any) -> NDArray[Any]:
+    """Return a row as an array. Bytes are read as values of this dtype."""
     if isinstance(row, (bytes, bytearray, memoryview)):
         return np.frombuffer(row, dtype)
     return np.asarray(row, dtype)
@@ -158,14 +191,18 @@ def _as_array(row: Any, dtype: Any) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """Rows whose values are in several arrays, one after the other: a work unit's rows, which
-    joined would take their memory twice.
+    """Rows whose values are in several arrays, one after the other.
+
+    So the arrays of many batches become one table of rows, and no joined copy of their values
+    doubles the memory.
     """
 
     arrays: Sequence[NDArray[Any]]
-    "1-d, all of one dtype; a row may begin in one and end in another."
+    "1-d, all of one dtype. A row may begin in one array and end in another."
     offsets: NDArray[np.int64]
-    "int64 [n + 1], as those of Ragged; values after the last row are in no row."
+    """int64 [n + 1], ascending: row `i` is the values `offsets[i]` to `offsets[i + 1]` of the
+    joined arrays. Values after the last offset are in no row.
+    """
 
     @staticmethod
     def from_parts(parts: Sequence[Ragged]) -> Chunked:
@@ -182,6 +219,7 @@ class Chunked:
         arrays = list[NDArray[Any]]()
         array_start = 0
         for array in self.arrays:
+            # The first and the last offset of the slice, as positions in this array.
             first, end = np.clip(offsets[[0, -1]] - array_start, 0, len(array))
             if first < end:
                 arrays.append(array[first:end])
@@ -191,19 +229,24 @@ class Chunked:
 
 @dataclass(frozen=True)
 class Interleaved(Mapping[str, Ragged]):
-    """Columns whose cells are in one Ragged, sample by sample: as in a shard, and as the tokenizer
-    returns prompts and responses. Copies of both columns took a tenth of a conversion of pairs.
+    """A mapping of column name -> rows. The cells of all columns are in one Ragged: first the cells
+    of the first sample, then the cells of the second, and so on.
+
+    Shards have their cells in this order, and the tokenizer returns prompts and responses in it. So
+    the columns need no copies, which took a tenth of the time of a conversion of pairs.
     """
 
     names: Sequence[str]
-    "The columns, in the order of their names."
+    "The names of the columns, in the order of a sample's cells."
     cells: Ragged
-    "For each sample a cell of each column."
+    "For each sample a cell of each column: with two columns, row 2 i and row 2 i + 1."
 
     def __getitem__(self, name: str) -> Ragged:
         if name not in self.names:
             raise KeyError(name)
-        return self.cells.take(np.arange(self.names.index(name), len(self.cells), len(self)))
+        # The cells of a column: with two columns, each second row.
+        rows = np.arange(self.names.index(name), len(self.cells), len(self.names))
+        return self.cells.take(rows)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)

@@ -4,11 +4,11 @@ Shapes make records and encoders take them, so neither depends on the other: ano
 conversation needs a new shape, but no change to an encoder. Records are named tuples, because
 these are fast to make (0.2 us), and one is made for each raw record.
 
-Reason codes of records that become no sample are here if they have no single owner. A format, a
-shape or a kind declares its own (`Format.reasons`, `Shape.reasons`, `Kind.reasons`), and `make
-tables` lists all of them on a page. A bad record (`BAD`) is quarantined with its place and raw
-bytes; its neighbours are converted as usual. A filtered record (`FILTERED`) is good, but a rule
-excludes it.
+A reason code says why a record becomes no sample. A code that only one format, shape or kind uses
+is declared there (`Format.reasons`, `Shape.reasons`, `Kind.reasons`), all other codes are declared
+here. `make tables` lists all codes on a page. A bad record (`BAD`) is quarantined with its place
+and raw bytes; its neighbours are converted as usual. A filtered record (`FILTERED`) is good, but a
+rule excludes it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ Message = dict[str, Any]
 
 
 class NoRecord(str):
-    """A reason code with a detail: why a raw value is not a record."""
+    """A reason code with a detail: why a raw value is not a record. For example
+    `NoRecord("missing_field", missing="text")`.
+    """
 
     detail: dict[str, str | int]
     "Values that explain the reason; the quarantine stores them with the record."
@@ -40,7 +42,7 @@ class NoRecord(str):
 
 
 def detail_of(reason: str) -> dict[str, str | int]:
-    """Return the detail of a reason code; empty if it has none."""
+    """Return the detail of a reason code; an empty dict if the code has no detail."""
     return reason.detail if isinstance(reason, NoRecord) else {}
 
 
@@ -70,19 +72,23 @@ class Conversation(NamedTuple):
 
     messages: list[Message]
     trained: Sequence[bool] | None = None
-    """One flag for each message; None: the recipe's policies decide alone. An untrained answer
-    becomes part of the next prompt.
+    """One flag for each message: whether it may be used for training. An answer with the flag False
+    becomes a part of the next prompt. None: the record marks no message, and only the recipe's
+    policies decide.
     """
     tools: list[Any] | None = None
     """The tools that the assistant may call, as the template takes them; [] if the record has an
     empty list.
     """
     images: Sequence[Any] = ()
-    """One image for each part `{"type": "image"}` of the messages, in order: a path or URL from the
-    record, or bytes; once they are read, a `mdsmix.images.reader.Image` each.
+    """One image for each part `{"type": "image"}` of the messages, in order. A shape gives a path
+    or URL (a string) or the content (bytes) of each image. `ImageReader.read` replaces each with a
+    `mdsmix.images.reader.Image`.
     """
     variables: Mapping[str, Any] | None = None
-    """The record's variables for the chat template (`chat_template_kwargs`); None without any."""
+    """The variables that the record gives to the chat template (`chat_template_kwargs`), such as
+    `{"enable_thinking": True}`; None if it gives none.
+    """
 
     @property
     def texts(self) -> list[str]:
@@ -103,8 +109,8 @@ class RichConversation(Conversation):
 
     @property
     def texts(self) -> list[str]:
-        """All strings in messages, tools and variables, also keys: a template may print any of
-        them.
+        """All strings in messages, tools and variables, including keys, since a template may print
+        any of these strings.
         """
         return [*_texts([self.messages, self.tools, self.variables])]
 
@@ -117,15 +123,18 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        yield from map(str, value)
-        value = value.values()
-    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        yield from map(str, value)  # the keys
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, Iterable) and not isinstance(value, bytes):
         for inner in value:
             yield from _texts(inner)
 
 
 def canonical(record: Record) -> bytes:
-    """Return the record's content as bytes. The order of keys does not matter."""
+    """Return a record's content as bytes that can be hashed: equal records give equal bytes, in
+    whatever order their keys are.
+    """
     content: Any = list(record) if isinstance(record, tuple) else record
     if isinstance(record, Conversation):
         # Fields 2, 3 and 4 are tools, images and variables. An empty list of tools counts as None;
@@ -150,6 +159,7 @@ def _image_hash(value: Any) -> str:
 
 
 def _hash_or_text(value: Any) -> str:
+    """Return the hash of bytes, or any other value as a string."""
     return _image_hash(value) if isinstance(value, bytes) else str(value)
 
 
@@ -160,12 +170,12 @@ _keep_utf8 = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_void_
 
 
 def is_encodable(text: str) -> bool:
-    """Check whether a string has a UTF-8 form. One with a lone surrogate has none, and no tokenizer
-    accepts it.
+    """Check whether a string can be encoded as UTF-8. A string with a lone surrogate (half of a
+    character, such as \\ud800) cannot, and no tokenizer accepts it.
 
-    Python caches the UTF-8 form that its C API returns, and the fingerprint and the tokenizer then
-    use it: with `encode` here, a text was encoded three times, a tenth of a conversion of many
-    scripts.
+    Python's C API keeps the UTF-8 form in the string, so the fingerprint and the tokenizer need not
+    encode it again. With `text.encode()` here each text was encoded three times. That took a tenth
+    of a conversion of texts in many scripts.
     """
     try:
         return text.isascii() or bool(_keep_utf8(text, None))
@@ -175,29 +185,35 @@ def is_encodable(text: str) -> bool:
 
 BAD = {
     "not_json": "The line, or the string in a column of JSON, is not valid JSON.",
-    "json_array": "The record is a list of objects, or opens one: the file is one array.",
+    "json_array": (
+        "The record is a list of objects, or the first line of such a list: the whole file is one "
+        "JSON array."
+    ),
     "invalid_utf8": "The bytes are not valid UTF-8.",
     "lone_surrogate": "A text has half of a character, such as \\ud800, which has no UTF-8 form.",
     "too_deep": (
-        "JSON is nested deeper than 1,024 levels, or messages or tools deeper than 200, beyond "
-        "which templates fail."
+        "The JSON is nested deeper than 1,024 levels, or messages or tools are nested deeper than "
+        "200 levels, where chat templates would fail."
     ),
     "record_too_long": (
-        "The element, row or document has more than 256 MiB, or a table's cell more than 16 "
-        "million characters."
+        "The record has more than 256 MiB, or a cell of a table has more than 16 million "
+        "characters."
     ),
     "unreadable_value": (
-        "A value has no form in Python, such as a date in the year 75,000, or the number 1e400."
+        "Python cannot represent a value, such as a date in the year 75,000 or the number 1e400."
     ),
-    "crashed_worker": "The record crashed worker processes, and --quarantine-crashes was set.",
+    "crashed_worker": (
+        "The record crashed worker processes, and the option --quarantine-crashes was set."
+    ),
     "not_an_object": "The record is not a JSON object.",
     "missing_field": "A field that the recipe names is missing.",
     "field_not_text": "The value of a text field is not a string.",
     "special_token_in_text": (
-        "The text contains a special token, and special_tokens_in_text is reject."
+        "The text contains the string of a special token, and the recipe sets "
+        "special_tokens_in_text: reject."
     ),
 }
-"Reason codes of bad records that have no single owner -> their explanations."
+"Reason codes of bad records that several formats, shapes or kinds use -> their explanations."
 FILTERED = {
     "where": "The source's condition `where` is false for the record.",
     "where_missing_field": "A field that `where` needs is missing.",
@@ -205,8 +221,10 @@ FILTERED = {
     "not_sampled": "The record is not in the sample that the stream is made from.",
     "held_out": "The record is held out for evaluation.",
     "not_held_out": "The record is not held out for evaluation.",
-    "duplicate": "The record equals an earlier one of the stream, and duplicates is drop.",
-    "nothing_trained": "No answer of the conversation is to be trained.",
+    "duplicate": (
+        "The record equals an earlier record of the stream, and the recipe sets duplicates: drop."
+    ),
+    "nothing_trained": "The marks of the record leave no answer to train the model on.",
     "images_too_long": (
         "The row does not fit max_seq_len once the processor has expanded its images."
     ),
@@ -214,12 +232,14 @@ FILTERED = {
     "min_tokens": "The document has fewer tokens than min_tokens.",
     "max_tokens": "The document has more tokens than max_tokens.",
     "one_token": "The document has one token, so there is nothing to predict.",
-    "empty_prompt": "A prompt has no tokens, in any turn.",
-    "empty_response": "A response has no tokens, in any turn.",
+    "empty_prompt": "The prompt of a turn has no tokens.",
+    "empty_response": "The response of a turn has no tokens.",
     "too_long": (
-        "The record has more than max_seq_len tokens, and too_long is filter; or its first answer "
-        "does not end within them."
+        "The record has more than max_seq_len tokens, and the recipe sets too_long: filter; or the "
+        "first answer of the record does not end within max_seq_len tokens."
     ),
-    "no_loss_tokens": "Within max_seq_len there is no token to train.",
+    "no_loss_tokens": (
+        "After truncation to max_seq_len, no token that the model would be trained on is left."
+    ),
 }
 "Reason codes of filtered records -> their explanations."

@@ -1,7 +1,8 @@
-"""Reads a mapping into a dataclass, as the dataclass's annotations require.
+"""Makes an instance of a dataclass from a mapping, and checks the values by the dataclass's
+annotations.
 
-The recipe, the manifest and the unit records are all read by this one reader, so a new key is one
-line in its dataclass. Only the annotations that these dataclasses use are known: builtin types,
+The recipe, the manifest and the records of work units are all read in this way, so a new key is one
+line in a dataclass. Only the annotations that these dataclasses use are known: builtin types,
 Literal, unions, lists, mappings, dataclasses.
 """
 
@@ -22,25 +23,31 @@ from mdsmix.messages import suggest_key
 T = TypeVar("T")
 
 Bound = tuple[str, Callable[[Any], object]]
-"""A bound on a field's value, in the field's metadata (`must`): the words that follow "it must be",
-and a test of the value. The test returns false or raises ValueError for a value out of bounds.
+"""A bound on the value of a field: the words for a message, and a test of the value. For example
+`("above 0", lambda value: value > 0)`; a message then says "it must be above 0".
+
+The test returns false or raises ValueError for a value out of bounds. A dataclass sets the bound as
+`must` in the metadata of its field.
 """
 MOST_SHOWN = 60
-"Characters of a value or a key in a message."
+"The most characters of a value or a key that a message shows."
 
 
 class Misfit(Exception):
-    """A value that does not fit; the message is one sentence that names the key."""
+    """Raised for a value that does not fit a dataclass. The message is one sentence that names the
+    key.
+    """
 
 
 def parse_mapping(cls: type[T], values: Any, where: str = "") -> T:
-    """Return an instance of the dataclass `cls` from a mapping.
+    """Return an instance of a dataclass from a mapping of field name -> value.
 
-    Raises Misfit for an unknown key (with the nearest known one), a missing key, or a wrong type or
-    value.
+    Raises Misfit if a key is unknown or missing, or a value has a wrong type or is out of bounds.
 
     Args:
-        where: the keys that lead to the mapping, such as `streams.web`.
+        cls: the dataclass.
+        values: the mapping, as YAML or JSON contains it.
+        where: the keys that lead to the mapping, such as `streams.web`, for messages.
     """
     if not isinstance(values, Mapping):
         name = where or "the top level"
@@ -52,9 +59,9 @@ def parse_mapping(cls: type[T], values: Any, where: str = "") -> T:
         if reader is None:
             remedy = _suggest_field(cls, where, str(key))
             raise Misfit(f"{_join_keys(where, key)} is not a known key; {remedy}")
-        if type(value) not in reader.plain:
-            value = reader.read(value, _join_keys(where, key))
-        fields[key] = value
+        # The usual case first: a value of a plain class is taken unchanged.
+        is_plain = type(value) in reader.plain
+        fields[key] = value if is_plain else reader.read(value, _join_keys(where, key))
     missing = schema.required - fields.keys()
     if missing:
         raise Misfit(f"{_join_keys(where, min(missing))} is missing.")
@@ -67,7 +74,7 @@ def parse_mapping(cls: type[T], values: Any, where: str = "") -> T:
 
 
 def _passes(is_within: Callable[[Any], object], value: Any) -> bool:
-    """Apply the test of a bound. A ValueError from the test means that it fails."""
+    """Check a value by the test of a bound. If the test raises ValueError, the value fails it."""
     try:
         return bool(is_within(value))
     except ValueError:
@@ -75,41 +82,52 @@ def _passes(is_within: Callable[[Any], object], value: Any) -> bool:
 
 
 class _Schema(NamedTuple):
-    """The fields of a dataclass, by name."""
+    """What `parse_mapping` knows about the fields of a dataclass, by their names."""
 
     readers: dict[str, Reader]
+    "Name of a field -> the reader of its annotation."
     required: set[str]
-    "Fields without a default."
+    "Names of the fields without a default."
     bounds: dict[str, Bound]
+    "Name of a field -> the bound on its value, for fields that have a bound."
 
 
 @functools.cache
 def _make_schema(cls: Any) -> _Schema:
-    """Return the fields of a dataclass with their readers, once for each class."""
+    """Return the fields of a dataclass with their readers. The result for each class is kept."""
     fields = list_fields(cls)
     hints = typing.get_type_hints(cls)
     return _Schema(
         readers={field.name: _reader(hints[field.name]) for field in fields},
         required={field.name for field in fields if not _has_default(field)},
-        bounds={f.name: f.metadata["must"] for f in fields if "must" in f.metadata},
+        bounds={field.name: field.metadata["must"] for field in fields if "must" in field.metadata},
     )
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
+    """Check whether a field of a dataclass has a default or a function that makes one."""
     missing = dataclasses.MISSING
     return field.default is not missing or field.default_factory is not missing
 
 
 def list_fields(cls: Any) -> list[dataclasses.Field[Any]]:
-    """Return the fields that a file may contain: all except those that the reader sets itself
-    (metadata `set by`).
+    """Return the fields of a dataclass that a file may contain.
+
+    A field with the metadata `set by` is left out: the code that reads the file sets it.
     """
     return [f for f in dataclasses.fields(cls) if f.init and "set by" not in f.metadata]
 
 
 def _suggest_field(cls: Any, where: str, key: str) -> str:
-    """Return the end of a sentence on an unknown key: the field that has it as a synonym (`also
-    called`), otherwise the field with the most similar name.
+    """Return the end of a sentence on an unknown key: `write source.path.` or `did you mean path?`
+
+    The first form names the field that has the key among its synonyms (metadata `also called`). If
+    no field has, the second form names the field with the most similar name.
+
+    Args:
+        cls: the dataclass.
+        where: the keys that lead to its mapping.
+        key: the unknown key.
     """
     fields = list_fields(cls)
     for field in fields:
@@ -119,26 +137,41 @@ def _suggest_field(cls: Any, where: str, key: str) -> str:
 
 
 class Reader:
-    """Reads the values of one annotation."""
+    """Checks and converts the values of fields with one annotation, such as `list[str] | None`."""
 
     def __init__(self, hint: Any) -> None:
+        """Split the annotation into its options.
+
+        Args:
+            hint: the annotation.
+        """
         self.hint = hint
         options = typing.get_args(hint) if _is_union(hint) else (hint,)
         self.plain = frozenset(options) & {bool, int, float, str, type(None)}
-        """Classes whose values are returned unchanged. Most values in an index of a hundred
-        thousand shards belong to one of them.
+        """The plain classes among the options, such as `str`: their values are returned unchanged.
+        Most values in an index of a hundred thousand shards are of such a class.
         """
-        self._containers = [_split_annotation(o) for o in options if o not in self.plain]
+        self._containers = [
+            _split_annotation(option) for option in options if option not in self.plain
+        ]
+        "All other options, each with the annotations inside: `list[str]` is `(list, (str,))`."
 
     def read(self, value: Any, where: str) -> Any:
-        """Return the value as the annotation requires it. Sections become dataclasses, also in
-        lists and mappings. A single string becomes a list of one if the annotation is a list of
-        strings.
+        """Return the value as the annotation requires it.
 
-        Raises Misfit if it does not fit.
+        A mapping becomes an instance of a dataclass, inside lists and mappings too. For a list of
+        strings, a single string becomes a list of one.
+
+        Raises Misfit if the value does not fit the annotation.
+
+        Args:
+            value: the value, as YAML or JSON contains it.
+            where: the keys that lead to the value, such as `streams.web.source`.
         """
         if type(value) in self.plain:
             return value
+        # Try each option of the annotation. `outer` is its class, `args` are the annotations
+        # inside.
         for outer, args in self._containers:
             if outer is Literal:
                 if value in args:
@@ -163,13 +196,21 @@ def _split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _read_elements(value: Any, args: Sequence[Any], where: str) -> Any:
-    """Return the elements of a list or a mapping as its annotation requires them."""
+    """Return a list or a mapping with its elements as the annotation requires them.
+
+    Args:
+        value: the list or the mapping.
+        args: the annotations inside its own annotation: `(str,)` for `list[str]`, `(str, int)` for
+            `dict[str, int]`, empty for `list`.
+        where: the keys that lead to the value.
+    """
     if not args:
         return value
-    reader = _reader(args[-1])
+    reader = _reader(args[-1])  # the last annotation is that of the elements
     is_list = isinstance(value, list)
     elements = value if is_list else value.values()
-    if reader.plain.issuperset(map(type, elements)):
+    are_all_plain = reader.plain.issuperset(map(type, elements))
+    if are_all_plain:
         return value
     if is_list:
         return [reader.read(element, f"{where}[{i}]") for i, element in enumerate(value)]
@@ -179,7 +220,7 @@ def _read_elements(value: Any, args: Sequence[Any], where: str) -> Any:
 def parse_json(cls: type[T], content: bytes) -> T:
     """Return an instance of the dataclass `cls` from JSON bytes.
 
-    Raises Misfit as `parse_mapping` does, and if the bytes are not JSON.
+    Raises Misfit if the bytes are not JSON, or for a reason of `parse_mapping`.
     """
     try:
         return parse_mapping(cls, orjson.loads(content))
@@ -188,22 +229,24 @@ def parse_json(cls: type[T], content: bytes) -> T:
 
 
 def parse_json_if_fit(cls: type[T], content: bytes) -> T | None:
-    """Return an instance as `parse_json` does; None if the content does not fit."""
+    """Return an instance of the dataclass `cls` from JSON bytes; None if the bytes are not JSON or
+    do not fit the dataclass.
+    """
     with suppress(Misfit):
         return parse_json(cls, content)
     return None
 
 
 def shorten_value(value: Any) -> str:
-    """Return the value as Python writes it, truncated to 60 characters. Otherwise a message could
-    contain a whole file that was read by mistake.
+    """Return the value as Python writes it, truncated to 60 characters. Without the limit, a
+    message could contain a whole file that was read by mistake.
     """
     text = repr(value)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def _join_keys(where: str, key: Any) -> str:
-    """Return the path of a key: `streams.web`."""
+    """Return the path of a key in a mapping: `streams.web` for `web` in `streams`."""
     name = str(key)[:MOST_SHOWN]
     return f"{where}.{name}" if where else name
 
@@ -223,7 +266,7 @@ _NAMES: dict[Any, str] = {
 
 
 def _describe_type(hint: Any) -> str:
-    """Return a type in the words of a user: `a number or null`."""
+    """Return an annotation in words for a user: `a number or null` for `float | None`."""
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(str, typing.get_args(hint)))
     if _is_union(hint):

@@ -1,8 +1,8 @@
-"""A table as data: raw values under headings. Values are formatted only when a table is shown, so
-every reader gets the same figures.
+"""A table as data: raw values under headings.
 
-A terminal (`mdsmix.report.show`), JSON and the comment at the top of a rendered YAML show the same
-object.
+One Table is shown on a terminal (`mdsmix.report.show`), in JSON, and in the comment at the top of a
+rendered YAML. Its values are formatted only when it is shown, so all of these have the same
+figures.
 """
 
 from __future__ import annotations
@@ -29,25 +29,34 @@ class Column:
 
     heading: str
     form: str = "count"
-    "A key of NUMBERS or FORMS: how values are written for a person."
+    "A key of NUMBERS or of FORMS, such as `share`: how values are written for a person."
     key: str = ""
-    "The column's name in JSON; empty: the heading."
+    "The column's name in JSON. Empty: the heading is the name."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of raw values; None is an unknown value."""
+    """Columns, and rows with a raw value for each column. None is an unknown value."""
 
     columns: Sequence[Column]
     rows: Sequence[Row]
     total: Row | None = None
+    "One more row, with the totals of the columns; None if the table has no totals."
     notes: Sequence[str] = field(default_factory=tuple)
     "Sentences that are shown with the table."
 
 
 def _estimated(work: Callable[[Any, Any], float]) -> Any:
-    """Return the method of an arithmetic operator; its result is an Estimate."""
-    return lambda self, other: Estimate(work(float(self), other))
+    """Return a method for Estimate, such as `__add__`, whose result is an Estimate.
+
+    Args:
+        work: computes the result as a plain number, such as `operator.add`.
+    """
+
+    def method(self: Estimate, other: Any) -> Estimate:
+        return Estimate(work(float(self), other))
+
+    return method
 
 
 class Estimate(float):
@@ -67,6 +76,7 @@ UNKNOWN = Estimate("nan")
 
 
 def is_known(figure: float) -> bool:
+    """Check whether a figure is known: an unknown figure is NaN."""
     return not math.isnan(figure)
 
 
@@ -93,6 +103,15 @@ def format_size(count: float) -> str:
     return decimal(int(count))
 
 
+def _format_weight(weight: Mapping[str, Any]) -> str:
+    """Return the keys that set a stream's weight, with their values: `proportion 0.3`. Return `all`
+    if no key sets the weight.
+    """
+    if not weight:
+        return "all"
+    return ", ".join(f"{key} {value}" for key, value in weight.items())
+
+
 NUMBERS = {
     "count": ",.0f",
     "share": ".1%",
@@ -101,22 +120,23 @@ NUMBERS = {
     "times": ",.2f",
     "seconds": ".1f",
 }
-"Form -> how Python formats its numbers."
+"Name of a form -> the format specification for its numbers, as `format` takes it."
 FORMS: dict[str, Callable[[Any], str]] = {
     "text": format_grouped,
     "size": format_size,
-    "weight": lambda value: ", ".join(f"{word} {n}" for word, n in value.items()) or "all",
+    "weight": _format_weight,
 }
-"Form -> the function that writes its values."
+"Name of a form -> the function that formats its values."
 
 
 def format_cell(column: Column, value: Any) -> str:
-    """Return the value as one line for a person. A string in a column of numbers, such as `up to
-    date`, is not changed.
+    """Return a value of a column as one line for a person: `1,234`, `~1,234` for an estimate, `?`
+    for an unknown value.
     """
     is_estimate = isinstance(value, Estimate)
     if value is None or (is_estimate and not is_known(value)):
         return "?"
+    # A column of numbers may contain a string, such as `up to date`.
     if isinstance(value, str):
         return make_printable(value)
     number_format = NUMBERS.get(column.form)
@@ -136,10 +156,12 @@ def table_to_json(table: Table) -> Tree:
 
 
 def align_columns(table: Table) -> Iterator[list[str]]:
-    """Yield the cells of each column, its heading first, padded to one width on a terminal: text to
-    the left, numbers to the right.
+    """Yield a list for each column: its heading and its cells, padded with blanks to the same width
+    on a terminal. Text is aligned to the left, numbers to the right.
     """
-    rows = [*table.rows, *([table.total] if table.total else [])]
+    rows = [*table.rows]
+    if table.total:
+        rows.append(table.total)
     for number, column in enumerate(table.columns):
         cells = [column.heading, *(format_cell(column, row[number]) for row in rows)]
         width = max(map(cell_len, cells))
@@ -147,12 +169,19 @@ def align_columns(table: Table) -> Iterator[list[str]]:
 
 
 def _pad(cell: str, width: int, to_left: bool) -> str:
-    """Fill a cell with blanks to a width on a terminal: after the text if `to_left`."""
+    """Return a cell with blanks up to a width on a terminal.
+
+    Args:
+        cell: the text of the cell.
+        width: the number of terminal columns.
+        to_left: whether the text is aligned to the left, so that the blanks follow it.
+    """
     blanks = " " * (width - cell_len(cell))
     return cell + blanks if to_left else blanks + cell
 
 
 def format_table(table: Table) -> Iterator[str]:
-    """Yield the lines of the table as plain text."""
+    """Yield the lines of the table as plain text: the headings, then the rows."""
+    # `align_columns` yields columns; zip makes rows of them.
     for row in zip(*align_columns(table), strict=True):
         yield "  ".join(row).rstrip()
