@@ -33,11 +33,12 @@ class Bin(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Packer:
-    """Packs the rows of a batch into `bins` packed rows, first fit from the longest row down, in
-    the order of LLM-Foundry's BinPackCollator.
+    """Packs the rows of a batch into at most `bins` packed rows, as LLM-Foundry's BinPackCollator
+    does.
 
-    Rows that do not fit wait for the next batch; those that wait at the end of the epoch are never
-    trained.
+    The longest row is placed first, and each row goes into the first bin that has room for it. The
+    rows of leftover bins wait for the next batch. Rows that still wait when the epoch ends are
+    never trained.
     """
 
     bins: int
@@ -49,23 +50,42 @@ class Packer:
     "The rows of each leftover bin."
 
     def pack(self, rows: Rows) -> list[list[TrainingRow]]:
-        """Return the rows of each packed row: at most `bins`, the fullest first."""
+        """Divide the waiting rows and `rows` into bins. Return the rows of each of the `bins`
+        fullest bins, the fullest first. The rows of the other bins wait for the next call.
+
+        Example: `bins` is 2, max_seq_len is 8, and the rows have 6, 5 and 3 tokens. The first bin
+        that is returned has the rows of 5 and 3 tokens, the second has the row of 6.
+        """
         bins = [Bin(sum(map(_count_tokens, waiting)), waiting) for waiting in self.waiting]
         by_length = sorted(rows, key=_count_tokens, reverse=True)
-        for remaining, row in zip(range(len(rows), 0, -1), by_length, strict=True):
+        for row_number, row in enumerate(by_length):
             size = _count_tokens(row)
             # If the remaining rows are only just enough to fill the batch, each gets a bin of its
             # own.
+            remaining = len(rows) - row_number
             must_open = remaining <= self.bins - len(bins)
-            room = self.max_seq_len - size
-            fitting = (number for number, bin in enumerate(bins) if bin.size <= room)
-            number = None if must_open else next(fitting, None)
-            filled = Bin(0, []) if number is None else bins.pop(number)
-            bins.append(Bin(filled.size + size, [*filled.rows, row]))
+            bin_number = None if must_open else _find_bin(bins, self.max_seq_len - size)
+            if bin_number is None:
+                bins.append(Bin(size, [row]))
+            else:
+                # The bin moves to the end of the list, as in LLM-Foundry.
+                fitting = bins.pop(bin_number)
+                bins.append(Bin(fitting.size + size, [*fitting.rows, row]))
         bins.sort(key=lambda bin: bin.size, reverse=True)
         packed = [bin.rows for bin in bins]
-        self.waiting = packed[self.bins :][: self.keep]
+        leftover = packed[self.bins :]
+        self.waiting = leftover[: self.keep]
         return packed[: self.bins]
+
+
+def _find_bin(bins: Sequence[Bin], largest_size: int) -> int | None:
+    """Return the number of the first bin with at most this many tokens, or None if there is
+    none.
+    """
+    for number, bin in enumerate(bins):
+        if bin.size <= largest_size:
+            return number
+    return None
 
 
 def _count_tokens(row: TrainingRow) -> int:
@@ -73,20 +93,27 @@ def _count_tokens(row: TrainingRow) -> int:
 
 
 def list_ratios(max_seq_len: int, bins: int) -> dict[int, float]:
-    """Return the 20 packing ratios that `auto` tries, from 1 to max_seq_len / 100, as {rows drawn
-    for a batch of `bins`: ratio}.
+    """Return the packing ratios that `packing_ratio: auto` tries, from 1 to max_seq_len / 100: at
+    most 20, and fewer if two of them draw the same number of rows.
+
+    Args:
+        bins: packed rows of a batch.
+
+    Returns:
+        {rows that are drawn for a batch: ratio}. Example: {16: 4.0, 15: 3.8, ..., 5: 1.3, 4: 1.0}
+        if `bins` is 4 and max_seq_len is 400.
     """
-    # From the largest down: of ratios that draw the same number of rows the smallest is kept.
+    # From the largest down, so that of ratios with the same number of rows the smallest is kept.
     ratios = np.round(np.linspace(1, max(1, max_seq_len / 100), 20), 1).tolist()
     return {int(ratio * bins): ratio for ratio in reversed(ratios)}
 
 
 def find_best_ratio(rows: Rows, ratios: Mapping[int, float], bins: int, max_seq_len: int) -> float:
-    """Pack all rows at rising ratios, and return the last one before a row is left waiting; 1 if
-    that is the case at the first ratio.
+    """Pack all rows with each ratio, the smallest first, and return the largest ratio that was
+    tried before rows were left waiting. Return 1 if the smallest ratio already leaves rows waiting.
 
     Args:
-        ratios: {rows drawn for a batch: ratio}, from `list_ratios`.
+        ratios: {rows that are drawn for a batch: ratio}, from `list_ratios`.
         bins: packed rows of a batch.
     """
     best = 1.0
@@ -104,31 +131,38 @@ def find_best_ratio(rows: Rows, ratios: Mapping[int, float], bins: int, max_seq_
 
 @dataclass(slots=True, kw_only=True)
 class Collate:
-    """Makes a batch from a list of rows: input_ids, labels and attention_mask, int64 [batch,
-    max_seq_len], and sequence_id if LLM-Foundry has it or rows are packed.
+    """Makes a batch from a list of rows: input_ids, labels and attention_mask, each int64 [batch,
+    max_seq_len]. The other fields say which tensors are added, and when a batch is narrower.
     """
 
     rules: RowRules
     with_sequence_id: bool = True
+    "Add sequence_id: the number of each token's document, from 0; -1 for padding."
     with_position_ids: bool = False
     "Add position_ids, which begin at 0 again with each document; 0 for padding."
     packer: Packer | None = None
+    "Joins short rows into packed rows; None if the YAML does not ask for packing."
     vision: Vision | None = None
     "The processor of the loader, if it has one."
     other_batch: Callable[[Sequence[Any], int, int, int], dict[str, Any]] | None = None
-    "`ExtraLoader.batch`, if a kind of stream has a loader of its own."
+    """`ExtraLoader.batch`, if a kind of stream has a loader of its own. Its arguments: the rows,
+    max_seq_len, the EOS id and the padding id.
+    """
     pad_to_longest: bool = False
+    "Batches are as wide as their longest row, even if it is shorter than max_seq_len."
     allow_pad_trimming: bool = False
-    """Batches are as wide as their longest row, rounded up to 8 for tensor cores. The first batch
-    keeps the full width: it shows the most memory.
+    """Batches are as wide as their longest row, rounded up to a multiple of 8 for tensor cores. The
+    first batch keeps the full width, so that it shows how much memory the run needs.
     """
     has_seen_a_batch: bool = False
+    "Whether the first batch was made."
 
     def __call__(self, rows: Sequence[Any]) -> Batch:
         """Make a batch of these rows. Torch's DataLoader calls this.
 
         Args:
-            rows: TrainingRow each, or what `ExtraLoader.row` returns if a kind has its own loader.
+            rows: a list of TrainingRow. If a kind of stream has a loader of its own: a list of the
+                values that its `ExtraLoader.row` returned.
         """
         if self.other_batch:
             return self._make_other_batch(rows)
@@ -163,7 +197,7 @@ class Collate:
         return batch | pixels
 
     def _make_other_batch(self, rows: Sequence[Any]) -> Batch:
-        """Make a batch by the loader of a kind of stream."""
+        """Make a batch with `other_batch`, which gets -1 for a token that the tokenizer lacks."""
         assert self.other_batch
         ids = self.rules.ids
         eos = -1 if ids.eos is None else ids.eos
@@ -172,15 +206,17 @@ class Collate:
         return {key: torch.from_numpy(values) for key, values in arrays.items()}
 
     def with_dummy_image(self, batch: Batch) -> Batch:
-        """Add an image to the padding of the batch's shortest row. No token attends to its tokens,
-        and none of them is trained. The batch is widened if the image needs more room.
+        """Return the batch with a blank image in the padding of its shortest row. No token attends
+        to the image's tokens, and none of them is trained. The batch is widened if the image needs
+        more room.
         """
-        assert self.vision is not None, "of a loader with a processor"
+        assert self.vision is not None, "called only if the loader has a processor"
         piece, pixels = self.vision.make_dummy()
         count = len(piece["input_ids"])
         mask = batch["attention_mask"]
-        # The shortest row: its number of tokens, and its position in the batch.
-        length, row = map(int, mask.sum(dim=1).min(dim=0))
+        shortest = mask.sum(dim=1).min(dim=0)
+        length = int(shortest.values)
+        row = int(shortest.indices)
         width = max(mask.shape[1], length + count)
         added = width - mask.shape[1]
         if self._is_left:
@@ -189,6 +225,8 @@ class Collate:
         else:
             start = length
             sides = (0, added)
+
+        # Widen all tensors, then write the image's tokens into the row.
         fills = {"input_ids": self._fill, "labels": IGNORED_LABEL, "sequence_id": -1}
         wide_batch = {}
         for key, tensor in batch.items():
@@ -212,8 +250,13 @@ class Collate:
             batch["position_ids"] = make_position_ids(documents) * batch["attention_mask"]
         if self.with_sequence_id:
             batch["sequence_id"] = documents
+
+        # Add further outputs of the processor, which rows without images lack.
+        output_names = set[str]()
+        for row in rows:
+            output_names.update(row.outputs)
         no_values = np.zeros(0, np.int64)
-        for key in {key for row in rows for key in row.outputs}:
+        for key in output_names:
             outputs = [row.outputs.get(key, no_values) for row in rows]
             batch[key] = self._pad(outputs, width, 0)
         return {key: torch.from_numpy(values) for key, values in batch.items()}
@@ -221,8 +264,14 @@ class Collate:
     def _make_encoder_decoder_batch(
         self, inputs: Sequence[Tokens], targets: Sequence[Tokens], width: int, target_width: int
     ) -> Batch:
-        """Make the batch of an encoder-decoder model; targets are always padded on the right."""
+        """Make the batch of an encoder-decoder model.
+
+        Args:
+            inputs: the encoder's ids of each row, padded to `width` on the tokenizer's side.
+            targets: the decoder's ids of each row, padded to `target_width`, always on the right.
+        """
         labels = self._pad(targets, target_width, IGNORED_LABEL, is_left=False)
+        # The decoder's input is the labels, shifted by one: labels 5, 6, 7 -> fill, 5, 6.
         shifted = np.insert(labels[:, :-1], 0, self._fill, axis=1)
         batch = {
             "input_ids": self._pad(inputs, width, self._fill),
@@ -255,24 +304,30 @@ class Collate:
         padded = np.empty((len(rows), width), np.int64)
         for line, row in zip(padded, rows, strict=True):
             start = width - row.size if is_left else 0
-            line[start : start + row.size] = row
-            line[:start] = line[start + row.size :] = fill
+            end = start + row.size
+            line[:start] = fill
+            line[start:end] = row
+            line[end:] = fill
         return padded
 
 
 def _round_up_to_eight(length: int) -> int:
-    return -(-length // 8) * 8
+    """Round up to a multiple of 8: 7 -> 8, 8 -> 8, 9 -> 16."""
+    return (length + 7) // 8 * 8
 
 
 def number_documents(row: TrainingRow) -> Tokens:
-    """Return the number of each token's document, from 0."""
-    return np.zeros_like(row.input_ids) if row.documents is None else row.documents
+    """Return the number of each token's document, from 0: all 0 if the row is one document."""
+    if row.documents is None:
+        return np.zeros_like(row.input_ids)
+    return row.documents
 
 
 def join_rows(rows: Rows) -> TrainingRow:
     """Join rows end to end into a row of several documents.
 
-    The first label of each row but the first is ignored: it is the beginning of a document.
+    The first token of each later row is not trained, since it begins a document: the model would
+    have to predict it from another document.
     """
     if len(rows) == 1:
         return rows[0]

@@ -2,9 +2,9 @@
 its state to the data.
 
 Streaming's state is a number of samples, which is right only for the data that it was counted on.
-So the state also contains the lock of that data, as one string: torch.distributed.checkpoint reads
-a checkpoint into a state with the same keys. A resume on other data is refused, or with
-`accept_changed` accepted with a warning that lists the differences.
+So the state also contains a lock: a description of that data. A resume on other data is refused.
+With `accept_changed` it is allowed, with a warning that lists the differences. The lock is one
+string, because torch.distributed.checkpoint reads a checkpoint into a state with the same keys.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ log = logging.getLogger(__name__)
 LOCK_KEY = "mdsmix_lock"
 "The key of a state with the lock, as one line of JSON."
 ACCEPT_HINT = (
-    "to resume all the same, set accept_changed: true (train_loader of name: mdsmix; "
-    "build_loader(..., accept_changed=True))"
+    "to resume all the same, set accept_changed: true in the train_loader (name: mdsmix), or pass "
+    "accept_changed=True to build_loader"
 )
 EXACT_METHOD = "random"
 """The batching method under which a resume in the middle of an epoch is exact on other devices, if
 all of them together have the same batch.
 """
 DEVICES_SETTING = "devices"
-"The setting of a lock that names the devices, under the other batching methods."
+"The key of a lock's settings under which it names the devices, if the method is not EXACT_METHOD."
 SETTINGS_FILLED_IN = ("num_canonical_nodes", "shuffle_seed", "shuffle_block_size")
 "Settings that Streaming fills in when an epoch begins."
 SKIPPED_TWICE = (
-    "This loader has loaded a state, and another loader that was built around its dataset reads "
-    "the dataset, as Trainer does to skip the batches of an epoch: they would be skipped twice, by "
-    "the state and by Trainer. Set TrainingArguments(ignore_data_skip=True), and read batches from "
-    "the loader that build_loader returned."
+    "This loader has loaded a state, which skips the batches that were already trained on. Now "
+    "another loader, such as the one that Trainer makes, reads this loader's dataset, so these "
+    "batches would be skipped twice. Set TrainingArguments(ignore_data_skip=True), and read "
+    "batches only from the loader that build_loader returned."
 )
 EPOCH_UNKNOWN = (
-    "Another loader that was built around this loader's dataset reads it and has not set the "
-    "epoch, as Trainer of transformers 5 does to skip batches: it would read the first epoch "
-    "again. Keep the loader's state by a callback and set "
-    "TrainingArguments(ignore_data_skip=True) (docs/loading.md), or call set_epoch before."
+    "Another loader, such as the one with which Trainer of transformers 5 skips batches, reads "
+    "this loader's dataset before set_epoch was called, so the first epoch would be read again. "
+    "Save this loader's state by a callback and set TrainingArguments(ignore_data_skip=True), as "
+    "docs/loading.md shows, or call set_epoch first."
 )
 BEST_HASH = "best"
 """`validate_hash` if the YAML does not set it: the fastest algorithm whose hash the index has for
@@ -75,6 +75,7 @@ every shard, or none.
 """
 
 FASTEST_FIRST = ("xxh3_64", "xxh128", "xxh3_128", "xxh64", "sha1", "xxh32", "sha256", "md5")
+"Hash algorithms that an index may name, the fastest first."
 
 
 def _has_trainer_five() -> bool:
@@ -86,13 +87,13 @@ def _has_trainer_five() -> bool:
 
 
 def _is_skipped_by_trainer() -> bool:
-    """Check whether Trainer of transformers 5 or later reads the pass only to skip its batches.
-    Called only if that Trainer is imported.
+    """Check whether Trainer of transformers 5 or later reads this pass only to skip its batches.
+    Callers have checked that this Trainer is imported.
 
-    Trainer skips them by a loader of accelerate's, and only then calls set_epoch, on that loader.
-    Trainer of transformers 4 calls set_epoch before.
+    Trainer of transformers 5 skips batches with a loader of accelerate, and calls set_epoch on that
+    loader only afterwards. Trainer of transformers 4 calls set_epoch first.
     """
-    # The frames of a worker do not show who reads its batches.
+    # A worker's frames do not show who reads its batches, so assume that Trainer does.
     if get_worker_info() is not None:
         return True
     # Look for accelerate's loader among the callers.
@@ -114,8 +115,8 @@ class CheckedStream(Stream):  # type: ignore[misc]
             super().__init__(**settings)
         except ImportError as error:
             raise Unreachable(
-                f"Stream {name}: Streaming needs a package to read {settings.get('remote')} that "
-                f"is not installed ({error}); install mosaicml-streaming with the extra for that "
+                f"Stream {name}: a package with which Streaming reads {settings.get('remote')} is "
+                f"not installed ({error}); install mosaicml-streaming with the extra for this "
                 "store."
             ) from error
         self.name = name
@@ -130,7 +131,9 @@ class CheckedStream(Stream):  # type: ignore[misc]
 
     @property
     def is_cached(self) -> bool:
-        """Whether `local` contains copies: damaged ones may be deleted and fetched again."""
+        """Whether `local` contains copies of a remote stream. A damaged copy may be deleted and
+        fetched again.
+        """
         real = os.path.realpath
         return bool(self.remote) and real(self.remote) != real(self.local)
 
@@ -146,12 +149,12 @@ class CheckedStream(Stream):  # type: ignore[misc]
             for file in files:
                 path = PurePosixPath(file.basename)
                 if path.is_absolute() or ".." in path.parts:
-                    raise ValueError(f"it names the shard {path}, outside its own folder")
+                    raise ValueError(f"it lists the shard {path}, outside its own folder")
         except Exception as error:
             raise Unreachable(
                 f"Stream {self.name}: index.json under {self.url} cannot be used "
-                f"({describe_error(error)}), so none of its rows can be loaded; convert the "
-                "stream, or correct its remote, local and split."
+                f"({describe_error(error)}), so no row of the stream can be loaded; convert the "
+                "stream, or correct its remote, local and split in the training YAML."
             ) from error
         drop_connection(self)
         self.validate_hash = self._choose_hash(files)
@@ -168,36 +171,41 @@ class CheckedStream(Stream):  # type: ignore[misc]
         endangered = 0
         for shard in shards:
             for raw, compressed in shard.file_pairs:
-                if compressed and not (folder / compressed.basename).exists():
-                    endangered += (folder / raw.basename).exists()
+                is_missing = compressed and not (folder / compressed.basename).exists()
+                if is_missing and (folder / raw.basename).exists():
+                    endangered += 1
         if endangered:
             raise RecipeError(
                 f"Stream {self.name}: {folder} looks like the cache of a remote: its index.json "
                 f"lists {plural(len(shards), 'shard')} as compressed, but {endangered:,} of them "
-                "exist only decompressed. Without the remote Streaming would delete those when it "
-                "opens the stream, so nothing was opened or changed; set the remote again that the "
-                "stream was fetched from."
+                "exist only decompressed. Without a remote, Streaming would delete these "
+                "decompressed shards when it opens the stream, so nothing was opened or changed. "
+                "Set the stream's remote in the training YAML to the URL that it was fetched from."
             )
 
     def _choose_hash(self, files: list[FileInfo]) -> str | None:
-        """Return the hash algorithm with which to check shards; None if shards are not hashed.
+        """Return the hash algorithm with which shards are checked, or None if they are not checked
+        by hashes.
 
         Raises RecipeError if the YAML names an algorithm that a shard lacks.
         """
+        # The algorithms for which every file has a hash.
         available = set.intersection(*(set(file.hashes) for file in files))
         if self.validate_hash == BEST_HASH:
             return next((name for name in FASTEST_FIRST if name in available), None)
         if not self.validate_hash or self.validate_hash in available:
             return self.validate_hash
+        names = ", ".join(sorted(available))
+        present = f"hashes by {names}" if available else "no hashes"
         raise RecipeError(
-            f"Stream {self.name}: validate_hash is {self.validate_hash}, but the shards of its "
-            f"index.json have {', '.join(sorted(available)) or 'no hashes'}, and Streaming would "
-            "give no rows at all; name one of those or leave validate_hash out."
+            f"Stream {self.name}: validate_hash is {self.validate_hash}, but the shards in its "
+            f"index.json have {present}, so Streaming would give no rows at all; set "
+            "validate_hash in the training YAML to an algorithm of the index, or remove it."
         )
 
     def prepare_shard(self, shard: Reader) -> int:
-        """Fetch and decompress a shard, and check its size. Return the change of the cache in
-        bytes.
+        """Fetch and decompress a shard, and check its size. Return by how many bytes the cache
+        grew.
         """
         try:
             change: int = super().prepare_shard(shard)
@@ -209,7 +217,8 @@ class CheckedStream(Stream):  # type: ignore[misc]
         return change
 
     def check(self, shard: Reader, with_hash: bool = True) -> None:
-        """Compare a shard's decompressed files with the index.
+        """Compare the sizes of a shard's decompressed files, and `with_hash` their hashes, with the
+        index.
 
         Raises ValueError if one is damaged, FileNotFoundError if one is missing.
         """
@@ -221,19 +230,20 @@ class CheckedStream(Stream):  # type: ignore[misc]
             algorithm = self.validate_hash
             expected = raw.hashes.get(algorithm) if with_hash else None
             if expected and get_hash(algorithm, np.memmap(path, np.uint8, "r")) != expected:
-                raise ValueError(f"{path} does not have the {algorithm} that its index states")
+                raise ValueError(f"{path} does not have the {algorithm} hash that its index states")
 
     def is_leftover_whole(self, shard: Reader) -> bool:
-        """Check a shard left from an earlier run. Return False if it is a damaged cached copy.
+        """Check a shard that an earlier run left in `local`. Return False if it is a damaged copy,
+        which can be fetched again.
 
-        A missing file counts as whole: only its compressed file is there, or it was evicted, and it
-        is checked when it is prepared.
-        Raises Unreachable if the original is damaged.
+        Return True if its decompressed file is missing, since it was evicted or only the compressed
+        file is there: the file is checked when Streaming prepares it.
+        Raises Unreachable if the shard is damaged and is not a copy.
         """
         try:
             self.check(shard)
         except FileNotFoundError:
-            pass
+            return True
         except ValueError as damage:
             if not self.is_cached:
                 raise self.failure(shard, describe_error(damage)) from damage
@@ -244,19 +254,26 @@ class CheckedStream(Stream):  # type: ignore[misc]
         """Return the error that the training loop gets for a shard that cannot be used."""
         return Unreachable(
             f"Stream {self.name}: shard {shard.file_pairs[0][0].basename} under {self.url} is lost "
-            f"or damaged ({why}), and without it the epoch would lose rows; restore it there or "
+            f"or damaged ({why}), so the epoch would lose its rows; restore the file there or "
             "convert the stream again."
         )
 
 
 def _list_files(shards: Sequence[Reader]) -> list[FileInfo]:
     """List the files of shards, decompressed and compressed."""
-    pairs = [pair for shard in shards for pair in shard.file_pairs]
-    return [file for pair in pairs for file in pair if file]
+    files = list[FileInfo]()
+    for shard in shards:
+        for raw, compressed in shard.file_pairs:
+            files.append(raw)
+            if compressed:
+                files.append(compressed)
+    return files
 
 
 def describe_error(error: Exception) -> str:
-    """Return the message of another library's error, as a part of one of our sentences."""
+    """Return the message of another library's error on one line, to be put into a sentence; the
+    name of the error's class if it has no message.
+    """
     return flatten_error(error) or type(error).__name__
 
 
@@ -287,7 +304,9 @@ class MixDataset(ShardKeeper):
     transformers 5. A spawned worker has not.
     """
     is_epoch_set = False
-    "Whether set_epoch was called, as every other trainer does before it reads an epoch."
+    """Whether set_epoch was called. Every trainer but that of transformers 5 calls it before it
+    reads an epoch.
+    """
 
     def __init__(self, rules: RowRules, **settings: Any):
         super().__init__(**settings)
@@ -295,8 +314,8 @@ class MixDataset(ShardKeeper):
         self._settings_before_epochs = {key: getattr(self, key) for key in SETTINGS_FILLED_IN}
         is_read = torch.zeros(1, dtype=torch.bool)
         self.is_read_by_loader = is_read.share_memory_()  # type: ignore[no-untyped-call]
-        """bool [1]: whether MixLoader reads the dataset, and not another loader built around it.
-        Shared with the workers of this rank.
+        """bool [1]: True if a MixLoader reads the dataset, False if another loader does. Shared
+        with the workers of this rank.
         """
 
     def __getstate__(self) -> dict[str, Any]:
@@ -312,7 +331,8 @@ class MixDataset(ShardKeeper):
     def __iter__(self) -> Iterator[Any]:
         """Yield the rows of the next epoch.
 
-        Raises RecipeError if another loader reads the dataset, and would skip or repeat samples.
+        Raises RecipeError if a loader other than MixLoader reads the dataset, and would skip or
+        repeat samples.
         """
         if not self.is_read_by_loader[0]:
             if self.is_resumed:
@@ -329,6 +349,8 @@ class MixDataset(ShardKeeper):
         state is first saved or loaded.
         """
         shards = map(_describe_shard, self.shards)
+        # The iterator has the shards of all streams, one stream after the other: each stream takes
+        # the next `count` of them.
         streams = [
             lock_stream(stream.name, int(stream.choose), islice(shards, count))
             for stream, count in zip(self.streams, self.shards_per_stream, strict=True)
@@ -341,7 +363,7 @@ class MixDataset(ShardKeeper):
 
     @property
     def devices(self) -> str:
-        """The devices that divide an epoch, as a part of a sentence."""
+        """The devices that divide an epoch: `2 nodes of 8 devices with batches of 4 samples`."""
         world = self._parallel_rank_world
         nodes = plural(world.num_nodes, "node")
         devices = plural(world.ranks_per_node, "device")
@@ -352,11 +374,12 @@ class MixDataset(ShardKeeper):
         """Return Streaming's state and the lock of the data, for rank 0.
 
         Args:
-            num_samples: with `from_beginning`, as Composer counts them: rows of this epoch that all
-                devices together have received. Otherwise as MixLoader counts them: samples that
-                were drawn since this run began the epoch.
+            num_samples: rows of this epoch that all devices together have received, if
+                `from_beginning`. Otherwise samples that were drawn since this run began the epoch.
+            from_beginning: True if Composer calls, False if MixLoader calls.
         """
-        if from_beginning:  # devices that share samples are counted once
+        if from_beginning:
+            # Devices that share samples are counted once.
             num_samples //= self.replication or 1
             # With packing, rows were counted: `bins` rows were made of `batch_size` samples.
             if self.bins:
@@ -364,7 +387,9 @@ class MixDataset(ShardKeeper):
         state: dict[str, Any] = super().state_dict(num_samples, from_beginning)
         # Composer counts from 0 again after an epoch has ended; Streaming would then repeat that
         # epoch.
-        if from_beginning and not num_samples and state["epoch"] == self.next_epoch - 1 >= 0:
+        last_begun = self.next_epoch - 1
+        is_last_begun = last_begun >= 0 and state["epoch"] == last_begun
+        if from_beginning and not num_samples and is_last_begun:
             state["epoch"] += 1
         return state | {LOCK_KEY: self.lock.to_text()}
 
@@ -383,16 +408,16 @@ class MixDataset(ShardKeeper):
             if not isinstance(value, int):
                 raise RecipeError(
                     f"The argument of load_state_dict is not a state of a loader: {key} is "
-                    f"{value!r}, and must be a whole number; load a value that state_dict() of a "
-                    "loader returned, from the checkpoint that contains it."
+                    f"{value!r}, and must be a whole number; pass a dict that state_dict() of a "
+                    "loader returned and the checkpoint contains."
                 )
 
         # Compare data and devices with those of the state.
         saved_lock = None
         if obj.get(LOCK_KEY) is None:
             log.warning(
-                "The checkpoint contains no lock of its data, like one of another loader: it is "
-                "unknown whether its samples are those of this run."
+                "The checkpoint contains no lock of its data, perhaps because another loader wrote "
+                "it. So mdsmix cannot compare the data of the checkpoint with the data of this run."
             )
         else:
             saved_lock = self._compare_lock(str(obj[LOCK_KEY]), state["num_canonical_nodes"])
@@ -417,8 +442,11 @@ class MixDataset(ShardKeeper):
 
     @property
     def last_place(self) -> int:
-        """The last position in an epoch from which Streaming can start. An epoch may have positions
-        after it: Streaming repeats samples, so that all canonical nodes get the same number.
+        """The last position in an epoch from which Streaming can start: the epoch's size, rounded
+        down to a multiple of the ranks, plus one sample for each rank.
+
+        A state may be after this position, since Streaming repeats samples until all canonical
+        nodes have the same number.
         """
         ranks: int = self._parallel_rank_world.num_ranks
         return int(self.epoch_size) // ranks * ranks + ranks
@@ -429,8 +457,8 @@ class MixDataset(ShardKeeper):
         return state
 
     def _begin_at(self, state: dict[str, Any]) -> None:
-        """Make the next pass begin at a state, even if it is in an epoch that was begun before:
-        Streaming alone would ignore such a state.
+        """Make the next pass begin at the position of a state. This works even if the state's epoch
+        was begun before; Streaming by itself would then ignore the state.
         """
         self.__dict__.update(self._settings_before_epochs, initial_physical_nodes=None)
         super().load_state_dict(state)
@@ -444,11 +472,12 @@ class MixDataset(ShardKeeper):
 
         Args:
             saved_devices: the devices in the state's lock, such as "2 nodes of 8 devices with
-                batches of 4 samples"; None if an earlier commit wrote the lock.
+                batches of 4 samples"; None if the lock does not name devices.
             saved_nodes: the number of nodes in the state.
         """
         devices = self.devices
         method = f"batching_method: {self.batching_method}"
+        # Without saved devices only the nodes can be compared: "2 nodes".
         before = saved_devices or plural(saved_nodes or 0, "node")
         if not saved_devices and devices.startswith(f"{before} "):
             log.warning(
@@ -471,10 +500,11 @@ class MixDataset(ShardKeeper):
             log.warning("accept_changed: the checkpoint %s, under %s.", change, method)
 
     def _compare_lock(self, text: str, canonical_nodes: int) -> LoaderLock | None:
-        """Compare the lock of a state with that of this data. Return it, or None if it cannot be
-        read and `accept_changed` is set.
+        """Compare the lock of a state with the lock of this data. Return the state's lock, or None
+        if it cannot be read and `accept_changed` is set.
 
-        Raises MixRefused if the data differs and `accept_changed` is not set.
+        Raises RecipeError if the state's lock cannot be read, MixRefused if the data differs; in
+        both cases only if `accept_changed` is not set.
 
         Args:
             text: the lock of the state, one line of JSON.
@@ -499,7 +529,7 @@ class MixDataset(ShardKeeper):
         changes = "; ".join(difference.message for difference in differences)
         if changes and not self.accept_changed:
             raise MixRefused(
-                f"The checkpoint was written on other data: {changes}. Resumed on this data, "
+                f"The checkpoint was written on other data: {changes}. With the data of this run, "
                 "some samples would be repeated and others skipped. Fix: resume with the data and "
                 "the settings of the checkpoint (publish: versioned keeps both); "
                 f"{ACCEPT_HINT}."
@@ -515,8 +545,11 @@ class MixDataset(ShardKeeper):
     def get_item(self, sample_id: int, retry: int = 7) -> Any:
         """Return the row of a sample: a TrainingRow, or what `other_row` returns if it is set.
 
-        Raises Unreachable if its shard is lost or damaged, MixRefused if it does not fit the
-        settings; both name the shard.
+        Raises Unreachable if the sample's shard is lost or damaged, MixRefused if the sample does
+        not fit the settings; both name the shard.
+
+        Args:
+            retry: how many times Streaming fetches a shard that is evicted before it is read.
         """
         shard_id, position = self.spanner[sample_id]
         stream = self.streams[self.stream_per_shard[shard_id]]
@@ -542,8 +575,8 @@ class MixDataset(ShardKeeper):
 
 
 def _describe_shard(shard: Reader) -> LockedShard:
-    """Describe a shard for a lock. The hashes are those of the decompressed file, or of the
-    compressed one if the index has no others.
+    """Describe a shard for a lock. The hashes are of the decompressed file, or of the compressed
+    file if the index has only those.
     """
     raw, compressed = shard.file_pairs[0]
     hashes = raw.hashes or (compressed.hashes if compressed else {})

@@ -72,9 +72,10 @@ Each worker must make its own.
 class ShardKeeper(StreamingDataset):  # type: ignore[misc]
     """A StreamingDataset that raises the error of a failing shard in the training loop.
 
-    If a background thread fails, the shard is marked as present, so that nobody waits for it. The
-    worker that needs one of its rows prepares the shard again itself, and raises. All rows before
-    that one are still delivered; the price is that a lost shard is requested twice.
+    If a background thread fails, the shard is marked as present, so that nobody waits for it. A
+    worker that needs a row of the shard prepares the shard again itself, and raises if this fails
+    too. So all rows before the failing shard are still delivered, but a lost shard is requested
+    twice.
     """
 
     def __init__(self, **settings: Any):
@@ -153,13 +154,19 @@ def draw_order(method: str, dataset: StreamingDataset, world: World, epoch: int,
     if not isinstance(dataset, ShardKeeper) or dataset.epoch_size < KEEP_ORDERS_FROM:
         whole_order: Ids = generate_work(method, dataset, world, epoch, start)
         return whole_order
+    # Use the order that an earlier start has written, if its file is there and undamaged.
     path = cache_folder() / "orders" / _name_order(dataset, world, epoch, start)
     with suppress(Exception), np.load(path) as kept_order:  # damage may raise any error
         ids: Ids = kept_order["ids"].astype(np.int64)
         return ids
+
+    # Draw the order, and write it: as int32, half the size, if all ids have room.
     ids = generate_work(method, dataset, world, epoch, start)
+    stored_ids = ids
+    if ids.max() <= np.iinfo(np.int32).max:
+        stored_ids = ids.astype(np.int32)
     content = io.BytesIO()
-    np.savez(content, ids=ids.astype(np.int32) if ids.max() < 1 << 31 else ids)
+    np.savez(content, ids=stored_ids)
     try:
         keep_in_cache(path, content.getvalue())
         orders = sorted(path.parent.iterdir(), key=lambda order: order.stat().st_mtime)

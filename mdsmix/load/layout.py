@@ -3,8 +3,9 @@ device.
 
 Streaming lays an epoch out in the first process of each node, from the dataset's settings and a
 World, and passes it to the others by shared memory. Here the same functions get the World of the
-run. Only the first steps of StreamingDataset's constructor are left out: it takes the local folders
-of the YAML, shared memory and lock files, which another run on this machine may be using.
+run that is previewed. Only the first steps of StreamingDataset's constructor are left out, since
+they take the local folders of the YAML, shared memory and lock files: another run on this machine
+may be using them.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ from mdsmix.mix.epoch.draws import Machines
 from mdsmix.mix.streams.mix import StreamInMix
 
 MOST_SAMPLES = 200_000_000
-"""Samples of an epoch: laying out takes at least 1.1 s and 100 MB a million, here and on every node
-of the run.
+"""The most samples of an epoch that is laid out. Each million takes at least 1.1 s and 100 MB, here
+and on every node of the run.
 """
 NO_SAMPLE = -1
 "Streaming's mark of a position in a batch that no sample fills."
 
 
 class SamplePlace(NamedTuple):
-    """The place of a sample."""
+    """The place of a sample in the streams of a loader."""
 
     stream: int
+    "The stream's number in the loader's list."
     shard: int
     "The shard's number in the stream's index."
     position: int
@@ -66,9 +68,13 @@ class EpochLayout(StreamingDataset):  # type: ignore[misc]
         machines: Machines,
         samples_per_batch: int,
     ):
-        """Lay out an epoch's size. Raises RecipeError if Streaming refuses it or it is too large.
+        """Set up the streams, and compute the number of samples in an epoch.
+
+        Raises RecipeError if Streaming refuses the settings, or the epoch is too large to be laid
+        out.
 
         Args:
+            machines: the cluster for which the epoch is laid out.
             samples_per_batch: samples that a device draws for a batch: its rows, times the packing
                 ratio.
         """
@@ -94,10 +100,10 @@ class EpochLayout(StreamingDataset):  # type: ignore[misc]
             )
         if not 0 < self.epoch_size <= MOST_SAMPLES:
             raise RecipeError(
-                "train_loader: its weights and epoch_size make an epoch of "
-                f"{self.epoch_size:,} samples, and a preview lays out 1 to {MOST_SAMPLES:,} "
-                "(Streaming itself takes 1.1 s a million, on every node and at every start); "
-                "change repeat, choose or epoch_size."
+                f"train_loader: by weights and epoch_size an epoch has {self.epoch_size:,} "
+                f"samples, but a preview lays out 1 to {MOST_SAMPLES:,} samples, since Streaming "
+                "takes 1.1 s for each million on every node at every start; change repeat, choose "
+                "or epoch_size in the recipe."
             )
 
     def set_samples(self, sizes: Sequence[Sequence[int]]) -> None:
@@ -125,8 +131,13 @@ class EpochLayout(StreamingDataset):  # type: ignore[misc]
         shuffle_seed: int | None = None,
         initial_physical_nodes: int | None = None,
     ) -> None:
-        """Set what a state decides, as Streaming does when a run starts or goes on
-        (StreamingDataset._resume).
+        """Set the attributes that Streaming reads from a state when it resumes a run
+        (StreamingDataset._resume), or sets to defaults when a run starts.
+
+        Args:
+            num_canonical_nodes: of the state; None for a run that starts.
+            shuffle_seed: of the state; None for a run that starts.
+            initial_physical_nodes: nodes of the run that wrote the state, or None.
         """
         # Streaming's default of num_canonical_nodes: 64 a machine for these two shuffles, else 1.
         nodes_per_node = 64 if self.shuffle_algo in ("py1s", "py2s") else 1
@@ -150,7 +161,8 @@ class EpochLayout(StreamingDataset):  # type: ignore[misc]
         return deliver_batches(ids, self.drop_last)
 
     def locate_samples(self, ids: Ids) -> list[SamplePlace]:
-        """Return the place of each sample: its stream, its shard and its row in the shard."""
+        """Return the place of each sample: its stream, its shard and its position in the shard."""
+        # Offsets 0, 100, 250: samples 0 to 99 are in shard 0, samples 100 to 249 in shard 1.
         shards = np.searchsorted(self.sample_offset_per_shard, ids, "right") - 1
         streams = self.find_streams(ids)
         shards_in_streams = shards - self.shard_offset_per_stream[streams]
@@ -161,13 +173,14 @@ class EpochLayout(StreamingDataset):  # type: ignore[misc]
         ]
 
     def find_streams(self, ids: Ids) -> Ids:
-        """Return the number of each sample's stream."""
+        """Return the number of each sample's stream in the loader's list."""
+        # The last stream that begins at the sample or before it.
         return np.searchsorted(self.sample_offset_per_stream, ids, "right") - 1
 
     @contextmanager
     def _turn_into_recipe_errors(self) -> Iterator[None]:
-        """Turn Streaming's errors in a `with` block into RecipeError, and silence its warnings:
-        dropped samples are counted here.
+        """Turn Streaming's errors in a `with` block into RecipeError, and silence its warnings of
+        dropped samples, which preview counts itself.
         """
         log = logging.getLogger("streaming")
         level_before = log.level
@@ -178,7 +191,8 @@ class EpochLayout(StreamingDataset):  # type: ignore[misc]
                 yield
         except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError) as error:
             raise RecipeError(
-                f"train_loader: Streaming refuses it on these devices: {describe_error(error)}."
+                "train_loader: Streaming cannot lay out an epoch for these devices: "
+                f"{describe_error(error)}."
             ) from error
         finally:
             log.setLevel(level_before)
@@ -188,8 +202,8 @@ def deliver_batches(ids: Ids, drop_last: bool) -> Ids:
     """Turn Streaming's layout into the batches that torch's DataLoader gives each device, step by
     step.
 
-    Each worker makes batches of its own samples, the last of which may not be full; the loader
-    takes batches from the workers in turn.
+    Each worker makes batches of its own samples, and its last batch may not be full. The loader
+    takes one batch from each worker in turn.
 
     Args:
         ids: int64 [nodes, ranks of a node, workers, batches, samples].
@@ -197,18 +211,18 @@ def deliver_batches(ids: Ids, drop_last: bool) -> Ids:
     Returns:
         int64 [steps, ranks, samples].
     """
-    # Each worker's samples without gaps.
+    # Close the gaps between each worker's samples.
     nodes, gpus, workers, _, size = ids.shape
     samples = ids.reshape(nodes * gpus, workers, -1)
     samples = _move_last(samples == NO_SAMPLE, samples, axis=2)
 
-    # Batch 0 of each worker, batch 1 of each, and so on.
+    # Order the batches of a device: batch 0 of each worker, then batch 1 of each, and so on.
     batches = samples.reshape(nodes * gpus, workers, -1, size).swapaxes(1, 2)
     batches = batches.reshape(nodes * gpus, -1, size)
     if drop_last:
         batches[(batches == NO_SAMPLE).any(axis=2)] = NO_SAMPLE
 
-    # The loader skips a worker that has no more batches.
+    # Move empty batches to the end, since the loader skips a worker that has no more batches.
     is_empty = (batches == NO_SAMPLE).all(axis=2, keepdims=True)
     steps = _move_last(is_empty, batches, axis=1).swapaxes(0, 1)
     drawn: Ids = steps[(steps != NO_SAMPLE).any(axis=(1, 2))]
@@ -216,11 +230,13 @@ def deliver_batches(ids: Ids, drop_last: bool) -> Ids:
 
 
 def _move_last(is_moved: NDArray[np.bool_], values: Ids, axis: int) -> Ids:
-    """Move some of the values after the others. The order of both is kept."""
+    """Move the values where `is_moved` is true after the others, along an axis. The order of both
+    is kept: 5, -1, 6, -1 -> 5, 6, -1, -1 if the two -1 are moved.
+    """
     moved: Ids = np.take_along_axis(values, np.argsort(is_moved, axis, kind="stable"), axis)
     return moved
 
 
 def _count_before(counts: Ids) -> Ids:
-    """Return, for each entry, the sum of the entries before it."""
+    """Return, for each entry, the sum of the entries before it: 3, 2, 4 -> 0, 3, 5."""
     return counts.cumsum() - counts

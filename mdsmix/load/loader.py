@@ -39,8 +39,9 @@ from mdsmix.shards.token_ids import IMAGE_COLUMNS, PACKED_COLUMNS
 log = logging.getLogger(__name__)
 LOCAL_IN_USE = (
     "a local folder of its streams is in use: by two of its streams, by another loader that still "
-    "exists, or by a run that was killed. Give each its own local, delete the other loader, or "
-    "call streaming.base.util.clean_stale_shared_memory() if no other run is on this machine."
+    "exists, or by a run that was killed. Give each stream a local of its own, delete the other "
+    "loader, or call streaming.base.util.clean_stale_shared_memory() if no other run is on this "
+    "machine."
 )
 BATCHES_TRIED = 100
 "Batches that a packing ratio is tried on, as in LLM-Foundry."
@@ -51,8 +52,9 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
     epoch.
 
     `state_dict()` between two batches returns the position in the epoch. After
-    `load_state_dict(state)` the next pass continues after the last batch that was yielded, even if
-    later ones were prefetched. If the epoch has no batch left, the next pass is the next epoch.
+    `load_state_dict(state)` the next pass begins after the last batch that had been yielded when
+    the state was made; prefetched batches are not counted. If the epoch has no batch left, the next
+    pass is the next epoch.
     """
 
     _iterator: Any
@@ -65,19 +67,21 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
 
     def __init__(self, dataset: MixDataset, **keys: Any) -> None:
         super().__init__(dataset, **keys)
-        # Lightning looks for it there.
+        # Lightning calls set_epoch of the sampler, not of the loader.
         self.sampler.set_epoch = dataset.set_epoch
         self._reader: Any = None
         "Torch's iterator of the current pass."
         self._passes = 0
+        "The number of the current pass. A pass with a smaller number can no longer be read."
         self._starts = dataset.starts
+        "The dataset's `starts` when the current pass began."
         self._may_be_over = False
         "Whether the next pass resumes from a state, which may be the end of an epoch."
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the remaining batches of the epoch.
 
-        Raises RecipeError if another pass was begun in the meantime, or a state loaded.
+        Raises RecipeError if another pass is begun, or a state is loaded, before this pass ends.
         """
         self._follow_dataset()
         if self._reader is not self._iterator:
@@ -91,9 +95,9 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
                 self._follow_dataset()
                 if number != self._passes:
                     raise RecipeError(
-                        "This pass was begun before another one, or before load_state_dict was "
-                        "called, and only the last pass can be read: take the batches of the new "
-                        "one."
+                        "After this pass another pass was begun, or load_state_dict or set_epoch "
+                        "was called, and only the last pass can be read: take the batches of the "
+                        "last pass, or iterate the loader again."
                     )
         except MdsmixError as error:
             if number == self._passes:
@@ -103,9 +107,10 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
             *traceback, last_line = str(error).strip().splitlines()
             if not traceback:
                 raise
-            # Raise the error without torch's frames: they refer to the error, and so keep the
-            # workers of this pass alive. If they were collected as a cycle, the workers' queues
-            # would go before the workers are asked to stop, and torch would wait 5 s for each.
+            # Raise the error without torch's frames, which refer to the error and so keep the
+            # workers of this pass alive. Otherwise frames and error are deleted together later:
+            # the workers' queues before the workers are asked to stop, so that torch waits 5 s for
+            # each worker.
             sentence = last_line.partition(": ")[2]
             raise type(error)(sentence) from error.with_traceback(None)
         finally:
@@ -139,7 +144,7 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the epoch. Only the state of rank 0 is to be saved."""
+        """Return the position in the epoch and the lock of the data. Save only the state of rank 0."""
         self._follow_dataset()
         state: dict[str, Any] = super().state_dict()
         return state
@@ -147,6 +152,7 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         """Make the next pass resume from a state. The loader may have been iterated before."""
         super().load_state_dict(obj)
+        # Streaming cannot start after this position, where the epoch has no batch left.
         if obj["sample_in_epoch"] > self.dataset.last_place:
             self.dataset.set_epoch(obj["epoch"] + 1)
         self._follow_dataset()
@@ -204,8 +210,8 @@ def build_loader(
         batch_size: rows per batch and device.
         loader: `train_loader`, or `eval_loader.<label>`.
         ids: the tokenizer's ids; by default those of the config's `tokenizer`.
-        accept_changed: `load_state_dict` accepts a state that was saved on other data, and logs the
-            differences.
+        accept_changed: let `load_state_dict` accept a state that was saved on other data, and log
+            the differences.
         position_ids: add `position_ids` to each batch. They begin at 0 again with each document of
             a row.
 
@@ -224,8 +230,8 @@ def build_loader(
     mix_loader = open_loader(settings, batch_size, ids or open_token_ids(settings), accept_changed)
     if position_ids and not mix_loader.collate_fn.rules.decoder_only_format:
         raise RecipeError(
-            "position_ids are those of one sequence, but under decoder_only_format: false a sample "
-            "has two: leave them out."
+            "position_ids need samples of one sequence, but under decoder_only_format: false a "
+            "sample has two, an input and a target; call build_loader without position_ids."
         )
     mix_loader.collate_fn.with_position_ids = position_ids
     return mix_loader
@@ -234,7 +240,13 @@ def build_loader(
 def open_loader(
     settings: LoaderSettings, batch_size: int, ids: TokenIds, accept_changed: bool = False
 ) -> MixLoader:
-    """Build a loader from its settings. `build_loader` and the plugin of LLM-Foundry call this."""
+    """Build a loader from its settings, for `build_loader` and the plugin of LLM-Foundry.
+
+    Args:
+        batch_size: rows per batch and device.
+        accept_changed: resume from states that were saved on other data, even if the YAML does not
+            say so.
+    """
     batch_size = _check_batch_size(batch_size)
     section = settings.section
     keys = settings.loader
@@ -256,9 +268,9 @@ def open_loader(
     is_stratified = settings.streaming.get("batching_method") == "stratified"
     if len(dataset) < drawn and (keys["drop_last"] or is_stratified):
         raise RecipeError(
-            f"{section.label}: an epoch gives each device {plural(len(dataset), 'sample')}, fewer "
-            f"than a batch of {drawn:,}, so training would never take a step; set a smaller "
-            "batch_size, or raise the weights."
+            f"{section.label}: an epoch gives each device {plural(len(dataset), 'sample')}, but a "
+            f"batch needs {drawn:,}, so training would never take a step; set a smaller batch "
+            "size, or raise the weights of the streams."
         )
     _refuse_unfilled(dataset, section.label)
 
@@ -291,8 +303,9 @@ def open_token_ids(settings: LoaderSettings) -> TokenIds:
 
     if settings.tokenizer is None:
         raise RecipeError(
-            f"The config of {settings.section.label} names no tokenizer, and the rows need its EOS "
-            "and padding ids; add tokenizer: {name: ...} or pass ids."
+            f"The config of {settings.section.label} names no tokenizer, but rows need the "
+            "tokenizer's EOS and padding ids; add tokenizer: {name: ...} to the config, or pass "
+            "ids to build_loader."
         )
     tokenizer = open_tokenizer(localize_spec(settings.tokenizer, settings.places))
     return TokenIds(
@@ -306,8 +319,8 @@ def open_token_ids(settings: LoaderSettings) -> TokenIds:
 def make_row_rules(settings: LoaderSettings, ids: TokenIds) -> RowRules:
     """Return the rules for turning samples into rows.
 
-    Raises RecipeError if the settings need a token that the tokenizer lacks, or name another id for
-    it.
+    Raises RecipeError if the tokenizer lacks a token that the rows need, or if the settings name
+    another id for its EOS or BOS.
     """
     section = settings.section
     if not section.is_text and ids.fill is None:
@@ -317,9 +330,11 @@ def make_row_rules(settings: LoaderSettings, ids: TokenIds) -> RowRules:
         )
     for finding in separator_differs(section, {"eos": ids.eos, "bos": ids.bos}):
         raise RecipeError(refusal_message(finding, section))
-    # EOS separates documents if the config names it: it ends one. Otherwise BOS begins one.
-    eos_separator = settings.row_key("eos_token_id")
-    bos_separator = settings.row_key("bos_token_id")
+    # If the config has eos_token_id, EOS ends each document. Otherwise BOS begins each document.
+    separator = settings.row_key("eos_token_id")
+    separator_starts = separator is None
+    if separator_starts:
+        separator = settings.row_key("bos_token_id")
     return RowRules(
         ids=ids,
         max_seq_len=section.max_seq_len or 0,
@@ -327,8 +342,8 @@ def make_row_rules(settings: LoaderSettings, ids: TokenIds) -> RowRules:
         target_prompts=section.targets.prompts,
         target_responses=section.targets.responses,
         token_encoding_type=settings.row_key("token_encoding_type", "int64"),
-        separator=bos_separator if eos_separator is None else eos_separator,
-        separator_starts=eos_separator is None,
+        separator=separator,
+        separator_starts=separator_starts,
     )
 
 
@@ -342,8 +357,9 @@ def _check_batch_size(batch_size: Any) -> int:
 
 
 def _find_packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: int) -> float:
-    """Return the number of samples drawn for each packed row; 1 without packing. `auto` is computed
-    as LLM-Foundry does, and logged.
+    """Return the number of samples drawn for each packed row; 1 without packing.
+
+    `packing_ratio: auto` is computed as in LLM-Foundry, by packing the first samples, and logged.
     """
     setting = settings.row_key("packing_ratio", 1)
     if setting != "auto":
@@ -352,8 +368,8 @@ def _find_packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: i
     rows = list[TrainingRow]()
     if len(ratios) > 1:
         # Read the samples with a separate dataset, so that the loader's own dataset begins its
-        # epoch at the first sample. It prepares one such batch ahead instead of the default 8,
-        # since only one is read.
+        # epoch at the first sample. It prepares only `batch_size` samples ahead, since it is read
+        # only here: Streaming's default would be 8 batches of `count` samples.
         count = BATCHES_TRIED * max(ratios)
         dataset = _open_dataset(settings, rules, count, 0, batch_size)
         try:
@@ -376,7 +392,8 @@ def _refuse_evicting(
     """Raise RecipeError if the cache_limit makes Streaming evict shards that a worker waits for.
 
     Args:
-        drawn: samples of a device's batch.
+        drawn: samples that a device draws for a batch.
+        workers: workers of a device.
     """
     if not dataset.cache_limit:
         return
@@ -409,16 +426,16 @@ def _refuse_evicting(
     if limit < need.bytes:
         lack = need.describe_lack(settings.streaming["cache_limit"], limit)
         raise RecipeError(
-            f"{settings.section.label}: {lack}; set cache_limit to {need.bytes} or more, or remove "
-            "it, or set a smaller predownload or fewer num_workers."
+            f"{settings.section.label}: {lack}; set cache_limit to {need.bytes} or more, remove "
+            "cache_limit, or set a smaller predownload or a smaller num_workers."
         )
 
 
 def _describe_machines(dataset: MixDataset, drawn: int) -> Machines:
-    """Return the devices that a dataset was opened for.
+    """Return the devices for which a dataset was opened.
 
     Args:
-        drawn: samples that each of them draws for a batch.
+        drawn: samples that a device draws for a batch.
     """
     world = dataset._parallel_rank_world
     return Machines(
@@ -431,8 +448,11 @@ def _describe_machines(dataset: MixDataset, drawn: int) -> Machines:
 
 
 def _refuse_unfilled(dataset: MixDataset, label: str) -> None:
-    """Raise RecipeError if the batching method cannot fill a batch. Streaming would only notice it
-    in its first worker.
+    """Raise RecipeError if the batching method cannot fill a batch. Streaming would notice this
+    only later, in its first worker.
+
+    Args:
+        label: the loader's name in the message, such as `train_loader`.
     """
     method = dataset.batching_method
     if method not in METHODS:
@@ -447,20 +467,21 @@ def _refuse_unfilled(dataset: MixDataset, label: str) -> None:
         size = "larger" if method == "stratified" else "smaller"
         raise RecipeError(
             f"{label}: batching_method: {method} cannot fill a batch of "
-            f"{plural(machines.batch, 'sample')} on all devices, since an epoch draws too few of "
-            f"{join_names(empty)}; set a {size} batch, raise the weight, or use batching_method: "
-            "random."
+            f"{plural(machines.batch, 'sample')} on all devices, since an epoch draws too few "
+            f"samples of {join_names(empty)}; set a {size} batch, raise the weight of these "
+            "streams, or use batching_method: random."
         )
 
 
 def _open_dataset(
     settings: LoaderSettings, rules: RowRules, drawn: int, workers: int, ahead: int | None = None
 ) -> MixDataset:
-    """Open the streams. Raises RecipeError if Streaming refuses a setting.
+    """Open the streams as one dataset. Raises RecipeError if Streaming refuses a setting.
 
     Args:
-        drawn: samples of a device's batch.
-        ahead: the most samples that a worker prepares ahead; None: as `predownload` sets it.
+        drawn: samples that a device draws for a batch.
+        workers: workers of a device.
+        ahead: the most samples that a worker prepares ahead; None: as many as `predownload` says.
     """
     try:
         dataset = MixDataset(
@@ -469,7 +490,8 @@ def _open_dataset(
             batch_size=drawn,
             **settings.streaming,
         )
-    except (ValueError, TypeError) as error:  # TypeError: a weight or a size that is a string
+    except (ValueError, TypeError) as error:
+        # A TypeError is raised for a weight or a size that is a string.
         why = f"Streaming refuses it: {describe_error(error)}."
         if "Reused local directory" in why:
             why = LOCAL_IN_USE

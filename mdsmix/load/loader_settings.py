@@ -19,12 +19,12 @@ from mdsmix.load.dataset import BEST_HASH
 from mdsmix.recipe import TokenizerSpec
 
 RULES_SKIPPED_HERE = ("workers", "key-missing", "remote-alone", "setting-null", "split-nested")
-"""Ids of rules for LLM-Foundry's own loaders. In this loader, keys that are missing or null have
-defaults that fit, and a stream needs only one of local and remote.
+"""Ids of rules that hold only for LLM-Foundry's own loaders. In this loader, keys that are missing
+or null have working defaults, and a stream needs only one of local and remote.
 """
 REFUSED_KEYS = {
     "allow_unsafe_types": "which runs any code that a shard of pickles contains; remove it, and "
-    "write such a stream again in another encoding",
+    "write the streams that contain pickles again in another encoding",
     "mlm_probability": "but this loader masks no tokens; remove it",
 }
 "Keys of LLM-Foundry that this loader refuses -> why."
@@ -43,18 +43,21 @@ class LoaderSettings:
     loader: Settings
     "The keys of the section itself, each with its value or default."
     streams: Mapping[str, Settings]
-    "Name -> keywords of Stream."
+    "Name of a stream -> the keywords for Streaming's Stream."
     streaming: Settings
-    "Further keywords of StreamingDataset."
+    "The other keywords for StreamingDataset, besides `streams`."
     tokenizer: TokenizerSpec | None
+    "The tokenizer that the config names, if it names one."
 
     @property
     def places(self) -> list[str]:
-        """The URLs or folders at which its streams were published."""
+        """The URLs or folders at which the loader's streams were published."""
         return [stream.url for stream in self.section.stream_sections if stream.url]
 
     def row_key(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key of `dataset`, or `default` if it is missing or null."""
+        """Return the value of a key of the section's `dataset`, or `default` if the key is missing
+        or null.
+        """
         value = self.section.dataset.get(key)
         return default if value is None else value
 
@@ -78,8 +81,8 @@ def make_settings(section: LoaderSection, tokenizer: TokenizerSpec | None = None
     """
     checked_section = section
     if section.is_text:
-        # LLM-Foundry's text loader has no target policies, so its rules would refuse them; this
-        # loader reads them under either name.
+        # LLM-Foundry's text loader does not know target_prompts and target_responses, so the rules
+        # would refuse them. This loader reads them also under `name: text`.
         dataset = {key: value for key, value in section.dataset.items() if key not in TARGET_KEYS}
         checked_section = replace(section, section={**section.section, "dataset": dataset})
     refuse_broken_rules(checked_section, ignored=RULES_SKIPPED_HERE)

@@ -1,9 +1,9 @@
 """`train_loader.name: mdsmix`: LLM-Foundry's own `train` reads through this package.
 
-Foundry finds the builder by an entry point (`llmfoundry_dataloaders` in pyproject.toml), so nothing
-of Foundry is changed, and nothing of it is imported before it calls the builder. The builder
-returns the loader of `build_loader`, in the DataSpec that Foundry's registry makes for its own
-loaders. Composer resumes it by `state_dict` of its dataset, as it resumes theirs.
+Foundry finds `build_dataloader` by an entry point (`llmfoundry_dataloaders` in pyproject.toml). So
+Foundry is not changed, and nothing of Foundry is imported before it calls the function. The
+function returns the loader of `build_loader`, in the DataSpec that Foundry's registry makes for its
+own loaders. Composer resumes the loader by `state_dict` of its dataset, as it resumes Foundry's.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from mdsmix.load.vision import PIXEL_ROWS
 
 
 def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) -> Any:
-    """Build composer's DataSpec of a loader from its section in LLM-Foundry's YAML. The keys are
-    those in this folder's README.
+    """Build a loader from its section in LLM-Foundry's YAML, and return composer's DataSpec of it.
 
     Raises the errors of `build_loader`.
 
     Args:
-        tokenizer: the one that Foundry built (transformers); only its special ids are used.
+        tokenizer: the transformers tokenizer that Foundry built; only its special ids are used.
         device_batch_size: rows in a batch of this device.
         section: `dataset`, `num_workers` and so on, with every `${...}` filled in.
     """
     if tokenizer is None:
         raise RecipeError(
-            f"name: {MDSMIX_LOADER} needs the EOS and padding ids of a tokenizer, and the config "
-            "names none; add tokenizer: {name: ...}."
+            f"A loader with name: {MDSMIX_LOADER} needs the EOS and padding ids of a tokenizer, "
+            "but the config names no tokenizer; add tokenizer: {name: ...} to it."
         )
     loader_section = LoaderSection(
         label=f"the {MDSMIX_LOADER} loader", section={"name": MDSMIX_LOADER, **section}
@@ -60,12 +59,12 @@ def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) 
 
 def prepare_microbatches(collate: Collate) -> Callable[[Batch, int | float], list[Batch]]:
     """Make a loader of images yield batches that can be split into microbatches, and return the
-    function that splits them.
+    function that splits a batch.
 
-    Composer calls that function with a batch and the rows of a microbatch.
+    Composer calls the returned function with a batch and the number of rows in a microbatch.
     """
     vision = collate.vision
-    assert vision is not None, "a loader of images"
+    assert vision is not None, "called only for a loader of images"
     vision.is_split = True
     with_dummy = vision.with_dummy
     vision.with_dummy = False  # each microbatch gets its own
@@ -74,21 +73,24 @@ def prepare_microbatches(collate: Collate) -> Callable[[Batch, int | float], lis
         if isinstance(size, float):
             raise RecipeError(
                 f"device_train_microbatch_size is {size}, but a row with its images cannot be "
-                "split: set a whole number of rows."
+                "split; set a whole number of rows in the training YAML."
             )
         starts = range(0, count_rows(batch), size)
         return [cut(batch, start, start + size) for start in starts]
 
     def cut(batch: Batch, start: int, stop: int) -> Batch:
-        """Return some rows of a batch, and the tensors of pixels of their images, if any."""
+        """Return the rows from `start` to `stop` of a batch, and the pixels of their images."""
         pixel_rows: Any = batch.get(PIXEL_ROWS, {})
         rows = {}
         for key, tensor in batch.items():
             if key != PIXEL_ROWS and key not in pixel_rows:
                 rows[key] = tensor[start:stop]
+        # A row's pixels follow the pixels of all rows before it.
         pixels = {}
         for key, entries_of_rows in pixel_rows.items():
-            pixels[key] = batch[key][sum(entries_of_rows[:start]) : sum(entries_of_rows[:stop])]
+            first_entry = sum(entries_of_rows[:start])
+            end = sum(entries_of_rows[:stop])
+            pixels[key] = batch[key][first_entry:end]
         if any(map(len, pixels.values())):
             return rows | pixels
         return collate.with_dummy_image(rows) if with_dummy else rows

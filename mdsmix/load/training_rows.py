@@ -53,19 +53,19 @@ class TokenIds:
 
 @dataclass(frozen=True, kw_only=True)
 class RowRules(Targets):
-    """The rules that make rows of samples: which tokens are trained, the tokenizer's ids, and the
-    dtype of plain bytes.
+    """The rules for making rows from samples: which tokens are trained, the tokenizer's ids, and
+    how documents are separated.
     """
 
     ids: TokenIds
     token_encoding_type: str = "int64"
     "The dtype of tokens in a column of plain bytes."
     separator: int | None = None
-    """The token between the documents of a pretraining row (`eos_token_id` or `bos_token_id` of the
-    loader).
+    """The id of the token between the documents of a pretraining row (`eos_token_id` or
+    `bos_token_id` of the loader); None if the loader names neither.
     """
     separator_starts: bool = False
-    "True: the separator is a BOS, which belongs to the document after it."
+    "True if the separator is a BOS, which belongs to the document after it."
     image: int | None = None
     "The id of an image's placeholder in the tokens; None if the loader has no processor."
 
@@ -85,13 +85,15 @@ class RowImages:
 
 
 class TrainingRow(NamedTuple):
-    """A row before padding. Under `decoder_only_format: false` the two arrays are encoder input and
-    target.
+    """A row before padding. Under `decoder_only_format: false`, input_ids is the encoder's input
+    and labels is the target.
     """
 
     input_ids: Tokens
     labels: Tokens
-    "The same length as input_ids (decoder-only)."
+    """The ids to predict, with IGNORED_LABEL for tokens that are not trained. As long as input_ids,
+    except for an encoder-decoder.
+    """
     documents: Tokens | None = None
     "The number of each token's document, from 0; None if the row is one document."
     pictures: RowImages | None = None
@@ -103,10 +105,10 @@ class TrainingRow(NamedTuple):
 
 
 def make_training_row(sample: Sample, rules: RowRules) -> TrainingRow:
-    """Make the row of a decoded MDS sample.
+    """Turn a decoded MDS sample into a row to train on. The sample's columns decide how.
 
-    Raises MixRefused if the sample does not fit the rules. The caller adds stream and shard to the
-    message.
+    Raises MixRefused if the sample does not fit the rules. The caller puts stream, shard and row
+    before the message, which begins with "it".
     """
     columns = find_id_columns(sample)
     end = rules.max_seq_len
@@ -123,9 +125,9 @@ def make_training_row(sample: Sample, rules: RowRules) -> TrainingRow:
     is_pictured = has_images(sample)
     if is_pictured and rules.image is None:
         raise MixRefused(
-            "it has images, each of which is one bare placeholder in its tokens, and there is no "
-            "processor to expand them; set train_loader.dataset.processor to the folder or name "
-            "of the model's processor, or take its stream out of the mix."
+            "it has images, but the loader has no processor, so its tokens would contain only a "
+            "bare placeholder for each image; set train_loader.dataset.processor to the folder or "
+            "name of the model's processor, or take the stream out of the mix."
         )
     if not is_pictured and columns != ("turns",):
         turn = turns[0]
@@ -145,9 +147,9 @@ def _add_pictures(row: TrainingRow, sample: Sample, rules: RowRules) -> Training
     spots = np.flatnonzero(row.input_ids == rules.image)
     if not len(spots) == len(sample["sizes"]) == len(sample["images"]):
         raise MixRefused(
-            f"it has {len(sample['images'])} images and {len(spots)} tokens with the id "
-            f"{rules.image}, which the processor expands; name the processor that the stream was "
-            "converted for."
+            f"it has {len(sample['images'])} images, but {len(spots)} tokens with the id "
+            f"{rules.image}, the processor's placeholder for an image; set "
+            "train_loader.dataset.processor to the processor that the stream was converted for."
         )
     return row._replace(pictures=RowImages(sample["images"], sample["sizes"], spots))
 
@@ -174,6 +176,7 @@ def cut_row(row: TrainingRow, rules: RowRules, spare: int = 1) -> TrainingRow:
 
 
 def _refuse_negative_ids(input_ids: Tokens) -> None:
+    """Raise MixRefused if an id is negative, such as -100."""
     if input_ids.size and input_ids.min() < 0:
         raise MixRefused(
             f"it contains the id {input_ids.min()}, which no vocabulary has; if its labels are "
@@ -183,9 +186,10 @@ def _refuse_negative_ids(input_ids: Tokens) -> None:
 
 
 def _refuse_untrained(labels: Tokens, rules: RowRules) -> None:
+    """Raise MixRefused if no label is trained."""
     if (labels == IGNORED_LABEL).all():
         raise MixRefused(
-            f"at max_seq_len {rules.max_seq_len} it has nothing left to train on under "
+            f"with max_seq_len {rules.max_seq_len} it has nothing left to train on under "
             f"target_prompts: {rules.target_prompts} and target_responses: "
             f"{rules.target_responses}; convert the data with these settings, which leaves such "
             "records out."
@@ -196,7 +200,7 @@ def _make_packed_row(sample: Sample, rules: RowRules) -> TrainingRow:
     """Make a row of several documents. The conversion decided its labels; the run's target policies
     do not change them.
     """
-    ids, is_trained, starts = decode_packed_row(sample)
+    ids, is_trained, starts = decode_packed_row(sample)  # starts: first token of each document
     labels = np.where(is_trained, ids, IGNORED_LABEL)
     row = cut_row(TrainingRow(ids, labels), rules, spare=0)
     _refuse_untrained(row.labels, rules)
@@ -218,10 +222,12 @@ def _make_plain_row(tokens: Tokens, rules: RowRules) -> TrainingRow:
             labels = np.where(is_pad, IGNORED_LABEL, tokens)
     if rules.separator is not None and tokens.size:
         is_separator = tokens == rules.separator
-        # A separator that ends a document belongs to that document. One that begins a document
-        # belongs to it, and the first document is 0 whether or not it begins with a separator.
+        # The number of separators up to each token, itself included.
         count = is_separator.cumsum()
-        documents = count - (count[0] if rules.separator_starts else is_separator)
+        # 5, BOS, 6, BOS, 7 -> 0, 1, 1, 2, 2. The first document is 0 also if BOS begins it.
+        # 5, EOS, 6, EOS, 7 -> 0, 0, 1, 1, 2, since an EOS belongs to the document that it ends.
+        not_counted = count[0] if rules.separator_starts else is_separator
+        documents = count - not_counted
     return TrainingRow(tokens, labels, documents)
 
 
@@ -240,8 +246,8 @@ def _end_with_eos(turns: Sequence[Turn], rules: RowRules) -> Sequence[Turn]:
 
 
 def _make_encoder_decoder_row(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
-    """Make a row of encoder input and target: everything before the last response, and that
-    response.
+    """Make the row of an encoder-decoder model: its input is everything before the last response,
+    and its target is the last response.
     """
     *earlier_turns, last_turn = turns
     context = np.concatenate([*chain(*earlier_turns), last_turn.prompt])
@@ -254,8 +260,8 @@ def _make_encoder_decoder_row(turns: Sequence[Turn], rules: RowRules) -> Trainin
 
 
 def _make_decoder_row(turns: Sequence[Turn], rules: RowRules) -> TrainingRow:
-    """Join prompts and responses end to end; labels that the target policies do not train are
-    IGNORED_LABEL.
+    """Join prompts and responses end to end. The labels are the ids, or IGNORED_LABEL for tokens
+    that target_prompts and target_responses do not train.
     """
     input_ids = np.concatenate([*chain(*turns)])
     labels = input_ids.copy()
@@ -302,18 +308,23 @@ def make_position_ids(sequence_id: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return int64 [batch, n]: the position of each token in its document.
 
     Args:
-        sequence_id: int64 [batch, n]; a document is a run of one value.
+        sequence_id: int64 [batch, n]; equal values next to each other are one document.
+
+    Example: 0, 0, 0, 1, 1 -> 0, 1, 2, 0, 1.
     """
     columns = np.arange(sequence_id.shape[1])
-    # No value is -2 (padding is -1), so position 0 always begins a run.
+    # Whether a token begins a document. No value is -2 (padding is -1), so the first always does.
     begins = np.diff(sequence_id, prepend=-2) != 0
-    return np.asarray(columns - np.maximum.accumulate(np.where(begins, columns, 0), axis=1))
+    # The column at which each token's document begins: 0, 0, 0, 3, 3 in the example.
+    beginnings = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
+    return np.asarray(columns - beginnings)
 
 
 def document_mask(sequence_id: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return the attention mask of a causal model in which documents do not attend to each other.
 
-    It takes n * n numbers a row, so prefer a kernel that reads position_ids if the model has one.
+    The mask has n * n numbers for each row, so prefer an attention kernel that reads position_ids
+    if the model has one.
 
     Args:
         sequence_id: int64 [batch, n], -1 for padding, as in a batch.

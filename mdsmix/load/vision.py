@@ -1,5 +1,5 @@
-"""Turns the images of a batch into the input of a vision-language model: expanded tokens and
-pixels, both made by the processor's own functions.
+"""Turns the images of a batch into the input of a vision-language model: tokens and pixels, both
+made by the functions of the model's own (transformers) processor.
 
 A stored row has one token for each image. Here, in the worker that makes the batch, its images are
 decoded, rotated as their EXIF asks, and put through the processor once for the whole batch, so that
@@ -37,8 +37,9 @@ from mdsmix.storage import Location, locate
 from mdsmix.tokenizer.published import fetch_folder, localize_name
 
 PIXEL_ROWS = "pixel_rows"
-"""Key of a batch that will be cut into microbatches. Its value: name of a tensor of pixels -> for
-each row of the batch, the number of the tensor's entries that are the row's.
+"""An additional key of a batch that will be cut into microbatches. Its value is a dict: name of a
+tensor of pixels -> how many of the tensor's entries belong to each row of the batch. Example:
+{"pixel_values": [4, 0, 6]} for three rows, if the second has no image.
 """
 DUMMY_SIZE = (56, 56)
 "Height and width of the image that is added to a batch without images."
@@ -59,10 +60,10 @@ class ImageStream(NamedTuple):
 
 
 def open_vision(settings: LoaderSettings, has_images: bool) -> Vision | None:
-    """Open the Vision of a loader, or return None if it has no processor.
+    """Open the processor of a loader, or return None if it has none.
 
-    The processor is the one that the loader's section names. Otherwise, for streams of images, it
-    is the one that is published next to them.
+    The loader's section may name the processor. If it does not, and a stream has images, the
+    processor is used that was published next to the streams.
     Raises RecipeError if the processor cannot be used, MixRefused if streams were not converted for
     it.
     """
@@ -82,8 +83,8 @@ def open_vision(settings: LoaderSettings, has_images: bool) -> Vision | None:
             if not stream.manifest.encoding.images.get("around"):
                 raise MixRefused(
                     f"{stream.root} was converted without a processor, so its rows lack the text "
-                    f"that {name} prints around each image: set processor: in the recipe and "
-                    "convert it again."
+                    f"that {name} prints around each image; set processor: in the recipe and "
+                    "convert the stream again."
                 )
     return vision
 
@@ -116,9 +117,9 @@ def _fetch_published_processor(settings: LoaderSettings) -> str | None:
             raise MixRefused(
                 f"{published} contains the processor that the streams were converted for "
                 f"({expected[:8]}), but transformers {version('transformers')} makes another one "
-                f"from its files ({actual[:8]}): install the version that converted them, or name "
-                "the processor in dataset.processor to have only the token counts of images "
-                "compared."
+                f"from its files ({actual[:8]}): install the version of transformers that "
+                "converted the streams, or set dataset.processor in the training YAML to this "
+                "processor, so that only the token counts of images are compared."
             )
         return str(folder)
     return None
@@ -130,8 +131,8 @@ def refuse_packing(settings: LoaderSettings) -> None:
     if is_packed or not settings.row_key("decoder_only_format", True):
         raise RecipeError(
             f"{settings.section.label}: a processor cannot be used with packing_ratio or "
-            "decoder_only_format: false, since a row with images must be a row of its own: remove "
-            "packing_ratio and set decoder_only_format: true."
+            "decoder_only_format: false, since images cannot be packed or split into input and "
+            "target; remove packing_ratio and set decoder_only_format: true."
         )
 
 
@@ -149,9 +150,12 @@ def load_processor(name: str) -> LoadedProcessor:
 
 @dataclass(slots=True)
 class Vision:
-    """The processor of a loader. A spawned worker loads it itself."""
+    """The processor of a loader. Only its name is passed to spawned workers, which load it
+    themselves.
+    """
 
     name: str
+    "The processor's local folder, or its name on the hub."
     with_dummy: bool
     """Add a masked image to a batch without images, so that every rank computes with images and
     none waits for another.
@@ -163,26 +167,32 @@ class Vision:
 
     @property
     def processor(self) -> LoadedProcessor:
+        """The processor, loaded once in each process."""
         return load_processor(self.name)
 
     def expand(self, rows: Sequence[TrainingRow], rules: RowRules) -> ExpandedBatch:
-        """Expand the images of a batch's rows. Raises MixRefused if that is impossible for a row,
-        which the message names.
+        """Replace the placeholder of each image in a batch by the image's tokens, and make the
+        pixels of all images.
+
+        Raises MixRefused, with the name of the row, if an image cannot be decoded or does not fit.
         """
         pictures_of_rows = {n: row.pictures for n, row in enumerate(rows) if row.pictures}
         if not pictures_of_rows:
             return ExpandedBatch(list(rows), {})
 
-        # Decode, then put all images through the processor.
+        # Decode, then put all images through the processor: at once, or row by row if the batch
+        # will be split.
         images_of_rows = [
             [decode_row_image(pictures, number) for number in range(len(pictures.images))]
             for pictures in pictures_of_rows.values()
         ]
+        # The row that the message names if the processor refuses the batch.
         first_row_name = next(iter(pictures_of_rows.values())).where
         if self.is_split:
             pieces_of_rows = []
             pixels_of_rows = {}
             for number, images in zip(pictures_of_rows, images_of_rows, strict=True):
+                # `pieces` has the tokens of each image of the row.
                 (pieces,), pixels_of_row = self._process([images], first_row_name)
                 pieces_of_rows.append(pieces)
                 pixels_of_rows[number] = pixels_of_row
@@ -197,11 +207,20 @@ class Vision:
         return ExpandedBatch(expanded_rows, pixels)
 
     def make_dummy(self) -> tuple[Arrays, Arrays]:
-        """Return the tokens of a blank image, and its pixels."""
-        (row,), pixels = self.processor.process_images([[make_blank_image(DUMMY_SIZE)]])
-        return row[0], pixels
+        """Return two dicts for a blank image: the arrays with a value per token, among them
+        `input_ids`, and the pixels.
+        """
+        (pieces,), pixels = self.processor.process_images([[make_blank_image(DUMMY_SIZE)]])
+        return pieces[0], pixels
 
-    def _process(self, images_of_rows: Sequence[Sequence[Any]], row_name: str) -> Any:
+    def _process(
+        self, images_of_rows: Sequence[Sequence[Any]], row_name: str
+    ) -> tuple[list[list[Arrays]], Arrays]:
+        """Call `process_images` of the processor. Raises MixRefused if the processor fails.
+
+        Args:
+            row_name: the row that the message names.
+        """
         try:
             return self.processor.process_images(images_of_rows)
         except Exception as error:
@@ -212,16 +231,17 @@ class Vision:
 
 
 def _join_pixels(pixels_of_rows: Mapping[int, Arrays], rows: int) -> Arrays:
-    """Join the pixels of rows into those of their batch, with PIXEL_ROWS.
+    """Join the pixels of single rows into the pixels of their batch, and add PIXEL_ROWS.
 
     Args:
-        pixels_of_rows: number of a row -> its pixels.
-        rows: number of rows in the batch.
+        pixels_of_rows: number of a row with images -> its pixels.
+        rows: number of rows in the batch, also without images.
     """
+    # All rows have the same keys.
     first = next(iter(pixels_of_rows.values()))
     keys = [key for key, value in first.items() if isinstance(value, torch.Tensor)]
     joined: Arrays = {}
-    # For each key, how many entries of its joined tensor come from each row; 0 without images.
+    # For each key, how many entries of its joined tensor belong to each row; 0 without images.
     entries: dict[str, list[int]] = {}
     for key in keys:
         joined[key] = _stack_padded([pixels[key] for pixels in pixels_of_rows.values()])
@@ -232,8 +252,8 @@ def _join_pixels(pixels_of_rows: Mapping[int, Arrays], rows: int) -> Arrays:
 
 
 def _stack_padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Join tensors end to end, each padded with zeros to the largest in its other dimensions, as
-    processors pad a batch.
+    """Join tensors along the first dimension. In the other dimensions each is padded with zeros to
+    the largest size, as processors pad a batch: [2, 5] and [1, 7] -> [3, 7].
     """
     sizes = torch.tensor([tensor.shape[1:] for tensor in tensors])
     missing = (sizes.amax(0) - sizes).tolist()
@@ -248,7 +268,13 @@ def _stack_padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def decode_row_image(pictures: RowImages, number: int) -> Any:
-    """Return an image of a row, decoded and upright. Raises MixRefused if it does not decode."""
+    """Return an image of a row, decoded and rotated as its EXIF says.
+
+    Raises MixRefused if the image does not decode.
+
+    Args:
+        number: the number of the image in the row, from 0.
+    """
     try:
         return turn_upright(pictures.images[number])
     except Exception as error:
@@ -259,9 +285,10 @@ def decode_row_image(pictures: RowImages, number: int) -> Any:
 
 
 def expand_images(row: TrainingRow, pieces: Sequence[Arrays], rules: RowRules) -> TrainingRow:
-    """Replace each image's placeholder token by the processor's tokens, and truncate the row.
+    """Replace each image's placeholder token by the processor's tokens, and cut the row to
+    max_seq_len.
 
-    Raises MixRefused if an image would be truncated.
+    Raises MixRefused if an image would be cut.
 
     Args:
         pieces: for each image of the row, the processor's arrays, among them its `input_ids`.
@@ -270,7 +297,7 @@ def expand_images(row: TrainingRow, pieces: Sequence[Arrays], rules: RowRules) -
     assert pictures
     spots = pictures.spots
     lengths = [len(piece["input_ids"]) for piece in pieces]
-    # Where the last image ends after one placeholder for each image was replaced.
+    # Where the last image ends after each placeholder, one token, is replaced.
     end = int(spots[-1]) + 1 - len(pieces) + sum(lengths)
     if end > rules.max_seq_len:
         raise MixRefused(
