@@ -144,7 +144,7 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the epoch and the lock of the data. Save only the state of rank 0."""
+        """Return the position in the epoch and the lock of the data, for rank 0 to save."""
         self._follow_dataset()
         state: dict[str, Any] = super().state_dict()
         return state
