@@ -86,12 +86,12 @@ def test_a_file_is_found_once_and_its_name_does_not_depend_on_the_pattern(tmp_pa
 
 
 REFUSED = {
-    "data/*.jsonl": ["matches no file: there is none at /", "/data/*.jsonl"],
+    "data/*.jsonl": ["matches no file: there is no file at /", "/data/*.jsonl"],
     "data": ["is a folder", "data/*.jsonl"],
     "data/": ["is a folder", "data/*.jsonl"],
     "other/*.xlsx": ["a.xlsx has no suffix that mdsmix reads", ".jsonl", "also with .gz"],
-    "other/*.gz": ["unpack it"],
-    "other/*.jl": ["set source.format, rename"],
+    "other/*.gz": ["unpack the file"],
+    "other/*.jl": ["set source.format in the recipe, rename"],
     "ftp://host/x.jsonl": ["cannot be opened"],
     "\udcff*": ["not valid UTF-8"],
 }

@@ -1,10 +1,10 @@
 """Arrow's own files: IPC files (including Feather), which have a directory of their record batches,
-and streams, which have none. The functions on rows that Arrow has read are used by parquet too.
+and streams, which have none. `parquet.py` uses the functions here that make items of rows.
 
 `datasets` stores its data as streams (`save_to_disk`, its cache). On a disk these are mapped and
 never loaded as a whole: only the rows that are being decoded are read. A row's number in the file
-is known only after all earlier rows were read. So a row is identified by its batch, and its number
-is counted at publication.
+is known only after all earlier rows were read. So a row is identified by its batch and its number
+in the batch; its number in the file is counted at publication.
 
 A row's digest covers the fields that are read, as orjson writes them. So compression, the grouping
 of rows and the release of pyarrow do not change it. Values that JSON has no form for
@@ -47,7 +47,9 @@ them.
 
 
 class Arrow(Format):
-    """`*.arrow` and `*.feather`. Its ordinals are record batches and rows in them."""
+    """The format of `*.arrow` and `*.feather`. The ordinal of a row, by which a file is cut into
+    splits, consists of its record batch and its number in the batch (`batch_ordinal`).
+    """
 
     version = 2  # JSON texts and maps are decoded
     reads_fields = True
@@ -58,28 +60,38 @@ class Arrow(Format):
         import pyarrow.ipc  # noqa: F401
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1, although `version` is 2: windows without strings of JSON or maps keep their
-        digests. The digests of the others changed anyway, together with the decoded lines.
+        """Return 1, although `version` is 2: so a file without JSON strings or maps keeps its
+        digests, and is not converted again. The digests of all other files changed anyway, because
+        version 2 hashes decoded values.
         """
         return 1
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
+        """Return splits of whole record batches, about `window_bytes` each; a stream is one split.
+
+        Args:
+            fields: the fields that are read of each record; empty: all.
+        """
         with _opened(file, fields) as opened:
+            # A stream has no directory of its batches, so it counts as one batch.
             batches = getattr(opened.reader, "num_record_batches", 1)
         batches_of_split = max(1, batches * window_bytes // file.stat.size)
         starts = [0]
-        starts += [batch_ordinal(n, 0) for n in range(batches_of_split, batches, batches_of_split)]
-        return zip(starts, [*starts[1:], None], strict=True)
+        for batch in range(batches_of_split, batches, batches_of_split):
+            starts.append(batch_ordinal(batch, 0))
+        # Each split ends where the next one begins: [(0, start), (start, None)].
+        ends = [*starts[1:], None]
+        return zip(starts, ends, strict=True)
 
     def records(self, file: SourceFile) -> int | None:
-        """Return the number of rows; None for a file in a store, since counting them there would
+        """Return the number of rows; None for a file in a store, since counting its rows would
         download all batches.
         """
         if file.location.is_store:
             return None
+        whole_file = Unit(files=(file,)).span()
         with _opened(file, ()) as opened:
-            span = Unit(files=(file,)).span()
-            return sum(int(batch.num_rows) for _, batch in _batches(opened.reader, span))
+            return sum(int(batch.num_rows) for _, batch in _batches(opened.reader, whole_file))
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         with _opened(file, span.unit.fields) as opened:
@@ -87,11 +99,12 @@ class Arrow(Format):
 
 
 def batch_ordinal(batch: int, row: int) -> int:
-    """Return the ordinal of row `row` in record batch `batch`.
+    """Return the ordinal of row `row` in record batch `batch`: a number that increases from row to
+    row through the file.
 
-    Rows are not numbered through the file, because the number of rows before a batch is unknown.
+    It is not the row's number in the file, because the number of rows before a batch is unknown.
     """
-    # The batch number, from 1, in the upper bits, and the row in the lower 32.
+    # The upper bits are the number of the batch, from 1. The lower 32 bits are the row.
     return (batch + 1) << 32 | row
 
 
@@ -107,12 +120,16 @@ class _Opened(NamedTuple):
 
 @contextmanager
 def _opened(file: SourceFile, fields: tuple[str, ...]) -> Iterator[_Opened]:
-    """Open a reader of these fields. Inside the block, Arrow's errors become Unreachable."""
+    """Open an Arrow file or stream for reading only these fields; all fields if `fields` is empty.
+
+    Arrow's errors, also those inside the `with` block, become Unreachable.
+    """
     import pyarrow as pa
 
     try:
         with file.open_random() as stored:
-            # Check the beginning of a file, or the end of a stream.
+            # An IPC file begins with a mark. Any other content must be a stream, and a complete
+            # stream ends with a mark.
             head = stored.read(len(ARROW_FILE_MAGIC))
             is_file = head == ARROW_FILE_MAGIC
             if not is_file:
@@ -124,7 +141,7 @@ def _opened(file: SourceFile, fields: tuple[str, ...]) -> Iterator[_Opened]:
             source.seek(0)
             names = open_reader(source).schema.names
             columns = select_columns(file, names, fields)
-            # Arrow reads all columns if `numbers` is empty; `_rows` then drops them.
+            # If `numbers` is empty, Arrow reads all columns; `_rows` then drops them.
             numbers = [names.index(name) for name in columns]
 
             # Open the reader of these columns.
@@ -145,6 +162,7 @@ def _check_stream_end(file: SourceFile, stored: Any, head: bytes) -> None:
         stored: an open reader of the file.
         head: the first bytes of the file, which show the version of the stream format.
     """
+    # Since Arrow 0.15 the end mark begins like every other message.
     end = _STREAM_END
     if head.startswith(ARROW_MESSAGE_START):
         end = ARROW_MESSAGE_START + _STREAM_END
@@ -154,7 +172,7 @@ def _check_stream_end(file: SourceFile, stored: Any, head: bytes) -> None:
 
 
 def _rows(opened: _Opened, span: Span) -> Iterator[Item]:
-    """Yield the rows of the record batches in the span."""
+    """Yield the rows of the record batches in the span (a range of the file) as items."""
     decoders = decoders_of(opened.reader.schema)
     names = (*opened.columns, *opened.unread)
     rows_before = 0
@@ -169,7 +187,7 @@ def _rows(opened: _Opened, span: Span) -> Iterator[Item]:
 
 
 def _batches(reader: Any, span: Span) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the record batches in the span, each with its number."""
+    """Yield (number, record batch) for the record batches in the span (a range of the file)."""
     if not hasattr(reader, "num_record_batches"):  # a stream, which is one split
         yield from enumerate(reader)
         return
@@ -179,8 +197,10 @@ def _batches(reader: Any, span: Span) -> Iterator[tuple[int, pa.RecordBatch]]:
 
 
 def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch. Raises ValueError if its offsets point outside of it, which Arrow does not
-    check when it reads. Invalid UTF-8 is not an error here: it is found row by row later.
+    """Return the batch after checking its offsets, which Arrow does not check when it reads.
+
+    Raises ValueError if an offset points out of the batch. Strings that are not valid UTF-8 raise
+    no error here: they are found later, when each row is decoded.
     """
     try:
         batch.validate(full=True)
@@ -197,8 +217,8 @@ def row_items(
     columns: tuple[str, ...],
     decoders: dict[str, Decode],
 ) -> Iterator[Item]:
-    """Yield rows as items, each with its record and, as raw bytes, its line of JSON. The raw bytes
-    of a row that cannot be read are those of `_raw_bytes`.
+    """Yield rows as items. The raw bytes of an item are its record as a line of JSON; for a row
+    that cannot be read, the result of `_raw_bytes`. A bad row has a reason code.
 
     Args:
         ordinal: the ordinal of the first row.
@@ -206,6 +226,7 @@ def row_items(
         columns: the names of all columns of the file.
         decoders: column -> decoder of its values.
     """
+    # Read the records. The keys of `reasons` and `raws` are indexes of rows.
     rows = _with_python_times(rows)
     reasons = dict[int, str]()
     raws = dict[int, bytes]()
@@ -213,6 +234,8 @@ def row_items(
         records = rows.to_pylist()
     except Exception:  # at least one row is bad: read each row alone
         records = [_read_row(rows, index, reasons) for index in range(rows.num_rows)]
+
+    # Decode JSON strings and maps in the records, and yield the items.
     for index, record in enumerate(records):
         if index in reasons:
             raws[index] = _raw_bytes(rows, index)
@@ -221,7 +244,7 @@ def row_items(
                 record = decode_record(record, decoders)
             except RecordRefused as error:
                 reasons[index] = error.why
-                # No other row has this line with a space after it, so the row's digest is unique.
+                # A good row never ends in a space, so no good row has the same bytes and digest.
                 raws[index] = json_line(record) + b" "
         raw = raws[index] if index in raws else json_line(record)
         row_place = {**place, "row": place["row"] + index}
@@ -230,7 +253,9 @@ def row_items(
 
 
 def _read_row(rows: pa.RecordBatch, index: int, reasons: dict[int, str]) -> Any:
-    """Return a row's record. If it cannot be read, add its reason to `reasons` and return None."""
+    """Return the record of one row. If the row cannot be read, return None and add the row's reason
+    code to `reasons`, under its index.
+    """
     try:
         return rows.slice(index, 1).to_pylist()[0]
     except UnicodeDecodeError:
@@ -241,13 +266,15 @@ def _read_row(rows: pa.RecordBatch, index: int, reasons: dict[int, str]) -> Any:
 
 
 def _raw_bytes(rows: pa.RecordBatch, index: int) -> bytes:
-    """Return the bytes of a bad row for the quarantine: its strings, joined by newlines; or the
-    whole row serialised by Arrow if a column has another type.
+    """Return the bytes of a bad row for the quarantine (the file of bad records): its strings,
+    joined by newlines; or the whole row as Arrow serialises it if a column has another type.
     """
     import pyarrow as pa
 
     row = rows.slice(index, 1)
-    if not {*map(str, row.schema.types)} <= {"string", "large_string"}:
+    types = {str(kind) for kind in row.schema.types}
+    has_only_strings = types <= {"string", "large_string"}
+    if not has_only_strings:
         return bytes(row.serialize())
     cells = [column.cast(pa.large_binary())[0].as_py() for column in row.columns]
     return b"\n".join(cell or b"" for cell in cells)
@@ -265,13 +292,17 @@ def json_line(record: Any) -> bytes:
 
 
 def _typed_value(value: Any) -> Any:
-    """Return a value without a form in JSON as its type and string: `{"date": "2024-01-31"}`."""
+    """Return an object with the type and the string of a value that JSON has no form for:
+    `{"date": "2024-01-31"}`. Bytes are written in base64.
+    """
     text = base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
     return {type(value).__name__: text}
 
 
 def _with_python_times(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Truncate times in nanoseconds to microseconds, the finest unit of Python's times."""
+    """Return the rows with times in microseconds instead of nanoseconds, truncated. Python's times
+    have no finer unit.
+    """
     import pyarrow as pa
 
     types = [_coarse_type(kind) for kind in rows.schema.types]
@@ -284,8 +315,10 @@ def _with_python_times(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _coarse_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type of times with microseconds instead of nanoseconds, at any depth of a nested
-    type. A time zone becomes UTC. All other types are returned unchanged.
+    """Return the type with microseconds in place of nanoseconds, and with UTC in place of another
+    time zone; also inside structs and lists. Types without times are returned unchanged.
+
+    Example: timestamp[ns, tz=Europe/Rome] becomes timestamp[us, tz=UTC].
     """
     import pyarrow as pa
 
@@ -295,40 +328,48 @@ def _coarse_type(kind: pa.DataType) -> pa.DataType:
         make_list = pa.list_ if pa.types.is_list(kind) else pa.large_list
         return make_list(kind.value_field.with_type(_coarse_type(kind.value_type)))
     if pa.types.is_timestamp(kind) and (kind.unit == "ns" or kind.tz):
-        return pa.timestamp("us", kind.tz and "UTC")
+        zone = "UTC" if kind.tz else None
+        return pa.timestamp("us", zone)
     coarse = {"time64[ns]": pa.time64("us"), "duration[ns]": pa.duration("us")}
     return coarse.get(str(kind), kind)
 
 
 def select_columns(file: SourceFile, names: Sequence[str], fields: Sequence[str]) -> list[str]:
-    """Return the columns of the file that are in `fields`; all columns if `fields` is empty.
-
-    Raises Unreachable if two of these columns have the same name.
+    """Return the names of the columns to read.
 
     Args:
         names: all columns of the file.
+        fields: the fields that are needed; empty: all columns.
+
+    Raises Unreachable if two columns to read have the same name.
     """
     columns = [name for name in names if not fields or name in fields]
-    if len(set(columns)) < len(columns):
-        repeated = next(name for name in columns if columns.count(name) > 1)
-        raise Unreachable(f"{file.location.url} has two columns named {repeated}: rename one")
+    for name in columns:
+        if columns.count(name) > 1:
+            raise Unreachable(f"{file.location.url} has two columns named {name}: rename one")
     return columns
 
 
 def choose_row_count(rows: int, size: int) -> int:
-    """Return how many rows to decode at once, of `rows` rows that take `size` bytes."""
-    return max(1, min(MOST_ROWS, BATCH_BYTES * rows // max(size, 1)))
+    """Return how many rows to decode at once: about BATCH_BYTES of them, and at most MOST_ROWS.
+
+    Args:
+        rows: the number of rows of a record batch or row group.
+        size: the bytes of all these rows.
+    """
+    rows_of_bytes = BATCH_BYTES * rows // max(size, 1)
+    return max(1, min(MOST_ROWS, rows_of_bytes))
 
 
 def unreadable_error(file: SourceFile, kind: str, error: Exception) -> Unreachable:
-    """Return the error for a file that pyarrow cannot open: it is truncated, has another format, or
-    has types that pyarrow does not know.
+    """Return the error for the user about a file that pyarrow cannot open: the file is truncated,
+    has another format, or has types that pyarrow does not know.
 
     Args:
         kind: the expected kind of file, such as `parquet file`.
         error: pyarrow's error.
     """
-    if "64 bits" in str(error):
+    if "64 bits" in str(error):  # pyarrow's words about integers that are too wide
         return Unreachable(_wide_integers_message(file))
     return Unreachable(
         f"{file.location.url} is not a complete {kind} ({flatten_error(error)[:200]}), "
@@ -343,8 +384,8 @@ length and repetition. Group 1 is the byte that follows, the length of the colum
 
 
 def _wide_integers_message(file: SourceFile) -> str:
-    """Return the message about a file that has integers of more than 64 bits. It names their
-    columns if the file is parquet.
+    """Return the message about a file that has integers of more than 64 bits. For a parquet file,
+    the message names the columns of these integers.
     """
     footer = _parquet_footer(file)
     names = list[str]()
@@ -363,10 +404,11 @@ def _wide_integers_message(file: SourceFile) -> str:
 def _parquet_footer(file: SourceFile) -> bytes:
     """Return the raw footer of a parquet file; b"" if the file is not parquet."""
     with file.open_random() as stored:
-        # The last 8 bytes are the footer's length and the format's mark.
+        # The last 8 bytes are the footer's length and the format's mark. The footer is before them.
         stored.seek(max(0, file.stat.size - 8))
         end = stored.read()
-        if end[4:] != b"PAR1":
+        length, mark = int.from_bytes(end[:4], "little"), end[4:]
+        if mark != b"PAR1":
             return b""
-        stored.seek(max(0, file.stat.size - 8 - int.from_bytes(end[:4], "little")))
+        stored.seek(max(0, file.stat.size - 8 - length))
         return stored.read()[:-8]

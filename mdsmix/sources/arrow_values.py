@@ -2,10 +2,12 @@
 columns of the type `arrow.json`, and maps. Both may be at any depth of a column.
 
 A map whose keys are strings or whole numbers becomes an object, as DuckDB writes it to JSON. A map
-with other keys stays a list of pairs. A string of JSON is recognised by one of three signs: the
-column's type; the field's metadata, if the release of pyarrow does not know the type; in parquet,
-the logical type JSON of a leaf (a column without inner columns). The leaves of an Arrow schema are
-in the same order as parquet's columns.
+with other keys stays a list of pairs.
+
+A string of JSON is recognised by one of three signs: the column's type; the field's metadata, if
+the release of pyarrow does not know the type; in parquet, the logical type JSON of a leaf (a column
+without inner columns). The leaves of an Arrow schema have the same order as parquet's columns, so a
+leaf is identified by its number.
 """
 
 from __future__ import annotations
@@ -36,21 +38,31 @@ a value that has no such form.
 
 
 def decoders_of(schema: pa.Schema, json_leaves: Container[int] = ()) -> dict[str, Decode]:
-    """Return column -> decoder, for the columns with strings of JSON or maps; most files have none.
+    """Return column -> decoder of its values, for the columns with JSON strings or maps; {} for
+    most files.
 
     Args:
         schema: the schema of all columns of the file.
-        json_leaves: the numbers of the leaves that have parquet's logical type JSON.
+        json_leaves: the numbers of the leaves (columns without inner columns) that have parquet's
+            logical type JSON.
     """
+    # For each leaf of the file in order, whether it is JSON. `_decoder` takes from this iterator.
     leaves = (number in json_leaves for number in count())
-    decoders = {field.name: _decoder(field, leaves) for field in schema}
-    return {name: decode for name, decode in decoders.items() if decode}
+    decoders = dict[str, Decode]()
+    for field in schema:
+        decode = _decoder(field, leaves)
+        if decode:
+            decoders[field.name] = decode
+    return decoders
 
 
 def decode_record(record: dict[str, Any], decoders: dict[str, Decode]) -> dict[str, Any]:
-    """Return the record with the values of these columns decoded.
+    """Return a copy of the record in which the values of some columns are decoded.
 
-    Raises RecordRefused if a value cannot be decoded; its detail names the column.
+    Args:
+        decoders: column -> decoder of its values, for the columns to decode.
+
+    Raises RecordRefused if a value cannot be decoded. The error's detail names the column.
     """
     decoded = dict(record)
     for name, decode in decoders.items():
@@ -59,6 +71,7 @@ def decode_record(record: dict[str, Any], decoders: dict[str, Decode]) -> dict[s
         try:
             decoded[name] = decode(record[name])
         except RecordRefused as error:
+            # The reason code, with the column added to its detail.
             error.why = NoRecord(error.why, column=name, **error.why.detail)
             raise
     return decoded
@@ -68,8 +81,8 @@ def _decoder(field: pa.Field, leaves: Iterator[bool]) -> Decode | None:
     """Return the decoder of a field's values; None if they need no decoding.
 
     Args:
-        leaves: for each leaf (a column that contains no other, as parquet stores it) from this
-            field on, whether it is JSON. The leaves of the field are consumed.
+        leaves: yields for each leaf (a column without inner columns), from this field on, whether
+            it is JSON. One value is taken for each leaf of the field.
     """
     import pyarrow as pa
 
@@ -79,11 +92,11 @@ def _decoder(field: pa.Field, leaves: Iterator[bool]) -> Decode | None:
         return _decoder(pa.field(field.name, kind.storage_type, metadata=metadata), leaves)
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return _decoder(field.with_type(kind.value_type), leaves)
-    if types.is_struct(kind):
+    if types.is_struct(kind):  # decode every member, so that its leaves are taken
         inner = {member.name: _decoder(member, leaves) for member in kind}
         return _struct_decoder({name: decode for name, decode in inner.items() if decode})
     if types.is_map(kind):
-        _decoder(kind.key_field, leaves)  # consumes the leaves of the keys
+        _decoder(kind.key_field, leaves)  # only takes the leaves of the keys
         return _map_decoder(kind.key_type, _decoder(kind.item_field, leaves))
     if hasattr(kind, "value_field"):  # a list of any sort
         return _list_decoder(_decoder(kind.value_field, leaves))
@@ -94,7 +107,10 @@ def _decoder(field: pa.Field, leaves: Iterator[bool]) -> Decode | None:
 
 
 def _decode_json(text: Any) -> Any:
-    """Return the value of a JSON text; None for None. Raises RecordRefused if it cannot be read."""
+    """Return the value of a JSON string; None for None.
+
+    Raises RecordRefused with a reason code if the string cannot be read.
+    """
     if text is None:
         return None
     try:
@@ -109,7 +125,7 @@ def _struct_decoder(inner: dict[str, Decode]) -> Decode | None:
     """Return the decoder of a struct; None if none of its members needs decoding.
 
     Args:
-        inner: name of a member -> its decoder, for those that need one.
+        inner: name of a member -> decoder of its values, for the members that need decoding.
     """
     if not inner:
         return None
@@ -117,20 +133,34 @@ def _struct_decoder(inner: dict[str, Decode]) -> Decode | None:
     def decode(struct: Any) -> Any:
         if struct is None:
             return None
-        return struct | {name: decode(struct[name]) for name, decode in inner.items()}
+        decoded = {name: decode_member(struct[name]) for name, decode_member in inner.items()}
+        return struct | decoded
 
     return decode
 
 
 def _list_decoder(inner: Decode | None) -> Decode | None:
+    """Return the decoder of a list; None if its elements need no decoding.
+
+    Args:
+        inner: the decoder of an element; None if elements need no decoding.
+    """
     if inner is None:
         return None
-    return lambda values: None if values is None else [*map(inner, values)]
+
+    def decode(values: Any) -> Any:
+        if values is None:
+            return None
+        return [inner(value) for value in values]
+
+    return decode
 
 
 def _map_decoder(keys: pa.DataType, inner: Decode | None) -> Decode:
-    """Return the decoder of a map, which pyarrow returns as a list of pairs (key, value). Maps with
-    keys of strings or integers become objects; other maps stay lists of pairs.
+    """Return the decoder of a map.
+
+    pyarrow returns a map as a list of pairs (key, value). The decoder makes an object (a dict) of
+    it if the keys are strings or integers; otherwise it returns a list of pairs.
 
     Args:
         keys: the type of the keys.
@@ -143,7 +173,10 @@ def _map_decoder(keys: pa.DataType, inner: Decode | None) -> Decode:
     is_object = has_text_keys or pa.types.is_integer(kind)
 
     def decode(pairs: Any) -> Any:
-        """Return the pairs as an object, or as pairs. Raises RecordRefused if a key is repeated."""
+        """Return the pairs of one map as an object, or as a list of pairs.
+
+        Raises RecordRefused if a key of an object is repeated.
+        """
         if pairs is None:
             return None
         if inner:

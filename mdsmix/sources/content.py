@@ -1,9 +1,9 @@
 """Digests of a work unit's content, computed while its blocks are read.
 
-The digest of a window (a slice of a work unit) covers the uncompressed records that start in it.
-File names, packing and the unit's other windows do not matter, so a file that was renamed or
-compressed again is recognised. A window's digest is complete as soon as the window has been read,
-in time for its shards. So a first conversion reads every byte only once.
+The digest of a window (a slice of a work unit) covers the uncompressed records that start in the
+window. File names, compression and the unit's other windows do not matter, so a file that was
+renamed or compressed again is recognised. A window's digest is complete as soon as the window has
+been read, before its shards are stored. So a first conversion reads every byte only once.
 """
 
 from __future__ import annotations
@@ -27,37 +27,41 @@ class Window:
 
     number: int
     digest: str
-    """xxh3_128, 32 hex digits, of its content and of the boundaries between files. Windows of equal
-    digests have equal records.
+    """xxh3_128 (32 hex digits) of the window's content and of the boundaries between its files.
+    Windows with equal digests have equal records.
     """
     place: str
-    """Hash (8 hex digits) of file names and start offsets; names the file of the window's bad
-    records.
+    """Hash (8 hex digits) of file names and start offsets. It is part of the name of the file with
+    the window's bad records.
     """
     images: str = ""
-    "xxh3_128 of the images that its records name, in order; empty if they name none."
+    "xxh3_128 of the images that the window's records name, in order; empty if they name none."
 
     @property
     def full_digest(self) -> str:
-        """The digests of everything that decides on the window's rows: records and images."""
+        """The digests of all content that affects the window's rows: records and their images."""
         return f"{self.digest} images {self.images}" if self.images else self.digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """The digests of all bytes that a work unit reads, by window and by file."""
+    """The digests of all bytes that a work unit reads: one digest for each of its windows (slices
+    of the unit), and one for each of its files.
+    """
 
     windows: tuple[Window, ...]
     files: tuple[str, ...]
-    "For each file of the unit, the xxh3_128 of the range of it that the unit reads."
+    "For each file of the unit, the xxh3_128 of the bytes of this file that the unit reads."
 
 
 @dataclass(slots=True)
 class _FileInWindow:
-    """What was hashed so far of one file's bytes in one window (a slice of a work unit)."""
+    """Hash and length of the bytes of one file in one window (a slice of a work unit), as far as
+    they were read.
+    """
 
     format: str
-    "The `Block.format`; followed by the format's version for this file if that is above 1."
+    "`Block.format`; if the format's version for this file is above 1, followed by the version."
     start: tuple[Any, ...]
     "The file's name, and the start of its first block."
     hasher: Any = field(default_factory=xxhash.xxh3_128)
@@ -65,14 +69,17 @@ class _FileInWindow:
 
 
 class Digests:
-    """Computes the digests of a unit from its blocks, in order."""
+    """Computes the digests of a work unit while its blocks are read.
+
+    `add` is called with each block in order; `window` and `content` return the digests.
+    """
 
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
         self._file_hashers = dict[int, Any]()
-        """Position of a file in the unit -> hasher of the file. As long as the file is in one
-        window only, this is the same object as the hasher of its bytes in that window, so that they
-        are hashed only once.
+        """Position of a file in the unit -> hasher of all bytes of the file. In the file's first
+        window, this is the same object as the hasher of the file's bytes in this window. So the
+        bytes of a file with one window are hashed only once.
         """
         self._windows: dict[int, dict[int, _FileInWindow]] = {}
         "Number of a window -> position of a file -> the file's bytes in the window."
@@ -87,39 +94,45 @@ class Digests:
         content = block.content()
         file.hasher.update(content)
         file.length += len(content)
+        # In the file's first window both hashers are the same object (`_begin_file`).
         file_hasher = self._file_hashers[position]
         if file_hasher is not file.hasher:
             file_hasher.update(content)
 
     def _begin_file(self, position: int, block: Block) -> _FileInWindow:
-        """Begin to hash a file's bytes in a window (a slice of the unit). Return the object that
-        collects their length and hash, still empty.
+        """Return a new object that will collect hash and length of a file's bytes in a window (a
+        slice of the unit). Also prepare the hasher of the whole file.
 
         Args:
             position: the position of the file in the unit.
             block: the first block of this file in this window.
         """
+        # A version above 1 is hashed into the digest together with the format.
         file = self._unit.files[position]
         version = format_of(file).version_for(file, self._unit.fields)
         format = block.format if version == 1 else f"{block.format} version {version}"
         begun = _FileInWindow(format, (file.name, *block.start))
-        # In its first window the file shares the window's hasher. In a later one it gets a hasher
-        # of its own, which continues from the earlier windows.
+        # In the file's first window, one hasher serves for both the window and the whole file. In a
+        # later window the whole file gets its own hasher, which continues from the earlier windows.
         earlier = self._file_hashers.get(position)
         self._file_hashers[position] = earlier.copy() if earlier else begun.hasher
         return begun
 
     def add_images(self, number: int, digest: str) -> None:
-        """Set the digest of a window's images, which the reader of images computes.
+        """Set the digest of the images that a window's records name.
 
         Args:
             number: the window's number in the unit.
+            digest: `WindowImages.digest`, which the reader of images computes.
         """
         self._images[number] = digest
 
     def window(self, number: int) -> Window:
-        """Return the digests of a window, as far as it has been read. They are final once a block
-        of a later window has been added.
+        """Return the digests of a window from the blocks that were added so far. The digests are
+        final once a block of a later window has been added.
+
+        Args:
+            number: the window's number in the unit.
         """
         files = self._windows.get(number, {}).values()
         lines = [f"{file.format} {file.length} {file.hasher.hexdigest()}\n" for file in files]
@@ -131,24 +144,28 @@ class Digests:
         )
 
     def content(self) -> Content:
-        """Return the digests of the whole unit.
+        """Return the digests of the whole unit, after all its blocks were added.
 
-        A unit without records has one empty window (number 0), and each of its files the digest of
-        no bytes.
+        A unit without records has one window (number 0), which is empty. A file without records has
+        the digest of no bytes.
         """
         empty = xxhash.xxh3_128()
         hashers = [
             self._file_hashers.get(position, empty) for position in range(len(self._unit.files))
         ]
+        numbers = list(self._windows) if self._windows else [0]
         return Content(
-            windows=tuple(map(self.window, self._windows or [0])),  # [0]: the empty window
+            windows=tuple(self.window(number) for number in numbers),
             files=tuple(hasher.hexdigest() for hasher in hashers),
         )
 
 
 def file_hash(digests: Iterable[str]) -> str:
-    """Return the hash of a file from its digests (`Content.files`) in all units that read a part of
-    it, in order.
+    """Return the hash of a whole file.
+
+    Args:
+        digests: the file's digest (`Content.files`) in each unit that reads a part of the file, in
+            the order of these parts.
     """
     return xxhash.xxh128_hexdigest(" ".join(digests))
 

@@ -1,11 +1,13 @@
 """Tables of delimited text, csv and tsv. Every cell is a string and may contain line ends; a row
 with a fault is a bad record.
 
-Python's csv reader decides where a row ends. It is given one line after the other until a row is
-complete, so the bytes and the place of every row are known. Arrow's reader is twice as fast. But it
-returns no place, fails on a field larger than its block, and turns "NA" into null and "007" into 7
-unless configured otherwise. In countries with a decimal comma, spreadsheets separate cells by
-semicolons. So if the first line has semicolons but not the delimiter, the delimiter is `;`.
+Python's csv reader decides where a row ends. The reader gets one line after the other until a row
+is complete, so the bytes and the place of every row are known. Arrow's reader is twice as fast. But
+it returns no place, fails on a field larger than its block, and turns "NA" into null and "007" into
+7 unless configured otherwise.
+
+In countries with a decimal comma, spreadsheets separate cells by semicolons. So if the first line
+has semicolons but not the delimiter, the delimiter is `;`.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ LONGEST_ROW = 2 * LONGEST_FIELD
 
 
 class CsvTable(Format):
-    """`*.csv` and `*.tsv`. Its ordinals are uncompressed bytes. Quotes decide which newlines end a
-    row, so a file is one split.
+    """The format of `*.csv` and `*.tsv`. The ordinal of a row is the uncompressed byte at which the
+    row begins. Quotes decide which newlines end a row, so a file is not cut into splits.
     """
 
     name = "csv"
@@ -54,6 +56,12 @@ class CsvTable(Format):
     }
 
     def __init__(self, delimiter: str, packing: str = "") -> None:
+        """Store the arguments.
+
+        Args:
+            delimiter: the character between two cells, `,` or a tab.
+            packing: the suffix, such as `.gz`, of the files' compression; "" if there is none.
+        """
         super().__init__(packing)
         self._delimiter = delimiter
 
@@ -67,20 +75,33 @@ class CsvTable(Format):
             delimiter = self._delimiter
             if b";" in first_line and delimiter.encode() not in first_line:
                 delimiter = ";"
-            rows = _RowReader(first_line, partial(stream.readline, LONGEST_ROW), delimiter).rows()
-            header = list(file.read_as.header) or _header(file, rows)
+            next_line = partial(stream.readline, LONGEST_ROW)
+            rows = _RowReader(first_line, next_line, delimiter).rows()
+            header = list(file.read_as.header)  # as the recipe sets it
+            if not header:
+                header = _read_header(file, rows)
             records = _records(rows, header, span.unit.parsed)
-            # Equal bytes under another delimiter or header are other records, with other digests.
+            # The digests cover the delimiter and the header: with others, equal bytes would be
+            # other records.
             decoding = f"{delimiter} {header}"
             yield from item_blocks(file, span, decoding, records)
 
 
-def _header(file: SourceFile, rows: Iterator[Item]) -> list[str]:
-    """Return the names of the fields, from the first row that is not blank.
+def _read_header(file: SourceFile, rows: Iterator[Item]) -> list[str]:
+    """Return the names of the fields: the cells of the first row that is not blank. [] for a table
+    without rows.
 
-    Raises Unreachable if that row has a fault, or two fields with the same name.
+    Args:
+        rows: the rows of the table, each with its cells as its `record`. The blank rows and the
+            header are taken from this iterator.
+
+    Raises Unreachable if the header has a fault, or two fields with the same name.
     """
-    first_row = next((row for row in rows if row.record or row.reason), None)
+    first_row = None
+    for row in rows:
+        if row.record or row.reason:
+            first_row = row
+            break
     if first_row is None:
         return []
     names: list[str] = first_row.record
@@ -91,7 +112,7 @@ def _header(file: SourceFile, rows: Iterator[Item]) -> list[str]:
     if fault:
         raise Unreachable(
             f"the first line of {file.location.url} does not name its columns ({fault}): "
-            "fix it, or name the columns with source.header"
+            "correct this line, or name the columns in the recipe with source.header"
         )
     return names
 
@@ -104,7 +125,7 @@ def _records(
     Args:
         rows: items whose `record` is a list of cells.
         header: the names of the fields.
-        structured: fields whose cells are JSON.
+        structured: the names of the fields whose cells are JSON.
     """
     fields = tuple(header)
     number = 0
@@ -122,7 +143,7 @@ def _records(
 
 def _misfit(cells: int, fields: int) -> str:
     """Return the reason code of a row whose number of cells differs from the table's number of
-    fields; "" if they agree.
+    fields; "" if the numbers are equal. The reason of a row without cells is BLANK.
     """
     if cells == 0:
         return BLANK
@@ -134,9 +155,9 @@ def _misfit(cells: int, fields: int) -> str:
 
 
 class _RowReader:
-    """Reads the rows of a table, each with its cells, its bytes and its place.
+    """Reads the rows of a table, each with its cells, its bytes and its place in the file.
 
-    After a faulty row, reading continues at the next line.
+    After a row with a fault, reading continues at the next line.
     """
 
     def __init__(self, first_line: bytes, next_line: Callable[[], bytes], delimiter: str) -> None:
@@ -144,7 +165,8 @@ class _RowReader:
 
         Args:
             first_line: a line of the file that was read already.
-            next_line: returns the next line, or a piece of a line that is too long; b"" at the end.
+            next_line: returns the next line of the file, or the next piece of a line that is too
+                long; b"" at the end of the file.
             delimiter: the character between two cells.
         """
         self._waiting = deque([first_line])
@@ -157,8 +179,8 @@ class _RowReader:
         "The lines that the csv reader has read for the current row."
 
     def rows(self) -> Iterator[Item]:
-        """Yield all rows as items: `record` is the list of cells, and a faulty row has a reason
-        code.
+        """Yield all rows as items. An item's `record` is the list of the row's cells. The item
+        of a row with a fault has a reason code; its list of cells then has no meaning.
         """
         csv.field_size_limit(LONGEST_FIELD)
         line_number = 1
@@ -172,11 +194,12 @@ class _RowReader:
             except StopIteration:
                 return
             except csv.Error as error:
+                # The reader's own words if a cell is longer than `field_size_limit`.
                 reason = TOO_LONG if "limit" in str(error) else "not_csv"
                 reader = self._new_reader()
 
-            # Collect the row's bytes. A faulty row consists of its first line only; its later
-            # lines are read again as new rows.
+            # Collect the row's bytes. A row that is not valid csv consists of its first line only;
+            # the lines after it are read again as new rows.
             if reason == "not_csv":
                 self._waiting.extendleft(reversed(self._lines[1:]))
                 del self._lines[1:]
@@ -190,8 +213,10 @@ class _RowReader:
                 cells = []
                 reason = TOO_LONG
 
+            if not reason:
+                reason = _find_unseen_fault(raw)
             place = {"line": line_number, "offset": self._offset}
-            yield Item(self._offset, place, length, raw, cells, reason or _fault(raw))
+            yield Item(self._offset, place, length, raw, cells, reason)
             self._offset += length
             line_number += line_ends
 
@@ -199,8 +224,10 @@ class _RowReader:
         return csv.reader(self._texts(), delimiter=self._delimiter, strict=True)
 
     def _texts(self) -> Iterator[str]:
-        """Yield lines to the csv reader, one at a time, and note each in `_lines`. The reader asks
-        for another line only if the current row continues in it.
+        """Yield lines to the csv reader as strings, and add the bytes of each line to `_lines`. The
+        reader takes another line only if the current row continues in the next line.
+
+        NUL bytes and invalid UTF-8 are replaced here; `_find_unseen_fault` reports them.
         """
         while raw := self._read_line():
             self._lines.append(raw)
@@ -212,9 +239,9 @@ class _RowReader:
         return self._waiting.popleft() if self._waiting else self._next_line()
 
     def _skip_row(self, raw: bytes) -> tuple[int, int]:
-        """Skip the rest of a row that is too long. Return how many bytes and line ends the row has.
+        """Skip the rest of a row that is too long. Return (bytes, line ends) of the whole row.
 
-        The row ends at a line end with an even number of quotes before it.
+        The row ends at the first line end that has an even number of quotes before it in the row.
 
         Args:
             raw: the bytes of the row that were read already.
@@ -230,8 +257,12 @@ class _RowReader:
         return length, line_ends
 
 
-def _fault(raw: bytes) -> str:
-    """Return the reason code of a fault that the csv reader does not see; "" if there is none."""
+def _find_unseen_fault(raw: bytes) -> str:
+    """Return the reason code of a fault in a row's bytes that the csv reader does not see: a NUL
+    byte or invalid UTF-8. "" if there is none.
+    """
     if b"\0" in raw:
         return "nul_byte"
-    return "" if raw.isascii() or is_utf8(raw) else "invalid_utf8"
+    if raw.isascii() or is_utf8(raw):  # `isascii` is faster
+        return ""
+    return "invalid_utf8"

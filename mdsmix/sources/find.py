@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import orjson
@@ -29,8 +30,10 @@ SPLITS = "dataset_dict.json"
 
 
 def list_data_files(folder: Location) -> FoundFiles:
-    """Return the data files of a folder, in their order, if `save_to_disk` (of `datasets`) or a
-    writer of MDS shards made the folder. Empty for any other folder, or a missing one.
+    """Return the data files of a folder that `save_to_disk` (of `datasets`) or a writer of MDS
+    shards has made, in the order of the data set. [] for any other folder, or a missing one.
+
+    For a folder of MDS shards, the one data file is its index.
 
     Raises RecipeError if the folder contains several splits of a data set (`train`, `test`), and
     Unreachable if files are missing.
@@ -38,12 +41,16 @@ def list_data_files(folder: Location) -> FoundFiles:
     if splits := _read_list(folder / SPLITS, "splits"):
         raise RecipeError(
             f"{folder} contains several splits of a data set: "
-            f"name one of them, for example {folder}/{splits[0]}"
+            f"name one of them in source.path, for example {folder}/{splits[0]}"
         )
+
+    # Read the folder as an MDS stream if there is no state of `save_to_disk`.
     entries = _read_list(folder / STATE, "_data_files")
     if entries is None:
         stat = (folder / INDEX).stat()
         return [(folder / INDEX, stat)] if stat else []
+
+    # List the files that the state names.
     files: FoundFiles = []
     missing = list[str]()
     for entry in entries:
@@ -55,7 +62,7 @@ def list_data_files(folder: Location) -> FoundFiles:
             missing.append(str(file))
     if missing:
         raise Unreachable(
-            f"{join_names(missing)} is missing, but the {STATE} in that folder lists it: "
+            f"{join_names(missing)} is missing, but {folder / STATE} lists it: "
             "copy the folder again"
         )
     return files
@@ -69,13 +76,16 @@ def _read_list(file: Location, key: str) -> list[Any] | None:
     fetched = file.fetch()
     if fetched is None:
         return None
+    _, content = fetched
+    values = list[Any]()
     with suppress(ValueError, TypeError, KeyError):
-        if values := [*orjson.loads(fetched[1])[key]]:
-            return values
-    raise Unreachable(
-        f"{file} lists no {key}, so the data files of its folder are unknown: "
-        "name the files themselves"
-    )
+        values = list(orjson.loads(content)[key])
+    if not values:
+        raise Unreachable(
+            f"{file} lists no {key}, so the data files of its folder are unknown: "
+            "name the files themselves in source.path"
+        )
+    return values
 
 
 def find_files(
@@ -88,18 +98,25 @@ def find_files(
         base: the folder from which relative paths begin.
         read_as: the recipe's settings for reading them.
     """
+    find = partial(_find_one, base=base, read_as=read_as)
     files: dict[str, SourceFile] = {}
-    for matches in map_threads(lambda path: _find_one(path, base, read_as), paths):
+    for matches in map_threads(find, paths):
         for file in matches:
             files.setdefault(file.location.url, file)
     return list(files.values())
 
 
 def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[SourceFile]:
-    """Return the files of one path, glob or URL. Arguments as for `find_files`.
+    """Return the files of one path, glob or URL.
 
-    Raises RecipeError if there are none, or if one cannot be used.
+    Args:
+        path: a path, glob or URL, as in the recipe.
+        base: the folder from which relative paths begin.
+        read_as: the recipe's settings for reading files.
+
+    Raises RecipeError if there are no files, or if one of them cannot be used.
     """
+    # List the files. A path without a pattern may also be the folder of a data set.
     location = _absolute(path, base)
     matches = location.expand()
     in_folder: FoundFiles = []
@@ -107,6 +124,8 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
         in_folder = list_data_files(location)
     if not matches and not in_folder:
         raise _no_match_error(path, location)
+
+    # Check that each file can be used.
     folder = name_of(location, base)
     files = list[SourceFile]()
     for number, (match, stat) in enumerate(matches or in_folder):
@@ -130,29 +149,41 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
 
 
 def name_of(location: Location, base: str | os.PathLike[str]) -> str:
-    """Return the file's name: its URL in a store, otherwise its path relative to `base`.
+    """Return the name of a file by which units and manifests refer to it: its URL if it is in a
+    store, otherwise its path relative to `base`.
 
-    A name depends on no other file, so adding files changes no names. The recipe and its data may
-    be moved together.
+    A name depends on no other file, so adding files changes no names. Names also stay the same if
+    the recipe and its data are moved together.
+
+    Args:
+        base: the recipe's folder.
     """
     return location.url if location.is_store else os.path.relpath(location.url, base)
 
 
 def drop_empty_files(files: Iterable[SourceFile]) -> list[SourceFile]:
-    """Return the files that are not empty; no stream contains an empty one."""
+    """Return the files without those of 0 bytes, which contribute nothing to a stream."""
     return [file for file in files if file.stat.size]
 
 
 def source_keys(
     paths: Iterable[str], base: str | os.PathLike[str], read_as: ReadAs
 ) -> dict[str, Any]:
-    """Return the keys of the recipe that decide which files are read, and how, with their values.
-
-    Paths are relative to `base`, so that recipe and files may be moved together. Example:
+    """Return recipe key -> value for the keys that decide which files are read, and how. Example:
     `{"source.path": ["data/*.csv"], "source.header": ["text"]}`.
+
+    Paths are relative to `base`, so that recipe and files may be moved together.
+
+    Args:
+        paths: absolute paths, globs or URLs.
+        base: the recipe's folder.
+        read_as: the recipe's settings for reading files.
     """
     home = glob.escape(os.fspath(base))
-    relative = [path if "://" in path else os.path.relpath(path, home) for path in paths]
+    relative = list[str]()
+    for path in paths:
+        is_local = "://" not in path
+        relative.append(os.path.relpath(path, home) if is_local else path)
     keys: dict[str, Any] = {"source.path": sorted(relative)}
     for name, value in asdict(read_as).items():
         if value:
@@ -161,8 +192,11 @@ def source_keys(
 
 
 def _absolute(path: str, base: str | os.PathLike[str]) -> Location:
-    """Return the location of a path, glob or URL of the recipe. `base`: the folder from which
-    relative paths begin; its own `*` and `[` match only themselves.
+    """Return the location of a path, glob or URL of the recipe.
+
+    Args:
+        base: the folder from which relative paths begin. Signs of a pattern in its name, such as
+            `*`, match only themselves.
     """
     if is_url(path):
         return locate(path)
@@ -179,8 +213,9 @@ def _no_match_error(path: str, location: Location) -> RecipeError:
         path: the path as in the recipe.
         location: the place that was searched for it.
     """
-    if next(location.list(), None):
-        suffix = next(iter(FORMATS))
+    has_files = next(location.list(), None) is not None
+    if has_files:
+        suffix = next(iter(FORMATS))  # the first suffix that mdsmix reads: .jsonl
         return RecipeError(
             f"the source {path} is a folder: "
             f"name the files in it, for example {path.rstrip('/')}/*{suffix}"
@@ -188,9 +223,10 @@ def _no_match_error(path: str, location: Location) -> RecipeError:
     for packing in PACKINGS:
         if locate(location.url + packing).expand():
             return RecipeError(
-                f"the source {path} matches no file, but {path}{packing} does: use that"
+                f"the source {path} matches no file, but {path}{packing} does: "
+                f"write {path}{packing} in the recipe"
             )
     return RecipeError(
-        f"the source {path} matches no file: there is none at {location.url}; "
+        f"the source {path} matches no file: there is no file at {location.url}; "
         "correct the path, which is relative to the recipe's folder"
     )

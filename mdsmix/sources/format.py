@@ -34,20 +34,20 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 Splits = Iterable[tuple[int, int | None]]
-"""Ranges [start, end) that a file is divided into, in the numbers (`Item.ordinal`) that its format
-counts by. An end of None is the end of the file.
+"""Ranges (start, end) that a file is divided into: from ordinal `start` on, before ordinal `end`
+(`Item.ordinal`). An end of None is the end of the file.
 """
 
 
 class Item(NamedTuple):
-    """A piece of a file: a record, or bytes that are not a record, with the reason code."""
+    """A record of a file; or bytes of a file that are not a record, with the reason code."""
 
     ordinal: int
-    """The piece's number as its format counts: a byte offset or a row. It ascends through the file,
-    and does not depend on the work unit that reads the piece.
+    """The item's number as its format counts: a byte offset or a row. Ordinals increase through the
+    file, and do not depend on the work unit that reads the item.
     """
     place: Mapping[str, Any]
-    "The place as it is written into the quarantine file: {`line`: 12, `offset`: 345}."
+    "The place as the file of bad records (quarantine) has it: {`line`: 12, `offset`: 345}."
     length: int
     "Length in bytes; includes the newline for text rows."
     raw: bytes
@@ -62,7 +62,7 @@ class Item(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The place for a person: `row 3, batch 0`, or `byte 345` if the place has an offset.
+        """The place as messages show it: `row 3, batch 0`; `byte 345` if the place has an offset.
 
         The byte is shown instead of the line, because lines are counted from the start of the
         split, not of the file.
@@ -73,17 +73,18 @@ class Item(NamedTuple):
 
 
 Decoded = tuple[list[Any], dict[int, str]]
-"""The records of consecutive pieces of bytes; and index of a piece -> reason code, for each piece
-that is not a record. The reason BLANK (an empty line) is not a fault.
+"""The result of decoding a list of byte strings: (records, reasons). `reasons` has index of a byte
+string -> reason code, for each byte string that is not a record. The reason BLANK (an empty line)
+is not a fault.
 """
 Decoder = Callable[[list[bytes]], Decoded]
-"A function that decodes consecutive pieces of bytes, such as the lines of a block."
+"A function that decodes a list of byte strings, such as the lines of a block."
 
 
 @dataclass(slots=True)
 class BoundedBytes:
-    """Collects the bytes of one record piece by piece. Drops them once the record is longer than
-    `LONGEST`.
+    """Collects the bytes of one record, a part at a time. Drops all bytes if the record becomes
+    longer than `LONGEST`; only its offset and length are then known.
     """
 
     offset: int = 0
@@ -104,10 +105,10 @@ class BoundedBytes:
         return self.length > LONGEST
 
     def item(self, decode: Decoder, **place: int) -> Item:
-        """Decode the collected bytes, and return the item.
+        """Return the collected bytes as an item: the decoded record, or a reason code.
 
         Args:
-            decode: decodes a list of byte strings, here of one.
+            decode: decodes a list of byte strings; here the list has one.
             place: the item's place without its offset, such as `line=12`.
         """
         place["offset"] = self.offset
@@ -124,8 +125,8 @@ class BoundedBytes:
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """Consecutive pieces of one file, about 4 MB, all in one window (a slice of a work unit):
-    either lines that are not decoded yet, or items.
+    """About 4 MB of one file: either consecutive lines that are not decoded yet, or consecutive
+    items. All of them begin in the same window (a slice of a work unit).
     """
 
     format: str
@@ -133,28 +134,30 @@ class Block:
     of equal format and content have equal records.
     """
     file: str
-    "The name of the pieces' file."
+    "The name of the file."
     window: int
+    "The number of the window in the work unit."
     start: tuple[int, ...]
-    """The place of the first piece, which distinguishes blocks of equal content. For lines: the
-    line number, counted from 1 at the split's start, and the byte offset. For items: the ordinal.
+    """The place of the first line or item, which distinguishes blocks of equal content. For lines:
+    (line number, byte offset), where the split's first line has number 1. For items: (ordinal,).
     """
     raws: list[bytes]
-    """The bytes of each piece, limited to the fields that are read. They are empty for a piece that
-    is too long to be kept. A line includes its newline.
+    """The bytes of each line or item, limited to the fields that are read. They are empty for a
+    record that is too long to be kept. A line includes its newline.
     """
     whole: memoryview | None = None
-    "All lines in one buffer, as in the file, so that hashing need not join `raws`. None for items."
+    "All lines in one buffer, as in the file, so that hashing need not join `raws`; None for items."
     decoder: Decoder | None = None
-    "The decoder of lines; None for items."
+    "Decodes the lines; None for items, which are decoded already."
     items: Sequence[Item] = ()
     unseen: tuple[str, ...] = ()
     "Fields that are not read, although a record may have a value in them."
     _offsets: list[int] = field(default_factory=list)
+    "The byte offset of each line, computed at the first call of `origin`."
 
     @property
     def count(self) -> int:
-        """Number of pieces, records or not."""
+        """Number of lines or items, including those that are not records."""
         return len(self.raws)
 
     @property
@@ -162,13 +165,15 @@ class Block:
         """Number of uncompressed bytes, limited to the fields that are read."""
         if self.items:
             return sum(item.length for item in self.items)
-        return len(self.whole) if self.whole else sum(map(len, self.raws))
+        if self.whole:
+            return len(self.whole)
+        return sum(map(len, self.raws))
 
     def content(self) -> bytes | memoryview:
         """Return the bytes that are hashed.
 
-        The concatenation over consecutive blocks does not depend on where one block ends and the
-        next begins.
+        If the contents of all blocks of a file are joined, the result is the same wherever one
+        block ends and the next begins.
         """
         if self.whole is not None:
             return self.whole
@@ -176,28 +181,35 @@ class Block:
             return b"".join(self.raws)
         if self.format == ROWS:
             return b"\n".join(self.raws) + b"\n"
+        # The length of each item shows where the item ends.
         parts = list[bytes]()
         for item in self.items:
             parts += (b"%d\n" % item.length, item.raw)
         return b"".join(parts)
 
     def first(self, count: int) -> Block:
-        """Return the block of the first `count` pieces."""
+        """Return a block with only the first `count` lines or items of this block."""
         return replace(self, raws=self.raws[:count], items=self.items[:count], whole=None)
 
     def decode(self) -> Decoded:
-        """Return the block's records; and index -> reason code for the other pieces."""
+        """Return the block's records, and index -> reason code for each line or item that is not a
+        record (`Decoded`).
+        """
         if self.decoder and not self.items:
             return self.decoder(self.raws)
+        records = [item.record for item in self.items if not item.reason]
         faults = {index: item.reason for index, item in enumerate(self.items) if item.reason}
-        return [item.record for item in self.items if not item.reason], faults
+        return records, faults
 
     def origin(self, index: int) -> Item:
-        """Return the piece with this index, with the name of its file."""
+        """Return the line or item with this index as an item that has the name of its file."""
         if self.items:
             item = self.items[index]
+            # The length of a row counts a newline, which is not part of its bytes.
             length = len(item.raw) if self.format == ROWS else item.length
             return item._replace(length=length, file=self.file)
+
+        # Make an item of a line. Lines of 3 and 5 bytes from byte 10 on have offsets [10, 13, 18].
         first_line, first_offset = self.start
         if not self._offsets:
             self._offsets.extend(accumulate(map(len, self.raws), initial=first_offset))
@@ -210,7 +222,7 @@ class Block:
 def item_blocks(
     file: SourceFile, span: Span, format: str, items: Iterable[Item], unseen: Sequence[str] = ()
 ) -> Iterator[Block]:
-    """Yield the items grouped into blocks.
+    """Yield blocks of consecutive items.
 
     A block ends at the end of its window (a slice of a work unit), at 4 MB or at 4,096 items. An
     item belongs to the window that contains its first byte.
@@ -219,10 +231,12 @@ def item_blocks(
         file: the file of the items.
         span: the range of the file that is read, with its windows.
         format: everything besides the bytes that affects decoding, as in `Block`.
+        items: all items of the range, in order.
         unseen: fields that are not read, although a record may have a value in them.
     """
 
     def make_block() -> Block:
+        """Return the pending items as a block."""
         return Block(
             format=format,
             file=file.name,
@@ -234,15 +248,17 @@ def item_blocks(
         )
 
     pending = list[Item]()
-    # Uncompressed bytes from the split's start to the beginning of the block, to the next item, and
-    # to the end of the block's window.
-    begin = position = edge = 0
+    # Uncompressed bytes from the split's start to ...
+    begin = 0  # ... the beginning of the block
+    position = 0  # ... the next item
+    edge = 0  # ... the end of the block's window
     for item in items:
-        if pending and (
+        has_no_room = (
             len(pending) >= MOST_ITEMS
             or position >= edge
             or position + item.length > begin + BLOCK_BYTES
-        ):
+        )
+        if pending and has_no_room:
             yield make_block()
             pending = []
         if not pending:
@@ -255,16 +271,24 @@ def item_blocks(
 
 
 class Stretch(NamedTuple):
-    """Consecutive records of a file that are stored together: a row group, a shard."""
+    """Consecutive records of a file that are stored together: a row group or a shard."""
 
     records: int
+    "Number of records."
     size: int
     "Uncompressed bytes."
 
 
 def cut_splits(stretches: Iterable[Stretch], window_bytes: int) -> Splits:
-    """Yield splits as ranges [start, end) of record numbers, counted through the file. A split
-    never divides a stretch, and has at most `window_bytes` bytes, unless it is one larger stretch.
+    """Yield the splits of a file as ranges (start, end) of record numbers, from 0 at the beginning
+    of the file. Example: stretches of 10, 10 and 5 records may become (0, 20), (20, 25).
+
+    A stretch is never divided. A split has at most `window_bytes` bytes, unless one stretch alone
+    has more.
+
+    Args:
+        stretches: all stretches of the file (such as row groups), in order.
+        window_bytes: the most uncompressed bytes of a split.
     """
     start = end = size = 0
     for stretch in stretches:
@@ -278,9 +302,10 @@ def cut_splits(stretches: Iterable[Stretch], window_bytes: int) -> Splits:
 
 
 def parse_json_fields(record: dict[str, Any], names: Iterable[str]) -> None:
-    """Replace the JSON strings in the named fields of a record by their values.
+    """Replace the JSON strings in the named fields of a record by the values that they encode.
 
-    An empty string becomes null. A string that is not valid JSON stays; the shape then refuses it.
+    An empty string becomes None. A string that is not valid JSON is not changed; the record is
+    refused later, when it is read as a chat or another shape.
     """
     for name in names:
         cell = record.get(name)
@@ -296,30 +321,32 @@ def parse_json_fields(record: dict[str, Any], names: Iterable[str]) -> None:
 
 
 class Format(ABC):
-    """A kind of file. A split of it is a range [start, end) of ordinals; an end of None is the end
-    of the file.
+    """A file format. It cuts a file into splits, and reads the records of a split in blocks.
+
+    Each record has an ordinal, a number that increases through the file. A split is a range
+    (start, end) of ordinals; an end of None is the end of the file.
     """
 
     name: ClassVar[str] = ""
     "The format's name in the names of rules (`format.csv`); empty: the lower-case class name."
     version: int = 1
     """Increased when this format begins to return other records for the same file (see
-    `version_for`). A subclass inherits it. After an increase, files of the format are read again
-    once.
+    `version_for`). A subclass inherits the version. After an increase, each file of the format is
+    read once more.
     """
     size_factor: int = 1
     "Assumed uncompressed size divided by stored size; 1: a file is stored as it is read."
     reads_fields: ClassVar[bool] = False
-    "Only the fields that the shape needs are read, so a file's digest depends on them."
+    "Whether only the fields that the shape needs are read; a file's digest then depends on them."
     cells_are_texts: ClassVar[bool] = False
-    "Every cell is a string, so lists and objects are written as JSON."
+    "Whether every cell is a string, so that lists and objects are written as JSON."
     heeds: ClassVar[tuple[str, ...]] = ()
     "The settings of `ReadAs` that the format uses, besides `format`: `header`, `split_by`."
     ordinals: ClassVar[str] = "byte"
     "The thing that the format's ordinals count: `byte`, `row`, `sample`."
     counted: ClassVar[str] = ""
-    """The key of a place, such as `line`, that is counted from the split's start. Its number in the
-    file is known only once the earlier splits were read.
+    """The key of a place (`Item.place`), such as `line`, that is counted from the split's start.
+    Its number in the file is known only once the earlier splits were read.
     """
     reasons: ClassVar[Mapping[str, str]] = {}
     "Reason codes of bad records that only this format uses -> their explanations."
@@ -332,14 +359,16 @@ class Format(ABC):
 
     @property
     def rule(self) -> str:
-        """The name that stands for this format's way of reading records: `format.csv`."""
+        """The name under which the version of this format is stored: `format.csv`."""
         return f"format.{self.name or type(self).__name__.lower()}"
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return the version that is hashed into the digests of a file's windows.
+        """Return the version that is hashed into the digests of a file's windows (slices of a work
+        unit).
 
-        Override it if a change of the format concerns only some files, and return the older version
-        for all others. Their digests then stay the same, so they are not converted again.
+        Override this method if a change of the format concerns only some files, and return the
+        older version for all other files. The digests of these other files then stay the same, so
+        they are not converted again.
 
         Args:
             fields: the fields that are read of each record; empty: all.
@@ -347,23 +376,26 @@ class Format(ABC):
         return self.version
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
-        """Return splits of about `window_bytes` each; one split for the whole file if the places to
-        split at are known only after reading its records.
+        """Return the splits of a file, as ranges (start, end) of ordinals: `[(0, 20), (20, None)]`.
+
+        The file is one split, `[(0, None)]`, if the places to split at are known only after reading
+        its records.
 
         Args:
+            window_bytes: about how many uncompressed bytes a split shall have.
             fields: the fields that are read of each record; empty: all.
         """
         return [(0, None)]
 
     def check(self, file: SourceFile) -> None:
-        """Raise RecipeError if the recipe sets a key that this format does not use, or lacks one
-        that it needs.
+        """Raise RecipeError if the recipe sets a key that this format does not use, or lacks a key
+        that this format needs.
         """
         for key in {"header", "split_by"} - set(self.heeds):
             if getattr(file.read_as, key):
                 raise RecipeError(
                     f"source.{key} does not apply to {file.name}, which is read as "
-                    f"{self.rule.removeprefix('format.')}: remove it"
+                    f"{self.rule.removeprefix('format.')}: remove source.{key} from the recipe"
                 )
 
     def weight(self, file: SourceFile) -> int:
@@ -371,22 +403,24 @@ class Format(ABC):
         return file.stat.size * self.size_factor
 
     def records(self, file: SourceFile) -> int | None:
-        """Return the number of records in the file; None if that needs reading the whole file."""
+        """Return the number of records in the file; None if counting needs the whole file."""
         return None
 
     def prepare(self) -> None:  # noqa: B027 - most import nothing
-        """Import the libraries that read such files: once in a run, before workers are forked."""
+        """Import the libraries that read files of this format.
+
+        Called once in a run, before workers are forked.
+        """
 
     @abstractmethod
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        """Yield the records that start in the span, in order.
+        """Yield the records that start in the span (a range of the file), in order, as blocks.
 
         Raises Unreachable if the file is damaged.
         """
 
     def guess(self, file: SourceFile) -> Mapping[str, Any]:
-        """Return the settings, of those in `heeds`, that `mdsmix init` writes for the file.
-
-        Example: `{"split_by": "line"}`.
+        """Return the settings that `mdsmix init` writes into a recipe for the file:
+        `{"split_by": "line"}`. Only settings in `heeds` are possible.
         """
         return {}

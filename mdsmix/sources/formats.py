@@ -25,12 +25,14 @@ from mdsmix.sources.units import SourceFile
 
 
 def _packed_or_not(make_format: Callable[[str], Format], *suffixes: str) -> dict[str, Format]:
-    """Return suffix -> format for each of the suffixes, alone and followed by each packing (`.csv`,
-    `.csv.gz`, ...). Only for a format that is read from start to end, because a decompressor cannot
-    jump.
+    """Return suffix -> format for each suffix alone and for each suffix followed by a packing:
+    {`.csv`: ..., `.csv.gz`: ..., `.csv.zst`: ...}.
+
+    Only for a format that is read from start to end, because a decompressor cannot jump.
 
     Args:
-        make_format: makes the format from its packing, such as `.gz` or "".
+        make_format: returns the format for a packing, such as `.gz`; "" means not packed.
+        suffixes: the suffixes of files that are not packed, such as `.csv`.
     """
     formats = dict[str, Format]()
     for packing in ("", *PACKINGS):
@@ -51,9 +53,19 @@ FORMATS: dict[str, Format] = {
     ".parquet": Parquet(),
     **dict.fromkeys((".arrow", ".feather"), Arrow()),
 }
-"Suffix (lower case, one or two parts) -> format. For an MDS stream, the name of its index file."
-NAMED = {"text": ".txt", "mds": INDEX} | {
-    name: f".{name}" for name in ("jsonl", "json", "csv", "tsv", "tar", "parquet", "arrow")
+"""Suffix (lower case, one or two parts) -> format. The key of an MDS stream is the name of its
+index file.
+"""
+NAMED = {
+    "text": ".txt",
+    "mds": INDEX,
+    "jsonl": ".jsonl",
+    "json": ".json",
+    "csv": ".csv",
+    "tsv": ".tsv",
+    "tar": ".tar",
+    "parquet": ".parquet",
+    "arrow": ".arrow",
 }
 "Value of the recipe's `source.format` -> the key of that format in `FORMATS`."
 ENTRY_POINTS = "mdsmix.formats"
@@ -61,25 +73,32 @@ ENTRY_POINTS = "mdsmix.formats"
 
 
 def format_of(file: SourceFile) -> Format:
-    """Return the format of a file.
+    """Return the format of a file: by `source.format` of the recipe if the recipe sets it,
+    otherwise by the file's suffix.
 
-    Raises RecipeError if no format has the file's suffix, or the name that the recipe sets.
+    Raises RecipeError if there is no format of this name or suffix.
     """
     return format_by(file.name, file.read_as.format)
 
 
 def format_by(path: str, name: str = "") -> Format:
-    """Return the format of a file by its path, or by the name that a recipe sets.
+    """Return the format of a file.
 
-    Raises RecipeError if no format has the file's suffix, or that name.
+    Args:
+        path: the file's path or URL, whose suffix decides if `name` is empty.
+        name: the value of `source.format` in the recipe; empty if the recipe does not set it.
+
+    Raises RecipeError if there is no format of this name or suffix.
     """
+    # `a.csv.gz` has the suffixes [".csv", ".gz"], and the last suffix `.gz`.
     file_name = path.lower().rpartition("/")[2]
     suffixes = [f".{part}" for part in file_name.split(".")[1:]]
     last_suffix = "".join(suffixes[-1:])
     if name:
         return _format_by_name(name, last_suffix)
-    # The whole name is a key for `index.json`; two suffixes for a packed file (`.csv.gz`).
-    for key in (file_name, "".join(suffixes[-2:]), last_suffix):
+    # Look up the whole name (`index.json`), the last two suffixes (`.csv.gz`), and the last one.
+    last_two = "".join(suffixes[-2:])
+    for key in (file_name, last_two, last_suffix):
         if key in FORMATS:
             return FORMATS[key]
     if added := _added_format(last_suffix):
@@ -87,13 +106,13 @@ def format_by(path: str, name: str = "") -> Format:
     plain = [suffix for suffix in FORMATS if not suffix.endswith(PACKINGS)]
     raise RecipeError(
         f"the source file {path} has no suffix that mdsmix reads ({', '.join(plain)}; "
-        f"text and tar also with {', '.join(PACKINGS)}): "
-        "set source.format, rename or unpack it, or narrow the pattern that found it"
+        f"text and tar also with {', '.join(PACKINGS)}): set source.format in the recipe, "
+        "rename or unpack the file, or change source.path so that it does not match the file"
     )
 
 
 def _added_format(suffix: str) -> Format | None:
-    """Return the format that another package registers for this suffix; None if there is none."""
+    """Return the format that another package registers for this suffix; None if no package does."""
     if not suffix:
         return None
     added: Format | None = load_extension(ENTRY_POINTS, suffix)
@@ -105,16 +124,22 @@ def _format_by_name(name: str, suffix: str) -> Format:
 
     Args:
         name: the value of `source.format`.
-        suffix: the last suffix of the file, used only to find how it is packed.
+        suffix: the last suffix of the file. Only a packing, such as `.gz`, matters.
+
+    Raises RecipeError if there is no format of this name.
     """
     if name in NAMED:
-        packing = suffix if suffix in PACKINGS else ""
-        return FORMATS.get(NAMED[name] + packing) or FORMATS[NAMED[name]]
+        # For a packed file, the key is such as `.csv.gz`. Parquet and others are never packed.
+        key = NAMED[name]
+        packed_key = key + suffix if suffix in PACKINGS else key
+        return FORMATS.get(packed_key, FORMATS[key])
     if added := _added_format(f".{name}"):
         return added
     raise RecipeError(f"source.format is {name!r}; {suggest_key(name, list(NAMED))}")
 
 
 def list_raised_versions(formats: Iterable[Format]) -> dict[str, int]:
-    """Return rule -> version (`{"format.parquet": 2}`) for the formats whose version is above 1."""
+    """Return `Format.rule` -> version for the formats whose version is above 1. Example:
+    `{"format.parquet": 2}`.
+    """
     return {format.rule: format.version for format in formats if format.version > 1}

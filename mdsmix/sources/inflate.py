@@ -1,9 +1,9 @@
 """Reads files packed by gzip, Zstandard, bzip2 or xz as a stream of uncompressed bytes. A file may
 have any number of members or frames.
 
-A decoder is given few bytes at once, so a file that expands a thousandfold takes time but not
-memory. A file that ends inside a member is an error, because half a source must not be mistaken for
-all of it. A file whose first bytes are those of another format is refused (`sniff.py`).
+A decoder gets few bytes at once, so a file that expands a thousandfold takes time but not memory.
+A file that ends inside a member is an error, because half a source must not be mistaken for the
+whole source. A file that begins like a file of another format is refused (`sniff.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from mdsmix.sources.sniff import HEAD_BYTES, describe_foreign_content
 from mdsmix.sources.units import SourceFile
 
 _STORED_BYTES = 4 << 10
-"""Bytes that a decoder is given at once. With gzip they expand to 4 MB at most; with Zstandard,
-where 4 bytes may encode 128 KiB, to 128 MiB.
+"""Bytes that a decoder gets at once. With gzip they expand to 4 MB at most; with Zstandard, where 4
+bytes may encode 128 KiB, to 128 MiB.
 """
 _OUTPUT_BYTES = 1 << 20
 "Bytes that bzip2 and xz return at once. The output of gzip and Zstandard cannot be limited."
@@ -34,7 +34,7 @@ _OUTPUT_BYTES = 1 << 20
 def opened(
     file: SourceFile, packing: str, memory: int = 4 << 30, start: int = 0, until: int | None = None
 ) -> Iterator[BinaryIO]:
-    """Open a sequential reader of a file's uncompressed bytes.
+    """Open a file for reading its uncompressed bytes from start to end.
 
     Args:
         packing: the suffix of the packing, such as `.gz`; "" for a file that is not packed.
@@ -42,13 +42,14 @@ def opened(
         start: the byte to begin at; 0 for a packed file.
         until: the byte at which reading probably ends; None for a packed file.
 
-    Raises Unreachable if the first bytes are those of another format.
+    Raises Unreachable if the file begins like a file of another format.
     """
     with file.open(start, until) as stored:
         stream: Any = stored
         if packing:
             inflated = Inflated(stored, packing, file.location.url, memory // 2)
             stream = io.BufferedReader(inflated, _OUTPUT_BYTES)
+        # Compare the first bytes with those of other formats. Only a buffered reader can peek.
         if start == 0:
             if not hasattr(stream, "peek"):
                 stream = io.BufferedReader(stream)
@@ -59,9 +60,17 @@ def opened(
 
 
 class Inflated(io.RawIOBase):
-    """A reader of a packed file's uncompressed bytes. Decompressing may take `memory` bytes."""
+    """A reader of a packed file's uncompressed bytes."""
 
     def __init__(self, file: BinaryIO, packing: str, url: str, memory: int) -> None:
+        """Prepare to read.
+
+        Args:
+            file: a reader of the packed bytes.
+            packing: the suffix of the packing, such as `.gz`.
+            url: the file's name in error messages.
+            memory: the most bytes of memory that decompressing may take.
+        """
         self._pieces = _inflate(file, _DECODERS[packing], memory)
         self._url = url
         self._position = 0
@@ -71,8 +80,8 @@ class Inflated(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill the buffer, or its first part, with the next bytes. Return how many these are; 0 at
-        the file's end.
+        """Copy the next bytes into the buffer or into its first part. Return the number of copied
+        bytes; 0 at the file's end.
         """
         while not self._unread:
             piece = self._next_piece()
@@ -86,25 +95,29 @@ class Inflated(io.RawIOBase):
         return count
 
     def _next_piece(self) -> bytes | None:
-        """Return the next bytes of the decoder, maybe none (b""); None at the file's end."""
+        """Return the next bytes of the decoder (maybe b""); None at the file's end.
+
+        Raises Unreachable if the file is damaged, or needs too much memory.
+        """
         try:
             return next(self._pieces, None)
         except (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError, EOFError) as error:
             raise self._damage(error) from error
 
     def _damage(self, error: Exception) -> Unreachable:
-        """Return the error for the user, with its cause and what to do, from a decoder's error."""
+        """Return the error for the user about a decoder's error: the cause and what to do."""
         message = str(error)
+        # The words of xz ("limit") and of Zstandard ("too much memory").
         if "limit" in message or "too much memory" in message:
             return Unreachable(
                 f"{self._url} was compressed with a window larger than half of the run's memory: "
-                "allow more memory (--memory; zstd --long=31 needs 4 GB), or compress it again "
-                "(zstd without --long and --ultra needs 8 MB, xz -6 the same)"
+                "allow more memory with --memory (zstd --long=31 needs 4 GB), or compress the file "
+                "again (zstd without --long and --ultra needs 8 MB, xz -6 the same)"
             )
         if "ictionary" in message:
             return Unreachable(
                 f"{self._url} was compressed with a dictionary, which the file does not contain: "
-                "unpack it with zstd -d -D DICTIONARY, or compress it again without one"
+                "unpack it with zstd -d -D DICTIONARY, or compress it again without a dictionary"
             )
         return Unreachable(
             f"{self._url} is damaged after {self._position} uncompressed bytes ({message}): "
@@ -113,19 +126,27 @@ class Inflated(io.RawIOBase):
 
 
 def _inflate(file: BinaryIO, new_decoder: Callable[[int], Any], memory: int) -> Iterator[bytes]:
-    """Yield the uncompressed bytes of a packed file. It may consist of several packed files one
-    after the other (members of gzip, frames of Zstandard).
+    """Yield the uncompressed bytes of a packed file. A packed file consists of one or more members
+    (of gzip; Zstandard calls them frames), one after the other.
 
-    Zeros between them are skipped, because tapes and some tools pad files with zeros.
+    Zeros between members are skipped, because tapes and some tools pad files with zeros.
 
     Args:
-        new_decoder: called with `memory`; returns a decoder that may use so many bytes.
-        memory: the most bytes that decompressing may take.
+        file: a reader of the packed bytes.
+        new_decoder: called with `memory`; returns a decoder that may use this much memory.
+        memory: the most bytes of memory that decompressing may take.
+
+    Raises EOFError if the file ends inside a member.
     """
-    stored = b""
-    decoder = None
-    while stored := stored or file.read(_STORED_BYTES):
+    stored = b""  # bytes that were read and not decompressed yet
+    decoder = None  # of the current member
+    while True:
+        if not stored:
+            stored = file.read(_STORED_BYTES)
+        if not stored:
+            break
         if decoder is None:
+            # Begin a member.
             stored = stored.lstrip(b"\0")
             if not stored:
                 continue
@@ -133,10 +154,10 @@ def _inflate(file: BinaryIO, new_decoder: Callable[[int], Any], memory: int) -> 
             has_output_limit = hasattr(decoder, "needs_input")  # bzip2 and xz
             limit = (_OUTPUT_BYTES,) if has_output_limit else ()
         yield decoder.decompress(stored, *limit)
-        # A decoder with a limit of output may have more output without further input.
+        # Because of the limit, bzip2 and xz may have more output of the same input.
         while not decoder.eof and not getattr(decoder, "needs_input", True):
             yield decoder.decompress(b"", *limit)
-        stored = decoder.unused_data
+        stored = decoder.unused_data  # bytes after the member's end
         if decoder.eof:
             decoder = None
     if decoder is not None:
@@ -154,5 +175,5 @@ _DECODERS: dict[str, Callable[[int], Any]] = {
     ".bz2": lambda memory: bz2.BZ2Decompressor(),
     ".xz": lambda memory: lzma.LZMADecompressor(memlimit=memory),
 }
-"Suffix of a packing -> function that returns a decoder which may use so many bytes of memory."
+"Suffix of a packing -> function from bytes of memory to a decoder that may use this much memory."
 PACKINGS = tuple(_DECODERS)

@@ -1,11 +1,12 @@
 """JSON files: one array of values, which is split into its elements while it is read; or JSON Lines
 in a file named `*.json`.
 
-Only the array's own brackets and commas decide where an element ends: a regular expression skips
-strings and everything else between them. orjson then reads each element alone, as it does lines. So
-an element that is not valid JSON does not affect its neighbours, and each element keeps its bytes
-and its place. Streaming parsers return neither bytes nor place, and stop at the first fault. The
-fastest of them (yajl) also turns a lone surrogate into a `?` silently.
+Only the array's own brackets and commas decide where an element ends. A regular expression skips
+strings and everything else between these signs. orjson then reads each element alone, like a line
+of JSON Lines. So an element that is not valid JSON does not affect its neighbours, and the bytes
+and the place of each element are known. Other parsers that read JSON as a stream return neither
+bytes nor place, and stop at the first fault. The fastest of them (yajl) also turns a lone surrogate
+into a `?` silently.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _PLAIN = rb'[^\[\]"{},\\]++|\\.|' + _STRING
 _STRING_END = re.compile(_STRING[1:], re.DOTALL)
 _SIGN = re.compile(rb"(?:%b|[\[{](?:,|%b)*+[\]}])*+([\[\]{},\"]|\Z)" % (_PLAIN, _PLAIN), re.DOTALL)
-"""Matches up to the next bracket, brace or comma, or to the end of the bytes. Strings are skipped,
-and so are objects and lists that contain no other. If the sign is a quote, it begins a string that
-does not end in these bytes.
+"""Matches up to the next bracket, brace or comma, or to the end of the bytes; group 1 is this sign,
+or b"" at the end. Whole strings are skipped, and so are objects and lists without inner objects or
+lists. Group 1 is a quote if a string begins that does not end in these bytes.
 """
 _DEPTH_CHANGES = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
+"Sign -> by how much the depth changes after it."
 
 
 class Json(Jsonl):
-    """`*.json`. Its ordinals are uncompressed bytes."""
+    """The format of `*.json`. The ordinal of a record is the uncompressed byte at which the record
+    begins.
+    """
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
         if self._is_array(file):
@@ -57,57 +61,71 @@ class Json(Jsonl):
 
 
 class _Scan(NamedTuple):
-    """The result of scanning some bytes of an array."""
+    """The result of `_scan`: where the array's elements end in some bytes of its file."""
 
     edges: list[int]
-    "Positions of the array's own commas and brackets."
+    "Positions of the array's own commas and brackets in these bytes."
     depth: int
-    "The depth after these bytes: 1 in the array, 2 in a list or object that is its element."
+    """How many brackets are open after these bytes: 0 outside of the array, 1 in the array, 2 in a
+    list or object that is an element of the array.
+    """
     in_string: bool
-    "The bytes end inside a string."
+    "Whether these bytes end inside a string."
 
 
 def _elements(pieces: Pieces, file: SourceFile) -> Iterator[Item]:
-    """Yield the elements between the array's commas and brackets, without white space around them.
+    """Yield the elements of a JSON array as items, without white space around them.
 
     Nothing is yielded for an empty element, as in `[]` or after a trailing comma.
+
+    Args:
+        pieces: consecutive (offset, bytes) of the whole file.
+        file: the file, which error messages name.
+
+    Raises Unreachable if the file is not one complete array.
     """
-    element = BoundedBytes()
-    index = 0
+    element = BoundedBytes()  # the current element, as far as it was read
+    index = 0  # its number
     depth = 0
     in_string = False
     backslashes = b""
     for piece_offset, piece in pieces:
-        # Backslashes at the end wait for the byte that they escape.
+        # Keep backslashes at the end of the piece for the next piece, with the byte they escape.
         data = backslashes + piece
         offset = piece_offset - len(backslashes)
         complete = data.rstrip(b"\\")
         backslashes = data[len(complete) :]
 
-        # Cut the bytes at the array's own commas and brackets.
+        # Cut the bytes at the array's own commas and brackets. The last chunk, after the last
+        # edge, is continued by the next piece.
         edges, depth, in_string = _scan(complete, depth, in_string)
         begin = 0
         for edge in [*edges, len(complete)]:
             chunk = complete[begin:edge]
-            if not element.length:  # the element begins here
+            if not element.length:  # the element begins with this chunk
                 chunk = chunk.lstrip(_WHITESPACE)
                 element.offset = offset + edge - len(chunk)
             element.add(chunk)
-            if edge < len(complete) and element.length:
+            is_last_chunk = edge == len(complete)
+            if element.length and not is_last_chunk:
                 yield _element_item(index, element)
                 element = BoundedBytes()
                 index += 1
             begin = edge + 1
         if depth < 0:
-            raise _incomplete_error(file, "it closes more brackets than it opens")
+            raise _incomplete_error(file, "the file closes more brackets than it opens")
     if depth or in_string or backslashes:
-        raise _incomplete_error(file, "it is cut off, or not closed")
+        raise _incomplete_error(file, "the file is cut off, or its last bracket is missing")
     if element.length:
         yield _element_item(index, element)
 
 
 def _incomplete_error(file: SourceFile, fault: str) -> Unreachable:
-    """Return the error for the user about a file that is not one whole array."""
+    """Return the error for the user about a file that is not one whole array.
+
+    Args:
+        fault: what is wrong, such as `the file closes more brackets than it opens`.
+    """
     return Unreachable(
         f"{file.location.url} is not a complete JSON array ({fault}): "
         "records would be lost, so the file is not used; copy it again"
@@ -115,7 +133,12 @@ def _incomplete_error(file: SourceFile, fault: str) -> Unreachable:
 
 
 def _element_item(index: int, element: BoundedBytes) -> Item:
-    """Return an element of the array, decoded, as an item. `index`: its number, from 0."""
+    """Return an element of the array as an item: decoded, and without white space at its end.
+
+    Args:
+        index: the number of the element in the array, from 0.
+        element: the bytes of the element.
+    """
     if not element.is_too_long:
         raw = b"".join(element.parts).rstrip(_WHITESPACE)
         element.parts = [raw]
@@ -124,7 +147,8 @@ def _element_item(index: int, element: BoundedBytes) -> Item:
 
 
 def _scan(data: bytes, depth: int, in_string: bool) -> _Scan:
-    """Find the array's own commas and brackets in the next bytes of a file.
+    """Find the array's own commas and brackets in the next bytes of a file. Example:
+    `_scan(b'[1,[2,3]]', 0, False)` has the edges 0, 2 and 8, and the depth 0.
 
     Args:
         depth: the depth before these bytes, as in `_Scan`.
@@ -132,11 +156,15 @@ def _scan(data: bytes, depth: int, in_string: bool) -> _Scan:
     """
     begin = 0
     edges = list[int]()
+
+    # Skip the rest of a string that began before these bytes.
     if in_string:
         end = _STRING_END.match(data)
         if end is None:
             return _Scan(edges, depth, in_string=True)
         begin = end.end()
+
+    # Find the array's opening bracket.
     if depth == 0:
         opening = data.find(b"[")
         if opening < 0:
@@ -144,15 +172,17 @@ def _scan(data: bytes, depth: int, in_string: bool) -> _Scan:
         depth = 1
         edges.append(opening)
         begin = opening + 1
+
+    # Find the commas between the array's elements, its closing bracket, and any sign after it.
     for match in _SIGN.finditer(data, begin):
         sign = match[1]
-        if sign in b'"':  # a quote, or nothing at the end of the bytes
-            return _Scan(edges, depth, in_string=bool(sign))
+        if sign in (b"", b'"'):  # the end of the bytes, or the beginning of an unfinished string
+            return _Scan(edges, depth, in_string=sign == b'"')
         change = _DEPTH_CHANGES.get(sign, 0)
-        is_comma = change == 0
-        # An edge is the array's closing bracket, a comma between two elements, or anything after
-        # the array.
-        if min(depth, depth + change) <= 0 or (is_comma and depth == 1):
+        is_own_comma = change == 0 and depth == 1
+        closes_array = depth + change <= 0
+        is_after_array = depth <= 0
+        if is_own_comma or closes_array or is_after_array:
             edges.append(match.end() - 1)
         depth += change
     return _Scan(edges, depth, in_string=False)

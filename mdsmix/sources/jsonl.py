@@ -35,8 +35,8 @@ from mdsmix.sources.inflate import opened
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
 PIECE_BYTES = BLOCK_BYTES - (1 << 19)
-"""Bytes that are read at once. A little less than a batch of 4 MB, so that a line that began in the
-previous piece still fits into the batch.
+"""Bytes that are read at once. The number is a little less than the 4 MB of a batch, so that a line
+that began in the previous piece still fits into the batch.
 """
 TAIL_BYTES = 64 << 10
 """Bytes requested beyond a split's end, in the same request, for the rest of the split's last line.
@@ -46,11 +46,14 @@ _OPENS_ARRAY = re.compile(rb"\s*\[\s*(\{|$)")
 "The beginning of a file that is one array of objects."
 
 Pieces = Iterator[tuple[int, bytes]]
-"Consecutive (offset, bytes) of one file, without a byte order mark."
+"Yields (offset, bytes) for consecutive parts of one file, without a byte order mark."
 
 
 def decode_lines(lines: list[bytes]) -> Decoded:
-    """Return the values of the lines; and index -> reason code for each line that is not JSON."""
+    """Return (values, reasons) of lines of JSON: the values in order, and index -> reason code for
+    each line that is not JSON. Example: `[b'1', b'?']` gives `([1], {1: "not_json"})`.
+    """
+    # orjson is faster, but would change large whole numbers.
     read = read_json if has_long_numbers(b"".join(lines)) else orjson.loads
     records = list[Any]()
     faults = dict[int, str]()
@@ -67,6 +70,7 @@ def decode_lines(lines: list[bytes]) -> Decoded:
 
 
 def is_utf8(raw: bytes) -> bool:
+    """Return whether the bytes are valid UTF-8."""
     try:
         raw.decode()
     except UnicodeDecodeError:
@@ -83,26 +87,29 @@ def reason_of(line: bytes, error: Exception) -> str:
         return "invalid_utf8"
     if "surrogate" in message:
         return "lone_surrogate"
-    if "depth" in message or "recursion" in message.lower():  # as orjson 3.11, and before
+    # The words of orjson 3.11 ("depth") and of earlier releases ("recursion").
+    if "depth" in message or "recursion" in message.lower():
         return "too_deep"
     if isinstance(error, UnreadableNumber) or TOO_LARGE in message:
         return "unreadable_value"
-    return "json_array" if _OPENS_ARRAY.match(line) else "not_json"
+    if _OPENS_ARRAY.match(line):  # the file is one JSON array, not JSON Lines
+        return "json_array"
+    return "not_json"
 
 
 def owned_bytes(stream: BinaryIO, start: int, end: int) -> Pieces:
-    """Yield the lines that start in bytes [start, end) of a plain file, in pieces. The last line
-    is yielded whole, even if it ends beyond `end`.
+    """Yield the bytes of all lines that start at or after byte `start` and before byte `end` of a
+    file that is not packed. The last line is yielded whole, even if it ends after `end`.
 
     Args:
-        stream: positioned one byte before `start`, or at 0 if `start` is 0. This byte shows whether
-            a line starts at `start`: only if it ends the line before.
+        stream: a reader at byte `start - 1`, or at 0 if `start` is 0. A line starts at `start` only
+            if the byte before is a line end.
     """
     position = start
     if start:
-        # Skip the rest of a line that starts before `start`.
+        # Skip the rest of a line that starts before `start`. The reader begins one byte earlier.
         position += sum(map(len, _to_line_end(stream))) - 1
-    piece = b"\n"
+    piece = b"\n"  # if nothing is read, no line continues after `end`
     while position < end:
         piece = stream.read(min(PIECE_BYTES, end - position))
         if not piece:
@@ -110,7 +117,7 @@ def owned_bytes(stream: BinaryIO, start: int, end: int) -> Pieces:
         yield _without_mark(position, piece)
         position += len(piece)
     if not piece.endswith(b"\n"):
-        # The last line that starts before `end` continues beyond it.
+        # The last line that starts before `end` ends after it.
         for piece in _to_line_end(stream):
             yield position, piece
             position += len(piece)
@@ -125,7 +132,9 @@ def _to_line_end(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def all_bytes(stream: BinaryIO, span: Span) -> Pieces:
-    """Yield a whole file in pieces. Each piece is in one window (a slice of a work unit)."""
+    """Yield all bytes of a file in pieces. A piece never crosses the end of a window (a slice of a
+    work unit).
+    """
     position = 0
     while piece := stream.read(min(PIECE_BYTES, span.next_edge(position) - position)):
         yield _without_mark(position, piece)
@@ -133,7 +142,7 @@ def all_bytes(stream: BinaryIO, span: Span) -> Pieces:
 
 
 def _without_mark(offset: int, piece: bytes) -> tuple[int, bytes]:
-    """Drop a byte order mark at the start of the file. Return offset and bytes of the piece."""
+    """Return (offset, bytes) of a part of a file, without a byte order mark at the file's start."""
     if offset == 0 and piece.startswith(BYTE_ORDER_MARK):
         return len(BYTE_ORDER_MARK), piece[len(BYTE_ORDER_MARK) :]
     return offset, piece
@@ -142,23 +151,25 @@ def _without_mark(offset: int, piece: bytes) -> tuple[int, bytes]:
 def split_lines(
     pieces: Pieces, span: Span, file: SourceFile, format: str, decoder: Decoder
 ) -> Iterator[Block]:
-    """Yield the lines of consecutive pieces as blocks.
+    """Yield the lines of a file, or of a split of it, as blocks.
 
     A line belongs to the window (a slice of a work unit) that contains its first byte.
 
     Args:
-        pieces: consecutive bytes of the file, from the first line on.
+        pieces: consecutive parts of the file, as (offset, bytes), from the first line on.
+        span: the range of the file that is read, with its windows.
+        file: the file of the lines.
         format: everything besides the bytes that affects decoding, as in `Block`.
         decoder: decodes the lines of a block later.
     """
-    next_line = 1
+    next_line = 1  # the number of the next line
     crossing = BoundedBytes()  # a line that began in an earlier piece
 
     def make_block(offset: int, raws: list[bytes], whole: memoryview | None = None) -> Block:
         """Return the next lines as a block, and count them.
 
         Args:
-            offset: the byte of the file at which the first of them begins.
+            offset: the byte of the file at which the first of these lines begins.
             raws: the lines, with their line ends.
             whole: the bytes of all these lines in one buffer; None if there is no such buffer.
         """
@@ -176,8 +187,8 @@ def split_lines(
         )
 
     def make_crossing_block() -> Block:
-        """Return the line that began in an earlier piece as a block. A line that is too long
-        becomes a bad record.
+        """Return the line that began in an earlier piece (`crossing`) as a block of one line. If
+        the line is too long, the block has a bad record instead.
         """
         place = {"line": next_line, "offset": crossing.offset}
         block = make_block(crossing.offset, [b"".join([*crossing.parts, b"\n"])])
@@ -218,8 +229,8 @@ def split_lines(
 
 
 class Jsonl(Format):
-    """`*.jsonl` and, compressed, `*.jsonl.gz` and `*.jsonl.zst`. Its ordinals are uncompressed
-    bytes.
+    """The format of `*.jsonl` and, compressed, `*.jsonl.gz` and others. The ordinal of a record is
+    the uncompressed byte at which the record begins.
     """
 
     counted = "line"
@@ -239,6 +250,7 @@ class Jsonl(Format):
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         start, end = span.start, span.end
         until = None if end is None else end + TAIL_BYTES
+        # Begin one byte before the split: it shows whether a line begins at `start`.
         with opened(file, self.packing, span.memory, max(0, start - 1), until) as stream:
             if self.packing or end is None:
                 pieces = all_bytes(stream, span)
@@ -247,5 +259,7 @@ class Jsonl(Format):
             yield from split_lines(pieces, span, file, self.lines_format, self.decoder)
 
     def decoder(self, lines: list[bytes]) -> Decoded:
-        """Return the records of the lines; and index -> reason code for each line without one."""
+        """Return (records, reasons) of the lines: the records in order; and index -> reason code
+        for each line that is not a record.
+        """
         return decode_lines(lines)

@@ -1,14 +1,14 @@
 """A published MDS stream, of mdsmix or any other tool, as a source: its columns are the fields of
 its records.
 
-So a stream of texts can be split or tokenized again for another model, without the source that it
-was made from. The file is the stream's `index.json`, which names the shards. Each shard is read
-whole and checked against its size and hashes before a sample is used.
+So a stream of texts can be split or tokenized again for another model, without the source of the
+stream. The file of this format is the stream's `index.json`, which names the shards. Each shard is
+read whole and checked against its size and hashes before a sample is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from json import JSONDecodeError
 from typing import Any
@@ -24,7 +24,9 @@ from mdsmix.sources.units import SourceFile, Span
 
 
 class Mds(Format):
-    """The `index.json` of a stream. Its ordinals are samples, from 0."""
+    """The format of a stream's `index.json`. The ordinal of a record is its sample's number in the
+    stream, from 0.
+    """
 
     ordinals = "sample"
     size_factor = 2  # not 1: the file is an index, and the shards are read
@@ -46,14 +48,14 @@ class Mds(Format):
 
 @lru_cache(maxsize=16)
 def _index(file: SourceFile) -> Index:
-    """Return the parsed index of a stream; those of the last 16 files are kept."""
+    """Return the parsed index of a stream. The indexes of the last 16 files are kept in memory."""
     with file.open() as stored:
         return parse_index(stored.read(), file.location.url)
 
 
 def _samples(file: SourceFile, span: Span) -> Iterator[Item]:
-    """Yield the samples of the shards that begin in the span."""
-    start = 0
+    """Yield the samples of the shards that begin in the span (a range of the file) as items."""
+    start = 0  # the number of the shard's first sample in the stream
     for shard in _index(file).shards:
         if span.holds(start):
             yield from _samples_of_shard(file, shard, start)
@@ -65,24 +67,26 @@ def _samples_of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[It
     of the sample's values does not decode, or has no form in JSON.
 
     Args:
-        start: the ordinal of the shard's first sample.
+        file: the `index.json` of the stream.
+        start: the number of the shard's first sample in the stream.
     """
     folder = file.location.parent
     samples = read_all_samples(folder, shard)
+    decoders = dict[str, Callable[[bytes], Any]]()  # column -> decoder of its values
+    slices = dict[str, Iterator[Any]]()  # column -> bytes of its value in each sample
     with open_shard(folder, shard):
-        columns = [
-            (name, find_codec(shard.columns[name]).decode, cells.slices())
-            for name, cells in split_columns(shard, samples)
-        ]
+        for name, cells in split_columns(shard, samples):
+            decoders[name] = find_codec(shard.columns[name]).decode
+            slices[name] = cells.slices()
     for number in range(len(samples)):
-        cells = [(name, decode, bytes(next(slices))) for name, decode, slices in columns]
+        row = {name: bytes(next(slices_of_column)) for name, slices_of_column in slices.items()}
         record = None
         reason = ""
         try:
-            record = {name: _without_arrays(decode(cell)) for name, decode, cell in cells}
+            record = {name: _without_arrays(decoders[name](cell)) for name, cell in row.items()}
             raw = json_line(record)
         except Exception as error:  # a decoder may raise any exception on bytes of another encoding
-            raw = b"\n".join([cell for _, _, cell in cells])
+            raw = b"\n".join(row.values())
             reason = _reason_of(error)
         place = {"shard": shard.stored.basename, "sample": number}
         yield Item(start + number, place, len(raw), raw, record, reason)
@@ -103,5 +107,7 @@ def _reason_of(error: Exception) -> str:
 
 
 def _without_arrays(value: Any) -> Any:
-    """Return an array as a list, as other formats have it; any other value unchanged."""
+    """Return a numpy array as a list, and a numpy number as a number of Python, as other formats
+    return them; any other value unchanged.
+    """
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value

@@ -1,5 +1,5 @@
-"""Parquet. A split is a run of row groups. Only the needed columns are read, in batches of a few
-MB, whatever the size of a row group.
+"""Parquet files. A split consists of consecutive row groups. Only the needed columns are read, in
+batches of a few MB, whatever the size of a row group.
 
 A row group is decoded page by page (`pre_buffer=False`, one thread, a buffer of 1 MiB): for a row
 group of 444 MB this takes at most 63 MB of memory, but 1,113 MB if the group is read at once. The
@@ -35,7 +35,7 @@ MOST_FOOTERS = 512
 
 
 class Parquet(Format):
-    """`*.parquet`. Its ordinals are rows, from 0."""
+    """The format of `*.parquet`. The ordinal of a row is its number in the file, from 0."""
 
     version = 2  # JSON texts and maps are decoded
     ordinals = "row"
@@ -50,8 +50,9 @@ class Parquet(Format):
         import pyarrow.parquet  # noqa: F401
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1, although `version` is 2: windows without strings of JSON or maps keep their
-        digests. The digests of the others changed anyway, together with the decoded lines.
+        """Return 1, although `version` is 2: so a file without JSON strings or maps keeps its
+        digests, and is not converted again. The digests of all other files changed anyway, because
+        version 2 hashes decoded values.
         """
         return 1
 
@@ -64,7 +65,9 @@ class Parquet(Format):
         return int(_footer(file).num_rows)
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        """Yield the rows of the span's row groups as blocks. Only the unit's fields are read."""
+        """Yield the rows of the row groups that begin in the span (a range of the file) as blocks.
+        Only the fields that the work unit needs are read.
+        """
         reader = _open(file, _footer(file))
         names = reader.schema_arrow.names
         columns = select_columns(file, names, span.unit.fields)
@@ -75,8 +78,10 @@ class Parquet(Format):
             decoders=decoders_of(reader.schema_arrow, _json_leaves(reader.schema)),
         )
         groups = _groups_in(span, reader.metadata)
-        metadata = [reader.metadata.row_group(number) for number, _ in groups]
-        unread = sorted({*names} - {*columns})
+
+        # Find the fields that are not read, although a row may have a value in them.
+        metadata = [reader.metadata.row_group(group.number) for group in groups]
+        unread = sorted(set(names) - set(columns))
         unseen = [name for name in unread if _may_have_values(metadata, name)]
         yield from item_blocks(file, span, ROWS, _rows(table, groups), unseen)
 
@@ -95,13 +100,22 @@ class _Table(NamedTuple):
 
 @lru_cache(MOST_FOOTERS)
 def _footer(file: SourceFile) -> Any:
-    """Return the file's footer. It is cached, so a forked worker inherits the footers of all
-    planned files from its parent.
+    """Return the file's footer (pyarrow's FileMetaData).
+
+    Footers are cached, so a forked worker inherits the footers of all planned files from its
+    parent.
     """
     return _open(file).metadata
 
 
 def _open(file: SourceFile, footer: Any = None) -> pq.ParquetFile:
+    """Open a parquet file.
+
+    Args:
+        footer: the file's footer if it was read already.
+
+    Raises Unreachable if pyarrow cannot open the file.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -114,43 +128,54 @@ def _open(file: SourceFile, footer: Any = None) -> pq.ParquetFile:
 
 
 def _json_leaves(schema: Any) -> set[int]:
-    """Return the numbers of the parquet columns whose strings are JSON."""
+    """Return the numbers of the parquet columns whose strings are JSON.
+
+    Args:
+        schema: the parquet schema (not the Arrow schema) of the file.
+    """
     columns = map(schema.column, range(len(schema)))
     return {number for number, column in enumerate(columns) if column.logical_type.type == "JSON"}
 
 
-def _groups_in(span: Span, footer: Any) -> list[tuple[int, int]]:
-    """Return the row groups that start in the span: the number and the first row of each."""
-    groups = list[tuple[int, int]]()
+class _GroupPlace(NamedTuple):
+    """The place of a row group in its file."""
+
+    number: int
+    "The number of the row group, from 0."
+    first_row: int
+    "The number of the group's first row in the file."
+
+
+def _groups_in(span: Span, footer: Any) -> list[_GroupPlace]:
+    """Return the places of the row groups that start in the span (a range of the file)."""
+    groups = list[_GroupPlace]()
     first_row = 0
     for number, group in enumerate(_row_groups(footer)):
         if span.holds(first_row):
-            groups.append((number, first_row))
+            groups.append(_GroupPlace(number, first_row))
         first_row += group.num_rows
     return groups
 
 
-def _rows(table: _Table, groups: Iterable[tuple[int, int]]) -> Iterator[Item]:
-    for number, first_row in groups:
-        yield from _rows_of_group(table, number, first_row)
+def _rows(table: _Table, groups: Iterable[_GroupPlace]) -> Iterator[Item]:
+    for place in groups:
+        yield from _rows_of_group(table, place)
 
 
-def _rows_of_group(table: _Table, number: int, first_row: int) -> Iterator[Item]:
-    """Yield the rows of a row group. If a batch cannot be decoded, its rows and all later ones of
-    the group are items with the reason damaged_rows.
+def _rows_of_group(table: _Table, place: _GroupPlace) -> Iterator[Item]:
+    """Yield the rows of a row group as items.
 
-    Args:
-        number: the number of the row group in the file.
-        first_row: the number of the group's first row in the file.
+    If a batch of rows cannot be decoded, this batch and all later rows of the group become items
+    with the reason damaged_rows.
     """
     import pyarrow as pa
 
-    group = table.reader.metadata.row_group(number)
+    group = table.reader.metadata.row_group(place.number)
     size = _size(group, table.columns or [""])  # [""]: no column, since [] would mean all
     count = choose_row_count(group.num_rows, size)
-    row = first_row
-    end = first_row + group.num_rows
-    batches = table.reader.iter_batches(count, [number], table.columns, use_threads=False)
+    row = place.first_row
+    end = row + group.num_rows
+    batches = table.reader.iter_batches(count, [place.number], table.columns, use_threads=False)
     while row < end:
         try:
             batch = next(batches, None)
@@ -159,6 +184,7 @@ def _rows_of_group(table: _Table, number: int, first_row: int) -> Iterator[Item]
         except (pa.ArrowException, OSError):
             batch = None
         if batch is None or not batch.num_rows:
+            # Nothing after a damaged batch can be read from this row group.
             for lost in range(row, end):
                 yield Item(lost, {"row": lost}, 1, b"", None, "damaged_rows", table.names)
             return
@@ -171,7 +197,11 @@ def _row_groups(footer: Any) -> Iterator[Any]:
 
 
 def _size(group: Any, fields: Sequence[str]) -> int:
-    """Return the uncompressed bytes of these fields in a row group; of all if there are none."""
+    """Return the uncompressed bytes that some fields have in a row group.
+
+    Args:
+        fields: the names of the fields; empty: all fields.
+    """
     return sum(column.total_uncompressed_size for column in _columns(group, fields))
 
 
@@ -179,28 +209,31 @@ def _columns(group: Any, fields: Sequence[str]) -> list[Any]:
     """Return the columns of a row group that belong to these fields; all columns if `fields` is
     empty.
 
-    The columns of a nested field are named `field.element`.
+    A nested field has several columns, which parquet names `field.element`.
     """
-    columns = map(group.column, range(group.num_columns))
-    return [
-        column
-        for column in columns
-        if not fields
-        or column.path_in_schema in fields
-        or column.path_in_schema.partition(".")[0] in fields
-    ]
+    columns = [group.column(number) for number in range(group.num_columns)]
+    if not fields:
+        return columns
+    chosen = list[Any]()
+    for column in columns:
+        path = column.path_in_schema
+        outer_field = path.partition(".")[0]
+        if path in fields or outer_field in fields:
+            chosen.append(column)
+    return chosen
 
 
 def _may_have_values(groups: Iterable[Any], name: str) -> bool:
-    """Check whether a row of these row groups may have a value in this column.
+    """Return whether a row of these row groups may have a value in the field with this name.
 
-    False if the footer shows that all values are null or empty strings.
+    False if the footer shows that all values of the field are null or empty strings.
     """
     for group in groups:
         for column in _columns(group, [name]):
             statistics = column.statistics
-            if not statistics:
+            if not statistics:  # the footer does not show which values the column has
                 return True
+            # If the greatest string is empty, all strings are. `num_values` counts no nulls.
             if statistics.num_values and statistics.max_raw not in ("", b""):
                 return True
     return False

@@ -33,8 +33,9 @@ LONG_LINE = 120
 
 
 def decode_texts(texts: list[bytes]) -> Decoded:
-    """Return the texts as records; and index -> reason code for each text that is not a record. The
-    reason is BLANK for white space alone.
+    """Return (records, reasons) of texts: a record `{"text": ...}` for each text in order, and
+    index -> reason code for each text that is not a record. The reason of a text of only white
+    space is BLANK.
     """
     records = list[Any]()
     faults = dict[int, str]()
@@ -50,8 +51,8 @@ def decode_texts(texts: list[bytes]) -> Decoded:
 
 
 class Text(Jsonl):
-    """`*.txt`. Its ordinals are uncompressed bytes. A large file is divided into splits only with
-    `split_by: line`.
+    """The format of `*.txt`. The ordinal of a record is the uncompressed byte at which the record
+    begins. A large file is cut into splits only if the recipe sets `split_by: line`.
     """
 
     version = 1  # set here, so that it stays when Jsonl's version is increased
@@ -67,19 +68,23 @@ class Text(Jsonl):
         if not file.read_as.split_by:
             raise RecipeError(
                 f"{file.name} is plain text, which does not show where a document ends: "
-                "set source.split_by to file, line or paragraph"
+                "set source.split_by in the recipe to file, line or paragraph"
             )
 
     def guess(self, file: SourceFile) -> Mapping[str, Any]:
-        """Guess `split_by`: `line` if lines are long and none is empty; otherwise `file` if the
-        file is no longer than a record may be; otherwise `paragraph`.
+        """Return a guess of the recipe's `split_by` for this file, such as `{"split_by": "line"}`.
+
+        `line` if the first lines are long and none of them is empty; otherwise `file` if the file
+        is no longer than a record may be; otherwise `paragraph`.
         """
         with file.open(until=HEAD_BYTES) as stored:
-            lines = stored.read(HEAD_BYTES).split(b"\n")[:-1]
+            lines = stored.read(HEAD_BYTES).split(b"\n")[:-1]  # without the last, unfinished line
         are_long = sum(map(len, lines)) > LONG_LINE * len(lines)
         if len(lines) > 1 and all(lines) and are_long:
             return {"split_by": "line"}
-        return {"split_by": "file" if self.weight(file) < format.LONGEST else "paragraph"}
+        if self.weight(file) < format.LONGEST:
+            return {"split_by": "file"}
+        return {"split_by": "paragraph"}
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
         if file.read_as.split_by != "line":
@@ -101,7 +106,11 @@ class Text(Jsonl):
 
 
 def _whole_file(pieces: Pieces) -> Iterator[Item]:
-    """Yield all pieces of a file as one item."""
+    """Yield the whole file as one item.
+
+    Args:
+        pieces: consecutive parts of the file, as (offset, bytes).
+    """
     text = BoundedBytes()
     for _, piece in pieces:
         text.add(piece)
@@ -109,9 +118,12 @@ def _whole_file(pieces: Pieces) -> Iterator[Item]:
 
 
 def _paragraphs(stream: BinaryIO) -> Iterator[Item]:
-    """Yield each run of lines that are not white space as an item."""
-    paragraph = BoundedBytes()
-    first_line = line_number = 1
+    """Yield the paragraphs of a file as items. A paragraph consists of consecutive lines that are
+    not blank.
+    """
+    paragraph = BoundedBytes()  # the lines of the current paragraph
+    first_line = 1  # the number of its first line
+    line_number = 1
     offset = 0
     while line := stream.readline(format.LONGEST):  # a longer line is read in pieces
         if offset == 0 and line.startswith(BYTE_ORDER_MARK):
@@ -131,10 +143,16 @@ def _paragraphs(stream: BinaryIO) -> Iterator[Item]:
 
 
 def _paragraph_item(paragraph: BoundedBytes, first_line: int) -> Iterator[Item]:
-    """Yield the collected lines as one item; nothing if there are none.
+    """Yield the paragraph as one item; nothing if no line was collected.
 
-    The item's length includes a newline after the last line, even if the file has none there.
+    The item's text has no newline at its end. Its length counts one, even if the file ends without
+    a newline.
+
+    Args:
+        paragraph: the collected lines of the paragraph.
+        first_line: the number of its first line in the file.
     """
+    # Drop the last newline. No bytes are left of a paragraph that is too long.
     if paragraph.parts:
         last_line = paragraph.parts.pop()
         if not last_line.endswith(b"\n"):
