@@ -89,11 +89,11 @@ def test_every_damaged_shard_is_named_once_with_what_was_expected_and_found(spli
 
 
 WRONG_COUNTS: list[tuple[Callable[[Any], object], str]] = [
-    (lambda tree: tree["totals"].update(samples=1), "expected 1 samples, part by part"),
-    (lambda tree: tree["parts"][0].update(samples=9_999), "samples, part by part"),
-    (lambda tree: tree["parts"][0].update(shards=0), "samples, part by part"),
-    (lambda tree: tree["parts"].clear(), "samples, part by part"),
-    (lambda tree: tree["records"].update(read=9_999), "expected as many records read as"),
+    (lambda tree: tree["totals"].update(samples=1), "expected 1 samples in the index, divided"),
+    (lambda tree: tree["parts"][0].update(samples=9_999), "samples in the index, divided"),
+    (lambda tree: tree["parts"][0].update(shards=0), "samples in the index, divided"),
+    (lambda tree: tree["parts"].clear(), "samples in the index, divided"),
+    (lambda tree: tree["records"].update(read=9_999), "expected the number of read records"),
 ]
 
 

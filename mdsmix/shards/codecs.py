@@ -36,13 +36,15 @@ _DTYPES = {
     65: "int64",
     66: "float64",
 }
-"""MDS's code of an array's dtype -> the dtype. An array begins with this code if the column's
-encoding does not fix its dtype. The encoding of a column of numbers is one of these dtypes.
+"""MDS's code of a dtype -> the dtype. An array begins with this code if the column's encoding does
+not fix the dtype. A column of plain numbers has one of these dtypes as its encoding.
 """
 
 
 def _as_bytes(rows: Ragged) -> list[Ragged]:
-    """Return the values of each row as bytes, uint8. No shape is put in front of them."""
+    """View the values of each row as bytes (uint8), without a shape in front of the values. Return
+    a list of one Ragged, as `Codec.lay_out` does.
+    """
     return [Ragged(rows.values.view(np.uint8), rows.offsets * rows.values.itemsize)]
 
 
@@ -54,13 +56,15 @@ class Codec:
     """
 
     dtype: str = "uint8"
-    "Dtype of the column's flat values in a Ragged: that of tokens, or uint8 for text and bytes."
+    """Dtype of the column's flat values in a Ragged: the dtype of token ids, or uint8 for other
+    values.
+    """
     size: int | None = None
     "Bytes of every value; None if values differ in length."
     lay_out: Callable[[Ragged], list[Ragged]] = _as_bytes
-    """Lay out many values, one per sample, as a shard stores them. Returns one or two Raggeds of
-    uint8 rows: the heads (the shape in front of each value), if the encoding has heads, and the
-    values. Raises ValueError if MDS cannot store a value.
+    """Lay out many values, one per sample, as a shard stores them. Returns a list of Raggeds of
+    uint8 rows: [values], or [heads, values] if the encoding puts a head, the shape of the value, in
+    front of each value. Raises ValueError if MDS cannot store a value.
     """
     decode: Callable[[bytes], Any] = bytes
     "Decode one value: to an ndarray, str, number, JSON value, or bytes."
@@ -70,7 +74,7 @@ class Codec:
 
 def _array_codec(dtype: str = "", shape: str = "") -> Codec:
     """Return the codec of `ndarray:DTYPE:SHAPE`, for example with the dtype "uint16" and the shape
-    "2048" or "2,3". A setting that is empty is read from each stored value.
+    "2048" or "2,3". If a setting is empty, each stored value has its own dtype or shape.
     """
     size = None
     if shape:
@@ -85,7 +89,8 @@ def _array_codec(dtype: str = "", shape: str = "") -> Codec:
 
 
 def _lay_out_arrays(rows: Ragged) -> list[Ragged]:
-    """Return the bytes of 1-d arrays: their heads (`lay_out_lengths`), and their values.
+    """Return the bytes of 1-d arrays as two Raggeds: their heads, made by `lay_out_lengths`, and
+    their values.
 
     Raises ValueError if an array is empty.
     """
@@ -93,16 +98,22 @@ def _lay_out_arrays(rows: Ragged) -> list[Ragged]:
     has_empty_row = len(lengths) > 0 and lengths.min() == 0
     if has_empty_row:
         raise ValueError("contains an empty row, which MDS cannot store")
-    # A length takes 1, 2 or 4 bytes: log2 of that is 0, 1 or 2.
+    # A length takes 1, 2 or 4 bytes; log2 of this width is 0, 1 or 2.
     log_widths = (lengths > 0xFF).astype(np.int64) + (lengths > 0xFFFF)
     return [lay_out_lengths(lengths, log_widths), *_as_bytes(rows)]
 
 
 def lay_out_lengths(lengths: NDArray[np.int64], log_widths: NDArray[np.int64]) -> Ragged:
-    """Return the heads of 1-d arrays, uint8. A head is the byte `1 << 2 | log_width` (1 dimension),
-    and then the array's length in `1 << log_width` bytes, 4 at most.
+    """Return the heads of 1-d arrays, one uint8 row per array.
+
+    A head is one byte, `dimensions << 2 | log_width` with 1 dimension, and then the array's length.
+    For example, the head of an array of 7 values is the bytes 4, 7 if the log width is 0.
+
+    Args:
+        lengths: the length of each array.
+        log_widths: log2 of the bytes that each length takes: 0, 1 or 2 for 1, 2 or 4 bytes.
     """
-    # Make each head as if it had 4 bytes of length, then cut off those that it lacks.
+    # Make each head with a length of 4 bytes, then keep only the bytes that its width needs.
     widest = np.empty((len(lengths), 5), np.uint8)
     widest[:, 0] = 4 | log_widths
     widest[:, 1:] = lengths.astype("<u4")[:, None].view(np.uint8).reshape(-1, 4)
@@ -111,7 +122,13 @@ def lay_out_lengths(lengths: NDArray[np.int64], log_widths: NDArray[np.int64]) -
 
 
 def _decode_array(dtype: str, shape: str, data: bytes) -> NDArray[Any]:
-    """Decode an array. Dtype and shape are read from the data if the encoding does not fix them."""
+    """Decode an array.
+
+    Args:
+        dtype: the dtype that the encoding fixes; "": the first byte of `data` is the dtype's code.
+        shape: the shape that the encoding fixes, such as "2,3"; "": `data` contains the shape.
+        data: the stored bytes.
+    """
     position = 0
     if not dtype:
         dtype = _DTYPES[data[0]]
@@ -119,6 +136,7 @@ def _decode_array(dtype: str, shape: str, data: bytes) -> NDArray[Any]:
     if shape:
         sides = [int(side) for side in shape.split(",")]
     else:
+        # One byte has the number of dimensions and log2 of the bytes that each side takes.
         ndim = data[position] >> 2
         width = 1 << (data[position] & 3)
         sides = np.frombuffer(data, f"<u{width}", ndim, position + 1).tolist()
@@ -135,17 +153,19 @@ def _number_codec(dtype: str) -> Codec:
 
 
 def _split_images(data: bytes) -> list[bytes]:
-    """Return the bytes of each image of a list, not decoded.
+    """Return the bytes of each image of a stored list; the images are not decoded.
 
-    `data` is an unused number, the count, the size of each image, all uint32, and then the images.
+    `data` begins with uint32 numbers: an unused one, the count, and the size of each image. The
+    images follow.
     Raises ValueError if the sizes do not add up to the length of `data`.
     """
     count = int.from_bytes(data[4:8], "little")
-    sizes = np.frombuffer(data[8 : 8 + 4 * count], "<u4").astype(np.int64)
-    ends = 8 + 4 * count + np.concatenate([[0], np.cumsum(sizes)])
-    if len(sizes) < count or ends[-1] != len(data):
+    head_bytes = 8 + 4 * count
+    sizes = np.frombuffer(data[8:head_bytes], "<u4").astype(np.int64)
+    edges = head_bytes + np.concatenate([[0], np.cumsum(sizes)])
+    if len(sizes) < count or edges[-1] != len(data):
         raise ValueError(f"a list of {count} images does not fill its {len(data):,} bytes")
-    return [data[start:end] for start, end in pairwise(ends.tolist())]
+    return [data[start:end] for start, end in pairwise(edges.tolist())]
 
 
 CODECS: dict[str, Callable[..., Codec]] = {
@@ -160,15 +180,19 @@ CODECS: dict[str, Callable[..., Codec]] = {
     "int": partial(_number_codec, "int64"),
     **{name: partial(_number_codec, name) for name in _DTYPES.values()},
 }
+"Name of an encoding -> function that makes a `Codec` from its settings."
 
 
 @lru_cache(maxsize=64)
 def find_codec(encoding: str) -> Codec:
-    """Return the codec of an encoding such as `ndarray:uint16:2048`.
+    """Return the codec of an encoding such as `ndarray:uint16:2048`. An encoding that neither
+    mdsmix nor an extension knows gets the default codec, so its values stay bytes.
 
     Raises ValueError or TypeError if the settings are wrong.
     """
     name, *settings = encoding.split(":")
     make_codec = CODECS[name] if name in CODECS else load_extension("mdsmix.codecs", name)
-    codec: Codec = make_codec(*settings) if make_codec else Codec()
+    if make_codec is None:
+        return Codec()
+    codec: Codec = make_codec(*settings)
     return codec

@@ -1,5 +1,5 @@
-"""Counts of a work unit: of its records, by what became of them, and of its samples. The counts of
-the units add up to those of their stream.
+"""Counts of one work unit, the part of a conversion that one worker does at a time: what became of
+its records, and what its samples contain. A stream's counts are the sums over its work units.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ not contain it.
 
 
 class Counts:
-    """Fields that are numbers, or mappings of numbers."""
+    """Base class of counts. Each field is a number, or a mapping from a name to a number, so two
+    objects can be added.
+    """
 
     __slots__ = ()
 
     def __add__(self: T, other: T) -> T:
-        """Add all counts; keep the larger `longest` and `largest_id`."""
+        """Add field by field. Of `longest` and `largest_id` the larger value is kept."""
         sums = {}
         for field_ in fields(cast(Any, self)):
             name = field_.name
@@ -38,8 +40,8 @@ class Counts:
 
 
 def _add_counts(name: str, first: Any, second: Any) -> Any:
-    """Return the sum of two values of the field `name`: of numbers, or key by key of mappings. Of a
-    field that is a maximum, return the larger value.
+    """Return the sum of two values of the field `name`; mappings are added key by key. If the field
+    is a maximum (`longest`, `largest_id`), return the larger value.
     """
     if isinstance(first, dict):
         keys = sorted({*first, *second})
@@ -60,10 +62,10 @@ class Records(Counts):
     quarantined: dict[str, int] = field(default_factory=dict)
     "Reason code -> bad records; each is written to the stream's quarantine folder."
     unread: dict[str, int] = field(default_factory=dict)
-    "Field that the recipe does not read -> records in which it is not empty."
+    "Name of a field that the recipe does not read -> records in which the field is not empty."
     unseen: dict[str, int] = field(default_factory=dict)
-    """Column of a columnar file that the recipe does not read -> all records. The column was not
-    read, so it is unknown in which records it is empty.
+    """Name of a column that the recipe does not read, in Parquet or another columnar file -> all
+    records. The column was not read, so it is unknown in which records it is empty.
     """
     placeholders: dict[str, int] = field(default_factory=dict)
     "Placeholder of a medium, such as <image> -> finetuning records that contain it as text."
@@ -74,14 +76,14 @@ class Records(Counts):
 
     @property
     def sampled(self) -> int:
-        """Records that the stream is made from: all of the source, or those in its sample. Shares
-        such as max_bad are shares of these.
+        """Number of records that the stream is made from: all records of the source, or only the
+        records in the stream's sample. The recipe's max_bad is a share of this number.
         """
         return self.read - self.filtered.get(NOT_SAMPLED, 0)
 
     @property
     def selected(self) -> int:
-        """Records in the sample, without those for which the recipe's condition is false."""
+        """Number of sampled records for which the recipe's condition (`where`) is true."""
         return self.sampled - self.filtered.get(NO_MATCH, 0)
 
     @property
@@ -111,8 +113,8 @@ class Totals(Counts):
     loss_tokens: int = 0
     "Positions that give a loss, after the shift by one."
     lost_tokens: int = 0
-    """Tokens of written records that are in no sample: `truncated_tokens`, and the last tokens,
-    which do not fill a row.
+    """Tokens that are in no sample although their records were written: `truncated_tokens`, and
+    remaining tokens that do not fill a last row.
     """
     truncated_rows: int = 0
     """Samples that were truncated when converting, so that the loader does not truncate them
@@ -130,10 +132,10 @@ class Totals(Counts):
     cut_rows: int = 0
     "Samples longer than max_seq_len, which the loader will truncate."
     cut_tokens: int = 0
-    "Tokens that the loader truncates from these samples; no model is trained on them."
+    "Tokens that the loader truncates from the `cut_rows` samples; no model is trained on them."
     images: int = 0
     image_bytes: int = 0
-    "Stored bytes of these images."
+    "Bytes of all images, as stored."
     image_tokens: int = 0
     """Tokens that the recipe's processor makes of the images; 0 without a processor. In `tokens`
     each image counts as one.
@@ -141,22 +143,26 @@ class Totals(Counts):
     documents: int = 0
     "Documents, pairs or conversations in packed rows; 0 for other rows."
     given_eos: int = 0
-    """Finetuning samples to which the loader appends EOS: they end without it and are short enough
-    for it. Packed rows already contain theirs.
+    """Finetuning samples to which the loader appends EOS: samples that end without EOS and have
+    room for it. Packed rows are not counted, since their EOS tokens are stored.
     """
     not_given_eos: int = 0
-    "Finetuning samples to which the loader appends no EOS. Earlier commits counted neither."
+    """Finetuning samples to which the loader appends no EOS. Earlier commits of mdsmix counted
+    neither this nor `given_eos`.
+    """
 
     @property
     def is_eos_counted(self) -> bool:
-        """Whether `given_eos` was counted, which earlier commits did not do."""
+        """Whether `given_eos` was counted. Manifests of earlier commits of mdsmix lack this
+        count.
+        """
         return self.given_eos + self.not_given_eos == self.samples
 
     @property
     def seen_tokens(self) -> int:
-        """Tokens that the model sees in one pass over all samples: truncated to max_seq_len, and
-        with the EOS that the loader appends. An image counts as the tokens that the recipe's
-        processor makes of it, or as one token without a processor.
+        """Tokens that the model sees in one pass over all samples: after truncation to max_seq_len,
+        and with the EOS that the loader appends. An image counts as the tokens that the recipe's
+        processor makes of the image, or as one token if the recipe has no processor.
         """
         more_image_tokens = 0
         if self.image_tokens:
@@ -165,10 +171,13 @@ class Totals(Counts):
 
 
 def count_by_length(lengths: NDArray[np.int64]) -> dict[str, int]:
-    """Return a histogram by powers of two: {"2^k": samples of 2^k to 2^(k+1) - 1 tokens}.
+    """Return a histogram by powers of two: {"2^k": samples of 2^k to 2^(k+1) - 1 tokens}. For the
+    lengths 1, 5, 6 and 7 it is {"2^0": 1, "2^2": 3}.
 
     Args:
         lengths: int64 [samples], in tokens.
     """
-    counts = np.bincount(np.frexp(np.maximum(lengths, 1).astype(np.float64))[1] - 1)
+    # frexp gives an exponent that is the number of binary digits: 3 for 5, which is 0b101.
+    _, binary_digits = np.frexp(np.maximum(lengths, 1).astype(np.float64))
+    counts = np.bincount(binary_digits - 1)
     return {f"2^{power}": int(count) for power, count in enumerate(counts) if count}

@@ -26,8 +26,8 @@ from mdsmix.storage import Location, Stat
 
 INDEX = "index.json"
 MOST_METADATA_BYTES = 1 << 28
-"""256 MiB: the index of 400,000 shards, which usually have 26 TB. Reading a larger one would take
-too much memory for looking at a stream.
+"""256 MiB: the size of an index of 400,000 shards, usually a stream of 26 TB. Reading a larger file
+would take too much memory only to look at a stream.
 """
 HASH_ALGORITHM = "xxh128"
 "The hash in the index and in shards' names: xxh128 runs at 29 GB/s here, xxh64 at 10."
@@ -35,25 +35,27 @@ HASH_ALGORITHM = "xxh128"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """One file of a shard."""
+    """One stored file, such as the file of a shard."""
 
     basename: str
+    "Its path below the stream's folder."
     bytes: int
     hashes: dict[str, str] = field(default_factory=dict)
+    "Hash algorithm, for example xxh128 -> hex digest of the file."
 
     def with_number(self, number: int) -> StoredFile:
-        """Return the file with the name of the `number`-th, from 0, of several files with the same
-        bytes: `x.mds`, `x-1.mds`, `x-2.mds`.
+        """Return this file with `number` in its name, so that files with equal bytes get different
+        names: 0, 1 and 2 give `x.mds`, `x-1.mds` and `x-2.mds`.
         """
         if not number:
             return self
         return replace(self, basename=self.basename.replace(".mds", f"-{number}.mds"))
 
     def find_problem(self, listing: Mapping[str, Stat]) -> str | None:
-        """Return what is wrong if a listing lacks the file or shows another size; otherwise None.
+        """Return a sentence if the listing lacks this file or shows another size; otherwise None.
 
         Args:
-            listing: path below the stream's folder -> Stat.
+            listing: path below the stream's folder -> Stat, as `Index.list_files` returns it.
         """
         stat = listing.get(self.basename)
         if stat is None:
@@ -94,7 +96,9 @@ class Shard:
 
     @property
     def stored(self) -> StoredFile:
-        """The file that is in the stream's folder: compressed, if the shard has such a file."""
+        """The file that is in the stream's folder: the compressed file if the shard is compressed,
+        otherwise the raw file.
+        """
         return self.zip_data or self.raw_data
 
 
@@ -117,9 +121,9 @@ class Index:
         return [shard.stored for shard in self.shards]
 
     def list_files(self, folder: Location) -> dict[str, Stat]:
-        """List the files of the stream in `folder`: path below it -> Stat.
+        """Return {path below `folder`: Stat} for the files of the stream in `folder`.
 
-        Folders inside are listed only if a shard is in one.
+        Files in subfolders are listed only if the index names a shard in a subfolder.
         """
         has_folders = any("/" in file.basename for file in self.files)
         return dict(folder.list(recursive=has_folders))
@@ -140,12 +144,15 @@ def make_index(shards: Sequence[Shard]) -> Index:
 
 
 def parse_index(content: bytes, where: str) -> Index:
-    """Parse an index. Raises Unreachable if Streaming could not read it, with the first problem.
+    """Parse the bytes of an index.json.
 
-    100,000 shards take 3.6 s of CPU. msgspec would take 1.4 s, but it ignores unknown keys, and it
-    would be a second reader in addition to that of recipes.
+    Raises Unreachable if Streaming could not read the index; the message names the first problem.
+
+    100,000 shards take 3.6 s of CPU. msgspec would take 1.4 s, but it ignores unknown keys, and
+    mdsmix would then have two parsers, since recipes are parsed by `mdsmix.schema`.
 
     Args:
+        content: the bytes of the file.
         where: the file's URL, for messages.
     """
     shards = list[Shard]()
@@ -170,8 +177,8 @@ def parse_index(content: bytes, where: str) -> Index:
 
 
 OTHER_WRITERS = {"json": "JSONWriter", "csv": "CSVWriter", "tsv": "TSVWriter", "xsv": "XSVWriter"}
-"""Format of a shard -> the class of Streaming that writes it. The indexes of these formats have
-other keys than those of MDS.
+"""Format of a shard -> the class of Streaming that writes it. In these formats the entries of
+index.json have other keys than in MDS.
 """
 
 
@@ -181,9 +188,10 @@ def _refuse_other_writer(entry: Any, where: str) -> None:
     if isinstance(name, str) and name in OTHER_WRITERS:
         read_as = "jsonl" if name == "json" else name
         raise Unreachable(
-            f"{where} lists shards of the format {name}, written by Streaming's "
-            f"{OTHER_WRITERS[name]}, and mdsmix reads only MDS: convert them (name the files "
-            f"shard.* as a source, with format: {read_as}), or write the stream with MDSWriter."
+            f"the index {where} lists shards of the format {name}, which Streaming's "
+            f"{OTHER_WRITERS[name]} writes, but mdsmix reads only MDS. Write the stream with "
+            "MDSWriter, or convert its files: in a recipe, name the files shard.* as the source, "
+            f"with format: {read_as}."
         )
 
 
@@ -191,13 +199,17 @@ def _refuse_litdata(tree: Any, where: str) -> None:
     """Raise Unreachable if the index is litData's, which lists chunks instead of shards."""
     if isinstance(tree, Mapping) and isinstance(tree.get("chunks"), list) and "shards" not in tree:
         raise Unreachable(
-            f"{where} is an index of litData (it lists chunks), and mdsmix reads MDS: convert the "
-            "data from its own files, or first write it as MDS from litData's StreamingDataset."
+            f"{where} is an index of litData, since it lists chunks, but mdsmix reads only MDS. "
+            "Convert the original files of the data with mdsmix, or read the data with litData's "
+            "StreamingDataset and write it with MDSWriter."
         )
 
 
 def read_index(folder: Location) -> Index:
-    """Read the index of the stream published in `folder`. Raises Unreachable if there is none."""
+    """Read the index of the stream published in `folder`.
+
+    Raises Unreachable if the folder has no index, or a damaged index.
+    """
     file = folder / INDEX
     index = find_index(folder)
     if index is None:
@@ -206,9 +218,9 @@ def read_index(folder: Location) -> Index:
 
 
 def find_index(folder: Location) -> Index | None:
-    """Return the index in `folder`, or None if there is none.
+    """Return the index in `folder`, or None if the folder has no index.
 
-    Raises Unreachable if it is damaged.
+    Raises Unreachable if the index is damaged.
     """
     file = folder / INDEX
     content = find_metadata(file)
@@ -216,9 +228,9 @@ def find_index(folder: Location) -> Index | None:
 
 
 def find_metadata(file: Location) -> bytes | None:
-    """Return the bytes of an index or a manifest, by one request, or None if it is missing.
+    """Read an index or a manifest by one request. Return its bytes, or None if the file is missing.
 
-    Raises Unreachable if it is larger than an index or a manifest can be.
+    Raises Unreachable if the file has more than MOST_METADATA_BYTES.
     """
     answer = file.fetch(MOST_METADATA_BYTES)
     if answer is None:
@@ -226,20 +238,24 @@ def find_metadata(file: Location) -> bytes | None:
     stat, content = answer
     if stat.size > MOST_METADATA_BYTES:
         raise Unreachable(
-            f"{file} has {stat.size:,} bytes and is not read, since an index or a manifest has at "
-            f"most {MOST_METADATA_BYTES:,}; publish the stream again."
+            f"{file} has {stat.size:,} bytes, so mdsmix does not read it: an index or a manifest "
+            f"has at most {MOST_METADATA_BYTES:,} bytes. Publish the stream again."
         )
     return content
 
 
 def _is_below(path: str) -> bool:
-    """Return whether a relative path names a file below the folder that it is relative to."""
+    """Return whether a relative path stays below the folder where it starts: `0/x.mds` does,
+    `../x.mds` does not.
+    """
     has_odd_name = any(name in ("", ".", "..") for name in path.split("/"))
     return not has_odd_name and "\0" not in path
 
 
 def _find_problem(shard: Shard) -> str | None:
-    """Return the first problem of an entry that would make a reader fail; otherwise None."""
+    """Return the first problem that would make a reader of this shard fail, as the end of a
+    sentence that begins with `shards[3]`. Return None if the shard has no problem.
+    """
     for file in (shard.raw_data, shard.zip_data):
         if file is None:
             continue
@@ -247,15 +263,20 @@ def _find_problem(shard: Shard) -> str | None:
             name = schema.shorten_value(file.basename)
             return f"names the file {name}, which is not inside the stream's folder"
         if not 0 <= file.bytes < 1 << 32:
-            return f"has a size of {schema.shorten_value(file.bytes)} bytes"
+            size = schema.shorten_value(file.bytes)
+            return f"has a size of {size} bytes, but a file of MDS has at most 4,294,967,295"
     columns = len(shard.column_names)
     has_all_columns = columns == len(shard.column_encodings) == len(shard.column_sizes)
     is_compressed = bool(shard.compression)
-    if is_compressed != bool(shard.zip_data) or shard.samples < 0 or not has_all_columns:
-        return "contradicts itself in samples, in columns or in whether it is compressed"
+    if is_compressed != bool(shard.zip_data):
+        return "has only one of the keys `compression` and `zip_data`, which belong together"
+    if shard.samples < 0:
+        return f"has a negative number of samples, {schema.shorten_value(shard.samples)}"
+    if not has_all_columns:
+        return "has different numbers of column names, column encodings and column sizes"
     for encoding in shard.column_encodings:
         try:
             find_codec(encoding)
         except (TypeError, ValueError, ArithmeticError):
-            return f"has a column of the unknown encoding {schema.shorten_value(encoding)}"
+            return f"has a column with the wrong encoding {schema.shorten_value(encoding)}"
     return None

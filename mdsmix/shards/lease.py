@@ -1,11 +1,12 @@
 """A lease that lets only one run write a stream at a time: the file `.mdsmix/lease` names the run
 that writes. The lease is valid as long as a counter in it rises.
 
-The clocks of two machines are never compared. The holder raises a counter in the object every five
-seconds. A run that finds a lease watches it, and takes it over only if the counter has not changed
-for four beats of its own clock. Every write is conditional on what was read. So if two runs take a
-lease over, one of them wins, and a holder that was stopped for a minute learns before it publishes
-that it lost the lease.
+The clocks of two machines are never compared. The holder of the lease raises the counter every five
+seconds, which is one beat. A run that finds a lease of another run watches the counter, and takes
+the lease over only if the counter has not changed for four beats (20 s) by the watching run's own
+clock. Every write of the lease is conditional: it succeeds only if the file is still as it was
+read. So if two runs take a lease over, one of them wins, and a holder that was stopped for a minute
+learns before it publishes that it lost the lease.
 
 A lease alone is not enough: its holder may be stopped right after confirming it, and resume after
 another run has taken the lease over and published. So a run first reads the published files, then
@@ -13,12 +14,13 @@ confirms the lease, and then makes every write that publishes conditional on wha
 (`replace_unchanged`). The store refuses the writes of a run that was overtaken, and the run reports
 that.
 
-Publishing a stream in place takes two writes, manifest and index, and no store writes two files as
-one. If the manifest was written and the index then refused, the manifest must be restored: the run
-that overwrote the manifest of the published index puts it back (`_restore_manifest`). Each run
-keeps every manifest that it has overwritten, and checks after its own last write that manifest and
-index belong together; so when all runs have ended, they do. A run that was killed in between leaves
-an interrupted publication like any other, and the next conversion completes it.
+Publishing a stream in place takes two writes, first the manifest and then the index, and no store
+writes two files at once. If the store accepts a run's manifest but refuses its index, the manifest
+does not fit the published index. Then the run that overwrote the right manifest writes it again
+(`_restore_manifest`). For this, each run keeps every manifest that it has overwritten, and checks
+after its own last write that manifest and index belong together. So when all runs have ended,
+manifest and index belong together. A run that was killed between its two writes leaves an
+interrupted publication, and the next conversion completes it.
 """
 
 from __future__ import annotations
@@ -46,20 +48,22 @@ from mdsmix.storage import Location
 LEASE_PATH = ".mdsmix/lease"
 "The lease's path below the stream's folder."
 BEAT_SECONDS = 5.0
+"A beat: the time after which the holder of a lease raises the lease's counter again."
 STALE_BEATS = 4
-"A lease may be taken over if its counter has not changed for so many beats."
+"Number of beats without a change of the counter after which another run may take the lease over."
 LOOKS_A_BEAT = 5
 "How often per beat a waiting run reads the lease of the other run."
 TRIES = 100
-"""Attempts to take a lease. Other runs do not take and release it so often, so after that many
-something else is at its path.
+"""Attempts to take a lease. Other runs do not take and release a lease so often: after 100 failed
+attempts, the file at the lease's path is probably not a lease.
 """
 CONFLICTS = 10
-"""Attempts at a conditional write. A store answers 409 if others write at the same moment, and it
-is rare that so many do.
+"""Attempts at a conditional write. A store answers 409 if several runs write at the same moment;
+ten such answers in a row are rare.
 """
 
-# A fork in the middle of a beat would leave the child with the store client's locks taken forever.
+# A child that is forked while a beat is being written would wait forever for the locks that the
+# store client had taken. So a fork waits until the beat is written.
 _beating = threading.RLock()
 os.register_at_fork(
     before=_beating.acquire, after_in_parent=_beating.release, after_in_child=_beating.release
@@ -68,13 +72,18 @@ os.register_at_fork(
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """The run that writes. People read host, pid and since; this module reads token and beat."""
+    """The run that holds a lease, as the lease's file describes it. Host, pid and since are for
+    people.
+    """
 
     host: str
     pid: int
     since: str
+    "When the run took the lease, for example `2026-01-31 12:00:00 UTC`."
     token: str
+    "Random hex digits that no other run has."
     beat: int = 0
+    "The counter that the run raises while it is alive."
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since}"
@@ -82,16 +91,19 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A file as it was read, for conditional writes. Its stamp changes with every write (a store's
-    ETag). Stamp and content are None if there was no file.
+    """A file as it was read or written. A conditional write (`put`) succeeds only if the file is
+    still the same.
     """
 
     file: Location
     stamp: str | None = None
+    "A string that changes with every write, such as a store's ETag; None if there was no file."
     content: bytes | None = None
+    "None if there was no file."
 
     @classmethod
     def read(cls, file: Location) -> Revision:
+        """Read a file, which may be missing."""
         answer = file.fetch()
         if answer is None:
             return cls(file)
@@ -99,11 +111,13 @@ class Revision:
         return cls(file, stat.stamp, content)
 
     def put(self, content: bytes) -> Revision | None:
-        """Replace this revision and return the new one, or None if the file has changed since.
+        """Write `content` if the file is still this revision. Return the new revision, or None if
+        the file has changed.
 
-        A failed write is tried again while the file is unchanged, since stores also answer 409 to
-        writers at the same moment. If the answer to a write is lost, the store client sends the
-        write again. It then finds its own content, and counts as done.
+        A refused write is tried again while the file is unchanged, since a store also answers 409
+        if two runs write at the same moment. If the store's answer to a write is lost, the store
+        client sends the write again, and the store refuses it. So a refused write counts as done
+        if the file has the new content.
         """
         if self.content == content:
             return self
@@ -122,7 +136,7 @@ class Revision:
         return None
 
     def is_current(self) -> bool:
-        """Check whether the file still has this content."""
+        """Return whether the file still has this revision's content."""
         return Revision.read(self.file).content == self.content
 
 
@@ -137,7 +151,7 @@ class Lease:
         Args:
             holder: this run.
             written: the lease's file, as this run wrote it.
-            renewed_at: when it was written, by `_now`.
+            renewed_at: when the file was written, in seconds of `_now`.
         """
         self._holder = holder
         self._file = written.file
@@ -149,19 +163,21 @@ class Lease:
         self._heart.start()
 
     def confirm(self) -> None:
-        """Raise Unreachable if another run took the lease over. Call it before anything is
-        published.
+        """Raise Unreachable if this run has lost its lease. To be called before every
+        publication.
         """
         if not self.renew():
             raise Unreachable(
-                f"{self._file.parent.parent} was taken over by another run, because this one "
+                f"{self._file.parent.parent} was taken over by another run, since this run "
                 f"({self._holder}) was stopped for too long, or somebody deleted {self._file}. "
-                "This run publishes and deletes nothing more; finished work units are kept: run "
-                "the same command again when no other run is writing."
+                "This run publishes and deletes nothing more, but its finished work units are "
+                "kept. Run the same command again when no other run is writing."
             )
 
     def renew(self) -> bool:
-        """Write the next heartbeat. Return False if another run took the lease over."""
+        """Raise the counter in the lease's file. Return False if another run took the lease
+        over.
+        """
         with _beating:
             if self._written:
                 started_at = _now()
@@ -172,33 +188,37 @@ class Lease:
             return self._written is not None
 
     def is_held_recently(self) -> bool:
-        """Return whether this run certainly still holds the lease. A file is deleted only if it
-        does, since a deletion cannot be conditional.
+        """Return whether this run certainly still holds the lease. This is asked before a deletion,
+        since a deletion cannot be conditional on what was read.
 
-        The store is asked, by `renew`, only if the last beat is older than 10 s: another run takes
-        the lease over only after its counter was unchanged for 20 s.
+        If this run raised the counter within the last 10 s, the store is not asked: another run
+        takes the lease over only after the counter was unchanged for 20 s.
         """
         if _now() - self._renewed_at < STALE_BEATS * BEAT_SECONDS / 2:
             return True
         return self.renew()
 
     def delete(self, file: Location) -> None:
-        """Delete a file, unless the lease was lost: then another run may need the file."""
+        """Delete a file if this run still holds the lease. Otherwise another run may need the
+        file.
+        """
         if self.is_held_recently():
             file.delete()
 
     def release(self) -> None:
-        """Delete the lease. If the store does not answer, the lease stays, and other runs take it
-        over after 20 s.
+        """Delete the lease's file. If the store does not answer, the file stays, and another run
+        takes the lease over after 20 s.
         """
         self._ended.set()
         self._heart.join(1)
+        # A thread that still waits for the store could write the lease again after its deletion.
         if not self._heart.is_alive():
             with suppress(Unreachable):
                 if self._written and self._written.is_current():
                     self._file.delete()
 
     def _renew_regularly(self) -> None:
+        """Renew the lease once per beat until it is released."""
         while not self._ended.wait(BEAT_SECONDS):
             with suppress(Unreachable):  # the next beat may succeed, and confirm() does raise
                 self.renew()
@@ -232,8 +252,8 @@ def _take_lease(file: Location, say: Say) -> Lease:
     if not file.try_conditions():
         say(
             f"WARNING: the store of {folder} does not support conditional writes (If-Match, "
-            "If-None-Match), so it cannot reliably keep two runs from writing one stream; never "
-            "start two at once."
+            "If-None-Match), so it cannot reliably keep two runs from writing the same stream; "
+            "never start two runs on this stream at once."
         )
     for _ in range(TRIES):
         current = Revision.read(file)
@@ -245,20 +265,22 @@ def _take_lease(file: Location, say: Say) -> Lease:
             return Lease(me, written, started_at)
     raise Unreachable(
         f"{folder} is being written by {_name_holder(Revision.read(file))}, and two runs at once "
-        "would overwrite each other's publication; wait until that run is done or end it, then run "
-        "the same command again."
+        "would overwrite each other's publication. Wait until that run is done, or end that run; "
+        "then run the same command again."
     )
 
 
 def _wait_until_over(lease: Revision, say: Say) -> bool:
-    """Watch the lease of another run for up to 20 s. Return True if the run released it, or did not
-    change its counter in this time; False if the run is alive.
+    """Watch the lease of another run for up to 20 s.
+
+    Return True if this run may take the lease: the other run released it, or did not change the
+    counter in this time. Return False if the counter changed, since the other run is alive.
     """
     say(
         f"{lease.file.parent.parent} is being written by {_name_holder(lease)}; waiting up to "
         f"{STALE_BEATS * BEAT_SECONDS:.0f} s to see whether that run is still alive"
     )
-    # Looks are counted, not seconds: a store that is slow for us is slow for the holder too.
+    # Reads are counted, not seconds: a store that is slow for this run is slow for the holder too.
     for _ in range(STALE_BEATS * LOOKS_A_BEAT):
         time.sleep(BEAT_SECONDS / LOOKS_A_BEAT)
         current = Revision.read(lease.file)
@@ -268,9 +290,13 @@ def _wait_until_over(lease: Revision, say: Say) -> bool:
 
 
 def _name_holder(lease: Revision) -> str:
-    """Name the lease's holder for a message; a lease that is being written may be unreadable."""
-    holder = schema.parse_json_if_fit(Holder, lease.content or b"")
-    return str(holder or "another run")
+    """Return the lease's holder for a message: `process 7 on host since ...`, or `another run` if
+    the lease cannot be read, for example while it is being written.
+    """
+    if lease.content is None:
+        return "another run"
+    holder = schema.parse_json_if_fit(Holder, lease.content)
+    return "another run" if holder is None else str(holder)
 
 
 def _now() -> float:
@@ -279,10 +305,10 @@ def _now() -> float:
 
 
 REPLACED_INDEX = ".mdsmix/{hash}.index"
-"The file that keeps a replaced index."
+"The file that keeps an index that was replaced. `hash`: the xxh128 of that index."
 REPLACED_MARK = ".mdsmix/{hash}.replaced"
-"""A file whose modification time is when a version stopped being the current one. `hash`: the first
-8 digits of the hash of the version's index.
+"""A file that marks a version of the stream as replaced; its modification time says since when.
+`hash`: the first 8 digits of the hash of the version's index.
 """
 
 
@@ -298,7 +324,10 @@ def publish_in_place(folder: Location, index: Index, manifest: bytes | None, lea
     Raises Overtaken if another run published first.
 
     Args:
-        manifest: its bytes; None if the stream has no manifest.
+        folder: the folder of the stream.
+        index: the new index.
+        manifest: the bytes of the new manifest; None if the stream has no manifest.
+        lease: this run's lease on the stream.
     """
     old_manifest = Revision.read(folder / MANIFEST)
     old_index = Revision.read(folder / INDEX)
@@ -309,12 +338,13 @@ def publish_in_place(folder: Location, index: Index, manifest: bytes | None, lea
     else:
         new_manifest = replace_unchanged(old_manifest, manifest)
     try:
-        if old_index.content not in (None, index.content):
-            keep_index(folder, old_index.content or b"")
+        if old_index.content is not None and old_index.content != index.content:
+            keep_index(folder, old_index.content)
         replace_unchanged(old_index, index.content)
     except Overtaken:
         _restore_manifest(folder, old_manifest.content, manifest)
         raise
+    # Another run may have overwritten the manifest between the two writes of this run.
     if not new_manifest.is_current():
         _restore_manifest(folder, old_manifest.content, manifest)
 
@@ -325,8 +355,8 @@ def keep_index(folder: Location, index: bytes) -> None:
 
 
 def read_replaced_indexes(folder: Location) -> Iterator[Index]:
-    """Yield the replaced indexes that are kept in this folder, except damaged ones, which no reader
-    can be using.
+    """Yield the replaced indexes that are kept in the folder of a stream. Damaged indexes are left
+    out, since no reader can be using them.
     """
     kept_folder = folder / REPLACED_INDEX.partition("/")[0]
     for name, _ in kept_folder.list():
@@ -343,10 +373,10 @@ def replace_unchanged(revision: Revision, content: bytes) -> Revision:
     written = revision.put(content)
     if written is None:
         raise Overtaken(
-            f"{revision.file.parent} was published by another run while this one was stopped, or "
-            f"{revision.file.name} was changed by hand. That publication is kept, and this run "
-            "publishes nothing. Its finished work units are kept: run the same command again when "
-            "no other run is writing."
+            f"{revision.file.parent} was published by another run while this run was stopped, or "
+            f"somebody changed {revision.file.name} by hand. The other publication stays, and this "
+            "run publishes nothing, but its finished work units are kept. Run the same command "
+            "again when no other run is writing."
         )
     return written
 
@@ -356,13 +386,16 @@ def _restore_manifest(folder: Location, *known_manifests: bytes | None) -> None:
     and this run knows the right one.
 
     Args:
-        known_manifests: the manifests that this run has read or written; None for a missing one.
+        folder: the folder of the stream.
+        known_manifests: the bytes of the manifests that this run has read or written; None for a
+            missing manifest.
     """
     manifests = dict[str, bytes]()
     for known_manifest in known_manifests:
         manifests |= _by_index_hash(known_manifest)
     for _ in range(CONFLICTS):
-        # Read the manifest first: if the two belong together, they did so at one moment.
+        # The manifest is read before the index: if both belong together, the stream was in order
+        # at some moment.
         manifest = Revision.read(folder / MANIFEST)
         index = Revision.read(folder / INDEX)
         current = _by_index_hash(manifest.content)
@@ -374,8 +407,8 @@ def _restore_manifest(folder: Location, *known_manifests: bytes | None) -> None:
 
 
 def _by_index_hash(manifest: bytes | None) -> dict[str, bytes]:
-    """Return {hash of the index that the manifest names: the manifest}; empty if the manifest is
-    missing or damaged.
+    """Return the manifest in a mapping with one key, the hash of the index that the manifest names.
+    The mapping is empty if the manifest is missing or damaged.
     """
     if manifest:
         with suppress(Unreachable):

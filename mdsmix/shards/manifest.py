@@ -28,11 +28,12 @@ from mdsmix.storage import Location
 
 MANIFEST = "mdsmix.manifest"
 FORMAT_VERSION = 3
-"""Increased when the meaning of a key, a work unit's window or a shard's bytes change; streams of
-earlier versions are then converted again.
+"""The version of the manifest. It is increased when the meaning of a key changes, when a source is
+divided among work units in another way, or when the bytes of shards change. Streams of earlier
+versions are then converted again.
 """
 _SEAL = re.compile(rb'\{\n  "hash": "([0-9a-f]{32})",(?=\n)')
-"The beginning of a manifest, with the xxh128 of all bytes after its comma."
+"The beginning of a manifest: the xxh128 of all bytes after the comma at its end."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +45,8 @@ class TokenizerCard:
     nothing on other machines.
     """
     hash: str
-    """Hash of the snapshot: tokenizer.json as AutoTokenizer would use it, the special tokens and
-    the template.
+    """Hash of all that decides the ids of a text: the settings in tokenizer.json as AutoTokenizer
+    uses them, and the ids of BOS, EOS and padding.
     """
     vocab_size: int
     bos_id: int | None = None
@@ -57,15 +58,15 @@ class TokenizerCard:
 
     @property
     def folder_name(self) -> str:
-        """Name of the folder with the tokenizer's files at the root of the mix. It is different for
-        other ids or another chat template.
+        """Name of the folder with the tokenizer's files at the root of the mix, for example
+        `tokenizer-0f3a9c21`. Tokenizers that differ in ids or chat templates have different names.
         """
         identity = f"{self.hash} {self.templates}"
         return f"tokenizer-{xxhash.xxh128_hexdigest(identity)[:8]}"
 
     @property
     def templates(self) -> str:
-        """The hashes of its chat templates, as one string."""
+        """The hashes of the tokenizer's chat templates, as one string."""
         if self.tool_template_hash is None:
             return str(self.chat_template_hash)
         return f"{self.chat_template_hash} {self.tool_template_hash}"
@@ -82,8 +83,8 @@ class TokenizerCard:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """The settings by which records were made into samples. `check` reports if two streams of a mix
-    differ in a setting.
+    """The settings of a conversion that decide how records become samples. `check` reports if two
+    streams of a mix differ in a setting.
     """
 
     kind: str
@@ -103,7 +104,7 @@ class Encoding:
     min_tokens: int | None = None
     max_tokens: int | None = None
     fields: dict[str, str] = field(default_factory=dict)
-    "Role (text, prompt, response, messages ...) -> name of the field that it was read from."
+    "Role (text, prompt, response, messages ...) -> name of the source's field that has this role."
     shape: str | None = None
     "The shape of a record, for example sharegpt, if it does not follow from the fields."
     shape_options: dict[str, Any] = field(default_factory=dict)
@@ -113,18 +114,18 @@ class Encoding:
     id: str | None = None
     "The field that names a record."
     compact: bool = False
-    """Whether conversations are flattened into input_ids and labels. They are trained correctly
-    only with target_prompts: none and target_responses: last.
+    """Whether conversations are flattened into input_ids and labels. Such rows are trained
+    correctly only with target_prompts: none and target_responses: last.
     """
     date_string: str | None = None
     rewritten_history: Literal["reject", "last", "each"] = "reject"
     too_long: Literal["cut", "filter", "first_turns"] = "cut"
     sample: str | None = None
-    "The share of its source that the stream is made from, as a fraction: `1/20`."
+    "The share of the source's records that the stream is made from, as a fraction: `1/20`."
     pack: bool = False
     "Whether rows contain several documents; the row then decides which tokens are trained."
     holdout: str | None = None
-    "The share of the records that is held out for evaluation, as a fraction: `1/200`."
+    "The share of the records that is kept for evaluation, as a fraction: `1/200`."
     held_out: bool = False
     "True: the stream is the held-out share; False: it is the other records."
     duplicates: Literal["keep", "drop"] = "keep"
@@ -132,8 +133,8 @@ class Encoding:
     template: dict[str, Any] = field(default_factory=dict)
     "Variables that the chat template was given in addition to the tokenizer's own."
     stop_ids: list[int] = field(default_factory=list)
-    """The ids that end a generation of the model, if the next role's token is trained as the end
-    of an answer or the recipe lists them.
+    """The ids at which the model stops generating. They are written only if the next role's token
+    is trained as the end of an answer, or if the recipe lists stop tokens.
     """
     compression: str | None = None
     rules: dict[str, int] = field(default_factory=dict)
@@ -161,8 +162,12 @@ class Encoding:
 
 
 def name_processor_folder(digest: str, tokenizer: TokenizerCard) -> str:
-    """Name a processor's folder at the root of the mix. The name is different for another processor
-    or another tokenizer.
+    """Return the name of a processor's folder at the root of the mix, for example
+    `processor-0f3a9c21`. Another processor or another tokenizer gives another name.
+
+    Args:
+        digest: the hash of the processor.
+        tokenizer: the tokenizer of the mix.
     """
     identity = f"{digest} {tokenizer.hash} {tokenizer.templates}"
     return f"processor-{xxhash.xxh128_hexdigest(identity)[:8]}"
@@ -170,13 +175,14 @@ def name_processor_folder(digest: str, tokenizer: TokenizerCard) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitShards:
-    """The entry of one work unit in a manifest: its key, and the numbers of its shards and samples.
-    The entries are in the index's order.
-    """
+    """The entry of one work unit in a manifest. The entries are in the order of the index."""
 
     key: str
+    "A hash of all that decides the unit's bytes; a unit with the same key is not converted again."
     shards: int
+    "How many shards the unit has."
     samples: int
+    "How many samples these shards have."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,11 +192,11 @@ class MixedStream:
     name: str
     "The stream's name in the recipe."
     index_hash: str
-    "Hash of its index, which identifies its version."
+    "Hash of the stream's index, which identifies the version that was drawn from."
     samples: int
     "Samples in the stream."
     drawn: int
-    "Samples drawn from it; a sample that was drawn twice counts twice."
+    "Samples drawn from the stream; a sample that was drawn twice counts twice."
     tokens: int | None
     """Tokens of the drawn samples, without tokens that the loader truncates; None if the columns
     contain no token ids.
@@ -214,25 +220,26 @@ class Manifest:
     sources: list[SourceEntry]
     "All sources; empty if `source_parts` lists them."
     parts: list[UnitShards]
+    "The entries of the work units that made the stream."
     index_hash: str
     "xxh128 of index.json's bytes, 32 hex digits."
     complete: Literal[True]
     mixed: list[MixedStream] = field(default_factory=list)
-    """The streams that `mdsmix mix` drew this one from; such a stream has neither records nor
-    sources.
+    """The streams whose samples `mdsmix mix` drew for this stream; empty for a stream of `convert`.
+    A stream of `mix` has no records and no sources.
     """
     seed: int | None = None
-    "Seed of that draw."
+    "The seed with which `mdsmix mix` drew the samples."
     source_parts: list[SourceList] = field(default_factory=list)
     "Files with the names of a long list of sources, in the order of the names."
     side_files: list[SideFile] = field(default_factory=list)
     source: dict[str, Any] = field(default_factory=dict)
     """The keys of the recipe that decided which files were read, and how: `source.path`, relative
     to the recipe's folder, and `source.format`, `source.header` and `source.split_by` if they are
-    set. `sample` is budget if the share of a budget decided the sample.
+    set. `sample: budget` is added if a budget decided the size of the sample.
     """
     formats: dict[str, int] = field(default_factory=dict)
-    "Name -> version of the rules that read its sources, if the version is above 1."
+    "Name -> version of the rules that read the sources, if the version is above 1."
 
     @property
     def rules(self) -> dict[str, int]:
@@ -241,8 +248,8 @@ class Manifest:
 
     @property
     def processor_folder(self) -> str | None:
-        """Name of its processor's folder at the root of the mix; None if its rows were made without
-        a processor.
+        """Name of the processor's folder at the root of the mix; None if the stream was made
+        without a processor.
         """
         digest = self.encoding.images.get("processor")
         return name_processor_folder(digest, self.tokenizer) if digest else None
@@ -253,25 +260,29 @@ class Manifest:
 
     @property
     def named_files(self) -> list[NamedFile]:
-        """The files next to the manifest that the manifest names, except shards."""
+        """The files that the manifest names: lists of sources, and side files of shards."""
         return [*self.source_parts, *self.side_files]
 
     def read_sources(self, folder: Location) -> Iterator[SourceEntry]:
-        """Yield all sources, with one file of a long list at a time in memory.
+        """Yield all sources. A long list is in several files, of which one at a time is in memory.
 
-        Raises Damaged if such a file is missing or damaged.
+        Raises Damaged if a file of the list is missing or damaged.
 
         Args:
-            folder: where the manifest was read.
+            folder: the folder of the manifest.
         """
         yield from self.sources
         for source_list in self.source_parts:
             yield from read_source_list(folder, source_list)
 
     def to_bytes(self) -> bytes:
+        """Return the file's content: JSON with the key `hash` in front, which is the hash of the
+        bytes after it.
+        """
         # orjson alone leaves the keys of dataclasses unsorted; `asdict` copies everything and takes
         # ten times as long.
         tree = orjson.dumps(self, _non_default_fields, orjson.OPT_PASSTHROUGH_DATACLASS | _SORTED)
+        # Put the hash after the opening brace, which is the first byte.
         return b'{\n  "hash": "%s",%s' % (xxhash.xxh128_hexdigest(tree[1:]).encode(), tree[1:])
 
 
@@ -279,12 +290,13 @@ _SORTED = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
 
 
 def parse_manifest(content: bytes, where: str) -> Manifest:
-    """Parse a manifest.
+    """Parse the bytes of a manifest.
 
-    Raises Unreachable if it is damaged or has a newer format, and EarlierFormat if it has an
-    earlier one.
+    Raises EarlierFormat if an earlier version of the format wrote them.
+    Raises Unreachable if they are damaged or have a newer format.
 
     Args:
+        content: the bytes of the file.
         where: the file's URL, for messages.
     """
     try:
@@ -292,9 +304,9 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
         version = tree.get("format_version") if isinstance(tree, dict) else None
         if version in range(1, FORMAT_VERSION):
             raise EarlierFormat(
-                f"{where} was written by an earlier commit of mdsmix (format version {version}, "
-                f"and this one reads {FORMAT_VERSION}): run mdsmix convert, or mdsmix mix, on its "
-                "recipe, which makes the stream again."
+                f"{where} was written by an earlier commit of mdsmix (format version {version}; "
+                f"this mdsmix reads format version {FORMAT_VERSION}). To make the stream again, "
+                "run mdsmix convert, or mdsmix mix for a mix, with the recipe of the stream."
             )
         if version != FORMAT_VERSION:
             raise Unreachable(
@@ -306,27 +318,30 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
         tree.pop("hash", None)
         if not seal or seal[1].decode() != xxhash.xxh128_hexdigest(content[seal.end() :]):
             raise schema.Misfit(
-                "it was changed after it was written, since its bytes do not have the hash in its "
-                "key `hash`"
+                "its key `hash` is not the hash of its other bytes, so it was changed after mdsmix "
+                "wrote it"
             )
         return schema.parse_mapping(Manifest, tree)
     except (orjson.JSONDecodeError, RecursionError, schema.Misfit) as error:
         raise Unreachable(
             f"{where} cannot be read as a manifest: {flatten_error(error)}; "
-            "mdsmix convert RECIPE --reencode publishes the stream again."
+            "run mdsmix convert RECIPE --reencode, which publishes the stream again."
         ) from None
 
 
 def read_manifest(folder: Location) -> Manifest | None:
-    """Return the manifest of the stream in `folder`, or None if it was published without one."""
+    """Return the manifest in `folder`, or None if the stream was published without a manifest.
+
+    Raises EarlierFormat or Unreachable for the reasons of `parse_manifest`.
+    """
     file = folder / MANIFEST
     content = find_metadata(file)
     return None if content is None else parse_manifest(content, str(file))
 
 
 def _non_default_fields(section: Any) -> dict[str, Any]:
-    """Return the fields that are not at their defaults. Only these are written, so that a new key
-    with a default changes no existing manifest.
+    """Return name -> value of a dataclass's fields that differ from their defaults. Only these are
+    written, so that a new field with a default leaves the bytes of existing manifests unchanged.
     """
     values = {}
     for name, default in _list_defaults(section.__class__):

@@ -1,15 +1,15 @@
 """Opens a published stream from a folder that a user names: the split's folder, or one of the
 split's versions.
 
-A stream is published in place, and its index is replaced at every change, or as versions: folders
-`<split>-<hash8>/` next to the split's folder, which never change. Under versions the split's own
-folder has no index. Its manifest names the current version by the hash of that version's index. So
-one small write moves every reader of the split's folder to the new version, and no reader of a
-version's own folder.
+A stream is published in one of two ways:
+- In place: the index in the split's folder is replaced at every change.
+- As versions: each version has a folder `<split>-<hash8>/` next to the split's folder, which never
+  changes. The split's own folder has no index; its manifest names the current version by the hash
+  of that version's index. So one small write moves the readers of the split's folder to the new
+  version, while readers of a version's own folder keep that version.
 
-`find_stream_faults` has the rules between a stream's index, its manifest and the files next to
-them, for `verify` and `check` alike. It needs one listing. Damage inside an index or a manifest is
-found when that file is read.
+`find_stream_faults` compares a stream's index, its manifest and a listing of its files, for
+`verify` and `check`. Damage inside an index or a manifest is found when that file is read.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from mdsmix.shards.side_files import read_record_id
 from mdsmix.storage import Location, Stat
 
 LIMITED_NAME = re.compile(r"limit-\d+")
-"Name of the folder that `convert --limit` publishes next to the splits."
+"Name of the folder in which `convert --limit` publishes, next to the splits."
 QUARANTINE = "quarantine"
-"""The folder of a stream's bad records: a file for each window that has some, a line of JSON for
-each record.
+"""The folder of a stream's bad records. A work unit that finds bad records writes one file, with
+one line of JSON for each record.
 """
 QUARANTINE_SUFFIX = ".jsonl.zst"
 VERSION_NAME = re.compile(r"(.+)-([0-9a-f]{8})")
-"Name of a version's folder: the split and the first 8 digits of the index's hash."
+"Name of a version's folder, such as `train-0f3a9c21`: the split, and 8 digits of the index's hash."
 
 # The rules, by the names that `check` gives them.
 SHARD_MISSING = "shard-missing"
@@ -59,9 +59,11 @@ class StreamFault:
     rule: str
     "The rule's name in `check`."
     file: str
-    "Name in the stream's folder: of a shard, the index, the manifest or a file that it names."
+    """Name of the faulty file in the stream's folder: a shard, the index, the manifest or a side
+    file.
+    """
     problem: str
-    "What was expected and what was found."
+    "What was expected and what was found, for example `expected 9 bytes, found 3`."
 
     def __str__(self) -> str:
         return f"{self.file}: {self.problem}"
@@ -101,7 +103,9 @@ class PublishedStream:
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """Column -> MDS encoding, of the first shard; a rule compares the others."""
+        """Column -> MDS encoding in the first shard. `find_stream_faults` compares the other
+        shards.
+        """
         return self.shards[0].columns if self.shards else {}
 
     @property
@@ -119,20 +123,26 @@ class PublishedStream:
 
     @cached_property
     def contradictions(self) -> Sequence[StreamFault]:
-        """The rules between index, manifest and files that the stream breaks."""
+        """The faults that `find_stream_faults` finds in the index, the manifest and the files."""
         return list(find_stream_faults(self.index, self.manifest, self.files))
 
     def has_file_of(self, shard: Shard) -> bool:
-        """Check whether the shard's file is there, with the size that the index states."""
+        """Return whether the shard's file exists with the size that the index states."""
         return shard.stored.find_problem(self.files) is None
 
     @cached_property
     def _shard_ends(self) -> list[int]:
-        """For each shard, the number of the stream's sample after its last one."""
+        """For each shard, how many samples it and all earlier shards have: [10, 25] for two shards
+        of 10 and 15 samples.
+        """
         return list(accumulate(shard.samples for shard in self.shards))
 
     def locate(self, sample: int) -> ShardRow:
-        """Find the place of the stream's `sample`-th sample, from 0."""
+        """Return the shard and the row of a sample.
+
+        Args:
+            sample: the number of the sample in the stream, from 0.
+        """
         number = bisect_right(self._shard_ends, sample)
         shard = self.shards[number]
         shard_start = self._shard_ends[number] - shard.samples
@@ -144,8 +154,8 @@ class PublishedStream:
         return read_samples(self.folder, shard, [row])[row]
 
     def read_id(self, sample: int) -> Any:
-        """Return the name of a sample's record, or a list of names for a packed row; None if the
-        stream has no names.
+        """Return the name of a sample's record, which is the value of the recipe's `source.id`. For
+        a packed row return the list of its documents' names; None if the stream stores no names.
         """
         manifest = self.trusted_manifest
         side_files = manifest.side_files if manifest else ()
@@ -156,9 +166,11 @@ class PublishedStream:
 def find_stream_faults(
     index: Index, manifest: Manifest | None, files: Mapping[str, Stat]
 ) -> Iterator[StreamFault]:
-    """Yield the rules that a stream breaks.
+    """Yield a fault for each rule that a stream breaks.
 
     Args:
+        index: the stream's index.
+        manifest: its manifest; None if the stream was published without a manifest.
         files: path below the index's folder -> Stat of each file.
     """
     # Shards: each file exists, has the stated size and is listed once.
@@ -174,11 +186,11 @@ def find_stream_faults(
     if manifest is None:
         return
 
-    # The manifest names this index; otherwise the other rules say nothing.
+    # The manifest names this index. If it names another index, it describes another stream.
     if index.hash != manifest.index_hash:
         problem = (
-            f"expected the xxh128 {manifest.index_hash} of the manifest, found {index.hash}: "
-            "a publication was interrupted, or the index was changed"
+            f"expected the xxh128 {manifest.index_hash}, which the manifest states, found "
+            f"{index.hash}; a publication was interrupted, or somebody changed the index"
         )
         yield StreamFault(PUBLICATION_INTERRUPTED, INDEX, problem)
         return
@@ -198,30 +210,38 @@ def find_stream_faults(
 
 
 def _find_wrong_counts(index: Index, manifest: Manifest) -> Iterator[str]:
-    """Yield sentences on counts of the manifest that do not add up, or do not fit the index."""
+    """Yield a sentence for each count of the manifest that does not add up, or does not fit the
+    index.
+    """
+    # The index lists the shards of the first work unit, then the shards of the second, and so on.
     expected = [unit.samples for unit in manifest.parts]
     total = manifest.totals.samples
-    shards = iter(index.shards)
+    remaining_shards = iter(index.shards)
     actual = []
     for unit in manifest.parts:
         number_of_shards = min(max(0, unit.shards), len(index.shards))
-        actual.append(sum(shard.samples for shard in islice(shards, number_of_shards)))
-    has_more_shards = next(shards, None) is not None
+        shards_of_unit = islice(remaining_shards, number_of_shards)
+        actual.append(sum(shard.samples for shard in shards_of_unit))
+    has_more_shards = next(remaining_shards, None) is not None
     if actual != expected or has_more_shards or sum(expected) != total:
-        yield f"expected {total:,} samples, part by part, in the index, found {index.samples:,}"
+        yield (
+            f"expected {total:,} samples in the index, divided among the shards as the key `parts` "
+            f"states, found {index.samples:,}"
+        )
     records = manifest.records
     if not records.adds_up:
         yield (
-            f"expected as many records read as written, filtered and quarantined, found {records}"
+            "expected the number of read records to be the sum of the written, filtered and "
+            f"quarantined records, found {records}"
         )
 
 
 def open_published(folder: Location) -> PublishedStream | None:
-    """Open the stream published at `folder`, or return None if there is none. Two small reads, or
-    three if it is published as versions.
+    """Open the stream published at `folder`, or return None if no stream is published there. This
+    takes two small reads, or three if the stream is published as versions.
 
-    Under versions the manifest is that of the split's folder, not the version's own: it names the
-    newest sources.
+    If the stream is published as versions, the manifest in the split's folder is used. It names the
+    newest sources, which the manifest in the version's own folder may not.
     """
     index = find_index(folder)
     manifest = read_manifest(folder)
@@ -234,12 +254,17 @@ def open_published(folder: Location) -> PublishedStream | None:
 
 
 def open_stream_in(folder: Location) -> PublishedStream:
-    """Open the stream whose index is in this very folder. Raises Unreachable if it has no index."""
+    """Open the stream whose index is in this folder itself. Versions are not looked for.
+
+    Raises Unreachable if the folder has no index.
+    """
     return PublishedStream(folder=folder, index=read_index(folder), manifest=read_manifest(folder))
 
 
 def locate_version(split: Location, index_hash: str) -> Location:
-    """Return the folder of the split's version with this index. It need not exist."""
+    """Return the folder of the version with this index, such as `train-0f3a9c21` for the split
+    `train`. The folder may be missing.
+    """
     return split.parent / f"{split.name}-{index_hash[:8]}"
 
 
@@ -252,9 +277,11 @@ def list_versions(split: Location) -> Iterator[Location]:
 
 
 def find_working_folder(folder: Location) -> Location:
-    """Return the folder of a version's split, where conversion works.
+    """Return the folder in which `convert` works: for a version `train-0f3a9c21` the folder of its
+    split, `train`.
 
-    Any other folder, or a version whose split has no manifest, is returned as it is.
+    A folder that is not a version is returned unchanged, and so is a version whose split has no
+    manifest.
     """
     match = VERSION_NAME.fullmatch(folder.name)
     split = folder.parent / match[1] if match else folder
@@ -262,8 +289,8 @@ def find_working_folder(folder: Location) -> Location:
 
 
 def find_named_version(split: Location) -> Location | None:
-    """Return the version that the manifest in the split's folder names; None if the stream is
-    published in place.
+    """Return the folder of the version that the manifest in the split's folder names. Return None
+    if the stream is published in place, or not at all.
     """
     if (split / INDEX).stat():
         return None
@@ -272,8 +299,8 @@ def find_named_version(split: Location) -> Location | None:
 
 
 def find_current(folder: Location) -> Location | None:
-    """Return the folder with the index of the stream published at `folder`; None if there is no
-    stream.
+    """Return the folder that contains the index of the stream published at `folder`: `folder`
+    itself or its current version. Return None if no stream is published there.
     """
     if (folder / INDEX).stat():
         return folder
@@ -282,31 +309,32 @@ def find_current(folder: Location) -> Location | None:
 
 
 def find_published(folder: Location) -> Location:
-    """Return the folder with the index: `folder` itself, its current version, or that of the only
-    split in it.
+    """Return the folder that contains the index of the stream at `folder`: `folder` itself, its
+    current version, or the folder of the only split in it.
 
-    Raises NotPublished if there is no stream, Unreachable if there are several splits.
+    Raises NotPublished if there is no stream.
+    Raises Unreachable if `folder` contains several splits.
     """
     current = find_current(folder)
     if current:
         return current
-    all_splits = dict(_find_splits(folder))
-    splits = {name: index for name, index in all_splits.items() if not LIMITED_NAME.fullmatch(name)}
-    if not splits:
-        splits = all_splits
-    if not splits:
+    index_folders = dict(_find_splits(folder))
+    # Streams of `convert --limit` count only if there is no other split.
+    names = [name for name in index_folders if not LIMITED_NAME.fullmatch(name)]
+    if not names:
+        names = list(index_folders)
+    if not names:
         raise make_not_published(folder)
-    if len(splits) > 1:
-        example = folder / next(iter(splits))
+    if len(names) > 1:
         raise Unreachable(
-            f"{folder} contains {len(splits)} splits ({', '.join(splits)}); name one, for example "
-            f"{example}."
+            f"{folder} contains {len(names)} splits ({', '.join(names)}); name one split, for "
+            f"example {folder / names[0]}."
         )
-    return next(iter(splits.values()))
+    return index_folders[names[0]]
 
 
 def list_limited(stream: Location) -> list[Location]:
-    """Return the folders of conversions with `--limit` that are published in a stream's folder."""
+    """Return the folders that `convert --limit` has published in a stream's folder."""
     names = sorted(name for name in stream.folders() if LIMITED_NAME.fullmatch(name))
     return [stream / name for name in names if find_current(stream / name)]
 
@@ -314,14 +342,15 @@ def list_limited(stream: Location) -> list[Location]:
 def make_not_published(folder: Location) -> NotPublished:
     """Return the error of a folder without a stream."""
     return NotPublished(
-        f"{folder} contains no published stream: neither it nor a folder in it has an {INDEX}; "
-        "correct the path, or publish the stream (again) with the tool that makes it."
+        f"{folder} contains no published stream: there is no {INDEX} in this folder or in a folder "
+        "inside it. Correct the path, or publish the stream there with the tool that makes it."
     )
 
 
 def _find_splits(folder: Location) -> Iterator[tuple[str, Location]]:
-    """Yield name and index folder of each published split in `folder`. A version does not count as
-    a split if its split is there.
+    """Yield (name of the split, folder that contains its index) for each published split in
+    `folder`. A version such as `train-0f3a9c21` counts as a split only if there is no folder
+    `train`.
     """
     names = set(folder.folders())
     for name in sorted(names):
@@ -346,7 +375,7 @@ def read_quarantine(folder: Location) -> Iterator[dict[str, Any]]:
         content = decompress_frame(file.read())
         if content is None:
             raise Unreachable(
-                f"{file}, a file of bad records, is damaged or truncated; delete it and run "
-                "convert, which writes it again."
+                f"{file}, a file of bad records, is damaged or truncated; delete the file and run "
+                "mdsmix convert, which writes the file again."
             )
         yield from map(orjson.loads, content.splitlines())

@@ -41,15 +41,17 @@ from mdsmix.shards.index import HASH_ALGORITHM, Shard, StoredFile
 from mdsmix.storage import Location, Stat, map_threads
 
 SHARD_NAME = re.compile(r"([0-9a-f]{32})(-\d+)?\.mds(\.zstd)?")
-"The name of a shard that mdsmix wrote; shards with equal bytes are numbered."
+"The name of a shard that mdsmix wrote; shards with equal bytes have a number: `<hash>-1.mds`."
 SHARD_BYTES = 1 << 26
 "64 MiB, MDSWriter's own default: a shard is the unit of download and of eviction."
 SHARD_ROWS = 1 << 17
-"131,072 rows, half of Streaming's smallest shuffle block: shards of more rows shuffle badly."
+"""131,072 rows, which is half of Streaming's smallest shuffle block. Shards with more rows are
+shuffled badly.
+"""
 INNER_FOLDERS = (".mdsmix", "quarantine")
-"Folders inside a split's folder."
+"Folders that mdsmix makes inside a split's folder."
 Rows = Ragged | Chunked
-"uint8: the bytes of each sample."
+"The samples of one or more shards: for each sample, its bytes (uint8)."
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,12 @@ class ShardLayout:
 
     @property
     def codecs(self) -> dict[str, Codec]:
-        """The codec of each column, in the order of their names, as MDSWriter sorts them."""
+        """Column name -> codec, sorted by column name as in MDSWriter."""
         return {name: find_codec(self.encodings[name]) for name in sorted(self.encodings)}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that a shard begins with and that index.json repeats."""
+        """The settings that are written at the beginning of each shard and in index.json."""
         codecs = self.codecs
         return {
             "version": 2,
@@ -83,14 +85,19 @@ class ShardLayout:
 
 
 def lay_out_samples(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Ragged:
-    """Return uint8 rows, each the bytes of a sample, from one Ragged for each column.
+    """Return the bytes of each sample as a uint8 row.
 
-    Interleaved columns have one codec, without a fixed size.
-    Raises ValueError for an empty ndarray row, which MDSWriter refuses too.
+    Raises ValueError if an ndarray is empty, which MDSWriter refuses too.
+
+    Args:
+        layout: the settings of the stream.
+        columns: column name -> the values of the column, one row per sample.
     """
     if isinstance(columns, Interleaved):
+        # All interleaved columns have the same codec, and their values have no fixed size.
         codec = next(iter(layout.codecs.values()))
         return _lay_out_interleaved(codec, columns.cells, len(columns))
+    # `pieces` are joined sample by sample at the end: sizes, then heads and values of each column.
     sizes_of_columns = list[NDArray[np.int64]]()
     pieces = list[Ragged]()
     for name, codec in layout.codecs.items():
@@ -113,12 +120,19 @@ def lay_out_samples(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Ragge
 
 
 def _lay_out_interleaved(codec: Codec, cells: Ragged, columns: int) -> Ragged:
-    """Lay out samples whose cells alternate in one Ragged: `columns` cells for each sample."""
+    """Lay out samples whose cells are in one Ragged: the cells of the first sample, then the cells
+    of the second sample, and so on.
+
+    Args:
+        codec: the codec of every column.
+        cells: the values of all columns.
+        columns: the number of columns, and so of cells per sample.
+    """
     pieces = codec.lay_out(cells)
     sizes = np.asarray(sum(piece.lengths for piece in pieces)).astype("<u4").view(np.uint8)
     # The sizes of all cells of a sample are put in front of its first cell.
     head_bytes = np.zeros(len(cells), np.int64)
-    head_bytes[::columns] = 4 * columns
+    head_bytes[::columns] = 4 * columns  # a size is a uint32
     laid_out = Ragged.zip([Ragged.from_lengths(sizes, head_bytes), *pieces])
     return Ragged(laid_out.values, laid_out.offsets[::columns])
 
@@ -126,35 +140,39 @@ def _lay_out_interleaved(codec: Codec, cells: Ragged, columns: int) -> Ragged:
 def lay_out_sample(cells: Sequence[bytes | memoryview]) -> bytes:
     """Return the bytes of one sample whose columns have no fixed size.
 
-    It takes a twentieth of the time that `lay_out_samples` takes for one sample.
+    This takes a twentieth of the time of a call of `lay_out_samples` with one sample.
 
     Args:
-        cells: in the order of the columns' names.
+        cells: the stored value of each column, in the order of the columns' names.
     """
     sizes = np.array([*map(len, cells)], "<u4")
     return sizes.tobytes() + b"".join(cells)
 
 
 def split_into_shards(rows: Rows) -> Iterator[Rows]:
-    """Split rows evenly into the fewest shards of at most SHARD_BYTES and SHARD_ROWS; a larger row
-    is a shard of its own.
+    """Split rows into as few shards as possible, of nearly the same number of rows. A shard has at
+    most SHARD_BYTES and SHARD_ROWS; a row of more bytes is a shard of its own.
     """
     for start, stop in pairwise(_find_shard_edges(rows.offsets)):
         yield rows.slice(start, stop)
 
 
 def _find_shard_edges(ends: NDArray[np.int64]) -> list[int]:
-    """Return the row numbers at which shards begin and end.
+    """Return the row numbers at which shards begin and end: [0, 50, 100] for 100 rows in two
+    shards.
 
-    Shards get equal numbers of rows if such a split is within the limits; otherwise each is as full
-    as the limits allow.
+    Shards get equal numbers of rows if such a split is within the limits. Otherwise each shard is
+    as full as the limits allow.
+
+    Args:
+        ends: the offset of each row in the bytes of all rows, and the end of the last row.
     """
     rows = len(ends) - 1
     full_edges = [0]
     while full_edges[-1] < rows:
         full_edges.append(_find_last_edge(full_edges[-1], ends))
     fewest = len(full_edges) - 1
-    # Rows differ in size, so an even split may need a few shards more than the fewest.
+    # Rows differ in size, so an even split may need one or two shards more than the fewest.
     for shards in range(fewest, fewest + 3):
         even_edges: list[int] = np.linspace(0, rows, shards + 1).astype(np.int64).tolist()
         shards_fit = (
@@ -166,8 +184,12 @@ def _find_shard_edges(ends: NDArray[np.int64]) -> list[int]:
 
 
 def _find_last_edge(start: int, ends: NDArray[np.int64]) -> int:
-    """Return the row before which a shard that begins at row `start` must end. Its table of offsets
-    counts too, 4 bytes a row.
+    """Return the row before which a shard must end that begins at row `start`. The size of a shard
+    includes its table of offsets, which has 4 bytes per row.
+
+    Args:
+        start: the first row of the shard.
+        ends: as in `_find_shard_edges`.
     """
     # Entry n of `sizes` is the size of a shard of n rows.
     row_ends = ends[start : start + SHARD_ROWS + 1] - ends[start]
@@ -177,16 +199,19 @@ def _find_last_edge(start: int, ends: NDArray[np.int64]) -> int:
 
 
 def make_shard_parts(layout: ShardLayout, rows: Rows) -> list[bytes | memoryview]:
-    """Return the bytes of a raw shard, in parts: those before its rows, and its rows, which are not
-    copied.
+    """Return the bytes of an uncompressed shard as a list: first all bytes before the rows, then
+    the arrays of the rows, which are not copied.
 
-    Raises ValueError if they exceed 4 GiB.
+    Raises ValueError if the shard exceeds 4 GiB.
     """
     settings = json.dumps(layout.settings, sort_keys=True).encode()
     # In front of the rows are the count (4 bytes), the offsets (4 bytes each) and the settings.
-    offsets = rows.offsets + 4 + 4 * len(rows.offsets) + len(settings)
+    head_bytes = 4 + 4 * len(rows.offsets) + len(settings)
+    offsets = rows.offsets + head_bytes
     if offsets[-1] >= 1 << 32:
-        raise ValueError(f"a sample of {offsets[-1]} bytes does not fit a shard's 32-bit offsets")
+        raise ValueError(
+            f"a sample of {offsets[-1]:,} bytes does not fit MDS, whose offsets have 32 bits"
+        )
     head = np.uint32(len(rows)).tobytes() + offsets.astype("<u4").tobytes() + settings
     return [head, *(np.ascontiguousarray(array).data for array in rows.arrays)]
 
@@ -194,23 +219,32 @@ def make_shard_parts(layout: ShardLayout, rows: Rows) -> list[bytes | memoryview
 def store_shards(
     folder: Location, layout: ShardLayout, rows: Rows, is_new: bool = False
 ) -> list[Shard]:
-    """Write the rows as shards into `folder` and return their index entries, in order.
+    """Write the rows as shards into `folder`. Return the shards' entries of index.json, in order.
 
     Args:
-        is_new: whether the shards certainly are not in the folder; then the store is not asked.
+        folder: the folder to write to.
+        layout: the settings of the stream.
+        rows: the bytes of each sample.
+        is_new: True if the folder certainly does not contain the shards yet: then each is written
+            without asking the store whether it exists.
     """
     return [_store_shard(folder, layout, piece, is_new) for piece in split_into_shards(rows)]
 
 
 def _store_shard(folder: Location, layout: ShardLayout, rows: Rows, is_new: bool) -> Shard:
-    """Write the rows as one shard, compressed if the layout says so, and return its index entry."""
+    """Write the rows as one shard, compressed if the layout says so. Return the shard's entry of
+    index.json.
+
+    Args:
+        is_new: as in `store_shards`.
+    """
     parts = make_shard_parts(layout, rows)
     raw = _describe_file(parts)
     zipped = None
     if layout.compression:
         parts = [compress_zstd(b"".join(parts), layout.compression)]
         zipped = _describe_file(parts, ".zstd")
-        # Named by the hash of the compressed file, as the file that a reader decompresses it to.
+        # Readers decompress `x.mds.zstd` to `x.mds`, so both names have the compressed file's hash.
         raw = replace(raw, basename=zipped.basename.removesuffix(".zstd"))
     file = zipped or raw
     write_once(folder / file.basename, *parts, is_new=is_new)
@@ -220,12 +254,24 @@ def _store_shard(folder: Location, layout: ShardLayout, rows: Rows, is_new: bool
 def make_shard(
     layout: ShardLayout, samples: int, raw: StoredFile, zipped: StoredFile | None
 ) -> Shard:
-    """Make the index entry of a shard."""
+    """Make a shard's entry of index.json.
+
+    Args:
+        layout: the settings of the stream.
+        samples: the number of samples in the shard.
+        raw: the uncompressed file.
+        zipped: the compressed file; None if the shard is stored uncompressed.
+    """
     return Shard(samples=samples, raw_data=raw, zip_data=zipped, **layout.settings)
 
 
 def _describe_file(parts: Sequence[bytes | memoryview], suffix: str = "") -> StoredFile:
-    """Return the name, size and hash of a file with this content: `<hash>.mds` and the suffix."""
+    """Return the name (`<hash>.mds` and the suffix), size and hash of a file.
+
+    Args:
+        parts: the content of the file, in parts.
+        suffix: the end of the name, such as `.zstd`.
+    """
     hasher = xxhash.xxh128()
     for chunk in parts:
         hasher.update(chunk)
@@ -238,21 +284,23 @@ def _describe_file(parts: Sequence[bytes | memoryview], suffix: str = "") -> Sto
 
 
 def compress_zstd(content: bytes | bytearray, compression: str) -> bytes:
-    """Compress to one Zstandard frame that states its size and has no checksum, as Streaming
-    writes it.
+    """Compress bytes to one Zstandard frame. As in Streaming, the frame states the size of the
+    content and has no checksum.
 
     Args:
+        content: the bytes to compress.
         compression: `zstd`, which means level 3, or `zstd:N`.
     """
     from zstandard import ZstdCompressor
 
-    level = int(compression.partition(":")[2] or 3)
-    return ZstdCompressor(level).compress(content)
+    _, _, level = compression.partition(":")
+    compressor = ZstdCompressor(int(level) if level else 3)
+    return compressor.compress(content)
 
 
 def decompress_frame(stored: bytes) -> bytes | None:
-    """Return the content of one Zstandard frame, or None if the frame is damaged or truncated. The
-    size that the frame states is not trusted. If it has a checksum, the checksum is verified.
+    """Return the content of one Zstandard frame, or None if the frame is damaged or truncated. A
+    checksum in the frame is verified. The size that the frame states is not trusted.
     """
     from zstandard import ZstdDecompressor, ZstdError
 
@@ -264,8 +312,8 @@ def decompress_frame(stored: bytes) -> bytes | None:
 
 
 def make_names_distinct(shards: list[Shard]) -> list[Shard]:
-    """Give shards with equal bytes different names, so that a cache that evicts one of them does
-    not evict the others.
+    """Give shards with equal bytes different names (`x.mds`, `x-1.mds`), so that a cache can evict
+    one of them and keep the others.
     """
     times = Counter[str]()
     named_shards = []
@@ -286,11 +334,17 @@ def make_names_distinct(shards: list[Shard]) -> list[Shard]:
 def copy_missing(
     folder: Location, files: Iterable[StoredFile], sources: Sequence[Location]
 ) -> None:
-    """Copy the files that `folder` lacks from the first of the other folders that has them.
+    """Copy the files that `folder` lacks from other folders. The store copies them, so nothing is
+    uploaded.
 
-    A file may have its own name there or that of a shard with the same bytes. It is copied inside
-    the store; nothing is uploaded.
-    Raises Unreachable if no folder has a file.
+    A copy is made of the file with the same name or, if there is none, of a shard with the same
+    bytes (`x.mds` for `x-1.mds`).
+    Raises Unreachable if a missing file is in none of the other folders.
+
+    Args:
+        folder: the folder that is to contain all of the files.
+        files: the files that `folder` must contain.
+        sources: the other folders; a file is copied from the first folder that has it.
     """
     listing = dict(folder.list())
     missing = [file for file in files if file.find_problem(listing)]
@@ -306,8 +360,8 @@ def copy_missing(
         missing = [file for file in missing if file.basename not in originals]
     if missing:
         raise Unreachable(
-            f"the file {missing[0].basename} was deleted from {sources[0]} while the stream was "
-            "being published; run the same command again to make the file again."
+            f"the file {missing[0].basename} was deleted from {sources[0]} while this run was "
+            "publishing the stream; run the same command again, which makes the file again."
         )
     map_threads(lambda name: _copy_or_link(originals[name], folder / name), originals)
     if originals:
@@ -315,8 +369,8 @@ def copy_missing(
 
 
 def _find_original(file: StoredFile, listing: Mapping[str, Stat]) -> str | None:
-    """Return the name, in a listing, of the file itself or of a shard with the same bytes. None if
-    there is neither. The file's own name is preferred.
+    """Return the name, in a listing, of the file itself or else of a shard with the same bytes:
+    for the file `x-1.mds` also `x.mds`. Return None if the listing has neither.
     """
     unnumbered = replace(file, basename=re.sub(r"-\d+\.mds", ".mds", file.basename))
     for candidate in (file, unnumbered):
@@ -326,8 +380,8 @@ def _find_original(file: StoredFile, listing: Mapping[str, Stat]) -> str | None:
 
 
 def _copy_or_link(source: Location, target: Location) -> None:
-    """Link the file if the name stays the same, otherwise copy it. With another name it is another
-    shard with the same bytes, and damage to one of the two must not damage the other.
+    """Link `target` to `source` if both have the same name. Otherwise copy the file: then the two
+    are different shards with the same bytes, and damage to one must not damage the other.
     """
     if source.name == target.name:
         source.link_to(target)
@@ -336,8 +390,8 @@ def _copy_or_link(source: Location, target: Location) -> None:
 
 
 def write_if_changed(file: Location, content: bytes) -> None:
-    """Write a file unless it has this content already. For files that are not named by the hash of
-    their content (`write_once`).
+    """Write a file unless it has this content already. For files whose name does not contain the
+    hash of their content; other files are written by `write_once`.
     """
     answer = file.fetch(len(content))
     if answer is not None:
@@ -351,8 +405,10 @@ def write_once(file: Location, *parts: bytes | memoryview, is_new: bool = False)
     """Write a file that is named by the hash of its content, unless it exists with the right size.
 
     Args:
+        file: the file to write.
         parts: the content, in parts that are written one after the other.
-        is_new: whether the file certainly does not exist; then the store is not asked.
+        is_new: True if the file certainly does not exist: then it is written without asking the
+            store.
     """
     stat = None if is_new else file.stat()
     if stat is None or stat.size != sum(map(len, parts)):
@@ -360,8 +416,8 @@ def write_once(file: Location, *parts: bytes | memoryview, is_new: bool = False)
 
 
 def refuse_links(root: Location, *names: str) -> None:
-    """Raise RecipeError if a folder of the path `root`/name/... is a link, or if `.mdsmix` or
-    `quarantine` in its last folder is one.
+    """Raise RecipeError if a folder in which a conversion writes is a link. Checked are the folders
+    `root/a` and `root/a/b` for the names `a` and `b`, and `.mdsmix` and `quarantine` in the last.
     """
     folder = root
     for name in names:
@@ -372,9 +428,10 @@ def refuse_links(root: Location, *names: str) -> None:
 
 
 def _refuse_link(folder: Location) -> None:
+    """Raise RecipeError if a local folder is a symbolic link."""
     if not folder.is_store and os.path.islink(folder.url):
         raise RecipeError(
-            f"{folder} is a link to {os.path.realpath(folder.url)}. convert does not write through "
-            "links, since they may lead outside of the folder that the stream is published in: "
-            "remove the link, or publish to that folder by its own path."
+            f"{folder} is a link to {os.path.realpath(folder.url)}. mdsmix does not write through "
+            "links, since a link may lead outside of the folder in which the stream is published. "
+            "Remove the link, or publish to the linked folder by its own path."
         )

@@ -3,14 +3,14 @@ or a few, by their positions.
 
 Damage must not be copied into another stream, so `read_all_samples` checks the shard's hash before
 it returns anything. The price is a whole shard in memory: usually 64 MiB, and less than 4 GB
-whatever tool wrote it. `check` and `inspect` read a few samples: of an uncompressed shard the table
-of offsets and these samples, by ranged requests. A compressed shard is decompressed from its
-beginning, only as far as needed. Images and pickles stay bytes, since a check must never run the
-content of a shard.
+whatever tool wrote it. `check` and `inspect` read a few samples. From an uncompressed shard they
+read only the table of offsets and these samples, by ranged requests. A compressed shard is
+decompressed from its beginning, only as far as needed. Images and pickles stay bytes, since a check
+must never run the content of a shard.
 
-Samples are rows of bytes, and so are the cells of a column: all samples are cut at once, 20 times
-as fast as by a loop over them. Nothing is trusted: the sizes in front of a sample must add up to
-its length, and an array's own shape must fit its bytes.
+Samples are rows of bytes, and so are the values of a column, its cells. All samples are cut into
+cells at once, 20 times as fast as by a loop over the samples. Nothing is trusted: the sizes in
+front of a sample must add up to the sample's length, and an array's own shape must fit its bytes.
 
 Source: streaming/base/format/mds/reader.py.
 """
@@ -42,30 +42,33 @@ HEAD_BYTES = 1 << 20
 slow store.
 """
 MOST_GAP_BYTES = 1 << 16
-"""64 KiB: samples with less between them are read by one request, since a store takes longer to
-answer a second one.
+"""64 KiB: two samples with fewer bytes between them are read by one request, since a store takes
+longer to answer a second request.
 """
 Sample = Mapping[str, Any]
 "A decoded sample: column name -> ndarray, str, number, JSON value, or bytes."
 READABLE_COMPRESSIONS = ("zstd", "gz", "bz2")
-"Compressions of Streaming that Python and zstandard can decompress."
+"The compressions of Streaming that mdsmix can decompress."
 
 
 def can_unpack(shard: Shard) -> bool:
-    """Check whether mdsmix can decompress the shard."""
+    """Return whether mdsmix can decompress the shard; True for an uncompressed shard."""
     return shard.packing in ("", *READABLE_COMPRESSIONS)
 
 
 @contextmanager
 def open_shard(folder: Location, shard: Shard) -> Iterator[Location]:
-    """Give a `with` block the shard's file, and turn any error of a decoder in the block into
-    Unreachable, which names the shard.
+    """Give a `with` block the location of the shard's file. If a decoder raises an error in the
+    block, raise Unreachable with the shard's name instead.
+
+    Raises Unreachable if mdsmix cannot decompress the shard.
     """
     file = folder / shard.stored.basename
     if not can_unpack(shard):
         raise Unreachable(
-            f"{file} is compressed by {shard.packing}, but mdsmix reads only "
-            f"{', '.join(READABLE_COMPRESSIONS)}; publish the stream with one of these to read it."
+            f"the shard {file} is compressed by {shard.packing}, but mdsmix reads only the "
+            f"compressions {', '.join(READABLE_COMPRESSIONS)}; publish the stream again with one "
+            "of these."
         )
     try:
         yield file
@@ -73,42 +76,48 @@ def open_shard(folder: Location, shard: Shard) -> Iterator[Location]:
         raise
     except Exception as error:
         raise Unreachable(
-            f"the shard {file} is damaged: {flatten_error(error)}; publish that stream again."
+            f"the shard {file} is damaged: {flatten_error(error)}; publish its stream again."
         ) from None
 
 
 def read_all_samples(folder: Location, shard: Shard) -> Ragged:
-    """Return the bytes of the shard's samples, uint8.
+    """Return the bytes of each of the shard's samples as a uint8 row.
 
-    Raises Unreachable if the shard differs from its index.
+    Raises Unreachable if the shard is not as its index states.
     """
     with open_shard(folder, shard) as file:
         return parse_samples(shard, file.read())
 
 
 def parse_samples(shard: Shard, data: bytes) -> Ragged:
-    """Return the samples in a shard's stored bytes, uint8.
+    """Return the bytes of each sample as a uint8 row.
 
-    Raises an error of any class if they are damaged; its message is the problem.
+    Raises an error of any class if the stored bytes are damaged; its message is the problem.
+
+    Args:
+        shard: the shard's entry in the index.
+        data: the bytes of the shard's stored file.
     """
     check_stored(shard.stored, data)
     size = shard.raw_data.bytes
     raw = data
     if shard.packing:
-        raw = _decompress(io.BytesIO(data), shard, size + 1)
+        raw = _decompress(io.BytesIO(data), shard, size + 1)  # 1 more shows that it is too long
     if len(raw) != size:
-        raise ValueError(f"its content does not decompress to the {size:,} bytes of its index")
+        raise ValueError(f"it does not decompress to {size:,} bytes, as its index states")
     table = _parse_sample_table(shard, raw)
     return Ragged(np.frombuffer(raw, np.uint8, offset=table[0]), table - table[0])
 
 
 def check_stored(stored: StoredFile, data: bytes, origin: str = "index") -> None:
-    """Raise ValueError if stored bytes do not have the stated size and hashes.
+    """Raise ValueError if a file's bytes do not have the size and hashes that the index states.
 
-    Hash algorithms that are unknown here are skipped.
+    Hash algorithms that neither xxhash nor Python has are skipped.
 
     Args:
-        origin: the file that states size and hashes, for messages.
+        stored: the size and hashes that the file should have.
+        data: the bytes of the file.
+        origin: the file that states size and hashes, `index` or `manifest`, for messages.
     """
     if len(data) != stored.bytes:
         raise ValueError(f"it has {len(data):,} bytes, but its {origin} states {stored.bytes:,}")
@@ -134,7 +143,9 @@ def _decompress(stored: BinaryIO, shard: Shard, stop: int) -> bytes:
 
 
 def _read_raw(file: Location, shard: Shard, start: int, stop: int) -> bytes:
-    """Return bytes `start` to `stop` (exclusive) of the raw shard."""
+    """Return bytes `start` to `stop` (exclusive) of the shard, counted in its uncompressed
+    bytes.
+    """
     if not shard.packing:
         return file.read(start, stop - start)
     with file.open() as stored:
@@ -142,9 +153,10 @@ def _read_raw(file: Location, shard: Shard, start: int, stop: int) -> bytes:
 
 
 def read_first_samples(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES) -> list[Sample]:
-    """Return the first samples, `limit` at most, of about HEAD_BYTES by the shard's mean size.
+    """Return the first samples of a shard: at most `limit`, and not more than have about HEAD_BYTES
+    in all, by the mean size of the shard's samples.
 
-    The list is empty if the shard is compressed by br or snappy.
+    Return [] if mdsmix cannot decompress the shard, such as one compressed by br or snappy.
     Raises Unreachable if the shard is damaged.
     """
     if not can_unpack(shard):
@@ -155,39 +167,45 @@ def read_first_samples(folder: Location, shard: Shard, limit: int = HEAD_SAMPLES
 
 
 def read_sample_table(folder: Location, shard: Shard) -> NDArray[np.int64]:
-    """Return int64 [samples + 1]: the offset of each sample in the raw shard, and that of the last
-    one's end. 4 bytes a sample are read.
+    """Return int64 [samples + 1]: the offset of each sample in the uncompressed shard, and the
+    offset at which the last sample ends. Only 4 bytes per sample are read.
 
-    Raises Unreachable if they cannot be read.
+    Raises Unreachable if the offsets cannot be read.
     """
     with open_shard(folder, shard) as file:
         return _parse_sample_table(shard, _read_raw(file, shard, 0, 4 * (shard.samples + 2)))
 
 
 def _parse_sample_table(shard: Shard, raw: bytes) -> NDArray[np.int64]:
-    """Return the table of offsets at the beginning of a raw shard: the sample count (uint32), then
-    `count + 1` offsets (uint32).
+    """Return the offsets at the beginning of a shard, as int64. The shard begins with the sample
+    count (uint32) and then `count + 1` offsets (uint32).
 
-    Raises ValueError if it is damaged.
+    Raises ValueError if they are damaged.
+
+    Args:
+        shard: the shard's entry in the index.
+        raw: the uncompressed shard, or only its beginning.
     """
     count = int.from_bytes(raw[:4], "little")
     if count != shard.samples:
         raise ValueError(f"it contains {count} samples, but its index states {shard.samples}")
-    first = 4 * (count + 2)  # where the table ends
-    if len(raw) < first:
+    table_end = 4 * (count + 2)
+    if len(raw) < table_end:
         raise ValueError("its table of samples is cut off")
     offsets = np.frombuffer(raw, "<u4", count + 1, 4).astype(np.int64)
-    is_inside = first <= offsets[0] and offsets[-1] == shard.raw_data.bytes
+    is_inside = table_end <= offsets[0] and offsets[-1] == shard.raw_data.bytes
     if not is_inside or (np.diff(offsets) < 0).any():
-        raise ValueError("its table of samples does not ascend, or points outside of it")
+        raise ValueError(
+            "the offsets in its table of samples do not ascend, or point outside of the shard"
+        )
     return offsets
 
 
 def read_samples(folder: Location, shard: Shard, positions: Iterable[int]) -> dict[int, Sample]:
-    """Return {position: decoded sample}.
+    """Return {position: decoded sample} for the samples at these positions in the shard.
 
-    Samples with less than MOST_GAP_BYTES between them are read by one request; a compressed shard
-    is decompressed up to the last sample.
+    Samples with less than MOST_GAP_BYTES between them are read by one request. A compressed shard
+    is decompressed up to the last of the samples.
     Raises Unreachable if a sample cannot be read.
     """
     table = read_sample_table(folder, shard)
@@ -197,8 +215,10 @@ def read_samples(folder: Location, shard: Shard, positions: Iterable[int]) -> di
         return samples
     # A compressed shard is decompressed from its beginning, so one read gives all samples.
     most_gap = 1 << 32 if shard.packing else MOST_GAP_BYTES
+    # For each sample but the first: whether its start is far from the end of the one before it.
     is_apart = table[rows[1:]] - table[rows[:-1] + 1] >= most_gap
     with open_shard(folder, shard) as file:
+        # Each run of samples that are near to each other is read by one request.
         for run in np.split(rows, np.flatnonzero(is_apart) + 1):
             edges = table[run[0] : run[-1] + 2]
             data = _read_raw(file, shard, int(edges[0]), int(edges[-1]))
@@ -209,11 +229,11 @@ def read_samples(folder: Location, shard: Shard, positions: Iterable[int]) -> di
 
 
 def decode_samples(shard: Shard, samples: Ragged) -> Iterator[Sample]:
-    """Yield each sample, decoded.
+    """Yield each sample as a mapping from column name to decoded value.
 
     Raises an error of any class if a sample is damaged; its message is the problem.
     """
-    columns = [  # (name, decoder, iterator over the column's cells)
+    columns = [  # for each column: name, function that decodes a cell, iterator over the cells
         (name, find_codec(shard.columns[name]).decode, map(bytes, cells.slices()))
         for name, cells in split_columns(shard, samples)
     ]
@@ -222,9 +242,14 @@ def decode_samples(shard: Shard, samples: Ragged) -> Iterator[Sample]:
 
 
 def split_columns(shard: Shard, samples: Ragged) -> Iterator[tuple[str, Ragged]]:
-    """Yield the name of every column, and its cells, uint8.
+    """Yield (name, cells) for every column. The cells are the column's value in each sample, as
+    bytes (uint8).
 
     Raises ValueError if a sample's length is not the sum of its columns' sizes.
+
+    Args:
+        shard: the shard's entry in the index.
+        samples: the bytes of each sample.
     """
     count = len(samples)
     # Each sample begins with the sizes (uint32) of its columns without a fixed size.
@@ -232,11 +257,13 @@ def split_columns(shard: Shard, samples: Ragged) -> Iterator[tuple[str, Ragged]]
     heads = samples.first(4 * varying)
     if (heads.lengths < 4 * varying).any():
         raise ValueError("a sample is too short for the sizes of its columns")
+    # The rows of the transposed array are columns: the sizes of one column in all samples.
     varying_sizes = iter(heads.values.view("<u4").reshape(count, varying).T.astype(np.int64))
+    # int64 [columns, samples]
     sizes = np.array(
         [np.full(count, size) if size else next(varying_sizes) for size in shard.column_sizes]
     )
-    ends = 4 * varying + np.cumsum(sizes, axis=0)
+    ends = 4 * varying + np.cumsum(sizes, axis=0)  # where each cell ends in its sample
     if (ends[-1] != samples.lengths).any():
         raise ValueError("a sample's length is not the sum of its columns' sizes")
     for name, size, end in zip(shard.columns, sizes, ends, strict=True):
@@ -244,16 +271,22 @@ def split_columns(shard: Shard, samples: Ragged) -> Iterator[tuple[str, Ragged]]
 
 
 def decode_arrays(cells: Ragged, codec: Codec) -> Ragged:
-    """Return the values of 1-d arrays whose dtype the encoding fixes.
+    """Decode 1-d arrays of a column whose encoding fixes the dtype. Return one row of values per
+    array.
 
-    Raises ValueError if an array's length contradicts the shape in front of it.
+    Raises ValueError if an array's length contradicts the shape in front of the array.
+
+    Args:
+        cells: the stored bytes of each array (uint8).
+        codec: the codec of the column.
     """
     width = np.dtype(codec.dtype).itemsize
     skipped = np.zeros(len(cells), np.int64)
     heads = Ragged.from_rows([], np.uint8)
     if codec.size is None:
-        # Make the heads that arrays of these lengths must have; below they are compared with the
-        # stored ones. The lowest two bits of a head are log2 of the bytes that its length takes.
+        # In front of each array is a head with its length. Make the heads that arrays of these
+        # sizes must have; below they are compared with the stored heads. The lowest two bits of a
+        # head are log2 of the number of bytes that store the length.
         log_widths = (cells.values[cells.offsets[:-1]] & 3).astype(np.int64)
         skipped = 1 + (1 << log_widths)
         heads = lay_out_lengths((cells.lengths - skipped) // width, log_widths)

@@ -30,27 +30,29 @@ NAME_PATTERNS = {
     "source list": r"([0-9a-f]{32})\.sources\.zst",
     "side file": r"([0-9a-f]{32})\.[a-z0-9-]+\.side",
 }
-"Patterns of the files' names, which begin with the hash of the file's bytes."
+"Sort of file -> pattern of its name, which begins with the hash of the file's bytes."
 MOST_LISTED = 10_000
-"""The most sources that the manifest itself lists: 1.4 MB, and 0.1 s of every `check` that reads
-it. 50,000 took half a second, as long as everything else that `check` does.
+"""The most sources that the manifest itself lists. They take 1.4 MB, and 0.1 s of every `check`.
+50,000 sources took half a second, as long as everything else that `check` does.
 """
 FILES_PER_LIST = 1 << 15
 "Sources in each file of a long list: 0.8 MB as stored, and 15 MB of memory for their names."
 RECORD_IDS = "ids"
 "The kind of the side files with the names of records."
 RecordName = str | int | None
+"The name of a record, which is the value of the recipe's `source.id`; None if it has no name."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceEntry:
-    """One file that was read: its path relative to the recipe's folder, or its URL; its stored
-    bytes; the hash of its content.
-    """
+    """One source file that was read."""
 
     path: str
+    "The path relative to the recipe's folder, or the URL."
     size: int
+    "Bytes of the file as stored."
     hash: str
+    "Hash of the file's content."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class NamedFile:
     name: str
     bytes: int
     hash: str
-    "xxh128 of its bytes, 32 hex digits; its name begins with it."
+    "xxh128 of the file's bytes, 32 hex digits. The file's name begins with this hash."
 
     @property
     def stored(self) -> StoredFile:
@@ -69,9 +71,12 @@ class NamedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceList(NamedFile):
-    """Some of the sources, in the order of their paths: a JSON object a line, as zstd."""
+    """A file with some of the sources, in the order of their paths: one JSON object per line,
+    compressed by zstd.
+    """
 
     files: int
+    "How many sources the file lists."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +84,15 @@ class SideFile(NamedFile):
     """A file with facts about a shard, for example which records its rows come from."""
 
     kind: str
+    "What the file contains, for example RECORD_IDS."
     shard: str
     "Basename of the shard's stored file; empty for a side file of the whole stream."
 
 
 def _write_lines(folder: Location, lines: bytes | bytearray, suffix: str) -> dict[str, Any]:
-    """Write the lines as a file that is named by its hash; return the fields of its NamedFile."""
+    """Write lines to a file whose name is its hash and `suffix`. Return the fields of a NamedFile:
+    name, bytes and hash.
+    """
     # Level 1 compresses paths and hashes to fewer bytes than level 3, four times as fast.
     content = compress_zstd(lines, "zstd:1")
     digest = xxhash.xxh128_hexdigest(content)
@@ -94,30 +102,35 @@ def _write_lines(folder: Location, lines: bytes | bytearray, suffix: str) -> dic
 
 
 def _read_lines(folder: Location, named_file: NamedFile) -> list[bytes]:
-    """Return the lines of a file. Raises Damaged if it is missing or differs from the manifest."""
+    """Return the lines of a file.
+
+    Raises Damaged if the file is missing or is not as the manifest states.
+    """
     file = folder / named_file.name
     answer = file.fetch(named_file.bytes)
     try:
         if answer is None:
             raise ValueError("it is missing")
-        content = answer[1]
+        _, content = answer
         check_stored(named_file.stored, content, "manifest")
     except ValueError as error:
         raise Damaged(
-            f"{file}, which the manifest of the stream names, is damaged: {error}; "
-            f"mdsmix repair {folder} --recipe RECIPE makes it again."
+            f"the file {file}, which the manifest of the stream names, is damaged: {error}; run "
+            f"mdsmix repair {folder} --recipe RECIPE, which makes the file again."
         ) from None
     return (decompress_frame(content) or b"").splitlines()
 
 
 def store_sources(folder: Location, files: Iterable[SourceEntry]) -> list[SourceList]:
-    """Write a long list of sources; a file of it that exists is not written again."""
+    """Write a long list of sources to files of FILES_PER_LIST sources each, and return these files.
+    A file that exists already is not written again.
+    """
     remaining = iter(sorted(files, key=lambda file: file.path))
     source_lists = list[SourceList]()
     while batch := list(islice(remaining, FILES_PER_LIST)):
         lines = bytearray()
-        # A list of the lines would take 1 KB for each: orjson shrinks its buffer, and the rest
-        # stays unused.
+        # Each line is appended at once. In a list every line would take 1 KB of memory: orjson
+        # allocates a larger buffer than it needs.
         for file in batch:
             lines += orjson.dumps(file, option=orjson.OPT_APPEND_NEWLINE)
         written = _write_lines(folder, lines, "sources.zst")
@@ -126,15 +139,19 @@ def store_sources(folder: Location, files: Iterable[SourceEntry]) -> list[Source
 
 
 def read_source_list(folder: Location, source_list: SourceList) -> list[SourceEntry]:
-    """Read a file of sources. Raises Damaged if it is missing or differs from the manifest."""
+    """Return the sources that one file of a long list contains.
+
+    Raises Damaged if the file is missing or is not as the manifest states.
+    """
     return [SourceEntry(**orjson.loads(line)) for line in _read_lines(folder, source_list)]
 
 
 def group_names(names: Sequence[RecordName], documents: Ragged) -> list[list[RecordName]]:
-    """Return, for each packed row, the names of its documents.
+    """Return the names of the documents in each packed row: [["a", "c"], ["b"]] for the names a, b
+    and c if the rows contain the documents 0 and 2, and 1.
 
     Args:
-        names: of all documents.
+        names: the names of all documents.
         documents: for each row, the numbers of its documents.
     """
     return [[names[number] for number in documents[row]] for row in range(len(documents))]
@@ -143,10 +160,12 @@ def group_names(names: Sequence[RecordName], documents: Ragged) -> list[list[Rec
 def store_record_names(
     folder: Location, names: Iterable[Any], shards: Sequence[Shard]
 ) -> list[SideFile]:
-    """Write a side file for each of the shards.
+    """Write a side file with the names of the records for each shard, and return these files.
 
     Args:
-        names: of the shards' rows, in order.
+        folder: the folder of the stream.
+        names: the names of the rows of all shards, in order.
+        shards: the shards.
     """
     remaining = iter(names)
     side_files = list[SideFile]()
@@ -159,10 +178,12 @@ def store_record_names(
 
 
 def rename_shards(side_files: Sequence[SideFile], shards: Sequence[Shard]) -> list[SideFile]:
-    """Set `shard` of each side file to the name that the index gives its shard.
+    """Return the side files with `shard` set to the name that their shard has in the index.
 
     Args:
-        side_files: in the order of their shards; empty for a stream without them.
+        side_files: one side file per shard, in the order of the shards; empty for a stream without
+            side files.
+        shards: the shards of the index.
     """
     return [
         replace(side_file, shard=shard.stored.basename)
@@ -171,8 +192,8 @@ def rename_shards(side_files: Sequence[SideFile], shards: Sequence[Shard]) -> li
 
 
 def read_record_id(folder: Location, side_files: Iterable[SideFile], shard: Shard, row: int) -> Any:
-    """Return the name of a row's record, or a list of names for a packed row; None if the stream
-    has no names.
+    """Return the name of the record in a shard's row. For a packed row return the list of its
+    documents' names; None if the stream stores no names.
 
     Raises Damaged if the file with the names cannot be read.
     """

@@ -1,8 +1,8 @@
-"""A decoded sample -> its turns: the token ids of its prompts and responses, from whichever columns
-contain them.
+"""The token ids of samples as turns, which are pairs of prompt and response, whatever columns a
+stream has.
 
-The columns are tried in the order of LLM-Foundry's loaders, so one loader can read every kind of
-stream.
+A sample's columns are recognised by their names, which are tried in the same order as by
+LLM-Foundry's loaders. So one loader can read every kind of stream.
 """
 
 from __future__ import annotations
@@ -23,24 +23,30 @@ from mdsmix.shards.shard_samples import Sample, decode_arrays, split_columns
 
 STARTS = "starts"
 PACKED_COLUMNS = ("input_ids", STARTS)
-"""Columns of a row of several documents. A third column, `loss_mask`, marks the tokens that are
-trained; without it all are, except the first token of each document.
+"""Columns of a packed row, which contains several documents. A third column, `loss_mask`, marks the
+tokens that are trained. Without this column all tokens are trained, except the first token of each
+document.
 """
 IMAGE_COLUMNS = ("images", "sizes")
 """Columns of a conversation with images, in addition to its turns: the images' bytes, and the
 height and width of each.
 """
 SIDES = ("input_ids", "labels")
+"""Columns of a finetuning sample, and keys of a stored turn: the prompt's ids and the response's
+ids.
+"""
 PREFERENCE_COLUMNS = ("prompt", "chosen", "rejected")
-"Columns of a preference: int64 ids (little endian) as plain bytes. Answers are without the prompt."
+"""Columns of a preference: int64 ids (little endian) as plain bytes. The columns of the two answers
+do not contain the prompt.
+"""
 IGNORED_LABEL = -100
 "The label that gives no loss, in torch, in LLM-Foundry and in Hugging Face's collators."
 Ids = NDArray[np.int64]
 
 
 class Turn(NamedTuple):
-    """The token ids of a prompt and of the response to it. Plain tokens are one response without a
-    prompt.
+    """The token ids of a prompt and of the response to it. A row of plain text is a response with
+    an empty prompt.
     """
 
     prompt: Ids
@@ -65,42 +71,55 @@ class PackedRow(NamedTuple):
 
 
 def find_id_columns(columns: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the columns that contain the ids of a sample or a shard, a key of LAYOUTS; empty if
-    there are none.
+    """Return the names of the columns that contain token ids, which are a key of LAYOUTS. Return ()
+    if no columns do.
+
+    Args:
+        columns: the columns of a sample or a shard, by name.
     """
-    return next((names for names in LAYOUTS if all(map(columns.__contains__, names))), ())
+    for names in LAYOUTS:
+        if all(map(columns.__contains__, names)):
+            return names
+    return ()
 
 
 def has_images(columns: Mapping[str, Any]) -> bool:
-    """Check whether the columns, of a sample or a shard, are those of a stream of images. Its
-    tokens alone are not what a model is trained on.
+    """Return whether the columns of a sample or a shard contain images. The model is then trained
+    on more than the token ids.
     """
     return all(map(columns.__contains__, IMAGE_COLUMNS))
 
 
 def decode_turns(sample: Sample, dtype: str = "int64") -> list[Turn]:
-    """Return the turns of a sample. Each document of a packed row is a turn without a prompt.
+    """Return the turns of a sample. Each document of a packed row is a turn with an empty prompt.
 
     Raises MixRefused if the sample contains no token ids.
 
     Args:
-        dtype: of columns of plain bytes.
+        sample: the decoded sample.
+        dtype: the dtype of the ids in columns of plain bytes.
     """
     names = find_id_columns(sample)
     if not names:
         raise MixRefused(
-            f"its columns {', '.join(sorted(sample))} contain no tokens (tokens, input_ids and "
-            "labels, or turns), and the loader does not tokenize; convert the data with `mdsmix "
-            "convert` first."
+            f"its columns are {', '.join(sorted(sample))}, but the loader does not tokenize and "
+            "needs token ids in the columns `tokens`, `turns`, or `input_ids` and `labels`; first "
+            "convert the data with `mdsmix convert`."
         )
     return LAYOUTS[names](sample, dtype)
 
 
 def _decode_stored_turns(sample: Sample, _: str) -> list[Turn]:
+    """Return the turns in the column `turns`, a list of {"input_ids": [...], "labels": [...]}.
+
+    Raises MixRefused if a turn lacks one of these keys.
+    """
     try:
-        return [
-            Turn(*(np.asarray(turn[side], np.int64) for side in SIDES)) for turn in sample["turns"]
-        ]
+        turns = list[Turn]()
+        for turn in sample["turns"]:
+            prompt, response = (np.asarray(turn[side], np.int64) for side in SIDES)
+            turns.append(Turn(prompt, response))
+        return turns
     except (KeyError, TypeError):
         raise MixRefused("a turn lacks input_ids or labels; convert the data again.") from None
 
@@ -111,22 +130,38 @@ def decode_preference(sample: Sample) -> list[Ids]:
 
 
 def _preference_turns(sample: Sample, _: str) -> list[Turn]:
+    """Return two turns: prompt and chosen answer; nothing and rejected answer."""
     prompt, chosen, rejected = decode_preference(sample)
     return [Turn(prompt, chosen), Turn(NO_IDS, rejected)]
+
+
+def _pair_turns(sample: Sample, dtype: str) -> list[Turn]:
+    """Return the turn of a finetuning sample with the columns SIDES."""
+    prompt, response = (decode_ids(sample[side], dtype) for side in SIDES)
+    return [Turn(prompt, response)]
+
+
+def _plain_turns(sample: Sample, dtype: str) -> list[Turn]:
+    """Return the turn of a row of plain text."""
+    return [Turn(NO_IDS, decode_ids(sample["tokens"], dtype))]
+
+
+def _packed_turns(sample: Sample, _: str) -> list[Turn]:
+    """Return a turn for each document of a packed row."""
+    return [Turn(NO_IDS, document.ids) for document in split_documents(sample)]
 
 
 NO_IDS: Ids = np.empty(0, np.int64)
 LAYOUTS: dict[tuple[str, ...], Callable[[Sample, str], list[Turn]]] = {
     ("turns",): _decode_stored_turns,
-    SIDES: lambda sample, dtype: [Turn(*(decode_ids(sample[side], dtype) for side in SIDES))],
-    ("tokens",): lambda sample, dtype: [Turn(NO_IDS, decode_ids(sample["tokens"], dtype))],
-    PACKED_COLUMNS: lambda sample, _: [
-        Turn(NO_IDS, document.ids) for document in split_documents(sample)
-    ],
+    SIDES: _pair_turns,
+    ("tokens",): _plain_turns,
+    PACKED_COLUMNS: _packed_turns,
     PREFERENCE_COLUMNS: _preference_turns,
 }
-"""Columns with a sample's ids, in the order in which a loader looks for them -> function (sample,
-dtype of plain bytes) -> turns.
+"""Names of columns with token ids, in the order in which a loader looks for them -> function that
+returns the turns of a sample. Its arguments are the sample, and the dtype of columns of plain
+bytes.
 """
 
 
@@ -137,12 +172,14 @@ def decode_packed_row(sample: Sample) -> PackedRow:
     if "loss_mask" in sample:
         is_trained = decode_ids(sample["loss_mask"], "int64") > 0
     edges = np.append(starts, len(ids))
-    if len(is_trained) != len(ids) or edges[0] or (np.diff(edges) < 1).any():
+    ascend_from_zero = edges[0] == 0 and (np.diff(edges) > 0).all()
+    if len(is_trained) != len(ids) or not ascend_from_zero:
         raise MixRefused(
-            "the positions of its documents, or the mask of its trained tokens, contradict its "
-            "tokens; convert the data again."
+            "its columns contradict each other: the documents do not begin at ascending positions "
+            "from 0, or the mask of trained tokens has another length than the tokens; convert the "
+            "data again."
         )
-    is_trained[starts] = False
+    is_trained[starts] = False  # nothing predicts a document's first token
     return PackedRow(ids, is_trained, starts)
 
 
@@ -151,9 +188,9 @@ def split_documents(sample: Sample) -> list[Document]:
     other.
     """
     row = decode_packed_row(sample)
-    edges = row.starts[1:]
-    ids_of_documents = np.split(row.ids, edges)
-    masks = np.split(row.is_trained, edges)
+    inner_starts = row.starts[1:]  # np.split needs no 0 for the first document
+    ids_of_documents = np.split(row.ids, inner_starts)
+    masks = np.split(row.is_trained, inner_starts)
     return [Document(ids, mask) for ids, mask in zip(ids_of_documents, masks, strict=True)]
 
 
@@ -161,46 +198,50 @@ def decode_ids(column: Any, dtype: str) -> Ids:
     """Return the ids in a sample's column. Raises MixRefused if its values are not ids.
 
     Args:
-        column: an array of integers, or plain bytes.
-        dtype: of plain bytes.
+        column: the column's value: an array of integers, or plain bytes.
+        dtype: the dtype of plain bytes.
     """
     if isinstance(column, bytes):
         column = np.frombuffer(column, dtype)
     if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "iu":
         raise MixRefused(
-            f"a token column contains {type(column).__name__}, not bytes or a row of integers; "
-            "convert the data again."
+            "a column of token ids must contain bytes or a row of integers, but this column "
+            f"contains {type(column).__name__}; convert the data again."
         )
     return column.astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The token ids of some samples, and the lengths of their prompts and responses. Made by
-    `decode_tokens` or `decode_sample_tokens`.
+    """The token ids of n samples, and the lengths of their prompts and responses, as
+    `decode_tokens` or `decode_sample_tokens` returns them.
     """
 
     ids: Ragged
     "One row for each sample: the ids of all its prompts and responses."
     prompts: NDArray[np.int64]
-    "int64 [turns]: tokens of each prompt; plain rows are one turn without a prompt."
+    """int64 [turns]: tokens of each prompt. A row of plain text is one turn with a prompt of 0
+    tokens.
+    """
     responses: NDArray[np.int64]
     "int64 [turns]: tokens of each response."
     turns: NDArray[np.int64]
-    """int64 [n + 1]: sample i is the turns `turns[i]` to `turns[i + 1]`. Each document of a packed
-    row is a turn without a prompt.
+    """int64 [n + 1]: sample i has the turns from number `turns[i]` up to, not including, number
+    `turns[i + 1]`. Each document of a packed row is a turn with an empty prompt.
     """
     trained: NDArray[np.int64] | None = None
     "int64 [n]: the number of trained tokens of each packed row; None for other samples."
 
     @property
     def largest(self) -> NDArray[np.int64]:
-        """int64 [n]: the largest id of each sample. No sample may be empty."""
+        """int64 [n]: the largest id of each sample. To be used only if no sample is empty."""
         return np.maximum.reduceat(self.ids.values, self.ids.offsets[:-1]).astype(np.int64)
 
 
 def find_token_columns(shard: Shard) -> tuple[str, ...]:
-    """Return the columns whose ids are counted; empty if their encoding fixes no integer dtype."""
+    """Return the names of the shard's columns whose ids `decode_tokens` decodes. Return () if there
+    are no such columns, or if their encodings do not fix an integer dtype.
+    """
     names = find_id_columns(shard.columns)
     if names == ("turns",):
         return names if shard.columns["turns"] == "json" else ()
@@ -213,10 +254,14 @@ def find_token_columns(shard: Shard) -> tuple[str, ...]:
 
 
 def decode_tokens(shard: Shard, samples: Ragged) -> Tokens | None:
-    """Return the ids of these samples; None if there are no samples, or the columns do not contain
-    ids of a dtype that the encoding fixes.
+    """Return the ids of samples. Return None if there are no samples, or if `find_token_columns`
+    finds no columns.
 
     Raises ValueError, LookupError or TypeError if the bytes contradict the columns.
+
+    Args:
+        shard: the shard's entry in the index.
+        samples: the bytes of each sample.
     """
     names = find_token_columns(shard)
     if not names or not len(samples):
@@ -227,7 +272,8 @@ def decode_tokens(shard: Shard, samples: Ragged) -> Tokens | None:
     arrays = [decode_arrays(columns[name], find_codec(shard.columns[name])) for name in names]
     if STARTS in names:
         return _decode_tokens_of_packed_rows(*arrays)
-    # The last array is the responses; input_ids and labels have prompts in front of them.
+    # The last array has the responses. In front of it are the prompts, if the columns are
+    # input_ids and labels.
     prompts = arrays[0].lengths if len(arrays) == 2 else np.zeros(len(samples), np.int64)
     return Tokens(Ragged.zip(arrays), prompts, arrays[-1].lengths, np.arange(len(samples) + 1))
 
@@ -235,7 +281,7 @@ def decode_tokens(shard: Shard, samples: Ragged) -> Tokens | None:
 def decode_sample_tokens(sample: Sample) -> Tokens:
     """Return the ids of one decoded sample. Raises MixRefused if its columns contain no ids."""
     turns = decode_turns(sample)
-    # Prompt and response of each turn alternate in `sides`.
+    # Prompt and response alternate in `sides`: prompt, response, prompt, response ...
     sides = Ragged.from_rows([side for turn in turns for side in turn], np.int64)
     ids = Ragged.from_lengths(sides.values, np.array([len(sides.values)]))
     return Tokens(ids, sides.lengths[0::2], sides.lengths[1::2], np.array([0, len(turns)]))
@@ -246,8 +292,13 @@ def _decode_tokens_of_packed_rows(
 ) -> Tokens:
     """Return the ids of packed rows.
 
-    Raises ValueError if the starts of a row's documents do not ascend from 0 inside the row, or its
-    mask has another length.
+    Raises ValueError if the starts of a row's documents do not ascend from 0 inside the row, or if
+    its mask has another length than the row.
+
+    Args:
+        rows: the ids of each row.
+        starts_of_rows: for each row, the positions at which its documents begin.
+        mask: for each row, 1 for each trained token; None: all tokens may be trained.
     """
     if mask and (mask.lengths != rows.lengths).any():
         raise ValueError("the loss_mask of a row is not as long as its tokens")
@@ -256,22 +307,26 @@ def _decode_tokens_of_packed_rows(
     offsets_of_rows = np.repeat(row_starts, starts_of_rows.lengths)
     starts = starts_of_rows.values.astype(np.int64) + offsets_of_rows
     ends = np.append(starts[1:], len(rows.values))
+    # The first document of each row must begin where the row begins.
     begin_with_rows = np.array_equal(starts[starts_of_rows.offsets[:-1]], row_starts)
-    if not starts_of_rows.lengths.all() or not begin_with_rows or (starts >= ends).any():
+    has_row_without_starts = (starts_of_rows.lengths == 0).any()
+    if has_row_without_starts or not begin_with_rows or (starts >= ends).any():
         raise ValueError("the documents of a row do not begin at its starts")
     is_trained = mask.values > 0 if mask else np.ones(len(rows.values), bool)
     is_trained[starts] = False  # a document's first token is never trained, whatever the mask is
-    counts = np.add.reduceat(is_trained, row_starts, dtype=np.int64)
+    counts = np.add.reduceat(is_trained, row_starts, dtype=np.int64)  # trained tokens per row
     lengths = ends - starts
     return Tokens(rows, np.zeros_like(lengths), lengths, starts_of_rows.offsets, counts)
 
 
 def _decode_tokens_of_turns(cells: Ragged) -> Tokens:
-    """Return the ids in the cells of a column `turns`. Each cell is a JSON list of turns, which
-    have the keys of SIDES.
+    """Return the ids in a column `turns`.
+
+    Args:
+        cells: for each sample a JSON list of turns: [{"input_ids": [...], "labels": [...]}, ...].
     """
     samples = [*map(orjson.loads, cells.slices())]
-    # Prompt and response of each turn alternate in `sides`.
+    # Prompt and response alternate in `sides`: prompt, response, prompt, response ...
     arrays = (turn[side] for turns in samples for turn in turns for side in SIDES)
     sides = Ragged.from_rows(arrays, np.int64)
     turns = np.cumsum([0, *map(len, samples)])

@@ -2,9 +2,9 @@
 every shard.
 
 A damaged shard ends a training run after days, or silently ends an epoch early, so it is worth
-reading the whole stream: as fast as the disk or the store (JSON columns: 14 M tokens/s). `quick`
-compares names and sizes by one listing, which finds files that are missing or truncated. Of the
-manifest's totals only the tokens are counted again.
+reading the whole stream. This is as fast as the disk or the store (JSON columns: 14 M tokens/s).
+`quick` only compares names and sizes by one listing, which finds files that are missing or
+truncated. Of the totals in the manifest, only the tokens are counted again.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from mdsmix.shards.token_ids import decode_tokens, find_token_columns
 from mdsmix.storage import Location
 
 T = TypeVar("T")
-# The rules that can only be checked by reading the files, by the names that `check` gives them.
+# Names, as in `check`, of the rules that can only be checked by reading the files.
 SHARD_CONTENTS = "shard-contents"
 QUARANTINE_RULE = "quarantine"
 IN_FLIGHT_BYTES = 1 << 30
-"""Memory for the shards that are being read, usually 64 MiB each; one larger shard is read
-alone.
+"""1 GiB: memory for the shards that are read at the same time, usually 64 MiB each. A shard that
+needs more is read alone.
 """
 COPIES = 4
 "Copies of a shard in memory: as stored, as decompressed, its ids, and intermediate arrays."
@@ -57,16 +57,16 @@ MOST_THREADS = 16
 
 
 class ReadingWatcher(Protocol):
-    """Receives the progress of reading."""
+    """An object whose methods are called while streams are read, to show the progress."""
 
     def begin(self, stream: str, size: int) -> None:
-        """Receive that a stream of `size` stored bytes is going to be read."""
+        """Begin to show the progress of a stream of `size` stored bytes."""
 
     def on_progress(self, size: int, tokens: int) -> None:
-        """Receive how many more bytes were read, and tokens found in them or made from them."""
+        """Add `size` more bytes that were read, and the tokens that these bytes contain or give."""
 
     def say(self, sentence: str) -> None:
-        """Receive a sentence that the user should read now."""
+        """Show the user a sentence now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +78,12 @@ class VerifyReport:
     samples: int = 0
     bytes: int = 0
     unchecked: int = 0
-    """Shards that mdsmix cannot decompress, or that have no hash in the index. In these, damage is
-    noticed only if it breaks their layout.
+    """Number of shards that mdsmix cannot decompress, or that have no hash in the index. Damage in
+    such a shard is noticed only if the shard's layout is broken.
     """
     faults: tuple[StreamFault, ...]
     in_transit: tuple[StreamFault, ...] = ()
-    "Damage that a second read did not find: the stored files are whole."
+    "Faults of a first read that a second read did not find, so the stored files are whole."
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as `--json` prints it; `unchecked` has the key `blind` there."""
@@ -92,13 +92,16 @@ class VerifyReport:
 
 
 def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> VerifyReport:
-    """Verify the whole stream in `folder`.
+    """Verify the stream in `folder`: read every file, and compare it with the index and the
+    manifest.
 
-    Raises Unreachable if it cannot be read: there is no index, the permission is missing, or the
-    store does not answer.
+    Raises Unreachable if the stream cannot be read: there is no index, the permission is missing,
+    or the store does not answer.
 
     Args:
-        quick: compare names and sizes only.
+        folder: the folder of the index.
+        watcher: its methods are called with the progress.
+        quick: only compare names and sizes.
     """
     faults = list[StreamFault]()
     manifest = _parse_or_add_fault(folder / MANIFEST, parse_manifest, faults)
@@ -138,10 +141,11 @@ def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> Ve
 def _parse_or_add_fault(
     file: Location, parse: Callable[[bytes, str], T], faults: list[StreamFault]
 ) -> T | None:
-    """Return the parsed index or manifest, or None if it is missing or damaged. Damage is added to
-    `faults`.
+    """Return a parsed index or manifest. If the file is damaged, add a fault to `faults` and return
+    None; if it is missing, return None.
 
     Args:
+        file: the index or the manifest.
         parse: parses the bytes of the file; it also gets the file's URL, for messages.
     """
     content = find_metadata(file)
@@ -158,13 +162,13 @@ def _parse_or_add_fault(
 
 
 def _find_lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamFault]:
-    """Yield a fault if the quarantine lacks bad records that the manifest counts.
+    """Yield a fault if the manifest counts more bad records than the quarantine folder contains.
 
-    More records than the manifest counts are not a fault: a later run that published nothing may
-    have left them.
-    The versions of a stream share one quarantine, in the split's folder; it belongs to the current
-    version.
+    More records in the folder are not a fault: a later run that published nothing may have left
+    them.
     """
+    # All versions of a stream share the quarantine in the split's folder. It belongs to the current
+    # version, so it is compared only if `folder` has that version.
     split = find_working_folder(folder)
     current = read_manifest(split)
     if manifest.mixed or current is None or current.index_hash != manifest.index_hash:
@@ -173,17 +177,22 @@ def _find_lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamF
     try:
         actual = Counter(record["reason"] for record in read_quarantine(split))
         if Counter(expected) - actual:
-            problem = f"expected the bad records {expected}, found {dict(actual)}"
+            problem = f"expected these bad records by reason: {expected}, found {dict(actual)}"
             yield StreamFault(QUARANTINE_RULE, QUARANTINE, problem)
     except (Unreachable, ValueError, LookupError, TypeError) as error:
-        problem = f"its files cannot be read: {error!s}"
+        problem = f"the files of bad records cannot be read: {error!s}"
         yield StreamFault(QUARANTINE_RULE, QUARANTINE, problem)
 
 
 def _find_wrong_tokens(
     tokens_of_files: Sequence[int | None], manifest: Manifest
 ) -> Iterator[StreamFault]:
-    """Yield a fault if all tokens could be counted, and their number is not the manifest's."""
+    """Yield a fault if the files do not have as many tokens as the manifest states.
+
+    Args:
+        tokens_of_files: tokens of each file; None if they cannot be counted: then yield nothing.
+        manifest: the manifest of the stream.
+    """
     if None in tokens_of_files:
         return
     counted = sum(tokens or 0 for tokens in tokens_of_files)
@@ -198,7 +207,7 @@ class _ExpectedFile(NamedTuple):
 
     stored: StoredFile
     shard: Shard | None
-    "None for a file that the manifest names."
+    "The shard that the file contains; None for a file that the manifest names."
 
 
 class _FileResult(NamedTuple):
@@ -206,12 +215,15 @@ class _FileResult(NamedTuple):
 
     fault: StreamFault | None
     is_whole: bool
-    "Whether the file is as stated. If it also has a fault, only the first read was damaged."
+    """Whether the last read gave the stated bytes. If there is a fault too, only the first read was
+    damaged.
+    """
     tokens: int | None = None
-    "Tokens of a shard, 0 for other files; None if the shard's columns contain no ids."
+    "Tokens of a shard, or 0 for another file; None if the shard's columns contain no token ids."
 
 
 def _list_expected_files(index: Index, manifest: Manifest | None) -> list[_ExpectedFile]:
+    """Return all files that the index and the manifest name."""
     files = [_ExpectedFile(shard.stored, shard) for shard in index.shards]
     if manifest:
         files += [_ExpectedFile(file.stored, None) for file in manifest.named_files]
@@ -232,22 +244,22 @@ def _read_files(
 
 
 def _choose_threads(files: list[_ExpectedFile]) -> int:
-    """Return how many threads read. Memory sets the limit, since hashing, decompressing and waiting
-    for bytes release Python's lock.
+    """Return how many threads read files. Hashing, decompressing and waiting for bytes release
+    Python's lock, so only memory limits the number.
     """
     largest = 0
     for file in files:
         decompressed_bytes = file.shard.raw_data.bytes if file.shard else 0
         largest = max(largest, file.stored.bytes + decompressed_bytes)
     fitting = 2 * IN_FLIGHT_BYTES // (COPIES * largest + 1)
-    return min(MOST_THREADS, fitting) or 1
+    return max(1, min(MOST_THREADS, fitting))
 
 
 def _read_file(folder: Location, file: _ExpectedFile) -> _FileResult:
-    """Read and check a file. If it is damaged, read it once more: if the second read is whole, the
-    file was damaged only in transit.
+    """Read and check a file. A file that seems damaged is read once more: if the second read is
+    whole, the first was only damaged in transit.
 
-    Raises Unreachable if it cannot be read.
+    Raises Unreachable if the file cannot be read.
     """
     stored = file.stored
     shard = file.shard
@@ -256,7 +268,7 @@ def _read_file(folder: Location, file: _ExpectedFile) -> _FileResult:
         data = (folder / stored.basename).read()
         try:
             check_stored(stored, data, "index" if shard else "manifest")
-            tokens = None if shard else 0  # None: unknown, if the shard cannot be unpacked
+            tokens = None if shard else 0  # None: unknown, unless the shard can be unpacked
             if shard and can_unpack(shard):
                 tokens = decode_and_count(shard, parse_samples(shard, data))
             return _FileResult(fault, True, tokens)
@@ -268,8 +280,8 @@ def _read_file(folder: Location, file: _ExpectedFile) -> _FileResult:
 
 
 def decode_and_count(shard: Shard, samples: Ragged) -> int | None:
-    """Decode the samples of a shard and return the number of their tokens, or None if they contain
-    no token ids.
+    """Decode all columns of a shard's samples. Return the number of tokens in them, or None if no
+    column contains token ids.
 
     Raises an error of any class if a sample cannot be decoded; its message states the problem.
     """

@@ -150,7 +150,7 @@ def test_a_shard_is_not_decompressed_beyond_the_size_in_its_index(arena: Arena) 
         answer = arena.run("verify", folder, "--json")
         (fault,) = json.loads(answer.out)["faults"]
         assert (answer.code, fault["file"]) == (3, "shard.00000.mds.zstd")
-        assert "does not decompress to the" in fault["problem"]
+        assert "does not decompress to" in fault["problem"]
         assert "damaged" in arena.refused("inspect", folder)
 
 

@@ -153,7 +153,7 @@ def test_the_target_policies_do_not_change_the_labels_of_a_packed_row() -> None:
 PACKED = packed([5, 6], [7, 8])
 WRONG_STARTS = ([1], [0, 2, 2], [0, 4], [])
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"text": "hello"}, {}, "its columns text contain no tokens"),
+    ({"text": "hello"}, {}, "its columns are text, but the loader"),
     ({"turns": []}, {}, "has no turns"),
     ({"turns": [{"input_ids": [1]}]}, {}, "lacks input_ids or labels"),
     ({"turns": [{"input_ids": [10], "labels": []}]}, {}, "last response is empty"),
