@@ -63,8 +63,8 @@ def test_the_recipe_converts_as_it_is_and_can_be_mixed(data: Path, tokenizer_fol
     for sentence in (
         "data/empty.jsonl is empty",
         (
-            "not data by their names: data/README.md; a file that is named itself is also "
-            "recognised by its first bytes"
+            "ignored, since these do not look like data: data/README.md; a file that you name "
+            "yourself, and not by its folder, is also recognised by its first bytes"
         ),
         "fields of web that are not read: url",
         "data/odd.jsonl has no known shape; its records have the fields html, score",
@@ -153,8 +153,8 @@ REFUSED: dict[str, tuple[str, int, str]] = {
         "\x7fELF\x00\x01",
         2,
         (
-            "not data by their names: binary; a file that is named itself is also recognised by "
-            "its first bytes"
+            "ignored, since these do not look like data: binary; a file that you name yourself, "
+            "and not by its folder, is also recognised by its first bytes"
         ),
     ),
     "odd.jsonl": (
@@ -169,8 +169,8 @@ REFUSED: dict[str, tuple[str, int, str]] = {
         ),
         2,
         (
-            "gemini.jsonl has the form of Gemini (contents of parts), which no shape reads; the "
-            "role model is the assistant"
+            "gemini.jsonl has the form of Gemini (contents of parts), which no shape reads; "
+            "write each record as messages"
         ),
     ),
     "responses.jsonl": (
@@ -226,7 +226,7 @@ def test_files_that_give_no_recipe_are_refused_in_one_sentence(
         assert message in answer.err
     answer = init(tokenizer_folder, tokenizer_folder)
     assert answer.code == 2
-    assert f"not data by their names: ../{tokenizer_folder.name}/" in answer.err
+    assert f"these do not look like data: ../{tokenizer_folder.name}/" in answer.err
     write_jsonl(home / "a.jsonl", [{"text": "a"}])
     unknown = init(Path("./no_tokenizer"), "a.jsonl", "-o", "recipe.yaml")
     assert unknown.code == 4

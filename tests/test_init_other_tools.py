@@ -153,7 +153,7 @@ SKIPPED: dict[str, tuple[Any, str]] = {
     ),
     "unranked": (
         {"file_name": "x.json", "columns": {"prompt": "instruction", "chosen": "chosen"}},
-        "columns.chosen: it is not read with formatting: alpaca without ranking: true",
+        "columns.chosen is not read with formatting: alpaca without ranking: true",
     ),
     "kto": (
         {"file_name": "x.json", "columns": {"messages": "m", "kto_tag": "label"}},
@@ -166,7 +166,7 @@ SKIPPED: dict[str, tuple[Any, str]] = {
     "hub": (
         {"hf_hub_url": "org/name"},
         (
-            "it is on the Hub: download it and set file_name, or write a stream with path: "
+            "the data is on the Hub: download it and set file_name, or write a stream with path: "
             "hf://datasets/org/name/..."
         ),
     ),
@@ -175,9 +175,9 @@ SKIPPED: dict[str, tuple[Any, str]] = {
     "less": ({"file_name": "c4.jsonl", "columns": {"response": "text"}}, "columns lacks prompt"),
     "more": (
         {"file_name": "c4.jsonl", "columns": {"prompt": "text", "response": "r", "messages": "t"}},
-        "columns.messages: it is not read",
+        "columns.messages is not read",
     ),
-    "no": ([], "it is not an object"),
+    "no": ([], "the entry is not an object"),
 }
 
 
@@ -235,7 +235,10 @@ def test_one_recipe_converts_all_files(info: Path, tokenizer_folder: Path) -> No
     answer = mdsmix(*command, tooled, "-o", "recipe.yaml")
     assert (answer.code, answer.err) == (0, "fields of asked that are not read: tools\n")
     text = Path("recipe.yaml").read_text()
-    assert "num_samples: 2 is ignored: mix.alpaca.choose: 2 draws as many" in text
+    assert (
+        "num_samples: 2 is ignored: to draw as many samples an epoch, set mix.alpaca.choose: 2"
+        in text
+    )
     run_ok("convert", "recipe.yaml")
     for name, (*_, count) in INFO.items():
         folder = Path("mix") / name / "train"
@@ -354,7 +357,7 @@ def test_sources_are_matched_to_files_and_folders_by_name(
         "github is left out: none of its files can be read",
         "zero is left out: it is 0% of the mixture",
         (
-            "left out, since no source of the mixture has their names: data/books.jsonl, "
+            "files left out, since no source of the mixture has their names: data/books.jsonl, "
             "data/notebook.jsonl"
         ),
     ):

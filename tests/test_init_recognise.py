@@ -343,7 +343,10 @@ def test_images_that_are_not_found_are_counted(data: Path, seeing: Path) -> None
     answer = init(seeing, "a.jsonl")
     assert "a: 1 of 2 images not found, such as x/lost.jpg: set" in answer.err
     text = (data / "recipe.yaml").read_text()
-    assert "3; 2 by a path, 1 of these not found; others in the records, or at http(s) URLs" in text
+    assert (
+        "3; 2 by a path, 1 of these not found; the others are in the records or at http(s) URLs"
+        in text
+    )
 
 
 def test_a_tokenizer_without_an_image_token_leaves_the_stream_out(

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.messages import join_names
@@ -41,7 +41,15 @@ DATASET_INFO = "dataset_info.json"
 MAX_RECORDS = 50
 "The number of records that are read of a file: enough to see fields that some records lack."
 MAX_BYTES = 1 << 40
-"Bytes of a work unit: large enough that each file is one unit."
+"Bytes to convert as one piece of work: so many that each file is one piece."
+
+
+class _NamedFile(NamedTuple):
+    """A file that a name on the command line stands for."""
+
+    file: SourceFile
+    is_named: bool
+    "True: the user named the file itself, by its name or a pattern; False: by its folder."
 
 
 def find_data(names: Sequence[str], base: Path, notices: Notices) -> list[SourceFile]:
@@ -58,14 +66,15 @@ def find_data(names: Sequence[str], base: Path, notices: Notices) -> list[Source
     unknown = list[str]()
     for name in names:
         for file, is_named in _expand_name(name, locate(name), base, notices):
-            last = _last_step(file.name)
-            is_data = is_named or not last.lower().startswith(NO_DATA)
+            file_name = _last_step(file.name)
+            is_data = is_named or not file_name.lower().startswith(NO_DATA)
             if not file.stat.size:
-                notices.append(f"{file.name} is empty")
+                notices.append(f"{file.name} is empty and was ignored")
                 continue
-            if last == DATASET_INFO:
+            if file_name == DATASET_INFO:
                 notices.append(
-                    f"{last} is not data: --dataset-info {file.name} makes streams of its entries"
+                    f"{file.name} is not data but a list of data sets, and was ignored: pass "
+                    f"--dataset-info {file.name} to make streams of its entries"
                 )
                 continue
             known_file = _with_format(file, is_named) if is_data else None
@@ -75,17 +84,17 @@ def find_data(names: Sequence[str], base: Path, notices: Notices) -> list[Source
                 unknown.append(file.name)
     if unknown:
         notices.append(
-            f"not data by their names: {join_names(unknown)}; a file that is named itself is also "
-            f"recognised by its first bytes, if its format is {', '.join(NAMED)}"
+            f"ignored, since these do not look like data: {join_names(unknown)}; a file that you "
+            "name yourself, and not by its folder, is also recognised by its first bytes, if its "
+            f"format is {', '.join(NAMED)}"
         )
     return list(data_files.values())
 
 
 def _expand_name(
     name: str, location: Location, base: Path, notices: Notices
-) -> Iterator[tuple[SourceFile, bool]]:
-    """Yield the files that a name stands for, each with a flag: True if the user named the file
-    itself, by its name or a pattern; False if the user named its folder.
+) -> Iterator[_NamedFile]:
+    """Yield the files that a name on the command line stands for.
 
     Args:
         name: a file, folder, pattern or URL, as the user wrote it.
@@ -96,7 +105,8 @@ def _expand_name(
     matches = location.expand()
     if matches:
         for match, stat in matches:
-            yield SourceFile(location=match, stat=stat, name=name_of(match, base)), True
+            file = SourceFile(location=match, stat=stat, name=name_of(match, base))
+            yield _NamedFile(file, is_named=True)
         return
     stats = dict(location.list(recursive=True))
     if not stats:
@@ -105,33 +115,36 @@ def _expand_name(
             "a folder of them, a pattern in quotes, or an s3:// URL."
         )
     for file in _folder_files(location, stats, base, notices):
-        yield file, False
+        yield _NamedFile(file, is_named=False)
 
 
 def _folder_files(
     folder: Location, stats: dict[str, Stat], base: Path, notices: Notices
 ) -> Iterator[SourceFile]:
-    """Yield the files of a folder, without hidden files and published streams.
-
-    Files of `save_to_disk` are in the order of the data set.
+    """Yield the files of a folder and of the folders in it, without hidden files and published
+    streams.
 
     Args:
-        stats: path in the folder -> size and stamp.
+        stats: path in `folder` -> the file's size and stamp.
+        base: the folder from which files are named.
+        notices: a list that a message on published streams is appended to.
     """
     published = sorted({_parent(name) for name in stats if _last_step(name) == MANIFEST} - {""})
+    # First the data sets whose files have an order: of save_to_disk, and of MDS shards.
     datasets = {_parent(name) for name in stats if _last_step(name) in (STATE, INDEX)}
-    whole = sorted(datasets - {*published})
-    whole = [path for path in whole if not _is_merged_part(path, whole, folder, stats)]
-    # Data sets of several files that have an order: of save_to_disk, and of MDS shards.
-    for path in whole:
+    unpublished = sorted(datasets - {*published})
+    ordered = [
+        path for path in unpublished if not _is_merged_part(path, unpublished, folder, stats)
+    ]
+    for path in ordered:
         dataset = folder / path if path else folder
         for number, (location, stat) in enumerate(list_data_files(dataset)):
             order = f"{name_of(dataset, base)}/{number:09}"
             yield SourceFile(
                 location=location, stat=stat, name=name_of(location, base), order=order
             )
-    # All other files, each on its own.
-    excluded = tuple(f"{path}/".lstrip("/") for path in (*whole, *published))
+    # Then all other files, each on its own.
+    excluded = tuple(f"{path}/".lstrip("/") for path in (*ordered, *published))
     for name, stat in stats.items():
         is_hidden = name.startswith(".") or "/." in name
         is_state = _last_step(name) in (MANIFEST, SPLITS)
@@ -153,13 +166,14 @@ def _last_step(path: str) -> str:
 def _is_merged_part(
     path: str, datasets: Sequence[str], folder: Location, stats: dict[str, Stat]
 ) -> bool:
-    """Check whether a data set is only a part of another one in an outer folder: the index of the
-    outer folder lists its shards. Streaming's merge_index makes such an index, and keeps the index
-    of each part.
+    """Check whether a data set is only a part of another one: the index of an outer folder lists
+    the part's shards. Streaming's merge_index writes an outer index, and keeps the index of each
+    part.
 
     Args:
         path: the data set's path in `folder`.
         datasets: the paths of all data sets in `folder`.
+        stats: path in `folder` -> the file's size and stamp.
     """
     for outer in datasets:
         prefix = f"{outer}/" if outer else ""
@@ -173,16 +187,18 @@ def _is_merged_part(
 
 
 def _with_format(file: SourceFile, by_content: bool) -> SourceFile | None:
-    """Return the file with its format; None if that is unknown.
+    """Return the file with its format; None if the format is unknown.
 
     Args:
-        by_content: whether the first bytes are read if the name does not tell the format.
+        by_content: whether to recognise the format by the first bytes if the name does not tell it.
     """
     try:
         keys = format_of(file).guess(file)
-    except RecipeError:
-        name = sniff_format(file) if by_content else ""
-        return replace(file, read_as=ReadAs(format=name)) if name in NAMED else None
+    except RecipeError:  # no format has this suffix
+        format_name = sniff_format(file) if by_content else ""
+        if format_name not in NAMED:
+            return None
+        return replace(file, read_as=ReadAs(format=format_name))
     return replace(file, read_as=ReadAs(**keys)) if keys else file
 
 
@@ -199,18 +215,23 @@ class FirstRecords:
         return len(self.records) + self.bad.total()
 
     def __add__(self, following: FirstRecords) -> FirstRecords:
+        """Return the records of both files, as records of the first file."""
         return replace(
             self, records=[*self.records, *following.records], bad=self.bad + following.bad
         )
 
     @property
     def objects(self) -> list[dict[str, Any]]:
+        """The records that are objects, and not for example lists or numbers."""
         return [record for record in self.records if isinstance(record, dict)]
 
     @property
     def fields(self) -> list[str]:
         """All field names at the top of the records, in their order."""
-        return list(dict.fromkeys(str(name) for record in self.objects for name in record))
+        names = dict[str, None]()
+        for record in self.objects:
+            names |= dict.fromkeys(map(str, record))
+        return list(names)
 
     def parsed(self, names: Collection[str]) -> Sequence[Any]:
         """Return the records. In formats whose cells are strings (CSV), the fields in `names` are
@@ -226,15 +247,18 @@ class FirstRecords:
 
 def read_head(file: SourceFile) -> FirstRecords:
     """Read the first records of a file. Raises MdsmixError if it cannot be read."""
-    batches = list(read_batches(plan_units([file], MAX_BYTES)[0], limit=MAX_RECORDS))
-    return FirstRecords(
-        file=file,
-        records=[_as_object(record) for batch in batches for record in batch.records],
-        bad=Counter(bad.reason for batch in batches for bad in batch.bad),
-    )
+    whole_file = plan_units([file], MAX_BYTES)[0]
+    records = list[Any]()
+    bad = Counter[str]()
+    for batch in read_batches(whole_file, limit=MAX_RECORDS):
+        records += map(_as_object, batch.records)
+        bad.update(bad_record.reason for bad_record in batch.bad)
+    return FirstRecords(file=file, records=records, bad=bad)
 
 
 def _as_object(record: Any) -> Any:
-    """Return a bare list of messages as an object with this list, any other record as it is."""
+    """Return a list of messages as an object, such as {"messages": [...]}. Return any other record
+    unchanged.
+    """
     key = key_of_list(record)
     return {key: record} if key else record

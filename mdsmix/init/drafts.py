@@ -26,7 +26,7 @@ from mdsmix.messages import plural
 from mdsmix.recipe import StreamSpec
 from mdsmix.shapes import SHAPES, find_shape
 from mdsmix.shards.counts import Records
-from mdsmix.sources import SourceFile
+from mdsmix.sources import ReadAs, SourceFile
 from mdsmix.storage.location import path_matches
 
 MAX_STREAMS = 8
@@ -60,6 +60,7 @@ class Draft:
     keys: dict[str, Any]
     "The stream's keys as the recipe writes them, without `source`."
     source: dict[str, Any]
+    "The keys of its `source`."
     why: dict[str, str] = field(default_factory=dict)
     "Key -> the comment after it."
     notes: list[str] = field(default_factory=list)
@@ -123,6 +124,16 @@ class _Group(NamedTuple):
     guess: Guess
 
 
+class _Likeness(NamedTuple):
+    """What files have in common that can be one stream."""
+
+    split: str
+    folder: str
+    read_as: ReadAs
+    identity: tuple[Any, ...]
+    "The shape and fields of the records (`Guess.identity`)."
+
+
 def group_files(files: Sequence[SourceFile], notices: Notices, is_one: bool = False) -> list[Draft]:
     """Return the streams of these files.
 
@@ -132,39 +143,42 @@ def group_files(files: Sequence[SourceFile], notices: Notices, is_one: bool = Fa
         is_one: whether all files that are alike are one stream, whatever their folders and names.
     """
     # Group the files that can be one stream.
-    runs = list(_numbered_runs(files).values())
+    runs = _numbered_runs(files)
+    # If no file is for training, files of other splits are used for training.
     has_train = any(_split_of(run[0].name) == "train" for run in runs)
-    alike = defaultdict[Any, list[_Group]](list)
+    alike = defaultdict[_Likeness, list[_Group]](list)
     for run in runs:
         split = _split_of(run[0].name) if has_train else "train"
         folder = "" if is_one else _folder(run[0].name)
         for group in _recognise_run(run, notices):
-            alike[split, folder, run[0].read_as, group.guess.identity()].append(group)
+            likeness = _Likeness(split, folder, run[0].read_as, group.guess.identity())
+            alike[likeness].append(group)
     # Make one stream of each file or run, or of all that are alike.
     drafts = list[Draft]()
-    for (split, *_), groups in alike.items():
+    for likeness, groups in alike.items():
         if is_one or len(groups) > MAX_STREAMS:
             all_files = [file for group in groups for file in group.files]
             groups = [_Group(all_files, groups[0].guess)]
         for group in groups:
             paths = find_paths(group.files, files)
             draft = make_draft(_name_of(group.files), group.guess, group.files, paths)
-            if split != "train":
-                draft.set("split", split, "by the name: rendered as an eval_loader")
+            if likeness.split != "train":
+                draft.set("split", likeness.split, "by the name: rendered as an eval_loader")
             drafts.append(draft)
     return drafts
 
 
-def _numbered_runs(files: Iterable[SourceFile]) -> dict[Any, list[SourceFile]]:
+def _numbered_runs(files: Iterable[SourceFile]) -> list[list[SourceFile]]:
     """Return groups of files whose names differ only in numbers, such as `part-01.jsonl` and
-    `part-02.jsonl`. Files of a data set with an order are one group. The keys only tell groups
-    apart.
+    `part-02.jsonl`. Files of a data set with an order are one group.
     """
     runs = defaultdict[Any, list[SourceFile]](list)
     for file in sorted(files, key=lambda file: file.name):
-        key = _folder(file.order) or (_folder(file.name), NUMBER.sub("#", _last_step(file.name)))
+        dataset = _folder(file.order)
+        name_without_numbers = NUMBER.sub("#", _last_step(file.name))
+        key = dataset if dataset else (_folder(file.name), name_without_numbers)
         runs[key, file.read_as].append(file)
-    return runs
+    return list(runs.values())
 
 
 def _recognise_run(run: list[SourceFile], notices: Notices) -> Iterator[_Group]:
@@ -178,8 +192,9 @@ def _recognise_run(run: list[SourceFile], notices: Notices) -> Iterator[_Group]:
     """
     # The first and the last file; a run of one file has only one of them.
     ends = [_recognise_file(file, notices) for file in dict.fromkeys((run[0], run[-1]))]
-    # None stands for a file of unknown shape, so a known and an unknown file differ too.
-    if len({guess and guess.identity() for guess in ends}) > 1:
+    # None is a file of unknown shape, so a known and an unknown file differ too.
+    identities = {guess.identity() if guess else None for guess in ends}
+    if len(identities) > 1:
         for file in run:
             yield from _recognise_run([file], notices)
         return
@@ -188,8 +203,10 @@ def _recognise_run(run: list[SourceFile], notices: Notices) -> Iterator[_Group]:
     if guess:
         heads = [end.head for end in ends[1:] if end]
         yield _Group(run, replace(guess, head=sum(heads, guess.head)))
-    elif run[2:]:  # `_recognise_file` has already reported the first and the last file
-        notices.append(f"{plural(len(run) - 2, 'file')} between these two left out with them")
+    elif len(run) > 2:  # `_recognise_file` has already reported the first and the last file
+        notices.append(
+            f"{plural(len(run) - 2, 'file')} between {run[0].name} and {run[-1].name} left out too"
+        )
 
 
 def _recognise_file(file: SourceFile, notices: Notices) -> Guess | None:
@@ -248,7 +265,7 @@ def _last_step(name: str) -> str:
 
 def _split_of(name: str) -> str:
     """Return the split of a file by the first or the last word of its name, or by its folder:
-    `validation` for `a/chat-val.jsonl`. Return `train` if none of them names one.
+    `validation` for `a/chat-val.jsonl`. Return `train` if no word names a split.
     """
     words = re.findall("[a-z]+", _last_step(name).lower().partition(".")[0])
     candidates = (*words[:1], *words[-1:], _last_step(_folder(name)).lower())
@@ -256,12 +273,16 @@ def _split_of(name: str) -> str:
 
 
 def _name_of(files: Sequence[SourceFile]) -> str:
-    """Return the common name of the files, or the name of the nearest folder that has one, without
-    numbers and words such as train.
+    """Return a name for the stream of these files, without numbers and words such as train: from
+    the name of the files if their names differ only in numbers, otherwise from a folder, the
+    nearest first.
     """
-    *folders, last = files[0].name.rpartition("://")[2].split("/")
-    is_alike = len({NUMBER.sub("#", file.name) for file in files}) == 1
-    steps = [*folders, last.partition(".")[0]] if is_alike else folders
+    path = files[0].name.rpartition("://")[2]
+    *folders, file_name = path.split("/")
+    differ_in_numbers = len({NUMBER.sub("#", file.name) for file in files}) == 1
+    steps = folders
+    if differ_in_numbers:
+        steps = [*folders, file_name.partition(".")[0]]
     for step in reversed(steps):
         if len(files) > 1:
             step = NUMBER.sub("", step)
@@ -293,7 +314,8 @@ def make_names_unique(drafts: Iterable[Draft]) -> None:
     for draft in drafts:
         base = draft.name
         numbers = count(2)
-        draft.name = "-".join(filter(None, [base, draft.keys.get("split")]))
+        if "split" in draft.keys:
+            draft.name = f"{base}-{draft.keys['split']}"
         while draft.name in used:
             draft.name = f"{base}-{next(numbers)}"
         used.add(draft.name)
@@ -331,6 +353,7 @@ def format_recipe(
 
     Args:
         keys: the keys at the top.
+        drafts: the streams, at least one.
         why: key at the top -> the comment after it.
     """
     accepted = [draft for draft in drafts if not draft.refused]
@@ -361,11 +384,13 @@ def format_recipe(
 
 
 def _share_line(draft: Draft) -> str:
+    """Return the stream's line in `mix`, such as `  web: {share: 30%}`."""
     prefix = "  # " if draft.refused else "  "
     return f"{prefix}{format_value(draft.name)}: {{share: {draft.share}}}"
 
 
 def _stream_lines(draft: Draft) -> Iterator[str]:
+    """Yield the stream's lines in `streams`: its name, its notes as comments, and its keys."""
     yield f"{format_value(draft.name)}:"
     yield from (f"  # {note}" for note in draft.notes)
     yield from (f"  {line}" for line in _key_lines(draft.keys, draft.why))
@@ -384,9 +409,12 @@ def _key_lines(keys: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]
     for key, value in keys.items():
         comment = f"    # {why[key]}" if key in why else ""
         if key == "path" and len(value) > 1:
-            yield from ("path:", *(f"  - {format_value(path)}" for path in value))
+            yield "path:"
+            yield from (f"  - {format_value(path)}" for path in value)
+        elif key == "path":
+            yield f"path: {format_value(value[0])}{comment}"
         else:
-            yield f"{key}: {format_value(value[0] if key == 'path' else value)}{comment}"
+            yield f"{key}: {format_value(value)}{comment}"
 
 
 def format_value(value: Any) -> str:

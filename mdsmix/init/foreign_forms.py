@@ -12,10 +12,7 @@ from mdsmix.init.data_files import FirstRecords
 EXAMPLE = (
     '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 )
-REWRITE = (
-    "write them in this form, or read them with a function of your own "
-    "(source.shape: my_shapes.py:read)"
-)
+OR_READ = "or read the records with a function of your own (source.shape: my_shapes.py:read)"
 CHANNELS = ("analysis", "commentary", "final")
 "Channels of gpt-oss's answers."
 
@@ -50,7 +47,7 @@ def _is_responses(record: Mapping[str, Any]) -> bool:
     type.
     """
     question = record.get("input")
-    has_question = isinstance(question, str) or next(_objects(question), None) is not None
+    has_question = isinstance(question, str) or bool(list(_objects(question)))
     items = _objects(record.get("output"))
     return has_question and any("role" in item or "type" in item for item in items)
 
@@ -65,19 +62,20 @@ FORMS = (
     ForeignForm(
         "Gemini (contents of parts)",
         _is_gemini,
-        "the role model is the assistant, and systemInstruction the first message, as in "
-        f"{EXAMPLE}; {REWRITE}",
+        f"write each record as messages, as in {EXAMPLE}, with the role `assistant` instead of "
+        f"`model` and systemInstruction as the first message, {OR_READ}",
     ),
     ForeignForm(
         "OpenAI's Responses (input and output items)",
         _is_responses,
-        f"the items of input and output are one list of messages, as in {EXAMPLE}; {REWRITE}",
+        "write the items of input and output of each record as one list of messages, as in "
+        f"{EXAMPLE}, {OR_READ}",
     ),
     ForeignForm(
         "harmony (gpt-oss's messages with a channel)",
         _is_harmony,
-        "the chat template of gpt-oss writes channels itself: move the analysis into the key "
-        f"`thinking` of the message that follows it, and remove `channel`; {REWRITE}",
+        "move each analysis into the key `thinking` of the message that follows it, and remove "
+        f"`channel`, since the chat template of gpt-oss writes channels itself, {OR_READ}",
     ),
 )
 
@@ -85,7 +83,7 @@ FORMS = (
 def find_foreign_form(head: FirstRecords) -> ForeignForm | None:
     """Return the form that at least half of the first records have; None if none of FORMS fits."""
     for form in FORMS:
-        count = sum(map(form.fits, head.objects))
-        if count and 2 * count >= len(head.objects):
+        fitting = [record for record in head.objects if form.fits(record)]
+        if fitting and 2 * len(fitting) >= len(head.objects):
             return form
     return None

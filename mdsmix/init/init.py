@@ -103,7 +103,8 @@ def write_first_recipe(
     else:
         drafts = group_files(find_data(files, folder, notices), notices)
     make_names_unique(drafts)
-    # Leave out those that cannot be in one recipe, or whose images the tokenizer cannot read.
+    # Leave out streams that need a loader of their own, or whose images need a token that the
+    # tokenizer does not have.
     opened = open_tokenizer(TokenizerSpec(name=tokenizer))
     notices += opened.remarks
     drafts = [
@@ -136,8 +137,8 @@ def write_first_recipe(
 
 
 def _nothing_found(notices: Notices) -> MdsmixError:
-    """Return the error for the case that no stream was found. If a file could not be read, that is
-    the first such error; otherwise it is one error with all notices.
+    """Return the error to raise if no stream was found: the first error of a file that could not be
+    read, or, if all files could be read, one error that lists all notices.
     """
     for notice in notices:
         if isinstance(notice, MdsmixError):
@@ -149,7 +150,9 @@ def _nothing_found(notices: Notices) -> MdsmixError:
 
 
 def _drop_special_loaders(drafts: Sequence[Draft], notices: Notices) -> Sequence[Draft]:
-    """Drop streams that need a special loader, unless all do."""
+    """Return the streams that an ordinary loader reads. Streams that need a loader of their own,
+    such as preferences, are only returned if there are no other streams.
+    """
     plain = [draft for draft in drafts if not draft.guess.kind.loader]
     if not plain:
         return drafts
@@ -184,8 +187,8 @@ def _describe_trial(draft: Draft) -> Iterator[str]:
 
 
 def _name_from(folder: Path, tokenizer: str) -> str:
-    """Return the tokenizer's name as a recipe in this folder writes it: a relative path if it is a
-    path.
+    """Return the tokenizer's name as a recipe in this folder writes it: the relative path of a
+    folder, such as `./tokenizer`, or a hub name unchanged.
     """
     path = os.path.expanduser(tokenizer)
     if not os.path.exists(path):
@@ -207,16 +210,20 @@ def _choose_row_length(tokenizer: Tokenizer) -> _RowLength:
 def _fit_short_texts(drafts: Sequence[Draft], length: int, tokenizer: Tokenizer) -> None:
     """Set keys of pretraining streams: `layout: document` if the source has little text, and
     `add_eos: false` if the tokenizer has no EOS.
+
+    Args:
+        length: tokens of a row.
     """
     texts = [draft for draft in drafts if draft.guess.kind.word == "pretraining"]
     for draft in texts:
         if tokenizer.eos_id is None:
             draft.set("add_eos", False, "the tokenizer has no EOS")
         is_short = estimate_size(draft.files) < MIN_ROWS * length * BYTES_PER_TOKEN
-        if is_short and (len(texts) == len(drafts) or tokenizer.eos_id is not None):
+        has_only_texts = len(texts) == len(drafts)
+        if is_short and (has_only_texts or tokenizer.eos_id is not None):
             draft.set(
                 "layout",
                 "document",
-                "a row for each document: joined, they would fill few rows. concat is for more "
-                "text",
+                "a row for each document, since the joined documents would fill few rows; concat "
+                "is for more text",
             )

@@ -114,11 +114,12 @@ def _read_json(path: str, description: str) -> Any:
 
     Raises RecipeError if the file is missing or is not JSON.
     """
-    content = locate(path).fetch()
-    if content is None:
+    fetched = locate(path).fetch()
+    if fetched is None:
         raise RecipeError(f"no such file: {path}; name {description}.")
+    _, content = fetched
     try:
-        return orjson.loads(content[1])
+        return orjson.loads(content)
     except orjson.JSONDecodeError as error:
         raise RecipeError(f"{path} is not valid JSON ({error}): name {description}.") from None
 
@@ -141,8 +142,10 @@ class Entry:
     @property
     def all_tags(self) -> dict[str, Any]:
         """The tags of the entry, with those that its format implies."""
-        is_openai = self.ranking and self.formatting == "openai"
-        return (OPENAI_TAGS if is_openai else {}) | (self.tags or {})
+        tags = self.tags or {}
+        if self.ranking and self.formatting == "openai":
+            return OPENAI_TAGS | tags
+        return tags
 
 
 def read_dataset_info(path: str, names: Sequence[str], base: Path, notices: Notices) -> list[Draft]:
@@ -157,7 +160,7 @@ def read_dataset_info(path: str, names: Sequence[str], base: Path, notices: Noti
     """
     entries = _read_json(path, INFO)
     if not isinstance(entries, dict) or not entries:
-        raise RecipeError(f"{path} has no entries by name: name {INFO}.")
+        raise RecipeError(f"{path} has no entries by name, so it is not {INFO}: name that file.")
     for name in names:
         if name not in entries:
             suggestion = suggest_key(name, list(entries), "it has")
@@ -180,7 +183,7 @@ def _read_entry(name: str, entry: Any, folder: str, base: Path) -> Draft:
     """
     # Read the entry's keys.
     if not isinstance(entry, dict):
-        raise RecipeError("skipped: it is not an object.")
+        raise RecipeError("skipped, since the entry is not an object.")
     try:
         parsed = schema.parse_mapping(
             Entry, {key: entry[key] for key in Entry.KEYS if key in entry}
@@ -211,8 +214,8 @@ def _read_entry(name: str, entry: Any, folder: str, base: Path) -> Draft:
     count = entry.get("num_samples")
     if count:
         draft.notes.append(
-            f"num_samples: {count!r} is ignored: mix.{printable}.choose: {count!r} draws as many "
-            "an epoch"
+            f"num_samples: {count!r} is ignored: to draw as many samples an epoch, set "
+            f"mix.{printable}.choose: {count!r}"
         )
     return draft
 
@@ -247,14 +250,17 @@ def _choose_shape(shape: str, columns: Mapping[str, Any], tags: Mapping[str, Any
         reader = "ranking: true" if shape in RANKED.values() else f"formatting: {shape}"
         if unread[0] in ANSWERS:
             reader += " without ranking: true"
-        raise RecipeError(f"columns.{unread[0]}: it is not read with {reader}.")
+        raise RecipeError(
+            f"columns.{unread[0]} is not read with {reader}: remove this column, or correct "
+            "formatting and ranking."
+        )
     missing = [
         column
         for column, key in keys.items()
         if key in SHAPES[shape].fields and column not in fields
     ]
     if missing:
-        raise RecipeError(f"columns lacks {' and '.join(missing)}.")
+        raise RecipeError(f"columns lacks {' and '.join(missing)}: add the name of the field.")
     # Name the fields and tags as a recipe does.
     options = dict[str, Any]()
     renamed = {tag: word for tag, word in tags.items() if TAGS.get(tag) != word}
@@ -282,12 +288,14 @@ def _locate_data(entry: Mapping[str, Any], folder: str) -> str:
     if not file_name:
         repo = make_printable(str(entry.get("hf_hub_url", "ORG/NAME")))
         raise RecipeError(
-            "it is on the Hub: download it and set file_name, or write a stream with "
+            "the data is on the Hub: download it and set file_name, or write a stream with "
             f"path: hf://datasets/{repo}/..."
         )
     if "://" in file_name:
         return str(file_name)
-    return f"{folder}/{file_name if folder.startswith('s3:') else glob.escape(file_name)}"
+    if not folder.startswith("s3:"):
+        file_name = glob.escape(file_name)  # its [ or * is not a pattern
+    return f"{folder}/{file_name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,11 +353,12 @@ def match_mixture(
             drafts.append(draft)
             if "split" in draft.keys:
                 continue
-            # Without a budget write ratios, so that the shares of sources that are left out go to
-            # the others.
-            draft.share = f"{percent:g}%" if is_budgeted else f"{percent:g}"
             if is_budgeted:
+                draft.share = f"{percent:g}%"
                 draft.keys["sample"] = "budget"
+            else:
+                # A ratio: what a source that is left out would get goes to the others.
+                draft.share = f"{percent:g}"
             mean_tokens = mixture.num_tokens_avg.get(name)
             if mean_tokens:
                 draft.keys["expected_mean_tokens"] = mean_tokens
@@ -359,29 +368,38 @@ def match_mixture(
 def _match_files(
     path: str, sources: Collection[str], names: Sequence[str], base: Path, notices: Notices
 ) -> dict[str, list[SourceFile]]:
-    """Return source -> its files. Files of no source are reported in `notices`."""
+    """Return source -> its files. Files of no source are reported in `notices`.
+
+    Args:
+        path: the mixture file.
+        sources: the names of its sources.
+        names: files, folders and patterns.
+        base: the folder from which files are named.
+        notices: a list that messages on files of no source are appended to.
+    """
     # Match the simplified names, so that `commoncrawl` has the files of `CommonCrawl`.
     source_of = {_simplify(name): name for name in sources}
     files = defaultdict[str, list[SourceFile]](list)
     unmatched = list[str]()
     for file in find_data(names, base, notices):
-        word = next((word for word in _words_of_path(file.name) if word in source_of), None)
-        if word is not None:
-            files[source_of[word]].append(file)
+        known_words = [word for word in _words_of_path(file.name) if word in source_of]
+        if known_words:
+            files[source_of[known_words[0]]].append(file)  # the word nearest to the file
         elif file.location.url != locate(path).url:  # the mixture file itself is not data
             unmatched.append(file.name)
     if unmatched:
         shown = join_names(unmatched, MAX_SHOWN)
-        notices.append(f"left out, since no source of the mixture has their names: {shown}")
+        notices.append(f"files left out, since no source of the mixture has their names: {shown}")
     return files
 
 
 def _words_of_path(path: str) -> Iterator[str]:
-    """Yield the words that may name a source: of the file, then of its folders, the nearest
-    first.
+    """Yield the words that may name a source: from the name of the file, then from the names of its
+    folders, the nearest first. Each name yields all its letters and digits, then only those of the
+    words that name a data set: `commoncrawltrain`, `commoncrawl` for `CommonCrawl-train`.
     """
-    *folders, last = path.split("/")
-    for step in (last.partition(".")[0], *reversed(folders)):
+    *folders, file_name = path.split("/")
+    for step in (file_name.partition(".")[0], *reversed(folders)):
         yield _simplify(step)
         yield _simplify("".join(naming_words(step)))
 
@@ -394,16 +412,18 @@ def _simplify(name: str) -> str:
 
 
 def _draft_splits(name: str, files: list[SourceFile], notices: Notices) -> list[Draft]:
-    """Return a stream for each split of a source. If its files differ in shape, the shape with the
-    most bytes wins; other files are reported.
+    """Return a stream for each split of a source. If files of a split differ in shape, the stream
+    has the files of the shape with the most bytes; the other files are reported in `notices`.
     """
     draft_of_split = dict[str, Draft]()
     drafts = group_files(files, notices, is_one=True)
-    for draft in sorted(drafts, key=lambda draft: -estimate_size(draft.files)):
+    for draft in sorted(drafts, key=lambda draft: estimate_size(draft.files), reverse=True):
         split = draft.keys.get("split", "")
         if split in draft_of_split:
             shown = join_names([file.name for file in draft.files], MAX_SHOWN)
-            notices.append(f"{name}: {shown} left out, since most of its data has other fields")
+            notices.append(
+                f"{name}: files left out, since most data of this source has other fields: {shown}"
+            )
         else:
             draft.name = clean_name(name)
             draft_of_split[split] = draft

@@ -45,7 +45,9 @@ class Guess:
     head: FirstRecords
     shape: Shape
     fields: Mapping[str, str]
+    "Key of the shape -> the records' field for it: {'prompt': 'question', ...}."
     options: Mapping[str, Any] = field(default_factory=dict)
+    "Further keys of a recipe that the shape needs, with their values."
     read: int = 0
     "Records that the shape reads."
     reasons: Counter[str] = field(default_factory=Counter)
@@ -59,13 +61,16 @@ class Guess:
 
     @property
     def is_right(self) -> bool:
+        """Whether the shape reads enough of the records to be used."""
         return self.read > 0 and self.read >= ENOUGH * len(self.head)
 
     @property
     def unread(self) -> set[str]:
         """Fields of the records that the shape does not read."""
-        roots = {root for name in self.fields.values() for root in parse_field(name).roots}
-        return {*self.head.fields} - roots - {*self.shape.extras, *(self.shape.image_fields or ())}
+        read = {*self.shape.extras, *(self.shape.image_fields or ())}
+        for name in self.fields.values():
+            read |= {*parse_field(name).roots}  # `meta` for the path `meta.text`
+        return {*self.head.fields} - read
 
     @property
     def kind(self) -> type[Kind]:
@@ -100,15 +105,20 @@ def guess_shapes(head: FirstRecords) -> list[Guess]:
 
 
 def _rank(guess: Guess) -> tuple[Any, ...]:
-    """Return the key by which guesses are sorted; the largest is the best guess."""
+    """Return the key by which guesses are sorted; the largest is the best guess. An entry only
+    decides between guesses whose earlier entries are equal.
+    """
+    is_right_with_images = guess.is_right and guess.shape.image_fields is not None
+    share_read = guess.read / max(1, len(guess.head))
+    own_names = [key for key, name in guess.fields.items() if name == key]
     return (
-        guess.is_right and guess.shape.image_fields is not None,
-        min(guess.read / max(1, len(guess.head)), GOOD_SHARE),
+        is_right_with_images,
+        min(share_read, GOOD_SHARE),
         -len(guess.missing),
         -len(guess.unread),
         bool(guess.shape.structured),
         -len(guess.options),
-        sum(name == key for key, name in guess.fields.items()),
+        len(own_names),
     )
 
 
@@ -143,7 +153,8 @@ def _guess_context(head: FirstRecords) -> Iterator[Guess]:
 
 
 def find_bad_answer_mark(guess: Guess) -> str | None:
-    """Return the field that marks bad answers in a file of questions and answers; None if absent.
+    """Return the field that marks bad answers in a file of questions and answers; None if no field
+    does.
 
     Unpaired preferences (KTO) have a boolean for each answer. A model must not be trained on the
     answers with false, which people rejected.
@@ -167,20 +178,27 @@ def _guess_images(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
         for question in (pair["prompt"], f"{PLACEHOLDER}\n{{{pair['prompt']}}}"):
             fields = {"instruction": question, "output": pair["response"]}
             yield try_shape(shape, fields, {}, head)
-    if shape.has_images == "inside":  # Qwen-VL's fields have the names of their keys
+    if shape.has_images == "inside":  # Qwen-VL: a recipe that names no fields reads its own ones
         yield replace(try_shape(shape, shape.own_fields, {}, head), fields={})
 
 
 def try_shape(
     shape: Shape, fields: Mapping[str, str], options: Mapping[str, Any], head: FirstRecords
 ) -> Guess:
-    """Read the records with a shape and return the result."""
+    """Read the records with a shape and return the result.
+
+    Args:
+        fields: key of the shape -> the records' field for it.
+        options: further arguments of the shape.
+    """
     records = _prepare_records(shape, fields, head)
+    # A result is the record as the shape reads it, or the reason code (str) of a bad record.
     results = [shape.read(record, fields, **options) for record in records]
     reasons = head.bad + Counter(result for result in results if isinstance(result, str))
     pictures = list[str | bytes]()
     for result in results:
         pictures += getattr(result, "images", ())
+    marked = [result for result in results if getattr(result, "trained", None) is not None]
     return Guess(
         head=head,
         shape=shape,
@@ -189,7 +207,7 @@ def try_shape(
         read=len(head) - reasons.total(),
         reasons=reasons,
         pictures=tuple(pictures),
-        marked=sum(getattr(result, "trained", None) is not None for result in results),
+        marked=len(marked),
     )
 
 
@@ -205,15 +223,16 @@ def _prepare_records(shape: Shape, fields: Mapping[str, str], head: FirstRecords
 
 
 def _find_fields(shape: Shape, head: FirstRecords) -> dict[str, str]:
-    """Return key of a shape -> the path of the records' field for it.
+    """Return key of a shape -> the path of the records' field for it: `{"text": "meta.text"}`.
 
-    Fields are searched at the top of the records. If the fields one level down (`meta.text`) fit
-    more keys, those are returned instead.
+    The fields are those at the top of the records. If fields one level down fit more of the keys
+    that the shape needs, the result has only fields one level down.
     """
     counts = Counter(_list_paths(head))
-    at_top = Counter({path: number for path, number in counts.items() if "." not in path})
-    top_fields = _match_keys(shape, at_top)
-    nested_fields = _match_keys(shape, counts - at_top)
+    top_counts = {path: number for path, number in counts.items() if "." not in path}
+    nested_counts = {path: number for path, number in counts.items() if "." in path}
+    top_fields = _match_keys(shape, top_counts)
+    nested_fields = _match_keys(shape, nested_counts)
     required = set(shape.fields)
     if len(nested_fields.keys() & required) > len(top_fields.keys() & required):
         return nested_fields
@@ -221,24 +240,28 @@ def _find_fields(shape: Shape, head: FirstRecords) -> dict[str, str]:
 
 
 def _match_keys(shape: Shape, counts: Mapping[str, int]) -> dict[str, str]:
-    """Return key of a shape -> its field. If several fields fit a key, the one that most records
-    have is chosen, and of those the one with the most usual name.
+    """Return key of a shape -> its field. If several fields fit a key, the result has the field
+    that most records have. If as many records have two of them, the more usual name decides.
 
     Args:
         counts: path of a field -> how many records have it.
     """
     fields = dict[str, str]()
     for key in shape.own_fields:
-        candidates = [
-            path
-            for name in usual_names(shape, key)
-            for path in counts
-            if path.rpartition(".")[2].lower() == name
-        ]
-        best = max(candidates, key=counts.__getitem__, default="")
-        if best and best not in fields.values():
+        candidates = list[str]()
+        for usual_name in usual_names(shape, key):
+            candidates += [path for path in counts if _last_name(path) == usual_name]
+        if not candidates:
+            continue
+        best = max(candidates, key=counts.__getitem__)  # the first of the most frequent
+        if best not in fields.values():
             fields[key] = best
     return fields
+
+
+def _last_name(path: str) -> str:
+    """Return the last name of a field's path in lower case: `text` for `meta.Text`."""
+    return path.rpartition(".")[2].lower()
 
 
 def _list_paths(head: FirstRecords) -> Iterator[str]:
@@ -246,14 +269,18 @@ def _list_paths(head: FirstRecords) -> Iterator[str]:
     `meta.text`.
     """
     for record in head.parsed(head.fields):
-        for name, value in record.items() if isinstance(record, dict) else ():
+        if not isinstance(record, dict):
+            continue
+        for name, value in record.items():
             yield name
             if isinstance(value, dict) and "." not in name:
                 yield from (f"{name}.{inner}" for inner in value if "." not in inner)
 
 
 def usual_names(shape: Shape, key: str) -> tuple[str, ...]:
-    """Return the names of fields for this key in public data, the most usual first."""
+    """Return the names that fields for this key have in public data, the most usual first: `text`,
+    `content`, `document`.
+    """
     synonyms = {
         spec.name: spec.metadata.get("also called", ()) for spec in dataclasses.fields(SourceSpec)
     }
@@ -318,7 +345,12 @@ def describe_unknown(head: FirstRecords, guesses: Sequence[Guess]) -> Iterator[s
 
 def _describe_no_objects(head: FirstRecords) -> str:
     """Return a message on a file whose records are not objects."""
-    contents = join_counts(head.bad) or ("other values" if head.records else "nothing")
+    if head.bad:
+        contents = join_counts(head.bad)
+    elif head.records:
+        contents = "other values"
+    else:
+        contents = "nothing"
     message = f"{head.file.name} has no record that is an object ({contents})"
     format_name = sniff_format(head.file)
     if format_name:
@@ -330,6 +362,7 @@ def _describe_no_objects(head: FirstRecords) -> str:
 
 def nearest_guesses(guesses: Sequence[Guess]) -> list[Guess]:
     """Return the best guesses of the three shapes that lack the fewest keys, one of each shape."""
+    # The best guess of a shape comes first, so in reverse order it replaces the shape's others.
     best_of_shape = {guess.shape.name: guess for guess in reversed(guesses)}
     best = [best_of_shape[name] for name in SHAPES if name in best_of_shape]
     return sorted(best, key=lambda guess: (len(guess.missing), -guess.read))[:3]

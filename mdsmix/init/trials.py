@@ -44,8 +44,8 @@ from mdsmix.tokenizer.card import Tokenizer
 REWRITTEN = (
     "the chat template rewrites earlier turns: a row for the last answer of each conversation"
 )
-LIMIT = "convert publishes nothing if more than a tenth is bad"
-FIX = "fix the source, or set max_bad"
+LIMIT = "convert publishes nothing if more than a tenth of the records is bad"
+FIX = "correct the records, or set max_bad in the recipe"
 TOOLS_NOT_PRINTED = "tools_not_printed"
 OTHER_TEMPLATE = (
     "name a tokenizer whose chat template prints tools, calls and results, as those of Qwen2.5 "
@@ -82,14 +82,16 @@ def try_all(
 
 
 def _is_too_many(records: int, draft: Draft) -> bool:
-    """Check whether a number of records is more than a tenth of those tried, the default of
-    max_bad.
+    """Check whether `records` is more than a tenth of the stream's tried records. A tenth is the
+    default of max_bad.
     """
     return records * 10 > draft.tried.read
 
 
 def _open_drafts(keys: Mapping[str, Any], drafts: Sequence[Draft], folder: Path) -> Recipe:
-    """Return the recipe of these streams, as if it were in this folder."""
+    """Write the recipe of these streams to a temporary file and read it, as if it were in this
+    folder.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "recipe.yaml"
         path.write_text(format_recipe(keys, drafts), encoding="utf-8")
@@ -167,7 +169,7 @@ def _note_trial(draft: Draft, template_error: str) -> None:
     if draft.guess.marked:
         draft.notes.append(
             f"{plural(draft.guess.marked, 'record')} of these mark which answers are trained: "
-            "target_responses: all trains each of those, last only the last of them"
+            "`target_responses: all` trains every marked answer, `last` only the last marked answer"
         )
     if _is_too_many(tried.bad, draft) or not tried.written:
         error = f"; the chat template: {template_error}" if template_error else ""
@@ -185,7 +187,8 @@ def _note_trial(draft: Draft, template_error: str) -> None:
 
 
 def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, notices: Notices) -> bool:
-    """Set the stream's key `images`, if the tokenizer has an image token. Return whether it has.
+    """Set the stream's key `images`. Return False, and set nothing, if the tokenizer has no image
+    token.
 
     Args:
         folder: the folder of the recipe.
@@ -198,14 +201,14 @@ def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, notices: Notice
         keys["field"] = fields[0] if len(fields) == 1 else list(fields)
     # The token of an image.
     if not choose_image_token(ImagesSpec(), tokenizer):
-        token = next((token for token in IMAGE_TOKENS if token in tokenizer.special_tokens), None)
-        if token is None:
+        known_tokens = [token for token in IMAGE_TOKENS if token in tokenizer.special_tokens]
+        if not known_tokens:
             notices.append(
                 f"{draft.name} is left out: its records contain images, but this tokenizer has no "
-                "image token; use a vision-language model's tokenizer"
+                "image token; name a vision-language model's tokenizer by --tokenizer"
             )
             return False
-        keys["token"] = token
+        keys["token"] = known_tokens[0]
         why.append("the tokenizer declares no image_token")
     # The folder where the paths of images begin.
     pictures = draft.guess.pictures
@@ -220,8 +223,8 @@ def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, notices: Notice
     lost = [path for path in paths if not _exists(path, root)]
     draft.notes.append(
         f"images of these records: {len(pictures):,}; {len(paths):,} by a path, {len(lost):,} of "
-        "these not found; others in the records, or at http(s) URLs, which images.http: fetch "
-        "fetches"
+        "these not found; the others are in the records or at http(s) URLs (`images.http: fetch` "
+        "fetches URLs)"
     )
     if lost:
         notices.append(
@@ -233,10 +236,16 @@ def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, notices: Notice
 
 
 def _find_root(records_folder: Location, paths: Sequence[str]) -> Location:
-    """Return the folder near the records that has the most of the first images."""
-    roots = islice(_nearby_folders(records_folder), MAX_ROOTS if paths else 1)
+    """Return the folder near the records in which most of the first images are found."""
+    if not paths:
+        return records_folder
     searched = paths[:MAX_SEARCHED]
-    return max(roots, key=lambda root: sum(_exists(path, root) for path in searched))
+
+    def count_found(root: Location) -> int:
+        return [_exists(path, root) for path in searched].count(True)
+
+    roots = islice(_nearby_folders(records_folder), MAX_ROOTS)
+    return max(roots, key=count_found)  # the first of equals, so the records' folder if it has them
 
 
 def _nearby_folders(folder: Location) -> Iterator[Location]:
