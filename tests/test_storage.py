@@ -261,7 +261,7 @@ def test_a_url_whose_key_streaming_would_cut_off_is_refused(project: Project) ->
             answer = mdsmix("convert", project.recipe, override)
             assert_refused(answer, 2, f"contains `{sign}`")
         answer = mdsmix("mix", project.recipe, "-o", f"s3://bucket/c{sign}/mix")
-        assert_refused(answer, 2, f"has a `{sign}`")
+        assert_refused(answer, 2, f"contains `{sign}`")
         url = f"https://bucket/c{sign}/mix/shard.mds"
         assert urlparse(url).path != f"/c{sign}/mix/shard.mds", "as Streaming parses it"
         long_text = "a text of more tokens than a row holds, which is sixteen of them"

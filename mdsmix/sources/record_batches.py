@@ -1,8 +1,8 @@
 """Reads work units as batches of decoded records. A batch has about 4 MB, or one longer record; the
 number of rows does not matter.
 
-Of each record a batch stores only its value. Its origin (file and place) is computed from the
-blocks of the batch on request, that is for bad records.
+A batch stores only the value of each record. The origin of a record (file and place) is computed
+from the blocks of the batch when it is needed, which is only for bad records.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ MOST_FETCHED = 16
 
 
 def fetch_ahead(files: Sequence[SourceFile]) -> Iterator[SourceFile]:
-    """Yield the files in order. Neighbouring small objects of a store are fetched at the same time,
-    and yielded with their content.
+    """Yield the files in order. Small files of a store are fetched several at a time, and yielded
+    with their content.
     """
     for begin in range(0, len(files), MOST_FETCHED):
         group = files[begin : begin + MOST_FETCHED]
-        if sum(map(_is_small, group)) > 1:
+        small_files = sum(map(_is_small, group))
+        if small_files > 1:
             yield from map_threads(_fetch_small, group)
         else:
             yield from group
@@ -45,7 +46,7 @@ def _is_small(file: SourceFile) -> bool:
 
 
 def _fetch_small(file: SourceFile) -> SourceFile:
-    """Return the file with its content if it is a small object of a store; otherwise unchanged."""
+    """Return a small file of a store with its content; any other file unchanged."""
     if not _is_small(file):
         return file
     with file.open() as stored:
@@ -53,15 +54,17 @@ def _fetch_small(file: SourceFile) -> SourceFile:
 
 
 class BadRecord(NamedTuple):
-    """An item of a file that is not a good record, with the reason. Bad records sort by their
-    position in the batch.
+    """A record that is not converted, or bytes that are not a record, with the reason.
+
+    The first two fields give the position in the batch, by which bad records are sorted.
     """
 
     number: int
     "The number of the block in its batch."
     item: int
-    "The number of the item in its block."
+    "The number of the item (a line, a row) in its block."
     origin: Item
+    "The bytes and the place of the record."
     reason: str
     "A reason code."
     detail: Mapping[str, Any] | None = None
@@ -69,23 +72,27 @@ class BadRecord(NamedTuple):
 
 
 class _BatchBlock(NamedTuple):
-    """A block of a batch, and which of its items are records of the batch."""
+    """A block of a batch, and which of the block's items (lines, rows) are records."""
 
     first: int
-    "The position of its first record in the batch."
+    "The position in the batch of the block's first record."
     block: Block
     items: Sequence[int]
-    "For each record, its index among the block's items."
+    "For each record of the block, its index among the block's items."
     faults: Mapping[int, str]
-    "Index of an item -> reason, as in `Decoded`."
+    "Index of an item that is not a record -> reason code, as in `Decoded`."
 
 
 @dataclass(slots=True, kw_only=True)
 class RecordBatch:
-    """Consecutive records of one window (a slice of a work unit), maybe of several small files."""
+    """Consecutive records of one window (a slice of a work unit). They may come from several small
+    files.
+    """
 
     window: int
+    "The number of the window in the work unit."
     records: list[Any] = field(default_factory=list)
+    "The decoded values of the records."
     count: int = 0
     """Number of lines or rows, including blank ones. The next split of the file continues to count
     from here.
@@ -98,8 +105,10 @@ class RecordBatch:
 
     @property
     def bad(self) -> Iterator[BadRecord]:
-        """The items that are not records, in order. Each is created only when it is requested,
-        since a file may consist of nothing else.
+        """The lines or rows that are not records, in order.
+
+        Each BadRecord is created only when the caller asks for the next one, because a file may
+        consist of bad records alone.
         """
         for number, batch_block in enumerate(self._blocks):
             for index, reason in batch_block.faults.items():
@@ -111,19 +120,29 @@ class RecordBatch:
     def reject(
         self, position: int, reason: str, detail: Mapping[str, Any] | None = None
     ) -> BadRecord:
-        """Return `records[position]` as a bad record, with this reason code and detail."""
+        """Return `records[position]` as a bad record, with this reason code and detail. The batch
+        itself does not change.
+        """
         number = self._number_of_block(position)
         batch_block = self._blocks[number]
         index = batch_block.items[position - batch_block.first]
         return BadRecord(number, index, batch_block.block.origin(index), reason, detail)
 
     def files(self, positions: range) -> Iterator[str]:
-        """Yield the name of the file of each of these records."""
+        """Yield for each of these records the name of its file.
+
+        Args:
+            positions: indexes in `records`.
+        """
         for position in positions:
             yield self._blocks[self._number_of_block(position)].block.file
 
     def _number_of_block(self, position: int) -> int:
-        """Return the number of the block that contains the record at this position."""
+        """Return the number of the block that contains `records[position]`.
+
+        Example: the first records of three blocks have the positions 0, 5 and 9; position 7 is in
+        block 1.
+        """
         return bisect_right(self._blocks, position, key=lambda block: block.first) - 1
 
     def origin(self, position: int) -> Item:
@@ -131,23 +150,26 @@ class RecordBatch:
         return self.reject(position, "").origin
 
     def _has_room(self, block: Block) -> bool:
-        """Return whether the block is in this batch's window and still fits into the batch."""
+        """Return whether the block belongs to this batch's window and still fits into the batch."""
         return block.window == self.window and self.size + block.size <= BLOCK_BYTES
 
     def _add(self, block: Block, limit: int | None) -> int:
-        """Add the block's records, and return how many were added, good and bad ones together.
+        """Add the block to the batch. Return how many records were added, good and bad ones
+        together.
 
         Args:
             limit: the most records to add, good and bad ones together; None: all of the block.
         """
         records, faults = block.decode()
-        # Indexes of items that are not blank, and below of those that are records.
+        # The indexes of the items (lines, rows) that are not blank.
         filled: Sequence[int] = range(block.count)
         if faults:
             filled = [index for index in filled if faults.get(index) != BLANK]
         if limit is not None and limit < len(filled):
-            # Cut the block after the last record within the limit, and add the rest of it whole.
-            return self._add(block.first(filled[limit - 1] + 1), None)
+            # Add only the items up to the last one within the limit.
+            items_to_add = filled[limit - 1] + 1
+            return self._add(block.first(items_to_add), None)
+        # The indexes of the items that are good records.
         items = filled
         if faults:
             items = [index for index in filled if index not in faults]
@@ -166,14 +188,15 @@ def read_batches(
     digests: Digests | None = None,
     done: Container[int] = (),
 ) -> Iterator[RecordBatch]:
-    """Yield the unit's batches in order. All records of a batch are in one window (a slice of the
-    unit).
+    """Yield the records of a work unit in batches, in order. All records of a batch are in the same
+    window (a slice of the unit).
 
     Args:
-        limit: the number of records, good or bad, to stop after.
-        memory: bytes that this process may use.
-        digests: all blocks that are read are added to it.
-        done: numbers of windows that are skipped: they are read for the digests, but not decoded.
+        limit: the number of records, good or bad, to stop after; None: no limit.
+        memory: bytes of memory that this process may use.
+        digests: collects the hashes of all blocks that are read; None: nothing is hashed.
+        done: numbers of windows that need no batches. They are read for the digests, but not
+            decoded.
 
     Raises Unreachable if a file is damaged, missing or changed.
     """
@@ -185,9 +208,10 @@ def read_batches(
         if batch is not None and not batch._has_room(block):
             yield batch
             batch = None
-        batch = batch or RecordBatch(window=block.window)
+        if batch is None:
+            batch = RecordBatch(window=block.window)
         added = batch._add(block, remaining)
-        del block
+        del block  # otherwise it would be in memory together with the next one
         if remaining is not None:
             remaining -= added
         if remaining == 0:
@@ -200,7 +224,7 @@ def read_batches(
 
 
 def content_of(unit: Unit) -> Content:
-    """Read a unit without decoding its records, and return its content."""
+    """Return the digests of all bytes of a work unit. The unit is read, but not decoded."""
     digests = Digests(unit)
     for _ in _blocks(unit, 4 << 30, digests):
         pass
@@ -211,10 +235,10 @@ def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]
     """Yield the blocks of all files of the unit, in order.
 
     Args:
-        memory: bytes that this process may use.
-        digests: all blocks are added to it.
+        memory: bytes of memory that this process may use.
+        digests: collects the hashes of all blocks; None: nothing is hashed.
     """
-    bytes_before = 0
+    bytes_before = 0  # uncompressed bytes of the earlier files, from which windows are counted
     for position, file in enumerate(fetch_ahead(unit.files)):
         format = format_of(file)
         span = unit.span(bytes_before, memory)
@@ -225,15 +249,17 @@ def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]
                 digests.add(position, block)
             yield block
             del block  # otherwise it would be in memory together with the next one
-        bytes_before += file.stat.size if format.size_factor == 1 else bytes_read
+        # A file that is stored as it is read counts with its size, otherwise with the bytes read.
+        is_stored_as_read = format.size_factor == 1
+        bytes_before += file.stat.size if is_stored_as_read else bytes_read
 
 
 def _blocks_of_unchanged(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
-    """Yield the blocks.
+    """Yield the blocks of a file, and check that the file does not change meanwhile.
 
-    A file on a disk is checked before each window (a slice of a work unit), since a window's shards
-    are stored as soon as the next window begins. A store returns only bytes of the requested
-    version.
+    A file on a disk is checked before each window (a slice of a work unit), because a window's
+    shards are stored as soon as the next window begins. A file in a store needs no check: a store
+    returns only bytes of the requested version.
 
     Raises Unreachable if the file has changed since the units were planned.
     """

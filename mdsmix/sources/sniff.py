@@ -1,8 +1,8 @@
 """Recognises the format of a file by its first bytes.
 
-`sniff_format` names the format of a file whose suffix is unknown, for `mdsmix init`. A file that is
-read by its suffix, but begins as a file of another format, is refused by
-`describe_foreign_content`: otherwise each of its lines would be a bad record.
+`sniff_format` names the format of a file whose suffix is unknown, for `mdsmix init`.
+`describe_foreign_content` is for a file that is read by its suffix, but begins like a file of
+another format. Such a file is refused: otherwise each of its lines would be a bad record.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def sniff_format(file: SourceFile) -> str:
-    """Return the name of a file's format, or of its packing, by its first bytes; "" if unknown.
+    """Return the name of a file's format or packing by the file's first bytes; "" if unknown.
 
     Examples: `jsonl`, `parquet`, `gzip`.
     """
@@ -53,12 +53,14 @@ def sniff_format(file: SourceFile) -> str:
 
 
 def describe_foreign_content(head: bytes, packing: str) -> str:
-    """Return the end of an error message if a file that should be text begins as another format;
-    otherwise "". Example: `is a zip archive, which mdsmix does not read: unpack it, ...`.
+    """Return what is wrong with a file that should be text but begins like a file of another
+    format; "" if nothing is. The string continues a message that begins with the file's name:
+    `is a zip archive, which mdsmix does not read: unpack it, ...`.
 
     Args:
         head: the first `HEAD_BYTES` bytes, after decompression; fewer in a shorter file.
-        packing: the suffix, such as `.gz`, by which the file was decompressed; "" if it was not.
+        packing: the suffix, such as `.gz`, by which the file was decompressed; "" if the file was
+            not decompressed.
     """
     for magic, name in _PACKINGS.items():
         if head.startswith(magic):
@@ -82,8 +84,12 @@ def describe_foreign_content(head: bytes, packing: str) -> str:
 
 
 def _is_utf_16_without_mark(head: bytes) -> bool:
-    """Check whether every second byte is zero, as in ASCII text encoded in UTF-16."""
+    """Return whether every second byte is zero, and no other byte is, as in ASCII text encoded in
+    UTF-16: `h\\0e\\0l\\0l\\0` or `\\0h\\0e\\0l\\0l`.
+    """
     if len(head) < HEAD_BYTES:
         return False
     even, odd = head[::2], head[1::2]
-    return (all(even) and not any(odd)) or (all(odd) and not any(even))
+    is_little_endian = all(even) and not any(odd)
+    is_big_endian = all(odd) and not any(even)
+    return is_little_endian or is_big_endian

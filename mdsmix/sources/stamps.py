@@ -1,8 +1,8 @@
-"""Notes on this machine of the files that a stream was converted from: their names, sizes and
+"""Stores on this machine which files a stream was converted from: digests of their names, sizes and
 stamps (a stamp changes when the file is written, such as its mtime).
 
-With them `check` can report that a file was edited, without reading the file. A machine that did
-not convert the stream knows only names and sizes, from the manifest.
+With these digests `check` can report that a file was edited, without reading the file. A machine
+that did not convert the stream knows only names and sizes, from the manifest.
 """
 
 from __future__ import annotations
@@ -24,30 +24,36 @@ Stamps = Counter[bytes]
 
 
 def stamp_of(file: SourceFile) -> bytes:
-    """Return a digest of a file's name, size and stamp. Its folder, which may be moved, is left
-    out.
+    """Return a digest of a file's name, size and stamp. The name is without the folder, because the
+    folder may be moved.
     """
     name = file.name.rpartition("/")[2]
     return xxhash.xxh3_64_digest(f"{name} {file.stat.size} {file.stat.stamp}")
 
 
 def remember_stamps(target: str, index_hash: str, files: Iterable[SourceFile]) -> None:
-    """Store which files a stream was converted from.
+    """Store in the cache of this machine which files a stream was converted from.
 
     Args:
         target: the location where the stream is published.
         index_hash: the hash of the stream's index, in hex digits.
-        files: the files of its source.
+        files: the files of the stream's source.
     """
     stored = bytes.fromhex(index_hash) + b"".join(sorted(map(stamp_of, files)))
-    with suppress(Unreachable):  # without the notes, `check` does not warn of files edited later
+    # If the cache cannot be written, `check` does not warn of files that are edited later.
+    with suppress(Unreachable):
         keep_in_cache(_path(target), stored)
 
 
 def recall_stamps(target: str, index_hash: str) -> Stamps | None:
-    """Return digests of the files that the stream at `target` was converted from.
+    """Return digests (`stamp_of`) of the files that the stream at `target` was converted from.
 
-    None if this machine has not stored them, or has stored those of another version of the stream.
+    None if this machine has stored no digests for the stream, or only the digests of another
+    version of the stream.
+
+    Args:
+        target: the location where the stream is published.
+        index_hash: the hash of the stream's index, in hex digits.
     """
     head = bytes.fromhex(index_hash)
     try:

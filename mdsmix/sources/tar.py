@@ -32,8 +32,8 @@ _MOST_MEMBERS = 1000
 
 
 class Tar(Format):
-    """`*.tar`, packed or not. Its ordinals are the uncompressed bytes at which a record's first
-    member begins.
+    """The format of `*.tar`, packed or not. The ordinal of a record is the uncompressed byte at
+    which the record's first member (a file in the archive) begins.
     """
 
     version = 2  # hidden members are skipped
@@ -47,8 +47,9 @@ class Tar(Format):
     }
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1, although `version` is 2: archives without hidden members keep their digests.
-        The digests of the others changed anyway, since hidden members are not hashed any more.
+        """Return 1, although `version` is 2: so an archive without hidden members keeps its
+        digests, and is not converted again. The digests of all other archives changed anyway,
+        because version 2 does not hash hidden members.
         """
         return 1
 
@@ -58,22 +59,26 @@ class Tar(Format):
 
 
 class _BadArchive(Exception):
-    """A fault that tarfile itself would treat as the end of an archive."""
+    """Raised at a fault of an archive that tarfile itself would treat as the archive's end."""
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header, as tarfile reads it. Unlike tarfile's own class, reading one raises
-    `_BadArchive` if it is damaged, or if the archive's end mark is missing: there tarfile itself
-    would stop silently, as at the end of the archive.
+    """The header of a member. Reading a damaged header raises `_BadArchive`, and so does a missing
+    end mark. With tarfile's own class, reading would stop silently there, as at the archive's end.
     """
 
     @classmethod
     def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Any:
+        """Return the next header of the archive.
+
+        Raises EOFHeaderError at the archive's end mark, and _BadArchive if the header is damaged or
+        the archive ends without its mark.
+        """
         try:
             return super().fromtarfile(tarfile_)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             raise
-        except tarfile.EmptyHeaderError:  # type: ignore[attr-defined]
+        except tarfile.EmptyHeaderError:  # type: ignore[attr-defined]  # the file has ended
             raise _BadArchive("its end mark is missing") from None
         except tarfile.HeaderError as error:
             raise _BadArchive(str(error)) from None
@@ -81,7 +86,10 @@ class _Header(tarfile.TarInfo):
 
 @contextmanager
 def _opened(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.TarFile]:
-    """Open the archive. Inside the block, tarfile's errors become Unreachable."""
+    """Open the archive for reading from start to end.
+
+    tarfile's errors, also those inside the `with` block, become Unreachable.
+    """
     try:
         with (
             opened(file, packing, memory) as stream,
@@ -98,22 +106,23 @@ def _opened(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.Tar
 
 
 class _Member(NamedTuple):
-    """A member (a file in an archive), and what its name says: `a/0001.json` is the field `json`
-    of the record `a/0001`.
+    """A member (a file in an archive), with the record and the field that its name means: the
+    member `a/0001.json` is the field `json` of the record `a/0001`.
     """
 
     key: str
-    "The key of its record, such as `a/0001`; the whole name if the name is not valid."
+    "The key of the record, such as `a/0001`; the member's whole name if the name is not valid."
     reason: str
     "The reason code if the name is not valid, such as `no_suffix`; otherwise empty."
     field: str
-    "The name of its field, such as `json`; empty if the name is not valid."
+    "The name of the field, such as `json`; empty if the member's name is not valid."
     info: tarfile.TarInfo
+    "The member's header."
 
 
 def _items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
-    """Yield the records of the archive in order. A record consists of neighbouring members with the
-    same key.
+    """Yield the records of the archive in order, as items. A record consists of consecutive members
+    with the same key.
     """
     members = map(_member, _files(archive))
     for (key, reason), group in groupby(members, key=attrgetter("key", "reason")):
@@ -126,15 +135,16 @@ def _items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
 def _files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Yield the headers of the archive's files, without folders, links and hidden files."""
     for number, member in enumerate(archive):
-        if number % _MOST_MEMBERS == 0:  # otherwise the list grows through the whole archive
+        # tarfile keeps all headers in a list; empty it now and then to bound the memory.
+        if number % _MOST_MEMBERS == 0:
             archive.members = []  # type: ignore[attr-defined]
         if member.isfile() and not _is_hidden(member.name):
             yield member
 
 
 def _is_hidden(name: str) -> bool:
-    """Check whether a member is hidden, such as the files that a Mac adds (`._0001.jpg`,
-    `.DS_Store`).
+    """Return whether a member with this name is hidden, such as the files that a Mac adds
+    (`._0001.jpg`, `.DS_Store`).
 
     Like WebDataset, mdsmix skips hidden members, even between two members of a record.
     """
@@ -143,7 +153,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _member(info: tarfile.TarInfo) -> _Member:
-    """Return a member with its key and field; with a reason code if its name is not valid."""
+    """Return the member with this header. It has a reason code if its name is not valid."""
     *folders, last = info.name.split("/")
     if info.name.startswith("/") or ".." in folders:
         return _Member(info.name, "unsafe_name", "", info)
@@ -154,17 +164,18 @@ def _member(info: tarfile.TarInfo) -> _Member:
 
 
 class _Record:
-    """A record that is collected member by member. The value of a field is a string, or bytes.
+    """Collects the members of one record. The value of a field is a string, or bytes.
 
-    For a member that is not read, the value is its size. The item's raw bytes contain the hash of a
-    blob (a field of bytes, such as an image) instead of the blob.
+    If a field is not needed, its member is not read, and the value is the member's size. For a blob
+    (a field of bytes, such as an image), the item's raw bytes contain the hash of the blob instead
+    of the blob.
     """
 
     def __init__(self, key: str, reason: str, unit: Unit) -> None:
         """Begin a record without members.
 
         Args:
-            key: its key, such as `a/0001`.
+            key: the key of the record, such as `a/0001`.
             reason: a reason code if the members' names are not valid; otherwise empty.
             unit: the work unit, which names the fields to read.
         """
@@ -181,11 +192,12 @@ class _Record:
         self._raws = [key.encode(errors="replace") + b"\n"]
 
     def add(self, member: _Member, archive: tarfile.TarFile) -> None:
-        """Read the next member of the record."""
+        """Add the next member to the record, and read it if its field is needed."""
         if self._offset is None:
             self._offset = member.info.offset
         if not self._is_named:
             return
+        # Add the field, or set a reason code if the record cannot have it.
         field = member.field
         if field in self._cells or field in self._unread_sizes:
             self._set_reason("duplicate_member")
@@ -206,6 +218,8 @@ class _Record:
         self._bytes_read += len(data)
         self._cells[field] = data
         hashed = data
+        # A blob stays bytes, and its hash replaces it in the raw bytes. Any other value becomes a
+        # string. A value that is not UTF-8 makes the record bad, unless the unit reads all fields.
         if field in self._unit.blobs:
             hashed = xxhash.xxh3_128_hexdigest(data).encode()
             self._blob_bytes += len(data)

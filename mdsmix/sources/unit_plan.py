@@ -1,12 +1,13 @@
-"""Divides and groups the files of a source into work units, by the files' names and sizes alone.
-Also by their first records, if these name images.
+"""Makes the work units of a source: small files are grouped, and large files are cut into splits.
+The names and sizes of the files decide this alone; their first records too, if these name images.
 
-The number of workers does not matter, so the same files make the same units everywhere. When many
-small files are grouped, their names decide where a group ends: a run of files that is too large is
-split at the file whose name has the highest hash, and each half is split again if necessary. A new
-file then changes only the group that it falls into. Such groups are about half as full as groups of
-fixed size, which costs only a few more units. The last part of a path is compared first, so files
-stay in their groups when their folder is moved or renamed.
+The number of workers does not matter, so the same files make the same units everywhere.
+
+When many small files are grouped, their names decide where a group ends. A list of files that is
+too large is cut at the file whose name has the highest hash, and each half is cut again if
+necessary. A new file then changes only the group that it belongs to. Such groups are about half as
+full as groups of fixed size, which costs only a few more units. The last part of a path is compared
+first, so files stay in their groups when their folder is moved or renamed.
 
 A whole source is estimated from the beginnings of a few splits, and from their share of the source.
 Hashes of names choose these splits, so a new file changes at most one of them. The uncompressed
@@ -42,21 +43,26 @@ def plan_units(
     line_window: Callable[[SourceFile], int] | None = None,
     blobs: Iterable[str] = (),
 ) -> list[Unit]:
-    """Return the units of these files, ordered by path, then offset. Empty files are in no unit.
+    """Return the work units of these files, ordered by path, then offset. Empty files are in no
+    unit.
 
     Args:
-        fields: the fields that are read of each record; empty: all.
         window_bytes: uncompressed bytes of a window (a slice of a unit).
+        fields: the fields that are read of each record; empty: all.
         parsed: fields whose values are lists or objects.
-        line_window: returns the bytes of a window for one file. It is called for formats that read
-            whole records, whose records may name something much larger, such as images.
+        line_window: returns the bytes of a window for one file, in place of `window_bytes`. It is
+            called for files of formats that read whole records: a small record may name much
+            larger things, such as images.
         blobs: fields whose values are bytes.
     """
+    # Choose the window of each file.
     filled = sorted((file for file in files if file.stat.size), key=sort_key)
     windows = dict[SourceFile, int]()
     if line_window:
         of_lines = [file for file in filled if not format_of(file).reads_fields]
         windows = dict(zip(of_lines, map_threads(line_window, of_lines), strict=True))
+
+    # Plan the units of all files that have the same window together.
     template = Unit(files=(), fields=tuple(fields), parsed=tuple(parsed), blobs=tuple(blobs))
     units = list[Unit]()
     for window in sorted({window_bytes, *windows.values()}):
@@ -66,14 +72,14 @@ def plan_units(
 
 
 def _plan_alike(files: list[SourceFile], template: Unit) -> Iterator[Unit]:
-    """Yield the units of files that have the same window size.
+    """Yield the work units of files that have the same window size.
 
     Args:
-        template: a unit without files, with all other attributes that these units share.
+        template: a unit without files, with the settings that all these units share.
     """
     make_unit = partial(_unit, template)
     window = template.window_bytes
-    weights = _weights(files)
+    weights = _weights(files)  # uncompressed bytes of each file, as far as known
 
     # Group small files.
     is_small = weights < window
@@ -84,6 +90,7 @@ def _plan_alike(files: list[SourceFile], template: Unit) -> Iterator[Unit]:
     large = list(compress(files, ~is_small))
 
     def split(file: SourceFile) -> list[tuple[int, int | None]]:
+        """Return the splits of a file, as ranges (start, end): [(0, 500), (500, None)]."""
         return list(format_of(file).splits(file, window, template.fields))
 
     for file, splits in zip(large, map_threads(split, large), strict=True):
@@ -92,12 +99,14 @@ def _plan_alike(files: list[SourceFile], template: Unit) -> Iterator[Unit]:
 
 
 def estimate_size(files: Iterable[SourceFile]) -> int:
-    """Return about how many uncompressed bytes these files contain."""
+    """Return about how many uncompressed bytes these files have together."""
     return int(_weights(list(files)).sum())
 
 
 def describe_unit(unit: Unit) -> str:
-    """Return the unit for a person: `a.jsonl from byte 100663296 on`."""
+    """Return the unit as messages name it: `a.jsonl from byte 100663296 on`, or
+    `a.jsonl and 7 files more`.
+    """
     description = unit.name
     if len(unit.files) > 1:
         description += f" and {len(unit.files) - 1} files more"
@@ -107,32 +116,33 @@ def describe_unit(unit: Unit) -> str:
 
 
 def prepare_formats(units: Iterable[Unit]) -> None:
-    """Import the libraries that read these units. Called before workers are forked; otherwise each
-    worker would import them.
+    """Import the libraries that read the files of these units.
+
+    Called before workers are forked; otherwise each worker would import the libraries.
     """
     formats = dict[int, Any]()
     for unit in units:
         for file in unit.files:
             format = format_of(file)
-            formats[id(format)] = format
+            formats[id(format)] = format  # each format once
     for format in formats.values():
         format.prepare()
 
 
 def counted_key(unit: Unit) -> str:
-    """Return the key of a record's place, such as `line`, that is counted from the unit's start; ""
-    if the unit's format has none.
+    """Return the key of a record's place (`Item.place`) that is counted from the unit's start, such
+    as `line`; "" if the unit's format counts nothing from there.
     """
     return format_of(unit.files[0]).counted
 
 
 def _unit(template: Unit, files: list[SourceFile], **split: Any) -> Unit:
-    """Return the unit of these files. Of the template's fields it has only those that the formats
-    of the files use.
+    """Return the work unit of these files.
 
     Args:
-        template: a unit without files.
-        split: `start` and `end` of the unit if it is a split of one file.
+        template: a unit without files. Its `fields`, `parsed` and `blobs` are left out of the
+            result if no format of the files uses them.
+        split: `start` and `end` of the unit if the unit is a split of one file.
     """
     formats = list(map(format_of, files))
     reads_fields = any(format.reads_fields for format in formats)
@@ -155,34 +165,39 @@ def _weights(files: list[SourceFile]) -> NDArray[np.int64]:
 def _runs(
     files: list[SourceFile], weights: NDArray[np.int64], window_bytes: int
 ) -> Iterator[list[SourceFile]]:
-    """Group the files into runs of consecutive files, and yield the runs in order. The files of a
-    run have at most `window_bytes` bytes together.
+    """Yield the files in runs (lists of consecutive files), in order. The files of a run have at
+    most `window_bytes` bytes together.
 
     Args:
-        weights: uncompressed bytes of each file, int64 [files].
+        weights: uncompressed bytes of each file, int64 [files]; at most `window_bytes` each.
+        window_bytes: the most uncompressed bytes of a run.
     """
+    # Files of 5, 3 and 4 bytes have [0, 5, 8, 12] bytes before them; the last number is the total.
     bytes_before = np.concatenate([[0], np.cumsum(weights)])
     name_hashes = (xxhash.xxh3_64_intdigest(file.name.rpartition("/")[2]) for file in files)
-    priorities = np.fromiter(name_hashes, np.uint64, len(files))
+    hashes = np.fromiter(name_hashes, np.uint64, len(files))
+
+    # Take the first range of files. If it is too large, cut it into two ranges.
     waiting = [(0, len(files))] if files else []
     while waiting:
         begin, end = waiting.pop()
         if bytes_before[end] - bytes_before[begin] <= window_bytes:
             yield files[begin:end]
             continue
-        # Split before the file whose name has the highest hash; not before the first file of the
-        # run, because the first half would be empty. Of files of equal hash, the path decides.
-        candidates = priorities[begin + 1 : end]
+        # Cut before the file whose name has the highest hash, but not before the first file of the
+        # range, because the first half would be empty. Among files of equal hash, the path decides.
+        candidates = hashes[begin + 1 : end]
         highest = begin + 1 + np.flatnonzero(candidates == candidates.max())
         cut = int(max(highest, key=lambda number: _priority(files[number].name)))
         waiting += [(cut, end), (begin, cut)]
 
 
 def _priority(name: str) -> tuple[int, ...]:
-    """Return the key by which files of equal hash are compared: the hash of the path's last part,
-    the number of its folders, and the folders' hashes from the lowest folder up.
+    """Return the key by which files whose names have equal hashes are compared.
 
-    So a folder at the beginning of all paths never decides, and may be renamed.
+    For the path `a/b/c.jsonl` this is (hash of `c.jsonl`, 2, hash of `b`, hash of `a`), where 2 is
+    the number of folders. So a folder at the beginning of all paths never decides, and may be
+    renamed.
     """
     *folders, last = [xxhash.xxh3_64_intdigest(part) for part in name.split("/")]
     return last, len(folders), *reversed(folders)
@@ -200,12 +215,12 @@ SPLITS_AT_ONCE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Beginning:
-    """The first records of a split."""
+    """The first records of a split, from which a source is estimated."""
 
     records: Sequence[Any]
-    "Only good records; `weight` includes the bytes of bad ones."
+    "Only good records; `weight` also includes the bytes of bad records."
     bad: Counter[str]
-    "Reason code -> number of items that are not records."
+    "Reason code -> number of bad records."
     weight: float
     "Uncompressed bytes of the beginning, as `estimate_size` counts them."
     folder: Location
@@ -215,10 +230,11 @@ class Beginning:
 def choose_splits(
     files: Iterable[SourceFile], least_window: int = LEAST_WINDOW, **settings: Any
 ) -> list[Unit]:
-    """Return at most 32 splits of a source to estimate it from: one split of each file, or several
-    if there are few files.
+    """Return the splits, at most 32, from which a source is estimated, as work units. They are
+    chosen by hashes of names from at most 32 of the files.
 
     Args:
+        files: all files of the source.
         least_window: the least uncompressed bytes of a split.
         settings: further arguments of `plan_units`.
     """
@@ -232,9 +248,10 @@ def choose_splits(
 
 
 def read_beginnings(units: Sequence[Unit], size: int | None) -> Iterator[Beginning]:
-    """Yield the beginning of each split, except for empty splits.
+    """Yield the beginning of each split, without empty splits.
 
     Args:
+        units: the splits, from `choose_splits`.
         size: uncompressed bytes to decode of each split; None: 128 KiB.
     """
     read = partial(_read_beginning, most_bytes=size or BYTES)
@@ -248,35 +265,46 @@ def _split_bytes(size: int, least: int) -> int:
     """Return how many bytes a split shall have: `size` / MOST_SPLITS, rounded down to a power of
     two; at least `least`, and at most WINDOW_BYTES.
 
-    Because it is rounded, it usually stays the same when a source grows a little.
+    Because of the rounding, the result usually stays the same when a source grows a little.
 
     Args:
         size: uncompressed bytes of the source.
         least: the least bytes of a split.
     """
-    power_of_two = 1 << max(1, size // MOST_SPLITS).bit_length() - 1
+    share = max(1, size // MOST_SPLITS)
+    power_of_two = 1 << (share.bit_length() - 1)  # 8 for shares of 8 to 15
     return min(WINDOW_BYTES, max(least, power_of_two))
 
 
 def _sampling_key(file: SourceFile, start: int) -> tuple[int, int, int]:
-    """Return the pseudo-random key of a split: the splits with the least keys are read. The hash of
-    the name's last part is compared first, so a folder may be moved or renamed.
+    """Return the pseudo-random key of a split; the splits with the least keys are read.
+
+    The hash of the file's name without its folder is compared first. So the choice usually stays
+    the same if a folder is moved or renamed.
+
+    Args:
+        start: the ordinal at which the split begins.
     """
     last = xxhash.xxh3_64_intdigest(f"{start} {file.name.rpartition('/')[2]}")
     return last, xxhash.xxh3_64_intdigest(file.name), start
 
 
 def _read_beginning(unit: Unit, most_bytes: int) -> Beginning | None:
-    """Return the beginning of a split, up to `most_bytes`; None if the split is empty."""
+    """Return the beginning of a split; None if the split is empty.
+
+    Args:
+        unit: the split, as a work unit of one file.
+        most_bytes: about how many uncompressed bytes to decode.
+    """
+    # Copy the file into an object that remembers its readers.
     original = unit.files[0]
-    file = _WatchedFile(
-        **{attribute.name: getattr(original, attribute.name) for attribute in fields(original)}
-    )
+    attributes = {field.name: getattr(original, field.name) for field in fields(original)}
+    file = _WatchedFile(**attributes)
     format = format_of(file)
     span = replace(unit, window_bytes=1 << 62).span()  # the whole split is one window
 
-    # Read blocks until they have enough bytes. Work out their share of the file: by bytes as
-    # planned, by records if their number is known, or by the stored bytes that were read.
+    # Read blocks until they have enough bytes. Compute their share of the file: by records if the
+    # file contains their number, by stored bytes if readers count them, or by assumed bytes.
     read = list[Block]()
     size = 0
     with closing(cast("Any", format.blocks(file, span))) as blocks:
@@ -315,8 +343,12 @@ def _read_beginning(unit: Unit, most_bytes: int) -> Beginning | None:
 
 
 def _position(reader: BinaryIO, unit: Unit) -> int:
-    """Return the byte up to which the stored file was read. A closed reader has reached the end."""
-    return (unit.end or unit.files[0].stat.size) if reader.closed else reader.tell()
+    """Return the byte up to which the stored file was read. A closed reader has reached the end of
+    the unit.
+    """
+    if not reader.closed:
+        return reader.tell()
+    return unit.end or unit.files[0].stat.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The files of a source, and the work units that they are divided into.
 
-A work unit is a group of small files, or a split of a large one, which one worker converts. It is
-small enough to be repeated after a crash, and large enough to fill a shard. It names only the bytes
-or rows to read, so every worker that reads it gets the same records.
+A work unit is a group of small files, or a split (a range) of a large file, which one worker
+converts. It is small enough to be repeated after a crash, and large enough to fill a shard. A unit
+names only the bytes or rows to read, so every worker that reads the unit gets the same records.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ English text in uint16. Runs with 64 MiB and 128 MiB are as fast. 128 MiB takes 
 """
 
 BLOCK_BYTES = 4 << 20
-"""Bytes that are read, decoded and passed on at once, unless one record alone is longer. Compared
-with 4 MB, blocks of 8 MB took 10 % more CPU time and 60 MB more memory (two workers, wide text);
-for parquet 13 % and 220 MB. Blocks of 2 MB saved neither time nor memory.
+"""Bytes that are read, decoded and passed on at once, unless one record alone is longer.
+
+Compared with blocks of 4 MB, blocks of 8 MB took 10 % more CPU time and 60 MB more memory (two
+workers, wide text); for parquet 13 % and 220 MB. Blocks of 2 MB saved neither time nor memory.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadAs:
-    """The recipe's settings for reading files, where a file's name and content do not decide."""
+    """The recipe's settings for reading files, for what a file's name and content do not show."""
 
     format: str = ""
     "The name of a format; empty: the file's suffix decides."
@@ -69,10 +70,12 @@ class SourceFile:
     "All bytes of the file if they were fetched ahead."
 
     def open(self, start: int = 0, until: int | None = None) -> BinaryIO:
-        """Return a sequential reader from byte `start` on.
+        """Return a reader of the file's stored bytes from byte `start` on, which is read from start
+        to end.
 
         Args:
-            until: the byte at which reading probably ends; a store is asked for no more at first.
+            until: the byte at which reading probably ends; a store is first asked only for the
+                bytes up to there. None: the end of the file.
         """
         if self.content is not None:
             return io.BytesIO(self.content)
@@ -81,25 +84,31 @@ class SourceFile:
         return self.location.open(start, until, self.stat.stamp)
 
     def open_random(self, ahead: int = 1 << 20) -> BinaryIO:
-        """Return a seekable reader. `ahead`: the fewest bytes of a request to a store."""
+        """Return a reader of the file's stored bytes that can seek.
+
+        Args:
+            ahead: the least bytes of a request to a store.
+        """
         if self.content is not None:
             return io.BytesIO(self.content)
         return self.location.open_random(self.stat, ahead)
 
 
 def sort_key(file: SourceFile) -> str:
-    """Return the string by which the files of a source are sorted."""
+    """Return the string by which the files of a source are sorted, usually the file's name."""
     return file.order or file.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A work unit: whole files, or the split [start, end) of one file, in numbers as its format
-    counts (`Format.ordinals`).
+    """A work unit: the files, or the part of one file, that one worker converts at a time.
 
-    A unit is divided into windows of `window_bytes` uncompressed bytes, counted through all of its
-    files. A record belongs to the window that contains its first byte. A split of plain text is one
-    window. The number of windows in a compressed file is known only after reading it.
+    A part of a file (a split) begins at ordinal `start` and ends before ordinal `end`. The format
+    of the file decides what ordinals count: bytes, rows or samples (`Format.ordinals`).
+
+    A unit is divided into windows of `window_bytes` uncompressed bytes, counted through all files
+    of the unit. A record belongs to the window that contains its first byte. A split of plain text
+    is one window. The number of windows in a compressed file is known only after reading the file.
     """
 
     files: tuple[SourceFile, ...]
@@ -111,7 +120,7 @@ class Unit:
     "The fields that are read of each record, for a format that reads by fields; empty: all."
     parsed: tuple[str, ...] = ()
     """Fields whose values are lists or objects. A format whose cells are strings, such as csv,
-    contains them as JSON.
+    contains these values as JSON.
     """
     blobs: tuple[str, ...] = ()
     "Fields whose values are bytes, even in a format whose other cells are strings, such as tar."
@@ -126,11 +135,11 @@ class Unit:
         return sort_key(self.files[0]), self.start
 
     def span(self, before: int = 0, memory: int = 4 << 30) -> Span:
-        """Return the span that this unit reads of one of its files.
+        """Return the range that this unit reads of one of its files.
 
         Args:
-            before: uncompressed bytes of the unit's earlier files.
-            memory: bytes that the reading process may use.
+            before: uncompressed bytes of the unit's earlier files, from which windows are counted.
+            memory: bytes of memory that the reading process may use.
         """
         return Span(self, self.start, self.end, before, memory)
 
@@ -143,12 +152,12 @@ class Span:
     start: int
     end: int | None
     before: int
-    "Uncompressed bytes of the unit's files before this one."
+    "Uncompressed bytes of the unit's files before this file."
     memory: int
     "Bytes that the reading process may use; decompressing may take half of them."
 
     def window_of(self, position: int) -> int:
-        """Return the window of a record.
+        """Return the number of the window in which a record starts.
 
         Args:
             position: uncompressed bytes from the split's start to the record.
@@ -156,12 +165,13 @@ class Span:
         return (self.before + position) // self.unit.window_bytes
 
     def holds(self, ordinal: int) -> bool:
-        """Return whether a record with this ordinal (`Format.ordinals`) starts in the split."""
+        """Return whether a record with this ordinal (`Item.ordinal`) starts in the range."""
         return self.start <= ordinal and (self.end is None or ordinal < self.end)
 
     def next_edge(self, position: int) -> int:
-        """Return the position at which the window after that of `position` begins.
+        """Return the position at which the window that contains `position` ends.
 
-        Positions are uncompressed bytes from the split's start.
+        Args:
+            position: uncompressed bytes from the split's start, as the result.
         """
         return (self.window_of(position) + 1) * self.unit.window_bytes - self.before

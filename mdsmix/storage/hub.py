@@ -2,8 +2,9 @@
 `...name@revision/...`, which are only read.
 
 huggingface_hub's file system sends the requests, with the user's own login and endpoint
-(`HF_ENDPOINT`). A file's stamp is its hash in git or LFS. Each reader reads from one commit, the
-newest one when the reader was opened, so a file that was replaced meanwhile is noticed.
+(`HF_ENDPOINT`). A file's stamp is its hash in git or LFS. Each reader reads from one commit: the
+newest commit at the time when the reader is opened. So a file that was replaced since it was listed
+is noticed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _PATH = re.compile(r"datasets/[^/]+/[^/@]+(@[^/]+)?/.+")
 
 
 class HubPath(Location):
-    """A file or folder of a data set."""
+    """A file or folder of a data set on the Hugging Face hub."""
 
     __slots__ = ()
     scheme = "hf://"
@@ -35,7 +36,7 @@ class HubPath(Location):
         if not _PATH.fullmatch(path):
             raise RecipeError(
                 f"{url} does not name a file of a data set: write hf://datasets/ORG/NAME/FILE, "
-                "where FILE may contain *, ** and ?"
+                "where FILE may be a pattern with *, ** or ?"
             )
         return cls(path)
 
@@ -67,7 +68,11 @@ class HubPath(Location):
     def _open_version(self, stamp: str, ahead: int) -> BinaryIO:
         """Return a reader of the file in the newest commit.
 
-        Raises Unreachable if the file has another stamp there.
+        Args:
+            stamp: the stamp that the file must have; "": any.
+            ahead: the least bytes of a request to the hub.
+
+        Raises Unreachable if the file has another stamp in this commit.
         """
         with _explained(self.url):
             commit = _find_commit(self.path)
@@ -90,14 +95,18 @@ class HubPath(Location):
 
 @cache
 def _file_system() -> Any:
-    """Return the hub as a file system of its client. Made once, and without a cache of listings."""
+    """Return the hub as a file system of huggingface_hub. It is made once in a process, and does
+    not cache listings.
+    """
     from huggingface_hub import HfFileSystem
 
     return HfFileSystem(use_listings_cache=False)
 
 
 def _find_commit(path: str) -> str:
-    """Return the newest commit of the data set, or of the revision if the path names one."""
+    """Return the id of the data set's newest commit. If the path names a revision, return the
+    newest commit of this revision.
+    """
     resolved = _file_system().resolve_path(path)
     info = _file_system()._api.repo_info(
         resolved.repo_id, revision=resolved.revision, repo_type=resolved.repo_type
@@ -106,20 +115,27 @@ def _find_commit(path: str) -> str:
 
 
 def _make_stat(info: Mapping[str, Any]) -> Stat:
-    """Return the Stat of a file. Its stamp is the SHA-256 of a large file (LFS), otherwise the id
-    of the blob.
+    """Return size and stamp of a file. The stamp is the SHA-256 of a large file (LFS), otherwise
+    the file's id in git; "" if the hub sends neither.
 
     Args:
-        info: what the client tells about the file.
+        info: the entry of the file, as huggingface_hub returns it.
     """
-    large_file = info.get("lfs") or {}
-    return Stat(info["size"], str(large_file.get("sha256") or info.get("blob_id") or ""))
+    stamp = info.get("blob_id") or ""
+    if large_file := info.get("lfs"):
+        stamp = large_file.get("sha256") or stamp
+    return Stat(info["size"], str(stamp))
 
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """Turn errors of the hub or its client, raised in the block, into Unreachable. It catches base
-    classes, since the client's own classes differ between releases.
+    """Turn errors that huggingface_hub raises in the `with` block into Unreachable.
+
+    FileNotFoundError is not changed. Base classes are caught, because the classes of
+    huggingface_hub differ between releases.
+
+    Args:
+        url: the file or folder, which the message names.
     """
     try:
         yield
@@ -129,5 +145,6 @@ def _explained(url: str) -> Iterator[None]:
         raise Unreachable(
             f"{url} cannot be read from the hub ({type(error).__name__}): "
             f"{flatten_error(error)[:300]}; check the file's name, the login (HF_TOKEN), the "
-            "network, HF_ENDPOINT and HF_HUB_OFFLINE, or copy the files and name the copies"
+            "network, HF_ENDPOINT and HF_HUB_OFFLINE, or copy the files to this machine and name "
+            "the copies in the recipe"
         ) from None

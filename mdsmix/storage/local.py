@@ -1,10 +1,10 @@
 """Files on a local disk: a reader sees the old file or the new one and never half of one.
 
-A write goes to a temporary name next to its target, is flushed to the disk and renamed; then the
-folder is flushed. Without these flushes a power cut may undo any of the renames, so that an index
-would exist without its shards. They cost 0.2 to 1.2 ms a file on an SSD; a file of 32 MiB
-takes 65 ms. A killed process leaves at most a `*.tmp` file, which `unfinished` finds so that `gc`
-can delete it.
+A file is written under a temporary name next to its target, flushed to the disk and renamed; then
+the folder is flushed. Without these flushes a power cut may undo any of the renames, so that an
+index would exist without its shards. The flushes cost 0.2 to 1.2 ms a file on an SSD; a file of
+32 MiB takes 65 ms. A killed process leaves at most a `*.tmp` file. `unfinished` lists such files,
+so that `mdsmix gc` can delete them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp$")
 
 
 class LocalPath(Location):
-    """An absolute path, not resolved: a symlink keeps its own name."""
+    """A file or folder on a disk, by its absolute path. A link is not replaced by its target."""
 
     __slots__ = ()
 
@@ -82,10 +82,12 @@ class LocalPath(Location):
     def stat(self) -> Stat | None:
         with explained("look at", self.path), _IGNORE_MISSING:
             status = _stat_regular(self.path)
-            return None if stat.S_ISDIR(status.st_mode) else _make_stat(status)
+            if not stat.S_ISDIR(status.st_mode):
+                return _make_stat(status)
         return None
 
     def fetch(self, max_bytes: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
+        """Return Stat and bytes of the file as `Location.fetch` does; None also for a folder."""
         with (
             explained("read", self.path),
             _IGNORE_MISSING,
@@ -93,7 +95,8 @@ class LocalPath(Location):
             self._open_binary() as file,
         ):
             status = _stat_of_open(file)
-            return status, b"" if status.size > max_bytes else file.read()
+            content = file.read() if status.size <= max_bytes else b""
+            return status, content
         return None
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
@@ -120,7 +123,8 @@ class LocalPath(Location):
     def create(self, content: bytes) -> Stat | None:
         """Write a new file as `Location.create` does.
 
-        A temporary file is written first, then linked to the name: this fails if the name exists.
+        A temporary file is written first. Then a link with the file's name is made, which fails if
+        the name exists.
         """
         with (
             explained("write", self.path),
@@ -142,8 +146,8 @@ class LocalPath(Location):
         """Replace the file as `Location.replace` does, under a lock of the file."""
         with explained("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
             with Path(self.path).open("r+b") as file:
-                # Only the process with the lock replaces the file, and only if the name still
-                # belongs to the locked file. Without locks (OSError), another process may replace
+                # Only the process with the lock replaces the file, and only if the file still has
+                # this stamp. On a file system without locks (OSError), another process may replace
                 # the file between the check and the write.
                 with suppress(OSError):
                     fcntl.flock(file, fcntl.LOCK_EX)
@@ -159,8 +163,10 @@ class LocalPath(Location):
         return True
 
     def copy_to(self, target: Location) -> None:
-        """Copy the file. From disk to disk this does not read the whole file into memory, since
-        sixteen shards at a time would take a gigabyte.
+        """Copy the file as `Location.copy_to` does.
+
+        If the target is on a disk too, the file is copied without reading it whole into memory:
+        sixteen shards, which are copied at a time, would take a gigabyte.
         """
         if not isinstance(target, LocalPath):
             target.write(self.read())
@@ -173,6 +179,7 @@ class LocalPath(Location):
             os.replace(temporary, target.path)
 
     def link_to(self, target: Location) -> None:
+        """Make a hard link, or a copy, as `Location.link_to` does."""
         if isinstance(target, LocalPath):
             # Linking fails between two file systems, on one without links, or if the target exists.
             with suppress(OSError):
@@ -183,9 +190,11 @@ class LocalPath(Location):
 
     @contextmanager
     def _temporary_file(self) -> Iterator[Path]:
-        """Yield the path of a temporary file (`_TEMPORARY`) in the same folder, which the caller
-        writes and renames to this file. After the block it is deleted if it still exists, and the
-        folder is flushed to the disk.
+        """Yield the path of a temporary file in the folder of this file. The caller writes the
+        temporary file and renames it to this file.
+
+        After the `with` block the temporary file is deleted if it still exists, and the folder is
+        flushed to the disk.
         """
         self._make_folder()
         temporary = Path(f"{self.path}.{secrets.token_hex(8)}.tmp")
@@ -197,19 +206,20 @@ class LocalPath(Location):
         self.parent.flush()
 
     def _make_folder(self) -> None:
-        """Make the folder of this file and the folders above it, and flush each new name to the
-        disk.
+        """Make the folder of this file and the folders above it if they are missing. Flush the name
+        of each new folder to the disk.
         """
         folder = self.parent
         if not os.path.isdir(folder.path):
             folder._make_folder()
-            # Another process has made the folder, or a file has its name. The latter raises an
-            # error at the write that follows.
+            # The name exists: another process has made the folder, or it is a file. If it is a
+            # file, the write that follows raises an error.
             with suppress(FileExistsError):
                 os.mkdir(folder.path)
             folder.parent.flush()
 
     def flush(self) -> None:
+        """Flush this folder as `Location.flush` does, if the file system can flush a folder."""
         with explained("write", self.path):
             folder = os.open(self.path, os.O_RDONLY)
             try:
@@ -221,6 +231,7 @@ class LocalPath(Location):
                 os.close(folder)
 
     def delete(self) -> None:
+        """Delete the file or an empty folder; a missing file or a folder with files is no error."""
         with explained("delete", self.path), _IGNORE_MISSING:
             try:
                 os.unlink(self.path)
@@ -235,21 +246,27 @@ class LocalPath(Location):
     def folders(self) -> Iterator[str]:
         with explained("list", self.path):
             entries = _scan(self.path)
-            yield from sorted([e.name for e in entries if e.is_dir(follow_symlinks=False)])
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+            yield from sorted(names)
 
     def unfinished(self) -> Listing:
-        yield from (item for item in self.list(recursive=True) if _TEMPORARY.search(item[0]))
+        for path, status in self.list(recursive=True):
+            if _TEMPORARY.search(path):
+                yield path, status
 
     def expand(self) -> FoundFiles:
-        """Return the file of this path, or the files that it matches as a pattern, sorted by path.
+        """Return the file with this path; or, if the path is a pattern, the files that match it,
+        sorted by path. [] if there are none.
 
-        Raises Unreachable for a link to a missing file.
+        Raises Unreachable if a file is a link to a missing file.
         """
         status = self._stat_source()
         if status is not None:
             return [(self, status)]
         if not has_pattern(self.path):
             return []
+
+        # `/a/b/*/c.csv` has the root `/a/b` and the patterns ["*", "c.csv"].
         root = fixed_prefix(self.path)
         patterns = self.path[len(root) + 1 :].split("/")
         with explained("list", root or "/"):
@@ -263,35 +280,36 @@ class LocalPath(Location):
         return files
 
     def _stat_source(self) -> Stat | None:
-        """Return the Stat as `stat` does.
+        """Return the Stat of a source's file, as `stat` does.
 
-        Raises Unreachable for a broken link: otherwise its file would be left out silently.
+        Raises Unreachable for a link to a missing file: otherwise this file would be left out of
+        the source silently.
         """
         status = self.stat()
         if status is None and os.path.islink(self.path):
             raise Unreachable(
-                f"cannot read {self.path}: it is a link to {os.path.realpath(self.path)}, where "
+                f"cannot read {self.path}: this is a link to {os.path.realpath(self.path)}, where "
                 "there is no file; restore that file, or delete the link"
             )
         return status
 
 
 def _stat_regular(path: str) -> os.stat_result:
-    """Return `os.stat` of the path.
+    """Return `os.stat` of a file or folder.
 
-    Raises Unreachable for a pipe, a socket or a device, whose reading may never end.
+    Raises Unreachable for a pipe, a socket or a device, because reading from it may never end.
     """
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         raise Unreachable(
-            f"cannot read {path}: it is a pipe, a socket or a device, which may never end; "
-            "copy its output into a file"
+            f"cannot read {path}: this is a pipe, a socket or a device, which may never end; "
+            "copy its output into a file, and name that file"
         )
     return status
 
 
 def _write_new(path: Path, *parts: Bytes) -> Stat:
-    """Write a new file of the joined parts and flush it to the disk.
+    """Write the joined parts to a new file, flush the file to the disk, and return its Stat.
 
     Raises FileExistsError if the file exists.
     """
@@ -300,7 +318,7 @@ def _write_new(path: Path, *parts: Bytes) -> Stat:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
-        except BaseException:  # leave no half file, as after a full disk
+        except BaseException:  # delete a half-written file, as after a full disk
             os.unlink(path)
             raise
         return _stat_of_open(file)
@@ -312,7 +330,13 @@ def _stat_of_open(file: BinaryIO) -> Stat:
 
 @contextmanager
 def explained(action: str, path: str) -> Iterator[None]:
-    """Raise an OSError of the block as Unreachable: `cannot read /a/b: the disk is full; ...`."""
+    """Turn an OSError that is raised in the `with` block into Unreachable, with a message such as
+    `cannot read /a/b: permission denied; give this user ...`.
+
+    Args:
+        action: the verb of the message, such as `read`.
+        path: the path that the message names.
+    """
     try:
         yield
     except OSError as error:
@@ -321,6 +345,7 @@ def explained(action: str, path: str) -> Iterator[None]:
 
 
 def _make_stat(status: os.stat_result) -> Stat:
+    """Return size, stamp (modification time and inode) and modification time of a file."""
     return Stat(status.st_size, f"{status.st_mtime_ns}-{status.st_ino}", status.st_mtime)
 
 
@@ -342,11 +367,13 @@ def _walk(folder: str, prefix: str, recursive: bool) -> Listing:
     """Yield (path, Stat) of the files in a folder, and in all folders below it if `recursive`.
 
     Args:
-        prefix: the beginning of each path, such as `a/b/`.
+        folder: the absolute path of the folder.
+        prefix: put before each file's path in the folder, such as `a/b/`.
+        recursive: whether the files of inner folders are included.
     """
     for entry in _scan(folder):
         if not _is_folder(entry):
-            # It may have been deleted since it was listed, or be a link to nowhere or to itself.
+            # The file may be deleted since it was listed, or be a link to nowhere or to itself.
             with suppress(OSError):
                 yield prefix + entry.name, _make_stat(entry.stat())
         elif recursive and not entry.is_symlink():  # a link to a parent would never end
@@ -354,13 +381,17 @@ def _walk(folder: str, prefix: str, recursive: bool) -> Listing:
 
 
 def _find_matches(folder: str, patterns: list[str]) -> Iterator[str]:
-    """Yield the files below `folder` whose path matches; `**` does not follow links to folders.
+    """Yield the absolute paths of the files below `folder` that match.
+
+    `**` matches any number of folders, also none. It does not match hidden folders, nor links to
+    folders. A path may be yielded more than once.
 
     Args:
+        folder: the absolute path of the folder.
         patterns: a name or pattern for each part of the path: `["data", "**", "*.csv"]`.
     """
     head, *tail = patterns
-    if head == "**":
+    if head == "**":  # here it matches no folder; below, one folder and more
         yield from _find_matches(folder, tail or ["*"])
     for entry in _scan(folder):
         if head == "**":

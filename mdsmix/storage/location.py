@@ -1,11 +1,11 @@
 """The interface of every location, on a disk, in a bucket or on the hub: whole files, no modes.
 
-It makes only promises that a local disk and an object store can both keep: a write is complete or
-has no effect, a missing file is an ordinary result and not an error, and every failure is one
-`Unreachable` sentence.
+The interface makes only promises that a local disk and an object store can both keep: a write is
+complete or has no effect, a missing file is an ordinary result and not an error, and every failure
+is one `Unreachable` sentence.
 
 A store is one subclass in a file of its own, and one line in `urls.py`. All that the rest of mdsmix
-must know about a store is an attribute or a method of that class.
+must know about a store is an attribute or a method of this subclass.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Bytes = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """Size in bytes, and a stamp that changes with the file: mtime and inode on a disk, the ETag on
-    S3, a hash on the hub.
+    """The size of a file in bytes, and a stamp: a string that changes with the file. The stamp is
+    made of modification time and inode on a disk, is the ETag on S3, and a hash on the hub.
     """
 
     size: int
@@ -35,9 +35,9 @@ class Stat:
 
 
 Listing = Iterator[tuple[str, Stat]]
-"Yields (relative path, Stat) of files below a folder."
+"Yields (relative path, Stat) of files below a folder, such as (`a/b.csv`, Stat(...))."
 Entries = tuple[dict[str, Stat], set[str]]
-"Name -> Stat of the files directly in a folder, and the names of the folders in it."
+"(files, folders) directly in a folder: name -> Stat of the files, and the names of the folders."
 CHANGED = (
     "{url} was changed while it was being read, so its records may be half old and half new: "
     "wait until it is complete and run the same command again"
@@ -57,11 +57,11 @@ class Location(ABC):
     other_schemes: ClassVar[Sequence[str]] = ()
     "Schemes of other tools for the same store, such as `s3a`. They are refused with a suggestion."
     container_noun: ClassVar[str] = ""
-    "The users' word for the container that no path may leave, such as `bucket`. Empty for a disk."
+    "The word for the part of a store that no path may leave, such as `bucket`. Empty for a disk."
     container_depth: ClassVar[int] = 0
-    "How many names at the beginning of a path make up the container: 1 in `bucket/key`."
+    "How many names at the beginning of a path are the container: 1 in `bucket/key`."
     has_cheap_listings: ClassVar[bool] = False
-    "One listing of a folder costs less than asking for the Stat of each file in it."
+    "Whether one listing of a folder costs less than requests for the Stat of each of its files."
     needs_credentials: ClassVar[bool] = False
     "Whether `describe_access` may explain why a run fails."
     permissions: ClassVar[Mapping[str, str]] = {}
@@ -69,8 +69,8 @@ class Location(ABC):
     such as `s3:GetObject`.
     """
     address_variables: ClassVar[Sequence[str]] = ()
-    """Environment variables with the store's address, not with credentials. Their values are passed
-    to other nodes of a run.
+    """Environment variables with the store's address. Their values are passed to other nodes of a
+    run, so none of them contains credentials.
     """
 
     path: str
@@ -82,14 +82,14 @@ class Location(ABC):
     def from_url(cls, url: str) -> Location:
         """Return the location of a URL that begins with the scheme of this store.
 
-        Raises RecipeError if it does not name a file or folder of the store.
+        Raises RecipeError if the URL does not name a file or folder of the store.
         """
         return cls(url.removeprefix(cls.scheme))
 
     @classmethod
     def describe_access(cls) -> str:
-        """Return which server the store is and where its credentials come from, without showing
-        them: `endpoint AWS, credentials from env`. Empty for a store without credentials.
+        """Return the store's server and the source of the credentials, but not the credentials:
+        `endpoint AWS, credentials from env`. Empty for a store that needs no credentials.
 
         Raises Unreachable if there are no credentials.
         """
@@ -107,8 +107,8 @@ class Location(ABC):
 
     @property
     def is_store(self) -> bool:
-        """True for a bucket and the hub, false for a disk. A request to a store takes long, and
-        returns the version that was requested.
+        """Whether the location is in a bucket or on the hub, not on a disk. A request to a store
+        takes long, and returns the version of the file that was requested.
         """
         return True
 
@@ -122,14 +122,14 @@ class Location(ABC):
         return type(self)(self.path.rpartition("/")[0])
 
     def __truediv__(self, name: str) -> Location:
-        """Return the location of `name` below this one.
+        """Return the location of the file or folder `name` in this folder: `folder / "a/b.csv"`.
 
-        Raises Unreachable if the name leads outside.
+        Raises Unreachable if the name leads out of this folder.
         """
         if name.startswith("/") or ".." in name.split("/") or "\0" in name:
             raise Unreachable(
-                f"the name {name!r} leads out of {self.url}, so it is not followed: "
-                "the file that lists it is damaged or hostile, publish it again"
+                f"the name {name!r} leads out of {self.url}, so nothing is read there: "
+                "the file that lists this name is damaged or hostile; publish the stream again"
             )
         return type(self)(f"{self.path.rstrip('/')}/{name}".rstrip("/"))
 
@@ -137,18 +137,24 @@ class Location(ABC):
         return self.url
 
     def fetch_command(self, folder: str) -> list[str]:
-        """Return the words of the shell command by which a user copies this folder to the local
-        `folder`.
+        """Return the words of a shell command that copies this folder to a local folder:
+        `["mdsmix", "fetch", "hf://datasets/a/b", "copy"]`.
+
+        Args:
+            folder: the local folder.
         """
         return ["mdsmix", "fetch", self.url, folder]
 
     @abstractmethod
     def stat(self) -> Stat | None:
-        """Return size and stamp; None if there is no such file (a folder is not a file)."""
+        """Return size and stamp of this file; None if it is missing, or if it is a folder."""
 
     def read(self, start: int = 0, length: int | None = None) -> bytes:
-        """Return `length` bytes from `start` on, or fewer if the file ends before. If `length` is
-        None, return all bytes from `start` on.
+        """Return the bytes of this file from byte `start` on.
+
+        Args:
+            length: the number of bytes; None: all up to the file's end. Fewer are returned if the
+                file ends earlier.
 
         Raises Unreachable if the file is missing.
         """
@@ -160,64 +166,74 @@ class Location(ABC):
 
     @abstractmethod
     def fetch(self, max_bytes: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
-        """Return Stat and bytes of the same version of the file; None if the file is missing. The
-        bytes are empty if the file is larger than `max_bytes`. A bucket needs one request for this.
+        """Return (Stat, bytes) of the same version of this file; None if the file is missing. A
+        bucket needs only one request for both.
+
+        Args:
+            max_bytes: if the file is larger, no bytes are read, and the result is (Stat, b"").
         """
 
     @abstractmethod
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
-        """Return a sequential reader from byte `start` on.
-
-        Raises Unreachable if the file is missing, or has another stamp than `stamp`.
+        """Return a reader of this file from byte `start` on, which is read from start to end.
 
         Args:
             until: the byte at which reading probably ends. A store is asked for the bytes up to
-                there, and asked again only if more are read.
+                there, and asked again only if more bytes are read. None: the end of the file.
+            stamp: the stamp that the file must have; "": any.
+
+        Raises Unreachable if the file is missing or has another stamp.
         """
 
     @abstractmethod
     def open_random(self, stat: Stat, ahead: int = 1 << 20) -> BinaryIO:
-        """Return a seekable reader of the version of the file that has the stamp of `stat`.
-
-        Raises Unreachable if the file has another stamp: on a disk when it is opened, in a bucket
-        also at each later request.
+        """Return a reader of this file that can seek.
 
         Args:
+            stat: size and stamp of the version to read.
             ahead: the least bytes of a request to a store.
+
+        Raises Unreachable if the file has another stamp. A disk checks the stamp when the file is
+        opened, a bucket also at each later request.
         """
 
     def write(self, *parts: Bytes) -> None:
-        """Write the joined parts to this file, over any earlier one: completely or not at all."""
+        """Write the joined parts to this file: completely or not at all. An existing file is
+        replaced.
+        """
         raise self._cannot_be_written()
 
     def create(self, content: bytes) -> Stat | None:
-        """Write `content` and return its Stat; None, without writing, if the file exists."""
+        """Write `content` to this file and return its Stat. If the file exists, write nothing and
+        return None.
+        """
         raise self._cannot_be_written()
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
-        """Write `content` over the file with this stamp and return the new Stat; None, without
-        writing, if the file is missing or has another stamp.
+        """Write `content` over this file and return the new Stat. If the file is missing or has
+        another stamp than `stamp`, write nothing and return None.
         """
         raise self._cannot_be_written()
 
     def _cannot_be_written(self) -> Unreachable:
+        """Return the error for the user about a write to a store that is only read."""
         return Unreachable(
-            f"{self.url} cannot be written: mdsmix only reads from the hub; publish to a folder or "
-            "an s3:// URL"
+            f"{self.url} cannot be written: mdsmix only reads from the hub; publish to a local "
+            "folder or an s3:// URL"
         )
 
     def try_conditions(self) -> bool:
         """Return whether only one of several writers succeeds if they `create` or `replace` this
         file at the same moment.
 
-        An unknown store is tested once a run, with an object next to this file. In a store that
-        fails the test, both methods check the object before they write, and would overwrite
-        another write that comes in between.
+        An unknown store is tested once a run, with an object in the folder of this file. If the
+        store fails the test, `create` and `replace` check the file right before they write. They
+        then overwrite a write of another process between the check and their own write.
         """
         return False
 
     def copy_to(self, target: Location) -> None:
-        """Copy this file to `target`; without a download if both are in the same store."""
+        """Copy this file to `target`. Within a store the file is copied without a download."""
         target.write(self.read())
 
     def link_to(self, target: Location) -> None:
@@ -227,59 +243,68 @@ class Location(ABC):
         self.copy_to(target)
 
     def flush(self) -> None:  # noqa: B027 - a store has done it
-        """Flush this folder to the disk, so that links and deletions in it survive a power cut.
-        Files that `write` wrote survive one anyway.
+        """Flush this folder to the disk, so that links and deletions in the folder survive a power
+        cut. Files from `write` survive a power cut anyway.
         """
 
     def delete(self) -> None:
-        """Delete the file, or an empty folder. A missing file is fine."""
+        """Delete this file or empty folder. A missing file is no error."""
         raise self._cannot_be_written()
 
     def delete_all(self, names: Sequence[str]) -> None:
-        """Delete the files of these names in this folder. Missing files are fine."""
+        """Delete the files with these names in this folder. A missing file is no error."""
         for name in names:
             (self / name).delete()
 
     @abstractmethod
     def list(self, recursive: bool = False, beginning: str = "") -> Listing:
-        """Yield the files directly in this folder, or (`recursive`) all below it, by relative path,
-        sorted. A missing folder is empty.
+        """Yield (relative path, Stat) of the files in this folder, sorted by path. Nothing for a
+        missing folder.
 
         Args:
-            beginning: a store may leave out files whose relative path does not start with this.
+            recursive: whether the files of all inner folders are included.
+            beginning: a hint: a store may leave out files whose relative path does not start with
+                this string.
         """
 
     def folders(self) -> Iterator[str]:
-        """Yield the names of the folders directly in this one, sorted; nothing for a missing
-        folder, nor on the hub.
+        """Yield the names of the folders directly in this folder, sorted. Nothing for a missing
+        folder, and nothing on the hub.
         """
         return iter(())
 
     def entries(self) -> Entries:
-        """Return the files and folders directly in this folder, by one listing of a store."""
+        """Return (files, folders) directly in this folder: name -> Stat of the files, and the names
+        of the folders. A bucket needs only one listing for both.
+        """
         return dict(self.list()), set(self.folders())
 
     def unfinished(self) -> Listing:
-        """Yield (relative path, Stat) of the temporary files below this folder. They belong to
-        writes that were killed or are still in progress. A store has none.
+        """Yield (relative path, Stat) of the temporary files in this folder and its inner folders.
+        They belong to writes that were killed or are still in progress. A store has none.
         """
         return iter(())
 
     def expand(self) -> FoundFiles:
-        """Return the files that this path names, sorted: the file itself, or all files that match
-        its pattern (`*`, `?`, `[]`, `**`). A pattern takes one listing, and a request for each file
-        whose stamp is not in the listing.
+        """Return (Location, Stat) of the file with this path; or, if the path is a pattern (`*`,
+        `?`, `[]`, `**`), of all files that match it, sorted by path. [] if there are none.
+
+        A pattern takes one listing, and a request for each file whose stamp the listing lacks.
         """
         if not has_pattern(self.path):
             stat = self.stat()
             return [(self, stat)] if stat else []
+
+        # List the folder before the pattern: `bucket/a` for `bucket/a/b*/c.csv`. All matches begin
+        # with the part before the first sign of the pattern: `b`.
         root = type(self)(fixed_prefix(self.path))
         pattern = self.path[len(root.path) + 1 :]
         parts = pattern.split("/")
-        # The text before the first sign of a pattern, with which all matches begin.
         beginning = re.split(r"[*?[]", pattern)[0]
         is_deep = len(parts) > 1 or pattern == "**"
         files = dict(root.list(is_deep, beginning))
+
+        # Choose the matches, and find their stamps.
         if pattern in files:
             names = [pattern]  # the pattern itself is the name of a file
         else:
@@ -302,23 +327,27 @@ def has_pattern(path: str) -> bool:
 
 
 def fixed_prefix(path: str) -> str:
-    """Return the folders of `path` before the first part that contains a pattern: `a/b` of
-    `a/b/*/c.csv`. Without a pattern these are all folders.
+    """Return the folders of `path` before the first part that contains a sign of a pattern: `a/b`
+    for `a/b/*/c.csv`. Without a pattern these are all folders: `a/b` for `a/b/c.csv`.
     """
-    parts = path.split("/")
-    first = next((i for i, part in enumerate(parts) if has_pattern(part)), len(parts) - 1)
-    return "/".join(parts[:first])
+    *folders, _ = path.split("/")
+    for number, folder in enumerate(folders):
+        if has_pattern(folder):
+            return "/".join(folders[:number])
+    return "/".join(folders)
 
 
 def name_matches(name: str, pattern: str) -> bool:
-    """Return whether one part of a path matches. As in a shell, `*` does not match `.hidden`."""
+    """Return whether one part of a path matches a pattern such as `*.csv`. As in a shell, `*` does
+    not match `.hidden`.
+    """
     is_hidden = name.startswith(".") and not pattern.startswith(".")
     return not is_hidden and fnmatch.fnmatchcase(name, pattern)
 
 
 def path_matches(names: list[str], patterns: list[str]) -> bool:
-    """Return whether the parts of a path match those of a pattern; `**` matches any number of
-    folders that are not hidden.
+    """Return whether the parts of a path match the parts of a pattern. `**` matches any number of
+    folders that are not hidden, also none.
 
     Args:
         names: the parts of the path: `["a", "b", "c.csv"]`.
@@ -329,6 +358,7 @@ def path_matches(names: list[str], patterns: list[str]) -> bool:
     head, *tail = patterns
     if head != "**":
         return name_matches(names[0], head) and path_matches(names[1:], tail)
+    # `**` matches no folder, or the first folder and maybe more.
     if path_matches(names, tail or ["*"]):
         return True
     return not names[0].startswith(".") and path_matches(names[1:], patterns)

@@ -1,8 +1,8 @@
 """Sentences that a store shows to the user while a request waits.
 
-The code that waits is deep below the command, in any thread, and its callers have no function for
-sentences at hand. So the function is a setting of the process: stderr, unless `redirect_notices`
-sets another one, as a progress bar and a worker process do.
+The code that waits may run in any thread, and its callers do not pass it a function that shows
+sentences. So this function is a setting of the process. It prints to stderr, unless
+`redirect_notices` sets another function, as a progress bar and a worker process do.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ _say: Say = _print_to_stderr
 
 
 def show_notice(sentence: str) -> None:
-    """Show a sentence to the user now."""
+    """Show a sentence to the user now, by the function that is set."""
     _say(sentence)
 
 
 @contextmanager
 def redirect_notices(say: Say) -> Iterator[None]:
-    """Make `say` the function that shows notices within the block. Any thread may call it."""
+    """Set the function that shows notices during the `with` block.
+
+    Args:
+        say: called with each sentence, by any thread.
+    """
     global _say
     previous = _say
     _say = say

@@ -16,19 +16,22 @@ THREADS = 16
 
 
 def map_threads(request: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Return the results of `request` for each item, in the items' order. Sixteen run at a time.
+    """Return the results of `request(item)` for all items, in the items' order. Sixteen requests
+    run at a time.
 
-    Raises the error of the first item that failed, and drops requests that have not begun.
+    If requests fail, the error of the first of these items is raised, and requests that have not
+    begun are dropped.
     """
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(request, items))
 
 
 def map_in_batches(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Yield the results of `request` for each item, in the items' order. Sixteen items are
-    requested at a time, and the next sixteen after their results were yielded, so no more than
-    sixteen results are in memory.
+    """Yield the results of `request(item)` for all items, in the items' order.
+
+    Sixteen requests run at a time. The next sixteen begin after the results of the first sixteen
+    were yielded, so no more than sixteen results are in memory.
     """
     remaining = iter(items)
-    while batch := list(islice(remaining, THREADS)):
+    while batch := list(islice(remaining, THREADS)):  # the next sixteen items
         yield from map_threads(request, batch)

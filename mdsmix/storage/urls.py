@@ -37,17 +37,20 @@ _KNOWN = "|".join([*_MEANT, *_STREAMING, "https", "http"])
 _SCHEME = re.compile(
     rf"((?i:{_KNOWN})(?=:)|(?i:s3|gs|hf)(?=//)|[A-Za-z][A-Za-z0-9+.-]*(?=:[/\\\\]))(:?(?://|[/\\\\])?)"
 )
-"""The scheme at the beginning of a name, such as `s3` of `s3://bucket`, with the signs that follow
-it. A known scheme also counts if its slashes are left out (`s3:bucket`), and `s3`, `gs` and `hf`
-also if the colon is (`s3//bucket`).
+"""Matches the scheme at the beginning of a name, such as `s3` of `s3://bucket`, and the signs that
+follow it (group 2). A known scheme is also matched if its slashes are left out (`s3:bucket`). `s3`,
+`gs` and `hf` are also matched if the colon is left out (`s3//bucket`).
 """
 _SLIPS = (":", "//")
-"The signs after a known scheme if its slashes or its colon were left out."
+"The signs after a known scheme if its slashes (`s3:bucket`) or its colon (`s3//`) are missing."
 
 
 def locate(url: str | os.PathLike[str]) -> Location:
-    """Return the location that `s3://bucket/key`, `hf://datasets/org/name/file`,
-    `file:///folder/file` or a (relative) path names.
+    """Return the location of a path or URL.
+
+    Args:
+        url: `s3://bucket/key`, `hf://datasets/org/name/file`, `file:///folder/file`, or an absolute
+            or relative path.
 
     Raises RecipeError for any other URL.
     """
@@ -64,52 +67,57 @@ def locate(url: str | os.PathLike[str]) -> Location:
 
 
 def find_store(url: str) -> type[Location] | None:
-    """Return the store that a URL is in; None for a path, for `file://` and for a URL that mdsmix
-    does not open.
+    """Return the class of the store that a URL is in, such as S3Path; None for a path, for
+    `file://` and for a URL that mdsmix does not open.
     """
     scheme, separator, _ = url.partition("://")
     return _STORES.get(scheme) if separator else None
 
 
 def is_url(text: str) -> bool:
-    """Return whether the string is a URL that mdsmix opens; False for a path.
+    """Return whether the string is a URL that mdsmix opens (True) or a path (False).
 
     Raises RecipeError for another URL, a URL without its colon or one of its slashes (`s3:/bucket`,
-    `s3:bucket`, `s3//bucket`), and a path that begins with a drive (`C:/data`). A folder whose name
-    looks like that can be written `./s3:/bucket`.
+    `s3:bucket`, `s3//bucket`), and a path that begins with a drive (`C:/data`). For a folder with
+    such a name, users can write `./s3:/bucket`.
     """
     match = _SCHEME.match(text)
     if match is None:
         return False
     scheme, signs = match.groups()
     tail = text[match.end() :].lstrip("/\\")
-    has_host = scheme == "file" and bool(urlsplit(text).netloc)
-    if scheme in _OPENED and signs == "://" and not has_host:
+    names_other_host = scheme == "file" and bool(urlsplit(text).netloc)  # file://host/path
+    if scheme in _OPENED and signs == "://" and not names_other_host:
         return True
     raise RecipeError(f"{text} cannot be opened: {_explain_url(text, scheme, signs, tail)}")
 
 
 def _explain_url(text: str, scheme: str, signs: str, tail: str) -> str:
-    """Return the rest of a message about a URL that is not opened: what to write instead.
+    """Return what to write in place of a URL that is not opened: the end of a message that begins
+    with the URL.
 
     Args:
-        text: the URL.
-        scheme: its scheme as written.
-        signs: the signs after the scheme, such as `:/`.
-        tail: the rest, without leading slashes.
+        text: the URL, such as `s3:/bucket/key`.
+        scheme: the URL's scheme as written: `s3`.
+        signs: the signs after the scheme: `:/`.
+        tail: the URL after these signs, without leading slashes: `bucket/key`.
     """
     word = scheme.lower()
     local = f"write ./{text} if it is a local path"
-    if len(scheme) == 1:
+    if len(scheme) == 1:  # the drive of a path on Windows
         return (
-            "a path has no drive here; write it as this machine names it, "
+            "a path has no drive here; write the path as this machine names it, "
             f"such as /mnt/{word}/{tail}"
         )
+
+    # The URL is misspelled: suggest the URL that is opened.
     if word in _MEANT:
         meant = _MEANT[word]
-        slash = "/" if meant == "file" else ""
+        slash = "/" if meant == "file" else ""  # file:///path
         question = f"did you mean {meant}://{slash}{tail}?"
         return f"{question} Or {local}" if signs in _SLIPS else question
+
+    # mdsmix does not open such URLs.
     remedy = (
         "mdsmix reads and writes local paths, file:///path and s3://bucket/key, and reads "
         "hf://datasets/org/name/file; copy the data to one of these"
@@ -121,12 +129,12 @@ def _explain_url(text: str, scheme: str, signs: str, tail: str) -> str:
 
 
 def begins_like_url(name: str | os.PathLike[str]) -> bool:
-    """Return whether the name is a URL, or one that lacks a colon or slashes."""
+    """Return whether the name is a URL of any scheme, also one without its colon or slashes."""
     return _SCHEME.match(os.fspath(name)) is not None
 
 
 def require_local(folder: str | os.PathLike[str]) -> None:
-    """Raise RecipeError if the name of a local folder is a URL, or begins like one."""
+    """Raise RecipeError if the name of a local folder begins like a URL."""
     if begins_like_url(folder):
         raise RecipeError(
             f"{os.fspath(folder)} is not a folder of this machine; name a local folder."
@@ -134,8 +142,8 @@ def require_local(folder: str | os.PathLike[str]) -> None:
 
 
 def find_key_terminator(url: str) -> str:
-    """Return the first `#` or `?` of a URL, at which Streaming's parser of URLs ends the key; blank
-    if there is none, and for a path.
+    """Return the first `#` or `?` of a URL, at which Streaming's parser of URLs ends the key. ""
+    for a URL without these signs, and for a path.
     """
     match = re.search("[#?]", url) if "://" in url else None
     return match[0] if match else ""
@@ -146,14 +154,17 @@ def is_for_streaming_alone(text: str) -> bool:
     `gs://bucket/key` or `dbfs:/Volumes/a/b/c`.
     """
     match = _SCHEME.match(text)
-    if match is None or match[1] not in _STREAMING or match[1] in _OPENED:
+    if match is None:
         return False
-    return match[2] == "://" or (match[1] == "dbfs" and match[2] == ":/")
+    scheme, signs = match.groups()
+    if scheme not in _STREAMING or scheme in _OPENED:
+        return False
+    return signs == "://" or (scheme == "dbfs" and signs == ":/")
 
 
 def store_addresses() -> dict[str, str]:
-    """Return the environment variables with the addresses of stores, for the other nodes of this
-    run: name -> value. Credentials are not among them, since each node has its own.
+    """Return name -> value of the environment variables with the addresses of stores, which are
+    passed to the other nodes of a run. Credentials are not passed: each node has its own.
     """
     names = [name for store in STORES for name in store.address_variables]
     return {name: os.environ[name] for name in names if os.environ.get(name)}

@@ -25,9 +25,9 @@ from tests.processes import run_and_measure
 
 RECORDS = [{"text": "one two three four five " * 9}] * 9
 REFUSED = {
-    "data/pipe.jsonl": "it is a pipe, a socket or a device",
-    "data/*.jsonl": "it is a pipe, a socket or a device",
-    "zero.jsonl": "it is a pipe, a socket or a device",
+    "data/pipe.jsonl": "this is a pipe, a socket or a device",
+    "data/*.jsonl": "this is a pipe, a socket or a device",
+    "zero.jsonl": "this is a pipe, a socket or a device",
     "folders/*.jsonl": "matches no file",
     "folders/**/*.jsonl": "matches no file",
     "/*/nothing-*.jsonl": "matches no file",
@@ -101,7 +101,7 @@ def test_a_link_to_a_file_is_read_and_one_to_a_folder_only_if_the_pattern_names_
     # Otherwise the link's target would be silently missing from the stream.
     for name, target, message in (
         ("self.jsonl", "self.jsonl", "self.jsonl"),
-        ("gone.jsonl", "nowhere", "gone.jsonl: it is a link to"),
+        ("gone.jsonl", "nowhere", "gone.jsonl: this is a link to"),
     ):
         (data / name).symlink_to(target)
         assert message in arena.refused("convert", recipe)
