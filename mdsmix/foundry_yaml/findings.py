@@ -8,11 +8,11 @@ A check is a plain function that yields findings about one subject:
 - the section of a loader in a YAML: `find(section)`,
 - one stream of such a section: `find(section, stream_section)`.
 
-Checks of the last two are called rules: `mdsmix check` reports a broken rule, `mdsmix.load` refuses
-it. Each file of checks has a `CheckList`, to which a decorator adds the function below it with its
-id, severity and consequence. The table in the README, the JSON and the printed line are all made
-from that list, so they cannot differ. A finding that several streams share is printed once and
-names them all.
+Checks of a section are called rules: `mdsmix check` reports a broken rule, and `mdsmix.load`
+refuses a section that breaks one. Each file of checks has a `CheckList`, to which a decorator adds
+the function below it with its id, severity and consequence. The table in the README, the JSON and
+the printed line are all made from these lists, so they cannot differ. A finding that several
+streams share is printed once, with the names of all of them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class Finding:
     """One thing that is wrong or worth knowing. If it is an error, the mix is refused."""
 
     message: str
-    """What is wrong, with both of the values that do not fit. A check writes the placeholders
-    `{loader}` and `{streams}` here and in the fix; `with_names` fills the names in.
+    """What is wrong, with both of the values that do not fit. Here and in `fix` a check may write
+    the placeholders `{loader}` and `{streams}`, which `with_names` replaces by names.
     """
     fix: str
+    "What the user can do."
     streams: Sequence[str] = ()
     id: str = ""
     """The check's id. A function that serves several checks sets it. Otherwise the check fills it
@@ -49,12 +50,14 @@ class Finding:
         return f"{self.severity} {self.id}{whose}: {self.message} {self.why} Fix: {self.fix}"
 
     def with_names(self, loaders: Iterable[str], streams: Iterable[str]) -> Finding:
-        """Fill in the names of these loaders and streams."""
+        """Return the finding with the placeholders `{loader}` and `{streams}` in its message and
+        fix replaced by these names.
+        """
         loader_names = ", ".join(loaders)
         stream_names = tuple(streams)
 
         def fill(text: str) -> str:
-            """Replace the placeholders in a text."""
+            """Replace the placeholders in a string."""
             named = text.replace("{loader}", loader_names)
             return named.replace("{streams}", ", ".join(stream_names))
 
@@ -68,21 +71,21 @@ Finder = Callable[..., Findings]
 
 @dataclass(frozen=True)
 class Check:
-    """One row of the README's table."""
+    """One check: its function, and the facts that the README's table shows of it."""
 
     id: str
     severity: Severity
     why: str
     "One sentence on the consequence for training."
     subject: Subject
-    """The kind of subject that it checks. It decides on the arguments of `find`, which the
-    beginning of this file lists.
+    """The kind of subject that the check looks at. The beginning of this file lists the arguments
+    of `find` for each kind.
     """
     find: Finder
 
     @property
     def is_rule(self) -> bool:
-        """Whether it checks a section of a YAML, without opening any stream."""
+        """Whether the check looks only at a section of a YAML, and opens no stream."""
         return self.subject in ("loader section", "stream section")
 
     def run(self, *arguments: Any, stream: str | None = None) -> Findings:
@@ -93,6 +96,7 @@ class Check:
             arguments: the arguments of `find`.
             stream: the name of the stream that is checked; None if the findings name their streams.
         """
+        # A function that serves several checks sets the check's id in each finding.
         for finding in self.find(*arguments):
             if finding.id in ("", self.id):
                 yield replace(
@@ -121,7 +125,7 @@ class CheckList(list[Check]):
 
     Each method returns a decorator that adds the function below it. A check's id is the function's
     name with hyphens (`rows_short` becomes `rows-short`), unless `id` is given. A function that
-    serves several checks is added once for each, and its findings name their check's id.
+    serves several checks has a decorator for each, and sets the check's id in each finding.
     """
 
     def mix(self, severity: Severity, why: str, id: str | None = None) -> Register:
@@ -145,10 +149,10 @@ class CheckList(list[Check]):
         return self._adder("stream section", severity, why, id)
 
     def _adder(self, subject: Subject, severity: Severity, why: str, id: str | None) -> Register:
-        """Return a decorator that adds its function as a check.
+        """Return a decorator that adds the function below it as a check.
 
         Args:
-            subject: what the check is about. It decides on the arguments of the function.
+            subject: what the check looks at. The subject decides which arguments the function gets.
             severity: the severity of its findings.
             why: the consequence for training.
             id: the check's id; None: the function's name with hyphens.

@@ -30,7 +30,9 @@ def as_whole_number(value: Any) -> int | None:
 
 
 def _at_least(least: int) -> schema.Bound:
-    """Return the bound of a whole number: its words for a message, and a function that tests it."""
+    """Return a bound of whole numbers as a pair: the words for a message, such as `a whole number
+    of at least 1`, and a function that tests a value.
+    """
 
     def fits(value: Any) -> bool:
         number = as_whole_number(value)
@@ -40,14 +42,18 @@ def _at_least(least: int) -> schema.Bound:
 
 
 SIZE = re.compile(r"(\d{0,18}\.?\d{1,18})\s*([a-z]*)")
+"A number and a unit: `500gb`, `1.5 tb`, `64`."
 _BYTE_SUFFIXES = ("b", "kb", "mb", "gb", "tb", "pb", "eb", "zb", "yb")
 BYTE_UNITS = {"": 1} | {suffix: 1024**power for power, suffix in enumerate(_BYTE_SUFFIXES)}
 COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 def parse_quantity(value: Any, units: dict[str, int]) -> int | None:
-    """Parse a size or count as Streaming does, such as `500gb`, `64M` or 1000; None if Streaming
-    would refuse it.
+    """Parse a size or count as Streaming does: `500gb`, `64M` or 1000. Return None if Streaming
+    would refuse the value.
+
+    Args:
+        units: BYTE_UNITS for a size, COUNT_UNITS for a count.
     """
     if is_number(value):
         return int(value)
@@ -58,7 +64,7 @@ def parse_quantity(value: Any, units: dict[str, int]) -> int | None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number; true and false are none."""
+    """Check whether a value is a finite number. True and false do not count as numbers."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -97,8 +103,8 @@ _BOTH: Types = {
     "validate_hash": str,
     "keep_zip": bool,
 }
-"""Keys of a dataset, and of each of its streams. Their default is null, like that of the keys below
-except those in NOT_NULL.
+"""Keys of a dataset, and of each of its streams. They may be null, and so may all keys below except
+those in NOT_NULL.
 """
 STREAM_KEYS: Types = _BOTH | {"proportion": Any, "repeat": Any, "choose": Any}
 "The keys of one of `dataset.streams`."
@@ -138,8 +144,8 @@ NOT_NULL = frozenset(
     {"batching_method", "sampling_method", "sampling_granularity", "partition_algo"}
     | {"shuffle_algo", "shuffle_seed", "token_encoding_type", "target_prompts", "target_responses"}
 )
-"""Keys of `dataset` that must not be null: LLM-Foundry 0.22 or Streaming 0.12 and 0.13 fail on it.
-The loader of mdsmix reads null as the default.
+"""Keys of `dataset` that must not be null, since LLM-Foundry 0.22 or Streaming 0.12 and 0.13 fail
+on null. The loader of mdsmix reads null as the default.
 """
 _SEPARATORS: Types = {
     "eos_token_id": int,
@@ -168,17 +174,19 @@ DATASETS: dict[str, Types] = {
     "finetuning": _FINETUNING,
     MDSMIX_LOADER: _FINETUNING | _SEPARATORS | {"processor": str, "dummy_image": bool},
 }
-"""Name of a loader -> the keys of its `dataset` that have an effect. Loaders that belong to one
-kind of stream are in `mdsmix.kinds.kind_table`. The text loader silently drops any other key; the
-finetuning loader fails on it. The loader of mdsmix reads the keys of both others, except
-`mlm_probability`. Its `processor`, a folder or hub name, turns the images of streams into a model's
-inputs; with `dummy_image` a batch without an image gets a masked one.
+"""Name of a loader -> the keys of its `dataset` that have an effect. Any other key is silently
+dropped by the text loader, and makes the finetuning loader fail.
+
+The loader of mdsmix reads the keys of both others, except `mlm_probability`. Its `processor`, a
+folder or hub name, turns the images of streams into a model's inputs; with `dummy_image` a batch
+without an image gets a masked image. Loaders that belong to one kind of stream are in
+`mdsmix.kinds.kind_table`.
 """
 
 
 def describe_expected(expected: Any, value: Any) -> str | None:
-    """Describe the values that a key accepts, such as `a whole number of at least 1.`. Return None
-    if it accepts `value`.
+    """Return None if a key accepts `value`, otherwise a description of what the key accepts, such
+    as `a whole number of at least 1.`.
 
     Args:
         expected: the key's type, or a `schema.Bound`.
@@ -196,27 +204,29 @@ def describe_expected(expected: Any, value: Any) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraLoader:
-    """A loader of neither LLM-Foundry nor mdsmix, which reads one kind of stream. The kind defines
-    it (`Kind.loader`), and `mdsmix.kinds.kind_table` lists it.
+    """A loader of another library, such as ComposeRL, which reads one kind of stream. The kind
+    defines the loader (`Kind.loader`), and `mdsmix.kinds.kind_table` lists all of them.
     """
 
     name: str
     "`train_loader.name`."
     whose: str
-    "The library that it belongs to, for messages."
+    "The library that the loader belongs to, for messages."
     keys: Types
     "The keys of `dataset`."
     columns: Mapping[str, str]
     "Column name -> MDS encoding of the columns that every sample must have."
     row: Callable[[Sample, int], Any]
-    "(decoded sample, max_seq_len) -> row. Raises MixRefused if the sample does not give one."
+    "(decoded sample, max_seq_len) -> row. Raises MixRefused if the sample does not give a row."
     batch: Callable[[Sequence[Any], int, int, int], dict[str, Any]]
     "(rows, max_seq_len, EOS id, padding id) -> arrays of a batch, `input_ids` among them."
     multiple: int = 1
     "The loader takes only a max_seq_len that is a multiple of this."
 
     def fault(self, max_seq_len: int) -> str:
-        """Return why the loader refuses this max_seq_len, for a message; empty if it does not."""
+        """Return why the loader refuses this max_seq_len, for a message; an empty string if the
+        loader accepts it.
+        """
         if max_seq_len % self.multiple:
             return f"{self.whose}'s {self.name} loader takes only multiples of {self.multiple}"
         return ""

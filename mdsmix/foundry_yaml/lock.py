@@ -51,8 +51,7 @@ LOCKED: dict[str, Any] = {
     "token_encoding_type": "int64",
 }
 """Keys of `dataset` that decide in which order samples are read and how each is truncated, with the
-defaults of Streaming and LLM-Foundry. The target policies are not listed: `locked_settings` adds
-them.
+defaults of Streaming and LLM-Foundry. `locked_settings` adds target_prompts and target_responses.
 """
 
 
@@ -62,7 +61,7 @@ class LockedStream:
 
     name: str
     drawn: int = field(metadata=NOT_NEGATIVE)
-    "How many samples of the stream an epoch reads, by the stream's weight."
+    "How many samples of the stream the stream's weight makes an epoch read."
     samples: int = field(metadata=NOT_NEGATIVE)
     "How many samples the stream contains."
     shards: str = field(metadata=must_be("a hash of 32 digits", HASH_FORM.fullmatch))
@@ -87,15 +86,23 @@ class LockedShard(NamedTuple):
 
 
 def lock_stream(name: str, drawn: int, shards: Iterable[LockedShard]) -> LockedStream:
-    """Lock a stream of these shards. A shard is identified by its samples and the hash of its
-    content, or by its file name and size if the index has no hash.
+    """Return the lock of one stream.
+
+    A shard is identified by its number of samples and the hash of its content; if the index has no
+    hash of it, by its number of samples, file name and size.
+
+    Args:
+        drawn: samples of the stream that an epoch reads.
     """
     samples = 0
     identities = list[list[Any]]()
     for shard in shards:
         samples += shard.samples
-        # (algorithm, hash) of the first algorithm by name, or else file and size.
-        content: list[Any] = [*sorted(shard.hashes.items())[:1]] or [shard.file, shard.bytes]
+        if shard.hashes:
+            # One pair of algorithm and hash: the first algorithm by name.
+            content: list[Any] = [min(shard.hashes.items())]
+        else:
+            content = [shard.file, shard.bytes]
         identities.append([shard.samples, content])
     digest = xxhash.xxh128_hexdigest(orjson.dumps(identities))
     return LockedStream(name=name, drawn=drawn, samples=samples, shards=digest)
@@ -103,8 +110,8 @@ def lock_stream(name: str, drawn: int, shards: Iterable[LockedShard]) -> LockedS
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderLock:
-    """The lock of one loader: its streams as they were published, in its order, and the settings
-    that decide which samples a batch contains.
+    """The lock of one loader: its streams as they were published, in the loader's order, and the
+    settings that decide which samples a batch contains.
     """
 
     streams: list[LockedStream]
@@ -130,12 +137,12 @@ class Lock:
 
 
 def locked_settings(section: LoaderSection, **known: Any) -> dict[str, Any]:
-    """Return the settings of a loader for its lock: the values of the section, or their defaults.
+    """Return the settings of a loader for its lock: the values of the section, or the defaults of
+    keys that it does not set.
 
     Args:
         section: the loader's section.
-        known: settings that are not in the section, such as `batch`. Those that are None are left
-            out.
+        known: settings that are not in the section, such as `batch=512`; None is left out.
     """
     settings = dict(LOCKED)
     for key in LOCKED:
@@ -154,13 +161,13 @@ AnyLock = TypeVar("AnyLock", Lock, LoaderLock)
 
 
 def parse_lock(cls: type[AnyLock], content: str | bytes, where: str, fix: str) -> AnyLock:
-    """Parse a file's `Lock` or a checkpoint's `LoaderLock`.
+    """Parse a lock from its JSON: `Lock` from a file, or `LoaderLock` from a checkpoint.
 
     Args:
         where: the file or checkpoint, for a message.
         fix: what the user can do, for a message.
 
-    Raises RecipeError if the content is not a lock, or one of another version.
+    Raises RecipeError if the content is not a lock, or is a lock of another version.
     """
     try:
         tree = orjson.loads(content)
@@ -168,8 +175,8 @@ def parse_lock(cls: type[AnyLock], content: str | bytes, where: str, fix: str) -
         if isinstance(version, int) and version != VERSION:
             writer = "an earlier commit of mdsmix" if version < VERSION else "a newer mdsmix"
             raise RecipeError(
-                f"{where} was written by {writer} (version {version}, and this one reads "
-                f"{VERSION}); {fix}."
+                f"{where} was written by {writer}: it has version {version}, but this mdsmix reads "
+                f"only version {VERSION}; {fix}."
             )
         return schema.parse_mapping(cls, tree)
     except (orjson.JSONDecodeError, schema.Misfit) as error:
@@ -179,11 +186,12 @@ def parse_lock(cls: type[AnyLock], content: str | bytes, where: str, fix: str) -
 
 
 class LockDifference(NamedTuple):
-    """One difference from a lock."""
+    """One difference between a stored lock and the current data and settings."""
 
     message: str
+    "For example: `shuffle_seed was 17 and is 18`."
     streams: Sequence[str]
-    "The streams affected; empty for a setting of the loader."
+    "The streams that differ; empty for a setting of the loader."
 
 
 def find_differences(was: LoaderLock, now: LoaderLock) -> Iterator[LockDifference]:

@@ -21,7 +21,8 @@ def loader_unknown(loader: LoaderSection) -> Findings:
         yield Finding(
             f"name of {{loader}} is {format_yaml_value(loader.section.get('name'))}, but mdsmix "
             f"knows only {', '.join(DATASET_KEYS_OF)}.",
-            "write name: text or name: finetuning, or name: mdsmix for a mix of both.",
+            "write name: text or name: finetuning, or name: mdsmix for a mix of both kinds of "
+            "stream.",
         )
 
 
@@ -29,10 +30,11 @@ class SectionOfLoader(NamedTuple):
     """A section of a YAML that belongs to a loader."""
 
     name: str
-    "A phrase for it in messages, such as `dataset of {loader}`."
+    "The section's name in messages, such as `dataset of {loader}`."
     settings: Settings
+    "The keys and values of the section."
     allowed: Types
-    "The keys that are allowed in it."
+    "The keys that are allowed in the section, with their types."
 
 
 def list_sections(loader: LoaderSection) -> Iterator[SectionOfLoader]:
@@ -77,13 +79,13 @@ def _fix_of_unread_key(key: str, section: SectionOfLoader, loader: LoaderSection
     """
     if section.settings is loader.section:
         if key == "label":
-            return "leave it out, or write eval_loader as a list of one."
+            return "remove the label, or write eval_loader as a list of one evaluation."
         if key in DATASET_KEYS_OF.get(loader.name, {}):
-            return f"move it to dataset, where {key} is read, or leave it out."
+            return f"move {key} to dataset, where it is read, or remove it."
     similar = find_nearest(key, section.allowed)
     if not similar:
-        return "leave it out; no key has a similar name."
-    return f"leave it out, or write the key that was meant ({similar})."
+        return f"remove {key}; no key that is read has a similar name."
+    return f"remove {key}, or write {similar} if that key was meant."
 
 
 @CHECKS.loader_section("error", "LLM-Foundry refuses the loader's section.")
@@ -106,7 +108,9 @@ def key_missing(loader: LoaderSection) -> Findings:
     "streams-and-remote",
 )
 def data_is_named(loader: LoaderSection) -> Findings:
-    """Find data that is named twice, not at all, or in a form that the loader does not take."""
+    """Find a dataset that names its data twice, not at all, or in a form that the loader does not
+    read.
+    """
     keys = " and ".join(loader.own_data_keys)
     if loader.dataset.get("streams"):
         if keys:
@@ -118,14 +122,14 @@ def data_is_named(loader: LoaderSection) -> Findings:
     elif not keys:
         yield Finding(
             "{loader} reads no MDS stream.",
-            "name streams under dataset.streams, or set those of a recipe into the config by "
-            "`mdsmix render-yaml RECIPE --into`; a recipe needs a stream of split: train.",
+            "name streams under dataset.streams, or put the streams of a recipe into the config "
+            "by `mdsmix render-yaml RECIPE --into`; the recipe needs a stream with split: train.",
             id="streams-none",
         )
     elif loader.name == "finetuning" and len(loader.own_data_keys) == 1:
         yield Finding(
             f"dataset of {{loader}} has only {keys}.",
-            "write it as one stream under streams.",
+            "write the dataset as one stream under streams.",
             id="remote-alone",
         )
 
@@ -142,7 +146,7 @@ def split_inherited(loader: LoaderSection) -> Findings:
     if split and without_split:
         yield Finding(
             f"no split is set for {{streams}}, but dataset of {{loader}} has split: {split}.",
-            "write the split at every stream and leave it out of the dataset.",
+            "write the split at every stream and remove it from the dataset.",
             without_split,
         )
 
@@ -177,8 +181,8 @@ def remote_cut(loader: LoaderSection, stream: StreamSection) -> Findings:
     sign = find_key_terminator(remote)
     if sign:
         yield Finding(
-            f"the remote of {{streams}}, {remote}, has a `{sign}`.",
-            "publish the stream under a name without it.",
+            f"the remote of {{streams}} is {remote}, with a `{sign}` in it.",
+            f"publish the stream under a name without `{sign}`.",
         )
 
 
@@ -189,7 +193,7 @@ def remote_file(loader: LoaderSection, stream: StreamSection) -> Findings:
     remote = str(stream.settings.get("remote") or "")
     if remote.startswith("file:"):
         yield Finding(
-            f"the remote of {{streams}} is {remote}.",
+            f"the remote of {{streams}} is {remote}, a file: URL.",
             "write the folder's path without file://.",
         )
 
@@ -202,7 +206,8 @@ def remote_file(loader: LoaderSection, stream: StreamSection) -> Findings:
 def local_unset(loader: LoaderSection, stream: StreamSection) -> Findings:
     if not stream.settings.get("local"):
         yield Finding(
-            "no local folder is set for {streams}.", "set local, in the recipe or for the stream."
+            "no local folder is set for {streams}.",
+            "set local in the recipe, or at the stream in the training YAML.",
         )
 
 

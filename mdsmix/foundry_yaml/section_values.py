@@ -1,5 +1,5 @@
-"""Rules on the values of a loader's section: LLM-Foundry and Streaming must accept them, and they
-must fit each other.
+"""Rules on the values of a loader's section: LLM-Foundry and Streaming must accept the values, and
+the values must fit each other.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def length_invalid(loader: LoaderSection) -> Findings:
     if (loader.max_seq_len or 0) < 2:
         yield Finding(
             "dataset.max_seq_len of {loader} is "
-            f"{format_yaml_value(loader.dataset.get('max_seq_len'))}.",
-            'set max_seq_len: "${max_seq_len}".',
+            f"{format_yaml_value(loader.dataset.get('max_seq_len'))}, not a whole number of at "
+            "least 2.",
+            'set max_seq_len: "${max_seq_len}", and max_seq_len at the top level.',
         )
 
 
@@ -45,7 +46,7 @@ def length_invalid(loader: LoaderSection) -> Findings:
     "(ValueError).",
 )
 def length_odd(loader: LoaderSection) -> Findings:
-    """Find a max_seq_len that a loader of its own kind of stream refuses (`ExtraLoader`)."""
+    """Find a max_seq_len that a loader of another library (`ExtraLoader`) refuses."""
     extra_loader = EXTRA_LOADERS.get(loader.name)
     length = loader.max_seq_len or 0
     fault = extra_loader.fault(length) if extra_loader else ""
@@ -61,8 +62,8 @@ def length_odd(loader: LoaderSection) -> Findings:
     "The loader refuses such a value (ValueError, KeyError or TypeError), or reads it as another.",
 )
 def setting_value(loader: LoaderSection) -> Findings:
-    """Find keys with a value that they do not accept. Unknown keys are left to `keys_unread`, and
-    null in a dataset to `setting_null`.
+    """Find keys whose value is not accepted. `keys_unread` finds unknown keys, and `setting_null`
+    finds keys of a dataset that must not be null.
     """
     for section in list_sections(loader):
         for key, value in section.settings.items():
@@ -83,7 +84,7 @@ def setting_null(loader: LoaderSection) -> Findings:
         if loader.dataset[key] is None and not loader.is_mdsmix:
             yield Finding(
                 f"dataset of {{loader}} has {key}: null.",
-                "leave the key out, which is its default.",
+                f"remove {key}, so that it has its default.",
             )
 
 
@@ -124,7 +125,7 @@ def workers(loader: LoaderSection) -> Findings:
     if timeout:
         yield Finding(
             f"num_workers of {{loader}} is 0, but timeout is {format_yaml_value(timeout)}.",
-            "leave timeout out, or set num_workers to at least 1.",
+            "remove timeout, or set num_workers to at least 1.",
         )
     if prefetch is not None or persistent:
         yield Finding(
@@ -144,7 +145,7 @@ def targets_invalid(loader: LoaderSection) -> Findings:
     if loader.reads_turns and not is_default and not isinstance(decoder_only, bool):
         yield Finding(
             f"decoder_only_format of {{loader}} is {format_yaml_value(decoder_only)}.",
-            "set it to true for a causal model, to false for an encoder-decoder.",
+            "set decoder_only_format to true for a causal model, to false for an encoder-decoder.",
         )
     if loader.reads_turns or TARGET_KEYS & set(loader.dataset):
         for contradiction in find_target_contradictions(*loader.targets, decoder_only is not False):
@@ -163,12 +164,12 @@ def packing_invalid(loader: LoaderSection) -> Findings:
     if ratio is None and leftover_bins is not None:
         yield Finding(
             f"{{loader}} sets max_leftover_bins_to_keep: {leftover_bins}, but no packing_ratio.",
-            "leave it out, or set packing_ratio.",
+            "remove max_leftover_bins_to_keep, or set packing_ratio.",
         )
     if ratio not in (None, 1) and loader.decoder_only_format is False:
         yield Finding(
             f"{{loader}} sets packing_ratio: {ratio}, but also decoder_only_format: false.",
-            "leave it out, or set decoder_only_format: true.",
+            "remove packing_ratio, or set decoder_only_format: true.",
         )
 
 
@@ -187,29 +188,34 @@ def own_settings(loader: LoaderSection) -> Findings:
     if loader.is_mdsmix and loader.dataset.get("allow_unsafe_types"):
         yield Finding(
             "{loader} sets allow_unsafe_types.",
-            "remove it, and write such a stream again in another encoding.",
+            "remove allow_unsafe_types, and write the streams that contain pickles again in "
+            "another encoding.",
             id="unsafe-types",
         )
     if loader.is_mdsmix and loader.section.get("accept_changed") is True:
         yield Finding(
             "{loader} sets accept_changed: true.",
-            "remove it after the start that it is meant for.",
+            "remove accept_changed after the one start for which it was set.",
             id="changed-accepted",
         )
 
 
 @CHECKS.loader_section("error", REFUSED)
 def separators_both(loader: LoaderSection) -> Findings:
-    if all(loader.dataset.get(f"{word}_token_id") is not None for word in ("eos", "bos")):
-        yield Finding("eos_token_id and bos_token_id are both set in {loader}.", "keep one.")
+    eos = loader.dataset.get("eos_token_id")
+    bos = loader.dataset.get("bos_token_id")
+    if eos is not None and bos is not None:
+        yield Finding(
+            "eos_token_id and bos_token_id are both set in {loader}.", "remove one of the two."
+        )
 
 
 SEPARATORS = "LLM-Foundry refuses separators that are not the tokenizer's."
 
 
 def separator_differs(loader: LoaderSection, tokenizer_ids: Mapping[str, int | None]) -> Findings:
-    """Find an `eos_token_id` or `bos_token_id` that is not the tokenizer's. Only callers that know
-    the tokenizer can use this rule.
+    """Find an `eos_token_id` or `bos_token_id` that differs from the tokenizer's id. Only callers
+    that know the tokenizer can use this rule.
 
     Args:
         loader: the loader's section.
@@ -218,6 +224,7 @@ def separator_differs(loader: LoaderSection, tokenizer_ids: Mapping[str, int | N
     """
     for word in ("eos", "bos"):
         token = loader.dataset.get(f"{word}_token_id")
+        # With this key LLM-Foundry accepts an id that is not the tokenizer's.
         is_allowed = loader.dataset.get(f"override_{word}_token_id_mismatch_error")
         tokenizer_id = tokenizer_ids.get(word, token)
         if token is not None and token != tokenizer_id and not is_allowed:
@@ -235,7 +242,7 @@ def weights_number(loader: LoaderSection, stream: StreamSection) -> Findings:
         if not is_number(value) or value < 0 or (key == "choose" and value != int(value)):
             yield Finding(
                 f"{key} of {{streams}} is {value!r}.",
-                "write a number of at least 0, without quotes; a whole number for choose.",
+                f"set {key} to a number of at least 0, without quotes (choose: a whole number).",
             )
 
 
@@ -251,7 +258,7 @@ def weights_together(loader: LoaderSection) -> Findings:
     for stream in streams:
         if len(stream.weight) > 1:
             yield Finding(
-                f"{stream.name} has {stream.weight_text}.",
+                f"stream {stream.name} has more than one weight: {stream.weight_text}.",
                 "keep one of them.",
                 [stream.name],
                 "weights-scheme",
@@ -275,7 +282,7 @@ def weights_together(loader: LoaderSection) -> Findings:
         )
     if size and (parse_quantity(size, COUNT_UNITS) or -1) < 0:
         yield Finding(
-            f"epoch_size of {{loader}} is {size!r}.",
+            f"epoch_size of {{loader}} is {size!r}, not a number of samples.",
             "write a number of samples, for example 64M.",
             id="weights-epoch-size",
         )
@@ -283,8 +290,8 @@ def weights_together(loader: LoaderSection) -> Findings:
     if size and absolute:
         yield Finding(
             f"{{loader}} sets epoch_size: {size}, but repeat or choose of {{streams}} already "
-            "decide it.",
-            "leave epoch_size out, or weight all streams by proportion.",
+            "decides how large an epoch is.",
+            "remove epoch_size, or weight all streams by proportion.",
             absolute,
             "weights-epoch-size",
         )

@@ -2,8 +2,8 @@
 streams. OmegaConf fills in the variables.
 
 Values are kept as they are written, right or wrong, so that rules can check them. Properties return
-them as LLM-Foundry and Streaming read them, with their defaults. Only in sections that are checked
-must every variable resolve: a model section may use an environment variable that only the training
+values as LLM-Foundry and Streaming read them, with their defaults. Variables must resolve only in
+sections that are checked: a model section may use an environment variable that only the training
 node has.
 """
 
@@ -37,8 +37,8 @@ DATA_KEYS = {"streams", "remote", "local", "hf_name"}
 
 
 def is_recipe_tree(tree: Settings) -> bool:
-    """Check whether a YAML is a recipe and not a training YAML. A recipe has its streams at the top
-    level. A training YAML has a model, or names its data in train_loader.dataset.
+    """Check whether a YAML is a recipe of mdsmix and not a training YAML. A recipe has `streams` at
+    the top level. A training YAML has a model, or names its data in train_loader.dataset.
     """
     loader = tree.get(TRAIN)
     dataset = loader.get("dataset") if isinstance(loader, Mapping) else None
@@ -52,30 +52,32 @@ class StreamSection:
 
     name: str
     settings: Settings
-    """The arguments of Streaming's Stream. A stream without a split has the dataset's."""
+    "The arguments of Streaming's Stream. A stream without a split of its own has the dataset's."
 
     @property
     def url(self) -> str | None:
-        """The folder or URL where it was published: its remote, or its local folder if it has no
-        remote.
+        """The folder or URL where the stream was published: its `remote`, or its `local` if there
+        is no remote; None if there is neither.
         """
         published = self.settings.get("remote") or self.settings.get("local")
         return str(published) if published else None
 
     @property
     def weight(self) -> dict[str, Any]:
-        """Those of the keys repeat, proportion and choose that are set, with their values. More
-        than one is an error.
+        """The stream's weight: `{"repeat": 2}`, or with the key proportion or choose; empty if no
+        weight is set. More than one key is an error, which `weights_together` reports.
         """
         set_keys = [key for key in WEIGHT_KEYS if self.settings.get(key) is not None]
         return {key: self.settings[key] for key in set_keys}
 
     @property
     def weight_text(self) -> str:
-        """The weight as text, for example `repeat: 2`. If no weight is set, it is `1`, since
-        Streaming then reads every sample once.
+        """The weight for a message, such as `repeat: 2`; `1` if no weight is set, since Streaming
+        then reads every sample once.
         """
-        return ", ".join(f"{key}: {value}" for key, value in self.weight.items()) or "1"
+        if not self.weight:
+            return "1"
+        return ", ".join(f"{key}: {value}" for key, value in self.weight.items())
 
     @property
     def cache_folder(self) -> str | None:
@@ -83,12 +85,16 @@ class StreamSection:
         None without `local`.
         """
         local = self.settings.get("local")
+        if not local:
+            return None
         split = self.settings.get("split") or ""
-        return os.path.realpath(os.path.join(str(local), str(split))) if local else None
+        return os.path.realpath(os.path.join(str(local), str(split)))
 
 
 class TargetPolicies(NamedTuple):
-    """Which prompts and responses of a conversation are trained, such as `none` and `last`."""
+    """target_prompts and target_responses: which prompts and responses of a conversation are
+    trained, such as `none` and `last`.
+    """
 
     prompts: str
     responses: str
@@ -99,11 +105,12 @@ class LoaderSection:
     """`train_loader`, or one entry of `eval_loader`."""
 
     label: str
-    "Its name in messages: train_loader, or eval_loader heldout."
+    "The section's name in messages: train_loader, or eval_loader heldout."
     section: Settings
+    "The keys and values of the section."
     is_in_list: bool = False
-    """Whether it is an entry of a list of evaluations. Only such an entry may have a label. If
-    eval_loader is not a list, LLM-Foundry passes the label on to the loader, which fails.
+    """Whether the section is an entry of a list of evaluations. Only an entry of a list may have a
+    label. If eval_loader is not a list, LLM-Foundry passes the label on to the loader, which fails.
     """
 
     @property
@@ -116,14 +123,14 @@ class LoaderSection:
 
     @property
     def is_mdsmix(self) -> bool:
-        """Whether it is the loader of this package, which reads the samples of both of
-        LLM-Foundry's loaders.
+        """Whether the loader is mdsmix's own, which reads the samples of both of LLM-Foundry's
+        loaders, text and finetuning.
         """
         return self.name == MDSMIX_LOADER
 
     @property
     def reads_turns(self) -> bool:
-        """Whether it reads finetuning samples, under target policies and possibly packed."""
+        """Whether the loader reads finetuning samples, so that target policies and packing apply."""
         return self.name == "finetuning" or self.is_mdsmix
 
     @property
@@ -133,7 +140,7 @@ class LoaderSection:
 
     @property
     def trains(self) -> bool:
-        """Whether it is the train_loader and not an evaluation."""
+        """Whether the section is train_loader and not an evaluation."""
         return self.label == TRAIN
 
     @cached_property
@@ -144,14 +151,14 @@ class LoaderSection:
 
     @property
     def own_data_keys(self) -> list[str]:
-        """Those of the keys remote and local that the dataset itself has. A dataset with one of
-        them is a single stream.
+        """Which of the keys remote and local the dataset itself has, outside `streams`. A dataset
+        with one of them is a single stream.
         """
         return [key for key in ("remote", "local") if self.dataset.get(key)]
 
     @property
     def max_seq_len(self) -> int | None:
-        """The tokens of a row; None if the YAML has no whole number there."""
+        """The tokens of a row; None if the YAML does not set it to a whole number."""
         return as_whole_number(self.dataset.get("max_seq_len"))
 
     @property
@@ -172,7 +179,8 @@ class LoaderSection:
 
     @cached_property
     def stream_sections(self) -> tuple[StreamSection, ...]:
-        """Its streams. A dataset with remote or local of its own is one stream.
+        """The streams of the loader. A dataset with remote or local of its own is one stream, named
+        by the last part of that path.
 
         Raises RecipeError if a stream is not a mapping of keys.
         """
@@ -208,7 +216,8 @@ class LoaderSection:
         """
         if not isinstance(value, Mapping):
             raise RecipeError(
-                f"{what} of {self.label} is {shorten_value(value)}; it must be keys and values."
+                f"{what} of {self.label} is {shorten_value(value)}, but must be keys and values; "
+                "correct the training YAML."
             )
         return dict(value)
 
@@ -229,8 +238,9 @@ class TrainingYaml:
         section = self.config.get(TRAIN)
         if not isinstance(section, Mapping):
             raise RecipeError(
-                f"{self.origin} is neither a recipe nor a training YAML: it has no train_loader, "
-                f"only {', '.join(self.config)}."
+                f"{self.origin} is neither a recipe nor a training YAML. A recipe has streams, a "
+                f"training YAML has train_loader, but this file has only {', '.join(self.config)}; "
+                "name another file."
             )
         return LoaderSection(label=TRAIN, section=section)
 
@@ -255,10 +265,12 @@ class TrainingYaml:
             return self.train
         known = {f"eval_loader.{each.section.get('label')}": each for each in self.evals}
         if name == "eval_loader" and len(known) == 1:
-            return next(iter(known.values()))
+            (only_evaluation,) = known.values()
+            return only_evaluation
         if name not in known:
             raise RecipeError(
-                f"{name} is not one loader of {self.origin}; name {', '.join([TRAIN, *known])}."
+                f"{name} is not one loader of {self.origin}; name one of these loaders: "
+                f"{', '.join([TRAIN, *known])}."
             )
         return known[name]
 
@@ -281,7 +293,8 @@ class TrainingYaml:
         kwargs = keys.get("kwargs") or {}
         if not isinstance(kwargs, Mapping):
             raise RecipeError(
-                f"tokenizer.kwargs is {shorten_value(kwargs)}; it must be keys and values."
+                f"tokenizer.kwargs is {shorten_value(kwargs)}, but must be keys and values; "
+                "correct the training YAML."
             )
         return TokenizerSpec(
             name=str(keys["name"]),
@@ -290,7 +303,7 @@ class TrainingYaml:
 
     @property
     def stream_urls(self) -> list[str]:
-        """The folders and URLs where its streams were published, those of train_loader first."""
+        """The folders and URLs where the streams were published, train_loader's first."""
         sections = (self.train, *self.evals)
         return [s.url for loader in sections for s in loader.stream_sections if s.url]
 
@@ -308,8 +321,11 @@ Config = str | os.PathLike[str] | Settings
 
 
 def read_training_yaml(config: Config, loader: str) -> TrainingYaml:
-    """Read a training YAML from a path, or from a mapping of the same keys. Relative paths in it
-    are relative to the current folder. Only the section of `loader` and the tokenizer must resolve.
+    """Read a training YAML from a path, or from a mapping of the same keys. Relative paths in the
+    YAML start from the current folder. Only the section of `loader` and the tokenizer must resolve.
+
+    Args:
+        loader: `train_loader`, or `eval_loader.<label>`.
     """
     judged = (loader.partition(".")[0], "tokenizer")
     if isinstance(config, Mapping):
@@ -320,15 +336,20 @@ def read_training_yaml(config: Config, loader: str) -> TrainingYaml:
 def parse_training_yaml(tree: Any, origin: str, judged: Collection[str] = JUDGED) -> TrainingYaml:
     """Parse a training YAML from its text or from a mapping.
 
-    Raises RecipeError if it cannot be read, or if one of the `judged` sections does not resolve.
+    Raises RecipeError if the YAML cannot be read, or if a variable in one of the `judged` sections
+    does not resolve.
+
+    Args:
+        origin: the file's name for messages.
+        judged: the top-level keys that will be checked.
     """
     with translate_errors(origin, "training YAML"):
         config = make_config(tree)
         resolved = _resolve_keys(config, judged)
     if is_recipe_tree(resolved):
         raise RecipeError(
-            f"{origin} is a recipe, which describes how streams are made and not how they are "
-            f"loaded: render it with `mdsmix render-yaml {origin} -o train.yaml`, and name "
+            f"{origin} is a recipe, which describes how streams are made, but a training YAML is "
+            f"needed; render it with `mdsmix render-yaml {origin} -o train.yaml`, and name "
             "train.yaml."
         )
     return TrainingYaml(origin=origin, config=resolved)

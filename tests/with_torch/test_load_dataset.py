@@ -249,8 +249,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "finetuning",
         {"shufle": True},
         "dataset of train_loader has the key shufle, which is not read there. The loader is called "
-        "with it and fails (TypeError). Fix: leave it out, or write the key that was meant "
-        "(shuffle).",
+        "with it and fails (TypeError). Fix: remove shufle, or write shuffle if that key was meant.",
     ),
     ("finetuning", {"target_prompts": "some"}, "target_prompts is 'some'"),
     (

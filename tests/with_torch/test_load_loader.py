@@ -178,7 +178,7 @@ def test_settings_of_which_no_loader_can_be_built_are_refused_in_one_sentence(
     with pytest.raises(RecipeError, match="neither a padding nor an EOS token"):
         build_loader(config({"a": local}), 1, ids=TokenIds(eos=None))
     encoder_decoder = config({"a": local}, decoder_only_format=False)
-    with pytest.raises(RecipeError, match="leave them out"):
+    with pytest.raises(RecipeError, match="call build_loader without position_ids"):
         build_loader(encoder_decoder, 1, ids=IDS, position_ids=True)
     for size in (2.5, 0, -1, "8", None):
         with pytest.raises(RecipeError, match=r"^batch_size is .*: it must be a whole number of"):
