@@ -130,7 +130,7 @@ class LoaderSection:
 
     @property
     def reads_turns(self) -> bool:
-        """Whether the loader reads finetuning samples, so that target policies and packing apply."""
+        """Whether the loader reads finetuning samples, so that target policies and packing count."""
         return self.name == "finetuning" or self.is_mdsmix
 
     @property
