@@ -1,8 +1,9 @@
 """The choice among measured settings of a loader.
 
-A setting keeps up if a step waits for its batch at most 2 % of the step's time. Among settings that
-keep up, the fewest workers win, then the least prefetching: workers cost memory, and cores that
-other ranks need. If no setting keeps up, the shortest wait wins.
+A setting keeps up with the model if a step waits for its batch at most 2 % of the step's time. Of
+the settings that keep up, the setting with the fewest workers is chosen, then the one with the
+least prefetching, because workers need memory, and cores that other ranks need too. If no setting
+keeps up, the setting with the shortest wait is chosen.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class Pass:
     first: float
     "Seconds from the request of the first batch to its arrival, with the start of the workers."
     wait: float
-    "Mean seconds that a step waited for its batch, without the first batch."
+    "Mean seconds that a step waited for its batch; the wait for the first batch does not count."
     samples: float
-    "Samples a second, read as fast as the loader can."
+    "Samples a second, when batches are read as fast as the loader makes them."
     batches: int
-    "All batches that were read."
+    "How many batches were read in all."
 
     def __str__(self) -> str:
         return (
@@ -48,24 +49,28 @@ class Pass:
         )
 
     def keeps_up(self, step: float) -> bool:
+        """Check whether the loader is fast enough for a model whose step takes `step` seconds."""
         return self.wait <= TOLERATED * step
 
 
 def choose_pass(passes: Sequence[Pass], step: float) -> Pass:
-    """Return the chosen setting's pass. Of its two passes (cold and warm cache) the one with the
-    longer wait counts.
+    """Choose a setting, and return its pass. If a setting has two passes, with a cold and a warm
+    cache, its slower pass is compared with other settings, and returned.
 
     Args:
+        passes: the passes of all settings.
         step: seconds of a step of the model.
     """
-    # Passes are sorted by wait, so the slower pass of a setting overwrites the faster one.
-    slower_passes = {
-        measured.setting: measured
-        for measured in sorted(passes, key=lambda measured: measured.wait)
-    }
+    slower_passes: dict[LoaderSetting, Pass] = {}
+    for measured in passes:
+        earlier = slower_passes.get(measured.setting)
+        if earlier is None or measured.wait >= earlier.wait:
+            slower_passes[measured.setting] = measured
 
     def rank(measured: Pass) -> tuple[float, LoaderSetting]:
-        """Order settings that keep up by workers and prefetching, the others after them by wait."""
+        """Return the key by which passes are ordered: settings that keep up come first, by workers
+        and prefetching, then the others, by their wait.
+        """
         wait = 0.0 if measured.keeps_up(step) else measured.wait
         return wait, measured.setting
 
@@ -73,9 +78,11 @@ def choose_pass(passes: Sequence[Pass], step: float) -> Pass:
 
 
 def describe_choice(best: Pass, step: float, batch: int) -> str:
-    """Return a sentence on whether the loader or the model waits.
+    """Return a sentence that says whether the loader waits for the model, or the model for the
+    loader.
 
     Args:
+        best: the pass of the chosen setting.
         step: seconds of a step of the model.
         batch: rows of one device in a step.
     """

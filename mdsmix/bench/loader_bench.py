@@ -30,23 +30,25 @@ STREAM_KEYS = frozenset({"streams", "remote", "local", "split"})
 
 @dataclass(frozen=True, order=True)
 class LoaderSetting:
-    """Workers and prefetching of a loader. They change its speed and no batch."""
+    """Workers and prefetching of a loader. They change its speed, but not its batches."""
 
     workers: int
+    "Worker processes of a rank."
     prefetch: int = 0
     "Batches that each worker makes in advance; 0 without workers."
 
     @property
     def loader_keys(self) -> dict[str, int | bool | None]:
-        """The setting as keys of `train_loader`. Without workers torch accepts neither prefetching
-        nor persistence.
+        """The setting as keys of `train_loader`: `{"num_workers": 2, "prefetch_factor": 4,
+        "persistent_workers": True}`. Without workers the other two keys are None and False, since
+        torch refuses other values.
         """
         keys = {"num_workers": self.workers, "prefetch_factor": self.prefetch or None}
         return keys | {"persistent_workers": self.workers > 0}
 
     @property
     def overrides(self) -> list[str]:
-        """The setting as `key=value` overrides of a recipe."""
+        """The setting as overrides of a recipe, such as `train_loader.num_workers=2`."""
         return [
             f"train_loader.{key}={format_yaml_value(value)}"
             for key, value in self.loader_keys.items()
@@ -54,7 +56,9 @@ class LoaderSetting:
 
     @property
     def ready(self) -> int:
-        """The most batches that may be ready, including the requested one."""
+        """The most batches that may be ready: all that the workers prefetch, and the one that the
+        loop has requested.
+        """
         return 1 + self.workers * self.prefetch
 
     def __str__(self) -> str:
@@ -63,21 +67,23 @@ class LoaderSetting:
 
 
 def list_settings(cores: int, workers: str | None, prefetch: str | None) -> list[LoaderSetting]:
-    """List the settings to try.
+    """List the settings to try: each number of workers with each prefetching.
 
-    Raises RecipeError if an entry is not a number, or for more workers than `cores`.
+    Raises RecipeError if an entry is not a number, or if there are more workers than cores.
 
     Args:
+        cores: processor cores of a rank.
         workers: a list such as `0,2,4`; None: 0, 1, 2, 4, ... up to `cores`.
         prefetch: a list such as `2,4`; None: PREFETCH.
     """
-    # Doubling is enough: 1 and 8 workers differ, while the difference of 5 and 6 is noise.
+    # Numbers are doubled, since a difference of one worker cannot be measured: 12 cores give 0, 1,
+    # 2, 4, 8, 12.
     doubled = [0, *(1 << n for n in range((cores - 1).bit_length())), cores]
     counts = _parse_numbers("--workers", workers, 0, doubled)
     if max(counts) > cores:
         raise RecipeError(
-            f"--workers {max(counts)}: a rank has {plural(cores, 'core')} here, and workers that "
-            "share a core measure the machine instead of the loader; set at most "
+            f"--workers {max(counts)}: a rank has only {plural(cores, 'core')} here, and workers "
+            "that share a core would make the loader look slow; set --workers to at most "
             f"{cores}, or measure on the training machine."
         )
     batches_ahead = _parse_numbers("--prefetch", prefetch, 1, PREFETCH)
@@ -91,14 +97,22 @@ def list_settings(cores: int, workers: str | None, prefetch: str | None) -> list
 
 
 def _parse_numbers(option: str, text: str | None, least: int, default: list[int]) -> list[int]:
-    """Parse a list such as `0,2,4` to sorted, distinct numbers. Return `default` for None."""
+    """Parse a list such as `4,0,2,2` to sorted, distinct numbers: 0, 2, 4.
+
+    Raises RecipeError if an entry is not a whole number, or less than `least`.
+
+    Args:
+        option: the name of the option, for the message.
+        text: the list; None if the option is not set.
+        default: returned if the option is not set.
+    """
     if text is None:
         return default
     entries = [entry.strip() for entry in text.split(",")]
     if not all(entry.isdigit() and int(entry) >= least for entry in entries):
         raise RecipeError(
-            f"{option} {text}: it must be whole numbers of {least} or more with commas between "
-            "them, such as 2,4."
+            f"{option} {text}: {option} must be whole numbers of at least {least}, with commas "
+            "between them, such as 2,4."
         )
     return sorted({int(entry) for entry in entries})
 
@@ -118,18 +132,20 @@ class Bench:
     tmp: str | None
     "The folder for cold caches; None: the system's folder for temporary files."
     packing_ratio: float | None = None
-    "The number that `packing_ratio: auto` evaluates to; None for other ratios."
+    "The number that `packing_ratio: auto` was computed to; None if the YAML does not say auto."
 
     @property
     def fetched(self) -> list[StreamSection]:
-        """Streams with a remote. A rank keeps local copies of them; a cold cache has none."""
+        """Streams with a remote, which a rank copies to its local folders. A cold cache has no
+        copies.
+        """
         return [s for s in self.section.stream_sections if s.settings.get("remote")]
 
     def make_config(self, setting: LoaderSetting, caches: str) -> dict[str, Any]:
-        """Make a config of this loader alone.
+        """Make a config that has only the measured loader, under `train_loader`.
 
         Args:
-            caches: the folder for local copies, with a folder for each stream.
+            caches: the folder for local copies. Each stream gets a folder in it.
         """
         streams = {s.name: dict(s.settings) for s in self.section.stream_sections}
         for stream in self.fetched:
@@ -140,16 +156,19 @@ class Bench:
             dataset["packing_ratio"] = self.packing_ratio
         loader = {key: value for key, value in self.section.section.items() if key != "label"}
         loader |= setting.loader_keys
-        # Persistent workers serve a second epoch, which a pass does not have.
+        # Persistent workers are kept for a second epoch, but a pass reads only one.
         loader["persistent_workers"] = False
         loader["dataset"] = dataset
         return {"tokenizer": self.yaml.config.get("tokenizer"), "train_loader": loader}
 
 
 def count_device_rows(yaml: TrainingYaml, section: LoaderSection, ranks: int) -> int | None:
-    """Return the rows of one device in a step, or None if the YAML does not set them.
+    """Return the rows of one device in a step, or None if the YAML does not set a batch size.
 
     Raises RecipeError if the YAML's batch cannot be divided by the number of ranks.
+
+    Args:
+        ranks: the devices of the run.
     """
     if not section.trains:
         return as_whole_number(yaml.config.get("device_eval_batch_size"))
@@ -165,7 +184,7 @@ def count_device_rows(yaml: TrainingYaml, section: LoaderSection, ranks: int) ->
 
 
 class DescribedBench(NamedTuple):
-    """A bench and a sentence on its loader."""
+    """A bench, and a sentence that describes its loader."""
 
     bench: Bench
     description: str
@@ -174,12 +193,16 @@ class DescribedBench(NamedTuple):
 def read_bench(
     path: str, loader: str, batch: int | None, ranks: int, **measured: Any
 ) -> DescribedBench:
-    """Read the loader of a YAML. Raises RecipeError if the YAML cannot be read, is a recipe, or has
-    no such loader.
+    """Read the loader of a YAML, and describe it.
+
+    Raises RecipeError if the YAML cannot be read, is a recipe, or has no loader of that name.
 
     Args:
-        batch: rows of one device; None: those of the YAML.
-        measured: `step`, `seconds` and `tmp` of the Bench.
+        path: the training YAML.
+        loader: `train_loader`, or `eval_loader.<label>`.
+        batch: rows of one device in a step; None: as the YAML sets them, or DEFAULT_BATCH.
+        ranks: the devices of the run, which share the YAML's batch.
+        measured: the fields `step`, `seconds` and `tmp` of the Bench.
     """
     yaml = read_training_yaml(path, loader)
     section = yaml.loader(loader)

@@ -1,14 +1,14 @@
-"""Times the settings of a loader, each pass in a process of its own: at a model's pace with a step
-after each batch, then at full speed.
+"""Times the settings of a loader. A pass first reads batches at a model's pace, with a simulated
+step after each batch, then at full speed.
 
-Batches that are ready when a clock starts are not counted, since they were made before: the workers
-of a small epoch would look infinitely fast. A step is a sleep, since a model on an accelerator
-leaves the processor to the loader.
+Batches that are ready when a clock starts are not counted, since they were made earlier: with them
+the workers of a small epoch would look infinitely fast. A step is simulated by a sleep, since a
+model on an accelerator leaves the processor to the loader.
 
-A dataset keeps files and shared memory until its process ends, and each new dataset searches all
-earlier ones: forty in one process would reach the limit of open files. Forking a process that has
-imported torch takes 50 ms, a new process 6 s. Nothing is left over: no cache, no shared memory, no
-worker.
+Each pass runs in a process of its own. A dataset keeps files and shared memory until its process
+ends, and each new dataset searches all earlier ones: forty in one process would reach the limit of
+open files. The processes are forked from a process that has imported torch, which takes 50 ms; a
+new process would take 6 s. Nothing is left over: no cache, no shared memory, no worker.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mdsmix.messages import Say
 
 T = TypeVar("T")
 LEAST = 3
-"The fewest steps, and the fewest batches at full speed, that make a measurement."
+"A measurement needs at least this many steps, and this many batches at full speed."
 ENDS_WITHIN = 5.0
 "Seconds that a process has to clean up before it is stopped."
 RUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
@@ -41,15 +41,17 @@ wait for others.
 
 
 class TooSmall(RecipeError):
-    """The epoch ends before anything is measured."""
+    """Raised if an epoch has too few batches for a setting to be measured."""
 
 
 def measure_settings(bench: Bench, settings: Sequence[LoaderSetting], say: Say) -> list[Pass]:
-    """Measure all settings, and return their passes. Raises RecipeError if the epoch is too small
-    for every setting.
+    """Measure all settings, and return their passes. A setting for which the epoch is too small is
+    left out.
+
+    Raises RecipeError if the epoch is too small for every setting.
 
     Args:
-        say: receives a line on each pass at once.
+        say: is called with a line on each pass, as soon as it is measured.
     """
     # Imported once, for all processes that are forked from here.
     from mdsmix.load.loader import open_token_ids
@@ -76,8 +78,10 @@ def measure_settings(bench: Bench, settings: Sequence[LoaderSetting], say: Say) 
 
 
 def _with_packing_ratio(bench: Bench, setting: LoaderSetting, ids: Any) -> Bench:
-    """Compute `packing_ratio: auto` once, in a cache of its own, since a cold cache must not
-    contain the rows that it reads.
+    """Return the bench with `packing_ratio: auto` replaced by the number that the loader computes.
+
+    The loader reads rows for this, so it gets a cache of its own: a cold cache must not contain
+    them.
     """
     with _make_caches(bench) as caches:
         drawn = _run_with_loader(bench, setting, ids, caches, lambda loader: loader.batch_size)
@@ -85,8 +89,8 @@ def _with_packing_ratio(bench: Bench, setting: LoaderSetting, ids: Any) -> Bench
 
 
 def _measure_setting(bench: Bench, setting: LoaderSetting, ids: Any) -> list[Pass]:
-    """Measure a setting with a cold cache, then warm with the same batches. Without a remote only
-    the warm pass is returned.
+    """Measure a setting with a cold cache, then the same batches with a warm cache. Return both
+    passes, or only the warm pass if no stream has a remote.
     """
     passes = list[Pass]()
     most_batches = None
@@ -106,7 +110,9 @@ def _measure_setting(bench: Bench, setting: LoaderSetting, ids: Any) -> list[Pas
 
 
 def _make_caches(bench: Bench) -> tempfile.TemporaryDirectory[str]:
-    """Make an empty folder for local copies, which is deleted in any case."""
+    """Make an empty folder for local copies. A `with` block deletes it at its end, also after an
+    error.
+    """
     return tempfile.TemporaryDirectory(
         prefix="mdsmix-bench-", dir=bench.tmp, ignore_cleanup_errors=True
     )
@@ -137,17 +143,17 @@ def time_pass(
     seconds: float,
     most_batches: int | None,
 ) -> Pass:
-    """Time a pass over a loader. Raises TooSmall if its epoch ends too soon.
+    """Time a pass over a loader. Raises TooSmall if its epoch has too few batches.
 
     Args:
         setting: the workers and prefetching that the loader was built with.
         cache: `cold` or `warm`, for the result.
         step: seconds of a step of the model.
-        seconds: of the measurement; half for each pace.
-        most_batches: the most batches that are read; None: all of the epoch.
+        seconds: how long to measure: half of it at the model's pace, half at full speed.
+        most_batches: the most batches that are read; None: all batches of the epoch.
     """
-    # Half of the batches that are not ready are followed by a step; the other half is read at full
-    # speed.
+    # The first batch and the batches that are ready are not measured. Of the others, the first half
+    # is read with a step after each batch, the second half at full speed.
     total = min(len(loader), most_batches or len(loader))
     most_steps = (total - 1 - setting.ready) // 2
     if most_steps < LEAST:
@@ -156,13 +162,13 @@ def time_pass(
             f"an epoch gives {total} batches, and {setting} needs {needed} to be measured"
         )
 
-    # The first batch, for which the workers start.
+    # Time the first batch, for which the workers start.
     started = time.perf_counter()
     batches = iter(loader)
     next(batches)
     first = time.perf_counter() - started
 
-    # At the model's pace.
+    # Time batches at the model's pace.
     waits = list[float]()
     deadline = started + first + seconds / 2
     while len(waits) < LEAST or (time.perf_counter() < deadline and len(waits) < most_steps):
@@ -192,14 +198,16 @@ def time_pass(
 
 
 def _time_next(batches: Iterator[Any]) -> float:
-    """Return the seconds until the next batch arrives."""
+    """Take the next batch, and return the seconds until it arrived."""
     requested = time.perf_counter()
     next(batches)
     return time.perf_counter() - requested
 
 
 def _run_in_process(name: str, work: Callable[[], T]) -> T:
-    """Return the result of `work`, which runs in a forked process, or raise its error.
+    """Run `work` in a forked process. Return its result, or raise its error here.
+
+    Raises MdsmixError if the process ends without a result.
 
     Args:
         name: what is measured, for messages.
@@ -215,7 +223,8 @@ def _run_in_process(name: str, work: Callable[[], T]) -> T:
         process.join()
         raise MdsmixError(
             f"the process that measured {name} ended with exit code {process.exitcode} and "
-            "without a result; it may have been out of memory."
+            "without a result, perhaps because the machine is out of memory; set fewer --workers, "
+            "or free some memory."
         ) from None
     finally:
         # The process may be cleaning up after a Ctrl-C, which both processes get.
@@ -229,10 +238,11 @@ def _run_in_process(name: str, work: Callable[[], T]) -> T:
 
 
 def _work_and_send(work: Callable[[], Any], sender: Any) -> None:
-    """Work, send the result or the error, and end this forked process.
+    """Call `work`, send its result or its error to the parent, and end this forked process.
 
-    A fork ends without exit functions, so it runs Streaming's itself. Those of the parent are
-    dropped first, since this process must not run them.
+    A forked process ends without running exit functions, so the functions that Streaming registers
+    here are called at the end. The parent's exit functions must not run here, so they are dropped
+    at the beginning.
     """
     atexit._clear()
     for name in RUN_VARIABLES:

@@ -1,7 +1,8 @@
 """Diagnoses the environment of a recipe's run, in the order in which the run would fail: machine,
 tokenizer, stores, sources, target.
 
-Each operation of the run at the target is tried once, with a small file that is deleted again.
+Everything that a run does at the target (list, write, read, copy, delete) is tried once, with a
+small file that is deleted again.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ PACKAGES = ("mosaicml-streaming", "torch", "transformers", "tokenizers", "boto3"
 "Packages whose versions are shown."
 TRIAL = b"A trial of mdsmix doctor, which deletes it again."
 MOST_SKEW = 300
-"""Seconds by which clocks may differ. A store refuses requests that were signed by a clock 15
-minutes off.
+"""Seconds by which this machine's clock may differ from the target's. A store refuses requests that
+were signed by a clock 15 minutes off.
 """
 FIRST_BYTES = 1 << 10
 "Bytes of a source that are read."
@@ -46,11 +47,11 @@ class Diagnosis:
     """The state of one thing that a run needs."""
 
     what: str
-    "`versions`, `memory`, `source of web`, `target s3://bucket/mix`, ..."
+    "The thing: `versions`, `memory`, `source of web`, `target s3://bucket/mix`, ..."
     state: Literal["ok", "warning", "problem"]
-    "A problem ends a run; a warning may."
+    "With a problem a run fails; with a warning it may fail."
     message: str
-    "A sentence on the state; unless it is ok, with a fix."
+    "A sentence on the state. If the state is not ok, it says what to do."
 
     def __str__(self) -> str:
         return f"{self.state:<8} {self.what}: {self.message}"
@@ -64,11 +65,12 @@ Diagnoses = Generator[Diagnosis, None, None]
 
 
 class Operation(NamedTuple):
-    """An operation of a run at a location."""
+    """Something that a run does at a location, such as reading a file."""
 
     name: str
     "A key of `Location.permissions`, such as `read`."
     run: Callable[[], Any]
+    "Tries the operation. Raises MdsmixError if it fails."
 
 
 def diagnose(recipe: Recipe) -> Diagnoses:
@@ -82,6 +84,7 @@ def diagnose(recipe: Recipe) -> Diagnoses:
 
     # The stores that need credentials.
     streams = [stream for stream in recipe.streams.values() if not stream.held_out_of]
+    # The addresses that the run uses: the target, and each stream's source, or the stream itself.
     addresses = [recipe.remote]
     for stream in streams:
         addresses += stream.source.path if stream.source else [stream.remote]
@@ -103,7 +106,9 @@ def diagnose(recipe: Recipe) -> Diagnoses:
 
 
 def try_to_describe(what: str, describe: Callable[[], str]) -> Diagnosis:
-    """Return a Diagnosis with the sentence of `describe`; a MdsmixError from it is a problem."""
+    """Return a Diagnosis with the sentence that `describe` returns: ok. If it raises MdsmixError,
+    return a problem with the error's message.
+    """
     try:
         return Diagnosis(what, "ok", describe())
     except MdsmixError as error:
@@ -111,7 +116,12 @@ def try_to_describe(what: str, describe: Callable[[], str]) -> Diagnosis:
 
 
 def warn_if(has_flaw: bool, what: str, message: str, flaw: str) -> Diagnosis:
-    """Return a warning with `flaw`, which ends with a fix, if `has_flaw`; otherwise ok."""
+    """Return a warning with `message` and `flaw` if `has_flaw` is true. Otherwise return an ok with
+    `message` alone.
+
+    Args:
+        flaw: what is wrong, and what to do.
+    """
     if has_flaw:
         return Diagnosis(what, "warning", f"{message}; {flaw}")
     return Diagnosis(what, "ok", message)
@@ -120,10 +130,15 @@ def warn_if(has_flaw: bool, what: str, message: str, flaw: str) -> Diagnosis:
 def try_operations(
     what: str, message: str, location: Location, *operations: Operation
 ) -> Diagnoses:
-    """Yield a problem for each operation that fails, or ok with `message` if none does.
+    """Try operations one after the other. Yield a problem for each operation that fails, or an ok
+    with `message` if all succeed.
 
     A failure other than a missing permission ends the trials, since later operations would fail for
     the same reason.
+
+    Args:
+        what: the subject of the diagnoses.
+        location: where the operations are tried. It knows which permission an operation needs.
     """
     is_ok = True
     for operation in operations:
@@ -142,20 +157,25 @@ def try_operations(
 
 
 def diagnose_versions() -> Diagnosis:
-    """List the installed versions. (`pip check` finds versions that do not fit together.)"""
+    """Return the versions of mdsmix, Python and PACKAGES, always as ok. Versions that do not fit
+    together are found by `pip check`.
+    """
     packages = ", ".join(f"{name} {_find_version(name) or 'missing'}" for name in PACKAGES)
     python = platform.python_version()
     return Diagnosis("versions", "ok", f"mdsmix {__version__}, Python {python}, {packages}")
 
 
 def _find_version(name: str) -> str | None:
+    """Return the version of an installed package, or None if it is not installed."""
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(name)
     return None
 
 
 def diagnose_memory() -> Diagnosis:
-    """Compare the memory of a run without --memory with the memory that all its workers need."""
+    """Compare the memory that a run may use, if --memory is not set, with the memory that all its
+    workers need.
+    """
     cap = choose_memory_cap()
     workers = count_cpus()
     message = (
@@ -163,14 +183,14 @@ def diagnose_memory() -> Diagnosis:
         "its control group has)"
     )
     flaw = (
-        f"it is enough for {max(1, cap // WORKER_BYTES)} at a time: give the machine or container "
-        "more, or set fewer --workers"
+        f"this is enough for only {max(1, cap // WORKER_BYTES)} at a time: give the machine or "
+        "container more memory, or set fewer --workers"
     )
     return warn_if(cap < workers * WORKER_BYTES, "memory", message, flaw)
 
 
 def _diagnose_tokenizer(recipe: Recipe) -> Diagnoses:
-    """Diagnose the tokenizer, and whether its class changes ids."""
+    """Yield whether the tokenizer can be opened, and its warning if it has one."""
     try:
         tokenizer = open_tokenizer(recipe.tokenizer)
     except MdsmixError as error:
@@ -188,15 +208,17 @@ def _describe_folder(folder: Location) -> str:
     """
     if not any(chain(*folder.entries())):
         raise MdsmixError(
-            f"{folder} is empty or does not exist; correct remote or local, or publish the stream "
-            "first"
+            f"{folder} is empty or does not exist; correct remote or local in the recipe, or "
+            "publish the stream first"
         )
     return f"{folder} can be listed"
 
 
 def _diagnose_source(recipe: Recipe, stream: StreamSpec) -> Generator[Diagnosis, None, int]:
-    """Diagnose a stream's source: it names files, the first can be read, and the processor gives
-    equal rows. Return the files' bytes.
+    """Yield whether a stream's source has files, and whether the first file can be read. For a
+    stream of images, also yield whether the processor gives the same rows as the loader.
+
+    Return the bytes of all files; 0 if there are none.
     """
     what = f"source of {stream.name}"
     source = stream.source
@@ -221,18 +243,24 @@ def _diagnose_source(recipe: Recipe, stream: StreamSpec) -> Generator[Diagnosis,
 
 
 def _compare_processor(recipe: Recipe, stream: StreamSpec, files: list[sources.SourceFile]) -> str:
-    """Compare the processor's rows with the loader's. Raises MdsmixError if they differ."""
+    """Compare the processor's rows with the loader's. Return a sentence if they are equal.
+
+    Raises MdsmixError if they differ.
+    """
     job = make_job(recipe, stream, open_tokenizer(recipe.tokenizer), None)
     refuse_unproved_processor(job, files)
     return f"whole conversations put through {recipe.processor} equal the rows of the loader"
 
 
 def _diagnose_target(target: Location, source_bytes: int) -> Diagnoses:
-    """Diagnose the operations of publishing (list, write, read, copy, delete, conditional write),
-    the clock, and the space on a disk.
+    """Yield whether a run can publish at the target (list, write, read, copy, delete, conditional
+    write), whether the clocks agree, and whether a disk has space.
+
+    Args:
+        source_bytes: bytes of all sources, to be compared with the free space.
     """
     what = f"target {target}"
-    # On a disk the target may not exist yet: files are tried in its nearest folder that does.
+    # On a disk the target may not exist yet. Then the nearest outer folder that exists is tried.
     folder = target
     while not target.is_store and not Path(folder.url).exists() and folder.parent != folder:
         folder = folder.parent
@@ -241,6 +269,7 @@ def _diagnose_target(target: Location, source_bytes: int) -> Diagnoses:
     skews = list[float]()
 
     def read() -> None:
+        """Read the trial, and compare its time of writing with this machine's clock."""
         read_at = time.time()
         answer = trial.fetch()
         if answer:
@@ -251,7 +280,7 @@ def _diagnose_target(target: Location, source_bytes: int) -> Diagnoses:
         copy.delete()
         trial.delete()
 
-    # The operations, of which conditional writes are only tried if the others work.
+    # Try the operations. Conditional writes are only tried if all others work.
     diagnoses = list(
         try_operations(
             what,
@@ -273,8 +302,8 @@ def _diagnose_target(target: Location, source_bytes: int) -> Diagnoses:
             what,
             "warning",
             "the store does not support conditional writes (If-Match, If-None-Match), so it cannot "
-            "reliably keep two runs from writing one stream: never start two at once, or publish "
-            "as versions",
+            "reliably keep two runs from writing the same stream: never start two runs at once, or "
+            "set publish: versioned in the recipe",
         )
 
     # The clock, then the space on a disk.
@@ -282,9 +311,9 @@ def _diagnose_target(target: Location, source_bytes: int) -> Diagnoses:
         yield warn_if(
             abs(skew) > MOST_SKEW,
             "clock",
-            f"this machine's differs from that of {target} by {skew:+.0f} s",
-            "a store refuses requests signed by a clock 15 minutes off, and leases depend on it: "
-            "set it by NTP",
+            f"this machine's clock differs from the clock of {target} by {skew:+.0f} s",
+            "a store refuses requests signed by a clock 15 minutes off, and leases depend on the "
+            "clock: set this machine's clock by NTP",
         )
     if not target.is_store:
         free = shutil.disk_usage(folder.url).free
@@ -293,5 +322,5 @@ def _diagnose_target(target: Location, source_bytes: int) -> Diagnoses:
             "disk",
             f"{format_size(free)} are free for {target}; the sources have "
             f"{format_size(source_bytes)}",
-            "the shards may not fit: free some space, or publish elsewhere",
+            "the shards may not fit: free some space, or set another remote or local in the recipe",
         )

@@ -130,7 +130,7 @@ class LoaderSection:
 
     @property
     def reads_turns(self) -> bool:
-        """Whether the loader reads finetuning samples, so that target policies and packing count."""
+        """Whether the loader reads finetuning samples, for which target policies are set."""
         return self.name == "finetuning" or self.is_mdsmix
 
     @property

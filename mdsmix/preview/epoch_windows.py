@@ -1,7 +1,8 @@
 """The samples and tokens that an epoch draws from each stream, and the warnings of a preview.
 
-An epoch's tokens are known without reading every sample: the number of a stream's samples times
-their mean length, which comes from the manifest, or from the first samples if there is none.
+The tokens of an epoch are computed without reading every sample: for each stream, the number of
+samples times their mean length. The mean length comes from the stream's manifest, or from its first
+samples if there is no manifest.
 """
 
 from __future__ import annotations
@@ -27,25 +28,28 @@ Floats = NDArray[np.float64]
 
 
 def sample_tokens(stream: StreamInMix, loader: Loader) -> float:
-    """Return the mean number of tokens in a sample as the model sees it, exact if all samples have
-    one length. UNKNOWN if the loader tokenizes the stream.
+    """Return the mean number of tokens in a sample of the stream, as the model sees the sample.
+
+    The number is marked as an estimate unless all samples have one length. Return UNKNOWN if the
+    loader tokenizes the stream.
     """
     if not has_ids(stream):
         return UNKNOWN
-    tokens = count_tokens(stream, loader).in_rows / max(1, stream.index.samples)
-    return mark_estimate(tokens, fixed_row_length(stream) is not None)
+    mean_tokens = count_tokens(stream, loader).in_rows / max(1, stream.index.samples)
+    is_exact = fixed_row_length(stream) is not None
+    return mark_estimate(mean_tokens, is_exact)
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The steps of an epoch, cut into windows: parts with about the same number of steps. For each
-    window it has the samples and tokens of each stream.
+    """The samples and tokens that each window of an epoch draws from each stream. A window is a
+    run of steps; all windows have about the same number of steps.
     """
 
     edges: Sequence[int]
-    "The first step of each window, then the end of the last."
+    "The first step of each window, and at last the end: 0, 10, 20 for two windows of ten steps."
     samples: Floats
-    "float64 [windows, streams]."
+    "float64 [windows, streams]: samples."
     sizes: Floats
     "float64 [windows, streams]: tokens if known for every stream, otherwise samples."
     unit: str
@@ -59,12 +63,14 @@ def cut_into_windows(
     max_windows: int,
     first_step: int = 0,
 ) -> Windows:
-    """Cut the rest of an epoch into at most `max_windows` windows of steps.
+    """Cut the rest of an epoch into at most `max_windows` windows of steps, and count the samples
+    of each.
 
     Args:
+        layout: knows the stream of each sample id.
         ids: int64 [steps, ranks, drawn], sample ids from `first_step` on.
         mean_tokens: mean tokens of a sample, for each stream.
-        max_windows: with fewer steps than this, each step is a window.
+        max_windows: the most windows. If there are fewer steps, each step is a window.
         first_step: the number of the first of these steps in its epoch.
     """
     num_windows = min(max_windows, len(ids))
@@ -91,8 +97,9 @@ class Preview:
     layout: EpochLayout
     loaders: Loaders
     ratio: float
+    "The packing ratio: samples that are drawn for each packed row; 1 without packing."
     first: int
-    "The step from which the epoch is previewed."
+    "The number of the step from which the epoch is previewed."
     ids: Ids
     "int64 [steps, ranks, drawn]: sample ids of the rest of the epoch."
     steps: Sequence[Step]
@@ -103,46 +110,50 @@ class Preview:
 
 def preview_warnings(preview: Preview) -> Iterator[str]:
     """Yield a preview's warnings: faults of the run first, steps that were not read last."""
-    windows, loaders = preview.windows, preview.loaders
+    windows = preview.windows
+    loaders = preview.loaders
+    # Packing may draw more tokens than fit. Then the epoch's figures count samples that the model
+    # never sees.
     positions = loaders.world.batch * loaders.rules.max_seq_len
     drawn = windows.sizes.sum() / len(preview.ids)
-    # More tokens are drawn than fit, so the epoch's figures count drawn samples, not rows.
     if preview.ratio > 1 and windows.unit == "tokens" and drawn > positions:
         yield (
             f"packing_ratio {preview.ratio:g} draws {drawn:,.0f} tokens a step on average, but a "
             f"batch has only {positions:,} positions. Samples that do not fit wait for later steps "
-            "and are dropped at the end; the epoch's figures count them. Use a smaller ratio."
+            "and are dropped at the end, but the epoch's figures count them. Set a smaller "
+            "packing_ratio."
         )
     yield from warn_of_idle_devices(preview.ids, preview.first)
     text_streams = [stream.name for stream in loaders.reader.streams if not has_ids(stream)]
     if text_streams:
         yield (
             f"{join_names(text_streams)}: the loader tokenizes "
-            f"{choose_verb(text_streams, 'its', 'their')} text, so tokens are unknown and shares "
-            "count samples. Convert the text to see tokens."
+            f"{choose_verb(text_streams, 'its', 'their')} text, so the number of tokens is unknown "
+            "and shares are shares of samples. Convert the text with mdsmix to see tokens."
         )
     unread = [step.step for step in preview.steps if step.is_unread]
     if unread:
         yield (
-            f"{plural(len(unread), 'step')} from step {unread[0]:,} on were not read, because they "
-            f"need more than {preview.options.read:,} bytes: raise --read."
+            f"{plural(len(unread), 'step')} from step {unread[0]:,} on were not read, because "
+            f"their samples need more than {preview.options.read:,} bytes: raise --read."
         )
 
 
 def warn_of_idle_devices(ids: Ids, first_step: int) -> Iterator[str]:
-    """Yield a warning if a step has a batch for some devices and none for others.
+    """Yield a warning if in a step only some of the devices have a batch, so that training hangs.
 
     Args:
         ids: int64 [steps, ranks, drawn], sample ids from `first_step` on.
     """
     devices = ids.shape[1]
+    # For each step, the number of devices that draw no sample.
     idle_devices = (ids == NO_SAMPLE).all(axis=2).sum(axis=1)
     uneven_steps = np.flatnonzero((idle_devices > 0) & (idle_devices < devices))
     if len(uneven_steps):
         step = int(uneven_steps[0])
         yield (
             f"From step {first_step + step:,} of the epoch on, {idle_devices[step]:,} of "
-            f"{devices:,} devices have no batch while the others have one, so training hangs. "
-            "Streaming's device_per_stream does this: end training before that step with "
+            f"{devices:,} devices have no batch while the others have a batch, so training hangs. "
+            "The cause is batching_method: device_per_stream. End training before this step with "
             "max_duration, or use another batching_method."
         )

@@ -20,7 +20,7 @@ from mdsmix.mix.epoch.draws import Machines
 class EpochState:
     """The position from which an epoch is previewed, under the names of Streaming's `state_dict`.
 
-    None means Streaming's value for a run that starts fresh.
+    A field that is None has the value that Streaming sets when a run starts.
     """
 
     epoch: int
@@ -36,25 +36,28 @@ class PreviewOptions:
     """The options of one preview."""
 
     world: Machines
+    "The machines of the run."
     steps: int = 3
+    "Steps to show."
     state: EpochState = EpochState(epoch=0, sample_in_epoch=0)
-    "The position from which the epoch is previewed: a stopped run's state, or an epoch's start."
+    "Where the preview begins: the state of a stopped run, or the beginning of an epoch."
     from_step: int = 0
-    "Steps of the epoch to skip. Ignored if `state` is in the middle of an epoch."
+    "The number of steps of the epoch to skip; ignored if `state` is in the middle of an epoch."
     seed: int | None = None
     "Replaces the YAML's shuffle_seed; None keeps it."
     samples: int = 3
     "Samples to show of each step."
     windows: int = 10
-    "The epoch is cut into at most this many windows of steps."
+    "The most windows into which the epoch is cut; a window is a run of steps."
     read: int = 256 << 20
-    "Bytes of shards to read at most."
+    "The most bytes of shards to read: 256 MiB."
 
 
 def read_state(path: Path) -> EpochState:
-    """Read a loader's state from a JSON file of `loader.state_dict()`, or from a checkpoint's.
+    """Read the state of a loader from a JSON file, which has the result of `loader.state_dict()` or
+    the state of a Composer checkpoint.
 
-    Raises RecipeError if the file contains no such state.
+    Raises RecipeError if the file contains no state of a loader.
     """
     try:
         tree: Any = json.loads(path.read_bytes())
@@ -65,6 +68,6 @@ def read_state(path: Path) -> EpochState:
         return schema.parse_mapping(EpochState, values)
     except (OSError, ValueError, AttributeError, schema.Misfit) as error:
         raise RecipeError(
-            f"--state {path} is not a loader's state ({error}): write loader.state_dict() to it "
-            "with json.dump."
+            f"--state {path} is not a loader's state ({error}): write the result of "
+            "loader.state_dict() to this file with json.dump."
         ) from None

@@ -22,9 +22,11 @@ from mdsmix.preview.step_rows import Loaders, draws_of_rank
 
 
 def preview(mix: Mix, options: PreviewOptions) -> Preview:
-    """Return the first steps of a run on a mix, and the samples of its epoch from there on.
+    """Return the first steps of a run on a mix, and the number of samples that the rest of the
+    epoch draws from each stream.
 
-    The samples are counted in windows: parts of the epoch with about the same number of steps.
+    The samples are counted for each window, a run of steps; all windows have about the same number
+    of steps.
 
     Raises RecipeError if Streaming refuses the epoch, Unreachable if a stream cannot be read, and
     MixRefused if a row does not fit the loader.
@@ -32,9 +34,9 @@ def preview(mix: Mix, options: PreviewOptions) -> Preview:
     other = EXTRA_LOADERS.get(mix.train.name)
     if other:
         raise RecipeError(
-            f"`mdsmix preview` shows rows of LLM-Foundry's and mdsmix's loaders, but name: "
-            f"{other.name} is the loader of {other.whose}. `mdsmix inspect` shows its samples, and "
-            "mdsmix.load gives its batches."
+            "`mdsmix preview` shows rows of LLM-Foundry's and mdsmix's loaders, but train_loader "
+            f"has name: {other.name}, the loader of {other.whose}. Use `mdsmix inspect` to see the "
+            "samples of its streams, or mdsmix.load to see its batches."
         )
     loaders = _loaders(mix, options)
     with warnings.catch_warnings():
@@ -61,7 +63,8 @@ def preview(mix: Mix, options: PreviewOptions) -> Preview:
 
 
 def _loaders(mix: Mix, options: PreviewOptions) -> Loaders:
-    """Return the loaders of all devices, as the mix's training YAML sets them.
+    """Return the loaders of all devices, with the settings of the mix's training YAML and the seed
+    of the options.
 
     Raises RecipeError if the tokenizer cannot be opened.
     """
@@ -69,10 +72,10 @@ def _loaders(mix: Mix, options: PreviewOptions) -> Loaders:
     images = find_mix_images(mix)
     card = mix.tokenizer
     if card is None:
-        why = mix.tokenizer_problem or "it names none"
+        why = mix.tokenizer_problem or "the YAML names no tokenizer"
         raise RecipeError(
-            f"The tokenizer of {mix.yaml.origin} cannot be opened, but its EOS and padding tokens "
-            f"are needed for the rows: {why.rstrip('.')}."
+            f"The tokenizer of {mix.yaml.origin} cannot be opened ({why.rstrip('.')}), but rows "
+            "need its EOS and padding tokens; correct tokenizer in the YAML."
         )
     if options.seed is not None:
         settings = replace(settings, streaming={**settings.streaming, "shuffle_seed": options.seed})
@@ -85,11 +88,12 @@ def _loaders(mix: Mix, options: PreviewOptions) -> Loaders:
 
 
 def _rest_of_epoch(layout: EpochLayout, options: PreviewOptions) -> tuple[int, Ids]:
-    """Return the number of the first step to preview, and the sample ids from that step to the end
+    """Return the number of the first step to preview, and the sample ids from this step to the end
     of the epoch: int64 [steps, ranks, drawn].
 
-    The step is the one that the run's state has reached. If the state is at the beginning of an
-    epoch, it is `from_step`.
+    The first step is the step that the run's state has reached, or `from_step` if the state is at
+    the beginning of an epoch.
+    Raises RecipeError if the epoch has no such step.
     """
     state = options.state
     per_step = layout.world.num_ranks * layout.batch_size
@@ -100,20 +104,20 @@ def _rest_of_epoch(layout: EpochLayout, options: PreviewOptions) -> tuple[int, I
         if len(ids):
             return sample // per_step, ids
     raise RecipeError(
-        f"train_loader: an epoch has {layout.epoch_size:,} samples and a step {per_step:,}, so no "
-        f"step comes after sample {sample:,}: choose an earlier step or a later epoch. If even the "
-        f"first batch is not full, set drop_last: false (it is {layout.drop_last}) or a smaller "
-        "batch."
+        f"train_loader: an epoch has {layout.epoch_size:,} samples and a step draws {per_step:,} "
+        f"samples, so no step comes after sample {sample:,}: choose an earlier step or a later "
+        "epoch. If even the first batch is not full, set drop_last: false (now "
+        f"{layout.drop_last}) or a smaller batch."
     )
 
 
 def _ratio(loaders: Loaders) -> float:
     """Return the packing ratio: samples that are drawn for each packed row, 1 without packing.
 
-    `auto` is computed as the loader computes it. Each device tries the ratios on the first samples
-    that it draws, and the smallest of the devices' ratios is used.
+    `packing_ratio: auto` is computed as the loader computes it. Each device tries the ratios on the
+    first samples that it draws, and the smallest of the devices' ratios is used.
 
-    Raises RecipeError if these rows need more than --read bytes.
+    Raises RecipeError if these samples need more than --read bytes.
     """
     setting = loaders.settings.row_key("packing_ratio", 1)
     if setting != "auto":
@@ -136,9 +140,9 @@ def _ratio(loaders: Loaders) -> float:
         samples = reader.samples(draws.places)
         if samples is None:
             raise RecipeError(
-                f"packing_ratio: auto needs the first {profiled:,} samples of every device, which "
-                f"are more than --read {reader.most:,} bytes: raise --read, or write the number "
-                "that the run logs (Using packing ratio) into the YAML."
+                f"packing_ratio: auto needs the first {profiled:,} samples of every device, but "
+                f"these samples have more than --read {reader.most:,} bytes: raise --read, or set "
+                "packing_ratio in the YAML to the number that the run logs (Using packing ratio)."
             )
         rows = loaders.rows(draws, samples, "The first rows")
         best.append(find_best_ratio(rows, candidates, world.rows, length))

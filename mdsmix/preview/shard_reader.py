@@ -1,7 +1,8 @@
-"""Samples of published shards, read up to a limit in bytes, and the images in them.
+"""Samples of published shards, read up to a limit in bytes, and how their images become tokens.
 
-The limit applies to the bytes that are read: a shard's table of offsets (4 bytes a sample), and the
-samples, at their mean size and with the gaps between them. A compressed shard is read whole.
+The limit is compared with the bytes that a read needs: a shard's table of offsets (4 bytes a
+sample), and the samples at their mean size, with gaps between samples that are read too. A
+compressed shard is read whole.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mdsmix.storage import map_threads
 
 
 class ImageSize(NamedTuple):
-    """The height and width of an image in pixels, and how many tokens it becomes."""
+    """The height and width of an image in pixels, and how many tokens the image becomes."""
 
     height: int
     width: int
@@ -42,15 +43,17 @@ class Images:
     def sizes(self, pictures: RowImages) -> list[ImageSize]:
         """Return the size of each image of a row.
 
-        Raises MixRefused if the processor refuses one.
+        Raises MixRefused if the processor refuses an image.
         """
+        # (height, width) -> number of tokens, or the reason why the processor refuses the image.
         tokens_by_size = count_image_tokens(self.processor, ((h, w) for h, w in pictures.sizes))
         sizes = []
         for height, width in pictures.sizes:
             tokens = tokens_by_size[height, width]
             if isinstance(tokens, str):
+                reason = tokens
                 raise MixRefused(
-                    f"{pictures.where}: {tokens}; convert the stream for this processor."
+                    f"{pictures.where}: {reason}; convert the stream for this processor."
                 )
             sizes.append(ImageSize(height, width, tokens))
         return sizes
@@ -73,20 +76,20 @@ def find_mix_images(mix: Mix) -> Images | None:
     if len(tokens) > 1:
         raise RecipeError(
             f"{list_stream_names(streams)} have different placeholder tokens for an image "
-            f"({', '.join(map(str, sorted(tokens)))}), but a loader expands only one: convert them "
-            "again with the same tokenizer and images.token."
+            f"({', '.join(map(str, sorted(tokens)))}), but a loader can expand only one token: "
+            "convert these streams again with the same tokenizer and images.token."
         )
     if processor is None or not tokens:
         raise RecipeError(
-            f"the processor of {list_stream_names(streams)} is unknown, so it is unknown how many "
-            "tokens an image becomes: name it with train_loader.dataset.processor, or convert "
-            "again with processor: in the recipe, which publishes it next to the streams."
+            f"the processor of {list_stream_names(streams)} is unknown, and so is the number of "
+            "tokens that an image becomes: set train_loader.dataset.processor in the training "
+            "YAML, or set processor: in the recipe and convert again."
         )
     return Images(tokens.pop(), processor[0])
 
 
 def has_ids(stream: StreamInMix) -> bool:
-    """Check whether the stream contains token ids. The loader itself tokenizes any other stream."""
+    """Check whether the stream contains token ids. The loader itself tokenizes text."""
     return bool(find_id_columns(stream.columns)) and "text" not in stream.columns
 
 
@@ -105,11 +108,12 @@ class ShardReader:
     "Bytes read up to now."
 
     def samples(self, places: Iterable[SamplePlace]) -> dict[SamplePlace, Sample] | None:
-        """Return the decoded samples, or None if they exceed the limit. After that every call
-        returns None.
+        """Return the decoded samples at these places. Return None if reading them would exceed the
+        limit; every later call then returns None too.
 
         Raises Unreachable if a sample cannot be read.
         """
+        # Group the samples by shard, and check the limit.
         positions_by_shard = defaultdict[ShardKey, list[int]](list)
         for place in places:
             positions_by_shard[place.stream, place.shard].append(place.position)
@@ -120,9 +124,11 @@ class ShardReader:
         self.read += size
 
         def read(key: ShardKey) -> dict[int, Sample]:
+            """Read the samples of one shard: position in the shard -> sample."""
             stream = self.streams[key[0]]
             return read_samples(stream.folder, stream.shards[key[1]], positions_by_shard[key])
 
+        # Read the shards side by side, in threads.
         samples = dict[SamplePlace, Sample]()
         shards = zip(positions_by_shard, map_threads(read, positions_by_shard), strict=True)
         for key, samples_of_shard in shards:
@@ -131,7 +137,7 @@ class ShardReader:
         return samples
 
     def _size(self, key: ShardKey, count: int) -> int:
-        """Return how many bytes are read for `count` samples of a shard, at most."""
+        """Return the most bytes that are read for `count` samples of a shard."""
         shard = self.streams[key[0]].shards[key[1]]
         whole_shard = shard.stored.bytes
         if shard.packing:

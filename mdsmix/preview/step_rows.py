@@ -36,19 +36,24 @@ class RankDraws(NamedTuple):
     """The samples that one device draws in a step."""
 
     rank: int
+    "The device's number among all devices, from 0."
     node: int
+    "The number of the device's node, from 0."
     worker: int
     "The worker of the device's DataLoader, from 0."
     ids: Sequence[int]
     "Streaming's sample ids, in the order in which they are drawn."
     places: Sequence[SamplePlace]
+    "The stream, shard and position of each of these samples."
 
 
 class SampleRow(TrainingRow):
-    """A row together with the sample that it was made of."""
+    """A row together with facts about its sample."""
 
     rank: int
+    "The device that draws the sample."
     place: SamplePlace
+    "Where the sample is stored."
     stored: TrainingRow
     "The row as stored, with one placeholder token for each image."
     images: Sequence[ImageSize]
@@ -58,21 +63,23 @@ class SampleRow(TrainingRow):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A global batch: the samples that all devices draw, and the rows made of them."""
+    """A step of the run: the samples that all devices draw, and the rows of these samples."""
 
     step: int
     "The number of the step in its epoch, from 0."
     ranks: Sequence[RankDraws]
     is_unread: bool
-    """Whether its samples were not read because of the limit on bytes. Text that the loader
-    tokenizes is never read.
+    """Whether the step's samples were not read because they exceed the limit on bytes. Text that
+    the loader tokenizes is never read, and does not count here.
     """
     counts: NDArray[np.int64] | None
-    "int64 [streams, COUNTED]; None if no rows were made."
+    "int64 [streams, 3], one column for each name in COUNTED; None if no rows were made."
     rows: int
+    "Rows of the global batch, after packing."
     slots: int
     "Token positions in these rows, padding included."
     shown: Sequence[SampleRow]
+    "The rows to show."
 
     @property
     def drawn(self) -> int:
@@ -90,7 +97,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Loaders:
-    """The loaders of all devices of a run: they make rows of samples."""
+    """The loaders of all devices of a run, which make rows from samples."""
 
     settings: LoaderSettings
     rules: RowRules
@@ -101,17 +108,20 @@ class Loaders:
     def steps(
         self, layout: EpochLayout, ids: Ids, first: int, rows_shown: int, is_packed: bool
     ) -> Iterator[Step]:
-        """Yield the global batches of some steps.
+        """Yield the given steps, with the rows of all devices.
 
         Args:
+            layout: the epoch, which knows where each sample is stored.
             ids: int64 [steps, ranks, drawn], the sample ids of the steps.
             first: the number of the first step in its epoch.
-            rows_shown: rows to keep of each step, at most.
+            rows_shown: the most rows to keep of each step for showing.
+            is_packed: whether rows are packed.
         """
-        # Each worker of a device packs its own rows. Samples that do not fit wait in its packer for
-        # its next batch, so every worker keeps its collator.
+        # (rank, worker) -> collator. Each worker of a device packs its own rows. Samples that do
+        # not fit wait in the worker's packer for its next batch, so each worker has a collator.
         collators = defaultdict[tuple[int, int], Collate](lambda: self._make_collate(is_packed))
         for number, ids_of_step in enumerate(ids, first):
+            # A device takes its batches from its workers in turn.
             worker = (number - first) % max(1, self.world.workers)
             loaders = []
             for rank, ids_of_rank in enumerate(ids_of_step):
@@ -120,6 +130,7 @@ class Loaders:
             yield self._step(number, loaders, rows_shown)
 
     def _make_collate(self, is_packed: bool) -> Collate:
+        """Make the collator of one worker."""
         collate = make_collate(self.settings, self.rules, self.world.rows if is_packed else None)
         collate.pad_to_longest |= self.settings.section.is_text  # as LLM-Foundry's text loader does
         return collate
@@ -127,12 +138,13 @@ class Loaders:
     def _step(
         self, number: int, loaders: Sequence[tuple[RankDraws, Collate]], rows_shown: int
     ) -> Step:
-        """Make the global batch of one step.
+        """Make one step, with the rows of all devices.
 
         Args:
-            number: of the step in its epoch.
-            loaders: for each device, the samples that it draws and the collator of its worker.
-            rows_shown: rows to keep, at most.
+            number: the number of the step in its epoch.
+            loaders: for each device, the samples that the device draws and the collator of the
+                worker that makes its batch.
+            rows_shown: the most rows to keep for showing.
         """
         # Read the samples of all devices, apart from text that the loader tokenizes.
         streams = self.reader.streams
@@ -140,9 +152,11 @@ class Loaders:
         readable = [place for place in drawn if has_ids(streams[place.stream])]
         samples = self.reader.samples(readable)
 
-        # Make each device's rows. With text among the samples of a step its packing is unknown.
-        is_packed = loaders[0][1].packer is not None
-        has_rows = bool(samples) and (readable == drawn or not is_packed)
+        # Make each device's rows. If text is among the samples of a packed step, it is unknown how
+        # the step is packed, so no rows are made.
+        is_packed = any(collate.packer for _, collate in loaders)
+        has_text = readable != drawn
+        has_rows = bool(samples) and not (is_packed and has_text)
         bins = list[Sequence[SampleRow]]()
         slots = 0
         for draws, collate in loaders if has_rows else ():
@@ -169,9 +183,14 @@ class Loaders:
     def rows(
         self, draws: RankDraws, samples: Mapping[SamplePlace, Sample], when: str
     ) -> list[SampleRow]:
-        """Return the rows of those drawn samples that were read.
+        """Return the rows of a device's samples. Samples that were not read are left out.
 
-        Raises MixRefused, with `when` and the sample's place, if the loader would raise on one.
+        Raises MixRefused if the loader would raise on a sample.
+
+        Args:
+            draws: the samples that the device draws.
+            samples: the samples that were read, of all devices.
+            when: the beginning of the message, such as `Step 3, rank 0`.
         """
         rows = []
         for place in draws.places:
@@ -193,20 +212,32 @@ class Loaders:
 def draws_of_rank(
     layout: EpochLayout, world: Machines, rank: int, worker: int, ids: Ids
 ) -> RankDraws:
-    """Return the samples that a device draws. `ids` may contain NO_SAMPLE, which draws nothing."""
+    """Return the samples that a device draws in a step.
+
+    Args:
+        rank: the number of the group of devices that draw the same samples (`replication`).
+        worker: the worker of the device that makes the batch.
+        ids: int64 [drawn], sample ids, or NO_SAMPLE at the end of a batch that is not full.
+    """
     sample_ids = ids[ids != NO_SAMPLE]
-    # Consecutive devices that draw the same samples count as one rank; the first stands for all.
+    # The first device of the group is shown for all.
     device = rank * world.replication
     places = layout.locate_samples(sample_ids)
     return RankDraws(device, device // world.gpus, worker, sample_ids.tolist(), places)
 
 
 def make_sample_row(sample: Sample, rules: RowRules, images: Images | None) -> SampleRow:
-    """Return the sample's row. Raises MixRefused if the loader would raise on the sample."""
+    """Return a sample's row, with its counts. Raises MixRefused if the loader would raise on the
+    sample.
+
+    Args:
+        images: how images become tokens; None if the mix has no images.
+    """
     stored = make_training_row(sample, rules)
     trained = stored
     sizes: Sequence[ImageSize] = ()
     if images and stored.pictures:
+        # Repeat an image's placeholder as often as the processor would make tokens of the image.
         sizes = images.sizes(stored.pictures)
         pieces = [{"input_ids": np.full(size.tokens, images.token)} for size in sizes]
         trained = expand_images(stored, pieces, rules)
@@ -227,7 +258,8 @@ def count_slots(bins: Sequence[Sequence[TrainingRow]], collate: Collate) -> int:
     """Return the number of token positions in a device's batch, padding included.
 
     Args:
-        bins: for each row of the batch, the row of its sample, or the rows that are packed in it.
+        bins: for each row of the batch, the rows that are packed into it; without packing, a list
+            of one row.
     """
     if collate.packer or not bins:
         return len(bins) * collate.rules.max_seq_len
@@ -237,6 +269,14 @@ def count_slots(bins: Sequence[Sequence[TrainingRow]], collate: Collate) -> int:
 
 
 def _with_each_stream_first(rows: Sequence[SampleRow]) -> list[SampleRow]:
-    """Put the first row of each stream before all others."""
-    firsts = {row.place.stream: row for row in reversed(rows)}
-    return sorted(rows, key=lambda row: row is not firsts[row.place.stream])
+    """Put the first row of each stream before all other rows, so that every stream is shown. Both
+    groups keep their order.
+    """
+    firsts = list[SampleRow]()
+    others = list[SampleRow]()
+    seen_streams = set[int]()
+    for row in rows:
+        is_first = row.place.stream not in seen_streams
+        seen_streams.add(row.place.stream)
+        (firsts if is_first else others).append(row)
+    return firsts + others
