@@ -419,8 +419,16 @@ WHOLE_FINDINGS: list[tuple[BuildMix, str, str]] = [
     (text_loader(shuffle_block_size=1e5, **NULL_SETTINGS), "", ""),
     (finetuning_loader(hf_kwargs=None, **NULL_SETTINGS), "", ""),
     (text_loader(loader=NO_WORKERS | {"timeout": 5}), "workers", "is 0, but timeout is 5."),
-    (text_loader(loader={"num_canonical_nodes": 8}), "key-rejected", "move it to dataset, where"),
-    (lone_evaluation(label="x"), "key-rejected", "or write eval_loader as a list of one."),
+    (
+        text_loader(loader={"num_canonical_nodes": 8}),
+        "key-rejected",
+        "move num_canonical_nodes to dataset",
+    ),
+    (
+        lone_evaluation(label="x"),
+        "key-rejected",
+        "or write eval_loader as a list of one evaluation.",
+    ),
     (text_loader(num_canonical_nodes=41), "canonical-nodes", "num_canonical_nodes: 41"),
     (text_loader(num_canonical_nodes=41, shuffle_algo="py1s"), "", ""),
     (

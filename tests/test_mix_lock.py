@@ -168,7 +168,10 @@ BAD_LOCKS = (
     ("{", "is not a lock of a mix: "),
     ("[1]", "is not a lock of a mix: "),
     ('{"version": 3}', "is not a lock of a mix: loaders is missing"),
-    ('{"version": 7, "more": {}}', "by a newer mdsmix (version 7, and this one reads 3)"),
+    (
+        '{"version": 7, "more": {}}',
+        "by a newer mdsmix: it has version 7, but this mdsmix reads only version 3",
+    ),
     (
         f'{{"version": 3, "loaders": {{"train_loader": {{"streams": [{SHARDS}]}}}}}}',
         "is not a lock of a mix: loaders.train_loader.streams[0].shards is",

@@ -224,7 +224,7 @@ def test_a_loader_finds_the_published_processor_next_to_the_streams(
     with pytest.raises(Unreachable, match="have changed since the processor was published"):
         build_loader(path, 3)
     (home / "mdsmix.processor").unlink()
-    with pytest.raises(MixRefused, match="there is no processor to expand them"):
+    with pytest.raises(MixRefused, match="it has images, but the loader has no processor"):
         list(build_loader(path, 3))
     assert (
         "the processor of see is unknown"

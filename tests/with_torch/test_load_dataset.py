@@ -118,7 +118,9 @@ def test_a_cache_of_decompressed_shards_is_refused_without_its_remote(tmp_path: 
     assert not any(name.endswith(".zstd") for name in files_before)
     for alone in ({"local": cached["local"]}, cached | {"remote": cached["local"]}):
         count = len(files_before) - 1
-        message = f"as compressed, but {count} of them exist only decompressed.*set the remote"
+        message = (
+            f"as compressed, but {count} of them exist only decompressed.*Set the stream's remote"
+        )
         with pytest.raises(RecipeError, match=message):
             loaded({"b": {"local": str(write_tokens(tmp_path / "b", 4))}, "a": alone})
         assert sorted(path.name for path in (tmp_path / "local").iterdir()) == files_before
@@ -306,7 +308,7 @@ def test_a_file_without_a_loader_is_refused(tmp_path: Path) -> None:
     for text, why in {
         "a: [": "is not a readable training YAML",
         "- a": "its top level must be keys and values",
-        "max_seq_len: 8": "it has no train_loader, only max_seq_len",
+        "max_seq_len: 8": "but this file has only max_seq_len",
         "train_loader: {name: image, dataset: {}}": "write name: text or name: finetuning",
         "train_loader: {name: text}": "train_loader reads no MDS stream",
         "train_loader: '${nowhere}'": "is not a readable training YAML",

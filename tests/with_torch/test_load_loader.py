@@ -196,7 +196,7 @@ def test_an_epoch_that_fills_no_batch_is_refused(tmp_path: Path) -> None:
         ({"drop_last": False, "batching_method": "stratified"}, 61, 61),
         ({"drop_last": True, "name": "finetuning", "packing_ratio": 2.0}, 31, 62),
     ):
-        with pytest.raises(RecipeError, match=rf"60 samples, fewer than a batch of {drawn}\b"):
+        with pytest.raises(RecipeError, match=rf"60 samples, but a batch needs {drawn}\b"):
             loaded(streams, size, **dataset)
 
 
@@ -213,7 +213,9 @@ def test_a_batching_method_that_cannot_fill_a_batch_is_refused_in_one_sentence(
         ("device_per_stream", 4, "smaller"),
     ):
         problem = f"{method} cannot fill a batch of {size} samples"
-        with pytest.raises(RecipeError, match=f"{problem} .* too few of few; set a {word} batch"):
+        with pytest.raises(
+            RecipeError, match=f"{problem} .* too few samples of few; set a {word} batch"
+        ):
             loaded(streams, size, batching_method=method)
     for method, size in (("stratified", 16), ("per_stream", 2), ("device_per_stream", 2)):
         assert list(loaded(streams, size, batching_method=method, drop_last=True)), method

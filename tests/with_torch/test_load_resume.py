@@ -235,7 +235,7 @@ def test_trainer_resumes(mixed: Any, tmp_path: Path) -> None:
             train(mixed, tmp_path / "more", saved / "checkpoint-14", **without_state) == whole[14:]
         )
     else:
-        with pytest.raises(RecipeError, match="has not set the epoch"):
+        with pytest.raises(RecipeError, match="before set_epoch was called"):
             train(mixed, tmp_path / "more", saved / "checkpoint-14", **without_state)
 
 

@@ -325,5 +325,5 @@ def test_packing_with_a_processor_and_a_damaged_image_are_refused(tmp_path: Path
     project = {"local": str(write_tokens(tmp_path, 4))}
     for keys in ({"packing_ratio": 2}, {"decoder_only_format": False}):
         # Refused before the processor is loaded, which does not exist.
-        with pytest.raises(RecipeError, match="must be a row of its own"):
+        with pytest.raises(RecipeError, match="images cannot be packed or split"):
             loaded({"web": project}, 1, "mdsmix", processor="none", **keys)
