@@ -229,7 +229,7 @@ def test_an_unknown_tokenizer_is_reported_and_another_one_refused(out: Path) -> 
     edit(quiz / "eval/mdsmix.manifest", lambda tree: tree["tokenizer"].update(hash="0" * 32))
     for more, output in (
         ((), "name published evaluation streams by --eval"),
-        (("--eval", quiz / "eval"), "The same text has other ids there"),
+        (("--eval", quiz / "eval"), "The same text has different ids in the two streams"),
     ):
         answer = mdsmix("leaks", project, *more)
         assert (answer.code, output in answer.err) == (2, True)

@@ -389,7 +389,7 @@ WHOLE_FINDINGS: list[tuple[BuildMix, str, str]] = [
     (
         text_loader(MANY_SHARDS, cache_limit=BYTES_OF_26 - 1, predownload=1),
         "cache-limit-small",
-        f"need at least {BYTES_OF_26:,}: 26 samples in up to 26 shards",
+        f"need at least {BYTES_OF_26:,} bytes: 26 samples in up to 26 shards",
     ),
     (text_loader(MANY_SHARDS, cache_limit=BYTES_OF_26, predownload=1), "", ""),
     # 23 samples for each worker of two devices with batches of 2.
@@ -398,7 +398,7 @@ WHOLE_FINDINGS: list[tuple[BuildMix, str, str]] = [
         "cache-limit-small",
         f"on a node of 2 devices: cache_limit is {ALL_OF_MANY_BYTES - 1} "
         f"({ALL_OF_MANY_BYTES - 1:,} bytes), and the shards that the workers of a node read and "
-        f"prepare ahead need {ALL_OF_MANY_BYTES:,}: 92 samples in up to 40",
+        f"prepare ahead need {ALL_OF_MANY_BYTES:,} bytes: 92 samples in up to 40",
     ),
     (text_loader(MANY_SHARDS, cache_limit=ALL_OF_MANY_BYTES, predownload=1, top=TWO_OF_2), "", ""),
     (text_loader(CHUNKS("split")), "columns-loader", LOADER_FIX.format("finetuning")),

@@ -221,8 +221,8 @@ def test_shares_are_rendered_and_shown_as_a_table_and_as_json(home: Path) -> Non
 
 
 UNCOUNTED = (
-    "were not counted (it has no manifest, or one of another index, another max_seq_len, other "
-    "targets, or a padding token that is not EOS), and"
+    "were not counted (the stream has no manifest, or its manifest is of another index, of another "
+    "max_seq_len or of other targets, or its padding token is EOS), and"
 )
 REFUSED = {
     "web chat | budget=1M tokens": (
@@ -242,9 +242,9 @@ REFUSED = {
     "web docs": (
         f"the tokens of docs {UNCOUNTED} its first samples suggest 4.0 a sample, which --estimate"
     ),
-    "web raw": f"the tokens of raw {UNCOUNTED} the loader itself tokenizes it: convert the stream",
+    "web raw": f"the tokens of raw {UNCOUNTED} the loader itself tokenizes the stream: convert",
     "web chat | count=loss_tokens | target_prompts=all": (
-        "the loss_tokens of chat were not counted (it has no manifest, or one"
+        "the loss_tokens of chat were not counted (the stream has no manifest, or its manifest"
     ),
     "web mute | count=loss_tokens": "mute must be 50% of an epoch's loss_tokens, and has none",
 }

@@ -34,23 +34,29 @@ from mdsmix.storage import Location
 from mdsmix.tokenizer.published import find_current_hash
 
 MOST_PLACES = 3
-"Training samples to name for each evaluation sample: those with most of its grams."
+"""The most training samples that are named for one evaluation sample. Those that contain most of
+its grams are named.
+"""
 CONTEXT = 24
-"Tokens to show of a passage before and after the shared run."
+"How many tokens are shown before a run of shared tokens, and how many after it."
 MOST_SAMPLES = 10
-"Training samples to keep for each gram if `common` is 0; more would fill the memory."
+"The most training samples to remember for each gram if `common` is 0: more would fill the memory."
 
 
 class ScannedStream(NamedTuple):
-    """The evaluations' grams in one training stream."""
+    """The grams of evaluation samples that one training stream contains.
+
+    Each find is a gram and a sample that contains it: `grams[i]` is in `samples[i]`.
+    """
 
     tokens: int
+    "Tokens of the stream."
     left_out: int
     "Grams that are ignored because more than `common` samples of the stream contain them."
     grams: Int
     "int64 [finds]: the number of each gram."
     samples: Int
-    "int64 [finds]: the number of the sample in the stream that contains it."
+    "int64 [finds]: the number, in the stream, of the sample that contains the gram."
 
 
 class LeakingSample(NamedTuple):
@@ -66,7 +72,7 @@ class LeakingSample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Leak:
-    """An evaluation sample with grams in a training stream."""
+    """An evaluation sample that shares grams with training streams."""
 
     item: int
     "The number of the sample among the samples of all evaluations."
@@ -77,12 +83,13 @@ class Leak:
     leaked_grams: int
     "Grams of the sample that any training stream contains."
     grams: int
-    "Grams of the sample that were searched: not those in too many evaluation samples."
+    "Grams of the sample that were searched. Grams in too many evaluation samples are not."
     sources: Sequence[LeakingSample]
-    "The training samples with most of its grams, the largest number first."
+    "The training samples that contain most of its grams, the largest number of grams first."
 
     @property
     def share(self) -> float:
+        """The share of the sample's grams that leaked, 0 to 1."""
         return self.leaked_grams / self.grams
 
 
@@ -98,11 +105,11 @@ class Audit:
     scanned: Sequence[ScannedStream]
     "For each training stream, the grams that it contains."
     leaks: Sequence[Leak]
-    "The largest share first."
+    "The leak with the largest share first."
 
     @property
     def unnamed(self) -> list[str]:
-        """Names of the streams without a manifest, so the tokenizer of their ids is unknown."""
+        """Names of the streams without a manifest. The tokenizer that made their ids is unknown."""
         streams = [*self.evaluations, *self.streams]
         names = [stream.name for stream in streams if not stream.trusted_manifest]
         return list(dict.fromkeys(names))
@@ -114,7 +121,7 @@ def find_leaks(
     common: int,
     watcher: ReadingWatcher,
 ) -> Audit:
-    """Read the evaluations, then search all of each stream.
+    """Search the whole of each training stream for grams of the evaluations' samples.
 
     Raises RecipeError if the streams' ids cannot be compared, and Unreachable if a shard cannot be
     read.
@@ -133,74 +140,111 @@ def find_leaks(
 
 def _refuse_other_tokenizers(streams: Sequence[StreamInMix]) -> None:
     """Raise RecipeError if the streams were converted with different tokenizers: then the same ids
-    mean different text.
+    mean different text. Streams without a manifest are not compared.
     """
-    cards = []
-    for stream in streams:
-        manifest = stream.trusted_manifest
-        if manifest:
-            cards.append((stream.name, manifest.tokenizer))
-    published = published_tokenizers(streams)
-    for (name, card), tokenizer in zip(cards, published, strict=True):
-        first_name, first_card = cards[0]
-        if card.hash != first_card.hash and find_current_hash(tokenizer) != find_current_hash(
-            published[0]
-        ):
+    known = [stream for stream in streams if stream.trusted_manifest]
+    tokenizers = published_tokenizers(known)
+    for stream, tokenizer in zip(known, tokenizers, strict=True):
+        name = stream.name
+        first_name = known[0].name
+        first = tokenizers[0]
+        if tokenizer.card.hash == first.card.hash:
+            continue
+        # The stored hashes of one tokenizer differ if an earlier mdsmix hashed by another rule.
+        if find_current_hash(tokenizer) != find_current_hash(first):
             raise RecipeError(
-                f"{first_name} has ids of the tokenizer {first_card.name} and {name} of "
-                f"{card.name}. The same text has other ids there, so no leak could be found: "
-                f"convert {name} with the tokenizer of {first_name}."
+                f"the stream {first_name} has ids of the tokenizer {first.card.name}, and the "
+                f"stream {name} has ids of the tokenizer {tokenizer.card.name}. The same text has "
+                "different ids in the two streams, so no leak could be found: convert the stream "
+                f"{name} with the tokenizer of {first_name}."
             )
 
 
 def scan_stream(
     stream: PublishedStream, items: EvalSamples, watcher: ReadingWatcher
 ) -> ScannedStream:
-    """Search every shard of a stream, several at once. Raises Unreachable if one cannot be read.
+    """Search every shard of a training stream for the grams of evaluation samples, several shards
+    at once.
 
-    Memory does not grow with the stream. It contains the shards in flight, a count for each gram,
-    and the first samples with each gram: `common` or MOST_SAMPLES (the last shard may add more).
+    Memory does not grow with the stream. It contains the shards that are being searched, a count
+    for each gram, and the first samples with each gram: `common` or MOST_SAMPLES of them (the last
+    shard may add more).
+
+    Raises Unreachable if a shard cannot be read.
+
+    Args:
+        items: the evaluation samples, and their grams.
     """
+    # For each gram, how many samples of the stream contain it.
     counts = np.zeros(len(items.hashes), np.int64)
-    finds = [np.empty((2, 0), np.int64)]
+    grams = [np.empty(0, np.int64)]
+    samples = [np.empty(0, np.int64)]
     tokens = 0
     first_sample = 0
+    most_samples = items.common or MOST_SAMPLES
     with ThreadPoolExecutor(8 if stream.folder.is_store else None) as pool:
         searches = pool.map(lambda shard: _search_shard(stream.folder, shard, items), stream.shards)
-        for shard, (shard_tokens, shard_finds) in zip(stream.shards, searches, strict=True):
-            gram_numbers = shard_finds[0]
-            has_room = counts[gram_numbers] < (items.common or MOST_SAMPLES)
-            counts += np.bincount(gram_numbers, minlength=len(counts))
+        for shard, finds in zip(stream.shards, searches, strict=True):
+            # Do not remember further samples of a gram that has enough of them.
+            has_room = counts[finds.grams] < most_samples
+            counts += np.bincount(finds.grams, minlength=len(counts))
+            grams.append(finds.grams[has_room])
             # A shard numbers its samples from 0: add the number of samples before the shard.
-            finds.append(shard_finds[:, has_room] + [[0], [first_sample]])
+            samples.append(finds.samples[has_room] + first_sample)
             first_sample += shard.samples
-            tokens += shard_tokens
-            watcher.on_progress(shard.stored.bytes, shard_tokens)
-    is_common = (counts > items.common) & (items.common > 0)  # `common` = 0: no gram is ignored
-    grams, samples = np.concatenate(finds, axis=1)
-    is_kept = ~is_common[grams]
-    return ScannedStream(tokens, int(is_common.sum()), grams[is_kept], samples[is_kept])
+            tokens += finds.tokens
+            watcher.on_progress(shard.stored.bytes, finds.tokens)
+
+    # Ignore grams in more than `common` samples; if `common` is 0, ignore no gram.
+    is_ignored = (counts > items.common) & (items.common > 0)
+    all_grams = np.concatenate(grams)
+    is_counted = ~is_ignored[all_grams]
+    return ScannedStream(
+        tokens=tokens,
+        left_out=int(is_ignored.sum()),
+        grams=all_grams[is_counted],
+        samples=np.concatenate(samples)[is_counted],
+    )
 
 
-def _search_shard(folder: Location, shard: Shard, items: EvalSamples) -> tuple[int, Int]:
-    """Return the number of tokens in a shard, and its finds: int64 [2, finds], the numbers of the
-    grams and of the samples in the shard that contain them.
-    """
+class _ShardFinds(NamedTuple):
+    """The grams of evaluation samples that one shard contains: `grams[i]` is in `samples[i]`."""
+
+    tokens: int
+    "Tokens of the shard."
+    grams: Int
+    "int64 [finds]: the number of each gram."
+    samples: Int
+    "int64 [finds]: the number, in the shard, of the sample that contains the gram."
+
+
+def _search_shard(folder: Location, shard: Shard, items: EvalSamples) -> _ShardFinds:
+    """Read a shard, and search its samples for the grams of evaluation samples."""
     tokens = read_stored_tokens(folder, shard)
     if tokens is None:
-        return 0, np.empty((2, 0), np.int64)
-    return len(tokens.ids.values), items.find(tokens.ids)
+        return _ShardFinds(0, np.empty(0, np.int64), np.empty(0, np.int64))
+    grams, samples = items.find(tokens.ids)
+    return _ShardFinds(len(tokens.ids.values), grams, samples)
 
 
 def rank_leaks(items: EvalSamples, scanned: Sequence[ScannedStream]) -> list[Leak]:
-    """Return a leak for each evaluation sample with a gram in a stream, the largest share first."""
+    """Return a leak for each evaluation sample that shares a gram with a training stream, the
+    largest share of leaked grams first.
+
+    Args:
+        items: the evaluation samples, and their grams.
+        scanned: for each training stream, the grams that it contains.
+    """
+    # Count, for each evaluation sample, its grams in any training stream, and all its grams.
     has_leaked = np.zeros(len(items.hashes), bool)
     for stream_finds in scanned:
         has_leaked[stream_finds.grams] = True
     leaked_grams = items.count(has_leaked)
     all_grams = items.count(np.ones(len(items.hashes), bool))
+
     leaks = []
     for item, sources in sorted(_leak_sources(items, scanned).items()):
+        # An item belongs to the last evaluation that begins at it or before it.
         stream = bisect_right(items.firsts, item) - 1
         leaks.append(
             Leak(
@@ -218,15 +262,19 @@ def rank_leaks(items: EvalSamples, scanned: Sequence[ScannedStream]) -> list[Lea
 def _leak_sources(
     items: EvalSamples, scanned: Sequence[ScannedStream]
 ) -> dict[int, list[LeakingSample]]:
-    """Map each item to the MOST_PLACES training samples that contain most of its grams."""
+    """Map the number of each leaking evaluation sample (item) to the training samples that contain
+    most of its grams: at most MOST_PLACES, the largest number of grams first.
+    """
     sources_by_item = defaultdict[int, list[LeakingSample]](list)
     for stream, finds in enumerate(scanned):
-        # List the pair (item, training sample) once for each gram that both contain, and count.
+        # List the pair (item, training sample) once for each gram that both contain.
         items_of_grams = items.holders.take(finds.grams)
         samples = np.repeat(finds.samples, items_of_grams.lengths)
         pairs = np.stack([items_of_grams.values, samples])
+        # How often a pair is listed is the number of grams that the two samples share.
         distinct_pairs, counts = np.unique(pairs, axis=1, return_counts=True)
-        for item, sample, grams in zip(*distinct_pairs.tolist(), counts.tolist(), strict=True):
+        pair_items, pair_samples = distinct_pairs.tolist()
+        for item, sample, grams in zip(pair_items, pair_samples, counts.tolist(), strict=True):
             sources_by_item[item].append(LeakingSample(stream, sample, grams))
     for sources in sources_by_item.values():
         sources.sort(key=lambda source: -source.grams)
@@ -238,6 +286,7 @@ class Passage(NamedTuple):
     """The longest run of tokens that an evaluation sample and a training sample share."""
 
     shared: Int
+    "The tokens of the run."
     item: tuple[Int, Int]
     "Tokens of the evaluation sample before the run and after it."
     training: tuple[Int, Int]
@@ -245,21 +294,24 @@ class Passage(NamedTuple):
 
 
 def read_passage(audit: Audit, leak: Leak) -> Passage:
-    """Read the training sample with most of a leak's grams again, and return what both share."""
+    """Return the tokens that an evaluation sample shares with the training sample that contains
+    most of its grams. The training sample is read again.
+    """
     source = leak.sources[0]
     turns = decode_turns(audit.streams[source.stream].read_sample(source.sample))
     item = audit.items.rows[leak.item]
-    training = np.concatenate([*chain(*turns)])
+    # A turn is the ids of a prompt and of its response: join all of them to one array.
+    training = np.concatenate([*chain.from_iterable(turns)])
     run = find_longest_shared(item, training)
     return Passage(
-        item[run.start : run.start + run.length],
-        _context(item, run.start, run.length),
-        _context(training, run.training_start, run.length),
+        shared=item[run.start : run.start + run.length],
+        item=_context(item, run.start, run.length),
+        training=_context(training, run.training_start, run.length),
     )
 
 
 class SharedRun(NamedTuple):
-    """A run of tokens in an evaluation sample and in a training sample."""
+    """A run of tokens that is in an evaluation sample and in a training sample."""
 
     start: int
     "Its position in the evaluation sample."
@@ -269,27 +321,35 @@ class SharedRun(NamedTuple):
 
 
 def find_longest_shared(item: Int, training: Int) -> SharedRun:
-    """Find a long run of tokens in both samples. All fields are 0 if they share no gram.
+    """Find a long run of tokens that both samples contain. All fields are 0 if they share no gram.
 
-    If `item` contains a gram more than once, its first position counts.
+    If the evaluation sample contains a gram more than once, its first position counts.
+
+    Args:
+        item: the token ids of the evaluation sample.
+        training: the token ids of the training sample.
     """
     item_hashes = hash_grams(item)
     training_hashes = hash_grams(training)
+    # Find the runs of positions in the training sample at which a shared gram begins. Edges are
+    # where runs begin and end: shared at 1, 2 and 4 gives the edges 1, 3, 4, 5.
     is_shared = np.isin(training_hashes, item_hashes)
-    # The positions where runs of shared grams begin and end: begin, end, begin, end, ...
     edges = np.flatnonzero(np.diff(is_shared, prepend=False, append=False))
     if not len(edges):
         return SharedRun(0, 0, 0)
     longest = np.diff(edges)[::2].argmax()  # every other difference is the length of a run
     training_start = int(edges[2 * longest])
+
+    # Compare the tokens from the beginning of the longest run on. It ends before the first token
+    # that differs, or where one of the samples ends.
     start = int((item_hashes == training_hashes[training_start]).argmax())
-    rest = min(len(item) - start, len(training) - training_start)
-    # The run ends before the first token that differs, or where one of the samples ends.
-    differs = item[start : start + rest] != training[training_start : training_start + rest]
-    return SharedRun(start, training_start, int(np.append(differs, True).argmax()))
+    most = min(len(item) - start, len(training) - training_start)
+    differs = item[start : start + most] != training[training_start : training_start + most]
+    length = int(np.append(differs, True).argmax())  # the position of the first True
+    return SharedRun(start, training_start, length)
 
 
 def _context(ids: Int, start: int, length: int) -> tuple[Int, Int]:
-    """Return the CONTEXT ids before a run, and those after it."""
+    """Return up to CONTEXT ids before a run of ids, and up to CONTEXT ids after it."""
     end = start + length
     return ids[max(0, start - CONTEXT) : start], ids[end : end + CONTEXT]

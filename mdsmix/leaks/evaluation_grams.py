@@ -1,10 +1,10 @@
 """The samples of evaluations (called items), their 13-grams (runs of 13 tokens), and the search for
 these grams in the rows of a training stream.
 
-All items are in memory: their ids, and a 64-bit hash of each gram. The upper bits of a training
-position's hash are looked up in a table of flags. The positions that pass (one in 32 by chance)
-are looked up in the sorted hashes. Two grams with the same hash count as one: in 10^12 positions
-against 10^6 grams, one search in 18 finds a gram by chance.
+All items are in memory: their ids, and a 64-bit hash of each gram. A training row is hashed at each
+position, and the upper bits of the hash are looked up in a table of flags. Only hashes whose flag
+is set (one in 32 by chance) are looked up in the sorted hashes of grams. Two grams with the same
+hash count as one: in 10^12 positions against 10^6 grams, one search in 18 finds a gram by chance.
 """
 
 from __future__ import annotations
@@ -27,38 +27,43 @@ from mdsmix.storage import Location
 LENGTH = 13
 "Tokens of a gram. GPT-3 and most later audits took 13 words."
 SPARE = 32
-"Flags in the table for each gram, so that 1 in 32 positions without a gram passes."
+"Flags in the table for each gram: of the positions without a gram, 1 in 32 has its flag set."
 MOST_BITS = 26
-"The most bits of a number in the table: 2^26 flags take 64 MiB, enough for two million grams."
+"The most bits of an index into the table: 2^26 flags take 64 MiB, enough for 2 million grams."
 BLOCK = 1 << 15
 "Positions that are hashed at once, so that their hashes stay in the processor's second cache."
 MOST_TOKENS = 1 << 24
 "The most tokens of all evaluations together: 17 million take 2.5 GB with their grams."
 Int = NDArray[np.int64]
-_FACTOR, _MIX = 0x9E3779B97F4A7C15, np.uint64(0xBF58476D1CE4E5B9)
+_FACTOR = 0x9E3779B97F4A7C15
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
 _JOINED = ((1, 1), (2, 1), (3, 3), (6, 6), (12, 1))
 "The steps from a hash of 1 token to a hash of 13: (tokens so far, tokens that are added)."
 
 
 @dataclass
 class EvalSamples:
-    """All items, one row each, and their distinct grams, sorted by hash."""
+    """The samples of all evaluations (items), and their distinct grams in the order of their
+    hashes.
+    """
 
     rows: Ragged
+    "The token ids of each item."
     firsts: Sequence[int]
     "For each evaluation, the number of its first item."
     common: int
     "Grams in more items than this are left out; 0 leaves none out."
     images: tuple[int, ...] = ()
-    """Token ids that stand for an image. Runs with such an id are not grams: they would be equal
-    whatever the image shows.
+    """Token ids in the place of an image. A run of tokens with one of these ids is not a gram: it
+    would be equal whatever the image shows.
     """
 
     def __post_init__(self) -> None:
         """List the distinct grams of all items, and make the table of flags to search them in."""
         positions, item = self._list_grams()
         hashes, gram = np.unique(hash_grams(self.rows.values)[positions], return_inverse=True)
-        # Count a gram once in an item: join each (gram, item) to one number, drop repeated ones.
+        # Count a gram once in an item: join each pair (gram, item) to one number, and drop repeated
+        # numbers. With 10 items, gram 3 in item 7 is 37.
         gram, item = np.divmod(np.unique(gram * len(self.rows) + item), len(self.rows))
         times = np.bincount(gram, minlength=len(hashes))
         is_usable = times <= (self.common or len(self.rows))
@@ -69,47 +74,63 @@ class EvalSamples:
         self.hashes = hashes[is_usable]
         "uint64 [grams], ascending: the hashes of the grams that are looked for."
         self.holders = Ragged.from_lengths(item[is_usable[gram]], times[is_usable])
-        "The items that each gram is in."
+        "One row for each gram: the numbers of the items that contain it."
+        # Set the flag of each gram: the upper bits of its hash are its index in the table.
         bits = min((SPARE * len(hashes) + 1).bit_length(), MOST_BITS)
         self._shift = np.uint64(64 - bits)
         self._flags = np.zeros(1 << bits, bool)
         self._flags[self.hashes >> self._shift] = True
 
     def _list_grams(self) -> tuple[Int, Int]:
-        """Return the position of every gram in the rows' values, and its item. A gram is within one
-        item and contains no image.
+        """Return two arrays: the position of every gram in the joined ids of all items, and the
+        number of its item. A gram is within one item and contains no image.
         """
         ids = self.rows.values
         positions = np.arange(max(len(ids) - LENGTH + 1, 0))
         item, is_gram = _find_rows(self.rows, positions)
+        # `images_before[i]` is the number of images before position i. A gram contains none if the
+        # number is the same where the gram begins and where it ends.
         images_before = np.append(0, np.cumsum(np.isin(ids, self.images)))
         is_gram &= images_before[positions] == images_before[positions + LENGTH]
         return positions[is_gram], item[is_gram]
 
     def count(self, flags: NDArray[np.bool_]) -> Int:
-        """Count the flagged grams of each item: int64 [items] from bool [grams]."""
+        """Count, for each item, how many of its grams have a flag: int64 [items].
+
+        Args:
+            flags: bool [grams].
+        """
+        # The item of each flagged gram; an item with two flagged grams is listed twice.
         flagged = self.holders.values[np.repeat(flags, self.holders.lengths)]
         return np.bincount(flagged, minlength=len(self.rows))
 
     def find(self, rows: Ragged) -> Int:
-        """Find the grams in these rows: int64 [2, finds], the numbers of the grams and of their
-        rows. A gram counts once in a row.
+        """Find the grams of evaluation samples in the rows of a training stream: int64 [2, finds].
+
+        The first line has the number of each gram, the second the number of its row: [[5, 8],
+        [0, 2]] if row 0 contains gram 5 and row 2 contains gram 8. A gram counts once in a row.
         """
         starts = range(0, len(rows.values), BLOCK)
         blocks = [self._find_in_block(rows.values, start) for start in starts]
         positions, gram = np.concatenate([np.empty((2, 0), np.int64), *blocks], axis=1)
         row, is_gram = _find_rows(rows, positions)
-        # Count a gram once in a row: join each (row, gram) to one number, drop repeated ones.
+        # Count a gram once in a row: join each pair (row, gram) to one number, and drop repeated
+        # numbers. With 10 grams, gram 3 in row 7 is 73.
         grams = max(len(self.hashes), 1)
         row, gram = np.divmod(np.unique(row[is_gram] * grams + gram[is_gram]), grams)
         return np.stack([gram, row])
 
     def _find_in_block(self, ids: NDArray[Any], start: int) -> Int:
-        """Find the positions whose hash is a gram's, in the block that begins at `start`: int64
-        [2, finds], the positions and the numbers of the grams.
+        """Find the grams in one block of ids: int64 [2, finds], the position and the number of each
+        gram.
+
+        Args:
+            ids: the ids of all blocks.
+            start: the position in `ids` where the block begins.
         """
         block = hash_grams(ids[start : start + BLOCK + LENGTH - 1])
         flagged = np.flatnonzero(self._flags[block >> self._shift])
+        # Where the hash is, or would be, in the sorted hashes.
         gram = np.searchsorted(self.hashes, block[flagged])
         is_gram = self.hashes.take(gram, mode="clip") == block[flagged]
         finds: Int = np.stack([flagged + start, gram])[:, is_gram]
@@ -117,8 +138,9 @@ class EvalSamples:
 
 
 def hash_grams(ids: NDArray[Any]) -> NDArray[np.uint64]:
-    """Hash the 13 ids at each position, from hashes of its parts: uint64 [n - 12] from n ids of any
-    dtype.
+    """Hash the 13 ids that begin at each position: uint64 [n - 12] from n ids of any dtype.
+
+    The hash of a run is computed from the hashes of two shorter runs that follow each other.
     """
     one = ids.astype(np.uint64)
     joined = one
@@ -132,46 +154,59 @@ def hash_grams(ids: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def _find_rows(rows: Ragged, positions: Int) -> tuple[Int, NDArray[np.bool_]]:
-    """Return the row of each position in the rows' values, and whether a gram that begins there
+    """Return two arrays: the row of each position, and whether a gram that begins at the position
     ends in the same row.
+
+    Args:
+        positions: positions in the joined values of the rows.
     """
     row = np.searchsorted(rows.offsets, positions, "right") - 1
     return row, positions + LENGTH <= rows.offsets[row + 1]
 
 
 def load_eval_samples(evaluations: Sequence[StreamInMix], common: int) -> EvalSamples:
-    """Load all samples of the evaluations, without grams in more than `common` samples.
+    """Load all samples of the evaluations, and list their grams.
 
-    Raises RecipeError if they have more than MOST_TOKENS tokens.
+    Raises RecipeError if the evaluations have more than MOST_TOKENS tokens.
+
+    Args:
+        common: grams in more evaluation samples than this are left out; 0 leaves none out.
     """
-    parts = [Ragged.from_rows([], np.int64)]
+    rows_of_shards = [Ragged.from_rows([], np.int64)]
     firsts = list[int]()
     images = set[int]()
+    items = 0
+    tokens = 0
     for stream in evaluations:
-        firsts.append(sum(map(len, parts)))
-        if manifest := stream.trusted_manifest:
+        firsts.append(items)
+        manifest = stream.trusted_manifest
+        if manifest:
             images.update(manifest.encoding.image_ids)
         for shard in stream.shards:
-            if tokens := read_stored_tokens(stream.folder, shard):
-                parts.append(Ragged(tokens.ids.values.astype(np.int64), tokens.ids.offsets))
-            if sum(len(part.values) for part in parts) > MOST_TOKENS:
+            stored = read_stored_tokens(stream.folder, shard)
+            if stored:
+                rows = Ragged(stored.ids.values.astype(np.int64), stored.ids.offsets)
+                rows_of_shards.append(rows)
+                items += len(rows)
+                tokens += len(rows.values)
+            if tokens > MOST_TOKENS:
                 raise RecipeError(
                     f"the evaluations up to {stream.name} have more than {MOST_TOKENS:,} tokens, "
-                    "and their grams must fit in memory: name fewer, or a sample of them "
-                    "(`sample:` in the recipe)."
+                    "and their grams must fit in memory: name fewer evaluations, or convert only a "
+                    "sample of their records (`sample:` in the recipe)."
                 )
-    return EvalSamples(Ragged.concat(parts), firsts, common, tuple(images))
+    return EvalSamples(Ragged.concat(rows_of_shards), firsts, common, tuple(images))
 
 
 def read_stored_tokens(folder: Location, shard: Shard) -> Tokens | None:
     """Read the token ids of a shard; None if it has none.
 
-    Raises RecipeError if its columns do not show which of them are ids.
+    Raises RecipeError if no column of the shard is known to contain ids.
     """
     if not find_token_columns(shard):
         raise RecipeError(
-            f"{folder / shard.stored.basename} has no token ids of a known dtype (columns "
-            f"{', '.join(sorted(shard.columns))}), so it cannot be searched: leave it out, "
-            "or convert it with `mdsmix convert`."
+            f"the shard {folder / shard.stored.basename} has no token ids of a known dtype (its "
+            f"columns are {', '.join(sorted(shard.columns))}), so its stream cannot be searched: "
+            "leave the stream out, or convert it with `mdsmix convert`."
         )
     return decode_tokens(shard, read_all_samples(folder, shard))

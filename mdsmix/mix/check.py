@@ -26,8 +26,10 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 
 def run_checks(mix: Mix) -> list[Finding]:
-    """Return all findings on the mix: errors first, then in the order of the README's table. A
-    finding that several loaders or streams share is one finding that names them all.
+    """Run all checks, and return their findings: errors first, then warnings, then notes, each in
+    the order of the README's table.
+
+    If several loaders or streams have the same finding, it is returned once and names them all.
     """
     mix.list_files()
     return sort_by_severity(_run(mix, list_checks()))
@@ -39,7 +41,7 @@ def run_one_check(mix: Mix, id: str) -> list[Finding]:
 
 
 def list_checks() -> list[Check]:
-    """Return all checks in the order of the README's table, the rules of sections last."""
+    """Return all checks in the order of the README's table; rules, which judge YAML, come last."""
     return [*CHECKS, *RULES]
 
 
@@ -55,6 +57,7 @@ class _Shared:
 
 def _run(mix: Mix, checks: Sequence[Check]) -> list[Finding]:
     """Run checks, and join equal findings of several loaders and streams into one."""
+    # The keys are findings without names, so that equal findings of two streams are one key.
     shared: dict[Finding, _Shared] = {}
     for check in checks:
         for label, finding in _run_on_loaders(check, mix):
@@ -65,7 +68,11 @@ def _run(mix: Mix, checks: Sequence[Check]) -> list[Finding]:
 
 
 def _run_on_loaders(check: Check, mix: Mix) -> Iterator[tuple[str, Finding]]:
-    """Yield each finding of a check with the label of its loader; empty for a check of the mix."""
+    """Run one check on everything that it judges: the mix, or each loader, stream or section.
+
+    Yields each finding with the label of its loader; the label is empty if the check judges the
+    mix as a whole.
+    """
     if check.subject == "mix":
         for finding in check.run(mix):
             yield "", finding
@@ -125,8 +132,8 @@ def make_report(mix: Mix, findings: Sequence[Finding]) -> Tree:
 
 
 def describe_coverage(mix: Mix) -> str:
-    """Return one line on how far shards were read. Without --deep only names and sizes are checked,
-    which do not show a byte that was changed in place.
+    """Return one line on whether the contents of shards were read. Without --deep only names and
+    sizes are checked, and these do not show that a byte was changed in place.
     """
     shards = list[StoredFile]()
     for stream in unique_folders(mix.streams):

@@ -1,5 +1,5 @@
-"""The lock of a rendered mix. Rendering makes it, and `mdsmix check --lock` compares it later with
-the streams as they are then.
+"""The lock of a rendered mix: a file that records which samples the run reads. Rendering writes the
+lock, and `mdsmix check --lock` later compares it with the streams as they are then.
 
 `mdsmix.foundry_yaml.lock` defines its contents. Here a Mix is converted to a lock, and each
 difference of two locks to a finding: an error on training streams, a warning on evaluations.
@@ -33,10 +33,12 @@ from mdsmix.table import Column, Row, Table
 
 
 class DifferenceRule(NamedTuple):
-    """How a difference from the lock is reported as a finding: its id, consequence and fix."""
+    """How a difference from the lock is reported as a finding."""
 
     id: str
+    "The id of the finding."
     why: str
+    "The consequence for the run."
     fix: str
 
 
@@ -54,8 +56,11 @@ EVALUATION_DIFFERS = DifferenceRule(
 
 
 def lock_path(target: str) -> str | None:
-    """Return the path of a YAML's lock, next to the YAML; None if the YAML is written to a pipe or
-    a device.
+    """Return the path of the lock that is written next to a YAML. None if the YAML is written to a
+    pipe or a device.
+
+    Args:
+        target: the path or URL of the YAML.
     """
     location = locate(target)
     if not location.is_store and is_device(location.url):
@@ -73,14 +78,16 @@ def make_lock(mix: Mix) -> Lock:
 
 def _lock_loader(mix: Mix, loader: Loader) -> LoaderLock:
     """Record a loader's streams, and the settings that decide how it draws and reads samples."""
-    # If Streaming refuses the weights, nothing is drawn.
-    draws = count_loader_draws(loader) or [0 for _ in loader.streams]
+    draws = count_loader_draws(loader)
+    if not draws:
+        # Streaming refuses the weights, so nothing is drawn.
+        draws = [0] * len(loader.streams)
     card = mix.tokenizer
     settings = locked_settings(
         loader,
         batch=mix.yaml.batch_size if loader.trains else None,
-        tokenizer=card and card.hash,
-        chat_template=card and card.chat_template_hash,
+        tokenizer=card.hash if card else None,
+        chat_template=card.chat_template_hash if card else None,
     )
     streams = [
         _lock_stream(stream, drawn) for stream, drawn in zip(loader.streams, draws, strict=True)
@@ -116,12 +123,19 @@ class LockComparison(NamedTuple):
 
     findings: list[Finding]
     table: Table
-    "The streams of the new lock, and whether they are as planned."
+    "A row for each stream of the new lock: `as planned`, or `not as planned` if the locks differ."
 
 
 def compare_locks(old: Lock, new: Lock, is_accepted: bool = False) -> LockComparison:
-    """Compare two locks. A difference in training is an error, or a warning if it `is_accepted`. A
-    difference in an evaluation is a warning.
+    """Compare two locks, loader by loader.
+
+    A difference in an evaluation is a warning. A difference in training is an error, unless it is
+    accepted.
+
+    Args:
+        old: the lock that rendering wrote.
+        new: the lock of the streams as they are now.
+        is_accepted: whether a difference in training is only a warning.
     """
     findings = list[Finding]()
     rows = list[Row]()
@@ -129,11 +143,13 @@ def compare_locks(old: Lock, new: Lock, is_accepted: bool = False) -> LockCompar
     for label in new.loaders | old.loaders:
         old_lock = old.loaders.get(label, missing)
         new_lock = new.loaders.get(label, missing)
-        differences = [*find_differences(old_lock, new_lock)]
         rule = TRAINING_DIFFERS if label == TRAIN else EVALUATION_DIFFERS
-        severity: Severity = "error" if label == TRAIN and not is_accepted else "warning"
+        severity: Severity = "warning"
+        if label == TRAIN and not is_accepted:
+            severity = "error"
+        # The names of the streams that differ.
         changed = set[str]()
-        for difference in differences:
+        for difference in find_differences(old_lock, new_lock):
             changed.update(difference.streams)
             findings.append(
                 Finding(
@@ -163,7 +179,8 @@ def check_lock(mix: Mix, targets: Sequence[str], is_accepted: bool) -> LockCompa
     if mix.recipe_path or mix.is_bare or len(targets) != 1:
         raise RecipeError(
             "--lock compares one training YAML with the lock next to it, and "
-            f"{', '.join(targets)} is not one; name the YAML that `mdsmix render-yaml` wrote."
+            f"{', '.join(targets)} is not a training YAML; name the YAML that `mdsmix render-yaml` "
+            "wrote."
         )
     mix.train.require_opened()
     target = targets[0]
@@ -173,7 +190,9 @@ def check_lock(mix: Mix, targets: Sequence[str], is_accepted: bool) -> LockCompa
         raise RecipeError(
             f"{target} has no lock: there is no {os.path.basename(target)}{SUFFIX} next to it, so "
             "the data that the run was planned with is unknown; "
-            f"`mdsmix render-yaml RECIPE -o {target}` writes both."
+            f"`mdsmix render-yaml RECIPE -o {target}` writes the YAML and its lock."
         )
+    _, content = stored
     fix = "render the YAML again, which locks the streams that are published now"
-    return compare_locks(parse_lock(Lock, stored[1], str(path), fix), make_lock(mix), is_accepted)
+    old_lock = parse_lock(Lock, content, str(path), fix)
+    return compare_locks(old_lock, make_lock(mix), is_accepted)

@@ -1,4 +1,4 @@
-"""Checks that weights draw the intended samples, and that batches can be built."""
+"""Checks that the weights of streams draw the intended samples, and that batches can be built."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mdsmix.table import is_known
 CHECKS = CheckList()
 
 MAX_SKEW = 2.0
-"A note is given if a stream's shares of tokens and of samples differ by more than this factor."
+"If a stream's share of tokens and its share of samples differ by a larger factor, it is noted."
 USEFUL_PASSES = 4
 "Up to this many passes over the same data train about as well as new data (arXiv 2305.16264)."
 
@@ -30,9 +30,10 @@ USEFUL_PASSES = 4
 @CHECKS.loader("warning", "The stream is in the mix and never used.", "weights-off")
 @CHECKS.loader("error", "Streaming silently rounds down: the stream is never used.", "weights-zero")
 def weights_unused(mix: Mix, loader: Loader) -> Findings:
-    """Find streams that have samples, and of which an epoch draws none: their weight is 0, or
+    """Find streams with samples, if an epoch draws none of them: the stream's weight is 0, or
     Streaming rounds it down to 0 samples.
     """
+    # The counts are None if Streaming refuses the weights.
     for stream, drawn in zip(loader.streams, count_loader_draws(loader) or [], strict=False):
         is_off = _is_off(stream)
         is_intended = is_off and mix.shares is not None  # `share: 0` leaves a stream out
@@ -47,13 +48,14 @@ def weights_unused(mix: Mix, loader: Loader) -> Findings:
 
 
 def _is_off(stream: StreamInMix) -> bool:
-    """Check whether the stream has a weight, and it is 0."""
+    """Check whether the stream's weight is 0. A stream without a weight is not off."""
     weights = stream.weight.values()
     return bool(weights) and not any(weights)
 
 
 @CHECKS.mix("note", "After about four passes, a sample teaches less each time.")
 def weights_repeated(mix: Mix) -> Findings:
+    """Find streams that an epoch reads more than four times."""
     for stream in _measure_epoch(mix):
         if stream.drawn > USEFUL_PASSES * stream.samples > 0:
             yield Finding(
@@ -91,6 +93,7 @@ def weights_tokens(mix: Mix) -> Findings:
     "Without shuffling, streams are read one after another: the model remembers the last one.",
 )
 def shuffle_off(mix: Mix) -> Findings:
+    """Find a mix of several streams that are not shuffled."""
     if len(mix.train.streams) > 1 and mix.train.dataset.get("shuffle") is not True:
         yield Finding(
             f"train_loader reads {len(mix.train.streams)} streams with shuffle: "
@@ -103,15 +106,16 @@ def shuffle_off(mix: Mix) -> Findings:
     "warning", "Streaming draws other samples each time, so two evaluations cannot be compared."
 )
 def evaluation_varies(mix: Mix, loader: Loader) -> Findings:
-    """Find an evaluation that draws only some of its samples, and different ones at each pass."""
+    """Find an evaluation that draws only some of its samples, and other samples each time."""
     if loader.trains or loader.dataset.get("sampling_method") == "fixed":
         return
     drawn = count_loader_draws(loader) or []
-    varied = [
-        stream
-        for stream, count in zip(loader.streams, drawn, strict=False)
-        if count % max(1, stream.index.samples)  # whole passes draw every sample equally often
-    ]
+    varied = list[StreamInMix]()
+    for stream, count in zip(loader.streams, drawn, strict=False):
+        # Whole passes draw every sample equally often.
+        is_whole = count % max(1, stream.index.samples) == 0
+        if not is_whole:
+            varied.append(stream)
     if varied:
         yield Finding(
             "{loader} draws only some of the samples of {streams}, because of epoch_size or a "
@@ -123,8 +127,8 @@ def evaluation_varies(mix: Mix, loader: Loader) -> Findings:
 
 @CHECKS.mix("error", "The loader gives no batch at all, or LLM-Foundry refuses it.")
 def epoch_too_small(mix: Mix) -> Findings:
-    """Find an epoch without samples, or with fewer than one batch if the loader drops incomplete
-    batches.
+    """Find an epoch that has no samples, or not enough for one batch while the loader drops
+    incomplete batches.
     """
     batch = mix.yaml.batch_size
     epoch = _measure_epoch(mix)
@@ -133,8 +137,7 @@ def epoch_too_small(mix: Mix) -> Findings:
     packing = 1.0
     if mix.train.reads_turns and is_number(ratio) and ratio:
         packing = float(ratio)
-    rows = batch or 0
-    needed = int(rows * packing)
+    needed = int((batch or 0) * packing)  # samples of one batch
     # The rule weights-none reports weights that are all 0.
     has_weight = not all(_is_off(stream) for stream in mix.train.streams)
     if has_weight and any(stream.samples for stream in epoch) and not drawn:
@@ -177,6 +180,7 @@ def canonical_nodes(mix: Mix, loader: Loader) -> Findings:
     "LLM-Foundry's loaders do not notice.",
 )
 def resume_devices(mix: Mix) -> Findings:
+    """Report a batching method with which a run can be resumed only on the same devices."""
     if get_batching_method(mix.train) in METHODS and not mix.train.is_mdsmix:
         yield Finding(
             f"train_loader sets batching_method: {get_batching_method(mix.train)}, so a checkpoint "
@@ -193,11 +197,11 @@ def resume_devices(mix: Mix) -> Findings:
     "epoch ends are never trained.",
 )
 def packing_high(mix: Mix) -> Findings:
-    """Compare packing_ratio with the most samples that can fit into a row on average.
+    """Find a packing_ratio above the number of samples that fit into a row on average.
 
-    Two upper bounds are computed, and the smaller one is used. The first follows from the mean
-    length. The second follows from the samples longer than half a row: no two of them fit into one
-    row.
+    Two upper bounds of this number are computed, and the smaller bound is used. The first follows
+    from the mean length of samples. The second follows from the samples longer than half a row: no
+    two of them fit into one row.
     """
     loader = mix.train
     epoch = _measure_epoch(mix)
@@ -207,10 +211,11 @@ def packing_high(mix: Mix) -> Findings:
     tokens = sum(stream.tokens for stream in epoch)
     if not (loader.reads_turns and is_number(ratio) and limit and samples and is_known(tokens)):
         return
-    in_mix = {stream.name: stream for stream in loader.streams}
+    streams = {stream.name: stream for stream in loader.streams}
     long_samples = 0.0
-    for stream in epoch:
-        long_samples += _share_above(in_mix[stream.stream], limit / 2) * float(stream.delivered)
+    for figures in epoch:
+        share = _share_above(streams[figures.stream], limit / 2)
+        long_samples += share * float(figures.delivered)
     by_mean_length = limit * samples / max(1.0, float(tokens))
     by_long_samples = samples / max(1.0, long_samples)
     max_ratio = min(by_mean_length, by_long_samples)
@@ -227,8 +232,8 @@ def packing_high(mix: Mix) -> Findings:
 
 
 def _share_above(stream: StreamInMix, length: float) -> float:
-    """Return the share of a stream's samples that are certainly longer than `length` tokens: 0 if
-    no lengths are known.
+    """Return the share of a stream's samples, 0 to 1, that are certainly longer than `length`
+    tokens. It is 0 if no lengths are known.
     """
     fixed = fixed_row_length(stream)
     if fixed is not None:
@@ -266,7 +271,7 @@ def _measure_epoch(mix: Mix) -> list[StreamInEpoch]:
     "batching-infeasible",
 )
 def batching_method(mix: Mix) -> Findings:
-    """Find batching methods that cannot fill a batch, or that drop samples. Also find those whose
+    """Find a batching method that cannot fill a batch, or that drops samples. Also report it if the
     dropped samples cannot be counted, because the batch or the packing ratio is unknown.
     """
     batch = mix.yaml.batch_size
@@ -274,7 +279,7 @@ def batching_method(mix: Mix) -> Findings:
     drawn = sum(stream.drawn for stream in epoch)
     delivered = sum(stream.delivered for stream in epoch)
     method = get_batching_method(mix.train)
-    undelivered = [s.stream for s in epoch if s.samples and not s.delivered]
+    undelivered = [stream.stream for stream in epoch if stream.samples and not stream.delivered]
     problem = f"train_loader sets batching_method: {method}"
     fix = "use batching_method: random."
     if drawn and count_loader_delivered(mix.train, batch) is None:

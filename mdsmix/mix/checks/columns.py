@@ -1,4 +1,4 @@
-"""Checks of columns and token ids: the loader must be able to read those of every stream.
+"""Checks of columns and token ids: the loader must be able to read the columns of every stream.
 
 The two loaders of LLM-Foundry read different columns. Neither notices a wrong sample before its
 batch comes up: with 3 % of wrong samples, after about ten batches. Columns are listed in
@@ -49,7 +49,7 @@ SAMPLE_LAYOUTS: dict[str, tuple[SampleLayout, ...]] = {
         SampleLayout("packed", set(PACKED_COLUMNS)),
     ),
 }
-"Loader -> the layouts that it reads, in the order that it tries them."
+"Name of a loader -> the layouts that the loader reads, in the order in which it tries them."
 ID_ENCODINGS = r"bytes|ndarray(:u?int(8|16|32|64)(:\d+)?)?"
 ENCODINGS = (
     dict.fromkeys(("tokens", "input_ids", "labels"), ID_ENCODINGS)
@@ -60,12 +60,15 @@ ENCODINGS = (
 `ndarray:int32:2048`.
 """
 TEXT_LAYOUTS = {"messages": 1, "prompt/response": 2}
-"Layouts of text that the finetuning loader tokenizes -> the number of columns that they must have."
+"Layout of text that the finetuning loader tokenizes -> how many columns a stream of it must have."
 
 
 def find_layout(stream: StreamInMix, loader: str) -> str | None:
-    """Return the name of the first layout of the loader that the stream has; None if it has none of
-    them.
+    """Return the name of the layout, such as `turns`, in which a loader reads a stream; None if the
+    loader cannot read it.
+
+    Args:
+        loader: the loader's name, such as `finetuning`.
     """
     extra_loader = EXTRA_LOADERS.get(loader)
     if extra_loader:
@@ -79,8 +82,8 @@ def find_layout(stream: StreamInMix, loader: str) -> str | None:
 
 
 def is_plain(loader: Loader, stream: StreamInMix) -> bool:
-    """Check whether the loader reads the stream as plain tokens. It then removes every padding
-    token from the loss.
+    """Check whether the loader reads the stream as plain tokens. A loader of plain tokens removes
+    every padding token from the loss.
     """
     return loader.is_text or (loader.is_mdsmix and find_layout(stream, MDSMIX_LOADER) == "tokens")
 
@@ -91,9 +94,11 @@ def is_plain(loader: Loader, stream: StreamInMix) -> bool:
     "such a sample.",
 )
 def columns_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams whose columns the loader does not read."""
     is_known = loader.name in EXTRA_LOADERS or loader.name in SAMPLE_LAYOUTS
-    is_read = not is_known or not stream.shards or find_layout(stream, loader.name)
-    if not is_read and not has_images(stream.columns):  # images-loader reports images
+    if not is_known or not stream.shards or has_images(stream.columns):
+        return  # images-loader reports images
+    if not find_layout(stream, loader.name):
         yield Finding(
             f"{{streams}}: the {loader.name} loader does not read the columns "
             f"{', '.join(sorted(stream.columns))}.",
@@ -102,11 +107,13 @@ def columns_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _fix_of_unread_columns(mix: Mix, stream: StreamInMix) -> str:
-    """Suggest a loader that reads all streams, or one that reads this stream, or a conversion."""
+    """Suggest a loader that reads all streams of the mix. If there is none, suggest a loader that
+    reads this stream; if there is none either, suggest a conversion.
+    """
     names = (*EXTRA_LOADERS, "text", "finetuning", MDSMIX_LOADER)
     readers = [name for name in names if find_layout(stream, name)]
     if not readers:
-        return "convert it to tokens with `mdsmix convert`, or remove it from the mix."
+        return "convert the stream to tokens with `mdsmix convert`, or remove it from the mix."
     for name in readers:
         if all(find_layout(other_stream, name) for other_stream in mix.streams):
             return _loader_fix(name, "which reads all of these streams")
@@ -132,7 +139,7 @@ def _loader_fix(name: str, reason: str) -> str:
     "columns-text-and-tokens",
 )
 def text_and_tokens(mix: Mix, loader: Loader) -> Findings:
-    """Find streams that the loader tokenizes next to streams of tokens."""
+    """Find streams of text, which the loader tokenizes, in a mix that also contains tokens."""
     texts = list[StreamInMix]()
     tokens = list[StreamInMix]()
     for stream in loader.streams:
@@ -164,10 +171,10 @@ def columns_unlike(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     are_read = name in EXTRA_LOADERS and find_layout(first, name) and find_layout(stream, name)
     if are_read and first.columns.keys() != stream.columns.keys():
         yield Finding(
-            f"{first.name} has the columns {', '.join(sorted(first.columns))}, and {{streams}}: "
-            f"{', '.join(sorted(stream.columns))}.",
-            "name the same fields in the sources of both and convert again with --reencode, or "
-            "train each in a run of its own.",
+            f"the stream {first.name} has the columns {', '.join(sorted(first.columns))}, and the "
+            f"columns of {{streams}} are {', '.join(sorted(stream.columns))}.",
+            "name the same fields in the sources of both streams (`source:` in the recipe) and "
+            "convert again with --reencode, or train each stream in a run of its own.",
         )
 
 
@@ -177,6 +184,7 @@ def columns_unlike(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "(UnknownExampleTypeError).",
 )
 def columns_exact(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams of text with further columns: the finetuning loader refuses their samples."""
     if loader.name != "finetuning":
         return
     layout = find_layout(stream, "finetuning")
@@ -200,7 +208,8 @@ def columns_encoding(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     for column, encoding in stream.columns.items():
         if not re.fullmatch(ENCODINGS.get(column, ".*"), encoding):
             yield Finding(
-                f"the column {column} of {{streams}} is `{encoding}`, which no loader can decode.",
+                f"the column {column} of {{streams}} has the encoding `{encoding}`, which no "
+                "loader can decode.",
                 "convert again with `mdsmix convert`.",
             )
 
@@ -217,8 +226,8 @@ def columns_shards(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         yield Finding(
             f"the first shard of {{streams}} has the columns {dict(stream.columns)}, and "
             f"{unlike[0].stored.basename} has {unlike[0].columns}.",
-            "publish the two sets of shards as two streams; merge_index joins indexes without "
-            "comparing their columns.",
+            "publish the two sets of shards as two streams; Streaming's merge_index joins indexes "
+            "without comparing their columns.",
         )
 
 
@@ -227,12 +236,13 @@ def columns_shards(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "A pickle runs code when it is read; Streaming refuses it unless allow_unsafe_types is set.",
 )
 def columns_unsafe(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams with pickles, unless the loader is allowed to read them."""
     pickled = [column for column, encoding in stream.columns.items() if encoding == "pkl"]
     if pickled and not loader.dataset.get("allow_unsafe_types"):
         yield Finding(
-            f"{{streams}}: pickles in {', '.join(pickled)}, and {{loader}} does not set "
-            "allow_unsafe_types.",
-            "write the stream again without that column.",
+            f"{{streams}}: the columns {', '.join(pickled)} contain pickles, and {{loader}} does "
+            "not set allow_unsafe_types.",
+            "write the stream again without these columns.",
         )
 
 
@@ -242,8 +252,8 @@ def columns_unsafe(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "twice, with -100 among its ids.",
 )
 def labels_repeated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find rows for the collators of Hugging Face: labels are a copy of input_ids, with -100 at
-    positions that are not trained.
+    """Find streams that were written for the collators of Hugging Face: the labels of each row are
+    a copy of its input_ids, with -100 at positions that are not trained.
     """
     if stream.trusted_manifest or find_layout(stream, loader.name) != "input_ids":
         return
@@ -261,7 +271,7 @@ def labels_repeated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 def _has_masked_labels(sample: Sample, dtype: str) -> bool:
     """Check whether a sample's labels are its input_ids, except for positions of -100."""
     try:
-        (turn,) = decode_turns(sample, dtype)
+        [turn] = decode_turns(sample, dtype)  # ValueError if there are several turns
     except (MixRefused, ValueError):
         return False
     ids, labels = turn
@@ -281,7 +291,9 @@ DTYPES = ("int64", "int32", "uint16", "uint8")
     "wrong one gives meaningless ids.",
 )
 def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find columns of bytes that the loader reads with another dtype than they seem to have."""
+    """Find columns of bytes that the loader reads with a wrong dtype. The right dtype is guessed
+    from the first samples.
+    """
     expected = str(loader.dataset.get("token_encoding_type", "int64"))
     if expected not in get_args(IntType):
         return  # setting-value reports it
@@ -300,8 +312,8 @@ def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _find_dtype(stream: StreamInMix, limit: int) -> str | None:
-    """Return the widest dtype that decodes the first samples to ids below `limit`; None without
-    columns of bytes.
+    """Return the widest dtype, such as `int32`, that decodes the first samples to ids below
+    `limit`. None if the stream has no columns of bytes, or if no dtype fits.
     """
     columns = [name for name in TOKEN_COLUMNS if stream.columns.get(name) == "bytes"]
     if not columns:

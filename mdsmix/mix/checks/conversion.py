@@ -1,5 +1,5 @@
-"""Checks that streams are trained as they were converted: with the same target policies, and images
-with a loader and a processor that can read them.
+"""Checks that streams are trained as they were converted: with the same target policies, and, for
+images, with a loader and a processor that can read them.
 
 A stored sample has one token for each image.
 """
@@ -45,8 +45,8 @@ have no such key.
     "format-differs",
 )
 def decoder_only(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find streams that were converted for the other kind of model: decoder-only or
-    encoder-decoder.
+    """Find streams that were converted for a decoder-only model and are loaded for an
+    encoder-decoder, or the reverse.
     """
     encoding = stream.encoding
     format = loader.decoder_only_format
@@ -102,14 +102,18 @@ def targets_differ(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
             f"{{streams}}: converted for the targets {converted} (prompts/responses), and "
             f"{{loader}} trains {'/'.join(loader.targets)}.",
             "convert again with the targets of the run, or set target_prompts and target_responses "
-            "to those of the conversion.",
+            "of the loader to the targets of the conversion.",
             id=check,
         )
 
 
 def _compare_targets(encoding: Encoding, policies: Targets) -> str | None:
-    """Return the id of the check that fails for a stream under these policies; None if they are
-    those of the conversion.
+    """Return the id of the check that fails, such as `targets-wider`; None if the policies are the
+    same as at the conversion.
+
+    Args:
+        encoding: how the stream was converted.
+        policies: the policies of the loader.
     """
     converted = targets_of(encoding)
     # No prompt is empty, so `all` is the same as length>=1.
@@ -166,15 +170,16 @@ def documents_joined(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 )
 def documents_unmasked(mix: Mix) -> Findings:
     """Find packed streams with a model that lets the documents of a row attend to each other."""
-    packed = [
-        stream for stream in mix.train.streams if find_id_columns(stream.columns) == PACKED_COLUMNS
-    ]
+    packed = list[StreamInMix]()
+    for stream in mix.train.streams:
+        if find_id_columns(stream.columns) == PACKED_COLUMNS:
+            packed.append(stream)
     model = mix.yaml.value_at("model", "name")
     key = ".".join(USES_SEQUENCE_ID)
-    masks = model == "mpt_causal_lm" and mix.yaml.value_at(*USES_SEQUENCE_ID)
-    if packed and model in ("mpt_causal_lm", "hf_causal_lm") and not masks:
+    masks_documents = model == "mpt_causal_lm" and mix.yaml.value_at(*USES_SEQUENCE_ID)
+    if packed and model in ("mpt_causal_lm", "hf_causal_lm") and not masks_documents:
         yield Finding(
-            f"{{streams}}: packed rows, and the model is {model} without {key}.",
+            f"{{streams}}: the rows are packed, and the model is {model} without {key}.",
             f"OK if intended. Otherwise set {key}: true for an mpt_causal_lm; for other models "
             "only a training loop of your own can mask documents (mdsmix.load.document_mask).",
             stream_names(packed),
@@ -187,6 +192,7 @@ def documents_unmasked(mix: Mix) -> Findings:
     "each image.",
 )
 def images_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams with images under a loader that does not read images."""
     if has_images(stream.columns) and not loader.is_mdsmix:
         yield Finding(
             f"{{streams}}: the samples have images, and {{loader}} (name: {loader.name}) does not "
@@ -198,22 +204,25 @@ def images_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def planned_processor_hash(stream: StreamInMix) -> str | None:
-    """Return the hash of the processor whose token counts decided which rows fit; None if the
-    stream was converted without one.
+    """Return the hash of the processor that a stream with images was converted for. None if the
+    stream was converted without a processor.
+
+    Conversion counts an image's tokens by its processor, to decide which rows fit.
     """
     return stream.encoding.images.get("processor") if stream.encoding else None
 
 
 class FoundProcessor(NamedTuple):
-    """A processor that can be opened here."""
+    """A processor, which turns images into tokens and pixels, that can be opened here."""
 
     hash: str
     folder: Path
+    "The folder with its files."
 
 
 def find_processor(mix: Mix, loader: Loader, stream: StreamInMix) -> FoundProcessor | None:
-    """Find the processor of a stream: the one that the loader names, or the one published next to
-    the stream. None if it cannot be opened here.
+    """Find the processor of a stream: the processor that the loader names, otherwise the processor
+    that is published next to the stream. None if it cannot be opened here.
     """
     name = loader.dataset.get("processor")
     manifest = stream.trusted_manifest
@@ -263,8 +272,8 @@ def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
             f"{{streams}}: images were converted {converted}, and the processor of {{loader}} is "
             f"{name or 'not named'} ({hash or 'not found here'}).",
             "name the model's processor (processor: at the top of the recipe, dataset.processor in "
-            f"a YAML of your own), run the check where it can be loaded, and {again}, which "
-            "publishes it next to the streams.",
+            "a YAML of your own), run the check where this processor can be loaded, and "
+            f"{again}, which publishes the processor next to the streams.",
             id=check,
         )
     longest = loader.max_seq_len or 0
@@ -283,10 +292,12 @@ def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _judge_processor(loader: Loader, planned: str | None, hash: str | None) -> str | None:
-    """Return the id of the check that fails; None if rows fit the loader's processor.
+    """Return the id of the check that fails, `images-processor` or `images-unplanned`. None if the
+    stream's rows fit the loader's processor.
 
     Args:
-        planned: hash of the processor that the stream was converted for, if any.
+        planned: hash of the processor that the stream was converted for; None if it was converted
+            without a processor.
         hash: hash of the loader's processor; None if it cannot be opened here.
     """
     name = loader.dataset.get("processor")

@@ -24,7 +24,7 @@ CHECKS = CheckList()
 )
 def rows_outdated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """Find streams that were converted by another version of a rule than this mdsmix has. A rule is
-    a part of the conversion. Its version is raised when it makes other rows than before.
+    a part of the conversion, and its version is raised when the rule makes other rows than before.
     """
     manifest = stream.trusted_manifest
     if manifest is None or stream.survey:
@@ -37,11 +37,11 @@ def rows_outdated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         note = ""
         if change.rule.startswith("template.") and tokenizer is None:
             note = " (its tokenizer is not available, so the rule may not apply to its template)"
-        fix = "a newer mdsmix converted the stream: convert, check and render with that one."
+        fix = "a newer mdsmix converted the stream: convert, check and render with that version."
         if change.published < change.current:
             fix = (
-                f"read about the rule in docs/changelog.md, and {mix.republish_fix()}: it converts "
-                "again only the part of the stream that the rule affects."
+                f"read about the rule in docs/changelog.md, and {mix.republish_fix()}. The command "
+                "converts again only the part of the stream that the rule affects."
             )
         yield Finding(
             f"{{streams}}: the rule {change.rule} was version {change.published} at the "
@@ -51,8 +51,8 @@ def rows_outdated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _format_rules_of(stream: StreamInMix, manifest: Manifest) -> dict[str, int]:
-    """Return the rules of the formats that the stream's sources are read by, with their versions
-    today. Long lists of sources are read only if some rule has been changed.
+    """Return the rules by which the stream's source files are read, with their versions today, such
+    as {"format.parquet": 2}. Long lists of sources are read only if a rule has been changed.
     """
     versions = {format.rule: format.version for format in FORMATS.values()}
     # The recipe may have named the format of a file whose suffix does not show it, so the

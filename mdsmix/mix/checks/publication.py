@@ -33,24 +33,31 @@ from mdsmix.storage import locate
 CHECKS = CheckList()
 
 DEVICES_OF_A_NODE = 8
-"The most devices that a node is assumed to have. A YAML gives only the number of a run."
+"The most devices that a node is assumed to have: a YAML gives only the devices of the whole run."
 READ_LESS_AHEAD = "or set a smaller predownload or fewer num_workers."
+"How a node needs less cache: the end of the fix of a small cache_limit."
 
 
 @CHECKS.stream("error", "Samples of this shard cannot be decoded.")
 def shard_damaged(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    if not stream.trusted_manifest and stream.head.damage:
-        yield Finding(f"{stream.head.damage.partition(';')[0]}.", f"{mix.republish_fix()}.")
+    """Find streams whose first samples cannot be decoded. Only streams without a manifest are read
+    here.
+    """
+    damage = stream.head.damage if not stream.trusted_manifest else None
+    if damage:
+        problem, _, _ = damage.partition(";")  # what follows is a fix for readers of the stream
+        yield Finding(f"{problem}.", f"{mix.republish_fix()}.")
 
 
 @CHECKS.stream("error", "Streaming does not find this hash, and gives 0 samples without an error.")
 def validate_hash(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find a hash algorithm of the loader that a shard's hashes in the index do not have."""
+    """Find streams whose shards have no hash by the algorithm that the loader validates with."""
     algorithm = stream.settings.get("validate_hash") or loader.dataset.get("validate_hash")
     if not algorithm:
         return
     for shard in stream.shards:
         if str(algorithm) not in shard.stored.hashes:
+            # `validate_hash: null` turns the validation off.
             available = ", ".join(sorted(shard.stored.hashes)) or "null"
             yield Finding(
                 f"{{loader}} sets validate_hash: {algorithm}, and the hashes in the index of "
@@ -65,7 +72,7 @@ def validate_hash(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "Streaming never checks a cached index: it reads the old stream, or shards that are gone.",
 )
 def index_stale(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find an index in the stream's cache that is not the index at its remote."""
+    """Find a stream whose cache contains another index than its remote."""
     cached = locate(stream.cache_folder or "") / INDEX
     if not (stream.cache_folder and stream.settings.get("remote") and cached.stat()):
         return
@@ -74,8 +81,8 @@ def index_stale(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         yield Finding(
             f"the index cached in {cached.parent} has the hash {cached_hash[:8]}, and the index at "
             f"{stream.folder} has {stream.index.hash[:8]}.",
-            "set local to a new folder (`mdsmix render-yaml` names one after the index), or delete "
-            "this one.",
+            "set the stream's local to a new folder (`mdsmix render-yaml` names a folder after the "
+            "index), or delete the cached folder.",
         )
 
 
@@ -87,8 +94,8 @@ EVICTS_SHARDS = (
 
 @CHECKS.loader("error", EVICTS_SHARDS)
 def cache_limit_small(mix: Mix, loader: Loader) -> Findings:
-    """Find a cache_limit below the need of a node, or of one device if the number of devices is
-    unknown.
+    """Find a cache_limit that is too small for a node of the run. If the number of devices is
+    unknown, a node with one device is assumed.
     """
     rows = _device_rows(mix, loader)
     gpus = _devices(mix, loader)
@@ -108,21 +115,21 @@ def cache_limit_small(mix: Mix, loader: Loader) -> Findings:
 
 @CHECKS.loader("warning", EVICTS_SHARDS)
 def cache_limit_tight(mix: Mix, loader: Loader) -> Findings:
-    """Compare the limit with the need of one node that draws the whole batch, if the number of
-    devices is unknown.
+    """Find a cache_limit that may be too small, if the number of devices is unknown: large enough
+    for one device, and too small for one node that draws the whole batch.
     """
     batch = mix.yaml.batch_size or 0
     if loader is not mix.train or batch < 1 or _devices(mix, loader):
         return
     if _find_lack(loader, _device_rows(mix, loader), 1):
-        return  # cache-limit-small reports it
+        return  # the check cache-limit-small reports a limit that is too small for one device
     lack = _find_lack(loader, batch, 1)
     if lack:
         yield Finding(
             f"{{loader}}, if one node draws the whole batch of {batch:,}: "
             f"{lack.need.describe_lack(lack.written, lack.limit)}.",
-            "run `mdsmix plan` with --nodes and --gpus to compute the need of a node of the run, "
-            f"and set cache_limit to that or more; {READ_LESS_AHEAD}",
+            "run `mdsmix plan` with --nodes and --gpus to compute how much cache a node of the run "
+            f"needs, and set cache_limit to at least as much; {READ_LESS_AHEAD}",
         )
 
 
@@ -130,6 +137,7 @@ class Lack(NamedTuple):
     """A cache_limit that is too small, and the cache that the loader needs."""
 
     need: CacheNeed
+    "The cache that the loader needs."
     limit: int
     "In bytes."
     written: object
@@ -166,14 +174,14 @@ def _find_lack(loader: Loader, rows: int, gpus: int) -> Lack | None:
 
 
 def _device_rows(mix: Mix, loader: Loader) -> int:
-    """Return the rows of one device's batch; 1 if the YAML does not set them."""
+    """Return the rows of a batch of one device; 1 if the YAML does not set the batch."""
     key = "device_train_batch_size" if loader is mix.train else "device_eval_batch_size"
     return max(1, as_whole_number(mix.yaml.value_at(key)) or 1)
 
 
 def _devices(mix: Mix, loader: Loader) -> int | None:
-    """Return the devices of a node: those of the run, but at most 8. None if the YAML does not set
-    the batch of the run and of a device.
+    """Return the number of devices of a node: as many as the run has, but at most 8. None if the
+    YAML does not set both the batch of the run and the batch of a device.
     """
     batch = mix.yaml.batch_size
     rows = as_whole_number(mix.yaml.value_at("device_train_batch_size"))
@@ -187,8 +195,8 @@ def _devices(mix: Mix, loader: Loader) -> int | None:
 
 
 class FaultCheck(NamedTuple):
-    """How a fault that `mdsmix verify` finds is reported as a finding: its severity, consequence
-    and fix. FAULT_CHECKS maps rules to these.
+    """How a fault of a published stream is reported as a finding. `mdsmix verify` finds the same
+    faults, and FAULT_CHECKS maps the rule that a fault breaks to its FaultCheck.
     """
 
     severity: Severity
@@ -241,23 +249,24 @@ FAULT_CHECKS: dict[str, FaultCheck] = {
     ),
     SIDE_FILES: FaultCheck(
         "warning",
-        "Training does not read them; without them `inspect` cannot name records, and a conversion "
-        "is refused.",
+        "Training does not read these files; without them `inspect` cannot name records, and a "
+        "conversion is refused.",
         REPAIR,
     ),
     QUARANTINE_RULE: FaultCheck(
         "warning",
-        "Training does not read them; the records that were set aside can no longer be shown.",
+        "Training does not read these files, but without them the records that were set aside can "
+        "no longer be shown.",
         REPAIR,
     ),
 }
-"""Rule of a fault -> its check. Some faults are found by names and sizes, others only if the shards
-are read.
+"""The rule that a fault breaks -> how the fault is reported. Some faults are found by the names and
+sizes of files, others only if the shards are read.
 """
 
 
 def find_faults(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find all faults of a stream; each finding has the id of its check."""
+    """Find all faults of a stream: one finding for each broken rule. Its id is the rule."""
     report = mix.verified.get(stream.folder.url)
     all_faults = report.faults if report else stream.contradictions
     recipe = mix.recipe_path or "RECIPE"
@@ -286,7 +295,9 @@ for rule, check in FAULT_CHECKS.items():
 def damage_in_transit(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """Report files that arrived damaged once while `verify_streams` read them."""
     report = mix.verified.get(stream.folder.url)
-    for damage in report.in_transit if report else ():
+    if report is None:
+        return
+    for damage in report.in_transit:
         yield Finding(
             f"{damage.file} of {{streams}}: {damage.problem}.",
             "check the network, its caches and this machine's memory; the stored file needs no "
@@ -336,8 +347,8 @@ def remote_unseen(mix: Mix, loader: Loader) -> Findings:
     """Report streams at URLs that only Streaming can open."""
     for stream in loader.unopened:
         yield Finding(
-            f"{stream.name} is at {stream.url}, which Streaming can read and mdsmix cannot, so it "
-            "was not checked.",
+            f"the stream {stream.name} is at {stream.url}, which Streaming can read and mdsmix "
+            "cannot, so the stream was not checked.",
             "OK if you know that the stream fits. Otherwise copy it to a folder or an s3:// URL "
             "and check it there.",
             [stream.name],
@@ -346,6 +357,7 @@ def remote_unseen(mix: Mix, loader: Loader) -> Findings:
 
 @CHECKS.stream("error", "Streaming refuses a stream without samples (RuntimeError).")
 def index_empty(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams without samples."""
     if not stream.index.samples:
         yield Finding(
             f"the index of {{streams}} lists {plural(len(stream.shards), 'shard')} and 0 samples.",
@@ -356,6 +368,7 @@ def index_empty(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 @CHECKS.stream("error", "The loaders of LLM-Foundry are written for MDS shards of version 2.")
 def shard_format(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams with shards of another format or version than MDS 2."""
     unknown = {(shard.format, shard.version) for shard in stream.shards} - {("mds", 2)}
     if unknown:
         yield Finding(

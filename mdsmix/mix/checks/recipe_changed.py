@@ -1,4 +1,4 @@
-"""Checks that streams are what the recipe and its sources would be converted to today."""
+"""Checks that converting the recipe and its sources today would give the published streams."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def recipe_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _fix_of_sources(mix: Mix, sources: _SourceDifferences) -> str:
-    """Return the fix for changed source files. Missing files must be brought back first, since a
-    conversion without them is refused.
+    """Return the fix for changed source files, such as `correct `path`, or bring the files back.`
+    Missing files must be brought back first, since a conversion without them is refused.
     """
     fixes = list[str]()
     if sources.has_gone:
@@ -108,8 +108,9 @@ class _NotComparable(Exception):
 
 
 def _is_for_budget(spec: StreamSpec, manifest: Manifest) -> bool:
-    """Check whether `mdsmix convert --budget` sampled the stream, so that the recipe has no
-    `sample`. Older manifests do not tell such a sample from one that the recipe sets.
+    """Check whether `mdsmix convert --budget` sampled the stream. The recipe has no `sample` then.
+
+    Older manifests do not record whether the budget or the recipe set the sample.
     """
     is_by_budget = not manifest.source or manifest.source.get(SAMPLE) == BY_BUDGET
     return spec.sample is None and manifest.encoding.sample is not None and is_by_budget
@@ -151,7 +152,7 @@ class _SourceDifferences:
     """How the source files differ from those that a stream was converted from."""
 
     changes: Sequence[KeyChange] = ()
-    "Changed keys of the recipe: those that select the files, and those that set how to read them."
+    "Changed keys of the recipe: keys that select the files, and keys that set how to read them."
     counts: str = ""
     "How many files were edited, are new or are gone, such as `1 edited, 2 new`."
     has_gone: bool = False
@@ -165,8 +166,8 @@ class _SourceDifferences:
 def _compare_sources(
     mix: Mix, spec: StreamSpec, manifest: Manifest, stream: StreamInMix
 ) -> _SourceDifferences:
-    """Compare the source files that the recipe finds now with those that the stream was converted
-    from.
+    """Compare the source files that the recipe finds now with the files that the stream was
+    converted from.
 
     A changed path counts as a change of the recipe only if it finds other files: the recipe's
     folder may have been moved.
@@ -210,7 +211,7 @@ def _compare_sources(
     new = names - sizes.keys()
     gone = sizes.keys() - names
     if not manifest.source and sizes and names.isdisjoint(sizes):
-        # Older manifests do not contain the path.
+        # Older manifests do not contain the path. No old name is left, so the path was changed.
         path_changes = [KeyChange(key=PATH_KEY, published=sorted(sizes), current=keys[PATH_KEY])]
     if (new or gone) and path_changes:
         return _SourceDifferences(changes=[*reading_changes, *path_changes])
@@ -256,6 +257,7 @@ def _have_same_names_and_sizes(files: Sequence[SourceFile], sizes: Mapping[str, 
 
 
 def _last_name(path: str) -> str:
+    """Return the last part of a path: `a.jsonl` of `data/a.jsonl`."""
     return path.rpartition("/")[2]
 
 

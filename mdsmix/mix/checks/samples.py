@@ -1,8 +1,8 @@
-"""Checks of samples: their lengths must fit, documents must be kept apart, and each sample must
-have something to train on.
+"""Checks of samples: their lengths must fit the loader, the documents of a row must be kept apart,
+and each sample must have something to train on.
 
 The checks read the manifest's counts. Without a manifest, they read the first samples of the first
-shard, which can show that a stream is wrong but not that it is right.
+shard. These can show that a stream is wrong, but not that it is right.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def rows_long(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 
 class Excess(NamedTuple):
-    """Samples that are longer than a row of the loader."""
+    """A report of samples that are longer than a row of the loader."""
 
     check: str
-    "The id of the check that reports them."
+    "The id of the check that reports them, such as `rows-cut`."
     message: str
-    "How many they are, or how long."
+    "How many samples are too long, or how long the longest is: the beginning of a sentence."
 
 
 def _find_excess(loader: Loader, stream: StreamInMix) -> Excess | None:
@@ -93,7 +93,8 @@ def _find_excess(loader: Loader, stream: StreamInMix) -> Excess | None:
 
 
 def _find_counted_cuts(manifest: Manifest, loader: Loader, is_kept: bool) -> Excess | None:
-    """Return the truncated samples that the manifest counts; None if it counts none.
+    """Report the samples that the loader or the conversion truncates, as the manifest counts them;
+    None if the manifest counts none.
 
     Args:
         is_kept: whether conversion kept long samples whole, for the loader to truncate.
@@ -145,6 +146,7 @@ def _keeps_long_samples(loader: Loader, stream: StreamInMix) -> bool:
     "Every batch is padded, or shorter than the model allows: part of each step is wasted.",
 )
 def rows_short(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams whose rows all have one length, which is shorter than the loader's rows."""
     length = fixed_row_length(stream)
     limit = loader.max_seq_len or 0
     if length is not None and length < limit:
@@ -195,7 +197,7 @@ def rows_of_different_lengths(mix: Mix, loader: Loader) -> Findings:
 def _find_uneven(loader: Loader) -> list[StreamInMix]:
     """Return the streams of a text loader whose samples have different lengths.
 
-    If each stream has one length, but not all have the same one, all streams are returned.
+    If each stream has one length, but the lengths of two streams differ, all streams are returned.
     """
     streams = [stream for stream in loader.streams if find_layout(stream, "text") == "tokens"]
     lengths = {stream.name: fixed_row_length(stream) for stream in streams}
@@ -206,7 +208,7 @@ def _find_uneven(loader: Loader) -> list[StreamInMix]:
     ]
     if uneven:
         return uneven
-    # Each stream has one length; compare the lengths of the streams. None is an unknown length.
+    # Each stream has one length: compare the lengths of the streams. None is an unknown length.
     fixed_lengths = {length for length in lengths.values() if length}
     return streams if len(fixed_lengths) > 1 else []
 
@@ -226,7 +228,7 @@ def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
     "each other.",
 )
 def separator_absent(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find streams without the token by which the loader finds the ends of documents."""
+    """Find streams without the token (EOS or BOS) that shows the loader where documents end."""
     if not is_plain(loader, stream):
         return
     encoding = stream.encoding
@@ -240,9 +242,10 @@ def separator_absent(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
             continue  # conversion added the token
         if token not in read_head_turns(stream, loader).ids.values:
             yield Finding(
-                f"{{streams}}: written without the token {token}, which {{loader}} sets as "
-                f"{name}_token_id.",
-                f"convert again with add_{name}: true, or leave {name}_token_id out.",
+                f"{{streams}}: the first samples do not contain the token {token}, which "
+                f"{{loader}} sets as {name}_token_id.",
+                f"convert again with add_{name}: true, or leave {name}_token_id out of the "
+                "loader's dataset.",
             )
 
 
@@ -252,6 +255,7 @@ def separator_absent(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "ValueError).",
 )
 def sample_unusable(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams whose first samples include some with nothing to train on."""
     if loader.is_text or _was_checked_by_conversion(stream, loader):
         return
     reasons = set(_list_unusable(stream, loader))
@@ -264,8 +268,8 @@ def sample_unusable(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _was_checked_by_conversion(stream: StreamInMix, loader: Loader) -> bool:
-    """Check whether conversion checked every sample for this loader, so that no shard need be
-    read.
+    """Check whether conversion has checked that every sample can be trained on by this loader. No
+    shard is read then.
     """
     encoding = stream.encoding
     limit = loader.max_seq_len or 0

@@ -37,7 +37,9 @@ CHECKS = CheckList()
 
 
 def _find_reference(mix: Mix) -> TokenizerCard | None:
-    """Return the run's tokenizer, or the first stream's if the run's is unknown."""
+    """Return the tokenizer to compare streams with: the run's, or, if it is unknown, the tokenizer
+    of the first stream that has a manifest.
+    """
     if mix.tokenizer:
         return mix.tokenizer
     for stream in mix.streams:
@@ -58,7 +60,7 @@ def _find_reference(mix: Mix) -> TokenizerCard | None:
 )
 def tokenizer_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """Find streams that were converted with another tokenizer or chat template than the run's. If
-    the run's tokenizer is unknown, the first stream's is compared.
+    the run's tokenizer is unknown, streams are compared with the first stream.
     """
     reference = _find_reference(mix)
     manifest = stream.trusted_manifest
@@ -73,7 +75,7 @@ def tokenizer_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings
         whose = "run's" if mix.tokenizer else "first stream's"
         yield Finding(
             f"{{streams}}: converted with the tokenizer {card.name} ({field} {stream_hash}), and "
-            f"the {whose} is {reference.name} ({reference_hash}).",
+            f"the {whose} tokenizer is {reference.name} ({field} {reference_hash}).",
             "convert again with the run's tokenizer folder, or name the tokenizer of the "
             "conversion.",
             id="template-differs" if is_same else "tokenizer-differs",
@@ -81,12 +83,13 @@ def tokenizer_differs(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings
 
 
 def _field_to_compare(card: TokenizerCard, reference: TokenizerCard, manifest: Manifest) -> str:
-    """Return the name of the TokenizerCard field to compare when the tokenizers themselves are the
-    same. It is the hash of the chat template that the stream uses, or `hash` if it uses none.
+    """Return the name of the TokenizerCard field that shows whether two equal tokenizers also have
+    the same chat template: the hash of the template that the stream uses. It is `hash` if the
+    stream uses no template.
     """
     if not kind_of(manifest.encoding).has_template:
         return "hash"
-    # Streams of older versions, and those without tools, do not use the template for tools.
+    # Streams of older versions, and streams without tools, do not use the template for tools.
     uses_tools = card.tool_template_hash and "tools" in manifest.encoding.fields
     if uses_tools and card.chat_template_hash == reference.chat_template_hash:
         return "tool_template_hash"
@@ -98,6 +101,7 @@ def _has_same_hash_today(mix: Mix, stream: StreamInMix, reference: TokenizerCard
     Their stored hashes may differ, because an earlier mdsmix hashed one of them by another rule.
     """
     [stream_tokenizer] = published_tokenizers([stream])
+    # If a stream was published with the reference tokenizer, hash its files by today's rule.
     reference_hash = reference.hash
     for published in published_tokenizers(mix.streams):
         if published.card.hash == reference.hash:
@@ -112,10 +116,12 @@ def _has_same_hash_today(mix: Mix, stream: StreamInMix, reference: TokenizerCard
     "checked.",
 )
 def tokenizer_unknown(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams of tokens without a manifest."""
     if stream.manifest is None and {"tokens", "input_ids", "turns"} & set(stream.columns):
         yield Finding(
             "{streams}: no manifest, so the tokenizer is unknown.",
-            "make sure that it is the run's tokenizer, or convert again with `mdsmix convert`.",
+            "make sure that the stream was converted with the run's tokenizer, or convert again "
+            "with `mdsmix convert`.",
         )
 
 
@@ -124,6 +130,7 @@ def tokenizer_unknown(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings
     "Streams were compared only with each other, and padding and vocabulary were not checked.",
 )
 def tokenizer_unseen(mix: Mix) -> Findings:
+    """Report that the run's tokenizer could not be opened."""
     if mix.tokenizer_problem:
         yield Finding(
             f"the run's tokenizer could not be opened: {mix.tokenizer_problem.rstrip('.')}.",
@@ -169,6 +176,7 @@ def tokenizer_class(mix: Mix) -> Findings:
     "LLM-Foundry loads tokenizers with AutoTokenizer, which needs a folder or a name on the hub.",
 )
 def tokenizer_lone_file(mix: Mix) -> Findings:
+    """Find a tokenizer that is named by a file such as tokenizer.json, and not by a folder."""
     name = mix.yaml.value_at("tokenizer", "name")
     if isinstance(name, str) and name.endswith(".json"):
         yield Finding(
@@ -183,11 +191,12 @@ def tokenizer_lone_file(mix: Mix) -> Findings:
     "The training nodes find the tokenizer nowhere else, and LLM-Foundry fails when it loads it.",
 )
 def tokenizer_unpublished(mix: Mix) -> Findings:
+    """Find a tokenizer that is missing in the folder from which training nodes fetch it."""
     home = mix.tokenizer_home
     if home and not (home / card_file_name(home.name)).stat():
         yield Finding(
             f"the tokenizer is not at {home}, where the training nodes must fetch it.",
-            f"run `mdsmix convert {mix.recipe_path}` again, which publishes it there.",
+            f"run `mdsmix convert {mix.recipe_path}` again, which publishes the tokenizer there.",
         )
 
 
@@ -196,10 +205,11 @@ def tokenizer_unpublished(mix: Mix) -> Findings:
     "LLM-Foundry refuses a tokenizer without EOS, and the model would never learn when to stop.",
 )
 def eos_missing(mix: Mix) -> Findings:
+    """Find a tokenizer without an EOS token."""
     if mix.tokenizer and mix.tokenizer.eos_id is None:
         yield Finding(
             f"the tokenizer {mix.tokenizer.name} has no EOS token.",
-            "add eos_token to tokenizer.kwargs and convert again.",
+            "add eos_token to tokenizer.kwargs of the recipe and convert again.",
         )
 
 
@@ -209,16 +219,16 @@ def eos_missing(mix: Mix) -> Findings:
     "(ValueError).",
 )
 def mask_missing(mix: Mix, loader: Loader) -> Findings:
-    """Find mlm_probability with a tokenizer that has no mask token, such as that of a causal
-    model.
+    """Find a loader with mlm_probability if the tokenizer has no mask token. The tokenizers of
+    causal models have none.
     """
     probability = loader.dataset.get("mlm_probability")
     if not loader.is_text or probability is None or mix.run_tokenizer is None:
         return
     if "mask_token" not in mix.run_tokenizer.template_variables:
         yield Finding(
-            f"dataset of {{loader}} has mlm_probability: {probability}, and the tokenizer has no "
-            "mask token.",
+            f"the dataset of {{loader}} has mlm_probability: {probability}, and the tokenizer has "
+            "no mask token.",
             "to train a causal model, remove mlm_probability.",
         )
 
@@ -242,7 +252,7 @@ def mask_missing(mix: Mix, loader: Loader) -> Findings:
     "pad-eos-preference",
 )
 def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find a tokenizer that pads with EOS, if the loader's loss or attention then depends on it."""
+    """Find a tokenizer that pads with EOS, if this changes what the loader trains or attends to."""
     card = _find_reference(mix)
     if card is None or card.pad_id not in (None, card.eos_id):
         return
@@ -264,6 +274,7 @@ def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 @CHECKS.loader("error", SEPARATORS)
 def separator_differs(mix: Mix, loader: Loader) -> Findings:
+    """Find an eos_token_id or bos_token_id of a loader that is not the tokenizer's."""
     card = mix.tokenizer
     if card and (loader.is_text or loader.is_mdsmix):
         yield from _separator_differs(loader, {"eos": card.eos_id, "bos": card.bos_id})
@@ -282,6 +293,7 @@ def separator_differs(mix: Mix, loader: Loader) -> Findings:
     "answer-end-untrained",
 )
 def answer_ends(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams of conversations that may not train the model to stop after an answer."""
     manifest = stream.trusted_manifest
     tokenizer = find_conversion_tokenizer(mix, stream, manifest) if manifest else None
     if manifest is None or tokenizer is None:
@@ -296,7 +308,7 @@ def find_conversion_tokenizer(
     mix: Mix, stream: StreamInMix, manifest: Manifest
 ) -> Tokenizer | None:
     """Return the tokenizer that a stream of conversations was converted with. None if it cannot be
-    opened here, and for streams of other kinds.
+    opened here, or if the stream contains no conversations.
     """
     card = manifest.tokenizer
     if not kind_of(manifest.encoding).has_template:
@@ -322,6 +334,7 @@ def open_published_tokenizer(stream: StreamInMix, manifest: Manifest) -> Tokeniz
 
 
 def _hashes(tokenizer: Tokenizer | TokenizerCard) -> tuple[str, str | None]:
+    """Return the hashes of a tokenizer and of its chat template; None without a template."""
     return tokenizer.hash, tokenizer.chat_template_hash
 
 
@@ -366,13 +379,14 @@ def lengths_differ(mix: Mix, loader: Loader) -> Findings:
     "batches the encoder sees the answer.",
 )
 def model_encoder(mix: Mix, loader: Loader) -> Findings:
+    """Find an encoder-decoder model (hf_t5) with a loader of decoder-only batches."""
     is_decoder_only = loader.is_text or loader.decoder_only_format is True
     if loader.trains and is_decoder_only and mix.yaml.value_at("model", "name") == "hf_t5":
         again = mix.republish_fix(" decoder_only_format=false")
         yield Finding(
             "model.name is hf_t5, and {loader} makes decoder-only batches.",
-            "train it with name: finetuning and decoder_only_format: false, only on finetuning "
-            f"data ({again}), or train a decoder-only model.",
+            "train the model with name: finetuning and decoder_only_format: false, only on "
+            f"finetuning data ({again}), or train a decoder-only model.",
         )
 
 
@@ -389,8 +403,8 @@ def model_encoder(mix: Mix, loader: Loader) -> Findings:
     "model-tokenizer",
 )
 def model_tokenizer(mix: Mix) -> Findings:
-    """Compare the run's tokenizer with that of the pretrained weights. Nothing is reported if both
-    have the same name.
+    """Compare the run's tokenizer with the tokenizer of the pretrained weights. Nothing is reported
+    if both have the same name.
     """
     model = pretrained_model_name(mix.yaml)
     tokenizer = mix.yaml.value_at("tokenizer", "name")
@@ -408,7 +422,8 @@ def model_tokenizer(mix: Mix) -> Findings:
     remapped = count_remapped_ids(mix.model_tokenizer, mix.run_tokenizer.path)
     if remapped:
         yield Finding(
-            f"{problem}: {remapped:,} tokens of the model's tokenizer have another id in it.",
+            f"{problem}: {remapped:,} tokens of the model's tokenizer have another id in the run's "
+            "tokenizer.",
             f"set tokenizer: {model} in the recipe and convert again, or train a model for this "
             "tokenizer.",
             id="model-tokenizer",
@@ -420,7 +435,7 @@ def model_tokenizer(mix: Mix) -> Findings:
     "LLM-Foundry refuses a list of evaluations without labels, or two with one label.",
 )
 def eval_label(mix: Mix) -> Findings:
-    """Find evaluations without a label, or with the label of an earlier one."""
+    """Find evaluations without a label, or with the label of an earlier evaluation."""
     entries = mix.yaml.value_at("eval_loader")
     if not isinstance(entries, list):
         return

@@ -1,10 +1,10 @@
 """Shares and a budget -> whole samples of each stream, in exact arithmetic.
 
 Manifests count the tokens of a stream, so a share of tokens can be converted to a number of
-samples. The number is computed here in fractions and rounded by largest remainder: the same on
-every machine. It is rendered as `choose`, since Streaming takes that weight unchanged. It rounds
-every other weight down, or gives the samples left over by rounding to random streams. Code that
-renders, checks or draws a mix sees only `choose`.
+samples. The number is computed here in fractions and rounded by largest remainder, so it is the
+same on every machine. It is rendered as the weight `choose`, since Streaming takes that weight
+unchanged. Streaming rounds every other weight down, or gives the samples left over by rounding to
+random streams. Code that renders, checks or draws a mix sees only `choose`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from mdsmix.recipe.amounts import Budget, Unit
 from mdsmix.table import Column, Table, Tree, mark_estimate, table_to_json
 
 PRECISE = Context(prec=50, Emin=-400, Emax=400)
-"""The context of roots. Every machine rounds them alike, unlike powers of floats. Numbers below
-10^-400 become 0.
+"""The decimal context in which roots are computed: every machine rounds them alike, unlike powers
+of floats. Numbers below 10^-400 become 0.
 """
 
 
@@ -37,11 +37,13 @@ class StreamShare:
     samples: int
     "Samples in the stream."
     share_units: Fraction
-    "Mean of the unit of the shares in a sample: its tokens, its trained tokens, or 1."
+    """What a sample counts for shares, on average: its tokens, its trained tokens, or 1 if shares
+    count samples.
+    """
     budget_units: Fraction
-    "Mean of the unit of the budget in a sample."
+    "What a sample counts for the budget, on average. Budget and shares may have different units."
     is_exact: bool
-    "Both means were counted, not estimated from the first samples of the stream."
+    "`share_units` and `budget_units` were counted, not estimated from the stream's first samples."
     written: Fraction | None
     "The share that the recipe gives this stream; None if it gives none."
     target: Fraction = Fraction(0)
@@ -53,11 +55,12 @@ class StreamShare:
 
     @property
     def size(self) -> Fraction:
-        """Units of the whole stream, such as its tokens."""
+        """What the whole stream counts for shares, such as its tokens."""
         return self.samples * self.share_units
 
     @property
     def passes(self) -> float:
+        """How often an epoch draws each sample of the stream, on average."""
         return self.choose / self.samples if self.samples else 0.0
 
 
@@ -69,11 +72,11 @@ class Apportioned:
     """The shares of a mix as whole samples of its streams."""
 
     count: Unit
-    "The unit that shares count."
+    "The unit that shares count, such as `tokens`."
     budget: Budget | None
-    "If None, the epoch is the largest that takes no stream more than once."
+    "The size of the epoch. If None, the epoch is the largest that takes no stream more than once."
     is_absolute: bool
-    "Shares are of the budget and need not sum to 1."
+    "Shares are shares of the budget, and need not sum to 1."
     streams: Shares
 
     @property
@@ -83,26 +86,40 @@ class Apportioned:
     def weight(self, stream: str) -> dict[str, int | float]:
         """Return a stream's weight as the recipe gives it: its share, if any, and the budget or
         passes, such as {"share": 0.3, "budget": 1000000}.
+
+        Args:
+            stream: the stream's name.
         """
         numbers = dict[str, Fraction]()
-        written = next(share.written for share in self.streams if share.stream == stream)
+        written_shares = {share.stream: share.written for share in self.streams}
+        written = written_shares[stream]
         if written is not None:
             numbers["share"] = written
-        if self.budget:
-            numbers["budget" if self.budget.unit else "passes"] = self.budget.amount
-        return {
-            name: int(number) if number.denominator == 1 else float(number)
-            for name, number in numbers.items()
-        }
+        if self.budget and self.budget.unit:
+            numbers["budget"] = self.budget.amount
+        elif self.budget:
+            numbers["passes"] = self.budget.amount
+        weight = dict[str, int | float]()
+        for name, number in numbers.items():
+            is_whole = number.denominator == 1
+            weight[name] = int(number) if is_whole else float(number)
+        return weight
 
 
 def set_target_shares(
     shares: Sequence[StreamShare], temperature: Fraction = Fraction(1), is_absolute: bool = False
 ) -> Shares:
-    """Return the shares with `target` set. Streams without a written share divide the remainder
-    in proportion to size ** (1 / `temperature`). Targets sum to 1 unless they are absolute.
+    """Return the shares with `target` set.
+
+    A stream with a written share gets that share. The other streams divide the remainder in
+    proportion to size ** (1 / temperature). Targets sum to 1, unless shares are absolute.
+
+    Args:
+        temperature: 1 gives each stream a share in proportion to its size; a higher temperature
+            makes the shares more alike.
+        is_absolute: whether shares are shares of the budget, and need not sum to 1.
     """
-    # Divide by the largest size, so that no size to be rooted is above 1.
+    # Divide sizes by the largest size, so that roots are of numbers up to 1.
     sizes = [share.size if share.written is None else Fraction(0) for share in shares]
     largest = max(sizes) or 1
     weights = [_root(size / largest, temperature) for size in sizes]
@@ -119,11 +136,12 @@ def set_target_shares(
 
 
 def _root(size: Fraction, temperature: Fraction) -> Fraction:
-    """Return size ** (1 / temperature), in 50 digits."""
+    """Return size ** (1 / temperature), computed in 50 digits."""
     if temperature == 1 or not size:
         return size
-    power = PRECISE.divide(temperature.denominator, temperature.numerator)
-    return Fraction(PRECISE.power(PRECISE.divide(size.numerator, size.denominator), power))
+    exponent = PRECISE.divide(temperature.denominator, temperature.numerator)
+    base = PRECISE.divide(size.numerator, size.denominator)
+    return Fraction(PRECISE.power(base, exponent))
 
 
 def choose_samples(
@@ -134,14 +152,15 @@ def choose_samples(
     is_absolute: bool = False,
 ) -> Shares:
     """Return the shares with `choose` and `reached` set: how many whole samples an epoch draws of
-    each stream, and which share these are.
+    each stream, and which share these samples are.
 
     Args:
-        budget: the size of the epoch. If None, it is the largest that takes no stream more than
-            once.
+        shares: the shares with `target` set.
+        budget: the size of the epoch. If None, the epoch is the largest that takes no stream more
+            than once.
         unit: the unit of the shares, for messages.
         max_passes: how often an epoch may take a stream at most.
-        is_absolute: whether the shares are of the budget, and need not sum to 1.
+        is_absolute: whether shares are shares of the budget, and need not sum to 1.
 
     Raises MixRefused if a stream cannot fill its share, or if its share is less than one sample.
     """
@@ -154,12 +173,11 @@ def choose_samples(
         if share.target and not count:
             raise MixRefused(
                 f"the share of {share.stream}, {format_percent(share.target)}, is less than one "
-                "sample of "
-                f"about {float(share.share_units):,.0f} {unit}: set a larger budget, raise "
-                "max_repeat, or give it a larger share."
+                f"sample of about {float(share.share_units):,.0f} {unit}: set a larger budget, "
+                "raise max_repeat, or give the stream a larger share."
             )
-        # The target in the proportion of whole to ideal samples. If none are ideal, the count is 0.
-        reached.append(share.target * count / (exact or 1))
+        # The share that is reached is to the target as the whole samples are to the exact number.
+        reached.append(share.target * count / exact if exact else Fraction(0))
     total = 1 if is_absolute else sum(reached) or 1
     return tuple(
         replace(share, choose=count, reached=amount / total)
@@ -170,14 +188,18 @@ def choose_samples(
 def compute_ideal_samples(
     shares: Shares, budget: Budget | None, max_passes: Fraction = Fraction(1)
 ) -> list[Fraction]:
-    """Compute the samples of each stream, unrounded. A budget sets the size of the epoch. Without
-    one, it is the largest epoch that takes no stream more than once, nor more than `max_passes`
-    times.
+    """Compute how many samples of each stream an epoch draws, before rounding.
 
     Raises MixRefused if the budget counts passes of a stream whose share is 0.
+
+    Args:
+        shares: the shares with `target` set.
+        budget: the size of the epoch. If None, the epoch is the largest that takes no stream more
+            than once.
+        max_passes: how often an epoch without a budget may take a stream at most, if below 1.
     """
-    # Samples of an epoch of 1 unit, such as 1 token; with absolute shares, of as many units as the
-    # shares sum to.
+    # The samples in an epoch of 1 unit, such as 1 token. With absolute shares, in an epoch of as
+    # many units as the shares sum to. `units` below is how much larger the epoch is.
     per_unit = [
         share.target / share.share_units if share.target else Fraction(0) for share in shares
     ]
@@ -196,7 +218,7 @@ def compute_ideal_samples(
         units = budget.amount * sum(share.target for share in shares) / budgeted
     else:
         # The budget is a number of passes of one stream.
-        position = next(i for i, share in enumerate(shares) if share.stream == budget.stream)
+        position = [share.stream for share in shares].index(str(budget.stream))
         if not per_unit[position]:
             raise MixRefused(
                 f"budget is {budget}, and the share of {budget.stream} is 0, so its passes do not "
@@ -207,19 +229,21 @@ def compute_ideal_samples(
 
 
 def round_to_whole(ideal: Sequence[Fraction], is_absolute: bool = False) -> list[int]:
-    """Round by largest remainder: each number is its floor or one more, and all sum to the rounded
-    sum of `ideal`.
+    """Round numbers of samples to whole numbers that sum to the rounded sum of `ideal`.
 
-    Absolute counts are rounded one by one, so that the count of a stream does not depend on the
-    other streams.
+    Each number is rounded down, and the numbers with the largest remainders get one more: 1.5, 2.2
+    and 0.3 become 2, 2 and 0. With `is_absolute` each number is rounded by itself, so that the
+    samples of a stream do not depend on the other streams.
     """
     half = Fraction(1, 2)
     if is_absolute:
         return [math.floor(number + half) for number in ideal]
     counts = [math.floor(number) for number in ideal]
-    # By remainder, the largest first: `counts[i] - ideal[i]` is its negative.
+    # The positions of the numbers, the largest remainder first. `counts[i] - ideal[i]` is the
+    # negative of the remainder.
     largest_first = sorted(range(len(ideal)), key=lambda i: counts[i] - ideal[i])
-    for i in largest_first[: math.floor(sum(ideal, half)) - sum(counts)]:
+    left_over = math.floor(sum(ideal, half)) - sum(counts)
+    for i in largest_first[:left_over]:
         counts[i] += 1
     return counts
 
@@ -227,23 +251,26 @@ def round_to_whole(ideal: Sequence[Fraction], is_absolute: bool = False) -> list
 def _refuse_many_passes(
     shares: Shares, ideal: Sequence[Fraction], budget: Budget, unit: Unit, max_passes: Fraction
 ) -> None:
-    """Raise MixRefused if a stream cannot fill its share within max_repeat. The message names the
-    scarcest stream and the largest budget that fits.
+    """Raise MixRefused if an epoch would take a stream more than `max_passes` times. The message
+    names the scarcest stream and the largest budget that fits.
+
+    Args:
+        ideal: how many samples of each stream an epoch draws, before rounding.
     """
     all_passes = [exact / max(1, share.samples) for share, exact in zip(shares, ideal, strict=True)]
     passes = max(all_passes)
     if passes <= max_passes:
         return
     scarcest = shares[all_passes.index(passes)]
-    step = 1 if budget.unit else 1000  # thousandths of a pass
-    largest = Fraction(math.floor(budget.amount * max_passes / passes * step), step)
+    # Round the largest budget down: to a whole unit, or to a thousandth of a pass.
+    parts = 1 if budget.unit else 1000
+    amount = Fraction(math.floor(budget.amount * max_passes / passes * parts), parts)
     raise MixRefused(
         f"the share of {scarcest.stream}, {format_percent(scarcest.target)} under a budget of "
-        f"{budget}, "
-        f"comes to {float(passes * scarcest.size):,.0f} {unit}, and the stream has "
+        f"{budget}, comes to {float(passes * scarcest.size):,.0f} {unit}, and the stream has "
         f"{float(scarcest.size):,.0f}: {float(passes):,.2f} passes an epoch exceed "
         f"max_repeat: {float(max_passes):g}. The largest budget that fits is "
-        f"{replace(budget, amount=largest)}; set that, lower the share, or raise max_repeat."
+        f"{replace(budget, amount=amount)}; set this budget, lower the share, or raise max_repeat."
     )
 
 
@@ -280,18 +307,18 @@ def make_shares_table(apportioned: Apportioned) -> Table:
 
 
 def shares_to_json(apportioned: Apportioned) -> Tree:
-    """Return the shares as `--json` prints them."""
+    """Return the shares as `--json` prints them: unit, budget, and a row for each stream."""
     return {
         "count": apportioned.count,
         "is_absolute": apportioned.is_absolute,
         "is_exact": apportioned.is_exact,
-        "budget": apportioned.budget and str(apportioned.budget),
+        "budget": str(apportioned.budget) if apportioned.budget else None,
         **table_to_json(make_shares_table(apportioned)),
     }
 
 
 def describe_shares(apportioned: Apportioned) -> str:
-    """Return the line above the table: the unit of the shares, and the budget."""
+    """Return the line above the table of shares: it names the unit of shares and the budget."""
     total = "the budget" if apportioned.is_absolute else "an epoch"
     budget = "no budget: the largest epoch that takes no stream more than once"
     if apportioned.budget:

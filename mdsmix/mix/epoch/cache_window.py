@@ -4,15 +4,16 @@ or reads it. The samples whose shards must be cached at the same time are called
 The rule follows Streaming 0.12 and 0.13 (StreamingDataset._prepare_thread, _ready_thread and
 prepare_shard). Let p be the `predownload` (8 device batches by default). A worker that reads sample
 i prepares the shards of samples i to i + p. To make room Streaming evicts the shard that was used
-longest ago, needed or not. After a sample's shard is prepared and before the sample is read, its
-worker reads p other samples and prepares p more. So the shard survives only if the cache has room
-for the shards of 2p + 1 samples of the worker. The node's other workers read in that time too, and
-each is at most `prefetch_factor` batches and a step ahead or late. A thread that waits for an
-evicted shard may wait for ever.
+longest ago, even if the shard is still needed. After a sample's shard is prepared and before the
+sample is read, its worker reads p other samples and prepares p more. So the shard survives only if
+the cache has room for the shards of 2p + 1 samples of the worker. The node's other workers read in
+that time too, and each is at most `prefetch_factor` batches and a step ahead or late. A thread that
+waits for an evicted shard may wait for ever.
 
-The number of samples is known. Their shards depend on the order, so their bytes are an upper bound:
-no more shards than samples, the largest ones, and, if batches are drawn at random from shuffled
-blocks, no more than the shards of the blocks.
+The number of samples in the window is known. Which shards they are in depends on the order, so the
+bytes of these shards are an upper bound: the window has at most one shard for each sample, and
+these are assumed to be the largest shards. If batches are drawn at random from shuffled blocks, the
+window also has no more shards than the blocks.
 """
 
 from __future__ import annotations
@@ -29,27 +30,28 @@ from mdsmix.mix.epoch.draws import Machines, count_loader_draws, get_batching_me
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 
 LEAST_SHARDS = 4
-"""A limit must have room for this many of the largest shards: Streaming refuses a smaller one
-(ValueError).
+"""A cache_limit must have room for this many shards of the largest size: Streaming refuses smaller
+limits (ValueError).
 """
 BATCHES_AHEAD = 8
 "Device batches of Streaming's default `predownload`."
 BLOCKS = {"none": 0.0, "py1e": 2.5, "py1br": 2.5}
-"""shuffle_algo -> how far a shuffled sample may be from its position in the order of shards, in
-blocks, both directions together. The size of a block varies by a quarter. Other shuffles have no
-such limit.
+"""shuffle_algo -> how far the shuffle may move a sample from its position in the order of shards,
+in blocks of the shuffle, both directions together. The size of a block varies by a quarter. Other
+shuffles may move a sample any distance.
 """
 SIGMAS = 6
-"""The samples that an epoch draws from a shard are assumed to be at most this many standard
-deviations below the mean, which is wrong for one in 10^9 shards.
+"""The number of samples that an epoch draws from a shard is assumed to be at most so many standard
+deviations below the mean. This is wrong for one shard in 10^9.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class CachedStream:
-    """The shards of one stream, as a node's cache has them. Each array has one entry per shard."""
+    """The shards of one stream in a node's cache. Each array has one entry for each shard."""
 
     samples: NDArray[np.int64]
+    "Samples of the shard."
     raw: NDArray[np.int64]
     "Bytes unpacked."
     packed: NDArray[np.int64]
@@ -95,7 +97,8 @@ class Window:
         apart = 0
         if self.workers > 1:
             prefetched = self.prefetch_factor if self.machines.workers else 0
-            # One batch that is begun, one between workers and one between devices.
+            # Workers may be apart by the prefetched batches and 3 more: a batch that is begun, one
+            # between workers and one between devices. They may be ahead or late by this much.
             apart = 2 * (prefetched + 3) * self.machines.drawn
         return 2 * self.ahead + 1 + apart
 
@@ -113,7 +116,7 @@ class Window:
 
     @property
     def positions(self) -> float:
-        """How many positions in the order of shards the samples of a node's window may come from.
+        """From how many positions in the order of shards the samples of a node's window may come.
         Infinite if the shuffle may move samples any distance.
         """
         if self.method != "random" or self.partition != "orig" or self.machines.algo not in BLOCKS:
@@ -134,12 +137,12 @@ class CacheNeed:
 
     bytes: int
     shards: int
-    "The most shards that it contains."
+    "The most shards that the window contains."
     samples: int
     "Samples that the workers of a node prepare ahead or have just read."
 
     def describe_lack(self, written: object, limit: int, prefix: str = "") -> str:
-        """Return a sentence, without its full stop, which reports that a limit is too small.
+        """Return a sentence, without its full stop, on a cache_limit that is too small.
 
         Args:
             written: the limit as it is written in the YAML.
@@ -148,15 +151,18 @@ class CacheNeed:
         """
         return (
             f"cache_limit is {written} ({limit:,} bytes), and the shards that the workers of a "
-            f"node read and prepare ahead need {prefix}{self.bytes:,}: {self.samples:,} samples in "
-            f"up to {self.shards:,} shards, and the indexes; with less, Streaming evicts shards "
-            "that a worker still waits for, and may wait for ever"
+            f"node read and prepare ahead need {prefix}{self.bytes:,} bytes: {self.samples:,} "
+            f"samples in up to {self.shards:,} shards, and the indexes; with less, Streaming "
+            "evicts shards that a worker still waits for, and may wait for ever"
         )
 
 
 def compute_loader_need(loader: Loader, machines: Machines) -> CacheNeed:
     """Compute the cache that a loader of a training YAML needs on a node of these machines."""
-    draws = count_loader_draws(loader) or [stream.index.samples for stream in loader.streams]
+    draws = count_loader_draws(loader)
+    if not draws:
+        # Streaming refuses the weights, so assume that an epoch draws every sample once.
+        draws = [stream.index.samples for stream in loader.streams]
     streams = [
         _describe_stream(stream, loader, drawn)
         for stream, drawn in zip(loader.streams, draws, strict=True)
@@ -199,11 +205,13 @@ def compute_cache_need(
     """Compute the cache that a loader needs on a node.
 
     Args:
+        streams: the shards of the loader's streams.
         index_bytes: bytes of the indexes of all streams.
+        window: how far the workers of a node read ahead.
     """
     drawn = [stream for stream in streams if stream.drawn and stream.samples.sum()]
-    # One entry for each shard that an epoch draws from: its bytes in the cache, and a lower bound
-    # on its samples that are adjacent in the order.
+    # Two arrays with an entry for each shard that an epoch draws from: the shard's bytes in the
+    # cache, and a lower bound on its samples that are adjacent in the order.
     sizes = _join([_cached_bytes(stream) for stream in drawn])
     fewest = _join([_count_fewest(stream, window.granularity) for stream in drawn])
     sizes = sizes[fewest > 0]
@@ -213,8 +221,8 @@ def compute_cache_need(
     window_bytes = int(largest[: window.samples].sum())
     count = min(len(largest), window.samples)
     if window.positions < math.inf:
-        # No more shards than fit into the window's positions: at worst those with the most bytes
-        # per sample.
+        # No more shards than fit into the window's positions: at worst the shards with the most
+        # bytes for each sample. `inner` is how many of these cover the positions.
         dense = np.argsort(-sizes / np.maximum(1, fewest), kind="stable")
         inner = int(np.searchsorted(fewest[dense].cumsum(), window.positions)) + 1
         # Each region has a shard at either end of the window, and two that the cuts between
@@ -224,7 +232,7 @@ def compute_cache_need(
         if local_bytes < window_bytes:
             window_bytes = local_bytes
             count = min(count, inner + ends)
-    # Before Streaming fetches a shard and unpacks it, it makes room for both forms.
+    # Before Streaming fetches a shard and unpacks it, Streaming makes room for both forms.
     unpacking = [int(stream.packed.max(initial=0)) for stream in drawn if not stream.keeps_packed]
     both_forms = _join([stream.raw + stream.packed for stream in streams])
     least = max(LEAST_SHARDS * int(both_forms.max(initial=0)), index_bytes + 1)
@@ -236,19 +244,22 @@ def compute_cache_need(
 
 
 def _cached_bytes(stream: CachedStream) -> NDArray[np.int64]:
-    """Return the bytes of each shard in the cache."""
+    """Return the bytes of each shard in the cache: unpacked, and packed too if it is kept."""
     return stream.raw + stream.packed if stream.keeps_packed else stream.raw
 
 
 def _count_fewest(stream: CachedStream, granularity: int) -> NDArray[np.float64]:
-    """Return, for each shard, a lower bound on its samples that an epoch draws and that are
-    adjacent in the order of shards; 0 for a shard that is not drawn from.
+    """Return, for each shard, how many of its samples are certainly adjacent in the order of an
+    epoch; 0 for a shard without samples.
 
-    In full passes that is every sample. In an incomplete pass it is the mean number, minus SIGMAS
-    standard deviations of the random draw.
+    In full passes these are all samples of the shard. In an incomplete pass it is the mean number
+    that is drawn, minus SIGMAS standard deviations of the random draw.
+
+    Args:
+        granularity: how many neighbouring samples are drawn together (sampling_granularity).
     """
     samples = stream.samples.astype(np.float64)
-    incomplete_pass = stream.drawn / float(samples.sum()) % 1
+    incomplete_pass = stream.drawn / float(samples.sum()) % 1  # 2.3 passes: 0.3
     if not incomplete_pass:
         return samples
     mean = incomplete_pass * samples

@@ -1,5 +1,5 @@
-"""The machines of a run, the samples that an epoch draws from each stream by its weight, and how
-many of them the batching method delivers. All are computed as Streaming computes them.
+"""The machines of a run; how many samples an epoch draws from each stream by the stream's weight,
+and how many of these the batching method delivers. All are computed as Streaming computes them.
 
 Sources: Stream.apply_weights in streaming/base/stream.py and streaming/base/batching/, 0.12 and
 0.13 alike.
@@ -55,13 +55,14 @@ class Machines:
             raise RecipeError(
                 f"replication is {self.replication}, which does not divide "
                 f"{plural(self.nodes * self.gpus, 'device')}, and Streaming refuses that: set "
-                "--nodes and --gpus to those of the run, or another replication."
+                "--nodes and --gpus to the numbers of the run, or set another replication in the "
+                "loader's dataset."
             )
         if self.batch % self.ranks:
             raise RecipeError(
                 f"a batch of {self.batch:,} rows cannot be divided among "
                 f"{plural(self.ranks, 'device')}, and LLM-Foundry refuses such a run: take a "
-                f"multiple of {self.ranks:,}, or set --nodes and --gpus to those of the run."
+                f"multiple of {self.ranks:,}, or set --nodes and --gpus to the numbers of the run."
             )
         count = self.canonical
         nodes = self.layout_nodes
@@ -96,7 +97,7 @@ class Machines:
 
     @property
     def drawn(self) -> int:
-        """Samples that a device draws for a step, as LLM-Foundry rounds it."""
+        """Samples that a device draws for a step, rounded down as LLM-Foundry does."""
         return int(self.rows * self.packing)
 
     @property
@@ -106,9 +107,11 @@ class Machines:
 
     @property
     def canonical(self) -> int:
-        """Canonical nodes: as set, or Streaming's default."""
-        default = self.layout_nodes * (64 if self.algo in OLD_SHUFFLES else 1)
-        return self.num_canonical_nodes or default
+        """Canonical nodes: as many as are set, or Streaming's default."""
+        if self.num_canonical_nodes:
+            return self.num_canonical_nodes
+        per_node = 64 if self.algo in OLD_SHUFFLES else 1
+        return self.layout_nodes * per_node
 
 
 Weights = Sequence[Settings]
@@ -128,9 +131,10 @@ def count_delivered(
     build batches and the epoch fails.
 
     Args:
-        method: a batching method.
+        method: the batching method, such as `stratified`.
         drawn: samples that the weights draw from each stream.
         shares: the streams' shares of a batch, which sum to 1.
+        machines: the nodes and devices of the run.
     """
     if method not in METHODS:
         return list(drawn)
@@ -147,6 +151,7 @@ def count_delivered(
     canonical_per_node = machines.canonical // machines.layout_nodes
     delivered = list[int]()
     for count in drawn:
+        # Samples of each canonical node, padded so that its devices get the same number.
         per_canonical = _round_up(_divide_up(count, machines.canonical), machines.layout_ranks)
         batches = per_canonical * canonical_per_node // machines.drawn
         delivered.append(batches * machines.drawn * machines.layout_nodes)
@@ -154,8 +159,11 @@ def count_delivered(
 
 
 def split_batch(shares: Sequence[float], batch: int) -> list[int]:
-    """Return how many samples of each stream a stratified batch contains. The shares are rounded
-    down; then the streams with the largest remainders get one sample more, until the batch is full.
+    """Return how many samples of each stream a stratified batch contains. Shares of the batch are
+    rounded down; then streams with the largest remainders get one sample more, until it is full.
+
+    Args:
+        batch: samples of the batch.
     """
     exact = batch * np.array(shares, np.float64)
     counts = exact.astype(np.int64)
@@ -169,10 +177,11 @@ def split_batch(shares: Sequence[float], batch: int) -> list[int]:
 def _deliver_stratified(
     drawn: Sequence[int], portions: Sequence[int], machines: Machines
 ) -> list[int]:
-    """Count the samples of each stream that `stratified` delivers. The scarcest stream sets the
-    number of batches.
+    """Count the samples of each stream that the method `stratified` delivers. The scarcest stream
+    sets the number of batches.
 
     Args:
+        drawn: samples that the weights draw from each stream.
         portions: samples of each stream in a batch.
     """
     if min(portions) < 1 or not all(drawn):
@@ -180,10 +189,12 @@ def _deliver_stratified(
         return [
             count if portion >= 1 else 0 for portion, count in zip(portions, drawn, strict=True)
         ]
-    batches = min(
-        _round_up(_round_up(count, machines.canonical), machines.layout_ranks) // portion
-        for count, portion in zip(drawn, portions, strict=True)
-    )
+    batches_by_stream = list[int]()
+    for count, portion in zip(drawn, portions, strict=True):
+        # Streaming repeats samples until canonical nodes and devices get the same number.
+        padded = _round_up(_round_up(count, machines.canonical), machines.layout_ranks)
+        batches_by_stream.append(padded // portion)
+    batches = min(batches_by_stream)
     return [batches * portion for portion in portions]
 
 
@@ -199,12 +210,12 @@ def count_per_device(samples: int, machines: Machines) -> int:
 
 
 def _divide_up(number: int, divisor: int) -> int:
-    """Return the quotient, rounded up."""
+    """Return the quotient, rounded up: 3 for 7 and 3."""
     return -(-number // divisor)
 
 
 def _round_up(number: int, step: int) -> int:
-    """Return the next multiple of the step."""
+    """Return the number, rounded up to a multiple of the step: 9 for 7 and 3."""
     return _divide_up(number, step) * step
 
 
@@ -217,6 +228,12 @@ def count_draws(
     """Count the samples that an epoch draws from each stream.
 
     Raises ValueError if Streaming refuses the weights.
+
+    Args:
+        weights: the weight of each stream, such as {"repeat": 2}; empty without a weight.
+        samples: the samples of each stream.
+        epoch_size: the samples of an epoch, if the loader sets them.
+        seed: shuffle_seed, which decides on the samples that rounding leaves over.
     """
     _require_weights(weights, epoch_size)
     is_by_proportion = any("proportion" in weight for weight in weights)
@@ -229,7 +246,8 @@ def count_draws(
     counts = (total * shares).astype(np.int64)  # rounded down
     # The samples left over go to streams drawn at random, one each.
     left_over = int(total - counts.sum())
-    counts[np.random.default_rng(seed).choice(len(shares), left_over, False)] += 1
+    chosen = np.random.default_rng(seed).choice(len(shares), left_over, False)
+    counts[chosen] += 1
     return [int(count) for count in counts]
 
 
@@ -258,8 +276,8 @@ def batch_shares(weights: Weights, samples: Sequence[int], epoch_size: int | Non
 def _list_requested(
     weights: Weights, samples: Sequence[int], epoch_size: int | None
 ) -> Sequence[float]:
-    """Return the number of samples that each stream's weight requests; its proportion if streams
-    are weighted by proportion.
+    """Return, for each stream, the number of samples that its weight requests, or its proportion if
+    streams are weighted by proportion.
     """
     if epoch_size and not any(weights):
         return samples
@@ -267,6 +285,9 @@ def _list_requested(
 
 
 def _requested(weight: Settings, samples: int) -> float:
+    """Return the samples that a stream's weight requests, or its proportion. A stream without a
+    weight requests all its samples.
+    """
     if "proportion" in weight:
         return float(weight["proportion"])
     if "repeat" in weight:
@@ -275,8 +296,8 @@ def _requested(weight: Settings, samples: int) -> float:
 
 
 def count_loader_draws(loader: Loader) -> list[int] | None:
-    """Count the samples that an epoch draws from each stream. None if Streaming refuses the
-    weights (checks report why), or if a stream could not be opened.
+    """Count the samples that an epoch of a loader draws from each stream. None if Streaming refuses
+    the weights (checks report why), or if a stream could not be opened.
     """
     if loader.unopened:
         return None
@@ -317,9 +338,14 @@ def get_batching_method(loader: Loader) -> str:
 def make_run_machines(
     mix: Mix, nodes: int, gpus: int, batch: int | None, workers: int | None = None
 ) -> Machines:
-    """Return the machines of a run. The YAML gives `batch` and `workers` if they are None.
+    """Return the machines of a run.
 
-    Raises RecipeError if the batch is unknown.
+    Raises RecipeError if the batch is unknown, or if Streaming or LLM-Foundry would refuse the run.
+
+    Args:
+        gpus: devices of a node.
+        batch: rows of a step, summed over all devices. If None, the YAML's global_train_batch_size.
+        workers: processes that read for each device. If None, the YAML's num_workers.
     """
     batch = batch or mix.yaml.batch_size
     if not batch or batch < 1:
@@ -341,7 +367,11 @@ def make_run_machines(
 
 
 def make_machines(loader: Loader, **fields: Any) -> Machines:
-    """Return machines with the loader's canonical nodes and shuffle, and these other fields."""
+    """Return machines with the canonical nodes and the shuffle that the loader sets.
+
+    Args:
+        fields: the other fields of Machines, such as batch=64.
+    """
     dataset = loader.dataset
     algo = "none"
     if dataset.get("shuffle"):
@@ -351,8 +381,11 @@ def make_machines(loader: Loader, **fields: Any) -> Machines:
 
 
 def count_delivered_on(loader: Loader, drawn: Sequence[int], machines: Machines) -> list[int]:
-    """Count the samples of each stream that an epoch delivers on these machines. If a count is 0,
-    Streaming cannot build batches and the epoch fails.
+    """Count the samples of each stream that an epoch of a loader delivers on these machines. If a
+    count is 0, Streaming cannot build batches and the epoch fails.
+
+    Args:
+        drawn: samples that an epoch draws from each stream.
     """
     weighting = _read_weighting(loader)
     shares = batch_shares(weighting.weights, weighting.samples, weighting.epoch_size)
@@ -363,7 +396,7 @@ def count_loader_delivered(loader: Loader, batch: int | None) -> list[int] | Non
     """Count the samples of each stream that an epoch delivers in batches of `batch` rows, for one
     device that draws whole batches.
 
-    None if Streaming refuses the weights, or if the batch or the packing ratio is unknown.
+    Returns None if Streaming refuses the weights, or if the batch or the packing ratio is unknown.
     """
     drawn = count_loader_draws(loader)
     if not drawn or get_batching_method(loader) not in METHODS:

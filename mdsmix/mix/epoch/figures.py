@@ -1,7 +1,8 @@
 """The samples and tokens of an epoch, and the samples that a recipe's shares draw.
 
 Weights count samples, never tokens: with `proportion: 0.5`, short chats are far from half of the
-tokens if the other stream has rows of 2,048 tokens. So both shares are shown.
+tokens if the other stream has rows of 2,048 tokens. So a stream's share of samples and its share of
+tokens are both shown.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ class StreamInEpoch:
     delivered: float
     "Drawn samples that reach the training loop: all, unless the batching method drops some."
     tokens: float
-    """Tokens of the delivered samples as they are trained: cut, with the EOS that the loader
-    appends, without padding.
+    """Tokens of the delivered samples as the model sees them: truncated to a row, with the EOS that
+    the loader appends, without padding.
     """
     trained: float
-    "Positions of the delivered samples that give a loss."
+    "Positions of the delivered samples at which training computes a loss."
     cut: float
     """Tokens of the delivered samples that were cut off when converting, or that the loader cuts
     off.
@@ -54,7 +55,7 @@ class StreamInEpoch:
 def measure_stream(
     stream: StreamInMix, loader: Loader, drawn: int, delivered: int
 ) -> StreamInEpoch:
-    """Measure a stream in an epoch.
+    """Compute a stream's samples and tokens in an epoch.
 
     Args:
         drawn: samples of the stream that an epoch draws.
@@ -79,13 +80,14 @@ def measure_stream(
 
 
 def measure_epoch(loader: Loader, batch: int | None = None) -> list[StreamInEpoch]:
-    """Measure each stream in an epoch; empty if Streaming refuses the weights.
+    """Compute each stream's samples and tokens in an epoch; empty if Streaming refuses the weights.
 
     Args:
         batch: rows that all devices draw together in a step. Without it, no sample is counted as
             dropped.
     """
     draws = count_loader_draws(loader) or []
+    # If it is unknown how many samples are delivered, assume that all are.
     deliveries = count_loader_delivered(loader, batch) or draws
     return [
         measure_stream(stream, loader, drawn, delivered)
@@ -104,7 +106,7 @@ EPOCH = (
 
 
 def make_epoch_table(epoch: Sequence[StreamInEpoch]) -> Table:
-    """Return a table with a row for each stream, and the sum."""
+    """Return a table of an epoch: a row for each stream, and a row of sums."""
     samples = sum(stream.delivered for stream in epoch)
     tokens = sum(stream.tokens for stream in epoch)
     rows = [
@@ -124,7 +126,7 @@ def make_epoch_table(epoch: Sequence[StreamInEpoch]) -> Table:
 
 
 def compute_share(amount: float, total: float) -> float | None:
-    """Return the share of an amount in a total, 0 to 1; None if the total is unknown or 0."""
+    """Return the amount divided by the total, 0 to 1; None if the total is unknown or 0."""
     return amount / total if is_known(total) and total else None
 
 
@@ -158,12 +160,13 @@ def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Appo
         )
     shares = set_target_shares(measured, Fraction(str(recipe.temperature)), recipe.absolute)
     # A stream with a target must have something to draw; without any target, every stream must.
-    for share in [share for share in shares if share.target] or shares:
-        if not share.size:
+    has_targets = any(share.target for share in shares)
+    for share in shares:
+        if (share.target or not has_targets) and not share.size:
             raise MixRefused(
-                f"{share.stream} must be {format_percent(share.target)} of an epoch's {unit}, and "
-                "has none: convert it, or remove its share, or check which of its records were "
-                "filtered when it was converted."
+                f"the stream {share.stream} must be {format_percent(share.target)} of an epoch's "
+                f"{unit}, and has none: convert the stream, or remove its share, or check which of "
+                "its records were filtered when it was converted."
             )
     max_passes = Fraction(str(recipe.max_repeat))
     return Apportioned(
@@ -175,17 +178,21 @@ def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Appo
 
 
 class Mean(NamedTuple):
-    """The mean of a unit in the samples of a stream, such as 412.5 tokens."""
+    """What a sample of a stream has of a unit on average, such as 412.5 tokens."""
 
     value: Fraction
     is_exact: bool
-    "It was counted, not estimated."
+    "The mean was counted, not estimated."
 
 
 def _measure_mean(stream: StreamInMix, loader: Loader, unit: Unit, may_estimate: bool) -> Mean:
-    """Return the mean of a unit in the samples of a stream.
+    """Return how many units a sample of a stream has on average.
 
-    Raises MixRefused if it was not counted and may not be estimated.
+    Args:
+        unit: samples (1 a sample), tokens or trained tokens.
+        may_estimate: whether units that were not counted may be estimated from first samples.
+
+    Raises MixRefused if the units were not counted and may not be estimated.
     """
     samples = stream.index.samples
     if not samples:
@@ -194,22 +201,23 @@ def _measure_mean(stream: StreamInMix, loader: Loader, unit: Unit, may_estimate:
         return Mean(Fraction(1), is_exact=True)
     if unit == "tokens":
         total = count_tokens(stream, loader).in_rows
-        # Earlier commits did not count the EOS that the loader appends. A stream is not refused
-        # because its EOS are estimated.
+        # Earlier versions did not count the EOS that the loader appends. A stream is not refused if
+        # only its EOS are estimated.
         is_counted = not isinstance(count_stored_tokens(stream, loader).in_rows, Estimate)
     else:
         total = count_trained(stream, loader)
         is_counted = not isinstance(total, Estimate)
     if not is_counted and not (may_estimate and is_known(total)):
-        hint = "the loader itself tokenizes it"
+        hint = "the loader itself tokenizes the stream"
         if is_known(total):
             hint = (
                 f"its first samples suggest {total / samples:,.1f} a sample, which --estimate "
-                "applies to all of them"
+                "applies to all samples"
             )
         raise MixRefused(
-            f"the {unit} of {stream.name} were not counted (it has no manifest, or one of another "
-            "index, another max_seq_len, other targets, or a padding token that is not EOS), and "
-            f"{hint}: convert the stream, or set `count: samples` and a budget of samples."
+            f"the {unit} of {stream.name} were not counted (the stream has no manifest, or its "
+            "manifest is of another index, of another max_seq_len or of other targets, or its "
+            f"padding token is EOS), and {hint}: convert the stream, or set `count: samples` and a "
+            "budget of samples in the recipe."
         )
     return Mean(Fraction(total) / samples, is_exact=not isinstance(total, Estimate))

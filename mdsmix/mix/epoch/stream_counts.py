@@ -1,8 +1,8 @@
-"""Tokens of all samples of a stream, as the loader reads them. They are exact if a manifest counts
-them or all rows have one length, otherwise an Estimate.
+"""Tokens of all samples of a stream, as the loader reads them. Their number is exact if a manifest
+counts them or all rows have one length; otherwise it is an Estimate.
 
 Without a manifest the estimate assumes that the first samples of the first shard are typical of the
-stream. That is wrong for a stream sorted by length or by source.
+stream. The assumption is wrong for a stream that is sorted by length or by source.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ TOKEN_COLUMNS = ("tokens", "input_ids", "labels")
 
 
 def fixed_row_length(stream: StreamInMix) -> int | None:
-    """Return the tokens of every row if the columns fix them, such as `ndarray:int32:2048`; None
-    otherwise.
+    """Return the number of tokens of every row if the encodings of the columns fix it: 2048 for
+    `ndarray:int32:2048`. None if rows may differ.
     """
     encodings = [encoding for name, encoding in stream.columns.items() if name in TOKEN_COLUMNS]
     total = 0
@@ -66,26 +66,26 @@ def read_head_turns(stream: StreamInMix, loader: Loader) -> Turns:
 
 Floats = NDArray[np.float64]
 POINTS = 64
-"""Points between two powers of two. The lengths of samples are assumed to be distributed evenly on
-them.
+"""How many lengths stand for the lengths between two powers of two. Samples are assumed to be
+distributed evenly on them.
 """
 
 
 class LengthHistogram(NamedTuple):
-    """The lengths of samples; two arrays of the same size."""
+    """The lengths of samples: `samples[i]` samples have `tokens[i]` tokens."""
 
     tokens: Floats
-    "Each length."
     samples: Floats
-    "How many samples have it."
+    "May be fractions of samples."
 
 
 def expand_histogram(totals: Totals) -> LengthHistogram:
-    """Expand the manifest's counts by powers of two, such as {"2^7": 300}, to lengths: the samples
-    of each entry are distributed evenly from its power of two to the next.
+    """Convert the manifest's counts of samples by length, such as {"2^7": 300} for 300 samples of
+    128 to 255 tokens, to lengths. The samples of an entry are distributed evenly over its lengths.
     """
     powers = np.array([1 << int(key.removeprefix("2^")) for key in totals.lengths], np.float64)
     shortest, longest = np.minimum([powers, 2 * powers - 1], totals.longest)
+    # One line for each point, one column for each entry: [[128, ...], [130, ...], ..., [255, ...]].
     tokens = np.linspace(shortest, longest, POINTS)
     samples = np.array([*totals.lengths.values()], np.float64) / POINTS
     return LengthHistogram(tokens.ravel(), np.tile(samples, POINTS))
@@ -94,21 +94,24 @@ def expand_histogram(totals: Totals) -> LengthHistogram:
 def mean_longest_row(
     streams: Sequence[tuple[LengthHistogram, float]], rows: int, multiple: int
 ) -> float:
-    """Return the mean length of the longest of `rows` rows drawn at random, with lengths rounded up
-    to `multiple`.
+    """Return the mean length, in tokens, of the longest row of a batch that is drawn at random.
 
     Args:
-        streams: each stream's lengths, and its share of the rows.
+        streams: for each stream, the lengths of its samples, and its share of all rows.
+        rows: rows of the batch.
+        multiple: each length is rounded up to a multiple of this number of tokens.
     """
     lengths = np.concatenate([stream.tokens for stream, _ in streams])
     shares = np.concatenate(
         [stream.samples * (share / max(1, stream.samples.sum())) for stream, share in streams]
     )
     order = np.argsort(lengths)
-    # For each length, the probability that all rows are at most that long.
-    all_as_short = (np.cumsum(shares[order]) / shares.sum()) ** rows
+    # For each length, the probability that no row of the batch is longer.
+    none_longer = (np.cumsum(shares[order]) / shares.sum()) ** rows
+    # The difference from the length before is the probability that the longest row has this length.
+    is_longest = np.diff(none_longer, prepend=0)
     rounded = multiple * np.ceil(lengths[order] / multiple)
-    return float(rounded @ np.diff(all_as_short, prepend=0))
+    return float(rounded @ is_longest)
 
 
 class TokenCount(NamedTuple):
@@ -161,7 +164,7 @@ def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
 
 def count_trained(stream: StreamInMix, loader: Loader) -> float:
     """Count the positions of all samples at which training computes a loss. The count is an
-    Estimate or UNKNOWN unless the stream was converted with the loader's targets.
+    Estimate, or UNKNOWN, if the stream was not converted with the loader's targets.
     """
     manifest = stream.trusted_manifest
     if manifest and is_trained_as_converted(stream, loader):
@@ -171,7 +174,7 @@ def count_trained(stream: StreamInMix, loader: Loader) -> float:
     if not len(turns.counts) or targets is None:
         return UNKNOWN
     if loader.is_text:
-        # All tokens but the first are predicted.
+        # The text loader trains all tokens of a row but the first.
         losses = np.minimum(turns.samples.lengths, targets.max_seq_len) - 1
     else:
         losses = Labels(targets, turns, None).losses()
@@ -182,8 +185,9 @@ def count_added_eos(stream: StreamInMix, loader: Loader) -> float:
     """Count the EOS tokens that the finetuning loader appends to all samples: one to each sample
     that ends without EOS and is not full.
 
-    Manifests of earlier commits do not count them. The estimate then assumes that the first samples
-    are typical, since the template or the tokenizer decides whether samples end in EOS.
+    Manifests of earlier versions do not count these tokens. Then they are estimated from the first
+    samples. These are typical, since the template or the tokenizer decides whether samples end in
+    EOS.
     """
     manifest = stream.trusted_manifest
     encoding = stream.encoding
@@ -194,17 +198,18 @@ def count_added_eos(stream: StreamInMix, loader: Loader) -> float:
     converted_limit = encoding.max_seq_len
     has_same_room = limit == converted_limit or totals.longest < min(limit, converted_limit)
     if not kind_of(encoding).gets_eos:
-        # Pieces of a long document, and rows of joined documents, are full unless the loader's rows
-        # are longer.
+        # Rows that were cut from a long document or joined from several documents are full, unless
+        # the loader's rows are longer.
         is_full = totals.longest == converted_limit < limit
         is_plain = "labels" in encoding.columns and is_full
         return Estimate(0) if is_plain else 0
     if totals.is_eos_counted:
         return mark_estimate(totals.given_eos, has_same_room and not stream.survey)
+    # The last id of each of the first samples that have ids.
     heads = read_head_turns(stream, loader).samples
     ends_of_rows = heads.offsets[1:][heads.lengths > 0]
     last_ids = heads.values[ends_of_rows - 1]
-    share_without = 0.0  # of samples that do not end with EOS
+    share_without = 0.0  # the share of samples that do not end with EOS
     if len(last_ids):
         share_without = float((last_ids != manifest.tokenizer.eos_id).mean())
     added = (totals.samples - totals.cut_rows) * share_without
@@ -213,8 +218,8 @@ def count_added_eos(stream: StreamInMix, loader: Loader) -> float:
 
 
 def is_cut_as_converted(stream: StreamInMix, loader: Loader) -> bool:
-    """Check whether the loader truncates each sample by the same tokens that conversion counted as
-    truncated (usually none).
+    """Check whether the loader truncates samples exactly where conversion assumed it. The manifest
+    then counts the tokens that the loader cuts off (usually none).
     """
     manifest = stream.trusted_manifest
     limit = loader.max_seq_len
@@ -224,9 +229,7 @@ def is_cut_as_converted(stream: StreamInMix, loader: Loader) -> bool:
 
 
 def is_trained_as_converted(stream: StreamInMix, loader: Loader) -> bool:
-    """Check whether training computes a loss at the same positions of each sample that conversion
-    counted.
-    """
+    """Check whether training computes a loss at exactly the positions that conversion counted."""
     manifest = stream.trusted_manifest
     if manifest is None or not is_cut_as_converted(stream, loader):
         return False
@@ -238,7 +241,9 @@ def is_trained_as_converted(stream: StreamInMix, loader: Loader) -> bool:
 
 
 def has_policies_of(encoding: Encoding, loader: Loader) -> bool:
-    """Check whether a stream was converted with the loader's policies on prompts and responses."""
+    """Check whether a stream was converted with the loader's policies on prompts and responses: the
+    policies that decide which tokens are trained.
+    """
     converted = targets_of(encoding)
     policies = loader.target_policies
     if policies is None:

@@ -1,3 +1,3 @@
-"""Before the money is spent: what a run on so many nodes comes to, in closed form, from indexes and
-manifests alone.
+"""Plan a run before money is spent on it: compute its steps, tokens, cache and settings by formulas
+from indexes and manifests alone.
 """

@@ -1,13 +1,15 @@
 """The bytes that a node is expected to fetch and keep, and the settings that decide how fast it
 loads and how much of its disk it uses.
 
-Streaming draws a piece of each shard, shuffles the pieces, and cuts the order into one section with
-the same number of samples for each canonical node. Node p reads sections p, p + nodes, and so on
-(streaming/base/shuffle, partition/orig.py, 0.12 and 0.13). So a piece is in one section, and in one
-more for each cut through it. The formulas assume that the shards of a stream are equal. If an epoch
-draws only some samples of a stream, they also assume that the orders of epochs are independent, so
-that a node reads more of its shards in each epoch. The figure is then up to a half too high,
-because the orders of different epochs are alike.
+The samples that Streaming draws from one shard are called a piece here. Streaming shuffles the
+pieces, and cuts the resulting order into equal sections, one for each canonical node. Node p reads
+sections p, p + nodes, and so on (streaming/base/shuffle, partition/orig.py, 0.12 and 0.13). So a
+piece is in one section, and in one more for each cut through it.
+
+The formulas assume that the shards of a stream are equal. If an epoch draws only some samples of a
+stream, they also assume that the orders of epochs are independent, so that a node reads further
+shards in each epoch. The bytes are then up to a half too high, because the orders of different
+epochs are alike.
 """
 
 from __future__ import annotations
@@ -61,18 +63,21 @@ def is_fetched(stream: StreamInMix) -> bool:
 def chance_of_fetch(
     shard: float, passes: float, epoch: int, method: str, machines: Machines
 ) -> float:
-    """Return the probability, 0 to 1, that a node reads a shard in an epoch, and so fetches it.
+    """Return the probability, 0 to 1, that a node reads a shard in an epoch. A node that reads a
+    shard must fetch it.
 
     Args:
-        shard: samples of the shard.
-        passes: how often an epoch draws each sample of the shard's stream.
-        epoch: samples that are shuffled together: of all streams, or only of the shard's stream.
+        shard: number of samples in the shard.
+        passes: how often an epoch draws each sample of the shard's stream, such as 1.5.
+        epoch: number of samples that are shuffled together: all samples that the epoch draws, or
+            only those of the shard's stream.
         method: the batching method.
+        machines: the nodes and devices of the run.
     """
     full_passes, last_pass = divmod(passes, 1)
     # The probability that the last, partial pass draws from the shard.
     is_drawn = 1 - (1 - last_pass) ** shard
-    # Samples of the shard that one pass draws, on average.
+    # Samples of the shard that a pass draws, on average over the passes that draw from it.
     piece = max(1.0, shard * passes / max(full_passes + is_drawn, 1e-12))
     # A stratified batch is divided among nodes after the shuffle, so every node reads from every
     # section.
@@ -87,10 +92,13 @@ def chance_of_fetch(
 
 
 def plan_node(drawn: Sequence[int], loader: Loader, machines: Machines, epochs: float) -> NodePlan:
-    """Return the bytes that a node fetches and keeps over `epochs` epochs.
+    """Compute the bytes that a node of a run fetches and keeps.
 
     Args:
-        drawn: samples that an epoch draws from each stream.
+        drawn: samples that an epoch draws from each stream of the loader.
+        loader: the train_loader.
+        machines: the nodes and devices of the run.
+        epochs: the length of the run in epochs, such as 2.5.
     """
     dataset = loader.dataset
     method = get_batching_method(loader)
@@ -108,6 +116,7 @@ def plan_node(drawn: Sequence[int], loader: Loader, machines: Machines, epochs: 
         samples = max(1, stream.index.samples)
         raw = packed = 0
         for shard in shards:
+            # A shard that is not compressed has no zip_data.
             zip_bytes = shard.zip_data.bytes if shard.zip_data else 0
             raw += shard.raw_data.bytes
             packed += zip_bytes
@@ -126,6 +135,7 @@ def plan_node(drawn: Sequence[int], loader: Loader, machines: Machines, epochs: 
         if not (draws_the_same or draws_all):
             share = 1 - (1 - share_in_epoch) ** max(1.0, float(epochs))
 
+        # The index is always read whole.
         index = len(stream.index.content)
         kept_of_shards = raw
         if stream.settings.get("keep_zip", dataset.get("keep_zip")):
@@ -148,13 +158,13 @@ ROOM = 0.9
 def advise_settings(
     loader: Loader, node: NodePlan, machines: Machines, disk: int | None
 ) -> tuple[Setting, ...]:
-    """Return settings whose defaults depend on the machines, or suit no machine. They do not change
-    which samples an epoch has.
+    """Return the settings of train_loader that should be set to fit the machines:
+    num_canonical_nodes and cache_limit. They do not change which samples an epoch has.
 
     Args:
+        node: the bytes that a node fetches and keeps.
         disk: bytes that a node has for its cache; None if unknown.
     """
-    limit, why = _cache_limit(loader, node, machines, disk)
     return (
         Setting(
             key="num_canonical_nodes",
@@ -164,24 +174,26 @@ def advise_settings(
                 "same data"
             ),
         ),
-        Setting(key="cache_limit", use=limit, why=why),
+        _advise_cache_limit(loader, node, machines, disk),
     )
 
 
-def _cache_limit(
+def _advise_cache_limit(
     loader: Loader, node: NodePlan, machines: Machines, disk: int | None
-) -> tuple[str | None, str]:
-    """Return the cache_limit to write, such as `51200mb` (None to leave it out), and the reason.
+) -> Setting:
+    """Return the cache_limit to set, such as `51200mb`, or None to set none, with the reason.
 
     Args:
+        node: the bytes that a node fetches and keeps.
         disk: bytes that a node has for its cache; None if unknown.
     """
     local = [stream.name for stream in loader.streams if not is_fetched(stream)]
     if local:
-        return None, (
+        why = (
             f"{join_names(local)} {choose_verb(local, 'is', 'are')} only on the nodes' own disks, "
             "and with a limit Streaming would delete the only copy"
         )
+        return Setting(key="cache_limit", use=None, why=why)
     kept = node.kept_bytes + node.largest_shard
     needed = compute_loader_need(loader, machines)
     why = (
@@ -189,15 +201,20 @@ def _cache_limit(
         f"{needed.shards:,} shards at once, {format_size(needed.bytes)}; with a lower limit "
         "Streaming evicts shards that a worker waits for, and may hang"
     )
+    # Keep a limit that is large enough.
     setting = loader.dataset.get("cache_limit")
     if (parse_quantity(setting, BYTE_UNITS) or 0) >= needed.bytes:
-        return str(setting), why
+        return Setting(key="cache_limit", use=str(setting), why=why)
+    # If the disk has room for everything, or is unknown, no limit is needed.
     if disk is None or kept <= ROOM * disk:
-        return None, why
-    limit = int(ROOM * disk) >> 20  # in MiB
-    if limit << 20 < needed.bytes:
-        return None, (
-            f"{why}. {format_size(disk)} are too few: use a larger disk, more nodes, a smaller "
+        return Setting(key="cache_limit", use=None, why=why)
+    # Otherwise use as much of the disk as shards may use, if that is enough for the workers.
+    limit_in_mib = int(ROOM * disk) >> 20
+    if limit_in_mib << 20 < needed.bytes:
+        why += (
+            f". {format_size(disk)} are too few: use a larger disk, more nodes, a smaller "
             "predownload or fewer num_workers"
         )
-    return f"{limit}mb", f"{why}. {format_size(disk)} are less, so shards are evicted"
+        return Setting(key="cache_limit", use=None, why=why)
+    why += f". {format_size(disk)} are less, so shards are evicted"
+    return Setting(key="cache_limit", use=f"{limit_in_mib}mb", why=why)

@@ -1,9 +1,9 @@
-"""The plan of a run: a tree of frozen dataclasses, from a mix and the machines of its run. A
-terminal, JSON and the page show the same tree.
+"""The plan of a run: a tree of frozen dataclasses, computed from a mix and the machines of its run.
+A terminal, JSON and the page show the same tree.
 
 An exact figure is a plain number: it follows from indexes, manifests and settings, as Streaming
-computes it. Other figures are an `Estimate`, as is every figure computed from one. NaN means
-unknown.
+computes it. Any other figure is an `Estimate`, and so is every figure that is computed from an
+Estimate. NaN means unknown.
 
 All figures are computed by formulas and not sample by sample, so a plan of 15 T tokens takes as
 long as one of 15 M. Exact figures are tested against Streaming's own partitions
@@ -57,12 +57,14 @@ ratio at which no row is left over; first fit then fills 88 % of the rows of the
 (docs/one-loader.md).
 """
 DURATION = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)\s*(ep|ba|sp|tok)?")
-"Values of `max_duration` that count data, not seconds or iterations."
+"""Values of `max_duration` that count data, such as `2ep` or `1.5e9tok`, and not seconds or
+iterations. The groups are the number and the unit.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The plan of a run."""
+    """The plan of a run: what it trains, in which steps, and what its nodes need."""
 
     origin: str
     loader: str
@@ -93,15 +95,20 @@ class PlanOptions:
 
 
 def resolve_for_plan(targets: Sequence[str]) -> Mix:
-    """Resolve the mix to train, without evaluations. The sources of unpublished streams are
-    surveyed, and shares may follow from the survey.
+    """Open the mix of a recipe, training YAML or streams for a plan, without evaluations.
+
+    Streams that are not published yet are estimated from a part of their sources, and the recipe's
+    shares may be computed from these estimates.
+
+    Args:
+        targets: the words of the command: a recipe, a training YAML, or streams.
     """
     return resolve_mix(targets, may_estimate=True, has_evals=False, survey=forecast_stream)
 
 
 def find_plan_problems(mix: Mix) -> list[Finding]:
     """Return the errors of the published streams. Other streams cannot be checked yet."""
-    streams = tuple(s for s in mix.train.streams if s.survey is None)
+    streams = tuple(stream for stream in mix.train.streams if stream.survey is None)
     if mix.train.streams and not streams:
         return []
     published = replace(mix, train=replace(mix.train, streams=streams), evals=())
@@ -117,7 +124,8 @@ def make_plan(mix: Mix, options: PlanOptions) -> Plan:
     loader.require_opened()
     if not loader.max_seq_len:
         raise RecipeError(
-            f"{loader.label} of {mix.yaml.origin} has no max_seq_len, so no batch has a size."
+            f"{loader.label} of {mix.yaml.origin} has no max_seq_len, so the size of a batch is "
+            "unknown: set max_seq_len in its dataset."
         )
     disk = parse_quantity(options.disk, BYTE_UNITS)
     if options.disk is not None and not disk:
@@ -157,8 +165,11 @@ def make_plan(mix: Mix, options: PlanOptions) -> Plan:
 
 
 def _packing_ratio(loader: Loader) -> float:
-    """Return how many samples are drawn for each row. An Estimate for `auto`, which training works
-    out when it begins.
+    """Return the packing ratio: how many samples are drawn for each row.
+
+    For `packing_ratio: auto` it is an Estimate, since training computes the ratio when it begins.
+
+    Raises RecipeError if the loader's packing_ratio is not `auto` or a number of at least 1.
     """
     ratio = loader.dataset.get("packing_ratio") or 1
     row_length = loader.max_seq_len or 1
@@ -168,13 +179,15 @@ def _packing_ratio(loader: Loader) -> float:
             return 1.0
         epoch = measure_epoch(loader)
         samples = float(sum(stream.delivered for stream in epoch))
-        mean = sum(stream.tokens for stream in epoch) / max(1, samples)
-        if not is_known(mean) or not mean:
+        mean_tokens = sum(stream.tokens for stream in epoch) / max(1, samples)
+        if not is_known(mean_tokens) or not mean_tokens:
             return Estimate(1.0)
-        return Estimate(max(1.0, round(AUTO_FILL * row_length / mean, 1)))
+        samples_per_row = AUTO_FILL * row_length / mean_tokens
+        return Estimate(max(1.0, round(samples_per_row, 1)))
     if not is_number(ratio) or ratio < 1:
         raise RecipeError(
-            f"packing_ratio is {ratio!r}; it must be auto, or a number of at least 1."
+            f"packing_ratio of {loader.label} is {ratio!r}; it must be auto, or a number of at "
+            "least 1."
         )
     return float(ratio)
 
@@ -183,6 +196,9 @@ def _measure_streams(
     loader: Loader, drawn: Sequence[int], machines: Machines
 ) -> list[StreamInEpoch]:
     """Return the figures of each stream in an epoch on these machines.
+
+    Args:
+        drawn: samples that an epoch draws from each stream of the loader.
 
     Raises MixRefused if the batching method cannot fill a batch.
     """
@@ -193,8 +209,8 @@ def _measure_streams(
         empty = [stream.name for stream, count in pairs if not count]
         raise MixRefused(
             f"batching_method: {method} cannot fill a batch of {machines.batch:,} rows with "
-            f"{join_names(empty)}, so Streaming ends before the first step: use a larger batch "
-            "for stratified, a smaller one for the others, or batching_method: random."
+            f"{join_names(empty)}, so Streaming ends before the first step: use batching_method: "
+            "random, or a larger batch for stratified, or a smaller batch for another method."
         )
     streams = []
     for stream, draws, count in zip(loader.streams, drawn, delivered, strict=True):
@@ -226,7 +242,8 @@ def _notes(
                 f"{figures.stream}: {figures.cut:,.0f} tokens an epoch are cut off at "
                 f"max_seq_len, {share:.1%} of all"
             )
-    # 1e-9 allows for rounding: `fit_packed_rows` has reduced the tokens to the positions.
+    # `fit_packed_rows` has reduced the tokens of a step to its positions, if there were more; 1e-9
+    # allows for rounding.
     if machines.packing > 1 and step.tokens > (1 - 1e-9) * step.positions:
         yield (
             f"packing_ratio {machines.packing:g} draws more tokens than a step's "
@@ -248,7 +265,11 @@ def _notes(
 
 
 def _find_duration(mix: Mix, tokens: str | None) -> Duration:
-    """Return the length of the run: `--tokens`, the budget, max_duration or one epoch.
+    """Return the length of the run. The first of these that is set decides: `--tokens`, the budget
+    of the recipe, max_duration of the YAML; otherwise it is one epoch.
+
+    Args:
+        tokens: the value of `--tokens`, such as `100B`.
 
     Raises RecipeError if `tokens` is not a number of tokens.
     """
@@ -276,7 +297,12 @@ def _find_duration(mix: Mix, tokens: str | None) -> Duration:
 
 
 def list_figures(tree: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Yield every number in the tree of a plan with its path, such as `streams.0.tokens`."""
+    """Yield every number in the tree of a plan with its path, such as ("streams.0.tokens", 8e9).
+
+    Args:
+        tree: the plan as dicts, tuples and values.
+        path: the path of the tree itself, with a dot before it; empty for a whole plan.
+    """
     if isinstance(tree, float | int):
         yield path[1:], tree
     elif isinstance(tree, dict):

@@ -25,8 +25,9 @@ class EpochPlan:
     "Samples in these steps. A sample that is drawn twice counts twice."
     tokens: float
     trained: float
+    "Positions at which training computes a loss."
     dropped: float
-    "Samples that do not fill a last batch."
+    "Samples that are left over for an incomplete last batch, and dropped."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class StepPlan:
     "Rows of a full step, of all devices together."
     device_batch: int
     rows: float
-    "Mean rows of a step. The last step may have fewer than the others."
+    "Mean rows of a step. The last step may have fewer rows than the others."
     drawn: float
     "Samples that a full step draws: more than its rows if samples are packed."
     positions: float
@@ -48,6 +49,7 @@ class StepPlan:
     padding: float
     "The share of padding in the positions, 0 to 1."
     how_padded: str
+    "A phrase such as `every row padded to max_seq_len, 2,048 tokens`."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +93,8 @@ class Duration(NamedTuple):
 
 
 def has_equal_rows(loader: Loader) -> bool:
-    """Return whether all rows of all streams have one length, so that every step has exactly the
-    mean number of tokens.
+    """Check whether all rows of all streams have one length. Every full step then has the same
+    number of tokens.
     """
     lengths = {fixed_row_length(stream) for stream in loader.streams}
     return len(lengths) == 1 and lengths != {None}
@@ -101,7 +103,9 @@ def has_equal_rows(loader: Loader) -> bool:
 def fit_packed_rows(
     streams: Sequence[StreamInEpoch], loader: Loader, machines: Machines
 ) -> Sequence[StreamInEpoch]:
-    """Reduce the streams' tokens to what fits into packed rows, all in the same proportion."""
+    """Return the streams with no more tokens than fit into the packed rows of an epoch. If they
+    have more, all are reduced in the same proportion.
+    """
     tokens = sum(stream.tokens for stream in streams)
     rows = sum(stream.delivered for stream in streams) * machines.rows / machines.drawn
     positions = float(rows) * (loader.max_seq_len or 0)
@@ -115,9 +119,10 @@ def fit_packed_rows(
 
 
 def plan_epoch(streams: Sequence[StreamInEpoch], loader: Loader, machines: Machines) -> EpochPlan:
-    """Return the figures of an epoch: of the delivered samples that are in a step of all devices.
+    """Return the figures of all steps of an epoch. Delivered samples that are left over for an
+    incomplete last step are not in them if the loader drops such a step.
 
-    Raises RecipeError if they do not fill one step.
+    Raises RecipeError if the samples do not fill one step.
     """
     delivered = int(sum(stream.delivered for stream in streams))
     if get_batching_method(loader) in METHODS:
@@ -138,7 +143,7 @@ def plan_epoch(streams: Sequence[StreamInEpoch], loader: Loader, machines: Machi
     if not steps:
         raise RecipeError(
             f"an epoch of {drawn:,} samples does not fill one step, which draws "
-            f"{machines.drawn_together:,}: use a smaller batch, or more data."
+            f"{machines.drawn_together:,} samples: use a smaller batch, or more data."
         )
 
     trained_samples = drawn - dropped
@@ -159,7 +164,7 @@ def plan_step(
 ) -> StepPlan:
     """Return the mean step of an epoch. A last step that is not full counts with its own rows."""
     steps = float(epoch.steps)
-    row_length, how_padded = _padded_row(streams, loader, machines)
+    row_length, how_padded = _find_padding(streams, loader, machines)
     rows = float(epoch.samples) * machines.batch / (steps * machines.drawn_together)
     positions = row_length * rows
     tokens = epoch.tokens / steps
@@ -178,27 +183,38 @@ def plan_step(
 
 def _padding(tokens: float, positions: float) -> float:
     """Return the share of padding in the positions, 0 to 1; 0 if there are no positions."""
-    # `0 * tokens` is 0 that is still an Estimate if `tokens` is one.
+    no_padding = 0 * tokens  # an Estimate if `tokens` is an Estimate
     if not positions:
-        return 0 * tokens
+        return no_padding
     share = 1 - tokens / positions
-    return 0 * tokens if share < 0 else share
+    return no_padding if share < 0 else share
 
 
-def _padded_row(
+class RowPadding(NamedTuple):
+    """How the loader pads the rows of a step."""
+
+    row_length: float
+    "The mean padded length of a row in tokens."
+    how_padded: str
+    "A phrase such as `every row padded to max_seq_len, 2,048 tokens`."
+
+
+def _find_padding(
     streams: Sequence[StreamInEpoch], loader: Loader, machines: Machines
-) -> tuple[float, str]:
-    """Return the mean padded length of a row in tokens, and a phrase on how the loader pads."""
+) -> RowPadding:
+    """Find out how the loader pads rows, and how long they become."""
     limit = loader.max_seq_len or 0
     dataset = loader.dataset
     if machines.packing > 1:
         phrase = f"packed: {machines.packing:g} samples a row of {limit:,} tokens"
         if isinstance(machines.packing, Estimate):
             phrase += " (auto: estimated here, worked out when training begins)"
-        return limit, phrase
+        return RowPadding(limit, phrase)
     if dataset.get("decoder_only_format") is False and not loader.is_text:
         # An encoder-decoder reads a context and a target.
-        return 2 * limit, f"context and target padded to {plural(limit, 'token')} each"
+        phrase = f"context and target padded to {plural(limit, 'token')} each"
+        return RowPadding(2 * limit, phrase)
+    # LLM-Foundry trims padding to a multiple of 8 tokens.
     multiple = 8 if dataset.get("allow_pad_trimming") else 1
     is_trimmed = loader.is_text or multiple > 1 or dataset.get("pad_to_longest")
     weighted_lengths = []
@@ -209,8 +225,8 @@ def _padded_row(
     if is_trimmed and len(weighted_lengths) == len(streams):
         longest = mean_longest_row(weighted_lengths, machines.rows, multiple)
         row_length = mark_estimate(longest, has_equal_rows(loader))
-        return row_length, "every row padded to the longest of a device's batch"
-    return limit, f"every row padded to max_seq_len, {plural(limit, 'token')}"
+        return RowPadding(row_length, "every row padded to the longest of a device's batch")
+    return RowPadding(limit, f"every row padded to max_seq_len, {plural(limit, 'token')}")
 
 
 def plan_run(
@@ -228,6 +244,7 @@ def plan_run(
         has_equal_rows: whether all rows have one length.
         speed: positions that all devices together train in a second.
     """
+    # The size of a step in each unit of a duration: a step is a part of an epoch, one batch, ...
     size_by_unit = {
         "ep": 1 / epoch.steps,
         "ba": 1,
@@ -247,7 +264,7 @@ def plan_run(
             f"{duration.setting} is less than one step of {step_size:,.0f}: use a larger budget or "
             "a smaller batch."
         )
-    # A billionth is subtracted because of the rounding of floats.
+    # Without 1e-9 less, 3.0000000001 steps, which are 3 and an error of rounding, would become 4.
     count = math.ceil(duration.length / float(step_size) - 1e-9)
     steps = mark_estimate(count, not isinstance(step_size, Estimate))
     epochs = steps / epoch.steps
@@ -268,7 +285,11 @@ def plan_run(
 def add_run_figures(
     streams: Sequence[StreamInEpoch], step: StepPlan, run: RunPlan, machines: Machines
 ) -> Iterator[StreamInRun]:
-    """Yield the streams with their figures in the run."""
+    """Yield the streams with their figures in the run.
+
+    Args:
+        streams: the streams with their figures in an epoch.
+    """
     tokens = sum(stream.tokens for stream in streams)
     row_length = step.positions / step.rows if machines.packing == 1 else UNKNOWN
     # Dropped samples and repeated ones are spread over all streams, so that the streams add up to
