@@ -112,8 +112,8 @@ WRONG = (
     ("inspect nope.yaml", 2, "nope.yaml: no such file"),
     ("check seed.yaml", 2, "neither a recipe nor a training YAML"),
     ("render-yaml mix.yaml --validate", 2, "llmfoundry is not installed"),
-    ("render-yaml mix.yaml --into mix.yaml", 2, "that file is a recipe"),
-    ("render-yaml mix.yaml --out mix.yaml", 2, "that file is a recipe"),
+    ("render-yaml mix.yaml --into mix.yaml", 2, "names the recipe mix.yaml"),
+    ("render-yaml mix.yaml --out mix.yaml", 2, "names the recipe mix.yaml"),
     # A mix that is refused writes nothing.
     ("render-yaml mix.yaml train_loader.dataset.shuffel=1 -o out.yaml", 3, "nothing was rendered"),
 )

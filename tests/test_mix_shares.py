@@ -307,5 +307,5 @@ def test_trained_tokens_are_unknown_if_the_text_loader_masks_eos_as_padding(home
     assert choose_by_recipe(write_recipe(home, "own", budget="3 passes of own", **keys)) == {
         "own": 30
     }
-    with pytest.raises(MixRefused, match="or a padding token that is not EOS"):
+    with pytest.raises(MixRefused, match="or its padding token is EOS"):
         choose_by_recipe(write_recipe(home, "same", budget="3 passes of same", **keys))

@@ -1,11 +1,11 @@
-"""The draw of samples and their shuffle. Both use a random number for each sample, which is
-computed and never stored.
+"""The draw of samples for an offline mix, and their shuffle. Both use a random number for each
+sample, which is computed and never stored.
 
-The numbers are SplitMix64's. Its n-th number follows from n alone, so any part of the sequence can
-be computed again, at 100 M numbers a second, and no permutation of a stream is kept in memory. All
-numbers of one seed differ, so sorting by them is a shuffle without ties. numpy's generators promise
-neither, nor the same numbers in every version. Source: Steele, Lea, Flood: Fast splittable
-pseudorandom number generators, OOPSLA 2014.
+The numbers are made by SplitMix64. Number n of a seed depends only on the seed and n, so any part
+of the sequence can be computed again, at 100 M numbers a second, and no permutation of a stream is
+kept in memory. All numbers of a seed differ, so sorting by them is a shuffle without ties. numpy's
+generators guarantee neither, nor the same numbers in every version. Source: Steele, Lea, Flood:
+Fast splittable pseudorandom number generators, OOPSLA 2014.
 
 A stream's shards are read one after the other, verified and counted. Drawn samples are put into
 buckets, files on a local disk, by ranges of their numbers. Each bucket is sorted in memory, so the
@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import orjson
@@ -56,8 +57,8 @@ def derive_seed(*parts: object) -> int:
 
 
 def make_random_keys(seed: int, start: int, stop: int) -> Keys:
-    """Return the numbers `start` to `stop` of the seed's sequence, all different: uint64 [stop -
-    start].
+    """Return the random numbers `start` to `stop` (excluded) of a seed: uint64 [stop - start]. They
+    are all different.
     """
     # SplitMix64: number n depends only on the seed and n, so any part can be made by itself.
     z = np.arange(start + 1, stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -68,11 +69,16 @@ def make_random_keys(seed: int, start: int, stop: int) -> Keys:
 
 
 def draw_copies(sizes: Iterable[int], drawn: int, seed: int) -> Iterator[Copies]:
-    """Yield how often each sample of a shard is drawn: int64 [size], for each shard.
+    """Yield, for each shard, how often each of its samples is drawn: int64 [size].
 
     23 draws from 10 samples draw each sample twice, and 3 samples once more. These are the samples
     with the smallest random keys, so all samples are equally likely.
+
+    Args:
+        sizes: the number of samples of each shard.
+        drawn: the number of draws from all shards together.
     """
+    # Shards of 3 and 5 samples have the edges 0, 3, 8.
     edges = np.cumsum([0, *sizes]).tolist()
     full_passes, remainder = divmod(drawn, edges[-1])
     largest_key = _kth_smallest(seed, edges[-1], remainder) if remainder else None
@@ -84,15 +90,16 @@ def draw_copies(sizes: Iterable[int], drawn: int, seed: int) -> Iterator[Copies]
 
 
 def _kth_smallest(seed: int, n: int, k: int) -> np.uint64:
-    """Return the k-th smallest (from 1) of the first n keys. Only the keys with the same first 16
-    bits as it, about a 65,536th of all, are kept in memory.
+    """Return the k-th smallest (k = 1 is the smallest) of the first n random keys of a seed.
+
+    Only keys with the same first 16 bits as the result, about one in 65,536, are kept in memory.
     """
 
     def key_blocks() -> Iterator[Keys]:
         for start in range(0, n, BLOCK):
             yield make_random_keys(seed, start, min(n, start + BLOCK))
 
-    # Count the keys by their first 16 bits, to find those of the k-th.
+    # Count the keys by their first 16 bits, to find the first 16 bits of the k-th smallest.
     counts = np.zeros(1 << 16, np.int64)
     for keys in key_blocks():
         counts += np.bincount((keys >> TOP_SHIFT).astype(np.int64), minlength=1 << 16)
@@ -106,11 +113,12 @@ def _kth_smallest(seed: int, n: int, k: int) -> np.uint64:
 
 
 class Buckets:
-    """Files of samples, each with a second file of the samples' keys and sizes.
+    """Temporary files of samples (buckets), to shuffle more samples than fit in memory. Each bucket
+    has a second file with the keys and sizes of its samples.
 
-    A sample's key is its random number. Keys decide the bucket of a sample and its place in it, so
-    the sorted buckets one after the other are all samples, shuffled. Samples get their keys in the
-    order in which they are added.
+    A sample's key is its random number. A bucket contains the samples with keys in one range, and
+    is sorted by key in memory. So the sorted buckets, one after the other, are all samples in a
+    random order. Samples get their keys in the order in which they are added.
     """
 
     def __init__(self, folder: Path, count: int, seed: int) -> None:
@@ -128,12 +136,19 @@ class Buckets:
         self._filled = set[int]()
 
     def add(self, samples: Ragged, rows: NDArray[np.int64]) -> None:
-        """Add these rows of a shard. A row that is listed twice counts as two samples."""
+        """Add samples of a shard to the buckets.
+
+        Args:
+            samples: the samples of the shard, as bytes.
+            rows: the numbers of the samples to add. A number that is listed twice adds the sample
+                twice.
+        """
         keys = make_random_keys(self._seed, self._added, self._added + len(rows))
         self._added += len(rows)
         # Bucket = (upper half of the key * count) >> 32: ranges of keys of equal width.
         buckets = ((keys >> HALF_SHIFT) * np.uint64(self._count)) >> HALF_SHIFT
         self._filled |= set(buckets.tolist())
+        # Group the positions in `rows` by bucket: buckets 1, 0, 1 give [1] and [0, 2].
         by_bucket = np.argsort(buckets, kind="stable")
         bucket_edges = np.flatnonzero(np.diff(buckets[by_bucket])) + 1
         for members in np.split(by_bucket, bucket_edges):
@@ -149,16 +164,16 @@ class Buckets:
                     keys_file.write(keys_and_sizes.data)
 
     def shuffled(self) -> Iterator[Ragged]:
-        """Yield the sorted samples of each bucket, and delete its files.
+        """Yield the samples of each bucket in the order of their keys, and delete its files.
 
-        Raises FileNotFoundError if another program deleted them.
+        Raises FileNotFoundError if another program deleted the files.
         """
         for bucket in sorted(self._filled):
             yield _read_sorted(self._folder / str(bucket))
 
 
 def _read_sorted(path: Path) -> Ragged:
-    """Return the samples of a bucket in the order of their keys."""
+    """Return the samples of a bucket in the order of their keys, and delete the bucket's files."""
     keys_path = path.with_suffix(KEYS_SUFFIX)
     keys_and_sizes = np.fromfile(keys_path, np.uint64)
     data = np.fromfile(path, np.uint8)
@@ -173,10 +188,22 @@ def _read_sorted(path: Path) -> Ragged:
     return Ragged.concat(parts)
 
 
+class DrawnStream(NamedTuple):
+    """The draw of one stream."""
+
+    mixed: MixedStream
+    "How many samples were drawn, for the record of the mix."
+    totals: Totals
+    "The counts of the drawn samples."
+
+
 def draw_stream(
     source: Source, seed: int, buckets: Buckets, watcher: ReadingWatcher
-) -> tuple[MixedStream, Totals]:
-    """Add the drawn samples of a stream to the buckets, and return their counts.
+) -> DrawnStream:
+    """Add the drawn samples of a stream to the buckets, and count them.
+
+    Args:
+        seed: the seed of the mix.
 
     Raises Unreachable, with the shard's name, if a shard is damaged.
     """
@@ -189,48 +216,80 @@ def draw_stream(
         derive_seed(seed, "draw", stream.name),
     )
     for shard, copies, samples in _read_drawn_shards(stream, copies_by_shard):
-        buckets.add(samples, np.repeat(np.arange(len(samples)), copies))
+        # The number of each drawn sample, as often as it is drawn: copies 2, 0, 1 give 0, 0, 2.
+        rows = np.repeat(np.arange(len(samples)), copies)
+        buckets.add(samples, rows)
         counts = _count_shard(stream, shard, samples, copies)
         if counts is None:
             is_counted = False
             counts = Totals(samples=int(copies.sum()))
         totals += counts
         watcher.on_progress(int(samples.lengths @ copies), counts.tokens)
-    return MixedStream(
+    mixed = MixedStream(
         name=stream.name,
         index_hash=stream.index.hash,
         samples=stream.index.samples,
         drawn=source.drawn,
         tokens=totals.seen_tokens if is_counted else None,
         weight=dict(source.weight),
-    ), totals
+    )
+    return DrawnStream(mixed, totals)
+
+
+class _DrawnShard(NamedTuple):
+    """A shard of which samples are drawn."""
+
+    shard: Shard
+    copies: Copies
+    "How often each sample is drawn."
+    samples: Ragged
+    "All samples of the shard."
+
+
+class _PendingShard(NamedTuple):
+    """A shard that a thread is reading."""
+
+    shard: Shard
+    copies: Copies
+    samples: Future[Ragged]
+
+    def wait(self) -> _DrawnShard:
+        """Wait until the shard is read."""
+        return _DrawnShard(self.shard, self.copies, self.samples.result())
 
 
 def _read_drawn_shards(
     stream: StreamInMix, copies_by_shard: Iterable[Copies]
-) -> Iterator[tuple[Shard, Copies, Ragged]]:
-    """Yield the shards with drawn samples, their copies and all their samples.
+) -> Iterator[_DrawnShard]:
+    """Read the shards of which samples are drawn, in their order. A thread reads the next shard
+    while the caller works on one.
 
-    A thread reads the next such shard while the caller works on one.
+    Args:
+        copies_by_shard: for each shard, how often each of its samples is drawn.
     """
     with ThreadPoolExecutor(1) as reader:
-        pending: tuple[Shard, Copies, Future[Ragged]] | None = None
+        pending: _PendingShard | None = None
         for shard, copies in zip(stream.shards, copies_by_shard, strict=True):
             if not copies.any():
                 continue
-            # Start to read this shard, and only then yield the one before it.
+            # Start to read this shard, and only then yield the shard before it.
             samples = reader.submit(read_all_samples, stream.folder, shard)
             if pending:
-                yield pending[0], pending[1], pending[2].result()
-            pending = (shard, copies, samples)
+                yield pending.wait()
+            pending = _PendingShard(shard, copies, samples)
         if pending:
-            yield pending[0], pending[1], pending[2].result()
+            yield pending.wait()
 
 
 def _count_shard(
     stream: StreamInMix, shard: Shard, samples: Ragged, copies: Copies
 ) -> Totals | None:
-    """Return the counts of a shard's drawn samples; None if its columns contain no token ids."""
+    """Return the counts of a shard's drawn samples; None if its columns contain no token ids.
+
+    Args:
+        samples: all samples of the shard.
+        copies: how often each sample is drawn.
+    """
     manifest = stream.trusted_manifest
     with open_shard(stream.folder, shard):
         tokens = decode_tokens(shard, samples)
@@ -243,8 +302,11 @@ def _count_shard(
 
 
 def count_samples(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
-    """Return the counts of the samples, each drawn `copies` times. Without a manifest only their
-    number and tokens are counted.
+    """Return the counts of samples that are drawn several times or not at all. Without a manifest
+    only the number of samples and their tokens are counted.
+
+    Args:
+        copies: how often each sample is drawn: int64 [samples].
     """
     lengths = tokens.ids.lengths
     drawn = copies > 0
@@ -285,8 +347,11 @@ def count_samples(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> 
 def _count_images(
     shard: Shard, samples: Ragged, copies: Copies, manifest: Manifest | None
 ) -> Totals:
-    """Return the counts of the samples' images, their bytes, and their tokens by the conversion's
-    processor (0 without one).
+    """Count the images of drawn samples, their bytes, and their tokens by the conversion's
+    processor (0 tokens without a processor).
+
+    Args:
+        copies: how often each sample is drawn.
     """
     columns = dict(split_columns(shard, samples))
     sizes_by_sample = []
@@ -294,7 +359,7 @@ def _count_images(
         sizes_by_sample.append([tuple(size) for size in orjson.loads(cell)])
     counts = np.array([len(sizes) for sizes in sizes_by_sample], np.int64)
     tokens = np.zeros(len(counts), np.int64)
-    processor = manifest and manifest.encoding.images.get("processor")
+    processor = manifest.encoding.images.get("processor") if manifest else None
     if processor:
         tokens_by_size = count_image_tokens(processor, chain.from_iterable(sizes_by_sample))
         for number, sizes in enumerate(sizes_by_sample):

@@ -49,8 +49,8 @@ RUN_CHECK_PREFIXES = (
 "Checks that judge a loader's batches or the model: a mixed stream has neither."
 LOADER_RULES = frozenset(rule.id for rule in RULES if rule.subject == "loader section")
 TARGET_KEYS_OF_ENCODING = ("decoder_only_format", "target_prompts", "target_responses")
-"""Keys of Encoding that decide which tokens of turns are trained. All streams with targets must
-agree on them.
+"""Keys of Encoding that decide which tokens of turns are trained. All streams with target policies
+must have the same values of these keys.
 """
 DESCRIPTIVE_KEYS = (
     "layout",
@@ -64,7 +64,7 @@ DESCRIPTIVE_KEYS = (
     "holdout",
     "id",
 )
-"Keys of Encoding on how samples were made. They are null in the mix if streams differ."
+"Keys of Encoding on how samples were made. A key is null in the mix if its streams differ in it."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,25 +93,28 @@ class MixPlan:
     seed: int
     layout: ShardLayout
     manifest: Manifest | None
-    """The mix's manifest, still without counts. None if a stream has no manifest, because its
-    contents are unknown then.
+    """The mix's manifest, without counts for now. None if a stream has no manifest, because the
+    contents of the mix are unknown then.
     """
 
     @property
     def bytes(self) -> int:
+        """Bytes of all drawn samples, estimated."""
         return sum(source.bytes for source in self.sources)
 
     @property
     def buckets(self) -> int:
         """Number of buckets (temporary files of samples), so that each can be sorted in memory."""
         drawn = sum(source.drawn for source in self.sources)
-        # Whichever limit of a bucket needs more of them, rounded up: bytes or samples.
-        return max(-(-self.bytes // BUCKET_BYTES), -(-drawn // BUCKET_ROWS))
+        # A bucket has a limit of bytes and a limit of samples. -(-a // b) is a / b, rounded up.
+        by_bytes = -(-self.bytes // BUCKET_BYTES)
+        by_samples = -(-drawn // BUCKET_ROWS)
+        return max(by_bytes, by_samples)
 
     @property
     def draw(self) -> str:
-        """Describe the draw: weights, seed and columns, but not the contents of streams. It is
-        stored with the mix, and another draw is another stream.
+        """Describe the draw by weights, seed and columns, and not by the contents of streams. The
+        description is stored with the mix. Mixes with different descriptions are different streams.
         """
         weights = {source.stream.name: source.weight for source in self.sources}
         weights_json = orjson.dumps(weights, option=orjson.OPT_SORT_KEYS).decode()
@@ -122,9 +125,14 @@ class MixPlan:
     @property
     def key(self) -> str:
         """Hash everything that the mix and its manifest depend on: 32 hex digits."""
-        streams = [[s.stream.name, s.stream.index.hash, s.weight, s.drawn] for s in self.sources]
+        streams = list[list[Any]]()
+        for source in self.sources:
+            stream = source.stream
+            streams.append([stream.name, stream.index.hash, source.weight, source.drawn])
         manifest = self.manifest
-        encoding = manifest and [manifest.encoding.non_defaults, asdict(manifest.tokenizer)]
+        encoding = None
+        if manifest:
+            encoding = [manifest.encoding.non_defaults, asdict(manifest.tokenizer)]
         inputs = [FORMAT_VERSION, self.seed, streams, self.layout.settings, encoding]
         return xxhash.xxh128_hexdigest(orjson.dumps(inputs, option=orjson.OPT_SORT_KEYS))
 
@@ -174,6 +182,7 @@ def _refuse_different_settings(streams: Sequence[StreamInMix]) -> None:
     """Raise MixRefused if streams differ in a setting that decides how a sample is stored, trained
     or loaded. Samples of equal columns have one format, so their bytes can be copied.
     """
+    # The key of a setting -> the first stream with this key, and its value.
     first_by_key: dict[str, tuple[str, Any]] = {}
     for stream in streams:
         for key, value in _settings_to_share(stream).items():
@@ -202,8 +211,8 @@ def _settings_to_share(stream: StreamInMix) -> dict[str, Any]:
 
 
 def _merge_manifests(manifests: Sequence[Manifest], compression: str | None, seed: int) -> Manifest:
-    """Return the manifest of the mix, without counts: its settings are true of the samples of all
-    streams.
+    """Return the manifest of the mix, without counts. Its settings are true of all samples of the
+    mix, from whichever stream.
     """
     leading = max(manifests, key=_precedence)
     return Manifest(
@@ -223,8 +232,8 @@ def _merge_manifests(manifests: Sequence[Manifest], compression: str | None, see
 
 
 def _precedence(manifest: Manifest) -> tuple[bool, bool]:
-    """Return a sort key: the manifest with the largest key gives the mix its encoding and
-    tokenizer.
+    """Return a sort key of a stream's manifest, such as (True, False). The mix gets its encoding
+    and tokenizer from the manifest with the largest key.
 
     Conversations have the largest key, because their samples depend on the tokenizer's chat
     template.
@@ -236,7 +245,12 @@ def _precedence(manifest: Manifest) -> tuple[bool, bool]:
 def _merge_encodings(
     leading: Encoding, encodings: Sequence[Encoding], compression: str | None
 ) -> Encoding:
-    """Return the encoding that is true of the samples of all streams."""
+    """Return the encoding of the mix: its settings are true of the samples of all streams.
+
+    Args:
+        leading: the encoding from which the mix takes all settings in which streams may differ.
+        encodings: the encodings of all streams.
+    """
     different: dict[str, Any] = {}
     for key in DESCRIPTIVE_KEYS:
         if any(getattr(encoding, key) != getattr(leading, key) for encoding in encodings):
@@ -265,9 +279,12 @@ def _merge_encodings(
 
 
 def _oldest_rules(merged: Encoding, encodings: Sequence[Encoding]) -> dict[str, int]:
-    """Map each rule that made samples of the mix to the oldest version of it that was used.
+    """Map each conversion rule that made samples of the mix to the oldest version of the rule that
+    was used. Rules of version 1 are left out.
 
-    Rules of version 1 are left out.
+    Args:
+        merged: the encoding of the mix.
+        encodings: the encodings of its streams.
     """
     oldest = dict[str, int]()
     for encoding in encodings:

@@ -44,33 +44,38 @@ from mdsmix.storage import Location
 
 RECORD = ".mdsmix/mixed"
 SPLIT = "train"
-"Only streams of this split are mixed, so the mix has this split."
+"The split of the mix. Only streams of this split are mixed."
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixRecord:
-    """The draw of a published mix: its streams, seed and index."""
+    """The record of a published mix, which shows how its samples were drawn."""
 
     key: str
+    "The hash of everything that the mix depends on: MixPlan.key."
     draw: str
-    "`key` and `draw` are those of MixPlan."
+    "The description of weights, seed and columns: MixPlan.draw."
     index_hash: str
+    "The hash of the mix's index."
     seed: int
     mixed: list[MixedStream]
+    "The streams that the samples were drawn from."
 
     def to_bytes(self) -> bytes:
+        """Return the contents of the record's file: JSON."""
         return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixOutcome:
-    """The mix that is published at the target."""
+    """The mix that is published after `mdsmix mix`, whether or not it was published before."""
 
     target: str
     record: MixRecord
     index: Index
     has_manifest: bool
     is_new: bool
+    "The mix was published by this run."
 
 
 def refuse_sources(recipe: Recipe, out: Location) -> None:
@@ -85,18 +90,28 @@ def refuse_sources(recipe: Recipe, out: Location) -> None:
 
 
 def _resolve_links(url: str) -> str:
+    """Return a local path without symlinks; a URL unchanged."""
     return url if "://" in url else os.path.realpath(url)
 
 
 def mix_offline(
     plan: MixPlan, out: Location, *, replace: bool, temporary: Path | None, watcher: ReadingWatcher
 ) -> MixOutcome:
-    """Publish the mix as `out`/train, unless it is already published."""
+    """Publish the mix in the folder `train` of `out`, unless it is already published there.
+
+    Args:
+        replace: whether another stream in this folder may be replaced.
+        temporary: a folder for the drawn samples; None for a folder in the cache.
+    """
     folder = out / SPLIT
     refuse_links(out, SPLIT)
+
+    # Check whether exactly this mix is published.
     record = _read_record(folder)
     fetched = (folder / INDEX).fetch()
-    content = fetched[1] if fetched else b""
+    content = b""
+    if fetched:
+        _, content = fetched
     is_published = False
     if record and content and record.key == plan.key:
         is_published = record.index_hash == xxhash.xxh128_hexdigest(content)
@@ -119,9 +134,12 @@ def mix_offline(
 
 
 def _read_record(folder: Location) -> MixRecord | None:
-    """Return the record of the mix in `folder`; None if absent or unreadable."""
+    """Return the record of the mix in `folder`; None if there is none, or if it cannot be read."""
     fetched = (folder / RECORD).fetch()
-    return schema.parse_json_if_fit(MixRecord, fetched[1]) if fetched else None
+    if fetched is None:
+        return None
+    _, content = fetched
+    return schema.parse_json_if_fit(MixRecord, content)
 
 
 def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:
@@ -131,8 +149,12 @@ def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:
     folder = out / SPLIT
     if replace:
         return
-    published = next((f for f in (out, folder) if (f / INDEX).stat()), None)
-    if published is None:
+    # A stream without splits may be in `out` itself.
+    if (out / INDEX).stat():
+        published = out
+    elif (folder / INDEX).stat():
+        published = folder
+    else:
         return
     content = "a stream that `mdsmix mix` did not make"
     record = _read_record(folder) if published is folder else None
@@ -142,19 +164,29 @@ def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:
         content = f"another draw, {record.draw}"
     raise RecipeError(
         f"{published} contains {content}, but this mix would be the draw {plan.draw}. Publish "
-        "elsewhere, or pass --replace to replace the published stream."
+        "elsewhere (--out), or pass --replace to replace the published stream."
     )
 
 
 def _mix(
     plan: MixPlan, folder: Location, temporary: Path, watcher: ReadingWatcher, lease: Lease
 ) -> tuple[MixRecord, Index]:
-    """Publish the drawn samples: shards, record and manifest, and the index last."""
+    """Draw the samples, shuffle and publish them: shards, record and manifest, and the index last.
+
+    Args:
+        folder: the folder to publish in.
+        temporary: the folder for a temporary folder with the drawn samples.
+    """
     # Each sample is written twice, so progress counts twice the bytes.
     watcher.begin(folder.parent.name, 2 * plan.bytes)
     with _temporary_folder(temporary, plan.bytes) as buckets_folder:
         buckets = Buckets(buckets_folder, plan.buckets, derive_seed(plan.seed, "shuffle"))
-        drawn = [draw_stream(source, plan.seed, buckets, watcher) for source in plan.sources]
+        totals = Totals()
+        mixed = list[MixedStream]()
+        for source in plan.sources:
+            drawn = draw_stream(source, plan.seed, buckets, watcher)
+            totals += drawn.totals
+            mixed.append(drawn.mixed)
         shards = _store_buckets(plan, buckets, folder, watcher)
 
     index = make_index(make_names_distinct(shards))
@@ -164,24 +196,30 @@ def _mix(
         draw=plan.draw,
         index_hash=index.hash,
         seed=plan.seed,
-        mixed=[mixed for mixed, _ in drawn],
+        mixed=mixed,
     )
-    manifest = plan.manifest and replaced(
-        plan.manifest,
-        totals=sum((totals for _, totals in drawn), Totals()),
-        parts=[UnitShards(key=plan.key, shards=len(shards), samples=index.samples)],
-        index_hash=index.hash,
-        mixed=record.mixed,
-    )
+    manifest_bytes = None
+    if plan.manifest:
+        manifest = replaced(
+            plan.manifest,
+            totals=totals,
+            parts=[UnitShards(key=plan.key, shards=len(shards), samples=index.samples)],
+            index_hash=index.hash,
+            mixed=mixed,
+        )
+        manifest_bytes = manifest.to_bytes()
     lease.confirm()
     write_if_changed(folder / RECORD, record.to_bytes())
-    publish_in_place(folder, index, manifest.to_bytes() if manifest else None, lease)
+    publish_in_place(folder, index, manifest_bytes, lease)
     return record, index
 
 
 @contextmanager
 def _temporary_folder(parent: Path, size: int) -> Iterator[Path]:
     """Yield a temporary folder with room for `size` bytes, and delete it at the end.
+
+    Args:
+        parent: the folder to make it in.
 
     Raises Unreachable if there is no room, or if the disk fails.
     """

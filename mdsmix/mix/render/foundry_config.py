@@ -2,8 +2,8 @@
 
 Every key of the recipe's train_loader is passed on unchanged, right or wrong: the checks read the
 rendered config, so they report wrong keys. If the sections are set into an existing config, the
-recipe decides the data and its encoding. Every other key of that config's loader, right or wrong,
-takes precedence over the defaults of mdsmix.
+recipe decides the data and its encoding. All other keys of the existing loader, right or wrong,
+take precedence over the defaults of mdsmix.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Section = dict[str, Any]
 LENGTH_VARIABLE = "${max_seq_len}"
 EVALS = "eval_loader"
 LONE_LABEL = "eval"
-"LLM-Foundry reports a lone evaluation without a label under this one."
+"The label under which LLM-Foundry reports an evaluation that is the only one and has no label."
 NUM_WORKERS = 8
-"As in Foundry's own example configs."
+"The num_workers to render: the number in Foundry's own example configs."
 WORKER_KEYS = ("num_workers", "prefetch_factor", "persistent_workers")
 TRAINING_ONLY_KEYS = frozenset(
     [
@@ -47,7 +47,7 @@ TRAINING_ONLY_KEYS = frozenset(
         "shuffle_block_size",
     ]
 )
-"Keys that are not rendered for evaluations, since these read their streams once and in order."
+"Keys that are not rendered for evaluations, since evaluations read their streams once, in order."
 KEYS_SET_BY_RECIPE = TARGET_KEYS | frozenset(
     [
         "streams",
@@ -63,8 +63,8 @@ KEYS_SET_BY_RECIPE = TARGET_KEYS | frozenset(
         "allowed_dataset_keys",
     ]
 )
-"""Keys of a dataset that decide its data and their encoding. The recipe sets them, and the values
-of an existing config are dropped.
+"""Keys of a dataset that decide its data and how they are encoded. The recipe sets these keys, and
+their values in an existing config are dropped.
 """
 
 
@@ -86,7 +86,9 @@ def make_stream_section(
     """
     if spec.source:
         has_remote = bool(recipe.remote)
-        local = recipe.local and f"{recipe.local}/{spec.name}"
+        local = recipe.local
+        if recipe.local:
+            local = f"{recipe.local}/{spec.name}"
     else:
         has_remote = bool(spec.remote)
         local = spec.local
@@ -94,7 +96,7 @@ def make_stream_section(
     if local:
         # With a remote, `local` is the cache; without one it is the stream's own folder.
         section["local"] = f"{local}-{index.hash[:8]}" if has_remote else root
-    elif local is not None:  # written as an empty text, and kept so
+    elif local is not None:  # the recipe has an empty string, which is passed on
         section["local"] = local
     if has_remote:
         section["remote"] = root
@@ -109,8 +111,8 @@ def make_sections(
     streams: Mapping[str, StreamSection],
     config: Settings,
 ) -> Section:
-    """Return max_seq_len, tokenizer and train_loader, and also eval_loader if the recipe has
-    streams of other splits than train.
+    """Return the sections max_seq_len, tokenizer and train_loader. If the recipe has streams of
+    other splits than train, return eval_loader too.
 
     Args:
         streams: the recipe's streams, by name.
@@ -138,10 +140,15 @@ def make_sections(
 
 
 def _keep_links(tree: Section, config: Settings) -> Section:
-    """Return the tree with the config's own links to its length, such as
-    `${variables.max_seq_len}`, where the config has them and the tree has LENGTH_VARIABLE.
+    """Return the sections with the config's own spelling of its length.
 
-    Both mean the same, since the config's own `max_seq_len` is that link.
+    If max_seq_len of the config is a link such as `${variables.max_seq_len}`, other keys of the
+    config may have the same link. Where the new sections have LENGTH_VARIABLE at such a key, which
+    means the same, they get the link back.
+
+    Args:
+        tree: the new sections.
+        config: the config that the sections are set into.
     """
     link = config.get(LENGTH)
     if not isinstance(link, str) or not LINK.fullmatch(link):
@@ -150,8 +157,8 @@ def _keep_links(tree: Section, config: Settings) -> Section:
 
 
 def _keep_link(new: Any, old: Any, link: str) -> Any:
-    """Return the new value, with the link instead of LENGTH_VARIABLE wherever the old value is the
-    link.
+    """Return the new value of a key. If it contains LENGTH_VARIABLE where the old value contains
+    the link, the link replaces it.
     """
     if new == LENGTH_VARIABLE and old == link:
         return link
@@ -166,14 +173,14 @@ def _as_section(value: Any) -> Section:
 
 
 def merge_by_label(evaluations: Any, entries: list[Section]) -> list[Any]:
-    """Return a config's evaluations in their order, with these entries. An entry replaces the
-    evaluation with its label, or is appended.
+    """Return a config's evaluations in their order, with new entries. A new entry replaces the
+    evaluation that has the same label; if there is none, the entry is appended.
 
-    In a list each evaluation needs a label, so a lone one gets LONE_LABEL.
+    In a list each evaluation needs a label, so an evaluation that was not in one gets LONE_LABEL.
 
     Args:
-        evaluations: the config's eval_loader: a list, one evaluation, or any other value, which is
-            dropped.
+        evaluations: the config's eval_loader: a list, or one evaluation. Other values are dropped.
+        entries: the new evaluations, each with a label.
     """
     old_entries = list[Any]()
     if isinstance(evaluations, list):
@@ -189,8 +196,8 @@ def merge_by_label(evaluations: Any, entries: list[Section]) -> list[Any]:
 
 
 def _make_tokenizer_section(recipe: Recipe) -> Section:
-    """Return the tokenizer's section: the recipe's name and kwargs, or the folder that training
-    nodes read. The kwargs are in the files of that folder.
+    """Return the tokenizer's section: the recipe's name and kwargs, or the name of the folder that
+    training nodes read. The files of this folder contain the kwargs already.
     """
     name = recipe.tokenizer.name
     kwargs = dict(recipe.tokenizer.kwargs)
@@ -235,7 +242,7 @@ def make_loader_section(
         recipe_loader.pop("drop_last", None)
         dataset = {key: value for key, value in dataset.items() if key not in TRAINING_ONLY_KEYS}
 
-    # Keys beside the dataset: the defaults, then those of the config, then the recipe's.
+    # Keys next to the dataset: the defaults, then the config's keys, then the recipe's.
     settings: Section = {"drop_last": trains, "num_workers": NUM_WORKERS, **config_loader}
     if recipe_loader.get("num_workers") == 0:
         # Without workers torch accepts neither prefetching nor persistent workers, and both are
@@ -260,11 +267,11 @@ def make_loader_section(
 
 def find_fetch_folder(recipe: Recipe, processor: str | None = None) -> Location | None:
     """Return the folder from which training nodes fetch the tokenizer (`tokenizer-<hash8>/` at the
-    remote) or the processor. None if they get it from a hub, or if the mix has no remote store.
+    remote) or the processor. None if nodes get it from a hub, or if the mix has no remote store.
 
-    Training nodes do not have the converting machine's folders. So `convert` copies tokenizer and
-    processor to the mix's root, and the YAML names a folder next to the nodes' caches.
-    `mdsmix.load` fetches the processor by itself.
+    Training nodes do not have the folders of the machine that converts. So `convert` copies
+    tokenizer and processor to the mix's root, and the YAML names a folder next to the nodes'
+    caches. `mdsmix.load` fetches the processor by itself.
 
     Args:
         processor: the recipe's processor; None for the tokenizer.
@@ -275,7 +282,9 @@ def find_fetch_folder(recipe: Recipe, processor: str | None = None) -> Location 
     is_remote = "://" in (recipe.remote or "") and recipe.sourced
     if not is_remote or not os.path.isabs(processor or recipe.tokenizer.name):
         return None
-    with suppress(MdsmixError):  # tokenizer-unseen and the checks of images report the error
+    # If the tokenizer or the processor cannot be opened, tokenizer-unseen and the checks of images
+    # report the error.
+    with suppress(MdsmixError):
         card = TokenizerCard.from_tokenizer(open_tokenizer(recipe.tokenizer))
         folder = card.folder_name
         if processor:
@@ -285,9 +294,9 @@ def find_fetch_folder(recipe: Recipe, processor: str | None = None) -> Location 
 
 
 def _find_published_copy(recipe: Recipe) -> str:
-    """Return the folder of the tokenizer that is published with the streams, if LLM-Foundry cannot
-    open the recipe's own folder: transformers 5 saved it, or its class is not known. Otherwise an
-    empty string.
+    """Return the tokenizer's folder that is published with the streams, if LLM-Foundry cannot open
+    the recipe's own folder: transformers 5 saved it, or the tokenizer's class is not known.
+    Otherwise return an empty string.
     """
     from mdsmix.tokenizer.card import open_tokenizer
 
@@ -299,7 +308,7 @@ def _find_published_copy(recipe: Recipe) -> str:
 
 
 def folder_on_node(recipe: Recipe, folder: Location) -> str:
-    """Return the path on a training node that a published folder is copied to: next to the node's
+    """Return the path to which a training node copies a published folder: next to the node's
     caches, or in the folder where training starts.
     """
     return f"{recipe.local or '.'}/{folder.name}"

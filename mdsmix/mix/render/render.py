@@ -3,11 +3,11 @@
 The text depends only on the recipe and the streams. It contains no time and no host, so rendering
 twice gives the same bytes, and a difference under version control is a difference of the mix.
 
-A config belongs to its owner, so it is written as a shell redirection would write it, but never by
-half: a symlink is followed, the mode is kept, a FIFO or a device is written into, and a folder that
-does not exist is refused as a typing error. The files of a stream are written in another way
-(storage replaces them by a rename and makes their folders), since nobody links them or changes
-their modes.
+A config belongs to its owner, so it is written as a shell redirection (`> file`) would do it, but
+never by half: a symlink is followed, the mode is kept, a FIFO or a device is written into, and a
+folder that does not exist is refused as a typing error. The files of a stream are written in
+another way, since nobody links them or changes their modes: storage replaces them by a rename and
+makes their folders.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from io import StringIO
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from mdsmix import __version__
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
@@ -63,7 +64,7 @@ def validate_with_foundry(text: str, labels: Sequence[str]) -> str:
     if find_spec("llmfoundry") is None:
         raise RecipeError(
             "--validate builds LLM-Foundry's own loader, and llmfoundry is not installed in the "
-            "environment of this mdsmix: install mdsmix into Foundry's environment and run it "
+            "environment of this mdsmix: install mdsmix into Foundry's environment and run mdsmix "
             "there, or leave --validate out."
         )
     signal.signal(signal.SIGALRM, _raise_timeout)
@@ -79,6 +80,7 @@ def validate_with_foundry(text: str, labels: Sequence[str]) -> str:
 
 
 def _raise_timeout(*_: object) -> None:
+    """Raise TimeoutError: the handler of the alarm signal."""
     raise TimeoutError(
         f"no batch in {DRAW_SECONDS} s: a shard or a store does not answer; run `mdsmix check`."
     )
@@ -99,9 +101,12 @@ def _draw_batches(text: str, labels: Sequence[str]) -> str:
     for loader in (yaml.train, *yaml.evals):
         if loader.label not in labels:
             continue
+        # `label` names an evaluation, and is not a key of a loader.
         section = {key: value for key, value in loader.section.items() if key != "label"}
         batches = build_dataloader(section, tokenizer, DRAWN_BATCH_SIZE).dataloader
-        shapes = [str(tuple(b["input_ids"].shape)) for b in islice(batches, DRAWN_BATCHES)]
+        shapes = list[str]()
+        for batch in islice(batches, DRAWN_BATCHES):
+            shapes.append(str(tuple(batch["input_ids"].shape)))
         if not shapes:
             raise ValueError(
                 f"{loader.label} gives no batch; check for a missing shard or too few samples"
@@ -115,13 +120,21 @@ def refuse_recipe(target: str, option: str) -> None:
 
     Args:
         target: the file to write; empty if the option is not given.
-        option: the option that names it.
+        option: the option that names the file, such as `--into`.
     """
     if os.path.isfile(target) and is_recipe_file(target):
         raise RecipeError(
-            f"{option} {target}: that file is a recipe, and writing a training YAML would destroy "
-            "it; name a config of LLM-Foundry, or a new file."
+            f"{option} names the recipe {target}, and writing a training YAML would destroy the "
+            f"recipe; name a config of LLM-Foundry, or a new file, with {option}."
         )
+
+
+class RenderedRecipe(NamedTuple):
+    """A recipe's mix, and its training YAML."""
+
+    mix: Mix
+    text: str
+    "The YAML: a file of its own, or the config that the recipe's sections are set into."
 
 
 def render_recipe(
@@ -130,12 +143,13 @@ def render_recipe(
     into: str | None,
     own_evals: OwnEvals = "look",
     may_estimate: bool = False,
-) -> tuple[Mix, str]:
-    """Render a recipe. Return its mix and its YAML, as a file of its own or set into a config.
-    Nothing is checked or written.
+) -> RenderedRecipe:
+    """Render a recipe as a YAML of its own, or set into a config. Nothing is checked or written.
 
     Args:
-        into: the config that the sections are set into.
+        path: the recipe's path.
+        overrides: changes of the recipe, such as "max_seq_len=4096".
+        into: path of the config that the sections are set into; None for a file of their own.
         own_evals: how the config's own evaluations are treated.
         may_estimate: whether shares may be computed from the first samples of streams whose tokens
             were not counted.
@@ -147,7 +161,9 @@ def render_recipe(
     if into:
         old_text = read_text(into)
         config = read_unresolved(old_text, into)
-        dropped = frozenset([EVALS]) & config.keys() if own_evals == "drop" else frozenset[str]()
+        dropped = set[str]()
+        if own_evals == "drop" and EVALS in config:
+            dropped.add(EVALS)
         remaining = {key: value for key, value in config.items() if key not in dropped}
         tree = make_sections(recipe, opened.streams, remaining)
         text, changed = set_sections(old_text, config, tree, into, without=dropped)
@@ -158,12 +174,13 @@ def render_recipe(
         text if into else tree, path, opened.streams, recipe, into, own_evals, opened.shares
     )
     mix = replace(mix, changed=changed, overrides=overrides)
-    return mix, make_epoch_comment(mix) + text
+    return RenderedRecipe(mix, make_epoch_comment(mix) + text)
 
 
 def fetch_command(mix: Mix) -> str | None:
-    """Return the command with which every training node first fetches the tokenizer, with this
-    machine's endpoint. None if nodes need not fetch it.
+    """Return the shell command with which every training node fetches the tokenizer before it
+    trains. The command names the store's endpoint as this machine knows it. None if nodes need not
+    fetch the tokenizer.
     """
     name = mix.yaml.value_at("tokenizer", "name")
     if mix.tokenizer_home is None or name == mix.tokenizer_home.url:
@@ -197,6 +214,7 @@ def make_epoch_comment(mix: Mix) -> str:
 
 
 def _indent(lines: Iterable[str]) -> list[str]:
+    """Return the lines with two spaces before each."""
     return [f"  {line}" for line in lines]
 
 
@@ -216,8 +234,10 @@ def require_writable(target: str) -> None:
 
 
 def write_yaml(target: str, text: str) -> None:
-    """Write the text to a store in one PUT, to a FIFO or device directly, or to a file. A file is
-    replaced by a rename at the end of its symlinks, and keeps its mode.
+    """Write the text to a store in one PUT, to a FIFO or device directly, or to a file.
+
+    A file is replaced by a rename and keeps its mode. If the target is a symlink, the file that it
+    points to is replaced, and the symlink stays.
 
     Raises Unreachable if the target cannot be written.
     """
@@ -237,7 +257,7 @@ def write_yaml(target: str, text: str) -> None:
         if mode is not None:
             os.chmod(path, mode)
     except BrokenPipeError:
-        raise  # the reader of the FIFO has gone: main handles it as for every pipe
+        raise  # the reader of the FIFO has gone: `main` handles the error as for every pipe
     except OSError as error:
         raise Unreachable(f"cannot write {target}: {error.strerror or error}.") from None
 

@@ -26,25 +26,29 @@ from mdsmix.foundry_yaml.training_yaml import Settings, read_unresolved
 from mdsmix.messages import format_yaml_value
 
 LINK = re.compile(r"\$\{([\w.]+)\}")
-"A value that is a variable, such as `${variables.max_seq_len}`."
+"A value that is a variable, such as `${variables.max_seq_len}`. The group is its path."
 MARK = "# mdsmix:"
-"Begins every line of the head, so that the next rendering replaces the head and nothing else."
+"""The beginning of every line of the head: the comment above the YAML. The next rendering knows
+the head by this mark, and replaces it.
+"""
 LENGTH = "max_seq_len"
 UNSET = "not set"
 TRAILING_COMMENTS = re.compile(r"(?:^[^\S\n]*(?:#.*)?\n)+\Z", re.MULTILINE)
 "Lines at the end of a text that are empty or only a comment."
 COMMENT_LINE = re.compile(r"^[^\S\n]*#.*\n", re.MULTILINE)
 TIED = (
-    "{} cannot be written into without changing other parts of it, since YAML anchors tie its "
-    "sections together: render without --into and copy train_loader and tokenizer by hand."
+    "{} cannot be written into: YAML anchors tie its sections together, so other parts of the file "
+    "would change too. Render without --into and copy train_loader and tokenizer by hand."
 )
 BLOCK_TYPES: dict[str, Any] = {"mapping": dict, "sequence": list}
-"A YAML node's id -> the type of its value."
+"The id of a YAML node that contains others -> the Python type of its value."
 
 
 def dump_yaml(tree: Settings | list[Any], in_line: bool = False) -> str:
-    """Return the tree as YAML, in its own order: in block style, or with `in_line` in flow style on
-    one line.
+    """Return a mapping or a list as YAML, its keys in their order.
+
+    Args:
+        in_line: write it on one line, `{a: 1}`; otherwise one key or entry on a line.
     """
     import yaml
 
@@ -53,7 +57,7 @@ def dump_yaml(tree: Settings | list[Any], in_line: bool = False) -> str:
 
 
 class Edit(NamedTuple):
-    """A replacement of the characters from `start` to `stop`."""
+    """A replacement of the characters of a text from position `start` to `stop` by `text`."""
 
     start: int
     stop: int
@@ -61,8 +65,10 @@ class Edit(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A key or list entry of a config, as nodes of its text. Nodes have no type, since yaml is
-    imported only when it is needed.
+    """A key with its value, or an entry of a list, as nodes of a parsed YAML. A node knows its
+    position in the text.
+
+    Nodes have no type here, since yaml is imported only when it is needed.
     """
 
     name: Any
@@ -80,13 +86,23 @@ def strip_head(text: str) -> str:
     return re.sub(rf"\A(?:{MARK}.*\n)+", "", text)
 
 
+class EditedConfig(NamedTuple):
+    """The text of a config with new sections."""
+
+    text: str
+    changes: list[str]
+    "A line for each changed key, such as `train_loader.name: text -> finetuning`."
+
+
 def set_sections(
     text: str, was: Settings, tree: Settings, origin: str, without: Set[str] = frozenset()
-) -> tuple[str, list[str]]:
-    """Return the config `text` with the sections of `tree` set, and a line for each changed key.
+) -> EditedConfig:
+    """Set new sections into the text of a config. Everything else in the text stays as it is.
 
     Args:
+        text: the text of the config.
         was: the keys and values of the text.
+        tree: the new sections.
         origin: the config's path, for messages.
         without: keys at the top of the text that are removed, unless `tree` has them.
 
@@ -103,7 +119,7 @@ def set_sections(
             f"{origin} cannot be written into: its top level must be keys on lines of their own."
         )
     config = _set_values(was, tree, without)
-    # The text may have keys that `was` lacks, such as a merge (`<<`) or a number. They are kept.
+    # The text may have keys that `was` lacks, such as a merge (`<<`) or a number. Keep these keys.
     names = [name.value for name, _ in root.value]
     remaining = {name: None for name in names if name not in without}
     old = {**dict.fromkeys(names), **was}
@@ -112,17 +128,18 @@ def set_sections(
     # Edit from the end, so that the positions of the remaining edits stay valid.
     for edit in reversed(in_order):
         text = text[: edit.start] + edit.text + text[edit.stop :]
+    # Parse the result: it must be the intended config.
     with suppress(RecipeError):
         if read_unresolved(text, origin) == config:
-            return text, [*list_changes(was, config)]
+            return EditedConfig(text, [*list_changes(was, config)])
     raise RecipeError(TIED.format(origin))
 
 
 def _set_values(was: Settings, tree: Settings, without: Set[str]) -> Any:
     """Return the keys and values of the new config.
 
-    If max_seq_len refers to a variable, such as `${variables.max_seq_len}`, it still does so, and
-    the variable is set to the new length.
+    If max_seq_len of the old config refers to a variable, such as `${variables.max_seq_len}`, it
+    still refers to this variable, and the variable is set to the new length.
 
     Args:
         was: the keys and values of the old config.
@@ -144,15 +161,16 @@ def _set_values(was: Settings, tree: Settings, without: Set[str]) -> Any:
 
 
 def _list_edits(text: str, new: Any, was: Any, node: Any, stop: int) -> Iterator[Edit]:
-    """Yield the edits that change a block from the value `was` to `new`. Unchanged values keep
-    their spelling.
+    """Yield the edits that change a mapping or list of the text from the value `was` to `new`.
+    Unchanged values keep their spelling.
 
     Args:
-        node: the block's node.
-        stop: where the block's lines end.
+        node: the node of the mapping or list.
+        stop: the position in the text where its lines end.
     """
     is_list = node.id == "sequence"
     if is_list:
+        # Treat a list as a mapping from the numbers of its entries.
         new = dict(enumerate(new))
         was = dict(enumerate(was))
         entries = [Entry(entry, entry) for entry in node.value]
@@ -160,6 +178,7 @@ def _list_edits(text: str, new: Any, was: Any, node: Any, stop: int) -> Iterator
     else:
         entries = [Entry(name, value) for name, value in node.value]
         keys = [entry.name.value for entry in entries]
+    # An entry ends where the line of the next entry begins; the last one ends at `stop`.
     ends = [*(_line_start(text, entry.name) for entry in entries[1:]), stop]
     for key, entry, end in zip(keys, entries, ends, strict=True):
         # `stop` is now where this entry ends; after the loop, where the last entry ends.
@@ -180,11 +199,11 @@ def _list_edits(text: str, new: Any, was: Any, node: Any, stop: int) -> Iterator
 def _list_entry_edits(text: str, new: Any, was: Any, entry: Entry, stop: int) -> Iterator[Edit]:
     """Yield the edits of one key or list entry, from the value `was` to `new`.
 
-    A value on one line is replaced there. A block is changed key by key. Any other value is written
-    again on lines of its own.
+    A value on one line is replaced within the line. A mapping or list on several lines is changed
+    key by key. Any other value is written again on lines of its own.
 
     Args:
-        stop: where the entry's lines end.
+        stop: the position in the text where the entry's lines end.
     """
     node = entry.value
     start = entry.name.start_mark.index
@@ -200,7 +219,8 @@ def _list_entry_edits(text: str, new: Any, was: Any, entry: Entry, stop: int) ->
     becomes_block = is_nested and (node.id == "scalar" or is_empty)
     if is_on_one_line and not is_alias and not becomes_block:
         # Dump a list of one value, and strip the list from "[value]\n" or "- value\n".
-        value = dump_yaml([new], in_line=True)[1:-2] if is_nested else dump_yaml([new])[2:-1]
+        one_value = dump_yaml([new], in_line=is_nested)
+        value = one_value[1:-2] if is_nested else one_value[2:-1]
         if value_start == value_stop:  # no value: `key:`
             value = f" {value}"
         yield Edit(value_start, value_stop, value)
@@ -209,6 +229,7 @@ def _list_entry_edits(text: str, new: Any, was: Any, entry: Entry, stop: int) ->
     if not is_on_one_line and not is_alias and not entry.is_list_entry and is_same_block:
         yield from _list_edits(text, new, was, node, stop)
         return
+    # Write the key and its value again, indented like the old key.
     column = start - _line_start(text, entry.name)
     block = dump_yaml(new if entry.is_list_entry else {entry.name.value: new})
     lines = textwrap.indent(block, " " * column)
@@ -216,9 +237,10 @@ def _list_entry_edits(text: str, new: Any, was: Any, entry: Entry, stop: int) ->
 
 
 def _differ(value: Any, other_value: Any) -> bool:
-    """Check whether two values differ for a reader of YAML: 1, 1.0 and true do, unlike in Python.
-    The order of keys does not count.
+    """Check whether two values differ in YAML, where 1, 1.0 and true are different values, though
+    equal in Python. The order of keys does not count.
     """
+    # pformat writes 1, 1.0 and True, and sorts keys.
     return pformat(value) != pformat(other_value)
 
 
@@ -228,18 +250,23 @@ def _line_start(text: str, node: Any) -> int:
 
 
 def _comment_lines(lines: str, node: Any) -> str:
-    """Return the comments of a removed block that are on lines of their own. A scalar has none."""
+    """Return the comments in the lines of a removed key that are on lines of their own. A key with
+    a scalar value has none.
+
+    Args:
+        node: the node of the key's value.
+    """
     if node.id == "scalar":
         return ""
     return "".join(COMMENT_LINE.findall(lines))
 
 
 def list_changes(old: Any, new: Any, key: str = "") -> Iterator[str]:
-    """Yield a line for each changed key, `path: old -> new`, in the order of `old`; new keys come
-    last.
+    """Yield a line for each changed key, such as `train_loader.name: text -> finetuning`. The lines
+    are in the order of `old`, and new keys come last.
 
     Args:
-        key: the path of both values; empty at the top.
+        key: the path of the two values in the config; empty for the whole config.
     """
     old_keys = _keys_of(old)
     new_keys = _keys_of(new)
@@ -252,8 +279,8 @@ def list_changes(old: Any, new: Any, key: str = "") -> Iterator[str]:
 
 
 def _keys_of(value: Any) -> dict[Any, Any] | None:
-    """Return the keys and values of a mapping. A list of evaluations is keyed by their labels.
-    Return None for any other value.
+    """Return the keys and values of a mapping; for a list of evaluations, the label of each and the
+    evaluation. Return None for any other value.
     """
     if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
         return {str(entry.get("label")): entry for entry in value}
@@ -261,7 +288,7 @@ def _keys_of(value: Any) -> dict[Any, Any] | None:
 
 
 def _describe_value(value: Any) -> str:
-    """Return a value as YAML spells it, and of a mapping only the keys."""
+    """Return a value as YAML writes it. Of a mapping only the keys are shown: `{name, dataset}`."""
     keys = _keys_of(value)
     if keys:
         return f"{{{', '.join(map(str, keys))}}}"

@@ -39,7 +39,7 @@ PRETRAINED = ("hf_causal_lm", "hf_t5")
 
 
 def published_tokenizers(streams: Iterable[StreamInMix]) -> list[PublishedTokenizer]:
-    """Return the tokenizers of those streams that have a manifest."""
+    """Return the tokenizers of the streams. A stream without a manifest is left out."""
     tokenizers = list[PublishedTokenizer]()
     for stream in streams:
         manifest = stream.trusted_manifest
@@ -60,10 +60,10 @@ def pretrained_model_name(yaml: TrainingYaml) -> str | None:
 
 
 def count_remapped_ids(model: str, run: str) -> int:
-    """Count the ids that are different tokens in two tokenizers.
+    """Count the ids that stand for different tokens in two tokenizers.
 
-    Tokens that were added to the model's vocabulary are not counted, since they are often renamed
-    when the model is trained further.
+    Added tokens of the model's tokenizer are not counted, since they are often renamed when the
+    model is trained further.
 
     Args:
         model: path of the model's tokenizer.json.
@@ -75,30 +75,32 @@ def count_remapped_ids(model: str, run: str) -> int:
     run_tokenizer = Tokenizer.from_file(run)
     added = model_tokenizer.get_added_tokens_decoder()
     vocabulary = model_tokenizer.get_vocab(with_added_tokens=False).items()
-    return sum(
-        run_tokenizer.id_to_token(id) != token for token, id in vocabulary if id not in added
-    )
+    remapped = 0
+    for token, id in vocabulary:
+        if id not in added and run_tokenizer.id_to_token(id) != token:
+            remapped += 1
+    return remapped
 
 
 LONGEST = 1 << 30
-"""More tokens than any sample has. It replaces a max_seq_len that is not set, or too large for
-numpy.
+"""More tokens than any sample has. This length is used if max_seq_len is not set, or is too large
+for numpy.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """The first samples of a stream's first shard that has samples."""
+    """The first samples of a stream, from its first shard that has samples."""
 
     samples: tuple[Sample, ...] = ()
     damage: str | None = None
-    "The error, if that shard is damaged."
+    "The error message if this shard is damaged; None otherwise."
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamInMix(StreamSection, PublishedStream):
-    """One published stream and its section in the loader. Its folder is the remote, or the local
-    folder if it has no remote.
+    """One published stream, and its section in a loader. The stream is read at its remote, or in
+    its local folder if it has no remote.
     """
 
     survey: str | None = None
@@ -127,14 +129,14 @@ class StreamInMix(StreamSection, PublishedStream):
 
     @property
     def has_targets(self) -> bool | None:
-        """Whether target policies decide which of its tokens are used for training. None without a
-        trusted manifest.
+        """Whether target policies decide which tokens of the stream are trained. None if the stream
+        has no trusted manifest.
         """
         return kind_of(self.encoding).has_targets if self.encoding else None
 
     @cached_property
     def head(self) -> Head:
-        """The first samples. They are empty for an unpublished stream or a missing shard."""
+        """The first samples of the stream; empty if it is not published or its shard is missing."""
         from mdsmix.shards.shard_samples import read_first_samples
 
         first = self.first_filled
@@ -155,12 +157,12 @@ class Loader(LoaderSection):
     streams: tuple[StreamInMix, ...]
 
     def require_opened(self) -> None:
-        """Raise Unreachable if mdsmix cannot open the URLs of some of its streams."""
+        """Raise Unreachable if the loader has streams at URLs that mdsmix cannot open."""
         if self.unopened:
             streams = join_names([f"{stream.name} ({stream.url})" for stream in self.unopened])
             raise Unreachable(
-                f"{self.label} reads {streams}. Streaming can read that and mdsmix cannot, so the "
-                "samples of an epoch are unknown: copy the data to a folder or an s3:// URL."
+                f"{self.label} reads {streams}. Streaming can read such a URL and mdsmix cannot, "
+                "so the samples of an epoch are unknown: copy the data to a folder or an s3:// URL."
             )
 
     @property
@@ -175,8 +177,8 @@ class Loader(LoaderSection):
 
     @property
     def target_policies(self) -> Targets | None:
-        """The policies on finetuning samples; None if the section has an invalid policy, which the
-        rule targets-invalid reports.
+        """The policies that decide which tokens of finetuning samples are trained. None if the
+        section has an invalid policy: the rule targets-invalid reports it.
         """
         try:
             policies = self.targets
@@ -192,7 +194,7 @@ class Loader(LoaderSection):
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """All loaders of a run, and the facts that they share."""
+    """All loaders of a run, with their streams, and the facts that the loaders share."""
 
     yaml: TrainingYaml
     "The training YAML, with its variables filled in; for a recipe, the YAML that it renders."
@@ -205,8 +207,8 @@ class Mix:
     train: Loader
     evals: tuple[Loader, ...] = ()
     unopened_evals: tuple[LoaderSection, ...] = ()
-    """Evaluations whose streams could not be opened and were kept (--keep-evals). Only the rules of
-    sections judge them.
+    """Evaluations that --keep-evals keeps although their streams could not be opened. Only rules
+    judge them, which read the YAML and no stream.
     """
     is_bare: bool = False
     "Whether streams were named without a YAML, so that no loader's section can be judged."
@@ -223,7 +225,7 @@ class Mix:
     verified: Mapping[str, VerifyReport] = field(default_factory=dict)
     "URL of a stream's folder -> the report of reading all its bytes; empty without --deep."
     shares: Apportioned | None = None
-    "The recipe's shares as samples, the `choose` of its streams; None without shares."
+    "The recipe's shares, converted to samples of each stream; None without shares."
     changed: Sequence[str] = ()
     "The keys that rendering changed in an existing config, as `path: old -> new`."
 
@@ -237,8 +239,8 @@ class Mix:
 
     @cached_property
     def model_tokenizer(self) -> str | None:
-        """The path of the tokenizer.json that belongs to the pretrained weights; None if training
-        begins with random weights, or if they cannot be opened here.
+        """The path of the tokenizer.json that belongs to the pretrained weights. None if training
+        begins with random weights, or if the weights' tokenizer cannot be opened here.
         """
         from mdsmix.tokenizer.card import open_tokenizer
 
@@ -253,9 +255,8 @@ class Mix:
         return None
 
     def spec_of(self, stream: StreamInMix) -> StreamSpec | None:
-        """Return the section of the current recipe that describes a stream.
-
-        None if the recipe does not convert the stream, or would publish it elsewhere.
+        """Return the section of the current recipe that describes a stream. None if the recipe does
+        not convert the stream, or would publish it elsewhere.
         """
         if self.recipe_spec is None or stream.survey:
             return None
@@ -267,8 +268,8 @@ class Mix:
 
     @cached_property
     def source_files(self) -> dict[str, list[SourceFile] | MdsmixError]:
-        """Name of a stream -> the source files that match its recipe now, or the error of listing
-        them. Many streams are listed at a time; no file is read.
+        """Name of a stream -> the source files that its recipe finds now, or the error that listing
+        them raised. Streams are listed in parallel; no file is read.
         """
         specs_or_none = [self.spec_of(stream) for stream in unique_folders(self.streams)]
         specs = [spec for spec in specs_or_none if spec]
@@ -276,6 +277,7 @@ class Mix:
         return {spec.name: files for spec, files in zip(specs, listings, strict=True)}
 
     def _list_sources(self, spec: StreamSpec) -> list[SourceFile] | MdsmixError:
+        """Return the source files of a stream, or the error that listing them raised."""
         assert self.recipe_spec is not None
         assert spec.source is not None
         try:
@@ -285,13 +287,14 @@ class Mix:
             return error
 
     def list_files(self) -> None:
-        """List the stored files of every stream, many at a time: a store takes 20 ms or more to
-        list one. `StreamInMix.files` keeps the result.
+        """List the stored files of every stream, several streams at once, since a store takes 20 ms
+        or more for each. `StreamInMix.files` keeps the result.
         """
         map_threads(lambda stream: stream.files, self.streams)
 
     def republish_fix(self, options: str = "") -> str:
-        """Return the fix "publish it again", with the command for this mix's recipe.
+        """Return the fix "publish it again", with the command for this mix's recipe, such as
+        `publish it again, with mdsmix by `mdsmix convert mix.yaml``.
 
         Args:
             options: further words of the command, after a space.
@@ -300,10 +303,12 @@ class Mix:
 
 
 def how_to_publish_again(recipe: str, overrides: Sequence[str], options: str = "") -> str:
-    """Return the fix "publish it again", with the command for a recipe.
+    """Return the fix "publish it again", with the command for a recipe, such as `publish it again,
+    with mdsmix by `mdsmix convert mix.yaml``.
 
     Args:
         recipe: the recipe's path.
+        overrides: changes of the recipe, such as "max_seq_len=4096".
         options: further words of the command, after a space.
     """
     command = shlex.join(["mdsmix", "convert", recipe, *overrides])
@@ -311,7 +316,7 @@ def how_to_publish_again(recipe: str, overrides: Sequence[str], options: str = "
 
 
 def unique_folders(streams: Iterable[StreamInMix]) -> list[StreamInMix]:
-    """Drop repeated folders: a folder with two names in a mix is returned once."""
+    """Return the streams without repeated folders: of streams in the same folder only the last."""
     return list({stream.folder.url: stream for stream in streams}.values())
 
 

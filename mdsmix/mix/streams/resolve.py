@@ -1,8 +1,8 @@
 """A recipe, a training YAML or folders of published streams -> a Mix.
 
-Each stream's index and manifest are read here: two small files, many streams at a time. The rest of
-a stream is read only if a check needs it. A stream is read at its remote, or in its local folder if
-it has no remote.
+Each stream's index and manifest, two small files, are read here, several streams at once. The rest
+of a stream is read only if a check needs it. A stream is read at its remote, or in its local folder
+if it has no remote.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ EVALS_HINT = (
     "--drop-evals leaves it out"
 )
 OwnEvals = Literal["look", "keep", "drop"]
-"""How evaluations that are not the recipe's are treated. `look`: their streams are opened; `keep`:
-if their streams cannot be opened, only their keys are checked; `drop`: they are left out.
+"""How to treat evaluations that are in a config and not in the recipe. `look`: open their streams,
+and refuse the mix if that fails; `keep`: if their streams cannot be opened, check only their keys;
+`drop`: leave them out.
 """
 Surveyor = Callable[[Recipe, StreamSpec], tuple[PublishedStream, str]]
-"""A function that estimates an unpublished stream. It returns the estimate as a Stream, and a
-sentence on how much of the source was read.
+"""A function that estimates an unpublished stream of a recipe. It returns the stream as it would be
+published, and a sentence on how much of the source was read for the estimate.
 """
 
 
@@ -79,10 +80,10 @@ def resolve_mix(
     survey: Surveyor | None = None,
     own_evals: OwnEvals = "look",
 ) -> Mix:
-    """Open the Mix of a recipe (with overrides), of a training YAML, or of streams. The contents of
-    the targets decide which it is.
+    """Open the mix that the words of a command name: a recipe, a training YAML, or streams.
 
     Args:
+        targets: the words: a recipe and its overrides, or a training YAML, or streams.
         may_estimate: whether a recipe's shares may be computed from the first samples of streams
             whose tokens were not counted.
         has_evals: whether evaluations are opened too.
@@ -108,7 +109,7 @@ class NamedYaml(NamedTuple):
 
     path: str
     overrides: list[str]
-    'Changes of a recipe, such as "max_seq_len=4096".'
+    'Changes of the recipe, such as "max_seq_len=4096".'
 
 
 def find_named_yaml(words: Sequence[str]) -> NamedYaml | None:
@@ -129,36 +130,46 @@ def find_named_yaml(words: Sequence[str]) -> NamedYaml | None:
 
 
 def _is_yaml(name: str) -> bool:
+    """Check whether a word of a command names a YAML: a file, though not an index.json, or a name
+    that ends like a YAML.
+    """
     is_file = os.path.isfile(name) and os.path.basename(name) != INDEX
     return is_file or name.endswith((".yaml", ".yml"))
 
 
 def list_stream_urls(urls: Iterable[str]) -> list[str]:
-    """Return the URLs of streams. A local folder that contains the streams of a mix is replaced by
-    the `train` split of each stream.
+    """Return the URLs of single streams. A local folder that contains the streams of a whole mix is
+    replaced by the `train` splits of these streams.
     """
     streams = list[str]()
     for url in urls:
-        # Without splits in it, the URL itself is a stream.
+        # A URL without such splits is a stream itself.
         streams += _list_train_splits(url) or [url]
     return streams
 
 
 def _list_train_splits(url: str) -> list[str]:
-    """Return the `train` splits of the streams in a local folder; empty for a store."""
+    """Return the URLs of the published `train` splits of the streams in a local folder, such as
+    `out/web/train` for `out`. Empty for a store.
+    """
     folder = locate(url)
     if folder.is_store:
         return []
-    return [
-        f"{url}/{name}/train" for name in folder.folders() if find_current(folder / name / "train")
-    ]
+    splits = list[str]()
+    for name in folder.folders():
+        if find_current(folder / name / "train"):
+            splits.append(f"{url}/{name}/train")
+    return splits
 
 
 def drop_evaluations(recipe: Recipe, path: str) -> Recipe:
     """Return the recipe with only its training streams, so that its evaluations need not be
     published.
 
-    Raises RecipeError if it has no training stream.
+    Args:
+        path: the recipe's path, for messages.
+
+    Raises RecipeError if the recipe has no training stream.
     """
     train = {spec.name: spec for spec in recipe.trained}
     if not train:
@@ -172,9 +183,11 @@ def drop_evaluations(recipe: Recipe, path: str) -> Recipe:
 
 
 def is_recipe_file(path: str) -> bool:
-    """Check whether the file is a recipe. True also for a data file, since `open_recipe` refuses
-    that with a message of its own. False for any other file that cannot be parsed: the reader of
-    training YAMLs reports where it breaks.
+    """Check whether a file is to be opened as a recipe, and not as a training YAML.
+
+    Also returns True for a file of data (such as JSONL), since `open_recipe` refuses data with a
+    message of its own. Returns False for any other file that cannot be parsed, since the reader of
+    training YAMLs reports the line of the error.
     """
     try:
         tree = read_unresolved(read_text(path), path)
@@ -190,9 +203,17 @@ def make_recipe_mix(
     survey: Surveyor | None = None,
     overrides: Sequence[str] = (),
 ) -> Mix:
-    """Open the mix that a recipe renders.
+    """Open the streams of a recipe, render its config, and return both as a mix.
 
-    Raises MixRefused if its streams cannot fill their shares.
+    Args:
+        path: the recipe's path, for messages.
+        may_estimate: whether shares may be computed from the first samples of streams whose tokens
+            were not counted.
+        survey: estimates an unpublished stream from its source; without it such streams are
+            refused.
+        overrides: the recipe's overrides, for messages.
+
+    Raises MixRefused if streams cannot fill their shares.
     """
     opened = open_recipe_streams(recipe, path, may_estimate, survey, overrides)
     streams = opened.streams
@@ -203,12 +224,13 @@ def make_recipe_mix(
 
 
 def with_published_hash(recipe: Recipe, streams: Iterable[StreamInMix]) -> Recipe:
-    """Return the recipe with the tokenizer hash that its streams were published with. It differs
-    from today's hash if an earlier mdsmix, with another hash rule, published them.
+    """Return the recipe with the tokenizer hash that its streams were published with. This hash
+    differs from today's if an earlier mdsmix, with another rule of hashing, published the streams.
     """
     from mdsmix.tokenizer.card import open_tokenizer
 
-    with suppress(MdsmixError):  # tokenizer-unseen reports why it cannot be opened
+    # If the tokenizer cannot be opened, the check tokenizer-unseen reports why.
+    with suppress(MdsmixError):
         tokenizer = open_tokenizer(recipe.tokenizer)
         adopted = adopt_hash(tokenizer, published_tokenizers(streams))
         if adopted.hash != tokenizer.hash:
@@ -221,7 +243,7 @@ class RecipeStreams(NamedTuple):
     """The opened streams of a recipe."""
 
     streams: dict[str, StreamInMix]
-    "By name, with their weights."
+    "Name of a stream -> the stream, with its weight."
     shares: Apportioned | None
     "The recipe's shares as samples; None if it has no shares."
 
@@ -233,7 +255,7 @@ def open_recipe_streams(
     survey: Surveyor | None = None,
     overrides: Sequence[str] = (),
 ) -> RecipeStreams:
-    """Open a recipe's streams and weight them.
+    """Open a recipe's streams, and set the weights that follow from its shares.
 
     Args:
         path: the recipe's path, for messages.
@@ -256,7 +278,7 @@ def open_recipe_streams(
     if missing and survey is None:
         present = [stream for stream in published.values() if stream]
         _refuse_new_holdouts(missing, present, path, overrides)
-        urls = [f"{s.name} at {locate(recipe.published(s)) / s.split}" for s in missing]
+        urls = [f"{spec.name} at {locate(recipe.published(spec)) / spec.split}" for spec in missing]
         raise NotPublished(
             f"not published: {'; '.join(urls)}: run `mdsmix convert` on this recipe first"
             f"{_hint_at_limited(recipe, missing)}."
@@ -290,8 +312,14 @@ def _refuse_new_holdouts(
     path: str,
     overrides: Sequence[str],
 ) -> None:
-    """Raise MixRefused if every missing stream is the holdout of a published stream, and that
-    stream was converted before the recipe had a holdout.
+    """Raise MixRefused if streams are missing only because the recipe has a new `holdout`: each is
+    the holdout of a published stream that was converted without one.
+
+    Args:
+        missing: the streams of the recipe that are not published.
+        published: the other streams of the recipe.
+        path: the recipe's path, for the fix.
+        overrides: the recipe's overrides, for the fix.
     """
     converted_without = set[str]()
     for stream in published:
@@ -306,14 +334,14 @@ def _refuse_new_holdouts(
         for spec in missing
     ]
     raise MixRefused(
-        f"recipe-changed: {'; '.join(changes)}: {how_to_publish_again(path, overrides)}; or set "
-        "the recipe back."
+        f"recipe-changed: {'; '.join(changes)}. Fix: {how_to_publish_again(path, overrides)}; or "
+        "undo the change of the recipe."
     )
 
 
 def _hint_at_limited(recipe: Recipe, missing: Iterable[StreamSpec]) -> str:
-    """Return a hint if streams that are not published were converted with `--limit`; otherwise an
-    empty string.
+    """Return a hint if missing streams were converted with `--limit`, which does not publish them;
+    otherwise an empty string.
     """
     folders = list[Location]()
     for spec in missing:
@@ -325,23 +353,27 @@ def _hint_at_limited(recipe: Recipe, missing: Iterable[StreamSpec]) -> str:
 
 
 def _make_train_loader(recipe: Recipe, streams: Iterable[StreamInMix]) -> Loader:
-    """Return the train_loader that the recipe renders, without the weights that its shares give.
-    Those are computed from this loader.
+    """Return the train_loader that the recipe renders, without the weights that follow from its
+    shares: the weights are computed from this loader.
     """
     section = foundry_config.make_loader_section(recipe, {})
     section["dataset"]["max_seq_len"] = recipe.max_seq_len
-    trained = tuple(s for s in streams if foundry_config.is_train_stream(recipe.streams[s.name]))
-    return Loader(label=TRAIN, section=section, streams=trained)
+    trained = list[StreamInMix]()
+    for stream in streams:
+        if foundry_config.is_train_stream(recipe.streams[stream.name]):
+            trained.append(stream)
+    return Loader(label=TRAIN, section=section, streams=tuple(trained))
 
 
 def make_stream_mix(urls: Sequence[str]) -> Mix:
-    """Open the streams at these URLs as a mix without weights. Its loader is `mdsmix` if a stream
-    is packed, `text` if all contain plain tokens or text, and `finetuning` otherwise.
+    """Open the streams at these URLs as a mix without weights. Its loader follows from the columns
+    of the streams (`_choose_loader`).
 
     Raises RecipeError if a stream is named twice.
     """
     streams = {stream.name: stream for stream in map_threads(_open_stream, urls)}
-    if len({stream.folder.url for stream in streams.values()}) < len(urls):
+    folders = {stream.folder.url for stream in streams.values()}
+    if len(folders) < len(urls):
         raise RecipeError(f"{', '.join(urls)} names a stream twice; name every stream once.")
     encodings = [stream.encoding for stream in streams.values() if stream.encoding]
     dataset: dict[str, Any] = {
@@ -361,11 +393,15 @@ def make_stream_mix(urls: Sequence[str]) -> Mix:
 
 
 def _choose_loader(streams: Iterable[StreamInMix]) -> str:
-    """Return the name of the loader that reads these streams."""
-    columns = [stream.columns for stream in streams]
-    if PACKED_COLUMNS in map(find_id_columns, columns):
-        return MDSMIX_LOADER
-    is_plain = all({"tokens", "text"} & names.keys() for names in columns)
+    """Return the name of the loader that reads these streams: `mdsmix` if a stream is packed,
+    `text` if all streams contain plain tokens or text, otherwise `finetuning`.
+    """
+    is_plain = True
+    for stream in streams:
+        if find_id_columns(stream.columns) == PACKED_COLUMNS:
+            return MDSMIX_LOADER
+        if "tokens" not in stream.columns and "text" not in stream.columns:
+            is_plain = False
     return "text" if is_plain else "finetuning"
 
 
@@ -378,7 +414,7 @@ def make_mix(
     own_evals: OwnEvals = "look",
     shares: Apportioned | None = None,
 ) -> Mix:
-    """Open the Mix of a config.
+    """Open the streams and the tokenizer of a config, and return them as a mix.
 
     Args:
         config: the text of a YAML, or its keys and values.
@@ -425,14 +461,18 @@ class Evaluations(NamedTuple):
 
     opened: list[Loader]
     unopened: list[LoaderSection]
-    "Those whose streams could not be opened and were kept."
+    "Evaluations that are kept (--keep-evals) although their streams could not be opened."
 
 
 def _open_evaluations(
     yaml: TrainingYaml, opened: Mapping[str, StreamInMix], own_evals: OwnEvals
 ) -> Evaluations:
-    """Open the evaluations of a training YAML. An evaluation is the recipe's if all its streams are
-    in `opened`; `own_evals` says how the others are treated.
+    """Open the evaluations of a training YAML.
+
+    Args:
+        opened: the streams of the recipe, by name. If all streams of an evaluation are among them,
+            the evaluation is the recipe's.
+        own_evals: how to treat the other evaluations.
     """
     evaluations = Evaluations([], [])
     for section in yaml.evals:
@@ -456,7 +496,12 @@ def _is_open(section: StreamSection, opened: Mapping[str, StreamInMix]) -> bool:
 
 
 def _open_loader(loader: LoaderSection, opened: Mapping[str, StreamInMix]) -> Loader:
-    """Open the streams of a section, except those at URLs that only Streaming can open."""
+    """Open the streams of a loader's section. Leave out streams at URLs that only Streaming can
+    open.
+
+    Args:
+        opened: streams that are open already, by name.
+    """
 
     def open_section(section: StreamSection) -> StreamInMix:
         if _is_open(section, opened):
@@ -474,7 +519,10 @@ def _open_loader(loader: LoaderSection, opened: Mapping[str, StreamInMix]) -> Lo
 
 
 def _open_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
-    """Open the stream that a loader names in the section.
+    """Open one stream of a loader.
+
+    Args:
+        section: the stream's section in the loader.
 
     Raises RecipeError if the section names no folder, and NotPublished if the stream is not in
     exactly that folder.
@@ -490,8 +538,8 @@ def _open_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
     if split:
         folder = folder / str(split)
     stream = open_published(folder)
-    # Under versions, the folder that the section names has no index. `open_published` then opens
-    # the current version in a folder beside it, which Streaming would not find.
+    # If the recipe has `publish: versioned`, the folder of the split has no index. `open_published`
+    # then opens the current version in a neighbouring folder, which Streaming would not find.
     if stream is None or stream.folder != folder:
         fix = "correct its remote, local or split"
         if stream:
@@ -501,10 +549,10 @@ def _open_section(loader: LoaderSection, section: StreamSection) -> StreamInMix:
 
 
 def _open_published(recipe: Recipe, spec: StreamSpec) -> StreamInMix | None:
-    """Open a published stream of a recipe; None if it must be converted first.
+    """Open a published stream of a recipe; None if the stream must be converted first.
 
-    The recipe does not convert a stream without a source, so it must be there already. It may be in
-    the folder itself, without a folder for its split.
+    The recipe does not convert a stream without a source, so this stream must be published already:
+    in the folder of its split, or in the folder above it.
 
     Raises NotPublished if a stream without a source is in neither folder.
     """
@@ -523,7 +571,8 @@ def _with_section(
     """Combine a stream with the section that the recipe renders for it.
 
     Args:
-        survey: a sentence on how much of its source was read, if the stream is an estimate.
+        spec: the stream in the recipe.
+        survey: if the stream is an estimate, a sentence on how much of its source was read.
     """
     root, split = _split_folder(stream, locate(recipe.published(spec)))
     settings = foundry_config.make_stream_section(recipe, spec, str(root), split, stream.index)
@@ -531,8 +580,8 @@ def _with_section(
 
 
 def _open_stream(url: str) -> StreamInMix:
-    """Open a stream that a user names by the folder of its split, by the index in that folder, or
-    by the folder above its only split.
+    """Open a stream that a user names by the folder of its split (`out/web/train`), by the index in
+    this folder, or by the folder above its only split (`out/web`).
     """
     folder = locate(url)
     if folder.name == INDEX:
@@ -546,8 +595,11 @@ def _open_stream(url: str) -> StreamInMix:
 
 
 def _split_folder(stream: PublishedStream, root: Location) -> tuple[Location, str]:
-    """Return the folder that a loader reads the stream from, and its split, such as `train`. The
-    split is empty if the stream is in `root` itself.
+    """Return the folder and the split by which a loader names the stream, such as `out/web` and
+    `train`. The split is empty if the stream is in `root` itself.
+
+    Args:
+        root: the folder of the stream, or the folder above its split.
     """
     if stream.folder == root:
         return root, ""
