@@ -273,7 +273,7 @@ def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
             f"{name or 'not named'} ({hash or 'not found here'}).",
             "name the model's processor (processor: at the top of the recipe, dataset.processor in "
             "a YAML of your own), run the check where this processor can be loaded, and "
-            f"{again}, which publishes the processor next to the streams.",
+            f"{again}: the conversion publishes the processor next to the streams.",
             id=check,
         )
     longest = loader.max_seq_len or 0

@@ -97,7 +97,7 @@ def _fix_of_sources(mix: Mix, sources: _SourceDifferences) -> str:
     if sources.has_gone:
         fixes.append("correct `path`, or bring the files back")
     if sources.has_new:
-        fixes.append(f"{mix.republish_fix()}: it reads only new and edited files")
+        fixes.append(f"{mix.republish_fix()}: the conversion reads only new and edited files")
     return f"{'; then '.join(fixes)}."
 
 

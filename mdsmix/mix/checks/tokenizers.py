@@ -385,8 +385,8 @@ def model_encoder(mix: Mix, loader: Loader) -> Findings:
         again = mix.republish_fix(" decoder_only_format=false")
         yield Finding(
             "model.name is hf_t5, and {loader} makes decoder-only batches.",
-            "train the model with name: finetuning and decoder_only_format: false, only on "
-            f"finetuning data ({again}), or train a decoder-only model.",
+            "set name: finetuning and decoder_only_format: false, keep only finetuning data in the "
+            f"mix, and {again}; or train a decoder-only model.",
         )
 
 

@@ -293,8 +293,8 @@ class Mix:
         map_threads(lambda stream: stream.files, self.streams)
 
     def republish_fix(self, options: str = "") -> str:
-        """Return the fix "publish it again", with the command for this mix's recipe, such as
-        `publish it again, with mdsmix by `mdsmix convert mix.yaml``.
+        """Return how to publish a stream of this mix again, such as `publish the stream again (with
+        mdsmix: mdsmix convert mix.yaml)`.
 
         Args:
             options: further words of the command, after a space.
@@ -303,8 +303,8 @@ class Mix:
 
 
 def how_to_publish_again(recipe: str, overrides: Sequence[str], options: str = "") -> str:
-    """Return the fix "publish it again", with the command for a recipe, such as `publish it again,
-    with mdsmix by `mdsmix convert mix.yaml``.
+    """Return how to publish a stream of a recipe again, such as `publish the stream again (with
+    mdsmix: mdsmix convert mix.yaml)`.
 
     Args:
         recipe: the recipe's path.
@@ -312,7 +312,7 @@ def how_to_publish_again(recipe: str, overrides: Sequence[str], options: str = "
         options: further words of the command, after a space.
     """
     command = shlex.join(["mdsmix", "convert", recipe, *overrides])
-    return f"publish it again, with mdsmix by `{command}{options}`"
+    return f"publish the stream again (with mdsmix: `{command}{options}`)"
 
 
 def unique_folders(streams: Iterable[StreamInMix]) -> list[StreamInMix]:
