@@ -235,7 +235,7 @@ def test_shares_are_of_the_whole_budget_or_normalised(project: Project) -> None:
 
 REFUSED = {
     "--budget=": "it must be above 0, with its unit",
-    "--budget=1M~samples": "the budget is 1,000,000 samples: set budget and count in tokens",
+    "--budget=1M~samples": "the budget is 1,000,000 samples: set a budget in tokens",
     "--budget=2~passes~of~c4": "the budget is 2 passes of c4",
     "mix.c4.share=0 --budget 2B": "the stream has no share above 0",
     "budget=null absolute=false mix.wiki.share=16.9%": "the recipe has no budget: add one",

@@ -216,7 +216,7 @@ def test_settings_that_fit_are_accepted(tmp_path: Path) -> None:
         assert open_streams(tmp_path, {"web": documents("a", sample=share)}).sourced
     streams = {"web": documents("a", holdout="5%"), "web-eval": documents("a")}
     with pytest.raises(
-        RecipeError, match="makes a stream web-eval, but the recipe already has one of"
+        RecipeError, match="makes a stream named web-eval, but the recipe already has a stream of"
     ):
         open_streams(tmp_path, streams)
 

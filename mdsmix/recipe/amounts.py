@@ -22,6 +22,8 @@ SHARE = re.compile(rf"({NUMBER})\s*(%?)|(\d{{1,9}}/[1-9]\d{{0,8}})")
 BUDGET = re.compile(
     rf"({NUMBER})\s*([kmbt]?)\s+(?:(token|loss_token|sample)s?|pass(?:es)?\s+of\s+(\S+))", re.I
 )
+POWERS = {"": 0, "k": 1, "m": 2, "b": 3, "t": 4}
+"Letter after a number -> the power of 1000 that it means."
 A_SHARE = "a number of at least 0, such as 0.3, 30% or 1/3"
 A_BUDGET = "above 0, with its unit: 2B tokens, 500M loss_tokens, 1M samples or 2 passes of STREAM"
 
@@ -32,12 +34,15 @@ class Budget:
 
     amount: Fraction
     unit: Unit | None = None
-    "None: passes over `stream`."
+    "None: the amount is passes over `stream`."
     stream: str | None = None
+    "The name of the stream whose passes are counted; None if `unit` is set."
 
     def __str__(self) -> str:
+        """Return `2,000,000 tokens`, or `2 passes of chat`."""
         amount = float(self.amount) if self.amount.denominator > 1 else int(self.amount)
-        return f"{amount:,} {self.unit or f'passes of {self.stream}'}"
+        unit = self.unit if self.unit else f"passes of {self.stream}"
+        return f"{amount:,} {unit}"
 
 
 def read_share(value: str | int | float) -> Fraction:
@@ -60,10 +65,9 @@ def read_budget(value: str | int | float) -> Budget:
     if match is None or not _parse_number(match[1]):
         raise ValueError(f"it must be {A_BUDGET}")
     number, letter, unit, stream = match.groups()
-    units = {name.removesuffix("s"): name for name in UNITS}
-    thousands = " kmbt".index(letter.lower() or " ")
+    units = {name.removesuffix("s"): name for name in UNITS}  # {"token": "tokens", ...}
     return Budget(
-        amount=_parse_number(number) * 1000**thousands,
+        amount=_parse_number(number) * 1000 ** POWERS[letter.lower()],
         unit=units[unit.lower()] if unit else None,
         stream=stream,
     )

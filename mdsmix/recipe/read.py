@@ -108,7 +108,7 @@ def load_recipe(
 
     Args:
         path: the YAML file.
-        overrides: `key=value` each.
+        overrides: words such as `max_seq_len=4096`.
         folder: the base of relative paths, if that is not the recipe's own folder.
 
     Raises RecipeError if the recipe cannot be read or breaks a rule.
@@ -124,8 +124,9 @@ def load_recipe(
         recipe = _locate(recipe, folder or Path(path).resolve().parent)
     except schema.Misfit as misfit:
         raise RecipeError(f"{path}: {misfit}") from None
-    for sentence in find_contradictions(recipe):
-        raise RecipeError(f"{path}: {sentence}")
+    contradiction = next(find_contradictions(recipe), None)
+    if contradiction:
+        raise RecipeError(f"{path}: {contradiction}")
     return add_held_out(recipe)
 
 
@@ -151,6 +152,7 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
             # The override names another tokenizer: drop the arguments that the file has for its
             # own.
             loaded["tokenizer"] = {}
+        # `tokenizer: NAME` is short for `tokenizer: {name: NAME}`.
         for config in (loaded, changes):
             name = config.get("tokenizer")
             if isinstance(name, str):
@@ -163,9 +165,9 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
 
 
 def _bracket_name(override: str, dotted: Sequence[str]) -> str:
-    """Return the override with the stream's name in brackets if the name contains a dot:
-    `streams[a.b].kind=...` for `streams.a.b.kind=...`, since OmegaConf would read a stream `a`. If
-    several names fit, the longest is used.
+    """Return the override, with the stream's name in brackets if the name contains a dot:
+    `streams[a.b].kind=...` for `streams.a.b.kind=...`. Without brackets OmegaConf would look for a
+    stream `a`. If several names fit, the longest is used.
 
     Args:
         override: `key=value`.
@@ -218,24 +220,29 @@ def _locate(recipe: Recipe, folder: Path) -> Recipe:
         str(name): _locate_stream(str(name), stream, folder)
         for name, stream in recipe.streams.items()
     }
+    tokenizer = recipe.tokenizer
+    processor = recipe.processor
+    if processor:
+        processor = _locate_pretrained(processor, folder)
     return replace(
         _make_absolute(recipe, folder, "remote", "local"),
         folder=folder,
-        tokenizer=replace(recipe.tokenizer, name=_locate_pretrained(recipe.tokenizer.name, folder)),
-        processor=recipe.processor and _locate_pretrained(recipe.processor, folder),
+        tokenizer=replace(tokenizer, name=_locate_pretrained(tokenizer.name, folder)),
+        processor=processor,
         streams=streams,
     )
 
 
 def _locate_pretrained(name: str, folder: Path) -> str:
-    """Return the path of a tokenizer or processor that is in the recipe's folder; any other name
-    unchanged, as a hub name.
+    """Return the absolute path of a tokenizer or processor, if its name is a path that exists from
+    the recipe's folder. Return any other name, such as a hub name, unchanged.
     """
     path = folder / os.path.expanduser(name)
     return os.path.normpath(path) if name and path.exists() else name
 
 
 def _locate_stream(name: str, stream: StreamSpec, folder: Path) -> StreamSpec:
+    """Return a stream with its name set and its paths made absolute from the recipe's folder."""
     source = stream.source
     if source:
         home = Path(glob.escape(str(folder)))  # a [ or * in the folder's own name is not a pattern
@@ -258,6 +265,7 @@ def _make_absolute(section: Section, folder: Path, *keys: str) -> Section:
 
 
 def _absolute_url(url: str, folder: Path) -> str:
+    """Return a path made absolute from `folder`, or a URL without a slash at its end."""
     if is_url(url):
         return url if url.endswith("://") else url.rstrip("/")
     return os.path.normpath(folder / os.path.expanduser(url))
@@ -273,9 +281,9 @@ def _refuse_secrets(text: str) -> None:
             names.append(name)
     for name in names:
         raise RecipeError(
-            f"it contains the environment's {name}, a credential, which would be written into the "
-            "manifest and the training YAML for everyone to read; take it out: S3 and Hugging Face "
-            "clients read it from the environment themselves"
+            f"it contains the environment variable {name}, a credential, which everyone could then "
+            "read in the manifest and the training YAML: remove it, since the clients of S3 and "
+            f"Hugging Face read {name} from the environment themselves"
         )
 
 

@@ -76,19 +76,20 @@ def find_target_contradictions(
     if not decoder_only_format and (prompts, responses) != ("none", "last"):
         yield (
             f"decoder_only_format: false does not go with target_prompts: {prompts} and "
-            f"target_responses: {responses}; it allows only target_prompts: none and "
-            "target_responses: last, as LLM-Foundry does."
+            f"target_responses: {responses}: set target_prompts: none and target_responses: last, "
+            "the only targets that LLM-Foundry has for encoder-decoder models."
         )
 
 
 def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+    """Yield a sentence for each rule that a stream breaks, without the stream's name."""
     yield from _name_contradictions(recipe, stream)
     if stream.source is None:
         yield from find_foreign_keys(stream, {UNSOURCED})
         if not (stream.remote or stream.local):
             yield (
-                "has neither a source nor a remote or local; set the data to convert, or the place "
-                "of a published stream."
+                "has neither a source nor a remote or local: set source to convert data, or remote "
+                "or local to use a published stream."
             )
         return
     yield from find_sample_contradictions(recipe, stream)
@@ -96,12 +97,13 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         if stream.split != "train":
             yield (
                 "holdout takes records from a stream that is trained on, but the split of this "
-                f"stream is {stream.split}: remove one of the two."
+                f"stream is {stream.split}: remove holdout or split."
             )
-        if make_held_out_name(stream) in recipe.streams:
+        held_out_name = make_held_out_name(stream)
+        if held_out_name in recipe.streams:
             yield (
-                f"holdout makes a stream {make_held_out_name(stream)}, but the recipe already has "
-                "one of that name: rename it."
+                f"holdout makes a stream named {held_out_name}, but the recipe already has a "
+                "stream of this name: rename one of the two streams."
             )
     if not stream.source.path:
         yield "source.path is empty; name a file, a glob or an s3:// URL."
@@ -115,22 +117,22 @@ def _name_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     terminator = find_key_terminator(url)
     if terminator:
         yield (
-            f"its place {url} contains `{terminator}`. Streaming reads URLs as browsers do and "
-            f"would drop everything from it on: take it out of remote, the stream's name or its "
-            "split."
+            f"the stream's URL {url} contains `{terminator}`, and Streaming would cut the URL "
+            f"there, as browsers do: remove `{terminator}` from remote, from the stream's name or "
+            "from its split."
         )
     if not STREAM_NAME.fullmatch(stream.name) or is_pretrained_folder(stream.name):
         yield (
             "this name cannot be used, since it becomes a folder: use letters, digits, '.', '_' "
-            "and '-'. tokenizer- and processor- with 8 hex digits are reserved for mdsmix's own "
-            "folders next to the streams."
+            "and '-', but not tokenizer- or processor- with 8 hex digits, since mdsmix keeps "
+            "tokenizers and processors in folders of these names."
         )
     is_own_split = stream.source and OWN_SPLIT.fullmatch(stream.split)
     if not STREAM_NAME.fullmatch(stream.split) or is_own_split:
         yield (
             f"split is {stream.split!r}; it names one folder: use letters, digits, '.', '_' and "
-            "'-'. limit-N and names that end in - and 8 hex digits are reserved for mdsmix's own "
-            "trials and versions, which it replaces and deletes."
+            "'-', but not limit-N or an end such as -0123abcd, which are reserved for mdsmix's own "
+            "trials and versions."
         )
 
 
@@ -170,9 +172,9 @@ def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
             )
         if weight.share is None and recipe.is_by_share:
             yield (
-                f"mix.{name} sets {keys}, but the recipe also sets shares, a budget or a "
-                "temperature, and only one of the two can decide how often a stream is drawn: set "
-                "a share for every stream, or for none."
+                f"mix.{name} sets {keys}, but the recipe sets a share, a budget or a temperature, "
+                "so shares decide how often each stream is drawn: set "
+                f"mix.{name}.share instead, or remove all shares, budget and temperature."
             )
     if recipe.is_by_share:
         yield from _share_contradictions(recipe)
@@ -186,6 +188,7 @@ def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
 
 
 def _share_contradictions(recipe: Recipe) -> Iterator[str]:
+    """Yield sentences on the keys of a mix whose shares decide how often a stream is drawn."""
     yield from _sum_contradictions(recipe)
     yield from _budget_contradictions(recipe)
     dataset = recipe.train_loader.get("dataset")
@@ -200,35 +203,38 @@ def _sum_contradictions(recipe: Recipe) -> Iterator[str]:
     """Yield sentences on the sum of all shares."""
     all_shares = read_shares(recipe)
     shares = {name: share for name, share in all_shares.items() if share is not None}
-    without = join_names([name for name in all_shares if name not in shares])
+    without_share = join_names([name for name in all_shares if name not in shares])
     total = sum(shares.values(), Fraction(0))
     percents = {name for name in shares if "%" in str(recipe.mix[name].share)}
-    large = [name for name, share in shares.items() if share > 1 and name not in percents]
-    if large and (percents or recipe.absolute):
+    # Without a percentage in the mix, shares above 1 are ratios, such as 7 and 3.
+    above_one = [name for name, share in shares.items() if share > 1 and name not in percents]
+    if above_one and (percents or recipe.absolute):
+        name = above_one[0]
+        share = recipe.mix[name].share
         yield (
-            f"mix.{large[0]}.share is {recipe.mix[large[0]].share}, more than the whole: if it is "
-            "a percentage, write the %."
+            f"mix.{name}.share is {share}, more than the whole: if it is a percentage, write "
+            f"{share}%; otherwise set a share of at most 1."
         )
-    if without and recipe.absolute:
+    if without_share and recipe.absolute:
         yield (
             "absolute: true needs a share of the budget for every stream, but these have none: "
-            f"{without}. Set a share for each stream; 0 leaves a stream out."
+            f"{without_share}. Set a share for each stream; 0 leaves a stream out."
         )
-    elif without and total >= 1:
+    elif without_share and total >= 1:
         yield (
-            f"the shares sum to {float(total):.0%}, so nothing is left for {without}: lower them, "
-            "or set a share for each stream; 0 leaves a stream out."
+            f"the shares sum to {float(total):.0%}, so nothing is left for {without_share}: lower "
+            "them, or set a share for each stream; 0 leaves a stream out."
         )
-    elif not without and percents and total != 1 and not recipe.absolute:
+    elif not without_share and percents and total != 1 and not recipe.absolute:
         sum_of_all = f"{float(100 * total):,.10g}%"
         yield (
             f"the shares of the mix sum to {sum_of_all}, but shares in percent must sum to 100%: "
-            "correct them; or leave one out, which then gets the rest; or write them without %, as "
-            "ratios."
+            "correct the shares, leave one out so that its stream gets the rest, or write all "
+            "shares without %, as ratios."
         )
-    elif not without and not total:
+    elif not without_share and not total:
         yield "the shares sum to 0, so no sample would be drawn: set a share above 0 for a stream."
-    elif not without and recipe.temperature != 1:
+    elif not without_share and recipe.temperature != 1:
         yield (
             f"temperature is {recipe.temperature}, but it only affects streams without a share, "
             "and every stream has one: remove temperature, or some shares."
@@ -241,8 +247,8 @@ def _budget_contradictions(recipe: Recipe) -> Iterator[str]:
     if budget is None:
         if recipe.absolute:
             yield (
-                "absolute: true takes shares of the budget, but the recipe has none: add budget, "
-                "for example 2B tokens."
+                "absolute: true makes each share a part of the budget, but the recipe has no "
+                "budget: add one, for example budget: 2B tokens."
             )
         return
     trained = [stream.name for stream in recipe.trained]
@@ -254,14 +260,14 @@ def _budget_contradictions(recipe: Recipe) -> Iterator[str]:
         )
     if recipe.absolute and recipe.count not in (None, budget.unit):
         yield (
-            f"absolute: true takes shares of the budget, so shares have its unit ({budget}), but "
-            f"count sets their unit to {recipe.count}: remove count."
+            f"count is {recipe.count}, but with absolute: true each share is a part of the budget "
+            f"of {budget} and has its unit: remove count."
         )
 
 
 def read_shares(recipe: Recipe) -> dict[str, Fraction | None]:
-    """Return the share of each stream that is trained on, by name; None for a stream without
-    one.
+    """Return name -> share of each stream that is trained on. The share is None for a stream that
+    sets no share.
     """
     shares = dict[str, Fraction | None]()
     for stream in recipe.trained:
@@ -271,6 +277,7 @@ def read_shares(recipe: Recipe) -> dict[str, Fraction | None]:
 
 
 def find_budget(recipe: Recipe) -> Budget | None:
+    """Return the budget of the recipe; None if it sets no budget."""
     return None if recipe.budget is None else read_budget(recipe.budget)
 
 
@@ -294,8 +301,10 @@ def count_budget_tokens(recipe: Recipe, stream: StreamSpec) -> Fraction:
     budget = find_budget(recipe)
     if budget is None:
         raise ValueError("the recipe has no budget: add one, for example budget: 2B tokens")
-    if budget.unit != "tokens" or recipe.count not in (None, "tokens"):
-        raise ValueError(f"the budget is {budget}: set budget and count in tokens")
+    if budget.unit != "tokens":
+        raise ValueError(f"the budget is {budget}: set a budget in tokens, such as 2B tokens")
+    if recipe.count not in (None, "tokens"):
+        raise ValueError(f"count is {recipe.count}, so shares are not of tokens: remove count")
     all_shares = read_shares(recipe)
     shares = {name: share for name, share in all_shares.items() if share is not None}
     name = stream.held_out_of or stream.name

@@ -55,7 +55,7 @@ class TokenizerSpec:
     reference, otherwise the reference.
     """
     published_hash: str = field(default="", metadata={"set by": "published streams"})
-    "The hash that published streams have of this tokenizer, if it is not today's."
+    "The tokenizer's hash in the manifests of published streams, if an earlier rule computed it."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +79,13 @@ class WeightSpec:
 
     @property
     def set_keys(self) -> dict[str, str | int | float]:
-        """The keys that the recipe sets, with their values."""
+        """The keys that the recipe sets, with their values: `{"share": "30%"}`."""
         return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The whole run. Paths are absolute, or URLs."""
+    """A recipe: the settings of a whole run. Its paths are absolute, or URLs."""
 
     folder: Path = field(default=Path(), metadata=SET_BY_READER)
     "The folder of the recipe."
@@ -156,12 +156,12 @@ class Recipe:
     `samples`. Without it: the budget's, otherwise `tokens`.
     """
     max_repeat: int | float = key(4, must=POSITIVE)
-    "Passes over a stream in an epoch above which a share is refused."
+    "A share that needs more passes than this over its stream in an epoch is refused."
     temperature: int | float = key(1, must=POSITIVE)
     "Streams without a share are drawn in proportion to their size to the power of 1 / temperature."
     absolute: bool = False
-    """Shares are of the whole budget and need not sum to 1, so a stream's count is the same planned
-    alone or with others.
+    """Each share is a part of the whole budget, and shares need not sum to 1. So a stream gets the
+    same amount whether it is planned alone or with others.
     """
     train_loader: Mapping[str, Any] = field(default_factory=dict)
     "`name`, and any key that the chosen Foundry loader knows, `dataset` keys included."
@@ -197,17 +197,23 @@ class Recipe:
 
     @property
     def trained(self) -> list[StreamSpec]:
-        """The streams that are mixed; those of another split are evaluated on."""
+        """The streams of the split `train`, which are mixed. Streams of any other split are only
+        evaluated on.
+        """
         return [stream for stream in self.streams.values() if stream.split == "train"]
 
     @property
     def is_by_share(self) -> bool:
-        """Whether shares decide how often streams are drawn, not weights that Streaming knows."""
+        """Whether shares decide how often each stream is drawn. Otherwise Streaming's own weights
+        decide: `repeat`, `proportion` and `choose`.
+        """
         has_shares = any(weight.share is not None for weight in self.mix.values())
         return has_shares or self.budget is not None or self.temperature != 1
 
     def published(self, stream: StreamSpec) -> str:
-        """Return the URL or folder of the stream's split folders."""
+        """Return the URL or folder that contains a folder for each split of the stream, such as
+        `s3://bucket/mix/web`.
+        """
         if stream.source is None:
             return str(stream.remote or stream.local)
         return f"{self.remote or self.local}/{stream.held_out_of or stream.name}"

@@ -24,7 +24,7 @@ FIELDS = (
 
 
 def must_be(words: str, test: Callable[[Any], object]) -> dict[str, Any]:
-    """Return the metadata of a key that its value must pass a test.
+    """Return the metadata that makes `key` test a value.
 
     Args:
         words: the allowed values, for the message: `key must be WORDS`.
@@ -82,8 +82,8 @@ class SourceSpec:
     response: str | None = key(None, "answer", "target")
     "Finetuning: the field with a pair's response."
     completion: str | None = None
-    """Finetuning: TRL's field with the messages that answer those of `prompt`. A text is a
-    `response`.
+    """Finetuning: TRL's field with the messages that follow the messages of `prompt`. Name a field
+    with a text by `response` instead.
     """
     messages: str | None = key(None, "chat", "turns")
     "Finetuning: the field with a list of `{role, content}`."
@@ -112,17 +112,20 @@ class SourceSpec:
     rejected: str | None = None
     "Preference: the field with the worse answer."
     chosen_reward: str | None = None
-    "Preference: the field with a number, stored if both rewards are named."
+    """Preference: the field with the reward of the better answer, a number. Rewards are stored if
+    both fields are named.
+    """
     rejected_reward: str | None = None
-    "Preference: the field with the other number."
+    "Preference: the field with the reward of the worse answer."
     shape: str | None = key(None, "preprocessor", "function")
     """How a record is written, if the fields do not tell: a [shape](../mdsmix/shapes/README.md), or
     a [function](data.md#a-function-of-ones-own) that reads it, `my_shapes.py:read` or
     `package.module:read`.
     """
     gives: Literal["document", "pair", "conversation", "preference"] | None = None
-    """The result of that function: `document` for pretraining, `pair` or `conversation` for
-    finetuning, or `preference`. Without it: a document, a pair or a preference, following `kind`.
+    """The result of the function in `shape`: `document` for pretraining, `pair` or `conversation`
+    for finetuning, or `preference`. Without it: a document, a pair or a preference, following
+    `kind`.
     """
     joined_by: str = "\n"
     """Alpaca: the text between instruction and input. LLaMA-Factory and ms-swift write a line
@@ -166,7 +169,7 @@ class SourceSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeSpec:
-    """Larger images are made smaller."""
+    """The size above which a conversion makes images smaller."""
 
     longest: int = key(must=ONE_OR_MORE)
     "Pixels of the longer side."
@@ -174,7 +177,7 @@ class ResizeSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ReencodeSpec:
-    """Images are written again, in this format."""
+    """The format in which a conversion encodes all images again."""
 
     format: Literal["jpeg", "png", "webp"] = "jpeg"
     quality: int = key(90, must=must_be("from 1 to 100", range(1, 101).__contains__))
@@ -303,7 +306,7 @@ class StreamSpec:
     read twice.
     """
     held_out_of: str | None = field(default=None, metadata=SET_BY_READER)
-    "For a held-out stream: the stream whose records it holds out."
+    "For a held-out stream: the name of the stream that its records are taken from."
     duplicates: Literal["keep", "drop"] = key(
         "keep", "dedup", "deduplicate", "duplicate", only_for=SOURCED
     )
@@ -323,6 +326,7 @@ class StreamSpec:
 
     @property
     def has_images(self) -> bool:
+        """Whether records have images: the stream sets `images`, or its shape always has images."""
         if self.images is not None:
             return True
         return self.source is not None and self.source.shape in SHAPES_WITH_IMAGES
